@@ -1,0 +1,70 @@
+"""How the library tells whoever is listening what it is doing.
+
+The library never prints. A function that takes longer than a moment accepts a ``Progress`` and
+reports to it; the command line shows the reports on stderr, tests and other programs pass
+``NULL_PROGRESS`` or an implementation of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+__all__ = ["NULL_PROGRESS", "NullProgress", "Progress", "StepHandle"]
+
+
+class StepHandle(Protocol):
+    """What a running step may say about itself."""
+
+    def update(
+        self, done: float | None = None, total: float | None = None, text: str | None = None
+    ) -> None:
+        """Says how far the step is.
+
+        Args:
+            done: units finished so far, absolute rather than an increment.
+            total: units in all; None leaves the last value, and never having given one means
+                that the end isn't known.
+            text: what is being worked on now ("bucket 3, x86-64-v4"); None leaves it as it was.
+        """
+
+    def note(self, text: str) -> None:
+        """Records a line worth keeping after the step has ended (a fallback, a choice, a count)."""
+
+
+class Progress(Protocol):
+    """Who is told about the options, the steps and their outcome. Called from one thread."""
+
+    def options(self, mapping: Mapping[str, object]) -> None:
+        """Shows the options as resolved, before any work is done."""
+
+    def step(self, title: str) -> AbstractContextManager[StepHandle]:
+        """Opens a step; leaving the context ends it, an exception marks it as failed.
+
+        Steps don't nest: a function that is handed a ``Progress`` opens its steps one by one.
+        """
+
+
+class _NullStep:
+    def update(
+        self, done: float | None = None, total: float | None = None, text: str | None = None
+    ) -> None:
+        return None
+
+    def note(self, text: str) -> None:
+        return None
+
+
+class NullProgress:
+    """A listener that ignores everything."""
+
+    def options(self, mapping: Mapping[str, object]) -> None:
+        return None
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[StepHandle]:
+        yield _NullStep()
+
+
+NULL_PROGRESS: Progress = NullProgress()
