@@ -1,0 +1,337 @@
+"""What is built for: device profiles (profiles/*.toml) and the variants that they name.
+
+A profile describes a device or a class of devices: its cores, memory, speed, the oldest system
+that must load the result, and the instruction-set variants to build. Variants stand in files of
+their own (profiles/variants/*.toml), so that all profiles mean the same by "x86-64-v3".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgecompile.errors import TargetError
+from edgecompile.profile_schema import (
+    PROFILE_KEYS,
+    check_table,
+    features_problems,
+    variant_problems,
+)
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = [
+    "PROFILES_VARIABLE",
+    "TargetProfile",
+    "VariantSpec",
+    "list_targets",
+    "load_target",
+    "load_variant",
+    "search_path",
+]
+
+PROFILES_VARIABLE = "EDGECOMPILE_PROFILES"
+
+
+@dataclass(frozen=True)
+class VariantSpec:
+    """One instruction set of one architecture, and how code is made for it.
+
+    Attributes:
+        name: such as ``x86-64-v3``; the folder under code/ in a bundle.
+        arch: ``x86-64`` or ``aarch64``.
+        march: the compiler's ``-march=``.
+        simdlen: bits of a vector register.
+        cpu_capability: torch's CPU_CAPABILITY macro: AVX2, AVX512, NEON or DEFAULT (scalar).
+        requires: CPU features, in the names of the runtime's probe, without which code of this
+            variant must not be loaded.
+        rank: of all variants that a host can run, the highest rank is loaded.
+        extra_flags: further compiler flags.
+        description: for people.
+    """
+
+    name: str
+    arch: str
+    march: str
+    simdlen: int
+    cpu_capability: str
+    requires: tuple[str, ...]
+    rank: int
+    extra_flags: tuple[str, ...] = ()
+    description: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of JSON types; ``from_json`` reverses it."""
+        return {key: _jsonable(value) for key, value in dataclasses.asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> VariantSpec:
+        """Reads what ``to_json`` wrote; raises TargetError naming every problem."""
+        problems = variant_problems(data)
+        if problems:
+            raise _target_error("a variant's description is malformed", problems)
+        return cls(**_frozen(data))
+
+
+@dataclass(frozen=True)
+class TargetProfile:
+    """A device, or a class of devices.
+
+    Attributes:
+        name: as in ``--target``; the file's name without ``.toml``.
+        kind: which family of backends builds for it: ``cpu``.
+        description: for people.
+        variants: what to build, highest rank last.
+        cores: CPU cores that inference may use.
+        memory_gib: main memory in GiB.
+        bandwidth_gbs: main memory bandwidth, 1e9 bytes per second.
+        peak_gflops: (precision, 1e9 operations per second of all cores together) pairs; a
+            multiply-add counts as two.
+        glibc: oldest glibc that must load the libraries, such as "2.34".
+        python: oldest Python on the device, such as "3.9".
+        clock_ghz: sustained clock of all cores, or None where it isn't known.
+        features: (arch, feature names) pairs that every member of the class has; where the
+            profile names none, what its least demanding variant of that arch requires.
+        sources: (key, where the figure comes from) pairs.
+    """
+
+    name: str
+    kind: str
+    description: str
+    variants: tuple[VariantSpec, ...]
+    cores: int
+    memory_gib: float
+    bandwidth_gbs: float
+    peak_gflops: tuple[tuple[str, float], ...]
+    glibc: str
+    python: str
+    clock_ghz: float | None = None
+    features: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    sources: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def archs(self) -> tuple[str, ...]:
+        """The architectures of the variants, each once, in the variants' order."""
+        return tuple(dict.fromkeys(variant.arch for variant in self.variants))
+
+    def features_of(self, arch: str) -> tuple[str, ...]:
+        """The features that every device of the class with this architecture has; () if none."""
+        return dict(self.features).get(arch, ())
+
+    def peak(self, precision: str = "fp32") -> float:
+        """Peak GFLOP/s of all cores together at a precision; fp32's where it isn't stated."""
+        table = dict(self.peak_gflops)
+        return table.get(precision, table["fp32"])
+
+    def variant(self, name: str) -> VariantSpec:
+        """The variant of this name; raises TargetError naming those that there are."""
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        known = [variant.name for variant in self.variants]
+        raise TargetError(
+            f"target {self.name} has no variant {name!r}", hint=_suggest(name, known, "variants")
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of JSON types; ``from_json`` reverses it. Holds no path of the build machine."""
+        data = {key: _jsonable(value) for key, value in dataclasses.asdict(self).items()}
+        for key in ("peak_gflops", "features", "sources"):
+            data[key] = dict(data[key])
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TargetProfile:
+        """Reads what ``to_json`` wrote; raises TargetError naming every problem."""
+        rest = {key: value for key, value in data.items() if key != "variants"}
+        problems = check_table({**rest, "variants": ["-"]}, PROFILE_KEYS, "profile")
+        if problems or not isinstance(data.get("variants"), list):
+            raise _target_error("a profile is malformed", problems or ["variants: not a list"])
+        variants = tuple(VariantSpec.from_json(item) for item in data["variants"])
+        return _assemble(rest, variants, "a profile is malformed")
+
+
+def search_path() -> tuple[Path, ...]:
+    """The folders in which names are looked up, in order: that of the environment variable
+    EDGECOMPILE_PROFILES, the packaged profiles, and the source tree's ``profiles/``.
+
+    Raises:
+        TargetError: the variable names no folder.
+    """
+    folders = []
+    chosen = os.environ.get(PROFILES_VARIABLE)
+    if chosen:
+        if not Path(chosen).is_dir():
+            raise TargetError(
+                f"{PROFILES_VARIABLE}={chosen} is not a folder",
+                hint=f"set it to a folder of profiles (*.toml), or unset {PROFILES_VARIABLE}",
+            )
+        folders.append(Path(chosen))
+    package = Path(__file__).resolve().parent
+    # The second exists in a source tree and in editable installs of it only.
+    shipped = (package / "_profiles", package.parent / "profiles")
+    folders += [folder for folder in shipped if folder.is_dir()]
+    return tuple(folders)
+
+
+def list_targets(folders: Sequence[Path] | None = None) -> tuple[str, ...]:
+    """The names that ``load_target`` knows, sorted. Files aren't read."""
+    return _names(search_path() if folders is None else folders)
+
+
+def load_target(name_or_path: str | Path, folders: Sequence[Path] | None = None) -> TargetProfile:
+    """Reads a target profile.
+
+    Args:
+        name_or_path: a name to look up, or the path of a TOML file: what ends in ``.toml`` or
+            holds a path separator is a path.
+        folders: where to look instead of ``search_path()``.
+
+    Raises:
+        TargetError: unknown name (the nearest ones are named), unreadable or malformed file
+            (every problem is named).
+    """
+    text = os.fspath(name_or_path)
+    folders = search_path() if folders is None else tuple(folders)
+    if text.endswith(".toml") or os.sep in text:
+        path = Path(text)
+        folders = (path.parent, *folders)  # the user's own variants lie beside the profile
+    else:
+        found = [folder / f"{text}.toml" for folder in folders]
+        existing = [path for path in found if path.is_file()]
+        if not existing:
+            hint = _suggest(text, _names(folders), "targets")
+            raise TargetError(f"unknown target {text!r}", hint=hint + "; or give a .toml file")
+        path = existing[0]
+
+    where = f"the profile {path} is malformed"
+    table = _read_toml(path)
+    problems = check_table(table, PROFILE_KEYS, "profile")
+    if table.get("name") not in (None, path.stem):
+        problems.append(f"name: {table['name']!r} differs from the file's name {path.stem!r}")
+    variants = []
+    names = table.get("variants")
+    for name in names if isinstance(names, list) else []:
+        if isinstance(name, str):
+            try:
+                variants.append(load_variant(name, folders))
+            except TargetError as error:
+                problems.append(
+                    f"variants: {error.message}" + (f" ({error.hint})" * bool(error.hint))
+                )
+    if problems:
+        raise _target_error(where, problems)
+    return _assemble(table, tuple(variants), where)
+
+
+def load_variant(name: str, folders: Sequence[Path] | None = None) -> VariantSpec:
+    """Reads ``variants/NAME.toml`` from the first of the folders that has it.
+
+    Raises:
+        TargetError: unknown name, unreadable or malformed file.
+    """
+    folders = search_path() if folders is None else folders
+    for folder in folders:
+        path = folder / "variants" / f"{name}.toml"
+        if os.sep not in name and path.is_file():
+            break
+    else:
+        known = _names(folder / "variants" for folder in folders)
+        raise TargetError(f"unknown variant {name!r}", hint=_suggest(name, known, "variants"))
+    table = _read_toml(path)
+    problems = variant_problems(table)
+    if table.get("name") not in (None, path.stem):
+        problems.append(f"name: {table['name']!r} differs from the file's name {path.stem!r}")
+    if problems:
+        raise _target_error(f"the variant {path} is malformed", problems)
+    return VariantSpec(**_frozen(table))
+
+
+def _assemble(
+    table: Mapping[str, Any], variants: tuple[VariantSpec, ...], where: str
+) -> TargetProfile:
+    """Builds a profile from a table that passed ``check_table``, and checks that it agrees."""
+    problems = []
+    names = [variant.name for variant in variants]
+    if len(set(names)) < len(names):
+        problems.append(f"variants: one is named twice: {', '.join(names)}")
+    if "fp32" not in table["peak_gflops"]:
+        problems.append("peak_gflops.fp32: missing")
+
+    by_arch: dict[str, list[VariantSpec]] = {}
+    for variant in sorted(variants, key=lambda variant: variant.rank):
+        by_arch.setdefault(variant.arch, []).append(variant)
+    features = {}
+    for arch, named in table.get("features", {}).items():
+        problems += features_problems(arch, named, f"features.{arch}")
+        if arch not in by_arch:
+            problems.append(f"features.{arch}: the target has no variant of this architecture")
+    for arch, members in by_arch.items():
+        named = table.get("features", {}).get(arch)
+        features[arch] = members[0].requires if named is None else tuple(named)
+        if not any(set(member.requires) <= set(features[arch]) for member in members):
+            lacking = sorted(set(members[0].requires) - set(features[arch]))
+            problems.append(
+                f"features.{arch}: too few for any of the target's variants; "
+                f"{members[0].name} requires also {', '.join(lacking)}"
+            )
+    if problems:
+        raise _target_error(where, problems)
+    ordered = tuple(sorted(variants, key=lambda variant: variant.rank))
+    data = {
+        **_frozen(table),
+        "variants": ordered,
+        "features": tuple(features.items()),
+        "peak_gflops": tuple((key, float(v)) for key, v in table["peak_gflops"].items()),
+        "sources": tuple(table.get("sources", {}).items()),
+    }
+    for key in ("memory_gib", "bandwidth_gbs", "clock_ghz"):
+        if data.get(key) is not None:
+            data[key] = float(data[key])
+    return TargetProfile(**data)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TargetError(
+            f"there is no profile {path}", hint="`edgecompile targets list` names the known ones"
+        ) from None
+    except OSError as error:
+        raise TargetError(f"can't read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TargetError(f"{path} is not valid TOML: {error}") from error
+
+
+def _names(folders: Iterable[Path]) -> tuple[str, ...]:
+    return tuple(sorted({path.stem for folder in folders for path in folder.glob("*.toml")}))
+
+
+def _suggest(name: str, known: Sequence[str], what: str) -> str:
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    start = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"{start}known {what}: {', '.join(known) or 'none'}"
+
+
+def _target_error(where: str, problems: Sequence[str]) -> TargetError:
+    return TargetError("\n  ".join([f"{where}:", *problems]))
+
+
+def _frozen(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _jsonable(item) for key, item in value.items()}
+    return [_jsonable(item) for item in value] if isinstance(value, (list, tuple)) else value
