@@ -1,0 +1,300 @@
+"""Judges a built library against the target that it is to run on.
+
+``judge`` gathers every problem of one library with its cure; ``require`` stops a build whose
+libraries have any. What is judged here is what makes a library fail on another machine than the
+one that built it: the loader's refusals, illegal instructions, and code that is silently slow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edgecompile.elf import ElfInfo, read_elf, version_key
+from edgecompile.errors import AuditError
+from edgecompile.instructions import InstructionEvidence, find_objdump, scan_instructions
+from edgecompile.targets import TargetProfile, VariantSpec
+
+__all__ = ["SYSTEM_LIBRARIES", "AuditVerdict", "Finding", "judge", "require"]
+
+# On every glibc system of the architecture; libgcc_s and libstdc++ are not among them.
+SYSTEM_LIBRARIES: tuple[str, ...] = (
+    "libc.so.6",
+    "libm.so.6",
+    "libdl.so.2",
+    "libpthread.so.0",
+    "librt.so.1",
+    "ld-linux-x86-64.so.2",
+    "ld-linux-aarch64.so.1",
+)
+# CPU_CAPABILITY to the word with which Inductor's metadata (AOTI_CPU_ISA) begins when its kernels
+# were generated for it. What it writes when it fell back to scalar code is none of them.
+_ISA_WORDS = {"AVX2": "AVX2", "AVX512": "AVX512", "NEON": "ASIMD"}
+# Marks of the format rather than of functions, and the first glibc that accepts them.
+_ABI_VERSIONS = {"ABI_DT_RELR": "2.36"}
+_SHOWN = 12
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to say about a library.
+
+    Attributes:
+        severity: an ``error`` stops the build; a ``note`` says what could not be checked.
+        rule: a fixed word by which programs tell findings apart.
+        what: the fact, with names and numbers.
+        cure: what to do about it, or "".
+    """
+
+    severity: Severity
+    rule: str
+    what: str
+    cure: str = ""
+
+
+@dataclass(frozen=True)
+class AuditVerdict:
+    """All findings about one library, and the facts that they rest on.
+
+    Attributes:
+        library: the file's name.
+        variant: name of the variant that it was judged for.
+        target: name of the profile.
+        findings: errors first.
+        glibc: highest glibc version needed, or None where none is.
+        needed: DT_NEEDED entries.
+        instructions: what the disassembly showed, or None if it wasn't made.
+    """
+
+    library: str
+    variant: str
+    target: str
+    findings: tuple[Finding, ...]
+    glibc: str | None
+    needed: tuple[str, ...]
+    instructions: InstructionEvidence | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether no finding is an error."""
+        return not any(finding.severity == "error" for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of JSON types."""
+        return {
+            "library": self.library,
+            "variant": self.variant,
+            "target": self.target,
+            "ok": self.ok,
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+            "glibc": self.glibc,
+            "needed": list(self.needed),
+            "instructions": self.instructions.to_json() if self.instructions else None,
+        }
+
+
+def judge(
+    library: str | os.PathLike[str],
+    variant: VariantSpec,
+    profile: TargetProfile,
+    *,
+    allowed_needed: Collection[str] = (),
+    runtime_exports: Collection[str] = (),
+    vector_isa: str | None = None,
+    vectorised: bool = True,
+    objdump: str | None = None,
+) -> AuditVerdict:
+    """Judges a shared library.
+
+    Args:
+        library: the file.
+        variant: what it was built as.
+        profile: what it has to run on.
+        allowed_needed: DT_NEEDED entries allowed beside ``SYSTEM_LIBRARIES``: the runtime
+            library's soname.
+        runtime_exports: symbols that those libraries export.
+        vector_isa: AOTI_CPU_ISA from the metadata of the generated code, for a model's library.
+        vectorised: whether it should hold packed floating-point arithmetic of the variant's
+            width; False for the CPU probe, and for a model that computes nothing itself.
+        objdump: the disassembler; found by itself if None.
+
+    Raises:
+        ElfError: the file is no ELF file, or is damaged.
+    """
+    info = read_elf(library)
+    findings: list[Finding] = []
+    if info.kind != "shared":
+        findings.append(_error("kind", f"it is an ELF {info.kind} file, not a shared library"))
+    right_machine = info.machine == variant.arch
+    if not right_machine:
+        what = f"it is built for {info.machine}, the variant is for {variant.arch}"
+        findings.append(_error("machine", what, "check which compiler was called"))
+    findings += _loading(info, allowed_needed)
+    findings += _versions(info, profile, allowed_needed)
+    findings += _symbols(info, allowed_needed, runtime_exports)
+    if vector_isa is not None:
+        findings += _claimed_isa(vector_isa, variant)
+    evidence = None
+    if right_machine:
+        objdump = objdump or find_objdump(variant.arch)
+        if objdump is None:
+            what = f"its instructions were not looked at: no objdump for {variant.arch}"
+            findings.append(Finding("note", "instructions", what, "install binutils"))
+        else:
+            evidence = scan_instructions(library, variant.arch, objdump)
+            findings += _instructions(evidence, variant, vectorised)
+    order = {"error": 0, "warning": 1, "note": 2}
+    return AuditVerdict(
+        library=info.name,
+        variant=variant.name,
+        target=profile.name,
+        findings=tuple(sorted(findings, key=lambda finding: order[finding.severity])),
+        glibc=info.highest_version("GLIBC"),
+        needed=info.needed,
+        instructions=evidence,
+    )
+
+
+def require(verdicts: Iterable[AuditVerdict]) -> None:
+    """Passes if every verdict is without errors.
+
+    Raises:
+        AuditError: names every error of every library, each with its cure.
+    """
+    lines = []
+    failed = 0
+    for verdict in verdicts:
+        if verdict.ok:
+            continue
+        failed += 1
+        lines.append(f"{verdict.library} ({verdict.variant}):")
+        for finding in verdict.findings:
+            if finding.severity == "error":
+                cure = f" — {finding.cure}" if finding.cure else ""
+                lines.append(f"  {finding.rule}: {finding.what}{cure}")
+    if failed:
+        noun = "library isn't" if failed == 1 else "libraries aren't"
+        raise AuditError(
+            "\n".join([f"{failed} {noun} fit for the target:", *lines]),
+            hint="nothing was packed; the compile commands stand in the work folder",
+        )
+
+
+def _error(rule: str, what: str, cure: str = "") -> Finding:
+    return Finding("error", rule, what, cure)
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _loading(info: ElfInfo, allowed_needed: Collection[str]) -> list[Finding]:
+    """What the dynamic loader would do to the process, or fail at."""
+    findings = []
+    allowed = {*SYSTEM_LIBRARIES, *allowed_needed}
+    unexpected = [name for name in info.needed if name not in allowed]
+    if unexpected:
+        findings.append(
+            _error(
+                "needed",
+                f"it needs {_listed(unexpected)}, which a device may not have",
+                "link statically (-static-libstdc++ -static-libgcc), or leave -l out",
+            )
+        )
+    if info.rpath:
+        what = f"it looks for libraries in {_listed(info.rpath)} (RPATH or RUNPATH)"
+        findings.append(_error("rpath", what, "link without -rpath"))
+    if info.executable_stack:
+        what = "it asks for an executable stack, which hardened systems refuse"
+        cure = "link with -Wl,-z,noexecstack, and give assembly files a .note.GNU-stack section"
+        findings.append(_error("execstack", what, cure))
+    if info.text_relocations:
+        what = "it has text relocations: loading it writes to its code"
+        cure = "compile everything with -fPIC and link with -Wl,-z,text"
+        findings.append(_error("textrel", what, cure))
+    return findings
+
+
+def _versions(
+    info: ElfInfo, profile: TargetProfile, allowed_needed: Collection[str]
+) -> list[Finding]:
+    """Symbol versions newer than the oldest system that the profile promises."""
+    findings = []
+    floor = version_key(profile.glibc)
+    newer: dict[str, list[str]] = {}
+    for need in info.version_needs:
+        series, _, number = need.version.partition("_")
+        number = _ABI_VERSIONS.get(number, number)
+        if series == "GLIBC" and number[:1].isdigit() and version_key(number) > floor:
+            newer.setdefault(number, []).extend(need.symbols)
+        elif series == "GLIBC" and number == "PRIVATE":
+            what = f"it uses private symbols of {need.library}: {_listed(need.symbols)}"
+            findings.append(_error("glibc", what, "they change with each glibc: don't link them"))
+    for number in sorted(newer, key=version_key):
+        names = _listed(newer[number]) or "its format (packed relocations)"
+        what = f"{names} needs glibc {number}; {profile.name} promises {profile.glibc} only"
+        cure = "don't use it, link with an older sysroot, or raise glibc in the profile"
+        findings.append(_error("glibc", what, cure))
+    if "libstdc++.so.6" not in allowed_needed:
+        for series in ("GLIBCXX", "CXXABI"):
+            highest = info.highest_version(series)
+            if highest is not None:
+                what = f"it needs {series}_{highest} of the device's libstdc++"
+                cure = "link with -static-libstdc++ and hide its symbols (-Wl,--exclude-libs,ALL)"
+                findings.append(_error("libstdc++", what, cure))
+    return findings
+
+
+def _symbols(
+    info: ElfInfo, allowed_needed: Collection[str], runtime_exports: Collection[str]
+) -> list[Finding]:
+    """Symbols that nobody will provide: dlopen with RTLD_NOW would fail."""
+    exports = frozenset(runtime_exports)
+    # The system's symbols are versioned; what other libraries would provide is reported with them.
+    providers = {"", *allowed_needed}
+    missing = [
+        symbol.name
+        for symbol in info.undefined
+        if not symbol.weak and symbol.library in providers and symbol.name not in exports
+    ]
+    if not missing:
+        return []
+    what = f"{len(missing)} undefined symbols that the runtime doesn't export: {_listed(missing)}"
+    cure = "the native runtime lacks these functions, or the library was linked without it"
+    return [_error("undefined", what, cure)]
+
+
+def _claimed_isa(vector_isa: str, variant: VariantSpec) -> list[Finding]:
+    """Inductor falls back to scalar kernels in silence when its probe of the ISA fails."""
+    word = _ISA_WORDS.get(variant.cpu_capability)
+    if word is None or vector_isa.upper().split()[:1] == [word]:
+        return []
+    what = f"its kernels were generated for {vector_isa or 'no vector ISA'!r}, not for {word}"
+    cure = "set cpp.vec_isa_ok, cpp.simdlen and cpp.march before code generation"
+    return [_error("scalar", what, cure)]
+
+
+def _instructions(
+    evidence: InstructionEvidence, variant: VariantSpec, vectorised: bool
+) -> list[Finding]:
+    findings = []
+    for use in evidence.uses:
+        if use.feature not in variant.requires:
+            what = f"{use.count} instructions need {use.feature}, first in {use.example}"
+            cure = f"compile with -march={variant.march}, never with -march=native"
+            findings.append(_error("instructions", what, cure))
+    if vectorised and not evidence.packed_operations(variant.simdlen):
+        what = (
+            f"none of its {evidence.total} instructions is packed floating-point arithmetic "
+            f"on {variant.simdlen}-bit registers"
+        )
+        cure = "it was compiled as scalar code: check -march, -O3 and the CPU_CAPABILITY macros"
+        findings.append(_error("scalar", what, cure))
+    return findings
