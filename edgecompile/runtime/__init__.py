@@ -1,0 +1,52 @@
+"""The runtime that ships with every bundle: the standard library, numpy and these files.
+
+    from edgecompile.runtime import open_bundle
+    with open_bundle("minilm.ecb") as model:
+        outputs = model.run({"input_ids": ids, "attention_mask": mask})
+
+The names below are imported when they are first used, so that reading a manifest or catching an
+error doesn't cost the import of numpy.
+"""
+
+from typing import TYPE_CHECKING, Any, List
+
+from .errors import (
+    BundleError,
+    DamagedBundleError,
+    EdgecompileError,
+    FormatVersionError,
+    InputError,
+    NativeError,
+    OutsideBucketsError,
+    SelftestError,
+    UnsupportedHostError,
+)
+
+if TYPE_CHECKING:
+    from .model import Model, open_bundle
+
+__all__ = [
+    "BundleError",
+    "DamagedBundleError",
+    "EdgecompileError",
+    "FormatVersionError",
+    "InputError",
+    "Model",
+    "NativeError",
+    "OutsideBucketsError",
+    "SelftestError",
+    "UnsupportedHostError",
+    "open_bundle",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Model", "open_bundle"):
+        from . import model
+
+        return getattr(model, name)
+    raise AttributeError("module {!r} has no attribute {!r}".format(__name__, name))
+
+
+def __dir__() -> List[str]:
+    return sorted(set(globals()) | set(__all__))

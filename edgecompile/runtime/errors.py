@@ -1,0 +1,80 @@
+"""Errors of the device side. The build side's errors (edgecompile.errors) extend this tree.
+
+Each class owns an exit code, so that a script can tell causes apart without reading text.
+A message says what, where and the numbers; ``hint`` says the cure.
+"""
+
+from typing import Optional
+
+
+class EdgecompileError(Exception):
+    """Base of every error that edgecompile raises on purpose.
+
+    Args:
+        message: what is wrong, where, with the numbers.
+        hint: what the reader can do about it; printed on a line of its own.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: Optional[str] = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if not self.hint else self.message + "\nhint: " + self.hint
+
+
+class BundleError(EdgecompileError):
+    """The bundle can't be used: it is missing, malformed or inconsistent."""
+
+    exit_code = 20
+
+
+class FormatVersionError(BundleError):
+    """The bundle was written in a format that this runtime doesn't know."""
+
+    exit_code = 21
+
+
+class DamagedBundleError(BundleError):
+    """A file of the bundle is missing, truncated or differs from its recorded hash."""
+
+    exit_code = 22
+
+
+class UnsupportedHostError(EdgecompileError):
+    """No variant of the bundle can run on this CPU or operating system."""
+
+    exit_code = 23
+
+
+class InputError(EdgecompileError, ValueError):
+    """An input of ``Model.run`` is missing, unknown, or of the wrong dtype, rank, size or value."""
+
+    exit_code = 24
+
+
+class OutsideBucketsError(InputError):
+    """The input's lengths lie outside every bucket of the bundle."""
+
+    exit_code = 25
+
+
+class NativeError(EdgecompileError):
+    """The native runtime reported a failure, or could not be loaded."""
+
+    exit_code = 26
+
+
+class SelftestError(EdgecompileError):
+    """The golden vectors were not reproduced within their tolerance."""
+
+    exit_code = 27
+
+
+class ModelClosedError(EdgecompileError):
+    """A method of a ``Model`` was called after ``close()``."""
+
+    exit_code = 28

@@ -1,0 +1,217 @@
+"""What a manifest says, as frozen dataclasses; FORMAT.md is normative.
+
+``to_json()`` gives plain dicts whose order is fixed, so equal manifests are equal bytes.
+Construction checks nothing: ``manifest.parse_manifest`` does, and every writer sends its bytes
+through it before they leave.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
+
+from .dtypes import Number
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+MODES = ("exact", "pad")
+AOTI_CPU = "aoti-cpu"
+
+Dim = Union[int, str]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output. ``shape`` items: a fixed size, or the name of an axis.
+
+    ``pad`` is the value that fills an input in pad mode (None: it can't be padded) and ``bounds``
+    the inclusive range of allowed values (None: any); outputs have neither.
+    """
+
+    name: str
+    dtype: str
+    shape: Tuple[Dim, ...]
+    pad: Optional[Number] = None
+    bounds: Optional[Tuple[Number, Number]] = None
+
+    def to_json(self, is_input: bool) -> Dict[str, Any]:
+        """The manifest's entry; inputs carry ``pad`` and ``bounds``."""
+        entry: Dict[str, Any] = {
+            "name": self.name,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+        }
+        if is_input:
+            entry["pad"] = self.pad
+            entry["bounds"] = None if self.bounds is None else list(self.bounds)
+        return entry
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The sizes that an axis may have, inclusive; ``hint`` (of buckets) is what it is tuned for."""
+
+    lo: int
+    hi: int
+    hint: Optional[int] = None
+
+    def __contains__(self, size: int) -> bool:
+        return self.lo <= size <= self.hi
+
+    def __str__(self) -> str:
+        return str(self.lo) if self.lo == self.hi else "{}..{}".format(self.lo, self.hi)
+
+    def to_json(self) -> Dict[str, int]:
+        """{"lo", "hi"} and "hint" where there is one."""
+        entry = {"lo": self.lo, "hi": self.hi}
+        if self.hint is not None:
+            entry["hint"] = self.hint
+        return entry
+
+
+@dataclass(frozen=True)
+class BucketSpec:
+    """The sizes that one program serves; see FORMAT.md for how a bucket is chosen."""
+
+    mode: str
+    axes: Mapping[str, Extent]
+
+    def contains(self, sizes: Mapping[str, int]) -> bool:
+        """Whether every axis' size lies in this bucket."""
+        return all(sizes[axis] in extent for axis, extent in self.axes.items())
+
+    def __str__(self) -> str:
+        ranges = ", ".join("{} {}".format(axis, item) for axis, item in self.axes.items())
+        return "{} {}".format(self.mode, ranges)
+
+    def to_json(self) -> Dict[str, Any]:
+        """{"mode", "axes"}."""
+        return {
+            "mode": self.mode,
+            "axes": {axis: extent.to_json() for axis, extent in self.axes.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One instruction set of one architecture; ``programs`` holds one library per bucket.
+
+    Variants of a backend other than "aoti-cpu" have empty ``runtime`` and ``programs`` here:
+    this runtime can't run them and says so.
+    """
+
+    name: str
+    arch: str
+    backend: str
+    requires: Tuple[str, ...]
+    glibc: Optional[str]
+    rank: int
+    runtime: str = ""
+    programs: Tuple[str, ...] = ()
+
+    def to_json(self) -> Dict[str, Any]:
+        """The manifest's entry."""
+        return {
+            "name": self.name,
+            "arch": self.arch,
+            "backend": self.backend,
+            "requires": list(self.requires),
+            "glibc": self.glibc,
+            "runtime": self.runtime,
+            "programs": list(self.programs),
+            "rank": self.rank,
+        }
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    """A recorded run of eager for one bucket; ``file`` is an .npz with in.* and out.* arrays."""
+
+    bucket: int
+    case: str
+    file: str
+
+    def to_json(self) -> Dict[str, Any]:
+        """{"bucket", "case", "file"}."""
+        return {"bucket": self.bucket, "case": self.case, "file": self.file}
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Agreement means |got - want| <= atol + rtol * max|want|, per output."""
+
+    atol: float
+    rtol: float
+
+    def limit(self, scale: float) -> float:
+        """The largest allowed difference for an output whose largest magnitude is ``scale``."""
+        return self.atol + self.rtol * scale
+
+    def to_json(self) -> Dict[str, float]:
+        """{"atol", "rtol"}."""
+        return {"atol": self.atol, "rtol": self.rtol}
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """Size in bytes and lower-case hex SHA-256 of one file."""
+
+    size: int
+    sha256: str
+
+    def to_json(self) -> Dict[str, Any]:
+        """{"size", "sha256"}."""
+        return {"size": self.size, "sha256": self.sha256}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The whole manifest. ``plan`` and ``expected`` are free-form JSON objects."""
+
+    name: str
+    precision: str
+    inputs: Tuple[TensorSpec, ...]
+    outputs: Tuple[TensorSpec, ...]
+    axes: Mapping[str, Extent]
+    length_axis: Optional[str]
+    buckets: Tuple[BucketSpec, ...]
+    variants: Tuple[Variant, ...]
+    probes: Mapping[str, str]
+    weights: Mapping[str, str]
+    golden: Tuple[GoldenCase, ...]
+    tolerance: Tolerance
+    files: Mapping[str, FileEntry]
+    built_by: Mapping[str, str] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    expected: Mapping[str, Any] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    def to_json(self) -> Dict[str, Any]:
+        """The manifest as plain JSON values, in the order of FORMAT.md."""
+        return {
+            "format_version": self.format_version,
+            "name": self.name,
+            "built_by": dict(sorted(self.built_by.items())),
+            "precision": self.precision,
+            "inputs": [item.to_json(True) for item in self.inputs],
+            "outputs": [item.to_json(False) for item in self.outputs],
+            "axes": {axis: extent.to_json() for axis, extent in self.axes.items()},
+            "length_axis": self.length_axis,
+            "buckets": [item.to_json() for item in self.buckets],
+            "variants": [item.to_json() for item in self.variants],
+            "probes": dict(sorted(self.probes.items())),
+            "weights": dict(sorted(self.weights.items())),
+            "golden": [item.to_json() for item in self.golden],
+            "tolerance": self.tolerance.to_json(),
+            "plan": dict(self.plan),
+            "expected": dict(self.expected),
+            "files": {path: entry.to_json() for path, entry in sorted(self.files.items())},
+        }
+
+    def to_bytes(self) -> bytes:
+        """The bytes of manifest.json: deterministic, indented, ASCII, one final newline.
+
+        Raises:
+            ValueError: ``plan`` or ``expected`` holds a NaN or an infinity.
+        """
+        text = json.dumps(self.to_json(), indent=1, ensure_ascii=True, allow_nan=False)
+        return text.encode("ascii") + b"\n"
