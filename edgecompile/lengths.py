@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -85,7 +86,7 @@ class LengthDistribution:
             raise LengthsError(
                 f"{self.source}: {len(problems)} bad values: " + "; ".join(problems[:10])
             )
-        if any(a >= b for a, b in zip(self.lengths, self.lengths[1:], strict=False)):
+        if any(a >= b for a, b in pairwise(self.lengths)):
             raise LengthsError(f"{self.source}: the distinct lengths aren't in ascending order")
         if sum(self.counts) > MAX_TOTAL:
             raise LengthsError(f"{self.source}: over {MAX_TOTAL} samples")
