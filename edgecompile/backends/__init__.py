@@ -1,0 +1,62 @@
+"""Backends: what turns an exported program into something a device can load.
+
+A backend is a module with a class that satisfies :class:`Backend`; :func:`get_backend` imports it
+only when it is asked for, since each pulls in its own heavy libraries.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from edgecompile.errors import TargetError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edgecompile.backends.artifact import Artifact
+    from edgecompile.backends.native import NativeRuntime
+    from edgecompile.buckets import Bucket
+    from edgecompile.export import ExportedModel
+    from edgecompile.progress import StepHandle
+    from edgecompile.targets import VariantSpec
+
+
+class Backend(Protocol):
+    """Compiles one program for one variant."""
+
+    name: str
+
+    def compile_program(
+        self,
+        exported: ExportedModel,
+        bucket: Bucket,
+        variant: VariantSpec,
+        native: NativeRuntime,
+        output: Path,
+        *,
+        scratch: Path,
+        step: StepHandle | None = None,
+    ) -> Artifact:
+        """Builds the library of ``bucket`` for ``variant`` at ``output``."""
+
+
+_BACKENDS: Mapping[str, tuple[str, str]] = {
+    "aoti-cpu": ("edgecompile.backends.inductor_cpu", "InductorCpuBackend"),
+}
+
+
+def get_backend(name: str) -> Backend:
+    """The backend of that name.
+
+    Raises:
+        TargetError: there is none; lists those that exist.
+    """
+    if name not in _BACKENDS:
+        raise TargetError(
+            f"there is no backend '{name}'", hint="backends: " + ", ".join(sorted(_BACKENDS))
+        )
+    module, attribute = _BACKENDS[name]
+    backend: Backend = getattr(importlib.import_module(module), attribute)()
+    return backend

@@ -1,0 +1,183 @@
+"""Artifacts: what compiling one bucket for one variant leaves, and the tensors it reads.
+
+Tensors are kept by content in a :class:`TensorStore`, so that the buckets and variants of one
+model, which read the same weights, store them once and a restarted build finds them again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edgecompile.errors import CompileError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Names that the bundle uses for torch's dtypes.
+DTYPE_NAMES: Mapping[str, str] = {
+    "torch.float32": "float32",
+    "torch.float64": "float64",
+    "torch.float16": "float16",
+    "torch.bfloat16": "bfloat16",
+    "torch.int64": "int64",
+    "torch.int32": "int32",
+    "torch.int16": "int16",
+    "torch.int8": "int8",
+    "torch.uint8": "uint8",
+    "torch.bool": "bool",
+}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a :class:`TensorStore`.
+
+    Attributes:
+        sha256: hash over dtype, shape and the row-major bytes; also the file's name.
+        dtype: one of :data:`DTYPE_NAMES`' values.
+        shape: sizes.
+    """
+
+    sha256: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"sha256": self.sha256, "dtype": self.dtype, "shape": list(self.shape)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> StoredTensor:
+        return StoredTensor(data["sha256"], data["dtype"], tuple(data["shape"]))
+
+
+class TensorStore:
+    """A folder of tensors, each in a file named by the hash of its content."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def add(self, tensor: Tensor) -> StoredTensor:
+        """Stores a tensor's values and returns how to find them.
+
+        Raises:
+            CompileError: its dtype can't be stored.
+        """
+        import torch
+
+        dtype = DTYPE_NAMES.get(str(tensor.dtype))
+        if dtype is None:
+            raise CompileError(f"a constant of the model has dtype {tensor.dtype}")
+        flat = tensor.detach().cpu().contiguous()
+        # A view as bytes works for every dtype, bfloat16 included, which numpy lacks.
+        raw = flat.reshape(-1).view(torch.uint8).numpy() if flat.numel() else np.zeros(0, np.uint8)
+        digest = hashlib.sha256(f"{dtype}{tuple(flat.shape)}".encode())
+        digest.update(memoryview(raw))
+        stored = StoredTensor(digest.hexdigest(), dtype, tuple(int(s) for s in flat.shape))
+        path = self.path(stored)
+        if not path.is_file():
+            partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+            partial.write_bytes(memoryview(raw))
+            os.replace(partial, path)
+        return stored
+
+    def path(self, tensor: StoredTensor) -> Path:
+        """The file with the tensor's row-major bytes."""
+        return self.directory / f"{tensor.sha256}.bin"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One compiled program.
+
+    Attributes:
+        bucket: index of the bucket in the plan.
+        variant: name of the variant.
+        library: the shared library.
+        sha256: of the library.
+        isa: the instruction set that Inductor vectorised for, as it recorded it.
+        constants: the tensors that the program reads, by fully qualified name.
+        seconds: time by step (generate, compile, link).
+        commands: the compiler's command lines, without paths.
+        lowering: what graph lowering rewrote.
+    """
+
+    bucket: int
+    variant: str
+    library: Path
+    sha256: str
+    isa: str
+    constants: Mapping[str, StoredTensor]
+    seconds: Mapping[str, float]
+    commands: tuple[str, ...]
+    lowering: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "bucket": self.bucket,
+            "variant": self.variant,
+            "library": self.library.name,
+            "sha256": self.sha256,
+            "isa": self.isa,
+            "constants": {k: v.to_json() for k, v in sorted(self.constants.items())},
+            "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
+            "commands": list(self.commands),
+            "lowering": dict(self.lowering),
+        }
+
+    def save(self) -> Path:
+        """Writes the description beside the library."""
+        path = self.library.with_suffix(".json")
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        os.replace(partial, path)
+        return path
+
+    @staticmethod
+    def load(path: Path) -> Artifact:
+        """Reads what :meth:`save` wrote and checks the library against its hash.
+
+        Raises:
+            CompileError: the file or its library is missing, malformed or changed.
+        """
+        try:
+            data = json.loads(path.read_text())
+            artifact = Artifact(
+                bucket=int(data["bucket"]),
+                variant=str(data["variant"]),
+                library=path.parent / Path(data["library"]).name,
+                sha256=str(data["sha256"]),
+                isa=str(data["isa"]),
+                constants={k: StoredTensor.from_json(v) for k, v in data["constants"].items()},
+                seconds=dict(data["seconds"]),
+                commands=tuple(data["commands"]),
+                lowering=dict(data["lowering"]),
+            )
+            actual = file_sha256(artifact.library)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CompileError(
+                f"{path} isn't a usable artifact: {error}", hint="run the compile stage again"
+            ) from error
+        if actual != artifact.sha256:
+            raise CompileError(
+                f"{artifact.library} has changed since it was built",
+                hint="run the compile stage again",
+            )
+        return artifact
+
+
+def file_sha256(path: Path) -> str:
+    """Hex sha256 of a file, read in blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

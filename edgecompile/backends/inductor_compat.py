@@ -1,0 +1,214 @@
+"""The only module that touches torch's private API.
+
+``generate_cpp`` drives AOTInductor up to its generated C++ and stops there: compiling and linking
+are ours (:mod:`edgecompile.toolchain`). ``tests/test_inductor_compat.py`` fails loudly when torch
+changes what is relied on here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._inductor
+import torch._inductor.config
+import torch._inductor.cpu_vec_isa as cpu_vec_isa
+from torch import Tensor
+from torch.fx import GraphModule
+
+from edgecompile.backends import ops
+from edgecompile.errors import CompileError
+
+#: The line that Inductor writes before each generated kernel. Everything before the first one is
+#: the model's wrapper (tensor handles, calls); everything after it is kernels alone.
+_KERNEL_MARKER = "#include <torch/csrc/inductor/cpp_prefix.h>"
+
+#: Inductor appends its own compile commands, with this machine's paths, as comments.
+_TRAILER_MARKER = "// Compile cmd"
+
+
+@dataclass(frozen=True)
+class GeneratedCpp:
+    """What AOTInductor generated for one program.
+
+    Attributes:
+        wrapper: C++ of the model class and the AOTI container's C entry points.
+        kernels: C++ of the generated kernels; empty if the graph has none.
+        constants: every tensor that the program reads from outside, by fully qualified name.
+        isa: the vector instruction set that Inductor really used, as it recorded it.
+    """
+
+    wrapper: str
+    kernels: str
+    constants: Mapping[str, Tensor]
+    isa: str
+
+
+def vector_isa(arch: str, simdlen: int) -> cpu_vec_isa.VecISA:
+    """Inductor's vector ISA class for an architecture and a vector width in bits.
+
+    Raises:
+        CompileError: Inductor has no such instruction set.
+    """
+    table = {
+        ("x86-64", 256): cpu_vec_isa.VecAVX2,
+        ("x86-64", 512): cpu_vec_isa.VecAVX512,
+        ("aarch64", 128): cpu_vec_isa.VecNEON,
+    }
+    try:
+        return table[(arch, simdlen)]()
+    except KeyError:
+        raise CompileError(
+            f"torch's Inductor has no {simdlen}-bit vector code for {arch}",
+            hint="use a variant with one of: " + ", ".join(f"{a} {b} bit" for a, b in table),
+        ) from None
+
+
+@contextmanager
+def _forced_isa(isa: cpu_vec_isa.VecISA) -> Iterator[None]:
+    """Makes ``isa`` the only instruction set that Inductor sees.
+
+    Inductor otherwise offers what the build host's CPU has, so AVX-512 or NEON code could not be
+    generated elsewhere. The function is looked up at each call, hence patched and restored.
+    """
+    original = cpu_vec_isa.valid_vec_isa_list
+    cpu_vec_isa.valid_vec_isa_list = lambda: [isa]  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        cpu_vec_isa.valid_vec_isa_list = original
+
+
+@contextmanager
+def _cache_directory(path: Path) -> Iterator[None]:
+    """Gives Inductor a cache directory of its own.
+
+    One directory per variant: a shared one can hand back C++ of another instruction set.
+    """
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    saved = {name: os.environ.get(name) for name in names}
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(path)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _options(march: str, simdlen: int) -> dict[str, Any]:
+    return {
+        "aot_inductor.package": True,
+        "aot_inductor.package_cpp_only": True,
+        "aot_inductor.package_constants_in_so": False,
+        "aot_inductor.package_constants_on_disk_format": "pickle_weights",
+        "aot_inductor.link_libtorch": False,
+        "aot_inductor.enable_line_tables": False,
+        "aot_inductor.enable_frame_pointer": False,
+        "aot_inductor.precompile_headers": False,
+        "aot_inductor.custom_ops_to_c_shims": ops.C_SHIMS,
+        "cpp_cache_precompile_headers": False,
+        # Without this Inductor's probe library fails to link and it falls back to scalar code.
+        "cpp.vec_isa_ok": True,
+        "cpp.march": march,
+        "cpp.simdlen": simdlen,
+        # Team sizes are asked for at run time instead of being baked in.
+        "cpp.dynamic_threads": True,
+    }
+
+
+def generate_cpp(
+    gm: GraphModule,
+    kwargs: Mapping[str, Tensor],
+    *,
+    arch: str,
+    march: str,
+    simdlen: int,
+    cache_dir: Path,
+) -> GeneratedCpp:
+    """Generates C++ for a lowered graph.
+
+    Args:
+        gm: an exported program's module after :func:`~edgecompile.backends.lowering.lower_graph`.
+        kwargs: example inputs by name.
+        arch: ``x86-64`` or ``aarch64``.
+        march: value of ``-march`` that the code will be compiled with.
+        simdlen: vector width in bits.
+        cache_dir: scratch directory of this variant.
+
+    Raises:
+        CompileError: Inductor failed, or did not vectorise for the instruction set asked for.
+    """
+    isa = vector_isa(arch, simdlen)
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    with _forced_isa(isa), _cache_directory(cache_dir), torch.no_grad():
+        try:
+            files = torch._inductor.aot_compile(
+                gm, (), dict(kwargs), options=_options(march, simdlen)
+            )
+        except Exception as error:
+            raise CompileError(
+                f"torch's Inductor could not generate code: {_first_line(error)}",
+                hint="--debug shows torch's own traceback",
+            ) from error
+    constants: dict[str, Tensor] = {}
+    paths: list[Path] = []
+    for item in files:
+        if isinstance(item, str):
+            paths.append(Path(item))
+        else:
+            constants.update({name: pair[0].detach() for name, pair in item.items()})
+    wrapper_path = _only(paths, ".wrapper.cpp")
+    metadata = json.loads(_only(paths, ".wrapper_metadata.json").read_text())
+    used = str(metadata.get("AOTI_CPU_ISA", ""))
+    if used != str(isa).upper():
+        raise CompileError(
+            f"Inductor generated code for '{used}' instead of {type(isa).__name__}",
+            hint="this is a defect of edgecompile with this version of torch; please report it",
+        )
+    wrapper, kernels = split_source(wrapper_path.read_text())
+    return GeneratedCpp(wrapper, kernels, constants, used)
+
+
+def split_source(source: str) -> tuple[str, str]:
+    """Splits Inductor's single file into the wrapper and the kernels.
+
+    The two are compiled with different flags: kernels are hot and small, the wrapper is cold and
+    full of templates.
+
+    Raises:
+        CompileError: the file isn't laid out as this version of torch is known to write it.
+    """
+    source = source.split(_TRAILER_MARKER)[0].rstrip() + "\n"
+    head, marker, tail = source.partition(_KERNEL_MARKER)
+    if not marker:
+        return source, ""
+    if "AOTInductorModel" in tail:
+        raise CompileError(
+            "Inductor's generated file has model code after its kernels",
+            hint="this version of torch isn't supported; use torch 2.13",
+        )
+    return head.rstrip() + "\n", marker + tail
+
+
+def _only(paths: list[Path], suffix: str) -> Path:
+    found = [p for p in paths if p.name.endswith(suffix)]
+    if len(found) != 1:
+        raise CompileError(
+            f"Inductor wrote {len(found)} files ending in {suffix}, expected one",
+            hint="this version of torch isn't supported; use torch 2.13",
+        )
+    return found[0]
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,252 @@
+"""The CPU backend: AOTInductor's C++ compiled and linked against our runtime, without libtorch."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore, file_sha256
+from edgecompile.backends.inductor_compat import GeneratedCpp, generate_cpp
+from edgecompile.backends.lowering import LoweringReport, lower_graph
+from edgecompile.backends.native import BASELINE_MARCH, NativeRuntime
+from edgecompile.buckets import Bucket
+from edgecompile.errors import MissingKernelError
+from edgecompile.export import ExportedModel
+from edgecompile.progress import StepHandle
+from edgecompile.targets import VariantSpec
+from edgecompile.toolchain import (
+    BuiltObject,
+    Toolchain,
+    compile_object,
+    find_toolchain,
+    link_shared,
+    rename_symbols,
+    undefined_symbols,
+)
+
+_DEFINES = (
+    "-DTORCH_INDUCTOR_CPP_WRAPPER",
+    "-DSTANDALONE_TORCH_HEADER",
+    "-DC10_USING_CUSTOM_GENERATED_MACROS",
+)
+
+#: What Inductor compiles its own code with, as far as it bears on results: no reassociation, no
+#: contraction (the kernels call fma explicitly), no assumption about NaN or infinity.
+_KERNEL_FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-fopenmp",
+    "-fno-trapping-math",
+    "-fno-math-errno",
+    "-ffp-contract=off",
+    "-fno-tree-loop-vectorize",
+    "-Wno-psabi",
+)
+
+#: The wrapper is cold: it only calls kernels. -O1 compiles it in half the time of -O3, and built
+#: for the baseline one object serves every variant of an architecture.
+_WRAPPER_FLAGS = ("-std=c++20", "-O1", "-ffunction-sections", "-Wno-psabi")
+
+#: Constants live in the bundle's weights file; the container wants the section's symbols anyway.
+_EMPTY_CONSTANTS = b"""extern "C" {
+__attribute__((visibility("hidden"))) extern const unsigned char _binary_constants_bin_start[1];
+__attribute__((visibility("hidden"))) extern const unsigned char _binary_constants_bin_end[1];
+const unsigned char _binary_constants_bin_start[1] = {0};
+const unsigned char _binary_constants_bin_end[1] = {0};
+}
+"""
+
+_FOREIGN = re.compile(r"^(aoti_torch_|Sleef_|GOMP_|omp_)")
+_PROXY = "aoti_torch_proxy_executor_call_function"
+
+
+class InductorCpuBackend:
+    """Compiles exported programs to shared libraries that need only our runtime library."""
+
+    name = "aoti-cpu"
+
+    def compile_program(
+        self,
+        exported: ExportedModel,
+        bucket: Bucket,
+        variant: VariantSpec,
+        native: NativeRuntime,
+        output: Path,
+        *,
+        scratch: Path,
+        store: TensorStore,
+        index: int = 0,
+        step: StepHandle | None = None,
+    ) -> Artifact:
+        """Builds the library of ``bucket`` for ``variant`` at ``output``.
+
+        Args:
+            exported: the program for the bucket's range (static for a padded bucket).
+            bucket: its hint is the size that kernels are tuned for.
+            variant: instruction set.
+            native: the runtime library to link against.
+            output: path of the library; ``output`` with suffix ``.json`` describes it.
+            scratch: folder for Inductor's files; one for each variant.
+            store: where the program's constants are put.
+            index: the bucket's number in the plan.
+            step: told what is being done.
+
+        Raises:
+            CompileError: code generation, compiling or linking failed.
+            MissingKernelError: the program calls what the runtime lacks; lists all of it.
+        """
+        seconds: dict[str, float] = {}
+        start = time.perf_counter()
+        module = exported.program.module()
+        report = lower_graph(module)
+        example = exported.example(dict(bucket.hints))
+        generated = generate_cpp(
+            module,
+            example,
+            arch=variant.arch,
+            march=variant.march,
+            simdlen=variant.simdlen,
+            cache_dir=scratch,
+        )
+        seconds["generate"] = time.perf_counter() - start
+        toolchain = find_toolchain(variant.arch)
+        if step is not None:
+            step.update(text=f"bucket {index}, {variant.name}: compiling")
+        start = time.perf_counter()
+        objects = _compile_objects(toolchain, generated, variant)
+        seconds["compile"] = time.perf_counter() - start
+        start = time.perf_counter()
+        output.parent.mkdir(parents=True, exist_ok=True)
+        _link(toolchain, objects, generated, native, output)
+        seconds["link"] = time.perf_counter() - start
+        constants: dict[str, StoredTensor] = {
+            name: store.add(tensor) for name, tensor in generated.constants.items()
+        }
+        artifact = Artifact(
+            bucket=index,
+            variant=variant.name,
+            library=output,
+            sha256=file_sha256(output),
+            isa=generated.isa,
+            constants=constants,
+            seconds=seconds,
+            commands=tuple(sorted({" ".join(o.command) for o in objects})),
+            lowering=_report_json(report),
+        )
+        artifact.save()
+        return artifact
+
+
+def _report_json(report: LoweringReport) -> dict[str, object]:
+    return dataclasses.asdict(report)
+
+
+def torch_include_dirs() -> tuple[Path, ...]:
+    """torch's header directories on the build host."""
+    root = Path(torch.__file__).parent / "include"
+    return (root, root / "torch" / "csrc" / "api" / "include")
+
+
+def _compile_objects(
+    toolchain: Toolchain, generated: GeneratedCpp, variant: VariantSpec
+) -> list[BuiltObject]:
+    include_dirs = torch_include_dirs()
+    headers_id = f"torch {torch.__version__}"
+    capability = variant.cpu_capability
+    units = [
+        (
+            "wrapper.cpp",
+            generated.wrapper.encode(),
+            (
+                *_WRAPPER_FLAGS,
+                *_DEFINES,
+                f"-march={BASELINE_MARCH[variant.arch]}",
+                "-DCPU_CAPABILITY=DEFAULT",
+                "-DCPU_CAPABILITY_DEFAULT",
+            ),
+        ),
+        ("constants.cpp", _EMPTY_CONSTANTS, ("-O1",)),
+    ]
+    if generated.kernels:
+        flags = (
+            *_KERNEL_FLAGS,
+            *_DEFINES,
+            f"-march={variant.march}",
+            f"-DCPU_CAPABILITY={capability}",
+            f"-DCPU_CAPABILITY_{capability}",
+            *variant.extra_flags,
+        )
+        units.append(("kernels.cpp", generated.kernels.encode(), flags))
+
+    def build(unit: tuple[str, bytes, tuple[str, ...]]) -> BuiltObject:
+        name, source, flags = unit
+        return compile_object(
+            toolchain,
+            source,
+            name=name,
+            flags=flags,
+            include_dirs=include_dirs,
+            headers_id=headers_id,
+        )
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return list(pool.map(build, units))
+
+
+def _link(
+    toolchain: Toolchain,
+    objects: list[BuiltObject],
+    generated: GeneratedCpp,
+    native: NativeRuntime,
+    output: Path,
+) -> None:
+    """Points every call to the runtime's symbols and links.
+
+    The runtime exports ``ec_X`` for each ``X`` that generated code calls. Renaming at this point
+    means that torch, libgomp or Sleef in the same process can never be called instead.
+    """
+    needed = {o.path: undefined_symbols(toolchain, o.path) for o in objects}
+    foreign = {s for symbols in needed.values() for s in symbols if _FOREIGN.match(s)}
+    missing = sorted(s for s in foreign if f"ec_{s}" not in native.exports)
+    if missing:
+        raise _missing_kernels(missing, generated)
+    renamed: list[Path] = []
+    try:
+        for number, built in enumerate(objects):
+            table = {s: f"ec_{s}" for s in needed[built.path] if s in foreign}
+            target = output.with_name(f"{output.name}.{number}.o")
+            rename_symbols(toolchain, built.path, target, table)
+            renamed.append(target)
+        link_shared(
+            toolchain,
+            renamed,
+            output,
+            exports=["AOTInductor*"],
+            soname=output.name,
+            libraries=[native.path],
+        )
+    finally:
+        for path in renamed:
+            path.unlink(missing_ok=True)
+
+
+def _missing_kernels(missing: list[str], generated: GeneratedCpp) -> MissingKernelError:
+    """One error that names everything the runtime lacks, with the operators behind it."""
+    lines = [f"  {name}" for name in missing if name != _PROXY]
+    if _PROXY in missing:
+        # Inductor writes the operator of each such call as a comment above it.
+        names = sorted(set(re.findall(r"torch\.ops\.([\w.]+)", generated.wrapper)))
+        operators = [n for n in names if not n.startswith("edgecompile.")]
+        lines += [f"  {name} (has no C interface in AOTInductor)" for name in operators] or [
+            "  an operator without a C interface in AOTInductor"
+        ]
+    return MissingKernelError(
+        f"the model calls {len(lines)} kernel(s) that the native runtime doesn't have:\n"
+        + "\n".join(lines),
+        hint="rewrite these operations in the model, or move them outside the compiled part",
+    )

@@ -1,0 +1,116 @@
+"""Building the native runtime: one library per variant, and the CPU probe per architecture."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import edgecompile.runtime
+from edgecompile.backends.artifact import file_sha256
+from edgecompile.targets import VariantSpec
+from edgecompile.toolchain import (
+    Toolchain,
+    compile_object,
+    exported_symbols,
+    find_toolchain,
+    link_shared,
+)
+
+#: The lowest instruction set of each architecture: what the probe and cold code are built for.
+BASELINE_MARCH = {"x86-64": "x86-64", "aarch64": "armv8-a"}
+
+#: -ffp-contract=fast lets ``a * b + c`` become a fused multiply-add; the kernels are written for it.
+RUNTIME_FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-pthread",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fno-semantic-interposition",
+    "-ffunction-sections",
+    "-Wno-psabi",
+)
+
+
+@dataclass(frozen=True)
+class NativeRuntime:
+    """The runtime library of one variant.
+
+    Attributes:
+        variant: the variant's name.
+        path: the shared library; its file name is its SONAME.
+        sha256: of the file.
+        exports: the symbols that it offers, all prefixed ``ec_``.
+    """
+
+    variant: str
+    path: Path
+    sha256: str
+    exports: frozenset[str]
+
+
+def native_sources() -> Path:
+    """The folder with the native runtime's sources."""
+    return Path(next(iter(edgecompile.runtime.__path__))) / "native"
+
+
+@cache
+def _headers_id() -> str:
+    """Identifies the content of every header, so that the object cache notices a change."""
+    digest = hashlib.sha256()
+    for header in sorted(native_sources().glob("*.h")):
+        digest.update(header.name.encode() + b"\0" + header.read_bytes())
+    return digest.hexdigest()
+
+
+def build_runtime(variant: VariantSpec, output_dir: Path) -> NativeRuntime:
+    """Builds the runtime library of ``variant`` into ``output_dir``.
+
+    The SONAME carries a hash of the content: two bundles in one process share the library if and
+    only if it is the same one.
+
+    Raises:
+        ToolchainError, CompileError, DiskFullError.
+    """
+    toolchain = find_toolchain(variant.arch)
+    sources = native_sources()
+    objects = [
+        compile_object(
+            toolchain,
+            source.read_bytes(),
+            name=source.name,
+            flags=(*RUNTIME_FLAGS, f"-march={variant.march}", *variant.extra_flags),
+            include_dirs=(sources,),
+            headers_id=_headers_id(),
+        )
+        for source in sorted(sources.glob("*.cpp"))
+    ]
+    digest = hashlib.sha256()
+    for built in objects:
+        digest.update(built.path.read_bytes())
+    soname = f"libecrt-{digest.hexdigest()[:12]}.so"
+    output_dir.mkdir(parents=True, exist_ok=True)
+    path = output_dir / soname
+    link_shared(toolchain, [o.path for o in objects], path, exports=["ec_*"], soname=soname)
+    return NativeRuntime(variant.name, path, file_sha256(path), exported_symbols(toolchain, path))
+
+
+def build_probe(arch: str, output_dir: Path) -> Path:
+    """Builds the library that reports the CPU's features, for the lowest baseline of ``arch``."""
+    toolchain: Toolchain = find_toolchain(arch)
+    source = native_sources() / "probe" / "cpu_probe.c"
+    built = compile_object(
+        toolchain,
+        source.read_bytes(),
+        name=source.name,
+        flags=("-x", "c", "-std=c11", "-O1", f"-march={BASELINE_MARCH[arch]}"),
+        include_dirs=(native_sources(),),
+        headers_id=_headers_id(),
+    )
+    output_dir.mkdir(parents=True, exist_ok=True)
+    path = output_dir / "libecprobe.so"
+    link_shared(toolchain, [built.path], path, exports=["ec_*"], soname=path.name)
+    return path

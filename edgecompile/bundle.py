@@ -1,0 +1,284 @@
+"""The only writer of bundles.
+
+A bundle grows in a folder beside its final name and gets that name by one rename at the end, so
+that a half-written bundle never has it, whatever interrupts the build.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+import edgecompile
+import edgecompile.runtime
+from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore, file_sha256
+from edgecompile.backends.native import NativeRuntime
+from edgecompile.errors import BundleWriteError, DiskFullError
+from edgecompile.runtime.manifest import (
+    AOTI_CPU,
+    MANIFEST_NAME,
+    FileEntry,
+    GoldenCase,
+    Manifest,
+    Variant,
+    parse_manifest,
+)
+from edgecompile.targets import VariantSpec
+from edgecompile.weights_file import write_weights
+
+SUFFIX = ".ecb"
+
+
+@dataclass(frozen=True)
+class VariantParts:
+    """What a bundle holds for one variant: its runtime library and one program per bucket."""
+
+    spec: VariantSpec
+    native: NativeRuntime
+    artifacts: tuple[Artifact, ...]
+    glibc: str
+
+
+@contextmanager
+def _writing(what: Path) -> Iterator[None]:
+    """Turns the operating system's errors into ours."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(
+                f"the disk is full while writing {what}",
+                hint="free some space, or name another --output",
+            ) from error
+        raise BundleWriteError(f"{what} can't be written: {error}") from error
+
+
+def bundle_path(output: Path) -> Path:
+    """``output`` with the suffix of bundles."""
+    return output if output.suffix == SUFFIX else output.with_name(output.name + SUFFIX)
+
+
+class BundleWriter:
+    """Collects a bundle's files in a staging folder; a context manager.
+
+    Leaving the context without :meth:`commit` removes everything that was written.
+
+    Args:
+        output: the bundle's final path, ending in ``.ecb``.
+        force: replace a bundle that is already there.
+
+    Raises:
+        BundleWriteError: the final name is taken, or its folder can't be written.
+    """
+
+    def __init__(self, output: Path, *, force: bool = False) -> None:
+        self.output = bundle_path(output)
+        self.force = force
+        self.staging = self.output.with_name(f".{self.output.name}.{os.getpid()}.partial")
+        self._files: dict[str, FileEntry] = {}
+
+    def __enter__(self) -> BundleWriter:
+        self.check_output()
+        with _writing(self.staging):
+            self.output.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(self.staging, ignore_errors=True)
+            self.staging.mkdir()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        shutil.rmtree(self.staging, ignore_errors=True)
+
+    def check_output(self) -> None:
+        """Refuses early what :meth:`commit` would refuse at the end.
+
+        Raises:
+            BundleWriteError: the final name is taken by something that may not be replaced.
+        """
+        if not os.path.lexists(self.output):
+            return
+        if not self.force:
+            raise BundleWriteError(
+                f"{self.output} is already there", hint="name another --output, or give --force"
+            )
+        if self.output.is_symlink() or not (self.output / MANIFEST_NAME).is_file():
+            raise BundleWriteError(
+                f"{self.output} isn't a bundle, so --force won't replace it",
+                hint="name another --output, or remove it yourself",
+            )
+
+    def add_file(self, source: Path, name: str) -> str:
+        """Copies a file in under the relative path ``name``; returns ``name``."""
+        target = self._new(name)
+        with _writing(target):
+            shutil.copyfile(source, target)
+        self._record(name)
+        return name
+
+    def add_bytes(self, data: bytes, name: str) -> str:
+        """Writes a file; returns ``name``."""
+        target = self._new(name)
+        with _writing(target):
+            target.write_bytes(data)
+        self._record(name)
+        return name
+
+    def add_weights(
+        self, tensors: Mapping[str, StoredTensor], store: TensorStore, precision: str
+    ) -> str:
+        """Writes ``weights.<precision>``; returns its name."""
+        name = f"weights.{precision}"
+        target = self._new(name)
+        with _writing(target):
+            write_weights(target, tensors, store)
+        self._record(name)
+        return name
+
+    def add_variant(self, parts: VariantParts) -> Variant:
+        """Copies a variant's libraries in; returns its manifest entry."""
+        spec = parts.spec
+        folder = f"code/{spec.name}"
+        runtime = self.add_file(parts.native.path, f"{folder}/{parts.native.path.name}")
+        programs = [
+            self.add_file(artifact.library, f"{folder}/bucket-{index}.so")
+            for index, artifact in enumerate(parts.artifacts)
+        ]
+        return Variant(
+            name=spec.name,
+            arch=spec.arch,
+            backend=AOTI_CPU,
+            requires=spec.requires,
+            glibc=parts.glibc,
+            rank=spec.rank,
+            runtime=runtime,
+            programs=tuple(programs),
+        )
+
+    def add_golden(
+        self,
+        bucket: int,
+        case: str,
+        inputs: Mapping[str, npt.NDArray[np.generic]],
+        outputs: Mapping[str, npt.NDArray[np.generic]],
+    ) -> GoldenCase:
+        """Writes one golden vector; returns its manifest entry."""
+        name = f"golden/{bucket}-{case}.npz"
+        target = self._new(name)
+        with _writing(target):
+            save_case(target, inputs, outputs)
+        self._record(name)
+        return GoldenCase(bucket, case, name)
+
+    def add_runtime(self) -> None:
+        """Copies the Python runtime in, usable by putting ``runtime/`` on PYTHONPATH."""
+        package = Path(next(iter(edgecompile.runtime.__path__)))
+        init = Path(next(iter(edgecompile.__path__))) / "__init__.py"
+        self.add_file(init, "runtime/edgecompile/__init__.py")
+        for source in sorted([*package.glob("*.py"), *package.glob("*.md")]):
+            self.add_file(source, f"runtime/edgecompile/runtime/{source.name}")
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Writes the manifest for the files added so far; may be called again after adding more.
+
+        The bytes go through the device's own reader first: a bundle that it would refuse is never
+        written.
+
+        Raises:
+            BundleError: the manifest breaks a rule of the format.
+        """
+        complete = dataclasses.replace(manifest, files=dict(self._files))
+        data = complete.to_bytes()
+        parse_manifest(data)
+        path = self.staging / MANIFEST_NAME
+        with _writing(path):
+            path.write_bytes(data)
+
+    def commit(self) -> Path:
+        """Gives the bundle its name.
+
+        Raises:
+            BundleWriteError: the name was taken meanwhile.
+        """
+        self.check_output()
+        with _writing(self.output):
+            _sync_tree(self.staging)
+            if os.path.lexists(self.output):
+                # rename() can't replace a folder that isn't empty: the old one steps aside.
+                old = self.output.with_name(f".{self.output.name}.{os.getpid()}.old")
+                os.replace(self.output, old)
+                os.replace(self.staging, self.output)
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                os.replace(self.staging, self.output)
+        return self.output
+
+    def _new(self, name: str) -> Path:
+        if name in self._files:
+            raise BundleWriteError(f"the bundle already holds {name}")
+        target = self.staging / name
+        with _writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+    def _record(self, name: str) -> None:
+        path = self.staging / name
+        with _writing(path):
+            self._files[name] = FileEntry(path.stat().st_size, file_sha256(path))
+
+
+def save_case(
+    path: Path,
+    inputs: Mapping[str, npt.NDArray[np.generic]],
+    outputs: Mapping[str, npt.NDArray[np.generic]],
+) -> None:
+    """Writes a test case as .npz: ``in.<name>`` and ``out.<name>`` arrays, uncompressed.
+
+    numpy writes a fixed date into the archive, so equal cases are equal bytes.
+    """
+    arrays = {f"in.{name}": value for name, value in inputs.items()}
+    arrays.update({f"out.{name}": value for name, value in outputs.items()})
+    with path.open("xb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def merge_constants(artifacts: Sequence[Artifact]) -> dict[str, StoredTensor]:
+    """The tensors of all programs, by name.
+
+    Raises:
+        BundleWriteError: two programs mean different tensors by one name.
+    """
+    merged: dict[str, StoredTensor] = {}
+    for artifact in artifacts:
+        for name, tensor in artifact.constants.items():
+            known = merged.setdefault(name, tensor)
+            if known != tensor:
+                raise BundleWriteError(
+                    f"the constant {name} differs between the programs of bucket "
+                    f"{artifact.bucket} and an earlier one"
+                )
+    return merged
+
+
+def _sync_tree(folder: Path) -> None:
+    """Flushes every file, so that the rename can't overtake their content on a power cut."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            handle = os.open(os.path.join(root, name), os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)

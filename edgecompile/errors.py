@@ -1,0 +1,133 @@
+"""Errors of the build side: one tree, each class with an exit code of its own.
+
+Exit code 2 belongs to Click (wrong usage) and 130 to an interrupt.
+"""
+
+from edgecompile.runtime.errors import (
+    BundleError,
+    DamagedBundleError,
+    EdgecompileError,
+    FormatVersionError,
+    InputError,
+    NativeError,
+    OutsideBucketsError,
+    SelftestError,
+    UnsupportedHostError,
+)
+
+__all__ = [
+    "AuditError",
+    "BundleError",
+    "BundleWriteError",
+    "CompileError",
+    "CostError",
+    "DamagedBundleError",
+    "DiskFullError",
+    "EdgecompileError",
+    "ElfError",
+    "ExportError",
+    "FormatVersionError",
+    "InputError",
+    "LengthsError",
+    "MissingDependencyError",
+    "MissingKernelError",
+    "ModelError",
+    "NativeError",
+    "OutsideBucketsError",
+    "PlanError",
+    "SelftestError",
+    "TargetError",
+    "ToolchainError",
+    "UnsupportedHostError",
+    "VerificationError",
+]
+
+
+class LengthsError(EdgecompileError):
+    """A lengths file or a text file can't be read as sequence lengths."""
+
+    exit_code = 30
+
+
+class TargetError(EdgecompileError):
+    """A target is unknown, or its profile is malformed."""
+
+    exit_code = 31
+
+
+class ModelError(EdgecompileError):
+    """A model specification can't be resolved, or loading the model failed."""
+
+    exit_code = 32
+
+
+class ExportError(EdgecompileError):
+    """torch.export refused the model, or its result differs from eager."""
+
+    exit_code = 33
+
+
+class PlanError(EdgecompileError):
+    """No plan satisfies the lengths, the model's limits and the constraints."""
+
+    exit_code = 34
+
+
+class ToolchainError(EdgecompileError):
+    """A compiler or another tool is missing or can't do what is needed."""
+
+    exit_code = 35
+
+
+class CompileError(EdgecompileError):
+    """Code generation or the C++ compiler failed."""
+
+    exit_code = 36
+
+
+class MissingKernelError(CompileError):
+    """The model calls kernels that the native runtime doesn't have; all are listed."""
+
+    exit_code = 37
+
+
+class AuditError(EdgecompileError):
+    """A built library isn't fit for its target."""
+
+    exit_code = 38
+
+
+class VerificationError(EdgecompileError):
+    """The bundle's outputs differ from eager by more than the tolerance."""
+
+    exit_code = 39
+
+
+class BundleWriteError(EdgecompileError):
+    """The bundle could not be written."""
+
+    exit_code = 40
+
+
+class DiskFullError(BundleWriteError):
+    """The disk, or a quota on it, is full."""
+
+    exit_code = 41
+
+
+class MissingDependencyError(EdgecompileError):
+    """An optional Python package is needed for what was asked."""
+
+    exit_code = 42
+
+
+class ElfError(EdgecompileError):
+    """A file isn't an ELF file that can be read to its end."""
+
+    exit_code = 43
+
+
+class CostError(EdgecompileError):
+    """Cost points or a calibration can't be used: malformed, or of another model or machine."""
+
+    exit_code = 44
