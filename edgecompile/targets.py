@@ -207,7 +207,7 @@ def load_target(name_or_path: str | Path, folders: Sequence[Path] | None = None)
         folders = (path.parent, *folders)  # the user's own variants lie beside the profile
     else:
         found = [folder / f"{text}.toml" for folder in folders]
-        existing = [path for path in found if path.is_file()]
+        existing = [path for path in found if os.path.isfile(path)]
         if not existing:
             hint = _suggest(text, _names(folders), "targets")
             raise TargetError(f"unknown target {text!r}", hint=hint + "; or give a .toml file")
@@ -242,7 +242,7 @@ def load_variant(name: str, folders: Sequence[Path] | None = None) -> VariantSpe
     folders = search_path() if folders is None else folders
     for folder in folders:
         path = folder / "variants" / f"{name}.toml"
-        if os.sep not in name and path.is_file():
+        if os.sep not in name and os.path.isfile(path):
             break
     else:
         known = _names(folder / "variants" for folder in folders)

@@ -1,0 +1,150 @@
+"""What the disassembly says about code that was compiled for a known instruction set."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from edgecompile.errors import ElfError
+from edgecompile.instructions import InstructionEvidence, find_objdump, scan_instructions
+
+KERNELS = """
+#include <math.h>
+void f(float* restrict a, const float* restrict b, int n) {
+  for (int i = 0; i < n; i++) a[i] = floorf(a[i] * b[i] + sqrtf(b[i]));
+}
+void g(long* restrict a, const long* restrict b, int n) {
+  for (int i = 0; i < n; i++) a[i] = a[i] > b[i] ? a[i] * 3 : b[i] >> 2;
+}
+void k(double* restrict a, const unsigned* restrict b, int n) {
+  for (int i = 0; i < n; i++) a[i] = b[i] ^ (b[i] << 3);
+}
+"""
+X86_64_V3 = {"sse4_1", "avx", "avx2", "f16c", "fma", "bmi1", "bmi2", "lzcnt", "movbe"}
+
+
+def scan(folder: Path, source: str, *flags: str, arch: str = "x86-64") -> InstructionEvidence:
+    (folder / "source.c").write_text(source)
+    gcc = "gcc" if arch == "x86-64" else "aarch64-linux-gnu-gcc"
+    command = [gcc, "-O3", "-ffast-math", "-fPIC", *flags, "-c", "source.c", "-o", "source.o"]
+    subprocess.run(command, cwd=folder, check=True)
+    objdump = find_objdump(arch)
+    assert objdump is not None
+    return scan_instructions(folder / "source.o", arch, objdump)
+
+
+def features(evidence: InstructionEvidence) -> set[str]:
+    return {use.feature for use in evidence.uses}
+
+
+@pytest.mark.parametrize(
+    ("march", "width", "least", "most"),
+    [
+        ("x86-64", 128, set(), set()),
+        ("x86-64-v2", 128, {"sse4_1"}, {"sse4_1"}),
+        ("x86-64-v3", 256, {"avx", "avx2", "fma"}, X86_64_V3),
+        ("x86-64-v4", 512, {"avx512f"}, X86_64_V3 | {"avx512f"}),
+    ],
+)
+def test_levels(tmp_path: Path, march: str, width: int, least: set[str], most: set[str]) -> None:
+    width_flag = ["-mprefer-vector-width=512"] if width == 512 else []
+    evidence = scan(tmp_path, KERNELS, f"-march={march}", *width_flag)
+    assert least <= features(evidence) <= most
+    assert evidence.packed_operations(width) > 0
+    assert evidence.packed_operations(width * 2) == 0
+    assert evidence.total > 50
+    json.dumps(evidence.to_json())
+
+
+def test_avx512_on_narrow_registers_is_seen(tmp_path: Path) -> None:
+    flags = ("-march=x86-64-v4", "-mprefer-vector-width=256")
+    evidence = scan(tmp_path, KERNELS, *flags)
+    assert evidence.packed_operations(512) == 0
+    assert "avx512f" in features(evidence)
+
+
+def test_scalar_code_has_no_packed_arithmetic(tmp_path: Path) -> None:
+    flags = ("-march=x86-64-v3", "-fno-tree-vectorize")
+    assert scan(tmp_path, KERNELS, *flags).packed_operations(128) == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "intrinsic", "feature"),
+    [
+        ("avxvnni", "_mm256_dpbusd_avx_epi32(x, x, x)", "avx_vnni"),
+        ("avx512vnni,avx512vl", "_mm256_dpbusd_epi32(x, x, x)", "avx512_vnni"),
+        ("f16c", "(__m256i)_mm256_cvtph_ps(_mm256_castsi256_si128(x))", "f16c"),
+        ("avx512bf16,avx512vl", "(__m256i)_mm256_dpbf16_ps((__m256)x, (__m256bh)x, (__m256bh)x)",
+         "avx512_bf16"),
+    ],
+)  # fmt: skip
+def test_newer_instructions(tmp_path: Path, target: str, intrinsic: str, feature: str) -> None:
+    source = f"""
+#include <immintrin.h>
+__attribute__((target("avx2,{target}"))) __m256i newer(__m256i x) {{ return {intrinsic}; }}
+"""
+    uses = {use.feature: use for use in scan(tmp_path, source).uses}
+    assert feature in uses
+    assert uses[feature].example.startswith("newer: ")
+    assert uses[feature].count == 1
+    other = {"avx_vnni", "avx512_vnni"} - {feature}
+    assert not other & set(uses)
+
+
+needs_aarch64 = pytest.mark.skipif(
+    shutil.which("aarch64-linux-gnu-gcc") is None, reason="needs g++-aarch64-linux-gnu"
+)
+
+
+@needs_aarch64
+def test_aarch64_baseline(tmp_path: Path) -> None:
+    evidence = scan(tmp_path, KERNELS, "-march=armv8-a", arch="aarch64")
+    assert features(evidence) == set()
+    assert evidence.packed_operations(128) > 0
+
+
+@needs_aarch64
+@pytest.mark.parametrize(
+    ("march", "body", "feature"),
+    [
+        ("armv8.2-a+fp16", "float16x8_t f(float16x8_t x) { return vmulq_f16(x, x); }", "asimdhp"),
+        ("armv8.2-a+dotprod", "int32x4_t f(int32x4_t a, int8x16_t x) { return vdotq_s32(a, x, x); }",
+         "asimddp"),
+        ("armv8.2-a+i8mm", "int32x4_t f(int32x4_t a, int8x16_t x) { return vmmlaq_s32(a, x, x); }",
+         "i8mm"),
+        ("armv8.2-a+bf16",
+         "float32x4_t f(float32x4_t a, bfloat16x8_t x) { return vbfdotq_f32(a, x, x); }", "bf16"),
+        ("armv8.2-a+sve", "void f(float* a, int n) { for (int i = 0; i < n; i++) a[i] *= 2; }", "sve"),
+        ("armv8.1-a", "long f(long* a) { return __atomic_fetch_add(a, 1, 5); }", "atomics"),
+    ],
+)  # fmt: skip
+def test_aarch64_extensions(tmp_path: Path, march: str, body: str, feature: str) -> None:
+    source = f"#include <arm_neon.h>\n{body}\n"
+    assert features(scan(tmp_path, source, f"-march={march}", arch="aarch64")) == {feature}
+
+
+@needs_aarch64
+def test_aarch64_functions_that_ask_the_cpu_first_are_passed_over(tmp_path: Path) -> None:
+    source = '__asm__(".arch armv8.1-a\\n.text\\n.globl __aarch64_ldadd8_acq_rel\\n'
+    source += '__aarch64_ldadd8_acq_rel: ldaddal x0, x0, [x1]\\n ret\\n");'
+    assert features(scan(tmp_path, source, arch="aarch64")) == set()
+
+
+def test_objdump_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ElfError, match="can't run /nowhere/objdump"):
+        scan_instructions(tmp_path, "x86-64", "/nowhere/objdump")
+    text = tmp_path / "text.so"
+    text.write_text("no library")
+    objdump = find_objdump("x86-64")
+    assert objdump is not None
+    with pytest.raises(ElfError, match=r"can't read .*text\.so"):
+        scan_instructions(text, "x86-64", objdump)
+
+
+def test_no_objdump_for_a_machine_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert find_objdump("x86-64") is None
