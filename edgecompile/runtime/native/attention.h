@@ -1,0 +1,31 @@
+// Scaled dot-product attention for short sequences: softmax(q·kᵀ·scale + mask)·v without storing
+// the scores of a whole head.
+#pragma once
+
+#include <cstdint>
+
+namespace ec {
+
+enum class MaskKind : int32_t { kNone = 0, kBool = 1 /* true: attend */, kFloat = 2 /* added */ };
+
+// q [batch, heads_q, len_q, dim], k [batch, heads_kv, len_k, dim], v [batch, heads_kv, len_k,
+// dim_v], out [batch, heads_q, len_q, dim_v]; strides in elements of the first three axes, the last
+// one is contiguous. heads_q must be a multiple of heads_kv: query head h reads key head
+// h / (heads_q / heads_kv).
+struct AttentionArgs {
+  const float *q, *k, *v;
+  float* out;
+  int64_t batch, heads_q, heads_kv, len_q, len_k, dim, dim_v;
+  int64_t q_strides[3], k_strides[3], v_strides[3], out_strides[3];
+  const void* mask;         // uint8_t or float, [batch, heads_q, len_q, len_k]
+  int mask_kind;            // MaskKind
+  int64_t mask_strides[4];  // 0 broadcasts
+  bool causal;              // query i sees keys 0 .. i
+  float scale;
+};
+
+// As torch's eager kernel on the CPU: a row whose keys are all masked by `false` or -inf gives
+// zeros; NaN and infinity in q, k, v reach the rows that read them even where masked.
+void attention(const AttentionArgs& args);
+
+}  // namespace ec

@@ -1,0 +1,59 @@
+// Single-precision matrix products with a fused epilogue, near the machine's peak for every M.
+//
+// Matrices are row-major with explicit strides in elements. All functions use the thread pool and
+// are safe from any number of threads. Outputs must not overlap inputs, except as said.
+#pragma once
+
+#include <cstdint>
+
+namespace ec {
+
+// Columns of one panel of a packed B. A packed B is [ceil(N/32)][K][32] floats with zeros beyond
+// column N: the layout on disk too, the same for every instruction set.
+constexpr int64_t kPanel = 32;
+
+int64_t packed_elements(int64_t n, int64_t k);
+
+// Packs B (K×N, any strides; a transposed weight is just stride_n = K, stride_k = 1).
+void pack_b(const float* b, int64_t stride_k, int64_t stride_n, int64_t k, int64_t n,
+            float* packed);
+
+enum class Activation : int32_t {
+  kNone = 0,
+  kRelu = 1,
+  kGeluErf = 2,
+  kGeluTanh = 3,
+  kSilu = 4,
+  kTanh = 5,
+  kSigmoid = 6,
+};
+
+// C = act(alpha·A·B + beta·bias) + beta·residual.
+struct Epilogue {
+  const float* bias = nullptr;      // [N], one per column
+  const float* residual = nullptr;  // M×N; may be C itself
+  int64_t ld_residual = 0;          // 0: one row for all
+  Activation act = Activation::kNone;
+  float alpha = 1.0f;
+  float beta = 1.0f;
+  int64_t residual_batch = 0;  // from one matrix of a batch to the next
+};
+
+// act(x) in place for n floats.
+void activate(Activation act, float* x, int64_t n);
+
+// C[M×N] from A[M×K] with contiguous rows and a packed B. M, N or K may be 0.
+void gemm_packed(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
+                 const float* b_packed, float* c, int64_t ldc, const Epilogue& epilogue);
+
+// As gemm_packed, with any strides of A and B, 0 and negative ones included.
+void gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col,
+          const float* b, int64_t b_row, int64_t b_col, float* c, int64_t ldc,
+          const Epilogue& epilogue);
+
+// One product for each of `batch` matrices; a batch stride of 0 shares the operand.
+void gemm_batched(int64_t batch, int64_t m, int64_t n, int64_t k, const float* a, int64_t a_batch,
+                  int64_t a_row, int64_t a_col, const float* b, int64_t b_batch, int64_t b_row,
+                  int64_t b_col, float* c, int64_t c_batch, int64_t ldc, const Epilogue& epilogue);
+
+}  // namespace ec

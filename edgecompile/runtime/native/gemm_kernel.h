@@ -1,0 +1,133 @@
+// The innermost loops: one register tile of C += A·B, written once over the vector width.
+#pragma once
+
+#include <cstdint>
+
+#include "simd.h"
+
+namespace ec {
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kVectorRegisters = 32;
+#else
+constexpr int kVectorRegisters = 16;
+#endif
+
+// The register tile is R rows by kTileVectors<R> vectors: all accumulators, the smaller of a row of
+// B and a column of A, and one more vector stay in registers. Few rows get wide tiles, since enough
+// independent sums (8) must be under way to cover the latency of a multiply-add (4 cycles at 2 per
+// cycle); where even a whole panel is too narrow, several sums per element do.
+constexpr int kPanelVectors = 32 / kFloatLanes;
+constexpr int kTileRows = kVectorRegisters == 32 && kFloatLanes == 16 ? 12 : 6;
+
+constexpr int widest_tile(int rows) {
+  int vectors = kPanelVectors;
+  while (vectors > 1 &&
+         rows * vectors + (rows < vectors ? rows : vectors) + 1 > kVectorRegisters) {
+    vectors /= 2;
+  }
+  return vectors;
+}
+template <int Rows>
+constexpr int kTileVectors = widest_tile(Rows);
+template <int Rows>
+constexpr int kTileSums = Rows* kTileVectors<Rows> >= 8 ? 1 : Rows* kTileVectors<Rows> >= 4 ? 2 : 4;
+
+struct Tile {
+  int64_t k;
+  const float* a;  // rows of contiguous elements
+  int64_t lda;
+  const float* b;  // k rows of contiguous elements
+  int64_t ldb;
+  float* c;
+  int64_t ldc;
+  const float* bias;      // what each row of sums starts from, or null
+  bool accumulate;        // start from C instead
+  const float* residual;  // added before the store, or null
+  int64_t ld_residual;
+  const float* prefetch;  // memory soon needed, 16 bytes for each of the k steps, or null
+};
+
+template <int Rows>
+inline void run_tile(const Tile& t) {
+  constexpr int Vectors = kTileVectors<Rows>;
+  constexpr int Sums = kTileSums<Rows>;
+  constexpr int kL = kFloatLanes;
+  constexpr int kUnroll = 4;
+  static_assert(kUnroll % Sums == 0);
+  vf32 acc[Sums][Rows][Vectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
+    for (int v = 0; v < Vectors; ++v) {
+      acc[0][r][v] = vf32{};
+#pragma GCC unroll 4
+      for (int s = 1; s < Sums; ++s) acc[s][r][v] = vf32{};
+    }
+  }
+  if (t.accumulate || t.bias != nullptr) {
+    const float* start = t.accumulate ? t.c : t.bias;
+    const int64_t ld = t.accumulate ? t.ldc : 0;
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
+      for (int v = 0; v < Vectors; ++v) acc[0][r][v] = load(start + r * ld + v * kL);
+    }
+  }
+
+  const float* a[Rows];
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) a[r] = t.a + r * t.lda;
+  const float* b = t.b;
+  const int64_t ldb = t.ldb;
+  const float* prefetch = t.prefetch;
+  const auto step = [&](int64_t i, const float* row, vf32(&sum)[Rows][Vectors])
+                        __attribute__((always_inline)) {
+    if constexpr (Rows < Vectors) {
+      vf32 av[Rows];
+#pragma GCC unroll 16
+      for (int r = 0; r < Rows; ++r) av[r] = broadcast(a[r][i]);
+#pragma GCC unroll 16
+      for (int v = 0; v < Vectors; ++v) {
+        const vf32 bv = load(row + v * kL);
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r) sum[r][v] = fma(av[r], bv, sum[r][v]);
+      }
+    } else {
+      vf32 bv[Vectors];
+#pragma GCC unroll 16
+      for (int v = 0; v < Vectors; ++v) bv[v] = load(row + v * kL);
+#pragma GCC unroll 16
+      for (int r = 0; r < Rows; ++r) {
+        const vf32 av = broadcast(a[r][i]);
+#pragma GCC unroll 16
+        for (int v = 0; v < Vectors; ++v) sum[r][v] = fma(av, bv[v], sum[r][v]);
+      }
+    }
+  };
+  int64_t i = 0;
+  for (; i + kUnroll <= t.k; i += kUnroll) {
+    if (prefetch != nullptr) {
+      __builtin_prefetch(prefetch + i * 4, 0, 2);
+    }
+#pragma GCC unroll 4
+    for (int u = 0; u < kUnroll; ++u) step(i + u, b + u * ldb, acc[u % Sums]);
+    b += kUnroll * ldb;
+  }
+  for (; i < t.k; ++i, b += ldb) step(i, b, acc[0]);
+
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
+    for (int v = 0; v < Vectors; ++v) {
+#pragma GCC unroll 4
+      for (int s = 1; s < Sums; ++s) acc[0][r][v] += acc[s][r][v];
+      if (t.residual != nullptr) {
+        acc[0][r][v] += load(t.residual + r * t.ld_residual + v * kL);
+      }
+      store(t.c + r * t.ldc + v * kL, acc[0][r][v]);
+    }
+  }
+}
+
+}  // namespace ec

@@ -1,0 +1,386 @@
+#include "threads.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <new>
+
+namespace ec {
+namespace {
+
+// How long a worker that found nothing to do keeps looking. The gaps between the parallel parts of
+// one model run are shorter; sleeping and waking would cost several microseconds at each.
+constexpr int64_t kIdleSpinNs = 50'000;
+// How long a thread that waits for others of its job spins before it gives its core away: if one of
+// them has lost its core to another process, this is the core it can move to.
+constexpr int64_t kJoinSpinNs = 20'000;
+constexpr int kPausesPerClock = 16;
+
+inline void pause_cpu() {
+#if defined(__x86_64__) || defined(__i386__)
+  asm volatile("pause" ::: "memory");
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");  // yield is a no-op on most cores; isb waits some cycles
+#endif
+}
+
+int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
+
+// The unclaimed tasks of the current job, [front, back), with the job's number so that a claim by a
+// late thread can't succeed on the next job: 20 + 22 + 22 bits in one word.
+struct Ticket {
+  static constexpr int kBits = 22;
+  static constexpr uint64_t kMask = (uint64_t{1} << kBits) - 1;
+  static constexpr int64_t kMaxTasks = kMask;
+
+  static uint64_t make(uint64_t epoch, uint64_t front, uint64_t back) {
+    return epoch << (2 * kBits) | front << kBits | back;
+  }
+  static int64_t front(uint64_t t) { return static_cast<int64_t>(t >> kBits & kMask); }
+  static int64_t back(uint64_t t) { return static_cast<int64_t>(t & kMask); }
+};
+
+using Task = void (*)(void* ctx, int64_t i);
+
+struct Pool;
+struct Worker {
+  Pool* pool = nullptr;
+  int id = 0;  // 1-based: the caller of a job is 0
+  alignas(64) std::atomic<uint32_t> asleep{0};
+};
+
+// Never freed: workers may still look at it while the process exits.
+struct Pool {
+  std::atomic<bool> taken{false};
+  int workers = 0;           // started so far; only whoever has taken the pool looks
+  bool cannot_grow = false;  // the system refused a thread
+
+  alignas(64) std::atomic<uint32_t> epoch{0};
+  std::atomic<Task> task{nullptr};
+  std::atomic<void*> ctx{nullptr};
+  std::atomic<int> team{1};
+  alignas(64) std::atomic<uint64_t> ticket{0};
+  alignas(64) Event done;  // tasks that workers have finished
+  Worker members[kMaxThreads];
+
+  void grow(int count);
+  void run(int64_t n, int team_size, Task t, void* c);
+  uint32_t work(int id);
+};
+
+std::atomic<Pool*> g_pool{nullptr};
+std::atomic<int> g_threads{0};  // 0: not yet read
+thread_local bool t_inside = false;
+thread_local int t_fixed_threads = 0;
+
+// Claims and runs tasks until none is left; returns how many. All of them belong to one job: it
+// can't end before they are counted in `done`.
+uint32_t Pool::work(int id) {
+  uint32_t count = 0;
+  uint64_t t = ticket.load(std::memory_order_acquire);
+  for (;;) {
+    const int64_t front = Ticket::front(t), back = Ticket::back(t);
+    if (front >= back) return count;
+    // The job that `t` is of was alive when `t` was read. If the next one has begun to overwrite
+    // these, the ticket has changed too and the exchange below fails.
+    const Task run_task = task.load(std::memory_order_acquire);
+    void* const run_ctx = ctx.load(std::memory_order_acquire);
+    if (id >= team.load(std::memory_order_acquire)) return count;
+    const bool from_back = id & 1;
+    const uint64_t next = from_back ? t - 1 : t + (uint64_t{1} << Ticket::kBits);
+    if (!ticket.compare_exchange_weak(t, next, std::memory_order_acq_rel,
+                                      std::memory_order_acquire)) {
+      continue;
+    }
+    run_task(run_ctx, from_back ? back - 1 : front);
+    ++count;
+    t = ticket.load(std::memory_order_acquire);
+  }
+}
+
+void* worker_main(void* arg) {
+  Worker& self = *static_cast<Worker*>(arg);
+  Pool& pool = *self.pool;
+  t_inside = true;
+  uint32_t seen = 0;
+  int64_t spin_until = now_ns() + kIdleSpinNs;
+  for (;;) {
+    for (int i = 1; pool.epoch.load(std::memory_order_acquire) == seen; ++i) {
+      pause_cpu();
+      if (i % kPausesPerClock != 0 || now_ns() < spin_until) continue;
+      // Sequentially consistent with run(): either it sees us asleep or we see its epoch.
+      self.asleep.store(1);
+      if (pool.epoch.load() == seen) {
+        while (self.asleep.load() == 1) sleep_while_equal(self.asleep, 1);
+      } else {
+        self.asleep.store(0);
+      }
+    }
+    seen = pool.epoch.load(std::memory_order_acquire);
+    const uint32_t count = pool.work(self.id);
+    if (count > 0) pool.done.add(count);
+    // Those outside the team go to sleep even while small jobs follow each other closely.
+    if (self.id < pool.team.load(std::memory_order_relaxed)) spin_until = now_ns() + kIdleSpinNs;
+  }
+  return nullptr;
+}
+
+void Pool::grow(int count) {
+  while (workers < count && !cannot_grow) {
+    Worker& w = members[workers + 1];
+    w.pool = this;
+    w.id = workers + 1;
+    pthread_attr_t attr;
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    sigset_t all, old;  // signals are the host's threads' business
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    pthread_t thread;
+    if (pthread_create(&thread, &attr, worker_main, &w) == 0) {
+      ++workers;
+      pthread_setname_np(thread, "edgecompile");
+    } else {
+      cannot_grow = true;
+    }
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
+    pthread_attr_destroy(&attr);
+  }
+}
+
+void Pool::run(int64_t n, int team_size, Task t, void* c) {
+  const uint32_t e = epoch.load(std::memory_order_relaxed) + 1;
+  done.reset();
+  task.store(t, std::memory_order_release);
+  ctx.store(c, std::memory_order_release);
+  team.store(team_size, std::memory_order_release);
+  ticket.store(Ticket::make(e, 0, static_cast<uint64_t>(n)), std::memory_order_release);
+  epoch.store(e);
+  for (int i = 1; i < team_size; ++i) {
+    std::atomic<uint32_t>& asleep = members[i].asleep;
+    if (asleep.load() && asleep.exchange(0)) wake(asleep, 1);
+  }
+
+  const uint32_t others = static_cast<uint32_t>(n) - work(0);
+  for (uint32_t finished = done.value(); finished != others; finished = done.value()) {
+    done.wait_change(finished);
+  }
+}
+
+// ---- How many threads ---------------------------------------------------------------------------
+
+// The number in a file "quota period" (cgroup v2), rounded up; kMaxThreads when there is no limit.
+int read_cpu_max(const char* path) {
+  FILE* f = fopen(path, "re");
+  if (f == nullptr) return kMaxThreads;
+  long long quota = 0, period = 0;
+  const int fields = fscanf(f, "%lld %lld", &quota, &period);  // "max 100000" gives 0 fields
+  fclose(f);
+  if (fields != 2 || quota <= 0 || period <= 0) return kMaxThreads;
+  const long long n = (quota + period - 1) / period;
+  return n < kMaxThreads ? static_cast<int>(n) : kMaxThreads;
+}
+
+// The tightest CPU quota among the process's control group and its parents.
+int cgroup_limit() {
+  char group[512] = "";
+  if (FILE* f = fopen("/proc/self/cgroup", "re")) {
+    char line[600];
+    while (fgets(line, sizeof line, f) != nullptr) {
+      if (strncmp(line, "0::", 3) != 0) continue;
+      line[strcspn(line, "\n")] = 0;
+      snprintf(group, sizeof group, "%.500s", line + 3);
+    }
+    fclose(f);
+  }
+  int limit = kMaxThreads;
+  for (;;) {
+    char path[600];
+    snprintf(path, sizeof path, "/sys/fs/cgroup%s/cpu.max", group);
+    const int n = read_cpu_max(path);
+    if (n < limit) limit = n;
+    char* slash = strrchr(group, '/');
+    if (slash == nullptr) return limit;
+    *slash = 0;
+  }
+}
+
+// ---- Taking the pool ----------------------------------------------------------------------------
+
+void forget_pool_in_child() {
+  g_pool.store(nullptr, std::memory_order_relaxed);  // its workers exist in the parent only
+  t_inside = false;
+}
+
+Pool* the_pool() {
+  Pool* pool = g_pool.load(std::memory_order_acquire);
+  if (pool != nullptr) return pool;
+  static std::atomic<bool> registered{false};
+  if (!registered.exchange(true)) pthread_atfork(nullptr, nullptr, forget_pool_in_child);
+  Pool* fresh = new (std::nothrow) Pool;
+  if (fresh == nullptr) return nullptr;
+  if (g_pool.compare_exchange_strong(pool, fresh)) return fresh;
+  delete fresh;
+  return pool;
+}
+
+// The pool with at least one worker, or null: nested, taken by another host thread, one thread.
+class Lease {
+ public:
+  explicit Lease(int wanted) {
+    if (t_inside || wanted < 2) return;
+    const int limit = num_threads();
+    if (limit < 2) return;
+    Pool* pool = the_pool();
+    if (pool == nullptr || pool->taken.load(std::memory_order_relaxed) ||
+        pool->taken.exchange(true, std::memory_order_acquire)) {
+      return;
+    }
+    team = wanted < limit ? wanted : limit;
+    pool->grow(team - 1);
+    if (team > pool->workers + 1) team = pool->workers + 1;
+    if (team < 2) {
+      pool->taken.store(false, std::memory_order_release);
+      return;
+    }
+    pool_ = pool;
+    t_inside = true;
+  }
+  ~Lease() {
+    if (pool_ == nullptr) return;
+    t_inside = false;
+    pool_->taken.store(false, std::memory_order_release);
+  }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+  Pool* operator->() const { return pool_; }
+  explicit operator bool() const { return pool_ != nullptr; }
+
+  int team = 1;
+
+ private:
+  Pool* pool_ = nullptr;
+};
+
+}  // namespace
+
+int default_threads() {
+  int n = 1;
+  cpu_set_t mask;
+  if (sched_getaffinity(0, sizeof mask, &mask) == 0) {
+    n = CPU_COUNT(&mask);
+  } else {
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);  // more CPUs than cpu_set_t has bits
+    if (online > 0) n = online < kMaxThreads ? static_cast<int>(online) : kMaxThreads;
+  }
+  const int limit = cgroup_limit();
+  if (n > limit) n = limit;
+  return n < 1 ? 1 : n;
+}
+
+int num_threads() {
+  if (t_fixed_threads != 0) return t_fixed_threads;
+  int n = g_threads.load(std::memory_order_relaxed);
+  if (n == 0) {
+    n = default_threads();
+    g_threads.store(n, std::memory_order_relaxed);
+  }
+  return n;
+}
+
+void set_num_threads(int n) {
+  if (n <= 0) n = default_threads();
+  g_threads.store(n < kMaxThreads ? n : kMaxThreads, std::memory_order_relaxed);
+}
+
+FixedThreads::FixedThreads() : outer_(t_fixed_threads) { t_fixed_threads = num_threads(); }
+FixedThreads::~FixedThreads() { t_fixed_threads = outer_; }
+
+bool in_parallel() { return t_inside; }
+
+void parallel_for(int64_t n, void (*task)(void* ctx, int64_t i), void* ctx) {
+  if (n > 1) {
+    const int wanted = n < kMaxThreads ? static_cast<int>(n) : kMaxThreads;
+    if (Lease lease{wanted}) {
+      if (n <= Ticket::kMaxTasks) return lease->run(n, lease.team, task, ctx);
+      // More tasks than a ticket can number: in runs of equal length.
+      struct Runs {
+        void (*task)(void*, int64_t);
+        void* ctx;
+        int64_t n, length;
+      } runs{task, ctx, n, n / Ticket::kMaxTasks + 1};
+      const auto run_many = [](void* c, int64_t i) {
+        const Runs& r = *static_cast<Runs*>(c);
+        const int64_t end = (i + 1) * r.length < r.n ? (i + 1) * r.length : r.n;
+        for (int64_t j = i * r.length; j < end; ++j) r.task(r.ctx, j);
+      };
+      return lease->run((n + runs.length - 1) / runs.length, lease.team, run_many, &runs);
+    }
+  }
+  for (int64_t i = 0; i < n; ++i) task(ctx, i);
+}
+
+void run_team(int wanted, void (*begin)(void* ctx, int members),
+              void (*body)(void* ctx, int member, int members), void* ctx) {
+  if (Lease lease{wanted}) {
+    begin(ctx, lease.team);
+    struct Team {
+      void (*body)(void*, int, int);
+      void* ctx;
+      int members;
+    } team{body, ctx, lease.team};
+    const auto run_member = [](void* c, int64_t i) {
+      const Team& t = *static_cast<Team*>(c);
+      t.body(t.ctx, static_cast<int>(i), t.members);
+    };
+    return lease->run(lease.team, lease.team, run_member, &team);
+  }
+  begin(ctx, 1);
+  body(ctx, 0, 1);
+}
+
+void sleep_while_equal(const std::atomic<uint32_t>& word, uint32_t value) {
+  static_assert(sizeof word == sizeof(uint32_t));
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+
+void wake(const std::atomic<uint32_t>& word, int count) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
+}
+
+void Event::wait_change(uint32_t old) {
+  int64_t until = 0;
+  for (int i = 1; value_.load(std::memory_order_acquire) == old; ++i) {
+    pause_cpu();
+    if (i % kPausesPerClock != 0) continue;
+    const int64_t now = now_ns();
+    if (until == 0) until = now + kJoinSpinNs;
+    if (now < until) continue;
+    // Sequentially consistent with add(): either it sees the sleeper or the kernel its new value.
+    sleepers_.fetch_add(1);
+    sleep_while_equal(value_, old);
+    sleepers_.fetch_sub(1);
+    return;
+  }
+}
+
+void Event::add(uint32_t amount) {
+  value_.fetch_add(amount);
+  if (sleepers_.load() != 0) wake(value_, kMaxThreads);
+}
+
+}  // namespace ec
