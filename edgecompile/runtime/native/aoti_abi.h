@@ -1,0 +1,168 @@
+// What compiled models call: AOTInductor's C ABI (torch/csrc/inductor/aoti_torch/c/shim.h and the
+// generated c_shim_cpu.h of torch 2.13), each function with the prefix ec_. A test compiles this
+// header beside torch's and compares every type.
+//
+// Handles returned through a pointer are new references, to be freed with
+// ec_aoti_torch_delete_tensor_object; pointers to sizes, strides and data are borrowed from the
+// handle. Optional tensors are pointers to a handle, null if absent. On failure a function returns
+// 1, leaves its results alone and sets the thread's last error (ec_last_error).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "export.h"
+#include "tensor.h"
+
+struct AtenTensorOpaque;
+using AtenTensorHandle = AtenTensorOpaque*;
+using AOTITorchError = int32_t;
+
+namespace ec {
+
+inline Tensor* unwrap(AtenTensorHandle handle) {
+  if (handle == nullptr) fail("tensor handle is null");
+  return reinterpret_cast<Tensor*>(handle);
+}
+inline Tensor* unwrap_optional(const AtenTensorHandle* handle) {
+  return handle == nullptr || *handle == nullptr ? nullptr : unwrap(*handle);
+}
+inline AtenTensorHandle wrap(Tensor* tensor) { return reinterpret_cast<AtenTensorHandle>(tensor); }
+
+}  // namespace ec
+
+// Constants (aoti_types.cpp).
+#define EC_FOR_EACH_DTYPE(X)                                                               \
+  X(uint8)                                                                                 \
+  X(int8) X(int16) X(int32) X(int64) X(uint16) X(uint32) X(uint64) X(float16) X(bfloat16)  \
+      X(float32) X(float64) X(bool) X(complex32) X(complex64) X(complex128) X(float8_e5m2) \
+          X(float8_e4m3fn) X(float8_e5m2fnuz) X(float8_e4m3fnuz) X(float8_e8m0fnu)         \
+              X(float4_e2m1fn_x2)
+#define EC_DECLARE_DTYPE(name) EC_API int32_t ec_aoti_torch_dtype_##name();
+EC_FOR_EACH_DTYPE(EC_DECLARE_DTYPE)
+#undef EC_DECLARE_DTYPE
+EC_API size_t ec_aoti_torch_dtype_element_size(int32_t dtype);  // 0 for an unknown code
+EC_API int32_t ec_aoti_torch_device_type_cpu();
+EC_API int32_t ec_aoti_torch_device_type_cuda();
+EC_API int32_t ec_aoti_torch_device_type_meta();
+EC_API int32_t ec_aoti_torch_layout_strided();
+EC_API int32_t ec_aoti_torch_memory_format_contiguous_format();
+EC_API int32_t ec_aoti_torch_memory_format_channels_last();
+EC_API int32_t ec_aoti_torch_memory_format_channels_last_3d();
+EC_API int32_t ec_aoti_torch_memory_format_preserve_format();
+
+// Process state (aoti_types.cpp). Gradients don't exist here: the mode is remembered, no more.
+EC_API bool ec_aoti_torch_grad_mode_is_enabled();
+EC_API void ec_aoti_torch_grad_mode_set_enabled(bool enabled);
+EC_API void ec_aoti_torch_check(bool cond, const char* func, const char* file, uint32_t line,
+                                const char* msg);
+EC_API void ec_aoti_torch_warn(const char* func, const char* file, uint32_t line, const char* msg);
+
+// Handles (aoti_shim.cpp).
+EC_API AOTITorchError ec_aoti_torch_delete_tensor_object(AtenTensorHandle tensor);
+EC_API AOTITorchError ec_aoti_torch_new_tensor_handle(AtenTensorHandle orig_handle,
+                                                      AtenTensorHandle* new_handle);
+EC_API AOTITorchError ec_aoti_torch_new_uninitialized_tensor(AtenTensorHandle* ret);
+EC_API AOTITorchError ec_aoti_torch_assign_tensors(AtenTensorHandle src, AtenTensorHandle dst);
+EC_API AOTITorchError ec_aoti_torch_assign_tensors_out(AtenTensorHandle src,
+                                                       AtenTensorHandle* ret_dst);
+EC_API AOTITorchError ec_aoti_torch_get_data_ptr(AtenTensorHandle tensor, void** ret_data_ptr);
+EC_API AOTITorchError ec_aoti_torch_get_storage_size(AtenTensorHandle tensor, int64_t* ret_size);
+EC_API AOTITorchError ec_aoti_torch_get_storage_numel(AtenTensorHandle tensor, int64_t* ret_numel);
+EC_API AOTITorchError ec_aoti_torch_get_storage_offset(AtenTensorHandle tensor,
+                                                       int64_t* ret_storage_offset);
+EC_API AOTITorchError ec_aoti_torch_get_dim(AtenTensorHandle tensor, int64_t* ret_dim);
+EC_API AOTITorchError ec_aoti_torch_get_numel(AtenTensorHandle tensor, int64_t* ret_numel);
+EC_API AOTITorchError ec_aoti_torch_get_sizes(AtenTensorHandle tensor, int64_t** ret_sizes);
+EC_API AOTITorchError ec_aoti_torch_get_size(AtenTensorHandle tensor, int64_t d, int64_t* ret_size);
+EC_API AOTITorchError ec_aoti_torch_get_strides(AtenTensorHandle tensor, int64_t** ret_strides);
+EC_API AOTITorchError ec_aoti_torch_get_stride(AtenTensorHandle tensor, int64_t d,
+                                               int64_t* ret_stride);
+EC_API AOTITorchError ec_aoti_torch_get_dtype(AtenTensorHandle tensor, int32_t* ret_dtype);
+EC_API AOTITorchError ec_aoti_torch_get_device_type(AtenTensorHandle tensor,
+                                                    int32_t* ret_device_type);
+EC_API AOTITorchError ec_aoti_torch_get_device_index(AtenTensorHandle tensor,
+                                                     int32_t* ret_device_index);
+EC_API AOTITorchError ec_aoti_torch_get_layout(AtenTensorHandle tensor, int32_t* ret_layout);
+EC_API AOTITorchError ec_aoti_torch_is_contiguous(AtenTensorHandle tensor, bool* ret_is_contiguous);
+EC_API AOTITorchError ec_aoti_torch_is_defined(AtenTensorHandle tensor, bool* ret_is_defined);
+EC_API AOTITorchError ec_aoti_torch_empty_strided(int64_t ndim, const int64_t* sizes_ptr,
+                                                  const int64_t* strides_ptr, int32_t dtype,
+                                                  int32_t device_type, int32_t device_index,
+                                                  AtenTensorHandle* ret_new_tensor);
+EC_API AOTITorchError ec_aoti_torch_create_tensor_from_blob(
+    void* data, int64_t ndim, const int64_t* sizes_ptr, const int64_t* strides_ptr,
+    int64_t storage_offset, int32_t dtype, int32_t device_type, int32_t device_index,
+    AtenTensorHandle* ret);
+EC_API AOTITorchError ec_aoti_torch_create_tensor_from_blob_v2(
+    void* data, int64_t ndim, const int64_t* sizes_ptr, const int64_t* strides_ptr,
+    int64_t storage_offset, int32_t dtype, int32_t device_type, int32_t device_index,
+    AtenTensorHandle* ret, int32_t layout, const uint8_t* opaque_metadata,
+    int64_t opaque_metadata_size);
+EC_API AOTITorchError ec_aoti_torch__alloc_from_pool(AtenTensorHandle self, int64_t offset_bytes,
+                                                     int32_t dtype, int64_t ndim,
+                                                     const int64_t* sizes_ptr,
+                                                     const int64_t* strides_ptr,
+                                                     AtenTensorHandle* ret_new_tensor);
+// storage_offset counts from the offset that self has already.
+EC_API AOTITorchError ec_aoti_torch__reinterpret_tensor(AtenTensorHandle self, int64_t ndim,
+                                                        const int64_t* sizes_ptr,
+                                                        const int64_t* strides_ptr,
+                                                        int64_t storage_offset,
+                                                        AtenTensorHandle* ret_new_tensor);
+EC_API AOTITorchError ec_aoti_torch_as_strided(AtenTensorHandle self, const int64_t* sizes_ptr,
+                                               const int64_t* strides_ptr, AtenTensorHandle* ret);
+EC_API AOTITorchError ec_aoti_torch_clone(AtenTensorHandle self, AtenTensorHandle* ret);
+EC_API AOTITorchError ec_aoti_torch_clone_preserve_strides(AtenTensorHandle self,
+                                                           AtenTensorHandle* ret);
+EC_API AOTITorchError ec_aoti_torch_copy_(AtenTensorHandle self, AtenTensorHandle src,
+                                          int32_t non_blocking);
+EC_API AOTITorchError ec_aoti_torch_tensor_copy_(AtenTensorHandle src, AtenTensorHandle dst);
+EC_API AOTITorchError ec_aoti_torch_zero_(AtenTensorHandle self);
+EC_API AOTITorchError ec_aoti_torch_cpu_fill__Scalar(AtenTensorHandle self, double value);
+EC_API AOTITorchError ec_aoti_torch_aten_fill__Scalar(AtenTensorHandle self, double value);
+
+// Scalars (aoti_scalars.cpp).
+#define EC_FOR_EACH_SCALAR(X)                                                                      \
+  X(float32, float)                                                                                \
+  X(float64, double) X(uint8, uint8_t) X(uint16, uint16_t) X(uint32, uint32_t) X(uint64, uint64_t) \
+      X(int8, int8_t) X(int16, int16_t) X(int32, int32_t) X(int64, int64_t) X(bool, bool)
+#define EC_DECLARE_SCALAR(name, type)                                                        \
+  EC_API AOTITorchError ec_aoti_torch_item_##name(AtenTensorHandle tensor, type* ret_value); \
+  EC_API AOTITorchError ec_aoti_torch_scalar_to_tensor_##name(type value,                    \
+                                                              AtenTensorHandle* ret_new_tensor);
+EC_FOR_EACH_SCALAR(EC_DECLARE_SCALAR)
+#undef EC_DECLARE_SCALAR
+
+// Matrix products (aoti_kernels.cpp), float32.
+EC_API AOTITorchError ec_aoti_torch_cpu_addmm_out(AtenTensorHandle out, AtenTensorHandle self,
+                                                  AtenTensorHandle mat1, AtenTensorHandle mat2,
+                                                  double beta, double alpha);
+EC_API AOTITorchError ec_aoti_torch_cpu_mm_out(AtenTensorHandle out, AtenTensorHandle self,
+                                               AtenTensorHandle mat2);
+EC_API AOTITorchError ec_aoti_torch_cpu_bmm_out(AtenTensorHandle out, AtenTensorHandle self,
+                                                AtenTensorHandle mat2);
+EC_API AOTITorchError ec_aoti_torch_cpu_baddbmm_out(AtenTensorHandle out, AtenTensorHandle self,
+                                                    AtenTensorHandle batch1,
+                                                    AtenTensorHandle batch2, double beta,
+                                                    double alpha);
+// act(x · W + bias) + residual over packed weights (gemm.h), x [..., K], result [..., n] row-major.
+EC_API AOTITorchError ec_aoti_torch_cpu_ec_linear(AtenTensorHandle x, AtenTensorHandle w_packed,
+                                                  AtenTensorHandle* bias,
+                                                  AtenTensorHandle* residual, int64_t n,
+                                                  int64_t act, AtenTensorHandle* ret);
+
+// Attention (aoti_attention.cpp), float32.
+EC_API AOTITorchError ec_aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(
+    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, double dropout_p,
+    int32_t is_causal, AtenTensorHandle* attn_mask, double* scale, AtenTensorHandle* ret0,
+    AtenTensorHandle* ret1);
+// Result: sizes [B, H, Lq, Dv] with the strides of a transposed row-major [B, Lq, H, Dv].
+EC_API AOTITorchError ec_aoti_torch_cpu_ec_attention(AtenTensorHandle q, AtenTensorHandle k,
+                                                     AtenTensorHandle v, AtenTensorHandle* mask,
+                                                     int32_t causal, double scale,
+                                                     AtenTensorHandle* ret);
+
+// Scans (aoti_scans.cpp).
+EC_API AOTITorchError ec_aoti_torch_cpu_cumsum(AtenTensorHandle self, int64_t dim, int32_t* dtype,
+                                               AtenTensorHandle* ret0);

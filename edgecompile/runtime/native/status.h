@@ -1,0 +1,44 @@
+// Errors inside the runtime: thrown as ec::Error, turned into a status code and a thread-local
+// message at the C ABI. Nothing is ever thrown across it by these helpers.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+namespace ec {
+
+constexpr int32_t kSuccess = 0;
+constexpr int32_t kFailure = 1;
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Throws Error with a printf-style message.
+[[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// The calling thread's last error message; never null. Setting it cannot fail: when memory has run
+// out, a fixed text stands in.
+const char* last_error() noexcept;
+void set_last_error(const char* message) noexcept;
+void clear_last_error() noexcept;
+
+// Runs body and maps exceptions to kFailure plus the last error, prefixed with the function's name.
+void record_exception(const char* function, std::exception_ptr error) noexcept;
+
+template <class Body>
+int32_t guarded(const char* function, Body&& body) noexcept {
+  try {
+    body();
+    return kSuccess;
+  } catch (...) {
+    record_exception(function, std::current_exception());
+    return kFailure;
+  }
+}
+
+}  // namespace ec
