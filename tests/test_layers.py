@@ -1,0 +1,128 @@
+"""The house's rules about imports and syntax, enforced."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGE = REPOSITORY / "edgecompile"
+DEVICE_FILES = [PACKAGE / "__init__.py", *sorted((PACKAGE / "runtime").rglob("*.py"))]
+ALL_FILES = sorted(PACKAGE.rglob("*.py"))
+
+RUNTIME = [f"edgecompile.runtime.{path.stem}" for path in DEVICE_FILES[1:] if path.stem[0] != "_"]
+LIGHT = ["buckets", "costs", "elf", "errors", "instructions", "lengths", "targets"]
+
+
+def module_id(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+def loaded_by(module: str) -> set[str]:
+    """The top-level names that importing a module adds to sys.modules in a fresh process, beside
+    the standard library and what the interpreter's own start-up had loaded."""
+    program = (
+        "import json, sys; before = set(sys.modules); "
+        f"import {module}; print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    names = {name.partition(".")[0] for name in json.loads(result.stdout)}
+    return names - set(sys.stdlib_module_names) - {"edgecompile"}
+
+
+def test_import_contracts() -> None:
+    """The layers, and what the light modules must never reach; see pyproject.toml."""
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_package_itself_loads_nothing() -> None:
+    program = (
+        "import sys; before = set(sys.modules); import edgecompile; "
+        "print(sorted(set(sys.modules) - before))"
+    )
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "['edgecompile']"
+
+
+@pytest.mark.parametrize("module", ["edgecompile.runtime", *RUNTIME])
+def test_the_runtime_loads_numpy_alone(module: str) -> None:
+    assert loaded_by(module) <= {"numpy"}
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_light_modules_load_no_framework(module: str) -> None:
+    assert loaded_by(f"edgecompile.{module}") <= {"numpy", "elftools", "tomli"}
+
+
+def test_the_command_line_loads_no_framework() -> None:
+    """`edgecompile --help` has to be quick; commands load what they need when they run."""
+    heavy = {"torch", "transformers", "matplotlib", "onnx", "onnxruntime", "openvino"}
+    assert not loaded_by("edgecompile.cli") & heavy
+
+
+@pytest.mark.parametrize("path", DEVICE_FILES, ids=module_id)
+def test_device_files_parse_as_python_3_8(path: Path) -> None:
+    ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, 8))
+
+
+@pytest.mark.parametrize("path", DEVICE_FILES, ids=module_id)
+def test_device_files_evaluate_no_newer_types(path: Path) -> None:
+    """``list[int]`` and ``X | None`` parse in 3.8 and fail when they are evaluated."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    builtins = {"dict", "frozenset", "list", "set", "tuple", "type"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+            assert node.value.id not in builtins, f"line {node.lineno}: {ast.unparse(node)}"
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            sides = (node.left, node.right)
+            none = any(isinstance(side, ast.Constant) and side.value is None for side in sides)
+            assert not none, f"line {node.lineno}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize("path", DEVICE_FILES, ids=module_id)
+def test_device_files_import_nothing_else(path: Path) -> None:
+    """Also what is imported inside functions."""
+    for name in imported_names(path):
+        top = name.partition(".")[0]
+        if top == "edgecompile":
+            device = name in ("edgecompile", "edgecompile.__version__")
+            assert device or name.startswith("edgecompile.runtime"), name
+        else:
+            assert top == "numpy" or top in sys.stdlib_module_names, name
+
+
+@pytest.mark.parametrize("path", ALL_FILES, ids=module_id)
+def test_only_one_file_knows_torch_s_private_names(path: Path) -> None:
+    if path == PACKAGE / "backends" / "inductor_compat.py":
+        return
+    private = [name for name in imported_names(path) if name.startswith("torch._")]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            name = ast.unparse(node)
+            if name.startswith("torch.") and not node.attr.startswith("__"):
+                private.append(f"{name} (line {node.lineno})")
+    assert not private
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """Every absolute module name that a file imports, wherever the import stands."""
+    package = ["edgecompile", *path.parent.relative_to(PACKAGE).parts]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
