@@ -1,0 +1,220 @@
+// Speed of the native kernels against this machine's multiply-add peak. Run by
+// scripts/bench-kernels; prints one JSON object a line.
+//
+// Every figure is the best of several short rounds, which is what a quiet machine would give.
+// "cold" products take a different B each time, out of more memory than caches hold: that is how a
+// model's weights are met. "hot" ones use the same B again.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "attention.h"
+#include "gemm.h"
+#include "simd.h"
+#include "threads.h"
+
+using namespace ec;
+
+namespace {
+
+double g_budget = 0.03;  // seconds for one round
+int g_rounds = 7;
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Best seconds per call of f(i), i counting up.
+template <class F>
+double best_time(const F& f) {
+  int64_t calls = 1, i = 0;
+  f(i++);
+  for (;;) {
+    const double start = now();
+    for (int64_t j = 0; j < calls; ++j) f(i++);
+    if (now() - start > g_budget || calls > 1'000'000) break;
+    calls *= 2;
+  }
+  double best = 1e30;
+  for (int r = 0; r < g_rounds; ++r) {
+    const double start = now();
+    for (int64_t j = 0; j < calls; ++j) f(i++);
+    const double t = (now() - start) / static_cast<double>(calls);
+    if (t < best) best = t;
+  }
+  return best;
+}
+
+template <class V>
+EC_INLINE void hide(V& v) {
+#if defined(__x86_64__)
+  asm volatile("" : "+x"(v));
+#elif defined(__aarch64__)
+  asm volatile("" : "+w"(v));
+#endif
+}
+
+double fma_loop() {
+  constexpr int kSums = 12;
+  vf32 x = broadcast(0.999f), y = broadcast(1e-3f);
+  hide(x);
+  hide(y);
+  vf32 s0{}, s1{}, s2{}, s3{}, s4{}, s5{}, s6{}, s7{}, s8{}, s9{}, s10{}, s11{};
+  constexpr int64_t kSteps = 200'000;
+  const double t = best_time([&](int64_t) {
+    for (int64_t i = 0; i < kSteps; ++i) {
+#define EC_STEP(s) s = fma(s, x, y), hide(s)
+      EC_STEP(s0), EC_STEP(s1), EC_STEP(s2), EC_STEP(s3), EC_STEP(s4), EC_STEP(s5);
+      EC_STEP(s6), EC_STEP(s7), EC_STEP(s8), EC_STEP(s9), EC_STEP(s10), EC_STEP(s11);
+#undef EC_STEP
+    }
+  });
+  return 2.0 * kFloatLanes * kSums * kSteps / t / 1e9;
+}
+
+double fma_peak(int threads) {
+  if (threads == 1) return fma_loop();
+  std::vector<double> each(static_cast<size_t>(threads));
+  run_team(
+      threads, [](void*, int) {},
+      [](void* ctx, int member, int) { static_cast<double*>(ctx)[member] = fma_loop(); },
+      each.data());
+  double sum = 0;
+  for (double g : each) sum += g;
+  return sum;
+}
+
+std::vector<float> random_floats(int64_t n) {
+  std::vector<float> v(static_cast<size_t>(n));
+  uint32_t x = 12345;
+  for (float& f : v) {
+    x = x * 1664525u + 1013904223u;
+    f = static_cast<float>(x >> 8) / 8388608.0f - 1.0f;
+  }
+  return v;
+}
+
+void bench_gemm(int threads, double peak, int64_t m, int64_t n, int64_t k, bool cold,
+                Activation act) {
+  const int64_t size = packed_elements(n, k);
+  const int64_t copies = cold ? (int64_t{96} << 20) / (size * 4) + 1 : 1;
+  static std::vector<float> b = random_floats((int64_t{128} << 20) / 4);
+  const std::vector<float> a = random_floats(m * k), bias = random_floats(n);
+  std::vector<float> c(static_cast<size_t>(m * n));
+  Epilogue e;
+  e.bias = bias.data();
+  e.act = act;
+  const double t = best_time([&](int64_t i) {
+    gemm_packed(m, n, k, a.data(), k, b.data() + i % copies * size, c.data(), n, e);
+  });
+  const double g = 2.0 * static_cast<double>(m * n * k) / t / 1e9;
+  std::printf(
+      "{\"kernel\": \"gemm_packed\", \"threads\": %d, \"b\": \"%s\", \"act\": %d, \"m\": %ld, "
+      "\"n\": %ld, \"k\": %ld, \"us\": %.2f, \"gflops\": %.1f, \"of_peak\": %.3f, "
+      "\"b_gb_per_s\": %.1f}\n",
+      threads, cold ? "cold" : "hot", static_cast<int>(act), static_cast<long>(m),
+      static_cast<long>(n), static_cast<long>(k), t * 1e6, g, g / peak,
+      static_cast<double>(size) * 4e-9 / t);
+  std::fflush(stdout);
+}
+
+void bench_attention(int threads, double peak, int64_t heads, int64_t length, int64_t dim,
+                     bool masked) {
+  const int64_t width = heads * dim;
+  const std::vector<float> qkv = random_floats(length * width * 3);
+  std::vector<float> out(static_cast<size_t>(length * width));
+  std::vector<uint8_t> mask(static_cast<size_t>(length), 1);
+  AttentionArgs args{};
+  args.q = qkv.data();
+  args.k = qkv.data() + width;
+  args.v = qkv.data() + 2 * width;
+  args.out = out.data();
+  args.batch = 1;
+  args.heads_q = args.heads_kv = heads;
+  args.len_q = args.len_k = length;
+  args.dim = args.dim_v = dim;
+  for (int64_t* s : {args.q_strides, args.k_strides, args.v_strides}) {
+    s[0] = length * width * 3, s[1] = dim, s[2] = width * 3;
+  }
+  args.out_strides[0] = length * width, args.out_strides[1] = dim, args.out_strides[2] = width;
+  if (masked) {
+    args.mask = mask.data();
+    args.mask_kind = static_cast<int>(MaskKind::kBool);
+    args.mask_strides[3] = 1;
+  }
+  args.scale = 0.17f;
+  const double t = best_time([&](int64_t) { attention(args); });
+  const double g = 4.0 * static_cast<double>(heads * length * length * dim) / t / 1e9;
+  std::printf(
+      "{\"kernel\": \"attention\", \"threads\": %d, \"heads\": %ld, \"length\": %ld, \"dim\": "
+      "%ld, \"masked\": %s, \"us\": %.2f, \"gflops\": %.1f, \"of_peak\": %.3f}\n",
+      threads, static_cast<long>(heads), static_cast<long>(length), static_cast<long>(dim),
+      masked ? "true" : "false", t * 1e6, g, g / peak);
+  std::fflush(stdout);
+}
+
+void bench_fork_join(int threads) {
+  int64_t slots[64 * 8] = {};
+  const double t = best_time([&](int64_t) {
+    parallel_for(threads, [&](int64_t i) { slots[i % 64 * 8] += 1; });
+  });
+  std::printf("{\"kernel\": \"fork_join\", \"threads\": %d, \"us\": %.3f}\n", threads, t * 1e6);
+}
+
+}  // namespace
+
+// bench_kernels [--only KERNEL] [--threads 1,2] [--m 1,16,…] [--seconds PER_ROUND] [--rounds N]
+int main(int argc, char** argv) {
+  const char* only = "";
+  std::vector<int> threads = {1, 2};
+  std::vector<int64_t> rows = {1, 4, 16, 32, 49, 64, 128, 256};
+  int64_t only_n = 0, only_k = 0;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    if (!std::strcmp(argv[i], "--only")) only = argv[i + 1];
+    if (!std::strcmp(argv[i], "--seconds")) g_budget = std::atof(argv[i + 1]);
+    if (!std::strcmp(argv[i], "--rounds")) g_rounds = std::atoi(argv[i + 1]);
+    if (!std::strcmp(argv[i], "--n")) only_n = std::atol(argv[i + 1]);
+    if (!std::strcmp(argv[i], "--k")) only_k = std::atol(argv[i + 1]);
+    if (!std::strcmp(argv[i], "--threads") || !std::strcmp(argv[i], "--m")) {
+      const bool is_m = argv[i][2] == 'm';
+      is_m ? rows.clear() : threads.clear();
+      for (const char* p = argv[i + 1]; *p;) {
+        char* end;
+        const long value = std::strtol(p, &end, 10);
+        if (is_m) {
+          rows.push_back(value);
+        } else {
+          threads.push_back(static_cast<int>(value));
+        }
+        p = *end == ',' ? end + 1 : end;
+        if (end == p && *p) break;
+      }
+    }
+  }
+  const auto want = [&](const char* kernel) { return !*only || !std::strcmp(only, kernel); };
+  const int64_t shapes[][2] = {{384, 384}, {1152, 384}, {1536, 384}, {384, 1536},
+                               {768, 768}, {3072, 768}, {768, 3072}};
+  for (int n_threads : threads) {
+    set_num_threads(n_threads);
+    const double peak = fma_peak(n_threads);
+    std::printf("{\"kernel\": \"fma_peak\", \"threads\": %d, \"gflops\": %.1f}\n", n_threads, peak);
+    if (want("fork_join")) bench_fork_join(n_threads);
+    for (const auto& s : shapes) {
+      if (!want("gemm") || (only_n && s[0] != only_n) || (only_k && s[1] != only_k)) continue;
+      for (int64_t m : rows) {
+        for (bool cold : {false, true}) {
+          bench_gemm(n_threads, peak, m, s[0], s[1], cold, Activation::kNone);
+        }
+      }
+      if (s[0] == 4 * s[1]) bench_gemm(n_threads, peak, 49, s[0], s[1], true, Activation::kGeluErf);
+    }
+    for (int64_t length : {16, 49, 128, 256, 512}) {
+      if (!want("attention")) continue;
+      for (bool masked : {false, true}) bench_attention(n_threads, peak, 12, length, 32, masked);
+      bench_attention(n_threads, peak, 12, length, 64, false);
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,94 @@
+"""Builds native sources for tests, once per content, with the flags that variants are built with."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+NATIVE = Path(__file__).resolve().parents[2] / "edgecompile" / "runtime" / "native"
+HERE = Path(__file__).resolve().parent
+BUILD = HERE.parents[1] / "build" / "tests-native"
+FLAGS = (
+    "-std=c++20 -O3 -g1 -fPIC -fno-math-errno -fno-trapping-math -ffp-contract=fast "
+    "-fvisibility=hidden -pthread -Wall -Wextra"
+).split()
+
+Build = Callable[..., Path]
+
+
+def _cpu_flags() -> set[str]:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return set(line.split(":", 1)[1].split())
+    return set()
+
+
+def runnable_marches() -> list[str]:
+    """The -march values of this CPU's variants, each with its own vector width."""
+    if os.uname().machine != "x86_64":
+        return ["native"]
+    flags = _cpu_flags()
+    marches = ["x86-64-v2"]
+    if {"avx2", "fma", "bmi2"} <= flags:
+        marches.append("x86-64-v3")
+    if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= flags:
+        marches.append("x86-64-v4")
+    return marches
+
+
+def _digest(command: Sequence[str]) -> str:
+    h = hashlib.sha256("\0".join(command).encode())
+    for folder in (NATIVE, HERE):
+        for path in sorted([*folder.rglob("*.h"), *folder.rglob("*.cpp")]):
+            h.update(path.read_bytes())
+    return h.hexdigest()[:16]
+
+
+@pytest.fixture(scope="session")
+def build_native() -> Build:
+    """build_native(name, sources, march=…, flags=(…), shared=True) -> path of the result.
+
+    Sources are paths or names of files in edgecompile/runtime/native. The result is kept under
+    build/ and reused while no native source and no flag changes.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no C++ compiler: {compiler} not found (set CXX)")
+
+    def build(
+        name: str,
+        sources: Sequence[str | Path],
+        *,
+        march: str = "",
+        flags: Sequence[str] = (),
+        shared: bool = True,
+    ) -> Path:
+        march = march or runnable_marches()[-1]
+        paths = [str(NATIVE / s) if isinstance(s, str) else str(s) for s in sources]
+        command = [compiler, *FLAGS, f"-march={march}", f"-I{NATIVE}", *flags, *paths]
+        if shared:
+            command.append("-shared")
+        folder = BUILD / f"{name}-{march}-{_digest(command)}"
+        target = folder / (f"lib{name}.so" if shared else name)
+        if not target.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            beside = folder / f"{os.getpid()}.tmp"
+            done = subprocess.run(
+                [*command, "-o", str(beside)], capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+            os.replace(beside, target)
+        return target
+
+    return build
+
+
+@pytest.fixture(scope="session", params=runnable_marches())
+def march(request: pytest.FixtureRequest) -> str:
+    return str(request.param)

@@ -1,0 +1,107 @@
+// Plain C entry points to the kernels and the pool, for tests through ctypes.
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "attention.h"
+#include "export.h"
+#include "gemm.h"
+#include "threads.h"
+
+using namespace ec;
+
+EC_API int64_t t_packed_elements(int64_t n, int64_t k) { return packed_elements(n, k); }
+EC_API void t_pack_b(const float* b, int64_t sk, int64_t sn, int64_t k, int64_t n, float* out) {
+  pack_b(b, sk, sn, k, n, out);
+}
+EC_API void t_set_num_threads(int n) { set_num_threads(n); }
+EC_API int t_num_threads() { return num_threads(); }
+
+EC_API void t_gemm_packed(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
+                          const float* b, float* c, int64_t ldc, const Epilogue* e) {
+  gemm_packed(m, n, k, a, lda, b, c, ldc, *e);
+}
+EC_API void t_gemm_batched(int64_t batch, int64_t m, int64_t n, int64_t k, const float* a,
+                           int64_t a_batch, int64_t a_row, int64_t a_col, const float* b,
+                           int64_t b_batch, int64_t b_row, int64_t b_col, float* c,
+                           int64_t c_batch, int64_t ldc, const Epilogue* e) {
+  gemm_batched(batch, m, n, k, a, a_batch, a_row, a_col, b, b_batch, b_row, b_col, c, c_batch, ldc,
+               *e);
+}
+EC_API void t_attention(const AttentionArgs* args) { attention(*args); }
+
+// How often each task ran, for a job of n tasks with a little work in each.
+EC_API void t_count_tasks(int64_t n, int32_t* counts, int64_t spin) {
+  parallel_for(n, [&](int64_t i) {
+    for (volatile int64_t x = 0; x < spin;) x = x + 1;
+    __atomic_fetch_add(&counts[i], 1, __ATOMIC_RELAXED);
+  });
+}
+
+// `jobs` small jobs after each other; returns how many had a wrong sum.
+EC_API int64_t t_many_jobs(int64_t jobs, int64_t n) {
+  int64_t wrong = 0;
+  std::vector<int64_t> out(static_cast<size_t>(n));
+  for (int64_t j = 0; j < jobs; ++j) {
+    parallel_for(n, [&](int64_t i) { out[static_cast<size_t>(i)] = i * j; });
+    for (int64_t i = 0; i < n; ++i) wrong += out[static_cast<size_t>(i)] != i * j;
+  }
+  return wrong;
+}
+
+// `hosts` host threads that all use the pool at once.
+EC_API int64_t t_concurrent_hosts(int hosts, int64_t jobs, int64_t n) {
+  std::atomic<int64_t> wrong{0};
+  std::vector<std::thread> threads;
+  for (int h = 0; h < hosts; ++h) {
+    threads.emplace_back([&] { wrong += t_many_jobs(jobs, n); });
+  }
+  for (auto& t : threads) t.join();
+  return wrong;
+}
+
+// Jobs inside a job run serially and in order on their task's thread; returns the violations.
+EC_API int64_t t_nested(int64_t outer, int64_t inner) {
+  std::atomic<int64_t> wrong{0};
+  parallel_for(outer, [&](int64_t) {
+    int64_t expected = 0;
+    const auto self = std::this_thread::get_id();
+    parallel_for(inner, [&](int64_t j) {
+      if (j != expected++ || std::this_thread::get_id() != self) ++wrong;
+    });
+    if (expected != inner) ++wrong;
+  });
+  return wrong;
+}
+
+// A team whose members wait for each other `rounds` times; returns the violations.
+EC_API int64_t t_team_barriers(int wanted, int rounds, int* members_out) {
+  struct Shared {
+    Event passed;
+    std::atomic<int> arrived{0};
+    std::atomic<int> started{0};
+    std::atomic<int64_t> wrong{0};
+    std::atomic<int> counter{0};
+    int rounds = 0, members = 0;
+  } s;
+  s.rounds = rounds;
+  run_team(
+      wanted, [](void* ctx, int members) { static_cast<Shared*>(ctx)->members = members; },
+      [](void* ctx, int, int members) {
+        Shared& s = *static_cast<Shared*>(ctx);
+        for (int r = 0; r < s.rounds; ++r) {
+          ++s.counter;
+          const uint32_t passed = s.passed.value();
+          if (++s.arrived == members) {
+            if (s.counter != members * (r + 1)) ++s.wrong;
+            s.arrived = 0;
+            s.passed.add(1);
+          } else {
+            while (s.passed.value() == passed) s.passed.wait_change(passed);
+          }
+        }
+      },
+      &s);
+  *members_out = s.members;
+  return s.wrong + (s.counter != s.members * rounds);
+}
