@@ -134,8 +134,7 @@ EC_INLINE Vector<Element<H>, 2 * kLanes<H>> join(H low, H high) {
   constexpr int n = kLanes<H>;
   v = [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
     return __builtin_shufflevector(low, high, i...);
-  }
-  (std::make_integer_sequence<int, 2 * n>{});
+  }(std::make_integer_sequence<int, 2 * n>{});
 #else
   const H parts[2] = {low, high};
   std::memcpy(&v, parts, sizeof v);
@@ -247,7 +246,7 @@ EC_INLINE V flip_sign(V v, V sign) {
 
 template <class V, class F>
 EC_INLINE Element<V> reduce(V v, const F& f) {
-  if constexpr (kLanes<V> > 4 || (kLanes<V> > 2 && sizeof(Element<V>) == 8)) {
+  if constexpr (sizeof(V) > 16 || (kLanes<V>) > 4) {
     const Halves<V> h = split(v);
     return reduce(f(h.low, h.high), f);
   } else if constexpr (kLanes<V> == 4) {

@@ -1,0 +1,62 @@
+// erf and the activations built on it in single precision; erfc over double lanes.
+// Coefficients: minimax fits by scripts/fit_vecmath.py.
+#pragma once
+
+#include "vecmath_exp.h"
+
+namespace ec {
+
+// |x| < 0.925: x + x·q(x²). Beyond: 1 - 2^q(|x|), where q fits log2(erfc) with the weight that its
+// error has in erf; 1 from 4 on. NaN takes the first.
+template <class V>
+EC_INLINE V verf(V x) {
+  const V a = abs(x);
+  constexpr float q_small[] = {0.128379151f,   -0.376124948f,  0.11281804f,
+                               -0.0267657638f, 0.00499157049f, -0.000598141633f};
+  const V small = fma(polynomial(x * x, q_small), x, x);
+  constexpr float q_tail[] = {-0.00295825652f, -1.61520612f,  -0.940075576f,
+                              -0.130605772f,   0.0221992247f, -0.00177001953f};
+  const V t = polynomial(min(a, broadcast<V>(4.0f)), q_tail);
+  const V z = t + (kRoundF + 127);
+  const V complement = exp2_of_remainder(t - (z - (kRoundF + 127))) * bits_as<V>(bits(z) << 23);
+  return select(a >= 0.925f, copysign(1.0f - complement, x), small);
+}
+
+// erfc(t) = exp(-t²)·erfcx(t) for t = |x|, reflected for negative x. erfcx, smooth and slowly
+// falling, is a polynomial in (t - 4) / (t + 4) (the substitution of Shepherd and Laframboise,
+// Math. Comp. 36 (1981) 249); t² is exact in double. 0 from 10.06 on.
+template <class V>
+EC_INLINE V verfc(V x) {
+  return in_double(clamp(x, -10.2f, 10.2f), [](auto d) {
+    using D = decltype(d);
+    constexpr double q[] = {0.13699945762445764,     -0.25906804874295725,    0.21871967904386208,
+                            -0.16425781817845242,    0.10896317231818414,     -0.063107782446767749,
+                            0.031299149496656659,    -0.012844224829083728,   0.0040593912214408681,
+                            -0.0007984044505932313,  -1.7877378723682801e-05, 8.061527873285109e-05,
+                            -2.8435332430193885e-05, -9.7996305654419555e-06};
+    const D t = abs(d);
+    const D r = polynomial((t - 4.0) / (t + 4.0), q) * exp_double(-(t * t));
+    return select(d < 0.0, 2.0 - r, r);
+  });
+}
+
+// x·Φ(x), as torch's gelu(approximate="none") writes it.
+template <class V>
+EC_INLINE V vgelu_erf(V x) {
+  return 0.5f * x * (1.0f + verf(x * 0.70710678118654752f));
+}
+
+// torch's gelu(approximate="tanh").
+template <class V>
+EC_INLINE V vgelu_tanh(V x) {
+  const V inner = 0.79788456080286536f * fma(x * x * x, broadcast<V>(0.044715f), x);
+  return 0.5f * x * (1.0f + vtanh(inner));
+}
+
+// x / (1 + exp(-x)).
+template <class V>
+EC_INLINE V vsilu(V x) {
+  return x * vsigmoid(x);
+}
+
+}  // namespace ec
