@@ -1,0 +1,162 @@
+"""``python -m edgecompile.runtime info|selftest|bench BUNDLE``: for the device, no extras needed."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any, Dict, List, Optional, Sequence
+
+from .document import shorten
+from .errors import EdgecompileError, SelftestError
+
+INTERRUPTED = 130
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Runs one command and returns its exit code; errors go to stderr with their hint."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        code: int = options.command(options)
+        sys.stdout.flush()
+        return code
+    except EdgecompileError as error:
+        if options.debug:
+            raise
+        print("error: " + error.message, file=sys.stderr)
+        if error.hint:
+            print("hint: " + error.hint, file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of stdout went away; keep the interpreter from flushing into it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        if options.debug:
+            raise
+        print("error: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m edgecompile.runtime", description="Looks at and runs edgecompile bundles."
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(name: str, command: Any, text: str, verify: str, hidden: bool = False) -> Any:
+        listed: Dict[str, Any] = {} if hidden else {"help": text}
+        sub = commands.add_parser(name, description=text, **listed)
+        sub.set_defaults(command=command)
+        sub.add_argument("bundle", metavar="BUNDLE", nargs="?" if name == "info" else None)
+        sub.add_argument("--json", action="store_true", help="print one JSON object")
+        sub.add_argument("--debug", action="store_true", help="show tracebacks")
+        sub.add_argument("--variant", metavar="NAME", help="use this variant, not the best one")
+        if name != "info":
+            sub.add_argument("--threads", metavar="N", type=int, help="threads of one run")
+            sub.add_argument(
+                "--verify",
+                choices=("fast", "auto", "full"),
+                default=verify,
+                help="which files to hash first (default: {})".format(verify),
+            )
+        return sub
+
+    info = add("info", _info, "Show what a bundle holds and what fits this machine.", "auto")
+    info.add_argument("--host", action="store_true", help="describe this machine")
+    selftest = add("selftest", _selftest, "Check all hashes and the golden vectors.", "full")
+    selftest.add_argument("--cases", metavar="DIR", help="run the <bucket>-<case>.npz of a folder")
+    bench = add("bench", _bench, "Measure time per length, cold start and memory.", "auto")
+    bench.add_argument("--lengths", metavar="FILE", help="text: a length, or length,count, a line")
+    bench.add_argument("--seconds", metavar="S", type=float, default=10.0, help="default: 10")
+    bench.add_argument("--cold-runs", metavar="N", type=int, default=5, help="default: 5")
+    bench.add_argument("--seed", metavar="N", type=int, default=0, help="default: 0")
+    cold = add("coldstart", _coldstart, "One cold start, for bench.", "auto", hidden=True)
+    cold.add_argument("--since", type=int, required=True)
+    cold.add_argument("--length", type=int)
+    return parser
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _show(options: argparse.Namespace, report: Dict[str, Any], lines: List[str]) -> None:
+    if options.json:
+        print(json.dumps(report, indent=1, allow_nan=False))
+    else:
+        print("\n".join(lines))
+
+
+def _info(options: argparse.Namespace) -> int:
+    from .cpu import describe_host
+    from .describe import describe_bundle, format_bundle, format_host
+
+    if options.bundle is None:
+        if not options.host:
+            raise EdgecompileError("info needs a BUNDLE, or --host")
+        host = describe_host().to_json()
+        _show(options, {"host": host}, format_host(host))
+        return 0
+    report = describe_bundle(options.bundle, options.variant)
+    lines = format_host(report["host"]) if options.host else []
+    _show(options, report, lines + format_bundle(report))
+    return 0
+
+
+def _selftest(options: argparse.Namespace) -> int:
+    from .selftest import format_selftest, run_selftest
+
+    report = run_selftest(
+        options.bundle,
+        cases=options.cases,
+        threads=options.threads,
+        variant=options.variant,
+        verify=options.verify,
+        say=_say,
+    )
+    _show(options, report, format_selftest(report))
+    return 0 if report["ok"] else SelftestError.exit_code
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from .bench import format_bench, read_lengths, run_bench
+
+    report = run_bench(
+        options.bundle,
+        lengths=None if options.lengths is None else read_lengths(options.lengths),
+        threads=options.threads,
+        variant=options.variant,
+        verify=options.verify,
+        seconds=options.seconds,
+        cold_runs=options.cold_runs,
+        seed=options.seed,
+        say=_say,
+    )
+    _show(options, report, format_bench(report))
+    return 0
+
+
+def _coldstart(options: argparse.Namespace) -> int:
+    from .bench import cold_start
+
+    report = cold_start(
+        options.bundle,
+        options.length,
+        options.since,
+        time.monotonic_ns(),
+        threads=options.threads,
+        variant=options.variant,
+        verify=options.verify,
+    )
+    print(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except OSError as error:
+        print("error: {}".format(shorten(error, 400)), file=sys.stderr)
+        sys.exit(EdgecompileError.exit_code)

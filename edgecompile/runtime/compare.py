@@ -1,0 +1,64 @@
+"""Judges computed outputs against expected ones; the build host's verifier uses this very code."""
+
+from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional
+
+import numpy as np
+
+from .manifest import Tolerance
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Agreement(NamedTuple):
+    """How one output agrees with what was expected.
+
+    ``max_abs_error`` and ``scale`` (the largest expected magnitude) are over finite values;
+    ``limit`` is what the tolerance allows, ``reason`` why it isn't ok.
+    """
+
+    ok: bool
+    max_abs_error: float
+    scale: float
+    limit: float
+    reason: Optional[str] = None
+
+    def to_json(self) -> Dict[str, Any]:
+        """Plain JSON values."""
+        return dict(self._asdict())
+
+
+def compare_arrays(got: "NDArray[Any]", want: "NDArray[Any]", tolerance: Tolerance) -> Agreement:
+    """Compares one output.
+
+    Floats agree if every |got - want| <= atol + rtol * max|want|, with infinities and NaNs at the
+    same places; integers and booleans agree if they are equal.
+    """
+    if got.shape != want.shape or got.dtype != want.dtype:
+        text = "is {}{}, expected {}{}"
+        text = text.format(got.dtype, list(got.shape), want.dtype, list(want.shape))
+        return Agreement(False, 0.0, 0.0, 0.0, text)
+    if want.size == 0:
+        return Agreement(True, 0.0, 0.0, 0.0)
+    if want.dtype.kind != "f":
+        different = int(np.count_nonzero(got != want))
+        apart = np.abs(got.astype(np.float64) - want.astype(np.float64)).max()
+        scale = float(np.abs(want.astype(np.float64)).max())
+        reason = "{} of {} values differ".format(different, want.size) if different else None
+        return Agreement(different == 0, float(apart), scale, 0.0, reason)
+    got64, want64 = got.astype(np.float64), want.astype(np.float64)
+    finite = np.isfinite(want64) & np.isfinite(got64)
+    scale = float(np.abs(want64[np.isfinite(want64)]).max(initial=0.0))
+    error = float(np.abs(got64[finite] - want64[finite]).max(initial=0.0))
+    limit = tolerance.limit(scale)
+    same = (got64 == want64) | (np.isnan(got64) & np.isnan(want64))
+    odd = int(np.count_nonzero(~finite & ~same))
+    if odd:
+        text = (
+            "{} of {} values are infinite or NaN where they mustn't be, or finite where they must"
+        )
+        return Agreement(False, error, scale, limit, text.format(odd, want.size))
+    if not error <= limit:
+        text = "differs by {:.3g}, at most {:.3g} is allowed".format(error, limit)
+        return Agreement(False, error, scale, limit, text)
+    return Agreement(True, error, scale, limit)

@@ -1,0 +1,110 @@
+"""Chooses the bucket for the sizes of a run, pads inputs and cuts outputs back.
+
+The rule (FORMAT.md, "Choosing a bucket"): of the buckets that contain every axis' size, an exact
+one before a padded one; of equals the one with the smallest upper end of the length axis, then the
+largest lower end, then the first in the manifest.
+"""
+
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
+
+import numpy as np
+
+from .errors import OutsideBucketsError
+from .manifest import BucketSpec, Manifest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Dispatcher:
+    """The buckets of a manifest in the order in which they are preferred."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._axis = manifest.length_axis
+        self._order: List[Tuple[int, BucketSpec]] = sorted(
+            enumerate(manifest.buckets), key=lambda item: self._preference(*item)
+        )
+
+    def _preference(self, index: int, bucket: BucketSpec) -> Tuple[bool, int, int, int]:
+        padded = bucket.mode != "exact"
+        if self._axis is None:
+            return padded, 0, 0, index
+        extent = bucket.axes[self._axis]
+        return padded, extent.hi, -extent.lo, index
+
+    def choose(self, sizes: Mapping[str, int]) -> int:
+        """The index of the bucket that serves these axis sizes.
+
+        Raises:
+            OutsideBucketsError: there is none; lists the ranges.
+        """
+        for index, bucket in self._order:
+            if bucket.contains(sizes):
+                return index
+        given = ", ".join("{} {}".format(axis, size) for axis, size in sizes.items())
+        lines = ["no bucket takes the sizes " + given]
+        listed = self._manifest.buckets[:32]
+        lines += ["bucket {}: {}".format(i, bucket) for i, bucket in enumerate(listed)]
+        if len(listed) < len(self._manifest.buckets):
+            lines.append("... and {} more".format(len(self._manifest.buckets) - len(listed)))
+        raise OutsideBucketsError("\n  ".join(lines), self._hint(sizes))
+
+    def check(self, index: int, sizes: Mapping[str, int]) -> None:
+        """Raises OutsideBucketsError unless bucket ``index`` contains these sizes."""
+        bucket = self._manifest.buckets[index]
+        if not bucket.contains(sizes):
+            given = ", ".join("{} {}".format(axis, size) for axis, size in sizes.items())
+            text = "bucket {} ({}) doesn't take the sizes {}".format(index, bucket, given)
+            raise OutsideBucketsError(text)
+
+    def _hint(self, sizes: Mapping[str, int]) -> str:
+        for axis, extent in self._manifest.axes.items():
+            if sizes[axis] > extent.hi:
+                text = "cut {} to at most {}, or build the bundle for larger sizes"
+                return text.format(axis, extent.hi)
+            if sizes[axis] < extent.lo:
+                return "{} must be at least {}".format(axis, extent.lo)
+        return "the sizes lie in a gap between the buckets; build the bundle with these lengths"
+
+    def padded_length(self, index: int) -> int:
+        """What bucket ``index`` pads the length axis to; 0 if it doesn't pad."""
+        bucket = self._manifest.buckets[index]
+        return 0 if self._axis is None or bucket.mode != "pad" else bucket.axes[self._axis].hi
+
+    def pad(
+        self, index: int, arrays: Sequence["NDArray[Any]"], sizes: Mapping[str, int]
+    ) -> List["NDArray[Any]"]:
+        """Inputs as the program of bucket ``index`` takes them.
+
+        Along the length axis they are filled up at the end with the input's pad value.
+        """
+        target = self.padded_length(index)
+        if target == 0 or sizes[str(self._axis)] == target:
+            return list(arrays)
+        result = []
+        for spec, array in zip(self._manifest.inputs, arrays):
+            if self._axis not in spec.shape:
+                result.append(array)
+                continue
+            shape = [target if dim == self._axis else n for dim, n in zip(spec.shape, array.shape)]
+            # parse_manifest made sure that every such input has a pad value.
+            padded = np.full(shape, spec.pad, dtype=array.dtype)
+            padded[tuple(slice(n) for n in array.shape)] = array
+            result.append(padded)
+        return result
+
+    def crops(self, sizes: Mapping[str, int]) -> List[Tuple[slice, ...]]:
+        """For each output the part that belongs to inputs of these sizes."""
+        return [
+            tuple(slice(dim if isinstance(dim, int) else sizes[dim]) for dim in spec.shape)
+            for spec in self._manifest.outputs
+        ]
+
+    def hint_sizes(self, index: int) -> Dict[str, int]:
+        """The sizes that bucket ``index`` is tuned for; a padded one runs at its upper end."""
+        bucket = self._manifest.buckets[index]
+        sizes = {axis: extent.hint or extent.hi for axis, extent in bucket.axes.items()}
+        if self.padded_length(index):
+            sizes[str(self._axis)] = self.padded_length(index)
+        return sizes

@@ -1,0 +1,206 @@
+"""The files of a bundle: opened without following links, checked against the manifest.
+
+Every file is opened relative to the folder's descriptor, one path component at a time with
+O_NOFOLLOW, so neither a link inside the bundle nor a rename of the folder changes what is read.
+"""
+
+import hashlib
+import os
+import stat
+from typing import Callable, List, Optional, Tuple
+
+from .document import Problems, shorten
+from .errors import BundleError, DamagedBundleError
+from .manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, parse_manifest
+
+_CHUNK = 1 << 20
+_DAMAGED_HINT = "copy the bundle again, or build it again"
+# O_NONBLOCK: opening a FIFO that lies where a file should be must not hang.
+_FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_FOLDER_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
+
+
+class BundleFolder:
+    """An open bundle: its manifest and safe access to the files that the manifest lists.
+
+    Attributes:
+        path: the folder as it was given.
+        manifest: the validated manifest.
+        manifest_sha256: hex digest of manifest.json, the identity of the bundle.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Opens the folder and reads the manifest; opens no other file.
+
+        Raises:
+            BundleError: there is no bundle at ``path``, or its manifest is malformed.
+            FormatVersionError: the manifest's format version is unknown.
+        """
+        self.path = os.fspath(path)
+        self._fd = _open_folder(self.path)
+        try:
+            data = self._read_manifest()
+            self.manifest: Manifest = parse_manifest(data, os.path.join(self.path, MANIFEST_NAME))
+        except BaseException:
+            self.close()
+            raise
+        self.manifest_sha256 = hashlib.sha256(data).hexdigest()
+
+    def close(self) -> None:
+        """Closes the folder; files that are open or mapped stay usable."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def open(self, name: str) -> int:
+        """Opens a listed file and returns its descriptor, which the caller closes.
+
+        Raises:
+            DamagedBundleError: rules file-missing, file-kind, file-size-differs.
+        """
+        fd, problem = self._try_open(name)
+        if problem is not None:
+            raise self._damaged(name, *problem)
+        return fd
+
+    def check_sizes(self) -> None:
+        """Checks that every listed file is there, is a regular file and has its size.
+
+        Raises:
+            DamagedBundleError: lists every file that isn't.
+        """
+        self._check_each(lambda name, fd: None)
+
+    def check_hashes(self, progress: Optional[Callable[[str], None]] = None) -> None:
+        """Checks the SHA-256 of every listed file; ``progress`` gets each name before its turn.
+
+        Raises:
+            DamagedBundleError: lists every file that is missing or differs.
+        """
+
+        def check(name: str, fd: int) -> Optional[Tuple[str, str]]:
+            if progress is not None:
+                progress(name)
+            return self._hash_problem(name, fd)
+
+        self._check_each(check)
+
+    def check_hash(self, name: str, fd: int) -> None:
+        """Checks that what ``fd`` (opened by ``open(name)``) holds has the recorded SHA-256.
+
+        Raises:
+            DamagedBundleError: rule file-hash.
+        """
+        problem = self._hash_problem(name, fd)
+        if problem is not None:
+            raise self._damaged(name, *problem)
+
+    def _check_each(self, check: Callable[[str, int], Optional[Tuple[str, str]]]) -> None:
+        problems = Problems(self.path)
+        for name in sorted(self.manifest.files):
+            fd, problem = self._try_open(name)
+            if problem is None:
+                try:
+                    problem = check(name, fd)
+                finally:
+                    os.close(fd)
+            if problem is not None:
+                problems.add(problem[0], name, problem[1])
+        problems.raise_if_any(DamagedBundleError, _DAMAGED_HINT)
+
+    def _hash_problem(self, name: str, fd: int) -> Optional[Tuple[str, str]]:
+        entry = self.manifest.files[name]
+        try:
+            digest, size = hash_descriptor(fd)
+        except OSError as error:
+            return "file-hash", "can't be read: {}".format(error.strerror)
+        if size != entry.size:
+            return "file-size-differs", "has {} bytes, must have {}".format(size, entry.size)
+        if digest != entry.sha256:
+            return "file-hash", "has SHA-256 {}, must have {}".format(digest, entry.sha256)
+        return None
+
+    def _try_open(self, name: str) -> Tuple[int, Optional[Tuple[str, str]]]:
+        try:
+            fd = self._open_beneath(name)
+        except FileNotFoundError:
+            return -1, ("file-missing", "is missing")
+        except OSError as error:
+            text = "is a link, or can't be opened: {}".format(error.strerror)
+            return -1, ("file-kind", text)
+        info = os.fstat(fd)
+        entry = self.manifest.files[name]
+        problem = None
+        if not stat.S_ISREG(info.st_mode):
+            problem = ("file-kind", "isn't a regular file")
+        elif info.st_size != entry.size:
+            text = "has {} bytes, must have {}".format(info.st_size, entry.size)
+            problem = ("file-size-differs", text)
+        if problem is not None:
+            os.close(fd)
+            return -1, problem
+        return fd, None
+
+    def _open_beneath(self, name: str) -> int:
+        folders = name.split("/")
+        leaf = folders.pop()
+        opened: List[int] = [self._fd]
+        try:
+            for folder in folders:
+                opened.append(os.open(folder, _FOLDER_FLAGS, dir_fd=opened[-1]))
+            return os.open(leaf, _FILE_FLAGS, dir_fd=opened[-1])
+        finally:
+            for fd in opened[1:]:
+                os.close(fd)
+
+    def _read_manifest(self) -> bytes:
+        place = "{}: ".format(os.path.join(self.path, MANIFEST_NAME))
+        try:
+            fd = os.open(MANIFEST_NAME, _FILE_FLAGS, dir_fd=self._fd)
+        except OSError as error:
+            raise BundleError(
+                "{}can't be opened as a file: {} [bundle-manifest]".format(place, error.strerror),
+                "the path must be a bundle, a folder that `edgecompile build` wrote",
+            ) from None
+        with os.fdopen(fd, "rb") as stream:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise BundleError(place + "isn't a regular file [bundle-manifest]")
+            if info.st_size > MAX_MANIFEST_BYTES:
+                text = "{}{} bytes, at most {} [json-size]"
+                raise BundleError(text.format(place, info.st_size, MAX_MANIFEST_BYTES))
+            return stream.read(MAX_MANIFEST_BYTES + 1)
+
+    def _damaged(self, name: str, rule: str, text: str) -> DamagedBundleError:
+        message = "{}: {}: {} [{}]".format(self.path, name, text, rule)
+        return DamagedBundleError(message, _DAMAGED_HINT)
+
+
+def _open_folder(path: str) -> int:
+    try:
+        # The bundle itself may be reached through a link: the user chose that path.
+        return os.open(path, _FOLDER_FLAGS & ~os.O_NOFOLLOW)
+    except FileNotFoundError:
+        text, hint = "doesn't exist", "check the path"
+    except NotADirectoryError:
+        text, hint = "isn't a folder", "an archive of a bundle has to be unpacked first"
+    except OSError as error:
+        text, hint = "can't be opened: {}".format(error.strerror), "check the permissions"
+    raise BundleError("{}: {} [bundle-folder]".format(shorten(path, 1024), text), hint)
+
+
+def hash_descriptor(fd: int) -> Tuple[str, int]:
+    """SHA-256 in hex and size in bytes of what ``fd`` holds, from its start.
+
+    Read, not mapped: hashing must not add the file to the process' resident memory.
+    """
+    digest = hashlib.sha256()
+    buffer = bytearray(_CHUNK)
+    view = memoryview(buffer)
+    offset = 0
+    while True:
+        count = os.preadv(fd, [buffer], offset)
+        if count == 0:
+            return digest.hexdigest(), offset
+        digest.update(view[:count])
+        offset += count

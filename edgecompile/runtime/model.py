@@ -1,0 +1,298 @@
+"""A bundle opened for running: ``open_bundle(path) -> Model``, ``Model.run(inputs) -> outputs``."""
+
+import os
+import threading
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Type, Union
+
+from .aoti import Program, load_runtime
+from .cpu import Host, choose_variant, describe_host
+from .dispatch import Dispatcher
+from .errors import BundleError, InputError, ModelClosedError, NativeError
+from .files import BundleFolder
+from .inputs import InputChecker, make_inputs
+from .libraries import pin_library
+from .manifest import Manifest
+from .stats import Stats
+from .weights import Weights, map_weights
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+VERIFY_LEVELS = ("fast", "auto", "full")
+VARIANT_VARIABLE = "EDGECOMPILE_VARIANT"
+MAX_THREADS = 4096
+
+
+def open_bundle(
+    path: "Union[str, os.PathLike[str]]",
+    *,
+    threads: Optional[int] = None,
+    variant: Optional[str] = None,
+    verify: str = "auto",
+    warmup: bool = True,
+    concurrency: Optional[int] = None,
+) -> "Model":
+    """Opens a bundle, chooses the variant for this machine and loads its programs.
+
+    Args:
+        path: the bundle's folder.
+        threads: threads of one run. None leaves the number as it is, at first all CPUs that the
+            process may use. Models of one process whose runtime library is the same share its
+            thread pool, so the last number given holds for all of them.
+        variant: the variant to use instead of the best one; None also looks at the environment
+            variable EDGECOMPILE_VARIANT.
+        verify: "auto" compares the SHA-256 of every file that is used; "fast" leaves out the
+            weights (their size and header are always checked); "full" compares every file of the
+            bundle.
+        warmup: load every bucket's program and run it once at its hint now, not at first use.
+        concurrency: how many calls of one bucket's program may be in flight at once, further ones
+            wait; None means up to 4, no more than the CPUs.
+
+    Raises:
+        BundleError: it is missing, malformed or damaged, or of an unknown format version.
+        UnsupportedHostError: no variant can run on this machine.
+        NativeError: native code can't be loaded, or a warm-up run failed.
+        InputError: an argument of this function is out of its range.
+    """
+    _check_arguments(threads, verify, concurrency)
+    folder = BundleFolder(os.fspath(path))
+    try:
+        if verify == "full":
+            folder.check_hashes()
+        else:
+            folder.check_sizes()
+        host = describe_host(folder)
+        wanted = variant if variant is not None else os.environ.get(VARIANT_VARIABLE) or None
+        model = Model(
+            folder,
+            host,
+            wanted,
+            threads=threads,
+            concurrency=concurrency or min(4, max(host.cpus, 1)),
+            check_weights=verify == "auto",
+        )
+    except BaseException:
+        folder.close()
+        raise
+    try:
+        if warmup:
+            model.warm_up()
+    except BaseException:
+        model.close()
+        raise
+    return model
+
+
+def _check_arguments(threads: Optional[int], verify: str, concurrency: Optional[int]) -> None:
+    if verify not in VERIFY_LEVELS:
+        raise InputError("verify is {!r}, must be one of {}".format(verify, VERIFY_LEVELS))
+    for name, value in (("threads", threads), ("concurrency", concurrency)):
+        if value is not None and not (isinstance(value, int) and 1 <= value <= MAX_THREADS):
+            text = "{} is {!r}, must be an integer from 1 to {}"
+            raise InputError(text.format(name, value, MAX_THREADS))
+
+
+class Model:
+    """An open bundle; made by ``open_bundle``. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        folder: BundleFolder,
+        host: Host,
+        wanted: Optional[str],
+        *,
+        threads: Optional[int],
+        concurrency: int,
+        check_weights: bool,
+    ) -> None:
+        """Takes over ``folder``; maps the weights and loads the runtime, but no program."""
+        manifest = folder.manifest
+        self._folder = folder
+        self._host = host
+        self._variant, self._refused = choose_variant(manifest, host, wanted)
+        self._concurrency = concurrency
+        self._runtime = load_runtime(pin_library(folder, self._variant.runtime))
+        if threads is not None:
+            self._runtime.threads = threads
+        self._weights: Optional[Weights] = map_weights(
+            folder, manifest.weights[manifest.precision], check_weights
+        )
+        self._checker = InputChecker(manifest)
+        self._dispatcher = Dispatcher(manifest)
+        self._stats = Stats(manifest)
+        self._programs: List[Optional[Program]] = [None] * len(manifest.buckets)
+        self._program_lock = threading.Lock()
+        self._state = threading.Condition()
+        self._running = 0
+        self._closed = False
+
+    @property
+    def manifest(self) -> Manifest:
+        """The bundle's manifest."""
+        return self._folder.manifest
+
+    @property
+    def info(self) -> Dict[str, Any]:
+        """What was opened, as plain JSON values: inputs, outputs, buckets, variant, host, …"""
+        manifest = self.manifest
+        whole = manifest.to_json()
+        keys = ("name", "format_version", "precision", "built_by", "inputs", "outputs", "axes")
+        result = {key: whole[key] for key in keys}
+        result.update(
+            path=self._folder.path,
+            manifest_sha256=self._folder.manifest_sha256,
+            length_axis=manifest.length_axis,
+            buckets=whole["buckets"],
+            tolerance=whole["tolerance"],
+            variant=self._variant.name,
+            refused_variants=dict(self._refused),
+            threads=self._runtime.threads,
+            concurrency=self._concurrency,
+            loaded_buckets=[i for i, item in enumerate(self._programs) if item is not None],
+            host=self._host.to_json(),
+        )
+        return result
+
+    @property
+    def stats(self) -> Dict[str, Any]:
+        """Lengths seen, bucket hits, padding and times so far; see ``Stats.snapshot``."""
+        return self._stats.snapshot()
+
+    def run(self, inputs: Mapping[str, Any]) -> "Dict[str, NDArray[Any]]":
+        """Runs the model once.
+
+        Args:
+            inputs: an array for every input name, of the dtype and shape that ``info`` tells
+                (narrower integers are widened). They are only read, and only during the call.
+
+        Returns:
+            A new array for every output name.
+
+        Raises:
+            InputError: lists everything that is wrong with the inputs.
+            OutsideBucketsError: no bucket takes these sizes.
+            NativeError: native code reported a failure.
+            ModelClosedError: the model is closed.
+        """
+        return self._run(inputs, None)
+
+    def run_bucket(self, bucket: int, inputs: Mapping[str, Any]) -> "Dict[str, NDArray[Any]]":
+        """Like ``run``, with the program of one bucket even where another would be chosen.
+
+        Raises:
+            InputError: also where there is no such bucket.
+            OutsideBucketsError: this bucket doesn't take these sizes.
+        """
+        if not 0 <= bucket < len(self._programs):
+            text = "there is no bucket {}, only 0..{}".format(bucket, len(self._programs) - 1)
+            raise InputError(text)
+        return self._run(inputs, bucket)
+
+    def _run(self, inputs: Mapping[str, Any], bucket: Optional[int]) -> "Dict[str, NDArray[Any]]":
+        started = time.perf_counter_ns()
+        self._enter()
+        try:
+            try:
+                arrays, sizes = self._checker.check(inputs)
+                if bucket is None:
+                    bucket = self._dispatcher.choose(sizes)
+                else:
+                    self._dispatcher.check(bucket, sizes)
+            except InputError:
+                self._stats.record_refusal()
+                raise
+            program = self._programs[bucket] or self._load(bucket)
+            padded = self._dispatcher.pad(bucket, arrays, sizes)
+            results = program.run(padded, self._dispatcher.crops(sizes))
+            outputs = {}
+            for spec, array in zip(self.manifest.outputs, results):
+                if array.dtype.name != spec.dtype:
+                    text = "{}: the output {} has dtype {}, the manifest says {}"
+                    text = text.format(program.label, spec.name, array.dtype, spec.dtype)
+                    raise NativeError(text)
+                outputs[spec.name] = array
+            axis = self.manifest.length_axis
+            length = 0 if axis is None else sizes[axis]
+            computed = self._dispatcher.padded_length(bucket) or length
+            self._stats.record(bucket, length, computed, time.perf_counter_ns() - started)
+            return outputs
+        finally:
+            self._leave()
+
+    def warm_up(self) -> None:
+        """Loads every bucket's program and runs it once at its hint; not counted in ``stats``."""
+        self._enter()
+        try:
+            for index in range(len(self._programs)):
+                program = self._programs[index] or self._load(index)
+                inputs = make_inputs(self.manifest, self._dispatcher.hint_sizes(index))
+                program.run(self._checker.check(inputs)[0])
+        finally:
+            self._leave()
+
+    def _load(self, index: int) -> Program:
+        with self._program_lock:
+            program = self._programs[index]
+            if program is None:
+                assert self._weights is not None
+                program = self._runtime.open_program(
+                    pin_library(self._folder, self._variant.programs[index]),
+                    self._weights,
+                    self._concurrency,
+                )
+                counts = (program.n_inputs, program.n_outputs)
+                wanted = (len(self.manifest.inputs), len(self.manifest.outputs))
+                if counts != wanted:
+                    program.close()
+                    text = "{}: has {} inputs and {} outputs, the manifest has {} and {}"
+                    text = text.format(program.label, *(counts + wanted))
+                    raise BundleError(text + " [program-signature]")
+                self._programs[index] = program
+            return program
+
+    def _enter(self) -> None:
+        with self._state:
+            if self._closed:
+                raise ModelClosedError("{}: the model is closed".format(self._folder.path))
+            self._running += 1
+
+    def _leave(self) -> None:
+        with self._state:
+            self._running -= 1
+            if self._closed and self._running == 0:
+                self._state.notify_all()
+
+    def close(self) -> None:
+        """Waits for runs in flight and frees the programs; later calls of ``run`` are refused."""
+        with self._state:
+            if self._closed:
+                return
+            self._closed = True
+            while self._running:
+                self._state.wait()
+        for index, program in enumerate(self._programs):
+            if program is not None:
+                program.close()
+                self._programs[index] = None
+        self._weights = None
+        self._runtime.trim()
+        self._folder.close()
+
+    def __enter__(self) -> "Model":
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Frees native memory of a model that nobody closed; attributes are missing where
+        # __init__ raised.
+        if getattr(self, "_closed", True) is False:
+            self.close()

@@ -1,0 +1,180 @@
+"""Repeats on this machine what the build host verified: hashes, then golden vectors."""
+
+import os
+import sys
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from .compare import compare_arrays
+from .errors import EdgecompileError
+from .files import BundleFolder
+from .golden import Case, list_cases, read_case
+from .model import Model, open_bundle
+
+
+def run_selftest(
+    path: str,
+    *,
+    cases: Optional[str] = None,
+    threads: Optional[int] = None,
+    variant: Optional[str] = None,
+    verify: str = "full",
+    say: Callable[[str], None] = lambda text: None,
+) -> Dict[str, Any]:
+    """Opens a bundle, runs its golden vectors and judges the outputs.
+
+    Args:
+        path: the bundle.
+        cases: a folder of ``<bucket>-<case>.npz`` to run instead of the bundle's own vectors.
+        threads: see ``open_bundle``.
+        variant: see ``open_bundle``.
+        verify: see ``open_bundle``; "full" compares the hash of every file first.
+        say: gets a line of text for every step.
+
+    Returns:
+        Plain JSON values: "ok", "cases" (each with bucket, case, ok, max_abs_error, scale, limit,
+        ms, outputs and, where it failed, error), "missing_buckets" (without a vector; with the
+        bundle's own vectors that is a failure) and "imported" (top-level modules of this process).
+
+    Raises:
+        BundleError, UnsupportedHostError, NativeError: the bundle can't be opened at all.
+    """
+    started = time.perf_counter()
+    with open_bundle(path, threads=threads, variant=variant, verify=verify) as model:
+        opened = time.perf_counter()
+        info = model.info
+        say("opened {} as {} in {:.2f} s".format(path, info["variant"], opened - started))
+        results = []
+        for bucket, name, load in _cases(model, path, cases):
+            results.append(_run_case(model, bucket, name, load))
+        covered = {item["bucket"] for item in results}
+        absent = [i for i in range(len(model.manifest.buckets)) if i not in covered]
+        tolerance = model.manifest.tolerance.to_json()
+    failed = [item for item in results if not item["ok"]]
+    return {
+        "ok": not failed and bool(results) and (cases is not None or not absent),
+        "bundle": path,
+        "name": info["name"],
+        "manifest_sha256": info["manifest_sha256"],
+        "variant": info["variant"],
+        "threads": info["threads"],
+        "verify": verify,
+        "tolerance": tolerance,
+        "open_seconds": opened - started,
+        "cases": results,
+        "failed": len(failed),
+        "missing_buckets": absent,
+        "host": info["host"],
+        "imported": sorted({name.partition(".")[0] for name in sys.modules}),
+    }
+
+
+_Loader = Callable[[], Case]
+
+
+def _cases(model: Model, path: str, cases: Optional[str]) -> List[Tuple[int, str, _Loader]]:
+    manifest = model.manifest
+    if cases is not None:
+        return [
+            (bucket, name, lambda file=file: _load_file(model, file))  # type: ignore[misc]
+            for bucket, name, file in list_cases(cases)
+        ]
+    return [
+        (item.bucket, item.case, lambda item=item: _load_golden(path, item.file))  # type: ignore[misc]
+        for item in sorted(manifest.golden, key=lambda item: (item.bucket, item.case))
+    ]
+
+
+def _load_file(model: Model, file: str) -> Case:
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return read_case(fd, file, model.manifest)
+    finally:
+        os.close(fd)
+
+
+def _load_golden(path: str, name: str) -> Case:
+    folder = BundleFolder(path)
+    try:
+        fd = folder.open(name)
+        try:
+            folder.check_hash(name, fd)
+            return read_case(fd, "{}: {}".format(path, name), folder.manifest)
+        finally:
+            os.close(fd)
+    finally:
+        folder.close()
+
+
+def _run_case(model: Model, bucket: int, name: str, load: _Loader) -> Dict[str, Any]:
+    result: Dict[str, Any] = {
+        "bucket": bucket,
+        "case": name,
+        "ok": False,
+        "max_abs_error": None,
+        "scale": None,
+        "limit": None,
+        "ms": None,
+        "outputs": {},
+    }
+    try:
+        case = load()
+        started = time.perf_counter_ns()
+        outputs = model.run_bucket(bucket, case.inputs)
+        result["ms"] = (time.perf_counter_ns() - started) / 1e6
+    except EdgecompileError as error:
+        result["error"] = str(error)
+        return result
+    except OSError as error:
+        result["error"] = "can't be read: {}".format(error.strerror)
+        return result
+    tolerance = model.manifest.tolerance
+    agreements = {
+        key: compare_arrays(outputs[key], want, tolerance) for key, want in case.outputs.items()
+    }
+    # The case is as bad as its worst output: a failed one, or the one nearest to its limit.
+    worst = max(
+        agreements.values(),
+        key=lambda item: (not item.ok, item.max_abs_error / item.limit if item.limit else 0.0),
+    )
+    result.update(
+        ok=all(item.ok for item in agreements.values()),
+        max_abs_error=worst.max_abs_error,
+        scale=worst.scale,
+        limit=worst.limit,
+        outputs={key: item.to_json() for key, item in agreements.items()},
+    )
+    reasons = ["{} {}".format(key, item.reason) for key, item in agreements.items() if item.reason]
+    if reasons:
+        result["error"] = "; ".join(reasons)
+    return result
+
+
+def format_selftest(report: Dict[str, Any]) -> List[str]:
+    """The verdict table for people, a line each."""
+    lines = [
+        "{:>6}  {:<24} {:>10} {:>10} {:>10} {:>9}  verdict".format(
+            "bucket", "case", "max error", "limit", "max|want|", "ms"
+        )
+    ]
+    for item in report["cases"]:
+        numbers = [
+            "-" if item[key] is None else "{:.3g}".format(item[key])
+            for key in ("max_abs_error", "limit", "scale", "ms")
+        ]
+        verdict = "ok" if item["ok"] else "FAILED: " + item.get("error", "")
+        lines.append(
+            "{:>6}  {:<24} {:>10} {:>10} {:>10} {:>9}  {}".format(
+                item["bucket"], item["case"], *numbers, verdict
+            )
+        )
+    if report["missing_buckets"]:
+        text = ", ".join(str(index) for index in report["missing_buckets"])
+        lines.append("buckets without a vector: " + text)
+    good = len(report["cases"]) - report["failed"]
+    text = "{}: {} of {} cases ok, variant {}, {} threads"
+    verdict = "PASSED" if report["ok"] else "FAILED"
+    lines.append(
+        text.format(verdict, good, len(report["cases"]), report["variant"], report["threads"])
+    )
+    return lines
