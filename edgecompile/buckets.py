@@ -1,152 +1,28 @@
-"""Buckets, and plans of buckets: what is compiled, and which length goes where."""
+"""Plans of buckets: which lengths are compiled together, and how; and the best plan there is.
+
+:func:`plan_buckets` is exact: no other choice of boundaries and modes has a lower expected cost
+under its cost model. :mod:`edgecompile.segments` has the recurrence and the reason.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 from edgecompile.costs import MODES, CostCurve, Mode
 from edgecompile.errors import PlanError
+from edgecompile.evaluation import expected_cost
+from edgecompile.length_files import MAX_LENGTH
+from edgecompile.lengths import LengthDistribution
+from edgecompile.limits import BucketLimits
+from edgecompile.plan_notes import plan_notes
+from edgecompile.positions import TIE, find_positions, make_buckets
+from edgecompile.ranges import AxisRange, Bucket, OtherAxes
+from edgecompile.segments import best_priced_segmentation, best_segmentations
 
-OtherAxes = tuple[tuple[str, "AxisRange"], ...]
-
-
-@dataclass(frozen=True)
-class AxisRange:
-    """Sizes from ``lo`` to ``hi``, both included, of one axis; ``hint`` is what to tune for."""
-
-    lo: int
-    hi: int
-    hint: int
-
-    def __post_init__(self) -> None:
-        for name in ("lo", "hi", "hint"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise PlanError(f"{name} is {value!r}, not a whole number")
-        if not 1 <= self.lo <= self.hint <= self.hi:
-            raise PlanError(
-                f"a range needs 1 <= lo <= hint <= hi, but lo is {self.lo}, "
-                f"hint {self.hint} and hi {self.hi}"
-            )
-
-    def __contains__(self, size: int) -> bool:
-        return self.lo <= size <= self.hi
-
-    def to_json(self) -> dict[str, int]:
-        """``{"lo", "hi", "hint"}``."""
-        return {"lo": self.lo, "hi": self.hi, "hint": self.hint}
-
-    @classmethod
-    def from_json(cls, value: object, where: str = "range") -> AxisRange:
-        """The inverse of :meth:`to_json`; without a hint, ``hi`` is tuned for.
-
-        Raises:
-            PlanError: ``value`` has another form or holds bad numbers.
-        """
-        if not isinstance(value, dict) or "lo" not in value or "hi" not in value:
-            raise PlanError(f'{where}: needs "lo" and "hi"')
-        hint = value["hint"] if "hint" in value else value["hi"]
-        try:
-            return cls(value["lo"], value["hi"], hint)
-        except PlanError as error:
-            raise PlanError(f"{where}: {error.message}") from error
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """One compiled program, and the sizes that it serves.
-
-    Attributes:
-        mode: ``exact`` runs any length of the range unpadded; ``pad`` is a static program of
-            length ``hi`` to which shorter inputs are padded.
-        axes: name and range of every dynamic axis. The first is the length axis that the plan
-            divides; the others (batch, a second length) hold for this bucket.
-    """
-
-    mode: Mode
-    axes: tuple[tuple[str, AxisRange], ...]
-
-    def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise PlanError(f"mode {self.mode!r} is neither exact nor pad")
-        names = [name for name, _ in self.axes]
-        if not names:
-            raise PlanError("a bucket needs a length axis")
-        if len(set(names)) != len(names):
-            raise PlanError(f"an axis occurs twice in {', '.join(names)}")
-
-    @property
-    def length_axis(self) -> str:
-        """Name of the axis that the plan divides."""
-        return self.axes[0][0]
-
-    @property
-    def lo(self) -> int:
-        """Shortest length served."""
-        return self.axes[0][1].lo
-
-    @property
-    def hi(self) -> int:
-        """Longest length served; in ``pad`` mode the size of the program."""
-        return self.axes[0][1].hi
-
-    @property
-    def hint(self) -> int:
-        """The length to tune for."""
-        return self.axes[0][1].hint
-
-    @property
-    def other_axes(self) -> OtherAxes:
-        """The axes beside the length axis."""
-        return self.axes[1:]
-
-    def range(self, axis: str) -> AxisRange:
-        """The range of one axis.
-
-        Raises:
-            KeyError: the bucket has no such axis.
-        """
-        return dict(self.axes)[axis]
-
-    def serves(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the bucket serves these sizes, one for each of its axes."""
-        return all(sizes[name] in axis_range for name, axis_range in self.axes)
-
-    def run_length(self, length: int) -> int:
-        """The length at which the program runs for an input of ``length``."""
-        return self.hi if self.mode == "pad" else length
-
-    def to_json(self) -> dict[str, Any]:
-        """``{"lo", "hi", "hint", "mode", "axes": {name: {"lo", "hi", "hint"}}}``.
-
-        The length axis stands at the top, the others under ``axes``.
-        """
-        others = {name: axis_range.to_json() for name, axis_range in self.other_axes}
-        return {**self.axes[0][1].to_json(), "mode": self.mode, "axes": others}
-
-    @classmethod
-    def from_json(cls, value: object, length_axis: str, where: str = "bucket") -> Bucket:
-        """The inverse of :meth:`to_json`.
-
-        Raises:
-            PlanError: ``value`` has another form or holds bad numbers.
-        """
-        own = AxisRange.from_json(value, where)
-        fields = cast("dict[str, Any]", value)
-        others = fields.get("axes", {})
-        if not isinstance(others, dict):
-            raise PlanError(f'{where}: "axes" is a {type(others).__name__}, not an object')
-        ranges = tuple(
-            (str(name), AxisRange.from_json(item, f"{where}.axes.{name}"))
-            for name, item in others.items()
-        )
-        try:
-            return cls(fields.get("mode", "exact"), ((length_axis, own), *ranges))
-        except PlanError as error:
-            raise PlanError(f"{where}: {error.message}") from error
+__all__ = ["AxisRange", "Bucket", "BucketLimits", "BucketPlan", "plan_buckets"]
 
 
 @dataclass(frozen=True)
@@ -276,3 +152,128 @@ class BucketPlan:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def plan_buckets(
+    distribution: LengthDistribution,
+    cost_model: CostCurve,
+    *,
+    max_buckets: int | None = 8,
+    buckets: int | None = None,
+    price_per_bucket: float = 0.0,
+    min_length: int = 1,
+    max_length: int | None = None,
+    modes: tuple[Mode, ...] = MODES,
+    limits: BucketLimits | None = None,
+    length_axis: str = "length",
+    other_axes: OtherAxes = (),
+) -> BucketPlan:
+    """The buckets of least expected cost that serve every length from min to max.
+
+    The cost of a plan is the mean cost of one run over the sample plus ``price_per_bucket`` for
+    each bucket. In ``exact`` mode a sample costs what its own length costs, in ``pad`` mode what
+    the bucket's upper end costs. Boundaries may lie at any whole number, also where no sample
+    is: a static program ends at the cheapest size before the next observed length. Of plans that
+    cost the same the one of fewest buckets is given. The same input gives the same plan.
+
+    Hints are explained at :func:`edgecompile.positions.make_buckets`.
+
+    Args:
+        distribution: the sample; lengths over ``max_length`` count as ``max_length``.
+        cost_model: milliseconds by length and mode.
+        max_buckets: the most buckets allowed; None leaves it to the price and the limits.
+        buckets: exactly how many buckets to make, instead of the best number.
+        price_per_bucket: milliseconds of the mean run that a bucket has to save.
+        min_length: the shortest length to serve.
+        max_length: the longest length to serve; None means the longest of the sample.
+        modes: the modes allowed; without ``exact`` every bucket is padded.
+        limits: bounds on size and build time.
+        length_axis: name of the axis that is divided.
+        other_axes: further axes, the same in every bucket.
+
+    Raises:
+        PlanError: the arguments or constraints can't be met; says which, and by how much.
+        CostError: the cost model has no costs in any of ``modes``.
+    """
+    if max_length is None:
+        max_length = distribution.max
+    usable = tuple(mode for mode in MODES if mode in modes and mode in cost_model.modes)
+    _check_arguments(distribution, usable, modes, min_length, max_length, price_per_bucket)
+    most = (limits or BucketLimits()).most(max_buckets, buckets)
+    if most is None and price_per_bucket == 0:
+        raise PlanError(
+            "without a limit and with free buckets every length would get its own",
+            hint="give --max-buckets or a price per bucket",
+        )
+    served, _ = distribution.clip(max_length)
+    positions = find_positions(served, cost_model, usable, max_length)
+    if buckets is not None and buckets > len(positions.lengths):
+        raise PlanError(
+            f"{buckets} buckets are wanted, but the sample has only {len(positions.lengths)} "
+            "lengths at which a bucket can end",
+            hint=f"ask for {len(positions.lengths)} buckets at most",
+        )
+    problem = (positions.weights, positions.exact, positions.padded)
+    if most is None:
+        by_count: tuple[float, ...] = ()
+        segments = best_priced_segmentation(*problem, price_per_bucket).segments
+    else:
+        # One count more than allowed, so that the notes can say what the next bucket would save.
+        best = best_segmentations(*problem, most + 1)
+        by_count = tuple(found.cost for found in best)
+        totals = [found.cost + price_per_bucket * k for k, found in enumerate(best[:most], 1)]
+        count = buckets or next(
+            k for k, total in enumerate(totals, 1) if total <= min(totals) * (1 + TIE)
+        )
+        segments = best[count - 1].segments
+    chosen = make_buckets(segments, positions, min_length, length_axis, other_axes)
+    expected_ms = expected_cost(chosen, served, cost_model)
+    notes = plan_notes(
+        chosen,
+        sample=distribution,
+        curve=cost_model,
+        modes=usable,
+        expected_by_count=by_count,
+        expected_ms=expected_ms,
+        price=price_per_bucket,
+        most=most,
+        forced=buckets is not None,
+    )
+    return BucketPlan(
+        length_axis=length_axis,
+        buckets=chosen,
+        expected_ms=expected_ms,
+        policy="optimum",
+        cost_model=cost_model,
+        price_per_bucket=price_per_bucket,
+        expected_by_count=by_count,
+        source=distribution.source,
+        notes=notes,
+    )
+
+
+def _check_arguments(
+    distribution: LengthDistribution,
+    usable: tuple[Mode, ...],
+    modes: tuple[Mode, ...],
+    min_length: int,
+    max_length: int,
+    price: float,
+) -> None:
+    problems = []
+    if not usable:
+        problems.append(f"there are no costs for the mode {' or '.join(modes) or '(none allowed)'}")
+    if not 1 <= min_length <= max_length <= MAX_LENGTH:
+        problems.append(
+            f"the range {min_length}..{max_length} isn't one of lengths from 1 to {MAX_LENGTH}"
+        )
+    elif distribution.min < min_length:
+        below = distribution.n - round(distribution.share_over(min_length - 1) * distribution.n)
+        problems.append(
+            f"{below} of {distribution.n} samples are shorter than the shortest length served, "
+            f"{min_length}; the shortest has {distribution.min}"
+        )
+    if not 0 <= price < float("inf"):
+        problems.append(f"the price per bucket is {price}, not 0 or more")
+    if problems:
+        raise PlanError("can't plan: " + "; ".join(problems))

@@ -1,257 +1,179 @@
-"""What one run costs, by length and mode: measured curves, and a roofline where nothing runs here.
+"""Where cost curves come from: files of cost points, and a roofline where nothing can be measured.
 
-Times are milliseconds per run. A curve knows two costs of a length L:
-
-- ``exact``: a dynamic program run at L, unpadded;
-- ``pad``: a static program of size L, whatever the length of the input it is padded from.
-
-Between points both are interpolated linearly, so a value never lies below the lower of the two
-measured neighbours. Below the first point the first cost holds (an extrapolated line would go
-under the measured floor). Beyond the last point the last slope goes on, if it rises; a curve of
-one point grows in proportion to the length.
-
-A static program may be slower than a larger one (48 against 64, say). :meth:`CostCurve.pad_up`
-gives the pad-up envelope: the cheapest static size that still holds the length. It never falls
-with the length. The planner searches over the sizes themselves and so ends buckets where the
-envelope is attained.
+The curves themselves are in :mod:`edgecompile.curves`; their names are exported here, too.
 """
 
 from __future__ import annotations
 
+import csv
+import json
+import os
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import pairwise
-from typing import Any, Literal, Protocol, cast, overload
+from pathlib import Path
+from typing import cast
 
-import numpy as np
-import numpy.typing as npt
-
+from edgecompile.curves import (
+    KINDS,
+    MODES,
+    CostCurve,
+    CostKind,
+    CostModel,
+    CostPoint,
+    FloatArray,
+    Mode,
+)
 from edgecompile.errors import CostError
 
-Mode = Literal["exact", "pad"]
-CostKind = Literal["measured", "calibrated", "modelled"]
-FloatArray = npt.NDArray[np.float64]
+__all__ = [
+    "KINDS",
+    "MODES",
+    "CostCurve",
+    "CostKind",
+    "CostModel",
+    "CostPoint",
+    "FloatArray",
+    "Mode",
+    "read_cost_points",
+    "roofline",
+]
 
-MODES: tuple[Mode, ...] = ("exact", "pad")
-KINDS: tuple[CostKind, ...] = ("measured", "calibrated", "modelled")
-
-
-class CostModel(Protocol):
-    """What the planner asks of a cost model of one length axis."""
-
-    @property
-    def kind(self) -> CostKind:
-        """How the costs were found."""
-
-    @property
-    def modes(self) -> tuple[Mode, ...]:
-        """The modes in which the model can run at all."""
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """The lengths between which costs change linearly, ascending."""
-
-    def cost(self, length: Any, mode: Mode) -> Any:
-        """Milliseconds of one run; a float for an int, an array for an array."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data with ``kind`` and ``points`` at least."""
+_COLUMNS = ("length", "exact_ms", "pad_ms", "exact_spread_ms", "pad_spread_ms")
+_MAX_FILE_BYTES = 16 << 20
+_MAX_PROBLEMS_SHOWN = 10
+_WHOLE = re.compile(r"[+-]?[0-9]{1,15}(\.0*)?")
+_HINT = (
+    "give rows length,exact_ms,pad_ms with or without a header, or the JSON of a cost curve; "
+    "leave the cells of a mode that can't run empty in every row"
+)
 
 
-@dataclass(frozen=True)
-class CostPoint:
-    """The costs of one length.
+def read_cost_points(path: str | os.PathLike[str], kind: CostKind = "measured") -> CostCurve:
+    """Reads cost points from a CSV file, or a curve from its JSON; the content decides which.
 
-    Attributes:
-        length: size of the length axis.
-        exact_ms: median milliseconds of a dynamic program at this length, None where unknown.
-        pad_ms: the same of a static program of this size.
-        exact_spread_ms, pad_spread_ms: distance of the quartiles of the repetitions; 0 if unknown.
-    """
+    A CSV file has the columns length, exact_ms, pad_ms, in this order or named by a header, where
+    exact_spread_ms and pad_spread_ms may be added and other columns are ignored. ``#`` starts a
+    comment. Rows may stand in any order. JSON is that of :meth:`CostCurve.to_json`, or a plan's
+    or a report's with such a curve under ``cost_model``.
 
-    length: int
-    exact_ms: float | None
-    pad_ms: float | None
-    exact_spread_ms: float = 0.0
-    pad_spread_ms: float = 0.0
-
-    def value(self, mode: Mode) -> float | None:
-        """The cost in one mode."""
-        return self.exact_ms if mode == "exact" else self.pad_ms
-
-    def problems(self) -> list[str]:
-        """What is wrong with this point; empty if nothing is."""
-        found = []
-        if isinstance(self.length, bool) or not isinstance(self.length, int) or self.length < 1:
-            found.append(f"length {self.length!r} isn't a whole number from 1 up")
-        for name in ("exact_ms", "pad_ms", "exact_spread_ms", "pad_spread_ms"):
-            value = getattr(self, name)
-            if value is None and not name.endswith("spread_ms"):
-                continue
-            lowest_open = not name.endswith("spread_ms")  # a cost of 0 is an error, a spread isn't
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not (0 <= value < float("inf")) or (lowest_open and value == 0):
-                kind = "positive number" if lowest_open else "number from 0 up"
-                found.append(f"{name} {value!r} isn't a {kind}")
-        if self.exact_ms is None and self.pad_ms is None:
-            found.append("neither exact_ms nor pad_ms is given")
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        """A dict of plain numbers; None becomes null."""
-        return dict(vars(self))
-
-
-@dataclass(frozen=True)
-class CostCurve:
-    """Costs over one length axis.
-
-    Attributes:
-        points: ascending in length; every point has a cost for each mode of the curve.
-        kind: measured (on this machine), calibrated (on the device), modelled (a roofline).
-        provenance: where the numbers come from (machine, model, threads, date), for people and
-            for checks against another model or machine.
+    Args:
+        path: the file.
+        kind: what to call the costs of a CSV file; JSON says it itself.
 
     Raises:
-        CostError: no points, bad values, lengths that repeat or aren't ascending, or a mode that
-            only some of the points have.
+        CostError: the file can't be read, or holds no usable points; every bad row is counted.
     """
+    name = os.fspath(path)
+    try:
+        with Path(path).open("rb") as stream:
+            data = stream.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise CostError(
+            f"{name}: can't be read: {error.strerror or error}", hint="give a file of cost points"
+        ) from error
+    except ValueError as error:  # a NUL byte in the path
+        raise CostError(f"{name!r}: not a path: {error}") from error
+    if len(data) > _MAX_FILE_BYTES:
+        raise CostError(f"{name}: over {_MAX_FILE_BYTES} bytes are no file of cost points")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CostError(f"{name}: not text: {error}", hint=_HINT) from error
+    try:
+        if text.lstrip().startswith("{"):
+            return _from_document(text)
+        return CostCurve(_from_rows(text), kind, {"file": name})
+    except CostError as error:
+        raise CostError(f"{name}: {error.message}", hint=error.hint or _HINT) from error
 
-    points: tuple[CostPoint, ...]
-    kind: CostKind
-    provenance: Mapping[str, str] = field(default_factory=dict, hash=False)
 
-    def __post_init__(self) -> None:
-        problems = []
-        if self.kind not in KINDS:
-            problems.append(f"kind {self.kind!r} is none of {', '.join(KINDS)}")
-        if not self.points:
-            problems.append("there are no points")
-        for point in self.points:
-            problems += [f"point at length {point.length}: {text}" for text in point.problems()]
-        if not problems:
-            for before, after in pairwise(self.points):
-                if after.length == before.length:
-                    problems.append(f"length {after.length} occurs more than once")
-                elif after.length < before.length:
-                    problems.append(f"length {after.length} comes after {before.length}")
-            for mode in MODES:
-                known = [point for point in self.points if point.value(mode) is not None]
-                if known and len(known) < len(self.points):
-                    missing = [str(p.length) for p in self.points if p.value(mode) is None]
-                    problems.append(f"{mode}_ms is missing at length {', '.join(missing[:10])}")
-        if problems:
-            raise CostError(
-                "bad cost points: " + "; ".join(problems[:10]) + _more(problems, 10),
-                hint="each point needs a length and a positive exact_ms, pad_ms or both",
-            )
+def _from_document(text: str) -> CostCurve:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CostError(f"not valid JSON: {error}") from error
+    if "points" not in value and isinstance(value.get("cost_model"), dict):
+        value = value["cost_model"]
+    return CostCurve.from_json(value)
 
-    @cached_property
-    def modes(self) -> tuple[Mode, ...]:
-        """The modes that have costs; a model whose export fixes the length has only ``pad``."""
-        return tuple(mode for mode in MODES if self.points[0].value(mode) is not None)
 
-    @cached_property
-    def lengths(self) -> tuple[int, ...]:
-        """The lengths of the points."""
-        return tuple(point.length for point in self.points)
-
-    @overload
-    def cost(self, length: int, mode: Mode) -> float: ...
-
-    @overload
-    def cost(self, length: npt.NDArray[Any], mode: Mode) -> FloatArray: ...
-
-    def cost(self, length: int | npt.NDArray[Any], mode: Mode) -> float | FloatArray:
-        """Milliseconds of one run of a dynamic program at ``length``, or a static one of that size.
-
-        Args:
-            length: one length, or an array of any shape.
-            mode: ``exact`` or ``pad``.
-
-        Returns:
-            A float for an int, a float64 array of the same shape for an array.
-
-        Raises:
-            CostError: the curve has no costs in this mode.
-        """
-        at, ms = self._known(mode)
-        x = np.asarray(length, dtype=np.float64)
-        result = np.interp(x, at, ms)
-        beyond = x > at[-1]
-        if np.any(beyond):
-            if len(at) > 1:
-                slope = max(0.0, float((ms[-1] - ms[-2]) / (at[-1] - at[-2])))
-            else:
-                slope = float(ms[-1] / at[-1])
-            result = np.where(beyond, ms[-1] + slope * (x - at[-1]), result)
-        return result if isinstance(length, np.ndarray) else float(result)
-
-    def pad_up(self, length: int, limit: int) -> tuple[int, float]:
-        """The cheapest static size from ``length`` to ``limit``, and its milliseconds.
-
-        This is the monotone pad-up envelope; of equal sizes the smallest is given.
-        """
-        # A piecewise linear curve has its minimum at an end or at a point.
-        sizes = [length, *(s for s in self.lengths if length < s < limit), limit]
-        costs = self.cost(np.array(sizes), "pad")
-        best = int(np.argmin(costs))
-        return sizes[best], float(costs[best])
-
-    def extrapolates(self, length: int) -> bool:
-        """Whether ``length`` lies beyond the last point."""
-        return length > self.points[-1].length
-
-    def to_json(self) -> dict[str, Any]:
-        """``{"kind", "points": [{"length", "exact_ms", "pad_ms", …}], "provenance"}``."""
-        return {
-            "kind": self.kind,
-            "points": [point.to_json() for point in self.points],
-            "provenance": dict(self.provenance),
-        }
-
-    @classmethod
-    def from_json(cls, value: object) -> CostCurve:
-        """The inverse of :meth:`to_json`; unknown keys are ignored.
-
-        Raises:
-            CostError: the value has another form or holds bad points.
-        """
-        if not isinstance(value, dict) or not isinstance(value.get("points"), list):
-            raise CostError('a cost curve needs "kind" and a list of "points"')
-        problems = []
-        points = []
-        names = ("length", "exact_ms", "pad_ms", "exact_spread_ms", "pad_spread_ms")
-        for index, item in enumerate(value["points"]):
-            if not isinstance(item, dict) or "length" not in item:
-                problems.append(f'points[{index}] isn\'t an object with a "length"')
+def _from_rows(text: str) -> tuple[CostPoint, ...]:
+    columns: dict[str, int] | None = None
+    problems: list[str] = []
+    points = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        content = line.split("#", 1)[0].strip()
+        if not content:
+            continue
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([content], skipinitialspace=True))]
+        except csv.Error as error:
+            problems.append(f"line {number}: {error}")
+            continue
+        if columns is None:
+            columns = _find_columns(cells, number)
+            if cells[columns["length"]].lower() == "length":
                 continue
-            fields = {"exact_ms": None, "pad_ms": None}
-            fields.update({name: item[name] for name in names if name in item})
-            points.append(CostPoint(**cast(Any, fields)))
-        if problems:
-            raise CostError("; ".join(problems[:10]) + _more(problems, 10))
-        provenance = value.get("provenance", {})
-        if not isinstance(provenance, dict):
-            raise CostError(f"provenance is a {type(provenance).__name__}, not an object")
-        texts = {str(key): str(text) for key, text in provenance.items()}
-        return cls(tuple(points), cast(CostKind, value.get("kind")), texts)
+        point = _point(cells, columns)
+        if isinstance(point, list):
+            problems += [f"line {number}: {problem}" for problem in point]
+        else:
+            points.append(point)
+    if problems:
+        shown = "; ".join(problems[:_MAX_PROBLEMS_SHOWN])
+        rest = len(problems) - _MAX_PROBLEMS_SHOWN
+        raise CostError(
+            f"{len(problems)} bad values: {shown}" + (f"; and {rest} more" if rest > 0 else "")
+        )
+    if not points:
+        raise CostError("holds no cost points")
+    return tuple(sorted(points, key=lambda point: point.length))
 
-    def _known(self, mode: Mode) -> tuple[FloatArray, FloatArray]:
-        if mode not in self.modes:
-            raise CostError(
-                f"the cost curve has no {mode} costs", hint=f"it has: {', '.join(self.modes)}"
-            )
-        return self._arrays[mode]
 
-    @cached_property
-    def _arrays(self) -> dict[Mode, tuple[FloatArray, FloatArray]]:
-        at = np.array(self.lengths, dtype=np.float64)
-        return {
-            mode: (at, np.array([point.value(mode) for point in self.points], dtype=np.float64))
-            for mode in self.modes
-        }
+def _find_columns(cells: list[str], line_number: int) -> dict[str, int]:
+    """Column numbers by name, from a header, or from the order where the first row is data."""
+    names = [cell.lower() for cell in cells]
+    if "length" in names:
+        repeated = [name for name in _COLUMNS if names.count(name) > 1]
+        if repeated:
+            raise CostError(f"line {line_number}: the column {repeated[0]} occurs twice")
+        if "exact_ms" not in names and "pad_ms" not in names:
+            raise CostError(f"line {line_number}: the header has neither exact_ms nor pad_ms")
+        return {name: names.index(name) for name in _COLUMNS if name in names}
+    if len(cells) != 3:
+        raise CostError(
+            f"line {line_number}: {len(cells)} columns without a header, "
+            "where length, exact_ms and pad_ms were expected"
+        )
+    return {name: index for index, name in enumerate(_COLUMNS[:3])}
+
+
+def _point(cells: list[str], columns: dict[str, int]) -> CostPoint | list[str]:
+    if len(cells) <= max(columns.values()):
+        return [f"{len(cells)} columns where {max(columns.values()) + 1} were expected"]
+    problems = []
+    values: dict[str, float | None] = {"exact_ms": None, "pad_ms": None}
+    for name, index in columns.items():
+        cell = cells[index]
+        if name == "length" or (not cell and name in ("exact_ms", "pad_ms")):
+            continue
+        try:
+            values[name] = float(cell or "0")
+        except ValueError:
+            problems.append(f'{name} "{cell[:40]}" isn\'t a number')
+    length = cells[columns["length"]]
+    if not _WHOLE.fullmatch(length):
+        problems.append(f'length "{length[:40]}" isn\'t a whole number')
+    if problems:
+        return problems
+    point = CostPoint(
+        int(length.split(".")[0]),
+        values["exact_ms"],
+        values["pad_ms"],
+        cast(float, values.get("exact_spread_ms", 0.0)),
+        cast(float, values.get("pad_spread_ms", 0.0)),
+    )
+    return point.problems() or point
 
 
 def roofline(
@@ -310,7 +232,3 @@ def roofline(
         points.append(CostPoint(length, pad_ms * dynamic_factor, pad_ms))
     parameters = {name: repr(number) for name, number in {**positive, **others}.items()}
     return CostCurve(tuple(points), "modelled", {**parameters, **(provenance or {})})
-
-
-def _more(problems: list[str], shown: int) -> str:
-    return f"; and {len(problems) - shown} more" if len(problems) > shown else ""
