@@ -14,7 +14,7 @@ from typing import Any
 from edgecompile.costs import MODES, CostCurve, Mode
 from edgecompile.errors import PlanError
 from edgecompile.evaluation import expected_cost
-from edgecompile.length_files import MAX_LENGTH
+from edgecompile.length_rows import MAX_LENGTH
 from edgecompile.lengths import LengthDistribution
 from edgecompile.limits import BucketLimits
 from edgecompile.plan_notes import plan_notes

@@ -15,16 +15,13 @@ once, because ten million rows hold only some thousand different ones.
 
 from __future__ import annotations
 
-import csv
 import io
 import json
-import math
 import os
-import re
 import sys
 import tokenize
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,25 +29,30 @@ import numpy as np
 import numpy.typing as npt
 
 from edgecompile.errors import LengthsError
+from edgecompile.length_rows import (
+    FORMS_HINT,
+    MAX_LENGTH,
+    MAX_TOTAL,
+    PROBLEMS_SHOWN,
+    WHOLE,
+    Problems,
+    Row,
+    RowReader,
+    check_length,
+    make_row,
+    quote,
+    row_from_object,
+    spell,
+    strip_comment,
+    whole_number,
+)
 
-MAX_LENGTH = 2**31 - 1
-MAX_TOTAL = 2**53  # beyond this, sums of counts are no longer exact in float64
-
+_NPY_MAGIC = b"\x93NUMPY"
 _BLOCK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 16
 _MAX_JSON_BYTES = 1 << 30
 _REMEMBERED_ROWS = 1 << 17
 _DENSE_LENGTHS = 1 << 20
-_PROBLEMS_SHOWN = 10
-_WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_NPY_MAGIC = b"\x93NUMPY"
-_FORMS_HINT = (
-    'give one length per line ("12"), rows "length,count", JSON lines {"length": 12, "count": 3}, '
-    'a JSON list or histogram {"12": 3}, or a one-dimensional integer .npy file'
-)
-
-Row = tuple[int, int]  # length, count
 
 
 @dataclass(frozen=True)
@@ -61,29 +63,6 @@ class CountedLengths:
     recorded_source: str | None = None
 
 
-@dataclass
-class _Problems:
-    """Collects what is wrong with one file; the first ten are shown, all are counted."""
-
-    name: str
-    shown: list[str] = field(default_factory=list)
-    total: int = 0
-
-    def add(self, where: str, text: str, reason: str) -> None:
-        self.total += 1
-        if len(self.shown) < _PROBLEMS_SHOWN:
-            self.shown.append(f"  {where}: {_quote(text)} {reason}")
-
-    def raise_if_any(self) -> None:
-        if not self.total:
-            return
-        noun = "problem" if self.total == 1 else "problems"
-        lines = [f"{self.name}: {self.total} {noun}", *self.shown]
-        if self.total > len(self.shown):
-            lines.append(f"  … and {self.total - len(self.shown)} more")
-        raise LengthsError("\n".join(lines), hint=_FORMS_HINT)
-
-
 def count_lengths(source: str | os.PathLike[str]) -> CountedLengths:
     """Counts the lengths in a file, or in standard input where ``source`` is ``"-"``.
 
@@ -92,9 +71,9 @@ def count_lengths(source: str | os.PathLike[str]) -> CountedLengths:
             that aren't lengths (whole numbers from 1 to 2^31-1) or counts (from 1 up).
     """
     name = display_name(source)
-    if source == "-":
-        return _count_stream(sys.stdin.buffer, name)
     try:
+        if source == "-":
+            return _count_stream(sys.stdin.buffer, name)
         with Path(source).open("rb") as stream:
             return _count_stream(stream, name)
     except OSError as error:
@@ -111,36 +90,6 @@ def display_name(source: str | os.PathLike[str]) -> str:
     return "standard input" if source == "-" else os.fspath(source)
 
 
-def whole_number(value: object) -> int | str:
-    """``value`` as an int, or the reason why it isn't a whole number."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        return "isn't a number"
-    if isinstance(value, float | np.floating):
-        if not math.isfinite(value):
-            return "isn't a finite number"
-        if value != int(value):
-            return "isn't a whole number"
-    return int(value)
-
-
-def check_length(length: int) -> str | None:
-    """The reason why ``length`` can't be a sequence length, or None."""
-    if length < 1:
-        return "is no length: lengths start at 1"
-    if length > MAX_LENGTH:
-        return f"is over the largest length, {MAX_LENGTH}"
-    return None
-
-
-def check_count(count: int) -> str | None:
-    """The reason why ``count`` can't be a number of samples, or None."""
-    if count < 1:
-        return "is no count: counts start at 1"
-    if count > MAX_TOTAL:
-        return f"is over the largest count, {MAX_TOTAL}"
-    return None
-
-
 def _count_stream(stream: BinaryIO, name: str) -> CountedLengths:
     head = _read_block(stream)
     if head.startswith(_NPY_MAGIC):
@@ -152,7 +101,7 @@ def _count_stream(stream: BinaryIO, name: str) -> CountedLengths:
         else:
             found = CountedLengths(_count_rows(head, stream, name))
     if not found.counts:
-        raise LengthsError(f"{name}: holds no lengths", hint=_FORMS_HINT)
+        raise LengthsError(f"{name}: holds no lengths", hint=FORMS_HINT)
     total = sum(found.counts.values())
     if total > MAX_TOTAL:
         raise LengthsError(
@@ -195,9 +144,9 @@ def _count_array(data: bytes, name: str) -> dict[int, int]:
     if array.dtype.kind == "f":
         bad |= ~bad & (np.floor(array) != array)
     if bad.any():
-        problems = _Problems(name)
+        problems = Problems(name)
         indices = np.flatnonzero(bad)
-        for index in indices[:_PROBLEMS_SHOWN]:
+        for index in indices[:PROBLEMS_SHOWN]:
             value = whole_number(array[index])
             reason = value if isinstance(value, str) else check_length(value)
             problems.add(f"element {index}", str(array[index]), str(reason))
@@ -243,9 +192,9 @@ def _count_document(head: bytes, stream: BinaryIO, name: str) -> CountedLengths:
     try:
         value = json.loads(data, object_pairs_hook=_refuse_repeated_keys)
     except RecursionError as error:
-        raise LengthsError(f"{name}: JSON nested too deep", hint=_FORMS_HINT) from error
+        raise LengthsError(f"{name}: JSON nested too deep", hint=FORMS_HINT) from error
     except ValueError as error:
-        raise LengthsError(f"{name}: not valid JSON: {error}", hint=_FORMS_HINT) from error
+        raise LengthsError(f"{name}: not valid JSON: {error}", hint=FORMS_HINT) from error
     return count_json(value, name)
 
 
@@ -253,7 +202,7 @@ def _refuse_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     value = dict(pairs)
     if len(value) != len(pairs):
         repeated = [key for key, n in Counter(key for key, _ in pairs).items() if n > 1]
-        raise ValueError(f"repeated keys: {', '.join(_quote(key) for key in repeated[:10])}")
+        raise ValueError(f"repeated keys: {', '.join(quote(key) for key in repeated[:10])}")
     return value
 
 
@@ -286,119 +235,35 @@ def count_json(value: object, name: str) -> CountedLengths:
     elif isinstance(value, dict):
         # JSON's keys are strings; one that isn't a number stays one and is reported below.
         pairs = [
-            ("histogram", int(float(key)) if _WHOLE.fullmatch(key) and len(key) < 16 else key, n)
+            ("histogram", int(float(key)) if WHOLE.fullmatch(key) and len(key) < 16 else key, n)
             for key, n in value.items()
         ]
     else:
         raise LengthsError(
-            f"{name}: a JSON {type(value).__name__}, not a list or an object", hint=_FORMS_HINT
+            f"{name}: a JSON {type(value).__name__}, not a list or an object", hint=FORMS_HINT
         )
-    problems = _Problems(name)
+    problems = Problems(name)
     found: Counter[int] = Counter()
+    takes_rows = isinstance(value, list) or "length" in value
     for where, item, times in pairs:
-        row = _row_from_object(item) if isinstance(item, dict) else _row(item, times)
+        if takes_rows and isinstance(item, dict):
+            row = row_from_object(item)
+        else:
+            row = make_row(item, times)
         if isinstance(row, str):
-            problems.add(where, _spell(item), row)
+            problems.add(where, spell(item), row)
         else:
             found[row[0]] += row[1]
     problems.raise_if_any()
     return CountedLengths(dict(found), recorded)
 
 
-def _row(length: object, count: object) -> Row | str:
-    """Checked length and count, or the reason of the first that is bad."""
-    number = whole_number(length)
-    reason = number if isinstance(number, str) else check_length(number)
-    if reason is None:
-        times = whole_number(count)
-        reason = times if isinstance(times, str) else check_count(times)
-        if reason is None:
-            return int(number), int(times)
-        reason = f"has the count {_quote(_spell(count))}, which {reason}"
-    return reason
-
-
-def _row_from_object(value: dict[str, object]) -> Row | str:
-    if "length" not in value:
-        return 'has no "length"'
-    return _row(value["length"], value.get("count", 1))
-
-
 # --- rows ------------------------------------------------------------------------------------
 
 
-@dataclass
-class _RowReader:
-    """The grammar of one row; the first data row decides which columns there are."""
-
-    n_columns: int = 0
-    length_at: int = 0
-    count_at: int | None = None
-
-    def start(self, line: bytes) -> bool | str:
-        """Learns the columns from the first data row; True if that row is a header."""
-        text = _strip(line)
-        if text.startswith("{"):
-            self.n_columns = 1
-            return False
-        cells = _cells(text)
-        if _NUMBER.fullmatch(cells[0]) or cells[0].lower() in ("nan", "inf", "-inf", ""):
-            self.n_columns = len(cells)
-            self.count_at = 1 if len(cells) > 1 else None
-            if len(cells) > 2:
-                return f"has {len(cells)} columns and no header that names them"
-            return False
-        names = [cell.lower() for cell in cells]
-        if names.count("length") != 1 or names.count("count") > 1:
-            return 'is neither a length nor a header with one "length" column'
-        self.n_columns = len(names)
-        self.length_at = names.index("length")
-        self.count_at = names.index("count") if "count" in names else None
-        return True
-
-    def parse(self, line: bytes) -> Row | str | None:
-        """Length and count; None for a blank or comment; else the reason of refusal."""
-        text = _strip(line)
-        if not text:
-            return None
-        if text.startswith("{"):
-            try:
-                value = json.loads(text)
-            except (ValueError, RecursionError):
-                return "isn't valid JSON"
-            return _row_from_object(value)
-        cells = _cells(text)
-        if len(cells) != self.n_columns:
-            return f"has {len(cells)} columns where the first row has {self.n_columns}"
-        count = 1 if self.count_at is None else _number(cells[self.count_at])
-        return _row(_number(cells[self.length_at]), count)
-
-
-def _strip(line: bytes) -> str:
-    return line.decode("utf-8", "backslashreplace").split("#", 1)[0].strip()
-
-
-def _cells(text: str) -> list[str]:
-    if '"' in text:
-        text_cells = next(csv.reader([text], skipinitialspace=True), [text])
-    else:
-        text_cells = text.split(",")
-    return [cell.strip() for cell in text_cells]
-
-
-def _number(text: str) -> object:
-    """The number that ``text`` spells; the text itself if it spells none."""
-    if _WHOLE.fullmatch(text):
-        digits = text.split(".", 1)[0]
-        return int(digits) if len(digits) <= 30 else MAX_TOTAL + 1
-    if _NUMBER.fullmatch(text) or text.lower() in ("nan", "inf", "-inf"):
-        return float(text)
-    return text
-
-
 def _count_rows(head: bytes, stream: BinaryIO, name: str) -> dict[int, int]:
-    problems = _Problems(name)
-    reader = _RowReader()
+    problems = Problems(name)
+    reader = RowReader()
     known: dict[bytes, Row | str | None] = {}
     found: Counter[int] = Counter()
     line_number = 1  # of the first line of the block
@@ -412,7 +277,7 @@ def _count_rows(head: bytes, stream: BinaryIO, name: str) -> dict[int, int]:
         if len(rest) > _MAX_LINE_BYTES:
             raise LengthsError(
                 f"{name}: line {line_number + len(lines)} is longer than {_MAX_LINE_BYTES} bytes",
-                hint=_FORMS_HINT,
+                hint=FORMS_HINT,
             )
         if not reader.n_columns:
             lines, line_number = _start_reader(reader, lines, line_number, problems)
@@ -429,7 +294,7 @@ def _count_rows(head: bytes, stream: BinaryIO, name: str) -> dict[int, int]:
             for offset, line in enumerate(lines):
                 row = known[line]
                 if isinstance(row, str):
-                    problems.add(f"line {line_number + offset}", _strip(line), row)
+                    problems.add(f"line {line_number + offset}", strip_comment(line), row)
         line_number += len(lines)
         if len(known) > _REMEMBERED_ROWS:
             known.clear()
@@ -439,15 +304,15 @@ def _count_rows(head: bytes, stream: BinaryIO, name: str) -> dict[int, int]:
 
 
 def _start_reader(
-    reader: _RowReader, lines: list[bytes], line_number: int, problems: _Problems
+    reader: RowReader, lines: list[bytes], line_number: int, problems: Problems
 ) -> tuple[list[bytes], int]:
     """Shows the first data row to the reader; gives the rows that remain, and their number."""
     for index, line in enumerate(lines):
-        if not _strip(line):
+        if not strip_comment(line):
             continue
         outcome = reader.start(line)
         if isinstance(outcome, str):
-            problems.add(f"line {line_number + index}", _strip(line), outcome)
+            problems.add(f"line {line_number + index}", strip_comment(line), outcome)
             problems.raise_if_any()  # without columns every other row would be blamed as well
         skipped = index + 1 if outcome else index
         return lines[skipped:], line_number + skipped
@@ -460,13 +325,4 @@ def _refuse_binary(block: bytes, name: str) -> None:
     kind = "UTF-16 text or binary data"
     if block.startswith(b"PK\x03\x04"):
         kind = "a zip or .npz archive"
-    raise LengthsError(f"{name}: not text but {kind} (it holds NUL bytes)", hint=_FORMS_HINT)
-
-
-def _spell(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _quote(text: str) -> str:
-    shown = text if len(text) <= 40 else text[:39] + "…"
-    return '"' + "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown) + '"'
+    raise LengthsError(f"{name}: not text but {kind} (it holds NUL bytes)", hint=FORMS_HINT)

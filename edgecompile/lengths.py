@@ -18,15 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgecompile.errors import LengthsError
-from edgecompile.length_files import (
-    MAX_TOTAL,
-    check_count,
-    check_length,
-    count_json,
-    count_lengths,
-    display_name,
-    whole_number,
-)
+from edgecompile.length_files import count_json, count_lengths, display_name
+from edgecompile.length_rows import MAX_TOTAL, check_count, check_length, whole_number
 
 IntArray = npt.NDArray[np.int64]
 
