@@ -188,13 +188,28 @@ template <class V>
 EC_INLINE V select(IntOf<V> mask, V a, V b) {
   return mask ? a : b;
 }
+// Keeps the compiler from knowing that `v` is a constant. GCC 12 finds the single instruction for
+// min and max of two variables, but compares and blends when one is a constant.
+template <class V>
+EC_INLINE V opaque_constant(V v) {
+#if defined(__x86_64__)
+  if (__builtin_constant_p(v[0])) asm("" : "+v"(v));
+#elif defined(__aarch64__)
+  if (__builtin_constant_p(v[0])) asm("" : "+w"(v));
+#endif
+  return v;
+}
 // As x86's minps/maxps: b when either is NaN, so put the operand whose NaN must survive second.
 template <class V>
 EC_INLINE V min(V a, V b) {
+  a = opaque_constant(a);
+  b = opaque_constant(b);
   return a < b ? a : b;
 }
 template <class V>
 EC_INLINE V max(V a, V b) {
+  a = opaque_constant(a);
+  b = opaque_constant(b);
   return a > b ? a : b;
 }
 template <class V>

@@ -7,7 +7,7 @@
 namespace ec {
 
 // |x| < 0.925: x + x·q(x²). Beyond: 1 - 2^q(|x|), where q fits log2(erfc) with the weight that its
-// error has in erf; 1 from 4 on. NaN takes the first.
+// error has in erf; 1 from 4 on.
 template <class V>
 EC_INLINE V verf(V x) {
   const V a = abs(x);
@@ -16,10 +16,10 @@ EC_INLINE V verf(V x) {
   const V small = fma(polynomial(x * x, q_small), x, x);
   constexpr float q_tail[] = {-0.00295825652f, -1.61520612f,  -0.940075576f,
                               -0.130605772f,   0.0221992247f, -0.00177001953f};
-  const V t = polynomial(min(a, broadcast<V>(4.0f)), q_tail);
+  const V t = polynomial(min(broadcast<V>(4.0f), a), q_tail);
   const V z = t + (kRoundF + 127);
   const V complement = exp2_of_remainder(t - (z - (kRoundF + 127))) * bits_as<V>(bits(z) << 23);
-  return select(a >= 0.925f, copysign(1.0f - complement, x), small);
+  return select(a < 0.925f, small, copysign(1.0f - complement, x));
 }
 
 // erfc(t) = exp(-t²)·erfcx(t) for t = |x|, reflected for negative x. erfcx, smooth and slowly

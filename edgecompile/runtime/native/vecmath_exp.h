@@ -74,13 +74,10 @@ EC_INLINE V scale_by_power(V p, IntOf<V> n) {
   return p * bits_as<V>((half + 127) << 23) * bits_as<V>((n - half + 127) << 23);
 }
 
-// Below -104 the result is 0. Above 89 it is infinity without more ado: the power stays 2^128 and
-// the "remainder" grows. A NaN passes through the remainder. (min with the constant second is one
-// instruction; with the constant first, which would keep NaN, it is a comparison and a blend.)
 template <class V>
 EC_INLINE V vexp(V x) {
-  x = max(broadcast<V>(-104.0f), x);
-  const V z = fma(min(x, broadcast<V>(89.0f)), broadcast<V>(1.44269504f), broadcast<V>(kRoundF));
+  x = clamp(x, -104.0f, 89.0f);  // the result is 0, or infinity, at the ends
+  const V z = fma(x, broadcast<V>(1.44269504f), broadcast<V>(kRoundF));
   return scale_by_power(exp_of_remainder(x, z - kRoundF), bits(z) - bits(broadcast<V>(kRoundF)));
 }
 
@@ -115,8 +112,7 @@ EC_INLINE V vsigmoid(V x) {
 }
 
 // |x| < 0.625: odd polynomial. Else 1 - 2 / (exp(2|x|) + 1), whose subtrahend is below 0.45, so
-// that the errors of exp and of the quotient weigh less than half. 1 from 9.02 on. NaN takes the
-// polynomial.
+// that the errors of exp and of the quotient weigh less than half. 1 from 9.02 on.
 template <class V>
 EC_INLINE V vtanh(V x) {
   const V a = abs(x);
@@ -124,11 +120,11 @@ EC_INLINE V vtanh(V x) {
   constexpr float q[] = {-0.333332807f, 0.133314058f, -0.0537365153f, 0.0206281673f,
                          -0.0056922962f};
   const V small = fma(polynomial(square, q) * square, a, a);
-  const V c = min(a + a, broadcast<V>(20.0f));
+  const V c = min(broadcast<V>(20.0f), a + a);
   const V z = fma(c, broadcast<V>(1.44269504f), broadcast<V>(kRoundF + 127));
   const V e = exp_of_remainder(c, z - (kRoundF + 127)) * bits_as<V>(bits(z) << 23);
   const V large = 1.0f - 2.0f / (e + 1.0f);
-  return copysign(select(a >= 0.625f, large, small), x);
+  return copysign(select(a < 0.625f, small, large), x);
 }
 
 // ---- Double lanes -------------------------------------------------------------------------------
