@@ -36,7 +36,7 @@ using TileFunction = void (*)(const Tile&);
 template <int... R>
 constexpr void fill_tables(TileFunction* functions, int* columns,
                            std::integer_sequence<int, R...>) {
-  ((functions[R] = run_tile<R + 1>, columns[R] = kTileVectors<R + 1> * kFloatLanes), ...);
+  ((functions[R] = run_tile<R + 1, kPanel>, columns[R] = kTileVectors<R + 1> * kFloatLanes), ...);
 }
 struct TileTable {
   TileFunction run[kTileRows];

@@ -33,6 +33,17 @@ constexpr int kTileVectors = widest_tile(Rows);
 template <int Rows>
 constexpr int kTileSums = Rows* kTileVectors<Rows> >= 8 ? 1 : Rows* kTileVectors<Rows> >= 4 ? 2 : 4;
 
+// No instruction; but the compiler may neither spill the value here nor reorder across.
+EC_INLINE void keep_in_register(vf32& v) {
+#if defined(__AVX512F__)
+  asm volatile("" : "+v"(v));
+#elif defined(__x86_64__)
+  asm volatile("" : "+x"(v));
+#elif defined(__aarch64__)
+  asm volatile("" : "+w"(v));
+#endif
+}
+
 struct Tile {
   int64_t k;
   const float* a;  // rows of contiguous elements
@@ -48,7 +59,8 @@ struct Tile {
   const float* prefetch;  // memory soon needed, 16 bytes for each of the k steps, or null
 };
 
-template <int Rows>
+// `Ldb` is the distance between rows of B when it is known at compile time, else 0.
+template <int Rows, int Ldb>
 inline void run_tile(const Tile& t) {
   constexpr int Vectors = kTileVectors<Rows>;
   constexpr int Sums = kTileSums<Rows>;
@@ -79,7 +91,7 @@ inline void run_tile(const Tile& t) {
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) a[r] = t.a + r * t.lda;
   const float* b = t.b;
-  const int64_t ldb = t.ldb;
+  const int64_t ldb = Ldb != 0 ? Ldb : t.ldb;
   const float* prefetch = t.prefetch;
   const auto step = [&](int64_t i, const float* row, vf32(&sum)[Rows][Vectors])
                         __attribute__((always_inline)) {
@@ -110,8 +122,15 @@ inline void run_tile(const Tile& t) {
     if (prefetch != nullptr) {
       __builtin_prefetch(prefetch + i * 4, 0, 2);
     }
-#pragma GCC unroll 4
-    for (int u = 0; u < kUnroll; ++u) step(i + u, b + u * ldb, acc[u % Sums]);
+#pragma GCC unroll 1
+    for (int u = 0; u < kUnroll; ++u) {
+      step(i + u, b + u * ldb, acc[u % Sums]);
+#pragma GCC unroll 16
+      for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
+        for (int v = 0; v < Vectors; ++v) keep_in_register(acc[u % Sums][r][v]);
+      }
+    }
     b += kUnroll * ldb;
   }
   for (; i < t.k; ++i, b += ldb) step(i, b, acc[0]);
