@@ -3,6 +3,8 @@
 Exit code 2 belongs to Click (wrong usage) and 130 to an interrupt.
 """
 
+from __future__ import annotations
+
 from edgecompile.runtime.errors import (
     BundleError,
     DamagedBundleError,
@@ -62,9 +64,17 @@ class ModelError(EdgecompileError):
 
 
 class ExportError(EdgecompileError):
-    """torch.export refused the model, or its result differs from eager."""
+    """torch.export refused the model, or its result differs from eager.
+
+    ``details`` keeps what torch said, word for word, one part per attempt; the message has the
+    readable form.
+    """
 
     exit_code = 33
+
+    def __init__(self, message: str, hint: str | None = None, details: str = "") -> None:
+        super().__init__(message, hint)
+        self.details = details
 
 
 class PlanError(EdgecompileError):

@@ -1,0 +1,317 @@
+"""Model specifications and what becomes of them: a module with described inputs and outputs.
+
+``load_model`` takes a folder in Hugging Face layout, ``file.py:factory`` or
+``package.module:factory``, or a saved ``.pt2``. Importing this module loads no framework; loading
+a model does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgecompile.errors import ModelError
+from edgecompile.runtime.dtypes import Number
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "AxisLimits",
+    "InputSpec",
+    "LoadOptions",
+    "LoadedModel",
+    "ModelSource",
+    "OutputSpec",
+    "load_model",
+]
+
+_DRIVE_OR_COLON = re.compile(r"^(?P<where>.+):(?P<factory>[A-Za-z_][\w.]*)$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class AxisLimits:
+    """Sizes that the model itself allows for an axis, inclusive; ``hi`` None: no limit known."""
+
+    lo: int
+    hi: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.lo} and up" if self.hi is None else f"{self.lo}..{self.hi}"
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input.
+
+    Attributes:
+        name: the argument's name in the module's ``forward``.
+        dtype: numpy's name of the element type.
+        shape: per dimension a fixed size, or the name of an axis.
+        pad: what fills the input behind its real content in pad mode; None: it can't be padded.
+        bounds: smallest and largest allowed value, checked by the runtime; None: any.
+        draw: range from which examples draw values of real positions, where it is narrower than
+            ``bounds``; a mask has (1, 1).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    pad: Number | None = None
+    bounds: tuple[Number, Number] | None = None
+    draw: tuple[Number, Number] | None = None
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether the input only tells real positions (1) from padding (0)."""
+        return self.pad == 0 and self.draw == (1, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain values."""
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "pad": self.pad,
+            "bounds": None if self.bounds is None else list(self.bounds),
+            "draw": None if self.draw is None else list(self.draw),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> InputSpec:
+        """The inverse of :meth:`to_json`."""
+        bounds, draw = value.get("bounds"), value.get("draw")
+        return cls(
+            name=value["name"],
+            dtype=value["dtype"],
+            shape=tuple(value["shape"]),
+            pad=value.get("pad"),
+            bounds=None if bounds is None else (bounds[0], bounds[1]),
+            draw=None if draw is None else (draw[0], draw[1]),
+        )
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """One output.
+
+    ``shape`` has a fixed size, the name of an axis whose size the dimension always has, or None
+    for a size that varies in another way (the frames behind a strided convolution).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain values."""
+        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> OutputSpec:
+        """The inverse of :meth:`to_json`."""
+        return cls(value["name"], value["dtype"], tuple(value["shape"]))
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model came from.
+
+    Attributes:
+        kind: ``folder``, ``factory``, ``pt2`` or ``object``.
+        spec: what the user wrote.
+        sha256: hashes of the files that were read, by file name, where they are cheap to get.
+        details: facts for people and reports, such as the architecture's name.
+    """
+
+    kind: str
+    spec: str
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain values."""
+        return {
+            "kind": self.kind,
+            "spec": self.spec,
+            "sha256": dict(self.sha256),
+            "details": dict(self.details),
+        }
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A module in eval mode, float32 on the CPU, with named inputs, outputs and axes.
+
+    Attributes:
+        name: a short name made of what a manifest allows in names.
+        module: takes the inputs by name (or in the order of ``inputs``), gives a dict of tensors.
+        inputs, outputs: what it takes and gives; outputs as seen on example inputs.
+        axes: limits of every axis that occurs in an input's shape.
+        length_axis: the axis that varies with traffic; None: there is none.
+        source: where it came from.
+        tokenizer: its ``tokenizer.json``, if it has one.
+        pad_safe: what the model's author says about padding; None: nothing. A hint only,
+            :func:`edgecompile.padding.check_padding` finds out.
+        notes: choices made while loading that a person may want to know.
+    """
+
+    name: str
+    module: torch.nn.Module
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    axes: Mapping[str, AxisLimits]
+    length_axis: str | None
+    source: ModelSource
+    tokenizer: Path | None = None
+    pad_safe: bool | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether an input along the length axis tells real positions from padding."""
+        return any(spec.is_mask and self.length_axis in spec.shape for spec in self.inputs)
+
+    @property
+    def paddable(self) -> bool:
+        """Whether every input along the length axis has a pad value."""
+        along = [spec for spec in self.inputs if self.length_axis in spec.shape]
+        return self.length_axis is not None and all(spec.pad is not None for spec in along)
+
+    def make_example(
+        self, sizes: Mapping[str, int], seed: int = 0, padding: int | Sequence[int] = 0
+    ) -> dict[str, torch.Tensor]:
+        """Random valid inputs; see :func:`edgecompile.examples.make_example`."""
+        from edgecompile.examples import make_example
+
+        return make_example(
+            self.inputs, sizes, seed=seed, length_axis=self.length_axis, padding=padding
+        )
+
+    def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Runs the module eagerly.
+
+        Raises:
+            ModelError: the module raises; the message names the line of its code.
+        """
+        from edgecompile.named_module import run_module
+
+        return run_module(self.module, inputs, self.name)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is to be loaded.
+
+    Attributes:
+        batch: smallest and largest batch; None: 1 for folders, what it declares for factories.
+        max_length: upper limit of the length axis; None: the model's own.
+        token_type_ids: whether a folder's model takes them, if it has token types at all.
+        pad: pad values by input name, over those that the model declares.
+        name: what to call the model; None: made from the specification.
+    """
+
+    batch: tuple[int, int] | None = None
+    max_length: int | None = None
+    token_type_ids: bool = False
+    pad: Mapping[str, Number] = field(default_factory=dict)
+    name: str | None = None
+
+    def check(self) -> None:
+        """Raises a ModelError that lists every option that makes no sense."""
+        problems = []
+        if self.batch is not None and not 1 <= self.batch[0] <= self.batch[1]:
+            problems.append(f"the batch range {self.batch[0]}..{self.batch[1]} isn't ascending from 1")
+        if self.max_length is not None and self.max_length < 1:
+            problems.append(f"the maximum length {self.max_length} isn't 1 or more")
+        if problems:
+            raise ModelError("; ".join(problems))
+
+
+def load_model(
+    spec: str | Path | object,
+    *,
+    batch: tuple[int, int] | None = None,
+    max_length: int | None = None,
+    token_type_ids: bool = False,
+    pad: Mapping[str, Number] | None = None,
+    name: str | None = None,
+) -> LoadedModel:
+    """Loads a model from what the user wrote; nothing is ever fetched.
+
+    Args:
+        spec: a folder in Hugging Face layout, ``file.py:factory``, ``package.module:factory``, a
+            ``.pt2`` file, or what a factory returns (:mod:`edgecompile.factories`).
+        batch, max_length, token_type_ids, pad, name: see :class:`LoadOptions`.
+
+    Raises:
+        ModelError: there is no such model, or it can't be loaded; says why and what helps.
+        MissingDependencyError: a package that this form of model needs isn't installed.
+    """
+    options = LoadOptions(batch, max_length, token_type_ids, dict(pad or {}), name)
+    options.check()
+    if isinstance(spec, LoadedModel):
+        return spec
+    if not isinstance(spec, (str, Path)):
+        from edgecompile.factories import load_object
+
+        return load_object(spec, options)
+    text = str(spec)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        from edgecompile.huggingface import load_folder
+
+        return load_folder(path, options)
+    if path.is_file():
+        return _load_file(path, options)
+    match = _DRIVE_OR_COLON.match(text)
+    if match is not None:
+        from edgecompile.factories import load_factory
+
+        return load_factory(match["where"], match["factory"], options)
+    raise ModelError(f"there is no model '{text}'", hint=_missing_hint(text))
+
+
+def _load_file(path: Path, options: LoadOptions) -> LoadedModel:
+    from edgecompile.saved_programs import is_archive, load_saved_program
+
+    if path.suffix == ".pt2" or (path.suffix not in _CURES and is_archive(path)):
+        return load_saved_program(path, options)
+    raise ModelError(
+        f"'{path}' is no form of model that edgecompile reads",
+        hint=_CURES.get(path.suffix, "a model is a folder, file.py:factory or a saved .pt2"),
+    )
+
+
+def _missing_hint(text: str) -> str:
+    if text.endswith(".py"):
+        return "the file doesn't exist; a factory is written file.py:function"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        return (
+            "if that is the name of a model on a hub: nothing is ever fetched; download it, and "
+            "give the folder that holds its config.json"
+        )
+    return (
+        "a model is a folder with config.json and safetensors weights, file.py:factory, "
+        "package.module:factory, or a saved .pt2"
+    )
+
+
+_PICKLED = (
+    "a file of pickled weights runs code when it is loaded and doesn't say what the model is; "
+    "write a factory (file.py:function) that builds the module, or a .pt2 with torch.export.save"
+)
+_CURES: Mapping[str, str] = {
+    ".py": "name the function that makes the model: file.py:function",
+    ".safetensors": "give the folder that holds it beside its config.json",
+    ".json": "give the folder that holds it",
+    ".onnx": "edgecompile starts from the PyTorch model, not from ONNX",
+    ".pt": _PICKLED,
+    ".pth": _PICKLED,
+    ".bin": _PICKLED,
+    ".ckpt": _PICKLED,
+    ".pkl": _PICKLED,
+}

@@ -1,0 +1,149 @@
+"""One calling convention for every module: inputs by name, outputs as a flat dict of tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgecompile.errors import ModelError
+
+_TORCH = str(Path(torch.__file__).parent)
+_OWN = str(Path(__file__).parent)
+
+
+class NamedModule(torch.nn.Module):
+    """Calls ``model`` with keyword arguments and names what it returns.
+
+    ``forward`` gets a signature with the given names: torch.export takes the names of a program's
+    inputs from there, and can't handle ``**kwargs`` with dynamic sizes.
+
+    Args:
+        model: the module itself.
+        names: of its inputs, in order.
+        constants: further keyword arguments that are always the same (``use_cache=False``).
+        output_names: names for a tensor or the items of a tuple; None: made up.
+        only: which outputs to keep; None: all.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        names: Sequence[str],
+        *,
+        constants: Mapping[str, Any] | None = None,
+        output_names: Sequence[str] | None = None,
+        only: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        constants = dict(constants or {})
+        names = tuple(names)
+
+        def forward(*args: torch.Tensor, **kwargs: torch.Tensor) -> dict[str, torch.Tensor]:
+            bound = {**dict(zip(names, args, strict=False)), **kwargs}
+            found = name_outputs(self.model(**bound, **constants), output_names)
+            return found if only is None else {name: found[name] for name in only}
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+        forward.__signature__ = signature  # type: ignore[attr-defined]
+        self.forward = forward
+
+
+def name_outputs(value: Any, names: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+    """Flattens what a module returned into named tensors; None values are left out.
+
+    A single tensor is called ``output``, the items of a tuple ``output_0`` and so on, unless
+    ``names`` says otherwise; keys of a mapping and fields of a dataclass or named tuple name
+    theirs; nested ones are joined with ``_``.
+
+    Raises:
+        ModelError: it holds something else than tensors, or the names don't fit.
+    """
+    pairs = list(_flatten("", value))
+    if names is not None and not isinstance(value, Mapping):
+        if len(names) != len(pairs):
+            raise ModelError(
+                f"the model returns {len(pairs)} tensors, but {len(names)} output names were given"
+            )
+        pairs = [(name, tensor) for name, (_, tensor) in zip(names, pairs, strict=True)]
+    if len(pairs) == 1 and pairs[0][0] == "":
+        pairs = [("output", pairs[0][1])]
+    if not pairs:
+        raise ModelError("the model returns no tensor")
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ModelError("the names of the model's outputs aren't unique: " + _listed(pairs))
+    return result
+
+
+def run_module(
+    module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], name: str
+) -> dict[str, torch.Tensor]:
+    """Runs a :class:`NamedModule` without gradients.
+
+    Raises:
+        ModelError: it raises; the message names the line of the model's code.
+    """
+    with torch.no_grad():
+        try:
+            result: dict[str, torch.Tensor] = module(**inputs)
+        except ModelError:
+            raise
+        except Exception as exc:
+            shapes = ", ".join(f"{key} {list(value.shape)}" for key, value in inputs.items())
+            raise ModelError(f"the model '{name}' fails on {shapes}: {describe_error(exc)}") from exc
+    return result
+
+
+def describe_error(exc: BaseException) -> str:
+    """What an exception says, with the innermost line of code that isn't torch's or ours."""
+    lines = str(exc).strip().splitlines()
+    text = type(exc).__name__ + (f": {lines[0]}" if lines else "")
+    frames = [f for f in traceback.extract_tb(exc.__traceback__) if is_user_code(f.filename)]
+    if not frames:
+        return text
+    frame = frames[-1]
+    place = f"{frame.filename}:{frame.lineno} in {frame.name}"
+    return f"{text} (at {place}: {frame.line})" if frame.line else f"{text} (at {place})"
+
+
+def is_user_code(filename: str) -> bool:
+    """Whether a file of a traceback belongs to the model rather than to torch, Python or us."""
+    return not (filename.startswith((_TORCH, _OWN, "<")) or "/importlib/" in filename)
+
+
+def _flatten(prefix: str, value: Any) -> Iterable[tuple[str, torch.Tensor]]:
+    if value is None:
+        return
+    if isinstance(value, torch.Tensor):
+        yield prefix, value
+        return
+    items: Iterable[tuple[Any, Any]]
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        items = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        items = zip(value._fields, value, strict=True)
+    elif isinstance(value, (tuple, list)):
+        prefix = prefix or "output"
+        items = enumerate(value)
+    else:
+        where = f"output '{prefix}'" if prefix else "result"
+        raise ModelError(
+            f"the model's {where} is a {type(value).__name__}, not a tensor",
+            hint="wrap the model so that it returns a tensor, a tuple or a dict of tensors",
+        )
+    for key, item in items:
+        yield from _flatten(f"{prefix}_{key}" if prefix else str(key), item)
+
+
+def _listed(pairs: Iterable[tuple[str, torch.Tensor]]) -> str:
+    return ", ".join(name for name, _ in pairs)

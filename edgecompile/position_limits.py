@@ -1,0 +1,47 @@
+"""How long an input a transformer allows: from its position tables, else its configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+_TABLES = ("position_embeddings", "embed_positions", "wpe", "position_embedding", "wpe_emb")
+_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len")
+
+
+def max_positions(model: nn.Module) -> int | None:
+    """The largest length, or None if the model sets no limit (relative positions).
+
+    A table of learned positions is the hard limit. Where it has a padding index (RoBERTa and its
+    kin, MPNet), positions are counted from behind it: a table of 514 rows with padding index 1
+    serves 512 positions.
+    """
+    limits = [
+        _usable_rows(module)
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] in _TABLES and _rows(module) is not None
+    ]
+    config: Any = getattr(model, "config", None)
+    if not limits:
+        if getattr(config, "position_embedding_type", "absolute") in ("relative", "none"):
+            return None
+        values = [getattr(config, key, None) for key in _KEYS]
+        limits = [value for value in values if isinstance(value, int) and value >= 1]
+    return min(limits, default=None)
+
+
+def _rows(module: nn.Module) -> int | None:
+    weight = getattr(module, "weight", None)
+    return int(weight.shape[0]) if weight is not None and weight.dim() == 2 else None
+
+
+def _usable_rows(module: nn.Module) -> int:
+    rows = _rows(module)
+    assert rows is not None
+    padding = getattr(module, "padding_idx", None)
+    if isinstance(padding, int):
+        return max(1, rows - padding - 1)
+    # OPT and BART keep two rows free in front, and say so in an attribute.
+    offset = getattr(module, "offset", 0)
+    return max(1, rows - (offset if isinstance(offset, int) else 0))

@@ -1,0 +1,107 @@
+"""Finds the shapes of a model's outputs by running it at a few sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from edgecompile.errors import ModelError
+from edgecompile.examples import make_example
+from edgecompile.models import AxisLimits, InputSpec, OutputSpec
+from edgecompile.named_module import run_module
+from edgecompile.runtime.dtypes import INPUT_NAMES
+
+# A size that is no model's hidden size by accident, and small enough to cost nothing.
+_USUAL = 11
+
+
+def probe_outputs(
+    module: torch.nn.Module,
+    inputs: Sequence[InputSpec],
+    axes: Mapping[str, AxisLimits],
+    name: str,
+    known: Mapping[str, int] | None = None,
+) -> tuple[OutputSpec, ...]:
+    """Runs ``module`` at a first size, then at another size of each axis.
+
+    Args:
+        module: a :class:`~edgecompile.named_module.NamedModule`.
+        inputs, axes: what it takes.
+        name: what to call the model in errors.
+        known: sizes for which the model is known to work; default: small ones.
+
+    Raises:
+        ModelError: the model fails at the first sizes, or returns what no array can hold.
+    """
+    start = {axis: _first(limits) for axis, limits in axes.items()} if known is None else dict(known)
+    first = _run(module, inputs, start, name)
+    _check_dtypes(first)
+    shapes: dict[str, list[int | str | None]] = {key: list(t.shape) for key, t in first.items()}
+    for axis, limits in axes.items():
+        other = _vary(module, inputs, start, axis, limits, name)
+        for key, tensor in first.items():
+            for dim, size in enumerate(tensor.shape):
+                if other is None:
+                    # The axis can't vary, or only in ways not tried: equal sizes are taken for it.
+                    if size == start[axis] and size > 1:
+                        shapes[key][dim] = axis
+                    continue
+                sizes, outputs = other
+                varied = outputs[key].shape[dim] if key in outputs else size
+                if varied == size:
+                    continue
+                same = size == start[axis] and varied == sizes[axis]
+                shapes[key][dim] = axis if same and shapes[key][dim] is not None else None
+    return tuple(
+        OutputSpec(key, str(tensor.dtype).removeprefix("torch."), tuple(shapes[key]))
+        for key, tensor in first.items()
+    )
+
+
+def _first(limits: AxisLimits) -> int:
+    if limits.lo == limits.hi:
+        return limits.lo
+    return max(limits.lo, min(_USUAL, limits.hi or _USUAL))
+
+
+def _vary(
+    module: torch.nn.Module,
+    inputs: Sequence[InputSpec],
+    start: Mapping[str, int],
+    axis: str,
+    limits: AxisLimits,
+    name: str,
+) -> tuple[dict[str, int], dict[str, torch.Tensor]] | None:
+    size = start[axis]
+    for other in (size + 2, size - 1, size + 1, 2 * size, size // 2):
+        # An axis that is fixed by choice (batch 1) can usually vary all the same.
+        inside = limits.lo <= other <= (limits.hi or other) or limits.lo == limits.hi
+        if other < 1 or other == size or not inside:
+            continue
+        sizes = {**start, axis: other}
+        try:
+            return sizes, _run(module, inputs, sizes, name)
+        except ModelError:
+            continue
+    return None
+
+
+def _run(
+    module: torch.nn.Module, inputs: Sequence[InputSpec], sizes: Mapping[str, int], name: str
+) -> dict[str, torch.Tensor]:
+    outputs = run_module(module, make_example(inputs, sizes, seed=1), name)
+    return {key: tensor for key, tensor in outputs.items()}
+
+
+def _check_dtypes(outputs: Mapping[str, torch.Tensor]) -> None:
+    bad = [
+        f"'{key}' is {str(tensor.dtype).removeprefix('torch.')}"
+        for key, tensor in outputs.items()
+        if str(tensor.dtype).removeprefix("torch.") not in INPUT_NAMES
+    ]
+    if bad:
+        raise ModelError(
+            "outputs have element types that numpy doesn't have: " + ", ".join(bad),
+            hint="let the model convert them, for example to float32",
+        )
