@@ -313,7 +313,8 @@ def _start_reader(
         outcome = reader.start(line)
         if isinstance(outcome, str):
             problems.add(f"line {line_number + index}", strip_comment(line), outcome)
-            problems.raise_if_any()  # without columns every other row would be blamed as well
+            if not reader.n_columns:  # without columns every other row would be blamed as well
+                problems.raise_if_any()
         skipped = index + 1 if outcome else index
         return lines[skipped:], line_number + skipped
     return [], line_number + len(lines)

@@ -110,7 +110,12 @@ class RowReader:
     count_at: int | None = None
 
     def start(self, line: bytes) -> bool | str:
-        """Learns the columns from the first data row; True if that row is a header."""
+        """Learns the columns from the first data row.
+
+        Returns:
+            True if that row is a header, False if it is data, else the reason why it is neither;
+            the other rows can still be judged if ``n_columns`` isn't 0 then.
+        """
         text = strip_comment(line)
         if text.startswith("{"):
             self.n_columns = 1
@@ -123,6 +128,8 @@ class RowReader:
                 return f"has {len(cells)} columns and no header that names them"
             return False
         names = [cell.lower() for cell in cells]
+        if len(names) == 1 and names[0] != "length":
+            self.n_columns = 1  # no header that could be meant: the other rows can be judged
         if names.count("length") != 1 or names.count("count") > 1:
             return 'is neither a length nor a header with one "length" column'
         self.n_columns = len(names)
@@ -150,7 +157,10 @@ class RowReader:
 
 def strip_comment(line: bytes) -> str:
     """The text of a line without comment and surrounding white space."""
-    return line.decode("utf-8", "backslashreplace").split("#", 1)[0].strip()
+    text = line.decode("utf-8", "backslashreplace").strip()
+    if text.startswith("{"):  # JSON has no comments, and its strings may hold the sign
+        return text
+    return text.split("#", 1)[0].rstrip()
 
 
 def _cells(text: str) -> list[str]:
