@@ -1,0 +1,152 @@
+"""The command line: a thin skin over the library, one module per command, loaded when named.
+
+``import edgecompile.cli`` brings in Click and nothing heavier; ``--help`` of every command stays
+as cheap as that. stdout carries data only; people are spoken to on stderr.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from edgecompile import __version__
+from edgecompile.cli.session import Session
+
+__all__ = ["cli", "main"]
+
+_SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("From a model to a bundle", ("build",)),
+    ("Its stages, one by one", ("lengths", "plan", "export", "compile", "pack")),
+    ("What a bundle is worth", ("verify", "bench", "inspect")),
+    ("Devices", ("targets",)),
+)
+COMMANDS: tuple[str, ...] = tuple(name for _, names in _SECTIONS for name in names)
+
+_HELP = """Compile a PyTorch model ahead of time for the sequence lengths that its traffic really has.
+
+The result is one folder, NAME.ecb, that a device runs with Python and numpy alone:
+
+\b
+  edgecompile build ./my-encoder --target cpu-x86-64 --lengths lengths.txt
+  python -m edgecompile.runtime selftest my-encoder.ecb       (on the device)
+"""
+
+_EPILOG = """\b
+Completion (put the line into your shell's start-up file):
+  bash   eval "$(_EDGECOMPILE_COMPLETE=bash_source edgecompile)"
+  zsh    eval "$(_EDGECOMPILE_COMPLETE=zsh_source edgecompile)"
+  fish   _EDGECOMPILE_COMPLETE=fish_source edgecompile | source
+
+\b
+Exit codes:
+  0 done   2 wrong usage   20-29 bundle or device   30-49 build, one for each cause
+  70 a bug in edgecompile   74 input/output error   130 interrupted
+"""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in modules of the same name, imported when they are named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"edgecompile.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            close = get_close_matches(args[0], COMMANDS, n=1)
+            cure = f"Did you mean '{close[0]}'?" if close else "Commands: " + ", ".join(COMMANDS)
+            raise click.UsageError(f"No such command '{args[0]}'. {cure}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        limit = formatter.width - 6 - max(map(len, COMMANDS))
+        for title, names in _SECTIONS:
+            rows = []
+            for name in names:
+                command = self.get_command(ctx, name)
+                assert command is not None
+                rows.append((name, command.get_short_help_str(limit)))
+            with formatter.section(title):
+                formatter.write_dl(rows, col_max=12)
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Runs a command; every failure ends as a message on stderr and an exit code of its own."""
+        if not standalone_mode:
+            return super().main(
+                args,
+                prog_name,
+                complete_var,
+                standalone_mode=False,
+                windows_expand_args=windows_expand_args,
+                **extra,
+            )
+        session = extra.setdefault("obj", Session())
+        code: object = 0
+        try:
+            with session.contained():
+                # None, or the code of ctx.exit(): no command of ours returns a value
+                code = super().main(
+                    args,
+                    prog_name,
+                    complete_var,
+                    standalone_mode=False,
+                    windows_expand_args=windows_expand_args,
+                    **extra,
+                )
+            session.stdout.flush()
+        except (Exception, KeyboardInterrupt) as exc:
+            code = session.fail(exc)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+@click.group(
+    cls=LazyGroup,
+    help=_HELP,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, "--version", "-V", message="%(prog)s %(version)s")
+def cli() -> None:
+    """See ``_HELP``."""
+
+
+def main() -> NoReturn:
+    """The console script's entry point; never returns."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        # SystemExit unwinds the stack, so that temporary files are removed as after Ctrl-C
+        sys.exit(128 + signum)
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        # A signal that the parent chose to ignore (nohup) stays ignored.
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, stop)
+    # Read by tokenizers, which otherwise warns on stderr whenever a process forks after its use.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    cli.main(prog_name="edgecompile")
+    raise AssertionError("unreachable")

@@ -1,0 +1,104 @@
+"""Any exception as what a person should read and what a script should see."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import click
+
+__all__ = ["INTERRUPTED", "Failure", "describe_failure"]
+
+BROKEN_PIPE = 141  # 128 + SIGPIPE: what a program in C would have ended with
+INPUT_OUTPUT = 74  # EX_IOERR of sysexits.h
+INTERNAL = 70  # EX_SOFTWARE
+INTERRUPTED = 130  # 128 + SIGINT
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# What the compiler and torch's C++ writers say where they raise no OSError.
+_FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a run that failed ends.
+
+    Attributes:
+        exit_code: of the process.
+        message: what is wrong; empty if nobody is there to read it.
+        hint: the cure, or None.
+    """
+
+    exit_code: int
+    message: str
+    hint: str | None = None
+
+
+def describe_failure(exc: BaseException) -> Failure:
+    """Maps an exception to its message, hint and exit code."""
+    # Late, because edgecompile.errors loads the runtime package, and --help must not.
+    from edgecompile.errors import DiskFullError, EdgecompileError, MissingDependencyError
+
+    if isinstance(exc, BrokenPipeError):
+        return Failure(BROKEN_PIPE, "")
+    if isinstance(exc, (KeyboardInterrupt, click.Abort)):
+        return Failure(INTERRUPTED, "interrupted")
+    if isinstance(exc, click.ClickException):
+        return _usage(exc)
+    full = _disk_full(exc)
+    if full is not None:
+        return Failure(
+            DiskFullError.exit_code,
+            full,
+            "free some space, or put --output and --work-dir on another disk (TMPDIR too)",
+        )
+    if isinstance(exc, EdgecompileError):
+        return Failure(exc.exit_code, exc.message, exc.hint)
+    if isinstance(exc, ModuleNotFoundError) and not (exc.name or "").startswith("edgecompile"):
+        name = exc.name or str(exc)
+        return Failure(
+            MissingDependencyError.exit_code,
+            f"the Python package '{name}' is needed for this and isn't installed",
+            "pip install 'edgecompile[build]' brings what building needs",
+        )
+    if isinstance(exc, MemoryError):
+        return Failure(INTERNAL, "out of memory", "fewer --jobs need less memory at once")
+    if isinstance(exc, OSError):
+        return Failure(INPUT_OUTPUT, _os_error(exc))
+    return Failure(
+        INTERNAL,
+        f"a bug in edgecompile: {type(exc).__name__}: {exc}".rstrip(": "),
+        "run it again with --debug and report the traceback",
+    )
+
+
+def _usage(exc: click.ClickException) -> Failure:
+    hint = None
+    if isinstance(exc, click.UsageError) and exc.ctx is not None:
+        hint = f"see '{exc.ctx.command_path} --help'"
+    return Failure(exc.exit_code, exc.format_message(), hint)
+
+
+def _chain(exc: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while exc is not None and id(exc) not in seen:
+        seen.add(id(exc))
+        yield exc
+        exc = exc.__cause__ or (None if exc.__suppress_context__ else exc.__context__)
+
+
+def _disk_full(exc: BaseException) -> str | None:
+    for link in _chain(exc):
+        if isinstance(link, OSError) and link.errno in _FULL:
+            return _os_error(link)
+        for text in _FULL_TEXTS:
+            if text in str(link):
+                line = next(line for line in str(link).splitlines() if text in line)
+                return line.strip()
+    return None
+
+
+def _os_error(exc: OSError) -> str:
+    reason = exc.strerror or str(exc) or type(exc).__name__
+    return f"{exc.filename}: {reason}" if exc.filename else reason

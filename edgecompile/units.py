@@ -1,0 +1,65 @@
+"""Numbers with their units, the way people read them. Sizes are decimal: 1 MB = 10**6 bytes."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["format_bytes", "format_count", "format_duration", "format_ms", "format_share"]
+
+
+def format_bytes(size: float) -> str:
+    """``27.3 MB``: three significant digits, exact below one kilobyte."""
+    if size < 1000:
+        return f"{int(size)} B"
+    value = float(size)
+    for unit in ("kB", "MB", "GB", "TB"):
+        value /= 1000.0
+        # 999.95 would print as 1000 of the smaller unit
+        if value < 999.5 or unit == "TB":
+            return f"{_three_digits(value)} {unit}"
+    raise AssertionError("unreachable")
+
+
+def format_duration(seconds: float) -> str:
+    """``850 µs``, ``3.42 ms``, ``12.3 s``, ``3 min 12 s``, ``1 h 02 min``."""
+    if not math.isfinite(seconds):
+        return "–"
+    if seconds < 0.9995e-3:
+        return f"{_three_digits(seconds * 1e6)} µs"
+    if seconds < 0.9995:
+        return f"{_three_digits(seconds * 1e3)} ms"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def format_ms(milliseconds: float | None) -> str:
+    """``3.42``: milliseconds without the unit, for a column whose heading names it."""
+    if milliseconds is None or not math.isfinite(milliseconds):
+        return "–"
+    return _three_digits(milliseconds)
+
+
+def format_count(count: float) -> str:
+    """``1,234,567``."""
+    return f"{count:,.0f}"
+
+
+def format_share(share: float | None) -> str:
+    """``12.3 %`` of a share between 0 and 1; never rounds something to nothing or to everything."""
+    if share is None or not math.isfinite(share):
+        return "–"
+    if 0.0 < share < 0.0005:
+        return "<0.1 %"
+    if 0.9995 <= share < 1.0:
+        return ">99.9 %"
+    return f"{100.0 * share:.1f} %"
+
+
+def _three_digits(value: float) -> str:
+    if abs(value) >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
