@@ -6,6 +6,8 @@
 // argument lists. Exported as ec_<name>; the build renames the model's references. A construct that
 // isn't here (tasks, sections, ordered, copyprivate) is reported at build as a missing symbol.
 #include <sched.h>
+#include <setjmp.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -13,6 +15,8 @@
 #include <cstdint>
 
 #include "export.h"
+#include "openmp.h"
+#include "status.h"
 #include "threads.h"
 
 namespace ec {
@@ -73,12 +77,15 @@ struct Team {
   std::atomic<uint32_t> singles{0};  // single constructs that a member has taken
   Lock lock;
   Loop loops[kLoops];
+  std::atomic<bool> abandoned{false};
+  char message[256];  // why; written by the member that gave up first
 };
 
 struct Member {
   Team* team = nullptr;
   int id = 0;
   uint32_t singles = 0, loops = 0;  // constructs that this member has come to
+  jmp_buf exit;                     // out of the region, see abandon_region
 };
 thread_local Member* t_member = nullptr;
 
@@ -86,7 +93,8 @@ thread_local Member* t_member = nullptr;
 Member& current() {
   if (t_member != nullptr) return *t_member;
   static thread_local Team alone;
-  static thread_local Member self{&alone};
+  static thread_local Member self;
+  self.team = &alone;
   return self;
 }
 
@@ -100,10 +108,13 @@ void run_region(Body body, void* data, unsigned wanted, Team& team, uint32_t loo
   } region{body, data, &team, loops};
   const auto run_member = [](void* ctx, int id, int) {
     const Region& r = *static_cast<Region*>(ctx);
-    Member member{r.team, id, 0, r.loops};
+    Member member;
+    member.team = r.team;
+    member.id = id;
+    member.loops = r.loops;
     Member* const outer = t_member;
     t_member = &member;
-    r.body(r.data);
+    if (_setjmp(member.exit) == 0) r.body(r.data);
     t_member = outer;
   };
   const auto set_size = [](void* ctx, int members) {
@@ -115,16 +126,26 @@ void run_region(Body body, void* data, unsigned wanted, Team& team, uint32_t loo
   };
   const int n = wanted != 0 && wanted < (1u << 20) ? static_cast<int>(wanted) : num_threads();
   run_team(n, set_size, run_member, &region);
+  if (team.abandoned.load(std::memory_order_acquire)) {
+    abandon_region(team.message);  // of an outer region, if there is one
+    set_pending_failure(team.message);
+  }
+}
+
+void leave_if_abandoned(const Team& team) {
+  if (team.abandoned.load(std::memory_order_acquire)) _longjmp(t_member->exit, 1);
 }
 
 void pass_barrier(Team& team) {
   if (team.members == 1) return;
   const uint32_t passed = team.barriers.value();
+  leave_if_abandoned(team);
   if (team.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == team.members) {
     team.arrived.store(0, std::memory_order_relaxed);
     team.barriers.add(1);
   } else {
     while (team.barriers.value() == passed) team.barriers.wait_change(passed);
+    leave_if_abandoned(team);
   }
 }
 
@@ -160,6 +181,7 @@ void enter_loop(const Describe& describe_loop) {
       break;
     }
     team.lock.unlock();  // a member is still in the loop that used this place before
+    leave_if_abandoned(team);
     sched_yield();
   }
   team.lock.unlock();
@@ -213,6 +235,21 @@ Lock g_critical, g_atomic;
 static_assert(sizeof(Lock) <= sizeof(void*));
 
 }  // namespace
+
+void abandon_region(const char* message) {
+  if (t_member == nullptr) return;
+  Team& team = *t_member->team;
+  team.lock.lock();
+  if (!team.abandoned.load(std::memory_order_relaxed)) {
+    strncpy(team.message, message, sizeof team.message - 1);
+    team.message[sizeof team.message - 1] = '\0';
+    team.abandoned.store(true, std::memory_order_release);
+  }
+  team.lock.unlock();
+  team.barriers.add(1);
+  _longjmp(t_member->exit, 1);
+}
+
 }  // namespace ec
 
 using ec::Ull;

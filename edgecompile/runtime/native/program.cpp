@@ -156,7 +156,8 @@ int64_t ec_program_output_count(const ec_program* program) {
 int32_t ec_program_run(ec_program* program, const ec_tensor* inputs, int64_t n_inputs,
                        ec_outputs** out) {
   ec::clear_last_error();
-  return guarded("ec_program_run", [&] {
+  ec::clear_pending_failure();
+  const int32_t status = guarded("ec_program_run", [&] {
     if (program == nullptr || out == nullptr) fail("null pointer");
     ec::ModelLibrary& library = *program->library;
     // The container would throw across its C ABI for a wrong count.
@@ -172,6 +173,7 @@ int32_t ec_program_run(ec_program* program, const ec_tensor* inputs, int64_t n_i
     }
     HandleArray output_handles(library.output_count());
     library.run(input_handles.handles.data(), output_handles.handles.data());
+    if (ec::pending_failure() != nullptr) fail("%s", ec::pending_failure());
 
     auto outputs = std::make_unique<ec_outputs>();
     outputs->names = program->output_names;
@@ -184,6 +186,8 @@ int32_t ec_program_run(ec_program* program, const ec_tensor* inputs, int64_t n_i
     detach_outputs(outputs.get());
     *out = outputs.release();
   });
+  ec::clear_pending_failure();
+  return status;
 }
 
 int64_t ec_outputs_count(const ec_outputs* outputs) {

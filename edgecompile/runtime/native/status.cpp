@@ -2,12 +2,15 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 
 namespace ec {
 namespace {
 
 thread_local std::string t_message;
 thread_local bool t_message_lost = false;
+thread_local bool t_failed = false;
+thread_local char t_failure[256];
 
 }  // namespace
 
@@ -37,6 +40,15 @@ void clear_last_error() noexcept {
   t_message.clear();
   t_message_lost = false;
 }
+
+const char* pending_failure() noexcept { return t_failed ? t_failure : nullptr; }
+
+void set_pending_failure(const char* message) noexcept {
+  std::strncpy(t_failure, message, sizeof t_failure - 1);
+  t_failed = true;
+}
+
+void clear_pending_failure() noexcept { t_failed = false; }
 
 void record_exception(const char* function, std::exception_ptr error) noexcept {
   try {

@@ -27,11 +27,22 @@ const char* last_error() noexcept;
 void set_last_error(const char* message) noexcept;
 void clear_last_error() noexcept;
 
+// A failure in a place that could not report it: a parallel region of compiled code, which returns
+// nothing. It makes every guarded() call of the thread fail until it is cleared, so that the model
+// stops at its next call into the runtime. Null if there is none.
+const char* pending_failure() noexcept;
+void set_pending_failure(const char* message) noexcept;
+void clear_pending_failure() noexcept;
+
 // Runs body and maps exceptions to kFailure plus the last error, prefixed with the function's name.
 void record_exception(const char* function, std::exception_ptr error) noexcept;
 
 template <class Body>
 int32_t guarded(const char* function, Body&& body) noexcept {
+  if (const char* failure = pending_failure(); failure != nullptr) [[unlikely]] {
+    set_last_error(failure);
+    return kFailure;
+  }
   try {
     body();
     return kSuccess;
