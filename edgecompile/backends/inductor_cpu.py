@@ -13,7 +13,7 @@ import torch
 from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore, file_sha256
 from edgecompile.backends.inductor_compat import GeneratedCpp, generate_cpp
 from edgecompile.backends.lowering import LoweringReport, lower_graph
-from edgecompile.backends.native import BASELINE_MARCH, NativeRuntime
+from edgecompile.backends.native import BASELINE_MARCH, NativeRuntime, native_sources
 from edgecompile.buckets import Bucket
 from edgecompile.errors import MissingKernelError
 from edgecompile.export import ExportedModel
@@ -51,15 +51,6 @@ _KERNEL_FLAGS = (
 #: The wrapper is cold: it only calls kernels. -O1 compiles it in half the time of -O3, and built
 #: for the baseline one object serves every variant of an architecture.
 _WRAPPER_FLAGS = ("-std=c++20", "-O1", "-ffunction-sections", "-Wno-psabi")
-
-#: Constants live in the bundle's weights file; the container wants the section's symbols anyway.
-_EMPTY_CONSTANTS = b"""extern "C" {
-__attribute__((visibility("hidden"))) extern const unsigned char _binary_constants_bin_start[1];
-__attribute__((visibility("hidden"))) extern const unsigned char _binary_constants_bin_end[1];
-const unsigned char _binary_constants_bin_start[1] = {0};
-const unsigned char _binary_constants_bin_end[1] = {0};
-}
-"""
 
 _FOREIGN = re.compile(r"^(aoti_torch_|Sleef_|GOMP_|omp_)")
 _PROXY = "aoti_torch_proxy_executor_call_function"
@@ -152,6 +143,10 @@ def torch_include_dirs() -> tuple[Path, ...]:
     return (root, root / "torch" / "csrc" / "api" / "include")
 
 
+def _support_source() -> bytes:
+    return (native_sources() / "model" / "support.cpp").read_bytes()
+
+
 def _compile_objects(
     toolchain: Toolchain, generated: GeneratedCpp, variant: VariantSpec
 ) -> list[BuiltObject]:
@@ -170,7 +165,8 @@ def _compile_objects(
                 "-DCPU_CAPABILITY_DEFAULT",
             ),
         ),
-        ("constants.cpp", _EMPTY_CONSTANTS, ("-O1",)),
+        # What belongs to every model library: the throwing check, the empty constants section.
+        ("support.cpp", _support_source(), ("-std=c++20", "-O1")),
     ]
     if generated.kernels:
         flags = (
