@@ -1,11 +1,10 @@
 #include "gemm.h"
 
 #include <algorithm>
-#include <cstring>
-#include <memory>
-#include <new>
 
 #include "gemm_kernel.h"
+#include "gemm_pack.h"
+#include "scratch.h"
 #include "threads.h"
 
 namespace ec {
@@ -32,67 +31,8 @@ struct Product {
   bool residual_in_c;  // the residual overlaps C, so C can't hold partial sums
 };
 
-using TileFunction = void (*)(const Tile&);
-template <int... R>
-constexpr void fill_tables(TileFunction* functions, int* columns,
-                           std::integer_sequence<int, R...>) {
-  ((functions[R] = run_tile<R + 1, kPanel>, columns[R] = kTileVectors<R + 1> * kFloatLanes), ...);
-}
-struct TileTable {
-  TileFunction run[kTileRows];
-  int columns[kTileRows];
-  constexpr TileTable() : run{}, columns{} {
-    fill_tables(run, columns, std::make_integer_sequence<int, kTileRows>{});
-  }
-};
-constexpr TileTable kTiles;  // [rows - 1]
-
-// Memory of this thread for copies of slices of A and B, kept for the next call.
-class Scratch {
- public:
-  float* get(int64_t floats) {
-    if (floats > size_) {
-      memory_.reset();
-      size_ = 0;
-      memory_.reset(new (std::align_val_t{64}) float[static_cast<size_t>(floats)]);
-      size_ = floats;
-    }
-    return memory_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(float* p) const { operator delete[](p, std::align_val_t{64}); }
-  };
-  std::unique_ptr<float[], Free> memory_;
-  int64_t size_ = 0;
-};
+// For copies of slices of A and B.
 thread_local Scratch t_scratch;
-
-void copy_rows(const float* a, int64_t a_row, int64_t a_col, int64_t rows, int64_t depth,
-               float scale, float* out, int64_t ld) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* from = a + r * a_row;
-    float* to = out + r * ld;
-    if (a_col == 1) {
-      for (int64_t i = 0; i < depth; ++i) to[i] = from[i] * scale;
-    } else {
-      for (int64_t i = 0; i < depth; ++i) to[i] = from[i * a_col] * scale;
-    }
-  }
-}
-
-void pack_panel(const float* b, int64_t b_row, int64_t b_col, int64_t depth, int64_t columns,
-                float* out) {
-  for (int64_t i = 0; i < depth; ++i, b += b_row, out += kPanel) {
-    if (b_col == 1 && columns == kPanel) {
-      std::memcpy(out, b, kPanel * sizeof(float));
-      continue;
-    }
-    for (int64_t j = 0; j < columns; ++j) out[j] = b[j * b_col];
-    for (int64_t j = columns; j < kPanel; ++j) out[j] = 0.0f;
-  }
-}
 
 // The rest of the epilogue, for a block of C that holds sums with the bias.
 void finish_block(const Epilogue& e, float* c, int64_t ldc, const float* residual, int64_t rows,
@@ -148,7 +88,7 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
         t.prefetch = panel + 1 < p1 ? b + p.k * kPanel : nullptr;
       } else {
         pack_panel(b_base + k0 * p.b_row + n0 * p.b_col, p.b_row, p.b_col, t.k, columns,
-                   scratch + a_floats);
+                   1.0f, scratch + a_floats);
         b = scratch + a_floats;
       }
       t.ldb = kPanel;
@@ -242,17 +182,6 @@ void run(int64_t batch, Product& p) {
 }
 
 }  // namespace
-
-int64_t packed_elements(int64_t n, int64_t k) { return (n + kPanel - 1) / kPanel * kPanel * k; }
-
-void pack_b(const float* b, int64_t stride_k, int64_t stride_n, int64_t k, int64_t n,
-            float* packed) {
-  const int64_t panels = (n + kPanel - 1) / kPanel;
-  parallel_for(panels, [&](int64_t p) {
-    pack_panel(b + p * kPanel * stride_n, stride_k, stride_n, k, std::min(kPanel, n - p * kPanel),
-               packed + p * kPanel * k);
-  });
-}
 
 void gemm_packed(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                  const float* b_packed, float* c, int64_t ldc, const Epilogue& epilogue) {

@@ -1,34 +1,36 @@
-#include <cmath>
-
+// Activations over rows of C while they are in the nearest cache.
 #include "gemm.h"
+#include "simd.h"
+#include "vecmath.h"
 
 namespace ec {
+namespace {
+
+template <class F>
+EC_INLINE void apply(float* x, int64_t n, const F& f) {
+  int64_t i = 0;
+  for (; i + kFloatLanes <= n; i += kFloatLanes) store(x + i, f(load(x + i)));
+  if (i < n) store_partial(x + i, f(load_partial(x + i, n - i)), n - i);
+}
+
+}  // namespace
 
 void activate(Activation act, float* x, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    const float v = x[i];
-    switch (act) {
-      case Activation::kNone:
-        return;
-      case Activation::kRelu:
-        x[i] = v < 0 ? 0 : v;
-        break;
-      case Activation::kGeluErf:
-        x[i] = 0.5f * v * (1.0f + std::erf(v * 0.70710678f));
-        break;
-      case Activation::kGeluTanh:
-        x[i] = 0.5f * v * (1.0f + std::tanh(0.79788456f * (v + 0.044715f * v * v * v)));
-        break;
-      case Activation::kSilu:
-        x[i] = v / (1.0f + std::exp(-v));
-        break;
-      case Activation::kTanh:
-        x[i] = std::tanh(v);
-        break;
-      case Activation::kSigmoid:
-        x[i] = 1.0f / (1.0f + std::exp(-v));
-        break;
-    }
+  switch (act) {
+    case Activation::kNone:
+      return;
+    case Activation::kRelu:  // NaN stays
+      return apply(x, n, [](vf32 v) { return max(vf32{}, v); });
+    case Activation::kGeluErf:
+      return apply(x, n, [](vf32 v) { return vgelu_erf(v); });
+    case Activation::kGeluTanh:
+      return apply(x, n, [](vf32 v) { return vgelu_tanh(v); });
+    case Activation::kSilu:
+      return apply(x, n, [](vf32 v) { return vsilu(v); });
+    case Activation::kTanh:
+      return apply(x, n, [](vf32 v) { return vtanh(v); });
+    case Activation::kSigmoid:
+      return apply(x, n, [](vf32 v) { return vsigmoid(v); });
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "simd.h"
 
@@ -148,5 +149,18 @@ inline void run_tile(const Tile& t) {
     }
   }
 }
+
+// run[rows - 1] computes that many rows and columns[rows - 1] columns; B in panels of 32 columns.
+struct TileTable {
+  void (*run[kTileRows])(const Tile&);
+  int columns[kTileRows];
+  constexpr TileTable() : TileTable(std::make_integer_sequence<int, kTileRows>{}) {}
+
+ private:
+  template <int... R>
+  explicit constexpr TileTable(std::integer_sequence<int, R...>)
+      : run{run_tile<R + 1, 32>...}, columns{kTileVectors<R + 1> * kFloatLanes...} {}
+};
+inline constexpr TileTable kTiles;
 
 }  // namespace ec
