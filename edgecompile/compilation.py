@@ -1,0 +1,209 @@
+"""Compiling a plan: one export per bucket, one library per bucket and variant, each judged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import edgecompile
+from edgecompile.audit import AuditVerdict, judge, require
+from edgecompile.backends.artifact import Artifact, TensorStore
+from edgecompile.backends.inductor_cpu import InductorCpuBackend
+from edgecompile.backends.native import NativeRuntime, build_probe, build_runtime
+from edgecompile.buckets import Bucket, BucketPlan
+from edgecompile.export import ExportedModel, export_model
+from edgecompile.models import LoadedModel
+from edgecompile.progress import StepHandle
+from edgecompile.targets import TargetProfile, VariantSpec
+from edgecompile.toolchain import find_toolchain
+
+_PROCESS_TOKEN = uuid.uuid4().hex
+
+
+@dataclass(frozen=True)
+class CompiledModel:
+    """Everything that compiling made.
+
+    Attributes:
+        variants: the variants, as the profile orders them.
+        natives: runtime library by variant.
+        artifacts: programs by variant, in the plan's order of buckets.
+        probes: CPU probe by architecture.
+        store: the tensors that the programs read.
+        audit: a verdict for each library.
+        compilers: version of each compiler used.
+        exported: the exported program of each bucket.
+    """
+
+    variants: tuple[VariantSpec, ...]
+    natives: Mapping[str, NativeRuntime]
+    artifacts: Mapping[str, tuple[Artifact, ...]]
+    probes: Mapping[str, Path]
+    store: TensorStore
+    audit: tuple[AuditVerdict, ...]
+    compilers: frozenset[str]
+    exported: tuple[ExportedModel, ...]
+
+    def glibc(self, variant: str) -> str:
+        """The newest glibc that any library of the variant needs."""
+        versions = [v.glibc for v in self.audit if v.variant == variant and v.glibc]
+        return max(versions, key=lambda text: [int(x) for x in text.split(".")], default="2.17")
+
+
+def export_bucket(model: LoadedModel, bucket: Bucket) -> ExportedModel:
+    """Exports the model for one bucket: its range, or its upper edge alone in ``pad`` mode."""
+    ranges = {name: (extent.lo, extent.hi) for name, extent in bucket.axes}
+    hint = {name: extent.hint for name, extent in bucket.axes}
+    if bucket.mode == "pad":
+        ranges[bucket.length_axis] = (bucket.hi, bucket.hi)
+        hint[bucket.length_axis] = bucket.hi
+    return export_model(model, ranges, hint=hint)
+
+
+def export_plan(
+    model: LoadedModel, plan: BucketPlan, folder: Path, *, step: StepHandle | None = None
+) -> tuple[ExportedModel, ...]:
+    """Exports every bucket of a plan into ``folder/bucket-N``; what is there already is reused.
+
+    Raises:
+        ExportError: a bucket can't be exported.
+    """
+    result = []
+    for index, bucket in enumerate(plan.buckets):
+        if step is not None:
+            step.update(index, len(plan.buckets), f"bucket {index}: {bucket.lo}..{bucket.hi}")
+        result.append(export_cached(model, bucket, folder / f"bucket-{index}"))
+    return tuple(result)
+
+
+def export_cached(model: LoadedModel, bucket: Bucket, folder: Path) -> ExportedModel:
+    """Exports a bucket, or loads the export that an earlier stage left for the same request."""
+    key = {"bucket": bucket.to_json(), "model": model_fingerprint(model)}
+    marker = folder / "request.json"
+    if marker.is_file() and json.loads(marker.read_text()) == key:
+        return ExportedModel.load(folder)
+    marker.unlink(missing_ok=True)
+    exported = export_bucket(model, bucket)
+    exported.save(folder)
+    marker.write_text(json.dumps(key) + "\n")
+    return exported
+
+
+def model_fingerprint(model: LoadedModel) -> str:
+    """Identifies a model across processes.
+
+    Folders and saved programs are identified by the hashes of their files. What a factory's code
+    does can't be hashed, so its exports are only ever reused within one process.
+    """
+    text = json.dumps(
+        [model.source.to_json(), [i.to_json() for i in model.inputs], edgecompile.__version__],
+        sort_keys=True,
+    )
+    if model.source.kind not in ("folder", "pt2"):
+        text += _PROCESS_TOKEN
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def compile_plan(
+    exported: Sequence[ExportedModel],
+    plan: BucketPlan,
+    profile: TargetProfile,
+    folder: Path,
+    *,
+    variants: Sequence[VariantSpec] | None = None,
+    jobs: int | None = None,
+    step: StepHandle | None = None,
+) -> CompiledModel:
+    """Compiles every bucket for every variant and audits each library.
+
+    Args:
+        exported: one export for each bucket.
+        plan: the buckets.
+        profile: the target.
+        folder: gets ``<variant>/bucket-N.so``, the runtime libraries, probes and tensors.
+        variants: build these instead of all of the profile's.
+        jobs: programs to compile side by side; None: one for each CPU.
+        step: told what is being built.
+
+    Raises:
+        CompileError, ToolchainError: something could not be built.
+        AuditError: a library isn't fit for the target; names every problem of every library.
+    """
+    chosen = tuple(variants if variants is not None else profile.variants)
+    store = TensorStore(folder / "tensors")
+    natives = {v.name: build_runtime(v, folder / v.name) for v in chosen}
+    archs = sorted({v.arch for v in chosen})
+    probes = {arch: build_probe(arch, folder / arch) for arch in archs}
+    backend = InductorCpuBackend()
+    tasks = [(i, v) for i in range(len(plan.buckets)) for v in chosen]
+    done = 0
+
+    def compile_one(task: tuple[int, VariantSpec]) -> Artifact:
+        index, variant = task
+        return backend.compile_program(
+            exported[index],
+            plan.buckets[index],
+            variant,
+            natives[variant.name],
+            folder / variant.name / f"bucket-{index}.so",
+            scratch=folder / "inductor" / variant.name,
+            store=store,
+            index=index,
+        )
+
+    workers = jobs or os.cpu_count() or 1
+    artifacts: dict[str, list[Artifact]] = {v.name: [] for v in chosen}
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        try:
+            for artifact in pool.map(compile_one, tasks):
+                artifacts[artifact.variant].append(artifact)
+                done += 1
+                if step is not None:
+                    step.update(
+                        done, len(tasks), f"bucket {artifact.bucket}, {artifact.variant}"
+                    )
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    verdicts = _audit(chosen, natives, artifacts, profile)
+    require(verdicts)
+    return CompiledModel(
+        variants=chosen,
+        natives=natives,
+        artifacts={name: tuple(items) for name, items in artifacts.items()},
+        probes=probes,
+        store=store,
+        audit=tuple(verdicts),
+        compilers=frozenset(find_toolchain(arch).version for arch in archs),
+        exported=tuple(exported),
+    )
+
+
+def _audit(
+    variants: Sequence[VariantSpec],
+    natives: Mapping[str, NativeRuntime],
+    artifacts: Mapping[str, Sequence[Artifact]],
+    profile: TargetProfile,
+) -> list[AuditVerdict]:
+    verdicts = []
+    for variant in variants:
+        native = natives[variant.name]
+        verdicts.append(judge(native.path, variant, profile))
+        for artifact in artifacts[variant.name]:
+            verdicts.append(
+                judge(
+                    artifact.library,
+                    variant,
+                    profile,
+                    allowed_needed=(native.path.name,),
+                    runtime_exports=native.exports,
+                    vector_isa=artifact.isa,
+                )
+            )
+    return verdicts

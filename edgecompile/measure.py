@@ -1,0 +1,97 @@
+"""Measuring what a length costs, through the runtime that ships.
+
+A bundle with one dynamic program is timed by its own ``bench`` command in a process without torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from edgecompile.costs import CostCurve, CostPoint
+from edgecompile.errors import VerificationError
+from edgecompile.lengths import LengthDistribution
+
+
+def choose_lengths(distribution: LengthDistribution, lo: int, hi: int, count: int = 9) -> list[int]:
+    """Lengths at which to measure: both edges of ``[lo, hi]``, the quantiles where traffic lies,
+    and a geometric ladder for the rest, so that interpolation is never far from a point.
+
+    Args:
+        distribution: the traffic.
+        lo, hi: the range that will be served.
+        count: about how many lengths to choose.
+    """
+    chosen = {lo, hi}
+    for quantile in (0.1, 0.5, 0.9):
+        chosen.add(min(hi, max(lo, int(distribution.quantile(quantile)))))
+    steps = max(2, count - len(chosen))
+    for step in range(1, steps):
+        chosen.add(max(lo, min(hi, round(lo * (hi / lo) ** (step / steps)))))
+    return sorted(chosen)
+
+
+def run_bench(
+    bundle: Path,
+    lengths: Sequence[int],
+    *,
+    threads: int | None = None,
+    variant: str | None = None,
+    python: str = sys.executable,
+) -> dict[str, Any]:
+    """Runs the bundle's ``bench`` command on ``lengths`` and returns its JSON.
+
+    Raises:
+        VerificationError: the runtime could not run the bundle.
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    environment["PYTHONPATH"] = str((bundle / "runtime").resolve())
+    with tempfile.TemporaryDirectory(prefix="edgecompile-bench-") as folder:
+        listing = Path(folder) / "lengths.txt"
+        listing.write_text("".join(f"{n}\n" for n in lengths))
+        command = [python, "-m", "edgecompile.runtime", "bench", str(bundle.resolve()), "--json"]
+        command += ["--lengths", str(listing)]
+        if threads is not None:
+            command += ["--threads", str(threads)]
+        if variant is not None:
+            command += ["--variant", variant]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+    if done.returncode != 0:
+        raise VerificationError(
+            f"the bundle's runtime failed with exit code {done.returncode}:\n{done.stderr.strip()}"
+        )
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def measure_exact(
+    bundle: Path, lengths: Sequence[int], *, threads: int | None = None
+) -> CostCurve:
+    """The measured cost of running each length unpadded.
+
+    Returns:
+        A curve with the median of each length in milliseconds; its spread is half the distance
+        between the 10th and the 90th percentile.
+    """
+    answer = run_bench(bundle, lengths, threads=threads)
+    points = tuple(
+        CostPoint(
+            length=int(row["length"]),
+            exact_ms=float(row["p50_ms"]),
+            pad_ms=None,
+            exact_spread_ms=max(0.0, float(row["p90_ms"]) - float(row["p50_ms"])),
+        )
+        for row in answer["lengths"]
+    )
+    provenance = {
+        "how": "the bundle's own runtime on the build host",
+        "variant": str(answer.get("variant", "")),
+        "threads": str(answer.get("threads", "")),
+    }
+    return CostCurve(points, "measured", provenance)

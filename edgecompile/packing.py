@@ -1,0 +1,192 @@
+"""Packing: stages a bundle, verifies it through its own runtime, and only then names it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgecompile.backends.artifact import file_sha256
+from edgecompile.buckets import Bucket, BucketPlan
+from edgecompile.bundle import BundleWriter, VariantParts, merge_constants
+from edgecompile.compilation import CompiledModel
+from edgecompile.lengths import LengthDistribution
+from edgecompile.models import LoadedModel
+from edgecompile.progress import StepHandle
+from edgecompile.runtime.manifest import MANIFEST_NAME, Manifest
+from edgecompile.runtime.schema import BucketSpec, Extent, TensorSpec
+from edgecompile.verify import (
+    TOLERANCES,
+    VerifyReport,
+    check_report,
+    make_cases,
+    report_bytes,
+    verify_bundle,
+)
+
+#: Which of the verification cases travel with the bundle as golden vectors.
+GOLDEN_CASES = ("lower", "hint", "upper")
+
+
+@dataclass(frozen=True)
+class PackedBundle:
+    """A bundle that was verified and named."""
+
+    path: Path
+    size_bytes: int
+    sha256: str
+    verify: VerifyReport
+    notes: tuple[str, ...]
+
+
+def pack_bundle(
+    model: LoadedModel,
+    plan: BucketPlan,
+    compiled: CompiledModel,
+    output: Path,
+    *,
+    lengths: LengthDistribution | None = None,
+    precision: str = "fp32",
+    built_by: Mapping[str, str] | None = None,
+    seed: int = 0,
+    force: bool = False,
+    reports: Mapping[str, bytes] | None = None,
+    step: StepHandle | None = None,
+) -> PackedBundle:
+    """Writes a bundle and verifies it before it gets its name.
+
+    Raises:
+        VerificationError: an output differs from eager; nothing stands under the final name.
+        BundleWriteError, DiskFullError: it could not be written.
+    """
+
+    def tell(text: str) -> None:
+        if step is not None:
+            step.update(text=text)
+
+    with BundleWriter(output, force=force) as writer:
+        tell("copying")
+        manifest = _stage(writer, model, plan, compiled, precision, built_by or {})
+        tell("running eager")
+        cases = list(make_cases(model, plan.buckets, seed=seed))
+        golden = tuple(
+            writer.add_golden(c.bucket, c.name, c.inputs, c.outputs)
+            for c in cases
+            if c.name in GOLDEN_CASES
+        )
+        manifest = replace(manifest, golden=golden)
+        writer.write_manifest(manifest)
+        tell("running the bundle")
+        report = verify_bundle(
+            writer.staging, cases, [v.name for v in manifest.variants], manifest.tolerance
+        )
+        check_report(report)
+        writer.add_bytes(report_bytes(report), "reports/verify.json")
+        for name, data in (reports or {}).items():
+            writer.add_bytes(data, f"reports/{name}")
+        writer.write_manifest(manifest)
+        tell("naming it")
+        path = writer.commit()
+    notes = tuple(
+        f"variant {name} was built but not run here: {reason}"
+        for name, reason in report.not_executed.items()
+    )
+    size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+    return PackedBundle(path, size, file_sha256(path / MANIFEST_NAME), report, notes)
+
+
+def stage_for_measurement(
+    model: LoadedModel, plan: BucketPlan, compiled: CompiledModel, output: Path
+) -> Path:
+    """Writes a bundle without golden vectors or verification, to be timed and thrown away."""
+    with BundleWriter(output) as writer:
+        writer.write_manifest(_stage(writer, model, plan, compiled, "fp32", {}))
+        return writer.commit()
+
+
+def _stage(
+    writer: BundleWriter,
+    model: LoadedModel,
+    plan: BucketPlan,
+    compiled: CompiledModel,
+    precision: str,
+    built_by: Mapping[str, str],
+) -> Manifest:
+    """Puts code, weights and runtime into the staging folder; returns the manifest so far."""
+    variants = [
+        writer.add_variant(
+            VariantParts(
+                spec=spec,
+                native=compiled.natives[spec.name],
+                artifacts=compiled.artifacts[spec.name],
+                glibc=compiled.glibc(spec.name),
+            )
+        )
+        for spec in compiled.variants
+    ]
+    probes = {
+        arch: writer.add_file(path, f"code/{arch}/{path.name}")
+        for arch, path in compiled.probes.items()
+    }
+    constants = merge_constants(list(itertools.chain(*compiled.artifacts.values())))
+    weights = writer.add_weights(constants, compiled.store, precision)
+    writer.add_runtime()
+    return Manifest(
+        name=writer.output.stem,
+        precision=precision,
+        inputs=tuple(
+            TensorSpec(i.name, i.dtype, tuple(i.shape), i.pad, i.bounds) for i in model.inputs
+        ),
+        outputs=tuple(
+            TensorSpec(o.name, o.dtype, tuple(o.shape)) for o in compiled.exported[0].outputs
+        ),
+        axes=_axes(plan),
+        length_axis=plan.length_axis,
+        buckets=tuple(_bucket_spec(b) for b in plan.buckets),
+        variants=tuple(variants),
+        probes=probes,
+        weights={precision: weights},
+        golden=(),
+        tolerance=TOLERANCES[precision],
+        files={},
+        built_by=dict(built_by),
+        plan=_plan_summary(plan),
+        expected=_expected(plan),
+    )
+
+
+def _axes(plan: BucketPlan) -> dict[str, Extent]:
+    result: dict[str, Extent] = {}
+    for bucket in plan.buckets:
+        for name, extent in bucket.axes:
+            known = result.get(name, Extent(extent.lo, extent.hi))
+            result[name] = Extent(min(known.lo, extent.lo), max(known.hi, extent.hi))
+    return result
+
+
+def _bucket_spec(bucket: Bucket) -> BucketSpec:
+    return BucketSpec(
+        bucket.mode, {name: Extent(e.lo, e.hi, e.hint) for name, e in bucket.axes}
+    )
+
+
+def _plan_summary(plan: BucketPlan) -> dict[str, object]:
+    return {
+        "policy": plan.policy,
+        "expected_ms": plan.expected_ms,
+        "source": plan.source,
+        "notes": list(plan.notes),
+    }
+
+
+def _expected(plan: BucketPlan) -> dict[str, object]:
+    """Milliseconds by length as planned with, so that a device can say how far it is off."""
+    curve = plan.cost_model
+    if curve is None:
+        return {}
+    points = {str(p.length): p.exact_ms for p in curve.points if p.exact_ms is not None}
+    return {"kind": curve.kind, "ms_by_length": points, **dict(curve.provenance)}
+
+
+__all__ = ["GOLDEN_CASES", "PackedBundle", "pack_bundle", "stage_for_measurement"]

@@ -1,0 +1,222 @@
+"""build(): the stages in order, from a model and its lengths to a verified bundle.
+
+Every stage leaves its file in the work folder, and each can be run alone from the files of those
+before it: ``lengths.json``, ``plan.json``, ``exported/``, ``artifacts/``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import edgecompile
+from edgecompile.audit import AuditVerdict
+from edgecompile.buckets import BucketPlan
+from edgecompile.bundle import bundle_path
+from edgecompile.compilation import CompiledModel, compile_plan, export_plan
+from edgecompile.errors import BundleWriteError, LengthsError
+from edgecompile.lengths import LengthDistribution
+from edgecompile.packing import pack_bundle
+from edgecompile.planning import PlanRequest, plan_model
+from edgecompile.progress import NULL_PROGRESS, Progress
+from edgecompile.targets import load_target
+from edgecompile.verify import VerifyReport
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """Everything that decides a build.
+
+    Attributes:
+        model: a model specification as :func:`edgecompile.models.load_model` takes it.
+        target: name or path of a target profile.
+        lengths: the traffic.
+        output: path of the bundle; ``.ecb`` is appended if it is missing.
+        max_buckets: at most so many programs; None lets cost decide.
+        max_length: longest length to serve; None: the longest seen, within the model's limit.
+        batch: smallest and largest batch; equal values make it fixed.
+        precision: of weights and arithmetic.
+        mode: ``auto``, ``exact`` or ``pad``.
+        work_dir: where the stages leave their files; None: a temporary folder.
+        threads: threads to measure with; None: all that the process may use.
+        jobs: compilers to run side by side; None: one for each CPU.
+        seed: of verification inputs.
+        force: replace a bundle of the same name.
+    """
+
+    model: str
+    target: str
+    lengths: LengthDistribution
+    output: Path
+    max_buckets: int | None = None
+    max_length: int | None = None
+    batch: tuple[int, int] = (1, 1)
+    precision: str = "fp32"
+    mode: str = "auto"
+    work_dir: Path | None = None
+    threads: int | None = None
+    jobs: int | None = None
+    seed: int = 0
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What a build made.
+
+    Attributes:
+        bundle_path: the bundle.
+        size_bytes: of all its files together.
+        sha256: of its manifest, which names the hash of every other file.
+        plan: the buckets.
+        verify: how the bundle compared with eager.
+        audit: what was found in each library.
+        seconds: wall time by step.
+        notes: what a person should know.
+    """
+
+    bundle_path: Path
+    size_bytes: int
+    sha256: str
+    plan: BucketPlan
+    verify: VerifyReport
+    audit: tuple[AuditVerdict, ...]
+    seconds: Mapping[str, float]
+    notes: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "bundle": str(self.bundle_path),
+            "size_bytes": self.size_bytes,
+            "sha256": self.sha256,
+            "plan": self.plan.to_json(),
+            "verify": self.verify.to_json(),
+            "audit": [v.to_json() for v in self.audit],
+            "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
+            "notes": list(self.notes),
+        }
+
+
+def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildResult:
+    """Builds, verifies and writes a bundle.
+
+    Raises:
+        EdgecompileError: a subclass for each cause; nothing stands under the final name then.
+    """
+    from edgecompile.models import load_model
+
+    output = bundle_path(request.output)
+    if os.path.lexists(output) and not request.force:
+        raise BundleWriteError(
+            f"{output} is already there", hint="name another --output, or give --force"
+        )
+    profile = load_target(request.target)
+    if request.lengths.total == 0:
+        raise LengthsError("there are no lengths")
+    seconds: dict[str, float] = {}
+
+    def timed(title: str, action: Callable[[Any], T]) -> T:
+        start = time.perf_counter()
+        with progress.step(title) as step:
+            result = action(step)
+        seconds[title] = time.perf_counter() - start
+        return result
+
+    with _work_folder(request.work_dir) as work:
+        _write_json(work / "lengths.json", request.lengths.to_json())
+        model = timed(
+            "load the model", lambda _: load_model(request.model, batch=request.batch)
+        )
+        plan_request = PlanRequest(
+            lengths=request.lengths,
+            max_buckets=request.max_buckets,
+            max_length=request.max_length,
+            mode=request.mode,
+            threads=request.threads,
+        )
+        planned = timed(
+            "measure and plan",
+            lambda step: plan_model(model, profile, plan_request, work, step=step),
+        )
+        _write_json(work / "plan.json", planned.plan.to_json())
+        exported = timed(
+            "export",
+            lambda step: export_plan(model, planned.plan, work / "exported", step=step),
+        )
+        compiled: CompiledModel = timed(
+            "compile",
+            lambda step: compile_plan(
+                exported, planned.plan, profile, work / "artifacts", jobs=request.jobs, step=step
+            ),
+        )
+        packed = timed(
+            "verify and pack",
+            lambda step: pack_bundle(
+                model,
+                planned.plan,
+                compiled,
+                output,
+                lengths=request.lengths,
+                precision=request.precision,
+                built_by=built_by(compiled),
+                seed=request.seed,
+                force=request.force,
+                step=step,
+            ),
+        )
+    return BuildResult(
+        bundle_path=packed.path,
+        size_bytes=packed.size_bytes,
+        sha256=packed.sha256,
+        plan=planned.plan,
+        verify=packed.verify,
+        audit=compiled.audit,
+        seconds=seconds,
+        notes=(*planned.notes, *packed.notes),
+    )
+
+
+def built_by(compiled: CompiledModel) -> dict[str, str]:
+    """Versions of what shaped the bundle."""
+    import torch
+
+    return {
+        "edgecompile": edgecompile.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "compilers": "; ".join(sorted(compiled.compilers)),
+    }
+
+
+@contextmanager
+def _work_folder(given: Path | None) -> Iterator[Path]:
+    """The work folder that was named, or a temporary one that goes when the build ends."""
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given
+        return
+    folder = Path(tempfile.mkdtemp(prefix="edgecompile-work-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_json(path: Path, value: object) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(value, indent=1) + "\n")
+    os.replace(partial, path)
+
+
+__all__ = ["BuildRequest", "BuildResult", "build", "built_by"]

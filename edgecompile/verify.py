@@ -1,0 +1,303 @@
+"""Verification: the bundle's outputs against eager, through the very runtime that ships.
+
+Eager runs here; the bundle runs in a process of its own that uses the bundle's copy of the runtime
+and, as that process reports, never loads torch. Every bucket is tried at its edges, its hint and
+random lengths, and again with masked padding of different widths, which must not change a result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgecompile.buckets import Bucket
+from edgecompile.bundle import save_case
+from edgecompile.errors import VerificationError
+from edgecompile.models import LoadedModel
+from edgecompile.runtime.manifest import Tolerance
+
+Arrays = Mapping[str, npt.NDArray[np.generic]]
+
+#: Allowed difference by precision: ``|got - want| <= atol + rtol * max|want|`` for each output.
+#: fp32 sums in another order than eager: a few ulp of the output's scale, times the depth.
+TOLERANCES: Mapping[str, Tolerance] = {"fp32": Tolerance(atol=1e-6, rtol=2e-5)}
+
+RANDOM_LENGTHS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test case: what goes in, and what eager gives for it."""
+
+    bucket: int
+    name: str
+    inputs: Arrays
+    outputs: Arrays
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """How the bundle did on one case.
+
+    Attributes:
+        max_abs_error: largest difference over all outputs.
+        scale: largest magnitude of eager's outputs.
+        ok: whether every output is within its tolerance.
+    """
+
+    variant: str
+    bucket: int
+    case: str
+    max_abs_error: float
+    scale: float
+    ok: bool
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What was run and how it came out.
+
+    Attributes:
+        results: by variant, bucket and case.
+        not_executed: reasons, by variant, why this host could not run it.
+        tolerance: what was allowed.
+        torch_loaded: whether the process that ran the bundle had torch loaded; must be False.
+        notes: what is worth knowing beside.
+    """
+
+    results: tuple[CaseResult, ...]
+    not_executed: Mapping[str, str]
+    tolerance: Tolerance
+    torch_loaded: bool
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        """Whether every case passed and torch was absent."""
+        return bool(self.results) and all(r.ok for r in self.results) and not self.torch_loaded
+
+    @property
+    def worst(self) -> CaseResult | None:
+        """The result with the largest error relative to what was allowed."""
+
+        def badness(result: CaseResult) -> float:
+            limit = self.tolerance.limit(result.scale)
+            error = result.max_abs_error
+            return float("inf") if error != error else error / limit
+
+        return max(self.results, key=badness, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        worst = self.worst
+        return {
+            "ok": self.ok,
+            "tolerance": self.tolerance.to_json(),
+            "torch_loaded": self.torch_loaded,
+            "cases": len(self.results),
+            "worst": None if worst is None else worst.__dict__,
+            "not_executed": dict(self.not_executed),
+            "results": [r.__dict__ for r in self.results],
+            "notes": list(self.notes),
+        }
+
+
+def make_cases(
+    model: LoadedModel, buckets: Sequence[Bucket], *, seed: int = 0
+) -> Iterator[Case]:
+    """Inputs for every bucket with eager's answers.
+
+    For each bucket: the lower and the upper edge, the hint and random lengths between; where the
+    model has a mask, the hint's input again at two wider lengths with the tail masked, for which
+    eager's answer to the unpadded input must come out.
+    """
+    for index, bucket in enumerate(buckets):
+        random = np.random.default_rng([seed, index])
+        chosen = {"lower": bucket.lo, "upper": bucket.hi, "hint": bucket.hint}
+        for number in range(RANDOM_LENGTHS):
+            chosen[f"random{number}"] = int(random.integers(bucket.lo, bucket.hi + 1))
+        for name, length in chosen.items():
+            sizes = _sizes(bucket, length, random)
+            inputs = model.make_example(sizes, seed=int(random.integers(1 << 31)))
+            yield Case(index, name, _to_numpy(inputs), _eager(model, inputs))
+        yield from _padded_cases(model, index, bucket, random)
+
+
+def _padded_cases(
+    model: LoadedModel, index: int, bucket: Bucket, random: np.random.Generator
+) -> Iterator[Case]:
+    """The same content at two padded widths; the outputs must be those of the unpadded input."""
+    if not model.has_mask or bucket.hi == bucket.lo:
+        return
+    axis = model.length_axis
+    length = min(bucket.hint, bucket.hi - 1)
+    sizes = _sizes(bucket, length, random)
+    inputs = model.make_example(sizes, seed=int(random.integers(1 << 31)))
+    want = _eager(model, inputs)
+    if any(axis in output.shape for output in model.outputs):
+        # What stands at padded positions of such an output is nobody's business.
+        return
+    arrays = _to_numpy(inputs)
+    for width in sorted({length + 1, bucket.hi}):
+        padded = {
+            spec.name: _pad(arrays[spec.name], spec.shape, axis, width, spec.pad)
+            for spec in model.inputs
+        }
+        yield Case(index, f"padded{width}", padded, want)
+
+
+def _sizes(bucket: Bucket, length: int, random: np.random.Generator) -> dict[str, int]:
+    sizes = {bucket.length_axis: length}
+    for name, extent in bucket.other_axes:
+        sizes[name] = int(random.choice([extent.lo, extent.hi, extent.hint]))
+    return sizes
+
+
+def _pad(
+    array: npt.NDArray[np.generic],
+    shape: Sequence[int | str],
+    axis: str | None,
+    width: int,
+    value: float | None,
+) -> npt.NDArray[np.generic]:
+    if value is None:
+        value = 0
+    widths = [(0, width - n if name == axis else 0) for name, n in zip(shape, array.shape, strict=True)]
+    return np.pad(array, widths, constant_values=value)
+
+
+def _to_numpy(tensors: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
+    return {name: np.ascontiguousarray(t.detach().cpu().numpy()) for name, t in tensors.items()}
+
+
+def _eager(model: LoadedModel, inputs: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
+    return _to_numpy(model.run(inputs))
+
+
+def verify_bundle(
+    bundle: Path,
+    cases: Sequence[Case],
+    variants: Sequence[str],
+    tolerance: Tolerance,
+    *,
+    python: str = sys.executable,
+) -> VerifyReport:
+    """Runs ``cases`` through ``bundle`` with every variant that this host can run.
+
+    Args:
+        bundle: a bundle, named or still staged.
+        cases: from :func:`make_cases`.
+        variants: names of the bundle's variants.
+        tolerance: what is recorded in the report; the bundle's own decides.
+        python: the interpreter that runs the bundle; needs numpy.
+
+    Raises:
+        VerificationError: the runtime could not be started at all.
+    """
+    results: list[CaseResult] = []
+    refused: dict[str, str] = {}
+    torch_loaded = False
+    with tempfile.TemporaryDirectory(prefix="edgecompile-verify-") as name:
+        folder = Path(name)
+        for case in cases:
+            save_case(folder / f"{case.bucket}-{case.name}.npz", case.inputs, case.outputs)
+        for variant in variants:
+            answer = _selftest(bundle, folder, variant, python)
+            if "refused" in answer:
+                refused[variant] = answer["refused"]
+                continue
+            torch_loaded = torch_loaded or "torch" in answer["imported"]
+            results += [
+                CaseResult(
+                    variant=variant,
+                    bucket=int(r["bucket"]),
+                    case=str(r["case"]),
+                    max_abs_error=float(r["max_abs_error"]),
+                    scale=float(r["scale"]),
+                    ok=bool(r["ok"]),
+                )
+                for r in answer["cases"]
+            ]
+    return VerifyReport(tuple(results), refused, tolerance, torch_loaded)
+
+
+def _selftest(bundle: Path, cases: Path, variant: str, python: str) -> dict[str, Any]:
+    """Runs the bundle's own self-test command on a folder of cases."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    environment["PYTHONPATH"] = str((bundle / "runtime").resolve())
+    command = [python, "-m", "edgecompile.runtime", "selftest", str(bundle.resolve())]
+    command += ["--cases", str(cases), "--variant", variant, "--json"]
+    # The working directory must not hold a package of the same name: -m looks there first.
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cases)
+    if done.returncode == 23:
+        return {"refused": done.stderr.strip().splitlines()[0] if done.stderr.strip() else ""}
+    if done.returncode < 0:
+        raise VerificationError(
+            f"the bundle's runtime was killed by signal {-done.returncode} with variant {variant}",
+            hint="this is a defect of edgecompile; please report it with the model's architecture",
+        )
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        raise VerificationError(
+            f"the bundle's runtime failed with exit code {done.returncode} and variant {variant}:\n"
+            + done.stderr.strip()
+        ) from None
+    return answer
+
+
+def check_report(report: VerifyReport) -> None:
+    """Raises VerificationError unless the report is clean; names every failing bucket.
+
+    Raises:
+        VerificationError: a case failed, nothing could be run, or torch was loaded.
+    """
+    if report.ok:
+        return
+    if report.torch_loaded:
+        raise VerificationError("torch was loaded in the process that verifies the bundle")
+    if not report.results:
+        reasons = "\n".join(f"  {k}: {v}" for k, v in report.not_executed.items())
+        raise VerificationError(
+            f"no variant of the bundle can run on this host, so nothing was verified:\n{reasons}",
+            hint="build on a host that can run one of them, or add a variant that this one can",
+        )
+    failed = [r for r in report.results if not r.ok]
+    lines = [
+        f"  {r.variant}, bucket {r.bucket}, {r.case}: error {r.max_abs_error:.3g}, "
+        f"allowed {report.tolerance.limit(r.scale):.3g}"
+        for r in failed[:20]
+    ]
+    if len(failed) > 20:
+        lines.append(f"  … and {len(failed) - 20} more")
+    raise VerificationError(
+        f"{len(failed)} of {len(report.results)} cases differ from eager:\n" + "\n".join(lines),
+        hint="no bundle was written; keep the work folder with --work-dir and report the model",
+    )
+
+
+def report_bytes(report: VerifyReport) -> bytes:
+    """The report as the bytes that go into the bundle."""
+    return (json.dumps(report.to_json(), indent=1) + "\n").encode()
+
+
+__all__ = [
+    "TOLERANCES",
+    "Case",
+    "CaseResult",
+    "VerifyReport",
+    "check_report",
+    "report_bytes",
+    "make_cases",
+
+    "verify_bundle",
+]

@@ -1,0 +1,87 @@
+"""What edgecompile relies on in torch's private parts; fails loudly when torch changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch._inductor.cpu_vec_isa as cpu_vec_isa
+from torch import Tensor, nn
+
+from edgecompile.backends.inductor_compat import generate_cpp, split_source, vector_isa
+from edgecompile.backends.lowering import lower_graph
+from edgecompile.errors import CompileError
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.f = nn.Linear(16, 32)
+        self.register_buffer("shift", torch.arange(32.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(torch.exp(self.f(x)) + self.shift, -1)
+
+
+def generated(tmp_path: Path, march: str, simdlen: int):  # type: ignore[no-untyped-def]
+    dim = torch.export.Dim("length", min=1, max=64)
+    example = {"x": torch.randn(9, 16)}
+    program = torch.export.export(
+        Small().eval(), (), example, dynamic_shapes={"x": {0: dim}}, strict=False
+    )
+    graph = program.module()
+    lower_graph(graph)
+    return generate_cpp(
+        graph, example, arch="x86-64", march=march, simdlen=simdlen, cache_dir=tmp_path
+    )
+
+
+@pytest.mark.parametrize(
+    ("march", "simdlen", "isa", "register"),
+    [("x86-64-v3", 256, "AVX2", "8"), ("x86-64-v4", 512, "AVX512", "16")],
+)
+def test_generated_code_is_for_the_variant_asked_for(
+    tmp_path: Path, march: str, simdlen: int, isa: str, register: str
+) -> None:
+    result = generated(tmp_path, march, simdlen)
+    assert result.isa == isa
+    # Kernels step by the vector's width, which proves that they aren't scalar.
+    assert f"static_cast<int64_t>({register}" in result.kernels
+    assert "at::vec::Vectorized<float>" in result.kernels
+
+
+def test_linears_are_direct_calls_and_constants_are_complete(tmp_path: Path) -> None:
+    result = generated(tmp_path, "x86-64-v3", 256)
+    assert "aoti_torch_cpu_ec_linear(" in result.wrapper
+    assert "proxy_executor_call_function(" not in result.wrapper
+    assert set(result.constants) == {"ecpack_f_weight", "f.bias", "shift"}
+    assert torch.equal(result.constants["shift"], torch.arange(32.0))
+    for name in result.constants:
+        assert f'"{name}"' in result.wrapper, "the container can't be asked for this name"
+
+
+def test_no_path_of_the_build_machine_is_in_the_code(tmp_path: Path) -> None:
+    result = generated(tmp_path, "x86-64-v3", 256)
+    assert str(tmp_path) not in result.wrapper + result.kernels
+    assert "omp_get_max_threads" not in result.wrapper
+
+
+def test_the_instruction_set_is_restored(tmp_path: Path) -> None:
+    before = cpu_vec_isa.valid_vec_isa_list
+    generated(tmp_path, "x86-64-v4", 512)
+    assert cpu_vec_isa.valid_vec_isa_list is before
+
+
+def test_unknown_widths_are_refused() -> None:
+    with pytest.raises(CompileError, match="no 1024-bit vector code"):
+        vector_isa("x86-64", 1024)
+
+
+def test_model_code_behind_kernels_is_refused() -> None:
+    marker = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
+    assert split_source("a\n" + marker + "b\n// Compile cmd\n/x") == ("a\n", marker + "b\n")
+    assert split_source("only a wrapper") == ("only a wrapper\n", "")
+    with pytest.raises(CompileError, match="model code after its kernels"):
+        split_source("a\n" + marker + "class AOTInductorModel")

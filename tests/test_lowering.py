@@ -1,0 +1,215 @@
+"""Graph lowering: what it rewrites computes the same, and what it must not touch stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgecompile.backends import ops
+from edgecompile.backends.lowering import LoweringReport, lower_graph
+
+
+def lowered(
+    module: nn.Module, example: dict[str, Tensor]
+) -> tuple[torch.fx.GraphModule, LoweringReport]:
+    program = torch.export.export(module.eval(), (), example, strict=False)
+    graph = program.module()
+    report = lower_graph(graph)
+    return graph, report
+
+
+def targets(graph: torch.fx.GraphModule) -> list[object]:
+    return [n.target for n in graph.graph.nodes if n.op == "call_function"]
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (31, 7), (32, 8), (33, 5), (384, 96)])
+def test_packing_is_reversible(n: int, k: int) -> None:
+    weight = torch.randn(n, k)
+    packed = ops.pack_weight(weight)
+    assert packed.shape == (-(-n // 32), k, 32)
+    assert packed.is_contiguous()
+    assert torch.equal(ops.unpack_weight(packed, n), weight)
+    # Column j of panel p is output p*32+j; columns past n are zero.
+    flat = packed.transpose(1, 2).reshape(-1, k)
+    assert torch.count_nonzero(flat[n:]) == 0
+
+
+class Attention(nn.Module):
+    """Query, key and value from one input, as encoders have it."""
+
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(64, 64, bias=bias) for _ in range(4))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        def heads(t: Tensor) -> Tensor:
+            return t.view(t.shape[0], t.shape[1], 4, 16).transpose(1, 2)
+
+        y = nn.functional.scaled_dot_product_attention(
+            heads(self.q(x)), heads(self.k(x)), heads(self.v(x)), mask[:, None, None, :]
+        )
+        return self.o(y.transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_query_key_value_become_one_product(bias: bool) -> None:
+    module = Attention(bias)
+    example = {"x": torch.randn(2, 9, 64), "mask": torch.ones(2, 9, dtype=torch.bool)}
+    example["mask"][1, 5:] = False
+    graph, report = lowered(module, example)
+    assert (report.linears, report.merged, report.attentions) == (2, 3, 1)
+    assert targets(graph).count(ops.LINEAR) == 2
+    want, got = module(**example), graph(**example)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("activation", "code"),
+    [
+        (nn.ReLU(), "relu"),
+        (nn.GELU(), "gelu_erf"),
+        (nn.GELU(approximate="tanh"), "gelu_tanh"),
+        (nn.SiLU(), "silu"),
+        (nn.Tanh(), "tanh"),
+        (nn.Sigmoid(), "sigmoid"),
+    ],
+)
+def test_activations_are_fused(activation: nn.Module, code: str) -> None:
+    module = nn.Sequential(nn.Linear(12, 40), activation, nn.Dropout(0.5), nn.Linear(40, 3))
+    x = torch.randn(5, 12)
+    graph, report = lowered(module, {"input": x})
+    assert (report.linears, report.activations) == (2, 1)
+    calls = [n for n in graph.graph.nodes if n.target is ops.LINEAR]
+    assert [n.args[5] for n in calls] == [ops.ACTIVATIONS[code], 0]
+    torch.testing.assert_close(graph(input=x), module(x), rtol=1e-5, atol=1e-6)
+
+
+def test_an_activation_with_another_reader_of_the_linear_stays_apart() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.f(x)
+            return torch.relu(y) + y
+
+    module, x = Both(), torch.randn(3, 8)
+    graph, report = lowered(module, {"x": x})
+    assert report.activations == 0
+    torch.testing.assert_close(graph(x=x), module(x))
+
+
+class Conv1D(nn.Module):
+    """GPT-2's form of a linear: ``addmm`` with the weight as ``[K, N]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 10))
+        self.bias = nn.Parameter(torch.randn(10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x, self.weight)
+
+
+def test_addmm_with_an_untransposed_weight() -> None:
+    module, x = Conv1D(), torch.randn(4, 6)
+    graph, report = lowered(module, {"x": x})
+    assert report.linears == 1
+    assert ops.LINEAR in targets(graph)
+    torch.testing.assert_close(graph(x=x), module(x), rtol=1e-5, atol=1e-6)
+
+
+def test_matmul_with_a_transposed_constant() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(11, 8)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.embedding(ids) @ self.embedding.weight.t()
+
+    module, ids = Tied(), torch.tensor([[1, 2, 10]])
+    graph, report = lowered(module, {"ids": ids})
+    assert report.linears == 1
+    # The embedding still reads the plain weight, the product a packed copy.
+    names = {str(n.target) for n in graph.graph.nodes if n.op == "get_attr"}
+    assert len(names) == 2
+    torch.testing.assert_close(graph(ids=ids), module(ids), rtol=1e-5, atol=1e-6)
+
+
+def test_products_of_two_activations_stay() -> None:
+    class Product(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return a @ b
+
+    example = {"a": torch.randn(3, 4), "b": torch.randn(4, 5)}
+    graph, report = lowered(Product(), example)
+    assert report.linears == 0
+    assert ops.LINEAR not in targets(graph)
+    torch.testing.assert_close(graph(**example), example["a"] @ example["b"])
+
+
+def test_other_dtypes_stay_with_a_reason() -> None:
+    module = nn.Linear(4, 4).double()
+    x = torch.randn(2, 4, dtype=torch.float64)
+    graph, report = lowered(module, {"input": x})
+    assert report.linears == 0
+    assert any("float64" in reason for reason in report.kept.values())
+    torch.testing.assert_close(graph(input=x), module(x))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_attention_with_grouped_heads_and_causal_flag(causal: bool, groups: int) -> None:
+    class Bare(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=causal, enable_gqa=groups > 1
+            )
+
+    example = {
+        "q": torch.randn(1, 4, 7, 8),
+        "k": torch.randn(1, 4 // groups, 7, 8),
+        "v": torch.randn(1, 4 // groups, 7, 8),
+    }
+    graph, report = lowered(Bare(), example)
+    assert report.attentions == 1
+    torch.testing.assert_close(graph(**example), Bare()(**example), rtol=1e-5, atol=1e-6)
+
+
+def test_one_mask_serves_all_layers() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            full = (mask[:, None, None, :] > 0).expand(1, 1, 5, 5)
+            attend: Callable[..., Tensor] = nn.functional.scaled_dot_product_attention
+            y = attend(x, x, x, full)
+            return attend(y, y, y, full)
+
+    example = {"x": torch.randn(1, 2, 5, 8), "mask": torch.tensor([[1, 1, 1, 0, 0]])}
+    graph, report = lowered(Two(), example)
+    assert report.attentions == 2
+    calls = [n for n in graph.graph.nodes if n.target is ops.ATTENTION]
+    assert calls[0].args[3] is calls[1].args[3]
+    torch.testing.assert_close(graph(**example), Two()(**example), rtol=1e-5, atol=1e-6)
+
+
+def test_unused_weights_leave_and_the_rest_is_contiguous() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f = nn.Linear(6, 4, bias=False)
+            self.table = nn.Parameter(torch.randn(6, 5).t())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.f(x + self.table)
+
+    module, x = Odd(), torch.randn(5, 6)
+    graph, _ = lowered(module, {"x": x})
+    names = [n for n, _ in [*graph.named_parameters(), *graph.named_buffers()]]
+    assert "f.weight" not in names
+    assert all(t.is_contiguous() for _, t in [*graph.named_parameters(), *graph.named_buffers()])
+    torch.testing.assert_close(graph(x=x), module(x), rtol=1e-5, atol=1e-6)

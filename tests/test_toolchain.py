@@ -1,0 +1,150 @@
+"""The toolchain: finding tools, caching objects, errors that say what to do."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from edgecompile import toolchain
+from edgecompile.errors import CompileError, DiskFullError, ToolchainError
+
+SOURCE = b'extern "C" __attribute__((visibility("default"))) int f() { return OFFSET + 1; }\n'
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGECOMPILE_CACHE_DIR", str(tmp_path / "cache"))
+    toolchain.find_toolchain.cache_clear()
+    yield tmp_path / "cache"
+    toolchain.find_toolchain.cache_clear()
+
+
+def compile_f(offset: int = 1, source: bytes = SOURCE) -> toolchain.BuiltObject:
+    return toolchain.compile_object(
+        toolchain.find_toolchain(),
+        source,
+        name="f.cpp",
+        flags=("-O1", f"-DOFFSET={offset}"),
+    )
+
+
+def test_an_object_is_compiled_once(private_cache: Path) -> None:
+    first, second = compile_f(), compile_f()
+    assert first.path == second.path
+    assert first.seconds > 0
+    assert second.seconds == 0
+    assert [p.name for p in private_cache.rglob("*") if p.is_file()] == [first.path.name]
+
+
+def test_whatever_shapes_the_result_is_in_the_key() -> None:
+    base = compile_f()
+    assert compile_f(offset=2).path != base.path
+    assert compile_f(source=SOURCE + b"\n").path != base.path
+
+
+def test_concurrent_builds_agree(private_cache: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        paths = {o.path for o in pool.map(lambda _: compile_f(7), range(4))}
+    assert len(paths) == 1
+    assert len([p for p in private_cache.rglob("*") if p.is_file()]) == 1
+
+
+def test_objects_do_not_depend_on_where_they_are_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = compile_f().path.read_bytes()
+    monkeypatch.setenv("EDGECOMPILE_CACHE_DIR", str(tmp_path / "a much longer folder name"))
+    assert compile_f().path.read_bytes() == one
+
+
+def test_a_library_exports_only_what_it_should(tmp_path: Path) -> None:
+    tools = toolchain.find_toolchain()
+    extra = b'extern "C" __attribute__((visibility("default"))) int g() { return 3; }\n'
+    objects = [compile_f().path, compile_f(source=extra).path]
+    library = tmp_path / "libf.so"
+    toolchain.link_shared(tools, objects, library, exports=["f"], soname="libf.so")
+    assert toolchain.exported_symbols(tools, library) == {"f"}
+    assert ctypes.CDLL(str(library)).f() == 2
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["libf.so"]
+
+
+def test_symbols_can_be_renamed(tmp_path: Path) -> None:
+    tools = toolchain.find_toolchain()
+    source = b'extern "C" int GOMP_f(); extern "C" int h() { return GOMP_f(); }\n'
+    built = compile_f(source=source)
+    assert toolchain.undefined_symbols(tools, built.path) == {"GOMP_f"}
+    renamed = tmp_path / "renamed.o"
+    toolchain.rename_symbols(tools, built.path, renamed, {"GOMP_f": "ec_GOMP_f"})
+    assert toolchain.undefined_symbols(tools, renamed) == {"ec_GOMP_f"}
+
+
+def test_a_compiler_error_is_short_and_leaves_nothing(private_cache: Path) -> None:
+    with pytest.raises(CompileError, match="error: ") as caught:
+        compile_f(source=b"int x = ;\n" * 50)
+    assert len(str(caught.value).splitlines()) < 20
+    assert not [p for p in private_cache.rglob("*") if p.is_file()]
+
+
+def test_an_undefined_symbol_is_a_link_error(tmp_path: Path) -> None:
+    source = (
+        b'extern "C" int nowhere();\n'
+        b'__attribute__((visibility("default"))) int k() { return nowhere(); }\n'
+    )
+    built = compile_f(source=source)
+    with pytest.raises(CompileError, match="nowhere"):
+        toolchain.link_shared(
+            toolchain.find_toolchain(), [built.path], tmp_path / "x.so", exports=["*"]
+        )
+    assert not list(tmp_path.glob("x.so*"))
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolchainError, match=r"g\+\+") as caught:
+        toolchain.find_toolchain()
+    assert "apt-get install" in str(caught.value)
+    assert caught.value.exit_code == 35
+
+
+def test_an_old_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = tmp_path / "old-g++"  # a fake that only answers for its version
+    fake.write_text("#!/bin/sh\necho 9.4.0\n")
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("EDGECOMPILE_CXX", str(fake))
+    with pytest.raises(ToolchainError, match="version 9; 10 or newer"):
+        toolchain.find_toolchain()
+
+
+def test_a_full_disk_is_told_from_other_failures(tmp_path: Path) -> None:
+    fake = tmp_path / "full"  # a fake compiler that fails as a real one does on a full disk
+    fake.write_text("#!/bin/sh\necho 'fatal error: No space left on device' >&2\nexit 1\n")
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    with pytest.raises(DiskFullError) as caught:
+        toolchain.run_tool([str(fake)], "compiling x")
+    assert caught.value.exit_code == 41
+
+
+def test_a_killed_compiler_hints_at_memory(tmp_path: Path) -> None:
+    fake = tmp_path / "killed"
+    fake.write_text("#!/bin/sh\nkill -9 $$\n")
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    with pytest.raises(CompileError, match="signal 9") as caught:
+        toolchain.run_tool([str(fake)], "compiling x")
+    assert "memory" in str(caught.value)
+
+
+def test_unknown_architecture() -> None:
+    with pytest.raises(ToolchainError, match="riscv"):
+        toolchain.find_toolchain("riscv64")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGECOMPILE_CACHE_DIR", "/proc/nowhere")
+    with pytest.raises(ToolchainError, match="EDGECOMPILE_CACHE_DIR"):
+        compile_f()
