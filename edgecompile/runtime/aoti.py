@@ -98,10 +98,12 @@ class RuntimeLibrary:
             function.restype = result
             function.argtypes = list(arguments)
         if absent:
-            raise NativeError("{}: has no {}".format(self.label, ", ".join(absent)))
+            raise NativeError(
+                "{}: has no {} [native-functions]".format(self.label, ", ".join(absent))
+            )
         version = library.ec_abi_version()
         if version != ABI_VERSION:
-            text = "{}: has ABI version {}, this loader knows version {}"
+            text = "{}: has ABI version {}, this loader knows version {} [native-abi]"
             raise NativeError(
                 text.format(self.label, version, ABI_VERSION),
                 "use the runtime that lies in the bundle's own runtime/ folder",

@@ -110,7 +110,7 @@ def probe_features(folder: BundleFolder, name: str) -> FrozenSet[str]:
     try:
         probe = library.ec_probe
     except AttributeError:
-        raise NativeError("{}: has no function ec_probe".format(pinned.label)) from None
+        raise NativeError("{}: has no ec_probe [native-functions]".format(pinned.label)) from None
     probe.argtypes = [ctypes.c_char_p, ctypes.c_int32]
     probe.restype = ctypes.c_int32
     buffer = ctypes.create_string_buffer(_PROBE_BYTES)

@@ -162,14 +162,17 @@ class BundleFolder:
                 "{}can't be opened as a file: {} [bundle-manifest]".format(place, error.strerror),
                 "the path must be a bundle, a folder that `edgecompile build` wrote",
             ) from None
-        with os.fdopen(fd, "rb") as stream:
+        try:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode):
                 raise BundleError(place + "isn't a regular file [bundle-manifest]")
             if info.st_size > MAX_MANIFEST_BYTES:
                 text = "{}{} bytes, at most {} [json-size]"
                 raise BundleError(text.format(place, info.st_size, MAX_MANIFEST_BYTES))
-            return stream.read(MAX_MANIFEST_BYTES + 1)
+            with os.fdopen(os.dup(fd), "rb") as stream:
+                return stream.read(MAX_MANIFEST_BYTES + 1)
+        finally:
+            os.close(fd)
 
     def _damaged(self, name: str, rule: str, text: str) -> DamagedBundleError:
         message = "{}: {}: {} [{}]".format(self.path, name, text, rule)

@@ -66,6 +66,6 @@ def load_library(pinned: PinnedLibrary) -> ctypes.CDLL:
         return ctypes.CDLL(pinned.path, mode=_RTLD_LOCAL_NOW)
     except OSError as error:
         raise NativeError(
-            "{}: can't be loaded: {}".format(pinned.label, error),
+            "{}: can't be loaded: {} [native-load]".format(pinned.label, error),
             "the library was built for another system; see `info --host`",
         ) from None

@@ -1,0 +1,164 @@
+"""Small bundles for tests: complete and valid, except that their libraries are dummies.
+
+Everything up to loading native code can be tested on them, and every rule of the format broken.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgecompile.runtime.golden import write_case
+
+LENGTHS = {0: 7, 1: 40}  # of the golden vectors, by bucket
+
+DOCUMENT: dict[str, Any] = {
+    "format_version": 1,
+    "name": "tiny",
+    "built_by": {"edgecompile": "0.1.0"},
+    "precision": "fp32",
+    "inputs": [
+        {
+            "name": "input_ids",
+            "dtype": "int64",
+            "shape": ["batch", "length"],
+            "pad": 0,
+            "bounds": [0, 99],
+        },
+        {
+            "name": "attention_mask",
+            "dtype": "int64",
+            "shape": ["batch", "length"],
+            "pad": 0,
+            "bounds": [0, 1],
+        },
+    ],
+    "outputs": [
+        {"name": "embedding", "dtype": "float32", "shape": ["batch", 4]},
+        {"name": "states", "dtype": "float32", "shape": ["batch", "length", 2]},
+    ],
+    "axes": {"batch": {"lo": 1, "hi": 2}, "length": {"lo": 1, "hi": 64}},
+    "length_axis": "length",
+    "buckets": [
+        {
+            "mode": "exact",
+            "axes": {
+                "batch": {"lo": 1, "hi": 2, "hint": 1},
+                "length": {"lo": 1, "hi": 32, "hint": 16},
+            },
+        },
+        {
+            "mode": "pad",
+            "axes": {
+                "batch": {"lo": 1, "hi": 2, "hint": 1},
+                "length": {"lo": 33, "hi": 64, "hint": 64},
+            },
+        },
+    ],
+    "variants": [
+        {
+            "name": "x86-64-v3",
+            "arch": "x86-64",
+            "backend": "aoti-cpu",
+            "requires": ["avx2", "fma"],
+            "glibc": "2.28",
+            "runtime": "code/x86-64-v3/libecrt-0.so",
+            "programs": ["code/x86-64-v3/bucket-0.so", "code/x86-64-v3/bucket-1.so"],
+            "rank": 30,
+        }
+    ],
+    "probes": {"x86-64": "code/x86-64/libecprobe.so"},
+    "weights": {"fp32": "weights.fp32"},
+    "golden": [
+        {"bucket": 0, "case": "hint", "file": "golden/0-hint.npz"},
+        {"bucket": 1, "case": "hint", "file": "golden/1-hint.npz"},
+    ],
+    "tolerance": {"atol": 1e-5, "rtol": 1e-4},
+    "plan": {},
+    "expected": {},
+}
+
+
+def make_weights(header: dict[str, Any] | None = None, data: bytes | None = None) -> bytes:
+    """The bytes of a weights file; by default three tensors, one of them of 6 bytes."""
+    if header is None:
+        header = {
+            "__metadata__": {"format": "edgecompile"},
+            "a": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]},
+            "b": {"dtype": "I16", "shape": [3], "data_offsets": [64, 70]},
+            "__pad.0": {"dtype": "U8", "shape": [58], "data_offsets": [70, 128]},
+            "c": {"dtype": "BF16", "shape": [2, 2], "data_offsets": [128, 136]},
+        }
+    if data is None:
+        data = (
+            np.arange(16, dtype="<f4").tobytes()
+            + np.arange(3, dtype="<i2").tobytes()
+            + bytes(58)
+            + np.arange(4, dtype="<u2").tobytes()
+        )
+    return pack_weights(json.dumps(header).encode(), data)
+
+
+def pack_weights(text: bytes, data: bytes) -> bytes:
+    """Header and data as a file, the header padded so that the data begins aligned."""
+    text += b" " * (-(len(text) + 8) % 64)
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def make_case(length: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs and outputs of the right dtypes and shapes; there is no model behind them."""
+    inputs = {
+        "input_ids": np.arange(length, dtype=np.int64)[None] % 100,
+        "attention_mask": np.ones((1, length), dtype=np.int64),
+    }
+    outputs = {
+        "embedding": np.zeros((1, 4), dtype=np.float32),
+        "states": np.zeros((1, length, 2), dtype=np.float32),
+    }
+    return inputs, outputs
+
+
+class DummyBundle:
+    """A bundle in memory: change ``document`` and ``files``, then ``write``.
+
+    ``write`` lists the files with their sizes and hashes unless ``document`` has ``files``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.document = copy.deepcopy(DOCUMENT)
+        self.files = {
+            "weights.fp32": make_weights(),
+            "code/x86-64/libecprobe.so": b"no probe",
+            "code/x86-64-v3/libecrt-0.so": b"no runtime",
+            "code/x86-64-v3/bucket-0.so": b"no program 0",
+            "code/x86-64-v3/bucket-1.so": b"no program 1",
+            "reports/plan.json": b"{}",
+        }
+        for bucket, length in LENGTHS.items():
+            self.files[f"golden/{bucket}-hint.npz"] = write_case(*make_case(length))
+
+    def listed(self) -> dict[str, Any]:
+        """The manifest with all its files listed."""
+        entries = {
+            name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for name, data in sorted(self.files.items())
+        }
+        return {**copy.deepcopy(self.document), "files": entries}
+
+    def write(self, manifest: bytes | None = None) -> str:
+        """Writes everything; ``manifest`` replaces the bytes of the manifest."""
+        for name, data in self.files.items():
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        if manifest is None:
+            document = self.document if "files" in self.document else self.listed()
+            manifest = json.dumps(document).encode()
+        (self.folder / "manifest.json").write_bytes(manifest)
+        return str(self.folder)

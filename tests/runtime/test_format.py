@@ -1,0 +1,494 @@
+"""A hostile fixture for every rule of FORMAT.md, and a check that there is one for every rule."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgecompile.runtime
+from edgecompile.runtime.aoti import _FUNCTIONS
+from edgecompile.runtime.cpu import architecture
+from edgecompile.runtime.errors import (
+    BundleError,
+    DamagedBundleError,
+    EdgecompileError,
+    FormatVersionError,
+    NativeError,
+)
+from edgecompile.runtime.files import BundleFolder
+from edgecompile.runtime.golden import read_case
+from edgecompile.runtime.manifest import MAX_MANIFEST_BYTES
+from edgecompile.runtime.model import open_bundle
+from edgecompile.runtime.weights import map_weights
+from tests.runtime.bundles import DummyBundle, make_weights, pack_weights
+
+FORMAT = Path(edgecompile.runtime.__file__).with_name("FORMAT.md").read_text()
+RUNTIME_SOURCES = sorted(Path(edgecompile.runtime.__file__).parent.glob("*.py"))
+
+
+def read_everything(path: str) -> None:
+    """What opening a bundle and testing it reads, short of loading native code."""
+    folder = BundleFolder(path)
+    try:
+        folder.check_sizes()
+        for name in folder.manifest.weights.values():
+            map_weights(folder, name, check_hash=False)
+        for item in folder.manifest.golden:
+            fd = folder.open(item.file)
+            try:
+                read_case(fd, item.file, folder.manifest)
+            finally:
+                os.close(fd)
+        folder.check_hashes()
+    finally:
+        folder.close()
+
+
+def test_the_fixture_itself_is_valid(bundle: DummyBundle) -> None:
+    read_everything(bundle.write())
+
+
+# --- The manifest: (rule, key path, value that breaks the rule, text of the error). DELETE removes.
+DELETE = object()
+LONG = "n" * 201
+HOSTILE_VALUES: list[tuple[str, str, Any, str]] = [
+    ("key-missing", "name", DELETE, "name: is required"),
+    ("key-missing", "inputs.0.shape", DELETE, "inputs[0].shape"),
+    ("key-missing", "buckets.0.axes.length.hint", DELETE, "buckets[0].axes.length.hint"),
+    ("key-missing", "length_axis", DELETE, "length_axis"),
+    ("key-missing", "variants.0.glibc", DELETE, "variants[0].glibc"),
+    ("key-missing", "files.weights~fp32.size", DELETE, "files.weights.fp32.size"),
+    ("key-type", "format_version", 1.0, "must be an integer, not number"),
+    ("key-type", "format_version", True, "must be an integer, not true/false"),
+    ("key-type", "name", 7, "must be a string, not integer"),
+    ("key-type", "axes", [], "must be an object, not list"),
+    ("key-type", "buckets", {}, "must be a list, not object"),
+    ("key-type", "built_by", {"torch": 2}, "built_by.torch"),
+    ("key-type", "inputs.0", "input_ids", "inputs[0]: must be an object"),
+    ("key-type", "inputs.0.shape", "length", "inputs[0].shape: must be a list"),
+    ("key-type", "inputs.0.shape.1", True, "inputs[0].shape[1]"),
+    ("key-type", "inputs.0.pad", "0", "inputs[0].pad: must be a number, not string"),
+    ("key-type", "axes.length.lo", None, "axes.length.lo: must be an integer, not null"),
+    ("key-type", "tolerance.atol", "1", "tolerance.atol: must be a number"),
+    ("list-size", "inputs", [], "inputs: has 0 entries, must have 1 to 64"),
+    ("list-size", "variants", [], "variants: has 0 entries"),
+    ("list-size", "probes", {}, "probes: has 0 entries"),
+    ("list-size", "weights", {}, "weights: has 0 entries"),
+    ("name-form", "name", "", "name: ''"),
+    ("name-form", "name", "a b", "name: 'a b'"),
+    ("name-form", "name", "-rf", "name: '-rf'"),
+    ("name-form", "inputs.0.name", "a\nb", "inputs[0].name: 'a?b' isn't a name"),
+    ("name-form", "variants.0.name", LONG, "variants[0].name"),
+    ("name-form", "golden.0.case", "../x", "golden[0].case"),
+    ("name-unique", "inputs.1.name", "input_ids", "inputs[1].name: 'input_ids' occurs twice"),
+    ("name-unique", "outputs.1.name", "embedding", "outputs[1].name"),
+    ("name-unique", "golden.1.bucket", 0, "the case 'hint' of bucket 0"),
+    ("version-known", "format_version", 2, "format version 2, this runtime knows version 1"),
+    ("version-known", "format_version", 0, "format version 0"),
+    ("dtype-known", "inputs.0.dtype", "bfloat16", "inputs[0].dtype: 'bfloat16'"),
+    ("dtype-known", "outputs.0.dtype", "object", "outputs[0].dtype: 'object'"),
+    ("shape-rank", "outputs.0.shape", [1] * 9, "9 dimensions, at most 8"),
+    ("shape-size", "outputs.0.shape.1", 0, "the size 0 isn't within 1..2147483647"),
+    ("shape-size", "outputs.0.shape.1", -4, "the size -4"),
+    ("shape-size", "outputs.0.shape.1", 2**31, "the size 2147483648"),
+    ("shape-axis", "inputs.0.shape.1", "width", "inputs[0].shape[1]: 'width'"),
+    ("tensor-bytes", "outputs.0.shape", [2**31 - 1, 2**20], "at most 1099511627776"),
+    ("pad-value", "inputs.0.pad", 0.5, "0.5 isn't a value of int64"),
+    ("pad-value", "inputs.0.pad", 2**63 - 1 + 0.0, "isn't a value of int64"),
+    ("bounds-form", "inputs.0.bounds", [5, 1], "[5, 1]"),
+    ("bounds-form", "inputs.0.bounds", [1], "must be null or [smallest, largest]"),
+    ("bounds-form", "inputs.0.bounds", [0, 1.5], "[0, 1.5]"),
+    ("pad-bounds", "inputs.0.pad", 100, "100 isn't within the bounds 0..99"),
+    ("axis-range", "axes.length", {"lo": 5, "hi": 4}, "lo 5 and hi 4"),
+    ("axis-range", "axes.length.lo", 0, "lo 0 and hi 64"),
+    ("axis-range", "axes.length.hi", 2**31, "2147483648"),
+    ("axis-used", "axes.width", {"lo": 1, "hi": 1}, "axes.width: no input has this axis"),
+    ("axis-buckets", "axes.length.hi", 65, "is 1..65, but the buckets reach from 1 to 64"),
+    ("axis-buckets", "buckets.0.axes.length.lo", 2, "reach from 2 to 64"),
+    ("length-axis", "length_axis", "width", "length_axis: 'width'"),
+    ("bucket-mode", "buckets.0.mode", "static", "buckets[0].mode: 'static'"),
+    ("bucket-axes", "buckets.0.axes.batch", DELETE, "has length, must have batch, length"),
+    ("bucket-axes", "buckets.0.axes.x", {"lo": 1, "hi": 1, "hint": 1}, "has batch, length, x"),
+    ("bucket-range", "buckets.0.axes.length.hint", 33, "the hint 33 isn't within 1..32"),
+    ("bucket-range", "buckets.0.axes.length.lo", -1, "lo -1 and hi 32"),
+    ("bucket-pad", "inputs.1.pad", None, "needs a pad value for the input 'attention_mask'"),
+    ("bucket-pad", "length_axis", None, "pad mode needs a length_axis"),
+    ("variant-glibc", "variants.0.glibc", "2", "variants[0].glibc: '2'"),
+    ("variant-glibc", "variants.0.glibc", "GLIBC_2.34", "must look like 2.34"),
+    ("variant-programs", "variants.0.programs.1", DELETE, "1 programs for 2 buckets"),
+    ("variant-probe", "variants.0.arch", "aarch64", "no probe for the architecture 'aarch64'"),
+    ("weights-precision", "precision", "int8", "no weights for the precision 'int8'"),
+    ("golden-bucket", "golden.0.bucket", 2, "there is no bucket 2, only 0..1"),
+    ("golden-bucket", "golden.0.bucket", -1, "there is no bucket -1"),
+    ("tolerance-range", "tolerance.rtol", -0.1, "tolerance.rtol: -0.1 is negative"),
+    ("path-listed", "weights.fp32", "weights", "weights.fp32: 'weights' isn't listed in files"),
+    ("path-listed", "weights.fp32", "/etc/passwd", "'/etc/passwd' isn't listed"),
+    ("path-listed", "probes.x86-64", "../probe.so", "isn't listed"),
+    ("path-listed", "variants.0.runtime", "rt.so", "variants[0].runtime"),
+    ("path-listed", "variants.0.programs.0", "x", "variants[0].programs[0]"),
+    ("path-listed", "golden.0.file", "x", "golden[0].file"),
+    ("path-manifest", "files.manifest~json", {"size": 1, "sha256": "0" * 64}, "list itself"),
+    ("file-size", "files.weights~fp32.size", -1, "-1 is negative"),
+    ("file-sha256", "files.weights~fp32.sha256", "0" * 63, "isn't 64 lower-case hex digits"),
+    ("file-sha256", "files.weights~fp32.sha256", "A" * 64, "isn't 64 lower-case hex digits"),
+    *[
+        ("path-form", f"files.{path}", {"size": 1, "sha256": "0" * 64}, "files.")
+        for path in (
+            "/etc/passwd",
+            "../secret",
+            "a/../b",
+            "./a",
+            "a//b",
+            "a/",
+            "a\\b",
+            "a b",
+            "a\u202eb",
+            "a\x00b",
+            "d/" * 600 + "x",
+            "s" * 256,
+        )
+    ],
+]
+
+
+def put(document: Any, path: str, value: Any) -> None:
+    """Sets ``path`` ("a.0.b"; "~" stands for a dot within a key) or deletes it."""
+    *parents, last = [part.replace("~", ".") for part in path.split(".")]
+    if parents and parents[0] == "files" and isinstance(value, dict):
+        parents, last = ["files"], path[len("files.") :].replace("~", ".")  # paths keep their dots
+    for part in parents:
+        document = document[int(part)] if isinstance(document, list) else document[part]
+    if value is DELETE:
+        del document[int(last) if isinstance(document, list) else last]
+    else:
+        document[int(last) if isinstance(document, list) else last] = value
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "value", "text"),
+    HOSTILE_VALUES,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_VALUES)],
+)
+def test_hostile_value(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    bundle.document = bundle.listed()
+    put(bundle.document, path, value)
+    with pytest.raises(BundleError) as caught:
+        read_everything(bundle.write())
+    assert f"[{rule}]" in caught.value.message
+    assert text in caught.value.message
+    assert (caught.type is FormatVersionError) == (rule == "version-known")
+
+
+@pytest.mark.parametrize(
+    ("key", "most"), [("inputs", 64), ("outputs", 64), ("buckets", 256), ("variants", 64)]
+)
+def test_every_list_has_an_upper_limit(bundle: DummyBundle, key: str, most: int) -> None:
+    bundle.document[key] = [{**bundle.document[key][0], "name": f"n{i}"} for i in range(most + 1)]
+    with pytest.raises(BundleError) as caught:
+        read_everything(bundle.write())
+    text = f"{key}: has {most + 1} entries, must have 1 to {most} [list-size]"
+    assert text in caught.value.message
+
+
+# --- The bytes of the manifest
+def replace(old: str, new: str) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        assert old.encode() in data
+        return data.replace(old.encode(), new.encode(), 1)
+
+    return change
+
+
+HOSTILE_BYTES: list[tuple[str, Callable[[bytes], bytes]]] = [
+    ("json-size", lambda data: data + b" " * MAX_MANIFEST_BYTES),
+    ("json-utf8", lambda data: b"\xff" + data),
+    ("json-utf8", lambda data: data.decode().encode("utf-16")),
+    ("json-syntax", lambda data: b""),
+    ("json-syntax", lambda data: data[:-1]),
+    ("json-syntax", lambda data: data + b"x"),
+    ("json-syntax", lambda data: b"\xef\xbb\xbf" + data),
+    ("json-syntax", lambda data: b'{"a": "' + b'\\"' * 500_000),
+    ("json-depth", replace('"plan": {}', '"plan": ' + '{"a":' * 32 + "1" + "}" * 32)),
+    ("json-depth", lambda data: b"[" * 1_000_000),
+    ("json-duplicate", replace('"name": "tiny"', '"name": "tiny", "name": "tiny"')),
+    ("json-number", replace('"atol": 1e-05', '"atol": NaN')),
+    ("json-number", replace('"atol": 1e-05', '"atol": -Infinity')),
+    ("json-number", replace('"atol": 1e-05', '"atol": 1e999')),
+    ("json-number", replace('"hi": 64', '"hi": 9223372036854775808')),
+    ("json-number", replace('"hi": 64', '"hi": ' + "9" * 1_000_000)),
+    ("json-object", lambda data: b"[]"),
+    ("json-object", lambda data: b"null"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    HOSTILE_BYTES,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_BYTES)],
+)
+def test_hostile_bytes(bundle: DummyBundle, rule: str, change: Callable[[bytes], bytes]) -> None:
+    data = change(json.dumps(bundle.listed()).encode())
+    with pytest.raises(BundleError, match=re.escape(f"[{rule}]")):
+        read_everything(bundle.write(data))
+
+
+# --- The folder and its files
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def link(name: str, target: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).rename(folder.parent / "elsewhere")
+        (folder / name).symlink_to(target)
+
+    return change
+
+
+def fifo(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return change
+
+
+def rewrite(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+
+def as_folder(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return change
+
+
+HOSTILE_FOLDERS: list[tuple[str, type[EdgecompileError], Callable[[Path], Any]]] = [
+    ("bundle-folder", BundleError, lambda folder: folder.rename(folder.parent / "x")),
+    ("bundle-manifest", BundleError, remove("manifest.json")),
+    ("bundle-manifest", BundleError, link("manifest.json", "../elsewhere")),
+    ("bundle-manifest", BundleError, fifo("manifest.json")),
+    ("bundle-manifest", BundleError, as_folder("manifest.json")),
+    ("file-missing", DamagedBundleError, remove("reports/plan.json")),
+    ("file-kind", DamagedBundleError, link("weights.fp32", "../elsewhere")),
+    ("file-kind", DamagedBundleError, link("code/x86-64", "../../elsewhere")),
+    ("file-kind", DamagedBundleError, fifo("golden/0-hint.npz")),
+    ("file-kind", DamagedBundleError, as_folder("golden/0-hint.npz")),
+    ("file-size-differs", DamagedBundleError, rewrite("weights.fp32", lambda data: data[:-1])),
+    ("file-size-differs", DamagedBundleError, rewrite("weights.fp32", lambda data: data + b"0")),
+    ("file-size-differs", DamagedBundleError, rewrite("weights.fp32", lambda data: b"")),
+    ("file-hash", DamagedBundleError, rewrite("weights.fp32", lambda data: data[:-1] + b"\1")),
+    ("file-hash", DamagedBundleError, rewrite("reports/plan.json", lambda data: b"[]")),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "change"),
+    HOSTILE_FOLDERS,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_FOLDERS)],
+)
+def test_hostile_folder(
+    bundle: DummyBundle, rule: str, error: type[EdgecompileError], change: Callable[[Path], Any]
+) -> None:
+    path = bundle.write()
+    change(bundle.folder)
+    with pytest.raises(BundleError, match=re.escape(f"[{rule}]")) as caught:
+        read_everything(path)
+    assert caught.type is error
+
+
+# --- Weights: bytes of the file, with sizes and hashes that fit them
+def tensor(dtype: str, shape: list[Any], begin: int, end: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def weights(**entries: Any) -> bytes:
+    return make_weights(entries, bytes(128))
+
+
+HOSTILE_WEIGHTS: list[tuple[str, bytes]] = [
+    ("weights-header", b"\0" * 7),
+    ("weights-header", b"\0" * 72),
+    ("weights-header", (2**64 - 1).to_bytes(8, "little") + b"{}"),
+    ("weights-header", (57).to_bytes(8, "little") + b" " * 56),
+    ("weights-header", (17 << 20).to_bytes(8, "little") + b" " * (18 << 20)),
+    ("json-syntax", pack_weights(b"{", b"")),
+    ("json-duplicate", pack_weights(b'{"a": 1, "a": 1}', b"")),
+    ("json-depth", pack_weights(b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}", b"")),
+    ("key-missing", weights(a={"dtype": "F32", "shape": [32]})),
+    ("key-type", weights(a=[1])),
+    ("key-type", weights(a=tensor("F32", ["32"], 0, 128))),
+    ("key-type", weights(__metadata__={"a": 1}, b=tensor("F32", [32], 0, 128))),
+    ("list-size", weights(a=tensor("F32", [1] * 9, 0, 4))),
+    ("list-size", weights(a={"dtype": "F32", "shape": [32], "data_offsets": [0]})),
+    ("weights-name", weights(**{"": tensor("F32", [32], 0, 128)})),
+    ("weights-name", weights(**{"a\nb": tensor("F32", [32], 0, 128)})),
+    ("weights-dtype", weights(a=tensor("F8_E4M3", [128], 0, 128))),
+    ("weights-offsets", weights(a=tensor("F32", [32], 0, 127))),
+    ("weights-offsets", weights(a=tensor("F32", [-32], 0, 128))),
+    ("weights-offsets", weights(a=tensor("F32", [2**62, 2**62], 0, 128))),
+    ("weights-offsets", weights(a=tensor("F32", [32], -64, 64))),
+    ("weights-offsets", weights(a=tensor("F32", [32], 128, 0))),
+    ("weights-layout", weights(a=tensor("F32", [16], 0, 64))),
+    ("weights-layout", weights(a=tensor("F32", [16], 64, 128))),
+    ("weights-layout", weights(a=tensor("F32", [48], 0, 192))),
+    ("weights-layout", weights(a=tensor("F32", [32], 0, 128), b=tensor("F32", [16], 64, 128))),
+    ("weights-layout", weights(a=tensor("F32", [32], 0, 128), b=tensor("F32", [32], 0, 128))),
+    ("weights-alignment", weights(a=tensor("F32", [2], 0, 8), b=tensor("F32", [30], 8, 128))),
+    ("weights-alignment", (2).to_bytes(8, "little") + b"{}"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "data"),
+    HOSTILE_WEIGHTS,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_WEIGHTS)],
+)
+def test_hostile_weights(bundle: DummyBundle, rule: str, data: bytes) -> None:
+    bundle.files["weights.fp32"] = data
+    with pytest.raises(BundleError, match=re.escape(f"[{rule}]")) as caught:
+        read_everything(bundle.write())
+    assert "weights.fp32" in caught.value.message
+
+
+# --- Golden vectors
+def npz(arrays: dict[str, Any]) -> bytes:
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream.getvalue()
+
+
+GOOD: dict[str, Any] = {
+    "in.input_ids": np.ones((1, 7), np.int64),
+    "in.attention_mask": np.ones((1, 7), np.int64),
+    "out.embedding": np.zeros((1, 4), np.float32),
+    "out.states": np.zeros((1, 7, 2), np.float32),
+}
+
+
+def npy_bomb() -> bytes:
+    """A .npy member whose header claims a terabyte."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for key, array in GOOD.items():
+            data = io.BytesIO()
+            np.lib.format.write_array(data, array, version=(1, 0))
+            raw = data.getvalue()
+            if key == "out.embedding":
+                small, large = b"(1, 4), }" + b" " * 11, b"(1, 274877906944), }"
+                assert len(small) == len(large) and small in raw
+                raw = raw.replace(small, large)
+            archive.writestr(key + ".npy", raw)
+    return stream.getvalue()
+
+
+HOSTILE_GOLDEN: list[tuple[str, bytes]] = [
+    ("golden-archive", b""),
+    ("golden-archive", b"PK\3\4 nothing"),
+    ("golden-archive", npz(GOOD)[:200]),
+    ("golden-archive", npz(GOOD).replace(GOOD["in.input_ids"].tobytes(), bytes(56), 1)),
+    ("golden-keys", npz({key: GOOD[key] for key in list(GOOD)[1:]})),
+    ("golden-keys", npz({**GOOD, "extra": np.zeros(1)})),
+    ("golden-keys", npz({**GOOD, "../../x": np.zeros(1)})),
+    ("golden-array", npz({**GOOD, "out.embedding": np.zeros((1, 4), np.float64)})),
+    ("golden-array", npz({**GOOD, "out.embedding": np.zeros((1, 4, 1), np.float32)})),
+    ("golden-array", npz({**GOOD, "out.embedding": np.array([[{}]], dtype=object)})),
+    ("golden-array", npz({**GOOD, "out.embedding": np.array(["text"])})),
+    ("golden-array", npy_bomb()),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "data"),
+    HOSTILE_GOLDEN,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_GOLDEN)],
+)
+def test_hostile_golden(bundle: DummyBundle, rule: str, data: bytes) -> None:
+    bundle.files["golden/0-hint.npz"] = data
+    with pytest.raises(BundleError, match=re.escape(f"[{rule}]")) as caught:
+        read_everything(bundle.write())
+    assert "golden/0-hint.npz" in caught.value.message
+
+
+# --- Native code: libraries that lie
+def functions(abi: int, inputs: int) -> str:
+    """C text of a runtime library with every function of the interface and no sense."""
+    names = [name for name, _, _ in _FUNCTIONS if name not in ("ec_abi_version", "ec_program_open")]
+    text = "#include <stdint.h>\n"
+    text += f"int32_t ec_abi_version(void) {{ return {abi}; }}\n"
+    text += "int32_t ec_program_open(void* a, void* b, int64_t c, int32_t d, void** out)\n"
+    text += "{ *out = out; return 0; }\n"
+    for name in names:
+        result = inputs if name == "ec_program_input_count" else 0
+        text += f"int64_t {name}(void) {{ return {result}; }}\n"
+    return text
+
+
+PROBE = """
+#include <string.h>
+int ec_probe(char* buffer, int size) { strcpy(buffer, "avx2 fma"); return 8; }
+"""
+HOSTILE_NATIVE: list[tuple[str, type[EdgecompileError], str | None, str | None]] = [
+    ("native-load", NativeError, None, None),
+    ("native-functions", NativeError, "int x;", None),
+    ("native-load", NativeError, PROBE, None),
+    ("native-functions", NativeError, PROBE, "int ec_abi_version(void) { return 1; }"),
+    ("native-abi", NativeError, PROBE, functions(2, 2)),
+    ("program-signature", BundleError, PROBE, functions(1, 3)),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "probe", "runtime"),
+    HOSTILE_NATIVE,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_NATIVE)],
+)
+def test_hostile_native(
+    bundle: DummyBundle,
+    compile_c: Callable[[str], bytes],
+    rule: str,
+    error: type[EdgecompileError],
+    probe: str | None,
+    runtime: str | None,
+) -> None:
+    variant = bundle.document["variants"][0]
+    variant["arch"] = architecture(platform.machine())
+    bundle.document["probes"] = {variant["arch"]: "code/x86-64/libecprobe.so"}
+    if probe is not None:
+        bundle.files["code/x86-64/libecprobe.so"] = compile_c(probe)
+    if runtime is not None:
+        bundle.files[variant["runtime"]] = compile_c(runtime)
+    with pytest.raises(error, match=re.escape(f"[{rule}]")) as caught:
+        open_bundle(bundle.write())
+    assert caught.type is error
+
+
+# --- The rules themselves
+def test_every_rule_has_a_fixture_and_a_check() -> None:
+    written = set(re.findall(r"^- `\[([a-z0-9-]+)\]`", FORMAT, re.MULTILINE))
+    tables: list[Any] = [
+        HOSTILE_VALUES,
+        HOSTILE_BYTES,
+        HOSTILE_FOLDERS,
+        HOSTILE_WEIGHTS,
+        HOSTILE_GOLDEN,
+        HOSTILE_NATIVE,
+    ]
+    broken = {item[0] for table in tables for item in table}
+    assert written == broken
+    source = "\n".join(path.read_text() for path in RUNTIME_SOURCES)
+    checked = set(re.findall(r"\[([a-z]+-[a-z0-9-]+)\]", source))
+    checked |= set(re.findall(r'(?:add|_Refused|_extent)\(\s*"([a-z0-9]+-[a-z0-9-]+)"', source))
+    assert checked <= written, "rules that FORMAT.md doesn't name"
