@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +13,7 @@ import edgecompile.runtime
 from edgecompile.backends.artifact import file_sha256
 from edgecompile.targets import VariantSpec
 from edgecompile.toolchain import (
+    BuiltObject,
     Toolchain,
     compile_object,
     exported_symbols,
@@ -77,17 +80,20 @@ def build_runtime(variant: VariantSpec, output_dir: Path) -> NativeRuntime:
     """
     toolchain = find_toolchain(variant.arch)
     sources = native_sources()
-    objects = [
-        compile_object(
+    flags = (*RUNTIME_FLAGS, f"-march={variant.march}", *variant.extra_flags)
+
+    def build(source: Path) -> BuiltObject:
+        return compile_object(
             toolchain,
             source.read_bytes(),
             name=source.name,
-            flags=(*RUNTIME_FLAGS, f"-march={variant.march}", *variant.extra_flags),
+            flags=flags,
             include_dirs=(sources,),
             headers_id=_headers_id(),
         )
-        for source in sorted(sources.glob("*.cpp"))
-    ]
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        objects = list(pool.map(build, sorted(sources.glob("*.cpp"))))
     digest = hashlib.sha256()
     for built in objects:
         digest.update(built.path.read_bytes())
@@ -107,7 +113,7 @@ def build_probe(arch: str, output_dir: Path) -> Path:
         source.read_bytes(),
         name=source.name,
         flags=("-x", "c", "-std=c11", "-O1", f"-march={BASELINE_MARCH[arch]}"),
-        include_dirs=(native_sources(),),
+        include_dirs=(source.parent, native_sources()),
         headers_id=_headers_id(),
     )
     output_dir.mkdir(parents=True, exist_ok=True)
