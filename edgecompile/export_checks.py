@@ -1,0 +1,168 @@
+"""Runs an exported program against the eager model: no export is believed without it.
+
+An export can succeed and be wrong: specialised to the size it was traced with, right only above
+some length, or blind to the mask because the traced mask was all ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from edgecompile.models import LoadedModel
+from edgecompile.named_module import describe_error
+
+# Largest |got - want| / max |want| of an output. The graph runs eager's own kernels on the same
+# machine: a right one differs by rounding, a wrong one by orders of magnitude more.
+TOLERANCE = 1e-4
+
+Range = tuple[int, int]
+Sizes = dict[str, int]
+
+
+@dataclass
+class CheckResult:
+    """Sizes at which the program agreed with eager, and those at which it didn't, with reasons."""
+
+    passed: list[Sizes] = field(default_factory=list)
+    failed: list[tuple[Sizes, str]] = field(default_factory=list)
+    max_error: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.passed) and not self.failed
+
+    def describe(self) -> str:
+        """The first failure and how many there are."""
+        sizes, reason = self.failed[0]
+        where = ", ".join(f"{axis} {size}" for axis, size in sizes.items())
+        more = f" (and at {len(self.failed) - 1} more sizes)" if len(self.failed) > 1 else ""
+        return f"at {where}: {reason}{more}"
+
+
+def choose_sizes(
+    ranges: Mapping[str, Range], hint: Mapping[str, int], length_axis: str | None
+) -> list[Sizes]:
+    """Sizes to check: both edges and their neighbours, the hint, odd and even ones.
+
+    The length axis goes through all of its values while the other axes take theirs in turn; the
+    corners where every axis is smallest or largest are among them.
+    """
+    values = {axis: _values(span, hint.get(axis)) for axis, span in ranges.items()}
+    if not values:
+        return [{}]
+    # The axis with the most values leads, the length axis if it is among them.
+    lead = max(values, key=lambda axis: (len(values[axis]), axis == length_axis))
+    result: list[Sizes] = []
+    for axis in values:
+        if axis == lead or len(values[axis]) > 1:
+            for index, size in enumerate(values[axis]):
+                sizes = {
+                    other: size if other == axis else items[(index + 1) % len(items)]
+                    for other, items in values.items()
+                }
+                result.append(sizes)
+    result.append({axis: items[0] for axis, items in values.items()})
+    result.append({axis: items[-1] for axis, items in values.items()})
+    unique = {tuple(sizes.items()): sizes for sizes in result}
+    return list(unique.values())
+
+
+def check_program(
+    program: torch.export.ExportedProgram,
+    loaded: LoadedModel,
+    ranges: Mapping[str, Range],
+    hint: Mapping[str, int],
+    *,
+    seed: int = 0,
+    tolerance: float = TOLERANCE,
+) -> CheckResult:
+    """Compares ``program`` with ``loaded.module`` at :func:`choose_sizes`.
+
+    Where the model has a mask, every other check masks a third of the positions, and the hint is
+    checked both ways.
+
+    Raises:
+        ModelError: the eager model itself fails at one of the sizes.
+    """
+    result = CheckResult()
+    module = program.module()
+    axis = loaded.length_axis
+    masked = loaded.has_mask and loaded.paddable and axis is not None
+    cases = [(sizes, index % 2) for index, sizes in enumerate(choose_sizes(ranges, hint, axis))]
+    if masked:
+        centre = {name: hint.get(name, span[1]) for name, span in ranges.items()}
+        cases += [(centre, 0), (centre, 1)]
+    for index, (sizes, odd) in enumerate(cases):
+        padding = sizes[axis] // 3 if masked and odd and axis is not None else 0
+        inputs = loaded.make_example(sizes, seed=seed + index, padding=padding)
+        want = loaded.run(inputs)
+        try:
+            with torch.no_grad():
+                got = module(**inputs)
+        except Exception as exc:
+            result.failed.append((sizes, describe_error(exc)))
+            continue
+        error = compare_outputs(got, want)
+        if isinstance(error, str):
+            result.failed.append((sizes, error))
+        elif not error <= tolerance:
+            result.failed.append((sizes, f"differs from eager by {error:.2g} of its scale"))
+        else:
+            result.passed.append(sizes)
+            result.max_error = max(result.max_error, error)
+    return result
+
+
+def compare_outputs(
+    got: Mapping[str, torch.Tensor], want: Mapping[str, torch.Tensor]
+) -> float | str:
+    """Largest error over all outputs relative to each one's scale, or what can't be compared.
+
+    Integers and booleans must be equal; NaN and infinity must stand at the same places.
+    """
+    if list(got) != list(want):
+        return f"gives the outputs {list(got)}, not {list(want)}"
+    worst = 0.0
+    for name, expected in want.items():
+        found = got[name]
+        if found.shape != expected.shape:
+            return f"'{name}' has the shape {list(found.shape)}, not {list(expected.shape)}"
+        if found.dtype != expected.dtype:
+            return f"'{name}' is {found.dtype}, not {expected.dtype}"
+        if expected.numel() == 0:
+            continue
+        if not expected.dtype.is_floating_point:
+            if not torch.equal(found, expected):
+                return f"'{name}' has other values than eager"
+            continue
+        finite = expected.isfinite()
+        same = torch.where(finite, found.isfinite(), _same_special(found, expected))
+        if not bool(same.all()):
+            return f"'{name}' has NaN or infinity where eager hasn't, or the other way round"
+        if bool(finite.any()):
+            difference = (found - expected)[finite].abs().max().item()
+            scale = expected[finite].abs().max().item()
+            worst = max(worst, difference / scale if scale > 0 else difference)
+    return worst
+
+
+def is_deterministic(loaded: LoadedModel, sizes: Mapping[str, int]) -> bool:
+    """Whether two eager runs of the same input agree."""
+    inputs = loaded.make_example(sizes, seed=5)
+    error = compare_outputs(loaded.run(inputs), loaded.run(inputs))
+    return not isinstance(error, str) and error <= TOLERANCE
+
+
+def _values(span: Range, hint: int | None) -> list[int]:
+    lo, hi = span
+    middle = (lo + hi) // 2
+    centre = middle if hint is None else hint
+    wanted = {lo, lo + 1, centre, centre + 1, middle, middle + 1, hi - 1, hi}
+    return sorted(value for value in wanted if lo <= value <= hi)
+
+
+def _same_special(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    return (found == expected) | (found.isnan() & expected.isnan())
