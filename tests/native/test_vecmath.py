@@ -1,0 +1,219 @@
+"""The vector mathematics, through Sleef's entry points where there is one: errors in ulp over all of
+float32, every width this CPU has; wider ones are compiled."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.native.conftest import NATIVE, Build
+from tests.native.vecmath_check import (
+    FUNCTIONS,
+    SPECIALS,
+    Function,
+    Harness,
+    host_levels,
+    samples,
+    worst_error,
+)
+
+SOURCES = (Path(__file__).parent / "vecmath_harness.cpp", "vecmath_exports.cpp")
+
+
+@pytest.fixture(scope="session")
+def harness(build_native: Build, march: str) -> Harness:
+    return Harness(build_native("vecmath", SOURCES, march=march, flags=["-fno-exceptions"]))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.name)
+def test_error_is_within_two_ulp(
+    harness: Harness, function: Function, record_property: pytest.RecordProperty
+) -> None:
+    for lanes in harness.float_lanes:
+        worst = worst_error(harness, function, lanes, n=120_000)
+        record_property(f"{function.name} x{lanes}", str(worst))
+        print(f"{function.name} x{lanes}: {worst}")
+        assert worst.ulp <= function.ulp, f"x{lanes}: {worst}"
+
+
+INEXACT = [f for f in FUNCTIONS if f.ulp > 0 and not f.name.startswith("sincos")]
+
+
+@pytest.mark.parametrize("function", INEXACT, ids=lambda f: f.name)
+def test_reference_is_exact_enough(harness: Harness, function: Function) -> None:
+    """The reference itself against 40-digit arithmetic: 2^-45 is 2^-21 of a float's ulp."""
+    mpmath = pytest.importorskip("mpmath")
+    exact = {
+        "exp_normal": mpmath.exp,
+        "exp2": lambda x: mpmath.mpf(2) ** x,
+        "exp10": lambda x: mpmath.mpf(10) ** x,
+        "log2": lambda x: mpmath.log(x) / mpmath.log(2),
+        "tgamma": mpmath.gamma,
+        "lgamma": lambda x: mpmath.log(abs(mpmath.gamma(x))),
+        "sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)),
+        "rsqrt": lambda x: 1 / mpmath.sqrt(x),
+        "pow": mpmath.power,
+    }
+    f = exact.get(function.name) or getattr(mpmath, function.name)
+    rng = np.random.default_rng(5)
+    lo = max(function.lo, -87.0) if function.name == "exp_normal" else function.lo
+    a = np.concatenate([rng.uniform(lo, function.hi, 100), rng.uniform(-1, 1, 50)])
+    a = a.astype(np.float32)
+    b = rng.uniform(-4, 4, a.size).astype(np.float32) if function.arity == 2 else None
+    got = harness.reference(function.name, a, b)
+    with mpmath.workdps(40):
+        checked = 0
+        for i in np.flatnonzero(np.isfinite(got) & (got != 0)):
+            arguments = [mpmath.mpf(float(a[i]))]
+            if b is not None:
+                arguments.append(mpmath.mpf(float(b[i])))
+            want = f(*arguments)
+            assert abs(got[i] - want) <= abs(want) * mpmath.mpf(2) ** -45, arguments
+            checked += 1
+    assert checked > 30
+
+
+@pytest.mark.parametrize("name", ["gelu_erf", "gelu_tanh", "silu"])
+def test_activations_are_right_to_their_argument_s_precision(harness: Harness, name: str) -> None:
+    """Formulas that cancel for negative x (as torch's do): the error is measured against |x|."""
+    a, _ = samples(Function(name, -12, 12), 60_000, seed=1)
+    a = a[np.isfinite(a) & (np.abs(a) < 1e12)]  # beyond, x³ in gelu_tanh overflows in torch too
+    want = harness.reference(name, a)
+    for lanes in harness.float_lanes:
+        error = np.abs(harness.run(name, lanes, a).astype(np.float64) - want)
+        assert (error <= 2.0**-23 * np.abs(a) + 1e-44).all()
+
+
+@pytest.mark.parametrize("name", [f.name for f in FUNCTIONS if f.name != "exp_normal"])
+def test_lanes_do_not_depend_on_their_neighbours(harness: Harness, name: str) -> None:
+    """One argument that takes a slow or special path must not change the others' results."""
+    usual = np.linspace(0.1, 0.9, 16, dtype=np.float32)
+    second = np.linspace(0.3, 2.9, 16, dtype=np.float32)
+    for lanes in harness.float_lanes:
+        alone = harness.run(name, lanes, usual, second)
+        for special in SPECIALS:
+            mixed = usual.copy()
+            mixed[5] = special
+            got = harness.run(name, lanes, mixed, second)
+            others = np.arange(16) != 5
+            # The C library's sine may differ from ours by a unit where both are right.
+            np.testing.assert_allclose(got[others], alone[others], rtol=2**-22)
+
+
+DOUBLE_UNARY = {
+    "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2,
+    "log10": np.log10, "log1p": np.log1p, "sin": np.sin, "cos": np.cos, "sincos.sin": np.sin,
+    "sincos.cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
+    "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh,
+    "acosh": lambda x: np.arccosh(x + 1), "atanh": np.arctanh, "erf": np.vectorize(math.erf),
+    "erfc": np.vectorize(math.erfc), "lgamma": np.vectorize(math.lgamma),
+    "tgamma": np.vectorize(math.gamma), "exp10": lambda x: 10.0**x,
+}  # fmt: skip
+DOUBLE_BINARY = {
+    "pow": np.power, "atan2": np.arctan2, "hypot": np.hypot, "fmod": np.fmod,
+    "nextafter": np.nextafter, "copysign": np.copysign,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*DOUBLE_UNARY, *DOUBLE_BINARY])
+def test_double_entry_points(harness: Harness, name: str) -> None:
+    rng = np.random.default_rng(7)
+    a, b = rng.uniform(0.01, 0.99, 37), rng.uniform(-3, 3, 37)
+    want = DOUBLE_BINARY[name](a, b) if name in DOUBLE_BINARY else DOUBLE_UNARY[name](a)
+    for lanes in (n // 2 for n in harness.float_lanes):
+        shifted = a + 1 if name == "acosh" else a
+        got = harness.run_double(name, lanes, shifted, b if name in DOUBLE_BINARY else None)
+        np.testing.assert_allclose(got, want, rtol=1e-13, atol=0)
+
+
+def test_build_has_the_level_s_width(harness: Harness, march: str) -> None:
+    expected = {"x86-64-v2": 16, "x86-64-v3": 32, "x86-64-v4": 64}
+    assert harness.vector_bytes == expected.get(march, 16)
+
+
+# ---- The library's symbols ----------------------------------------------------------------------
+
+
+def sleef_names_in_torch() -> set[str]:
+    """Every Sleef function that torch's at::vec headers for x86 and NEON may call."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("torch is not installed")
+    include = Path(spec.submodule_search_locations[0]) / "include"
+    vec = include / "ATen" / "cpu" / "vec"
+    files = [*vec.glob("*.h")]
+    for folder in ("vec128", "vec256", "vec512"):
+        files += (vec / folder).glob("*.h")  # not vsx/, zarch/
+    files += (include / "torch" / "csrc" / "inductor").rglob("*.h")
+    names: set[str] = set()
+    for path in files:
+        text = path.read_text()
+        names |= set(re.findall(r"\bSleef_[a-z0-9]+[fd](?:2|4|8|16)(?:_u\d\d)?\b", text))
+        # The NEON headers paste the name from the macro's argument.
+        for macro, pasted in re.findall(
+            r"#define (\w+)\(name\)(?:[^#]|##)*?Sleef_##name##(f4_u\d\d)", text
+        ):
+            for name in re.findall(rf"\b{macro}\((\w+)\)", text):
+                if name != "name":
+                    names.add(f"Sleef_{name}{pasted}")
+    return names
+
+
+def defined_symbols(library: Path) -> set[str]:
+    listing = subprocess.run(
+        ["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True
+    )
+    return {line.split()[-1] for line in listing.stdout.splitlines()}
+
+
+@pytest.mark.parametrize(("level", "widths"), [
+    ("x86-64-v2", {"f4", "d2"}),
+    ("x86-64-v3", {"f4", "d2", "f8", "d4"}),
+    ("x86-64-v4", {"f4", "d2", "f8", "d4", "f16", "d8"}),
+])  # fmt: skip
+def test_every_sleef_name_is_exported(build_native: Build, level: str, widths: set[str]) -> None:
+    """Also compiles each level, those included that this CPU can't run."""
+    if host_levels() == ["armv8-a"]:
+        pytest.skip("an x86-64 compiler is needed")
+    library = build_native("vecmath_exports", ["vecmath_exports.cpp"], march=level)
+    exported = defined_symbols(library)
+    names = sleef_names_in_torch()
+    assert len(names) > 150  # the search itself works: vec256 alone has some seventy
+    assert {"Sleef_expf4_u10", "Sleef_powf4_u10", "Sleef_sincosf8_u10", "Sleef_fmodd8"} <= names
+
+    def width(name: str) -> str:
+        found = re.search(r"([fd](?:2|4|8|16))(?:_u\d\d)?$", name)
+        assert found
+        return found[1]
+
+    missing = sorted(n for n in names if width(n) in widths and f"ec_{n}" not in exported)
+    assert not missing
+    extra = {s for s in exported if s.startswith("ec_Sleef_") and width(s) not in widths}
+    assert not extra, "vectors that the level has no registers for"
+
+
+def test_library_needs_nothing_but_libm(build_native: Build) -> None:
+    library = build_native("vecmath_exports", ["vecmath_exports.cpp"], march="")
+    listing = subprocess.run(
+        ["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True, check=True
+    )
+    undefined = {line.split()[-1].split("@")[0] for line in listing.stdout.splitlines()}
+    runtime = {"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__"}
+    runtime |= {"__cxa_finalize", "__stack_chk_fail"}
+    libm = {f"{name}{suffix}" for name in ["exp", "exp2", "exp10", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma_r", "tgamma", "pow", "atan2", "hypot", "fmod", "nextafter", "sincos"] for suffix in ("", "f")}  # fmt: skip
+    assert undefined <= runtime | libm
+
+
+def test_no_intrinsics() -> None:
+    """Written once for every instruction set: what is special to one stands behind an #if."""
+    for path in [NATIVE / "simd.h", *NATIVE.glob("vecmath*")]:
+        text = path.read_text()
+        assert "immintrin" not in text
+        assert "__builtin_ia32" not in text
+        assert "_mm" not in text
