@@ -182,7 +182,7 @@ def plan_buckets(
         distribution: the sample; lengths over ``max_length`` count as ``max_length``.
         cost_model: milliseconds by length and mode.
         max_buckets: the most buckets allowed; None leaves it to the price and the limits.
-        buckets: exactly how many buckets to make, instead of the best number.
+        buckets: exactly how many buckets to make, instead of the best number up to max_buckets.
         price_per_bucket: milliseconds of the mean run that a bucket has to save.
         min_length: the shortest length to serve.
         max_length: the longest length to serve; None means the longest of the sample.
@@ -199,7 +199,9 @@ def plan_buckets(
         max_length = distribution.max
     usable = tuple(mode for mode in MODES if mode in modes and mode in cost_model.modes)
     _check_arguments(distribution, usable, modes, min_length, max_length, price_per_bucket)
-    most = (limits or BucketLimits()).most(max_buckets, buckets)
+    most = (limits or BucketLimits()).most(max_buckets if buckets is None else None, buckets)
+    if buckets is not None:
+        most = buckets
     if most is None and price_per_bucket == 0:
         raise PlanError(
             "without a limit and with free buckets every length would get its own",

@@ -23,7 +23,7 @@ import tokenize
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -152,11 +152,12 @@ def _count_array(data: bytes, name: str) -> dict[int, int]:
             problems.add(f"element {index}", str(array[index]), str(reason))
         problems.total = len(indices)
         problems.raise_if_any()
-    return _count_values(array.astype(np.int64))
+    return count_values(array.astype(np.int64))
 
 
-def _count_values(array: npt.NDArray[np.int64]) -> dict[int, int]:
-    if array.size and array.max() <= _DENSE_LENGTHS:  # counting beats sorting
+def count_values(array: npt.NDArray[Any]) -> dict[int, int]:
+    """How often each integer occurs, ascending; the values aren't checked."""
+    if array.size and array.min() >= 0 and array.max() <= _DENSE_LENGTHS:  # counting beats sorting
         counts = np.bincount(array)
         lengths = np.flatnonzero(counts)
         counts = counts[lengths]

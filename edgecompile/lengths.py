@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgecompile.errors import LengthsError
-from edgecompile.length_files import count_json, count_lengths, display_name
+from edgecompile.length_files import count_json, count_lengths, count_values, display_name
 from edgecompile.length_rows import MAX_TOTAL, check_count, check_length, whole_number
 
 IntArray = npt.NDArray[np.int64]
@@ -98,8 +98,7 @@ class LengthDistribution:
             raise LengthsError(f"{source}: holds no lengths")
         if array.dtype.kind not in "iu":
             raise LengthsError(f"{source}: lengths of type {array.dtype}, not integers")
-        values, counts = np.unique(array, return_counts=True)
-        return cls(tuple(values.tolist()), tuple(counts.tolist()), source)
+        return cls.from_counts(count_values(array), source)
 
     @classmethod
     def from_counts(cls, counts: Mapping[int, int], source: str = "samples") -> LengthDistribution:
