@@ -268,7 +268,8 @@ def measure_cold_start(
     found = os.environ.get("PYTHONPATH")
     environment = dict(os.environ)
     environment["PYTHONPATH"] = package + os.pathsep + found if found else package
-    command = [sys.executable, "-m", "edgecompile.runtime", "coldstart", path, "--verify", verify]
+    command = [sys.executable, "-m", "edgecompile.runtime", "coldstart", os.path.abspath(path)]
+    command += ["--verify", verify]
     for option, value in (("--length", length), ("--threads", threads), ("--variant", variant)):
         if value is not None:
             command += [option, str(value)]
@@ -278,6 +279,7 @@ def measure_cold_start(
         child = subprocess.run(
             [*command, "--since", since],
             env=environment,
+            cwd=package,  # -m looks in the working directory first
             stdin=subprocess.DEVNULL,
             capture_output=True,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -40,3 +41,18 @@ def compile_c(tmp_path: Path) -> Callable[[str], bytes]:
         return path.read_bytes()
 
     return build
+
+
+@pytest.fixture(scope="session")
+def native_bundle(request: pytest.FixtureRequest) -> str:
+    """A real bundle: EDGECOMPILE_TEST_BUNDLE, or the one that tests/conftest.py builds.
+
+    Where torch isn't installed there is no builder, so only the variable helps there.
+    """
+    given = os.environ.get("EDGECOMPILE_TEST_BUNDLE")
+    if given:
+        return given
+    try:
+        return str(request.getfixturevalue("tiny_bundle"))
+    except pytest.FixtureLookupError:
+        pytest.skip("needs a bundle: set EDGECOMPILE_TEST_BUNDLE")

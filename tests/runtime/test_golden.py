@@ -1,0 +1,64 @@
+"""golden: what is written is what is read. Hostile archives: test_format.py."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgecompile.runtime.errors import BundleError
+from edgecompile.runtime.golden import Case, list_cases, read_case, write_case
+from edgecompile.runtime.manifest import Manifest
+from tests.runtime.bundles import make_case
+
+
+def read(path: Path, manifest: Manifest) -> Case:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return read_case(fd, str(path), manifest)
+    finally:
+        os.close(fd)
+
+
+def test_round_trip(tmp_path: Path, manifest: Manifest) -> None:
+    inputs, outputs = make_case(9)
+    data = write_case(inputs, outputs)
+    assert data == write_case(inputs, outputs)
+    (tmp_path / "x.npz").write_bytes(data)
+    case = read(tmp_path / "x.npz", manifest)
+    for want, got in ((inputs, case.inputs), (outputs, case.outputs)):
+        assert list(want) == list(got)
+        for name in want:
+            np.testing.assert_array_equal(got[name], want[name])
+            assert got[name].dtype == want[name].dtype
+    with np.load(io.BytesIO(data), allow_pickle=False) as loaded:
+        assert sorted(loaded) == sorted(
+            ["in.input_ids", "in.attention_mask", "out.embedding", "out.states"]
+        )
+
+
+def test_what_numpy_writes(tmp_path: Path, manifest: Manifest) -> None:
+    inputs, outputs = make_case(9)
+    arrays = {"in." + key: value for key, value in inputs.items()}
+    arrays.update({"out." + key: value for key, value in outputs.items()})
+    arrays["out.states"] = np.asfortranarray(np.arange(18, dtype=np.float32).reshape(1, 9, 2))
+    np.savez_compressed(tmp_path / "x.npz", **arrays)
+    case = read(tmp_path / "x.npz", manifest)
+    np.testing.assert_array_equal(case.outputs["states"], arrays["out.states"])
+
+
+def test_cases_of_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"holds no \.npz"):
+        list_cases(str(tmp_path))
+    for name in ("10-a.npz", "2-b-c.npz", "2-a.npz", "notes.txt"):
+        (tmp_path / name).touch()
+    listed = [(bucket, case) for bucket, case, _ in list_cases(str(tmp_path))]
+    assert listed == [(2, "a"), (2, "b-c"), (10, "a")]
+    (tmp_path / "x-a.npz").touch()
+    with pytest.raises(BundleError, match=r"'x-a\.npz' isn't named"):
+        list_cases(str(tmp_path))
+    with pytest.raises(BundleError, match="can't be listed"):
+        list_cases(str(tmp_path / "nowhere"))
