@@ -173,8 +173,9 @@ def plan_buckets(
     The cost of a plan is the mean cost of one run over the sample plus ``price_per_bucket`` for
     each bucket. In ``exact`` mode a sample costs what its own length costs, in ``pad`` mode what
     the bucket's upper end costs. Boundaries may lie at any whole number, also where no sample
-    is: a static program ends at the cheapest size before the next observed length. Of plans that
-    cost the same the one of fewest buckets is given. The same input gives the same plan.
+    is: a static program ends at the cheapest size before the next observed length. Every bucket
+    serves samples, but for the last if ``max_length`` lies beyond the sample. Of plans that cost
+    the same the one of fewest buckets is given. The same input gives the same plan.
 
     Hints are explained at :func:`edgecompile.positions.make_buckets`.
 

@@ -53,6 +53,8 @@ class Problems:
 
 def whole_number(value: object) -> int | str:
     """``value`` as an int, or the reason why it isn't a whole number."""
+    if type(value) is int:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         return "isn't a number"
     if isinstance(value, float | np.floating):
@@ -139,6 +141,10 @@ class RowReader:
 
     def parse(self, line: bytes) -> Row | str | None:
         """Length and count; None for a blank or comment; else the reason of refusal."""
+        if self.n_columns == 1 and len(line) < 10 and line.isdigit():
+            length = int(line)  # the common row, read quickly
+            if length:
+                return length, 1
         text = strip_comment(line)
         if not text:
             return None

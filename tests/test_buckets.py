@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -41,29 +42,36 @@ samples = st.dictionaries(st.integers(1, 9), st.integers(1, 9), min_size=1, max_
 )
 
 
-def segment_ms(sample: LengthDistribution, curve: CostCurve, lo: int, hi: int) -> float:
-    """Total cost of the samples in lo..hi in the cheaper mode: the definition, length by length."""
-    inside = [
-        (length, n)
-        for length, n in zip(sample.lengths, sample.counts, strict=True)
-        if lo <= length <= hi
-    ]
-    return min(
-        sum(n * curve.cost(hi if mode == "pad" else length, mode) for length, n in inside)
-        for mode in curve.modes
-    )
-
-
 def brute_force(
-    sample: LengthDistribution, curve: CostCurve, min_length: int, max_length: int, count: int
+    sample: LengthDistribution, curve: CostCurve, low: int, high: int, count: int
 ) -> float:
-    """Least mean cost of exactly ``count`` buckets, boundaries at any whole number."""
-    best = math.inf
-    for cuts in itertools.combinations(range(min_length, max_length), count - 1):
-        ends = (min_length - 1, *cuts, max_length)
-        total = sum(segment_ms(sample, curve, a + 1, b) for a, b in itertools.pairwise(ends))
-        best = min(best, total)
-    return best / sample.n
+    """Least mean cost of exactly ``count`` buckets, boundaries at any whole number.
+
+    Every bucket but the last must serve samples: an empty one is no way to make up a number.
+    """
+    sizes = np.arange(low, high + 1)
+    tables = {mode: curve.cost(sizes, mode) for mode in curve.modes}
+    counts = np.zeros(len(sizes))
+    counts[np.array(sample.lengths) - low] = sample.counts
+
+    @functools.cache
+    def segment(a: int, b: int) -> float:
+        """Total cost of the sizes a..b-1, from 0, in the cheaper mode: the definition."""
+        inside = counts[a:b]
+        if not inside.any() and b < len(sizes):
+            return math.inf
+        return min(
+            float(inside.sum() * table[b - 1] if mode == "pad" else np.dot(inside, table[a:b]))
+            for mode, table in tables.items()
+        )
+
+    return (
+        min(
+            sum(itertools.starmap(segment, itertools.pairwise((0, *cuts, len(sizes)))))
+            for cuts in itertools.combinations(range(1, len(sizes)), count - 1)
+        )
+        / sample.n
+    )
 
 
 def mean_cost(plan: BucketPlan, sample: LengthDistribution, curve: CostCurve) -> float:
