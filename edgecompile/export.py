@@ -6,22 +6,17 @@ its graph was run against eager at several sizes of every axis (:mod:`edgecompil
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from edgecompile.errors import ExportError
 from edgecompile.export_checks import CheckResult, Range, Sizes, check_program, is_deterministic
-from edgecompile.folder_files import hash_files
+from edgecompile.exported import ExportedModel
 from edgecompile.guards import Reason, explain_failure, watch_guards
 from edgecompile.index_bounds import fill_bounds
-from edgecompile.models import InputSpec, LoadedModel, OutputSpec
+from edgecompile.models import LoadedModel
 from edgecompile.rungs import (
     LADDER,
     STATIC_LADDER,
@@ -31,138 +26,7 @@ from edgecompile.rungs import (
     program_ranges,
 )
 
-PROGRAM_FILE = "program.pt2"
-RECORD_FILE = "exported.json"
-_RECORD_VERSION = 1
-
-
-@dataclass(frozen=True)
-class ExportedModel:
-    """A program that agrees with eager over its ranges.
-
-    ``program.module()`` takes the inputs as keyword arguments and gives a dict of outputs. Every
-    input of the model stays an input of the program, in the same order; one that doesn't
-    influence any output is accepted and ignored, and named in ``notes``.
-
-    Attributes:
-        name: the model's.
-        program: the graph and its weights.
-        inputs: with the bounds of index inputs filled in from the graph where unknown before.
-        outputs: as of the model.
-        ranges: smallest and largest size of every axis, verified; an axis with both equal is
-            static in the program.
-        length_axis: the model's.
-        strategy: name of the rung that served.
-        checked: sizes at which the program was compared with eager.
-        max_error: largest difference seen, relative to an output's scale.
-        notes: what a person may want to know.
-    """
-
-    name: str
-    program: torch.export.ExportedProgram
-    inputs: tuple[InputSpec, ...]
-    outputs: tuple[OutputSpec, ...]
-    ranges: Mapping[str, Range]
-    length_axis: str | None
-    strategy: str
-    checked: tuple[Mapping[str, int], ...]
-    max_error: float
-    notes: tuple[str, ...] = ()
-
-    @property
-    def static(self) -> bool:
-        """Whether the length axis (every axis, if there is none) has one size."""
-        axes = [self.length_axis] if self.length_axis in self.ranges else list(self.ranges)
-        return all(self.ranges[axis][0] == self.ranges[axis][1] for axis in axes if axis)
-
-    def example(
-        self, sizes: Mapping[str, int], seed: int = 0, padding: int | Sequence[int] = 0
-    ) -> dict[str, torch.Tensor]:
-        """Random valid inputs; axes without a size take their upper edge."""
-        from edgecompile.examples import make_example
-
-        full = {axis: sizes.get(axis, span[1]) for axis, span in self.ranges.items()}
-        return make_example(
-            self.inputs, full, seed=seed, length_axis=self.length_axis, padding=padding
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything but the program, as plain values."""
-        return {
-            "version": _RECORD_VERSION,
-            "name": self.name,
-            "torch": torch.__version__,
-            "inputs": [spec.to_json() for spec in self.inputs],
-            "outputs": [spec.to_json() for spec in self.outputs],
-            "ranges": {axis: list(span) for axis, span in self.ranges.items()},
-            "length_axis": self.length_axis,
-            "strategy": self.strategy,
-            "checked": [dict(sizes) for sizes in self.checked],
-            "max_error": self.max_error,
-            "notes": list(self.notes),
-        }
-
-    def save(self, folder: Path) -> None:
-        """Writes ``program.pt2`` and ``exported.json``; the record comes last, when all is there.
-
-        Raises:
-            OSError: writing failed; no half-written file has either name.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / RECORD_FILE).unlink(missing_ok=True)
-        scratch = folder / f".{os.getpid()}.{PROGRAM_FILE}"
-        try:
-            torch.export.save(self.program, scratch)
-            os.replace(scratch, folder / PROGRAM_FILE)
-        finally:
-            scratch.unlink(missing_ok=True)
-        record = {**self.to_json(), "sha256": hash_files(folder, [folder / PROGRAM_FILE])}
-        scratch = folder / f".{os.getpid()}.{RECORD_FILE}"
-        try:
-            scratch.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-            os.replace(scratch, folder / RECORD_FILE)
-        finally:
-            scratch.unlink(missing_ok=True)
-
-    @classmethod
-    def load(cls, folder: Path) -> ExportedModel:
-        """Reads what :meth:`save` wrote.
-
-        Raises:
-            ExportError: a file is missing, damaged or of another version.
-        """
-        from edgecompile.saved_programs import load_program
-
-        try:
-            record = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
-            version = record.get("version")
-            if version != _RECORD_VERSION:
-                raise ExportError(
-                    f"'{folder / RECORD_FILE}' has version {version}, not {_RECORD_VERSION}",
-                    hint="export the model again with the edgecompile that is installed here",
-                )
-            if hash_files(folder, [folder / PROGRAM_FILE]) != record["sha256"]:
-                raise ExportError(
-                    f"'{folder / PROGRAM_FILE}' isn't the file that was exported",
-                    hint="export the model again",
-                )
-            return cls(
-                name=record["name"],
-                program=load_program(folder / PROGRAM_FILE),
-                inputs=tuple(InputSpec.from_json(item) for item in record["inputs"]),
-                outputs=tuple(OutputSpec.from_json(item) for item in record["outputs"]),
-                ranges={axis: (span[0], span[1]) for axis, span in record["ranges"].items()},
-                length_axis=record["length_axis"],
-                strategy=record["strategy"],
-                checked=tuple(record["checked"]),
-                max_error=record["max_error"],
-                notes=tuple(record["notes"]),
-            )
-        except (OSError, KeyError, TypeError, AttributeError, ValueError) as exc:
-            raise ExportError(
-                f"'{folder}' holds no exported model that can be read: {exc}",
-                hint="it is written by 'edgecompile export'",
-            ) from exc
+__all__ = ["ExportedModel", "export_model"]
 
 
 @dataclass(frozen=True)
@@ -202,7 +66,6 @@ def export_model(
             axis, the condition and the line of the model's code where torch tells them.
         ModelError: the eager model fails within the ranges.
     """
-    start = time.perf_counter()
     spans = _resolve_ranges(loaded, ranges or {})
     traced = _trace_sizes(loaded, spans, hint or {})
     if not is_deterministic(loaded, traced):
@@ -218,7 +81,7 @@ def export_model(
         if attempt.program is not None and attempt.ranges == spans:
             result = check_program(attempt.program, loaded, spans, traced)
             if result.ok:
-                return _finish(loaded, attempt.program, rung, spans, result, start)
+                return _finish(loaded, attempt.program, rung, spans, result)
             attempt = replace(attempt, problem="wrong " + result.describe(), ranges=None)
         attempts.append(attempt)
     if allow_narrower:
@@ -226,14 +89,12 @@ def export_model(
         if found is not None:
             attempt, part, result = found
             assert attempt.program is not None
-            return _finish(loaded, attempt.program, attempt.rung, part, result, start)
+            return _finish(loaded, attempt.program, attempt.rung, part, result)
     raise _refusal(loaded, example, spans, attempts)
 
 
 def _resolve_ranges(loaded: LoadedModel, ranges: Mapping[str, Range]) -> dict[str, Range]:
-    problems = [
-        f"the model has no axis '{axis}'" for axis in ranges if axis not in loaded.axes
-    ]
+    problems = [f"the model has no axis '{axis}'" for axis in ranges if axis not in loaded.axes]
     result = {}
     for axis, limits in loaded.axes.items():
         lo, hi = ranges.get(axis, (limits.lo, limits.hi))
@@ -338,7 +199,6 @@ def _finish(
     rung: Rung,
     spans: Mapping[str, Range],
     result: CheckResult,
-    start: float,
 ) -> ExportedModel:
     notes = []
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}

@@ -22,7 +22,9 @@ from edgecompile.named_module import describe_error, is_user_code
 _SHAPES_LOG = "torch.fx.experimental.symbolic_shapes"
 _SIZE = re.compile(r"L\['(\w+)'\](?:\['(\w+)'\]|\[(\d+)\])?\.size\(\)\[(\d+)\]")
 _GUARD = re.compile(r"satisfy the generated guard (.+?)\.?$")
-_CONSTANT = re.compile(r"You marked (\w+) as dynamic but .* specialized it to be a constant \((\d+)\)")
+_CONSTANT = re.compile(
+    r"You marked (\w+) as dynamic but .* specialized it to be a constant \((\d+)\)"
+)
 _RANGE = re.compile(r"^(\d+) <= (\w+) and \2 <= (\d+)$")
 _DATA = re.compile(r"data-dependent expression (.+?) \(unhinted")
 _CALLED = re.compile(r'File "([^"]+)", line (\d+), in (\w+)\n\s*(.+)')
@@ -175,11 +177,15 @@ def tidy(expression: str) -> str:
 class _Tidy(ast.NodeTransformer):
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.op, ast.Add) and isinstance(node.left, ast.UnaryOp):
-            # torch writes (-1) + x for x - 1
-            if isinstance(node.left.op, ast.USub):
-                return ast.BinOp(node.right, ast.Sub(), node.left.operand)
-        return node
+        left = node.left
+        # torch writes (-1) + x for x - 1
+        if not isinstance(node.op, ast.Add) or not isinstance(left, ast.UnaryOp):
+            return node
+        return (
+            ast.BinOp(node.right, ast.Sub(), left.operand)
+            if isinstance(left.op, ast.USub)
+            else node
+        )
 
 
 def _axis_of(match: re.Match[str], inputs: Sequence[InputSpec]) -> str:

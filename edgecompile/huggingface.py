@@ -160,7 +160,10 @@ def _choose_class(
 
 def _has_task_head(config: Mapping[str, Any]) -> bool:
     names = config.get("architectures") or [""]
-    return re.search(r"For(Sequence|Token)Classification$|QuestionAnswering$", str(names[0])) is not None
+    return (
+        re.search(r"For(Sequence|Token)Classification$|QuestionAnswering$", str(names[0]))
+        is not None
+    )
 
 
 def _check_loading(folder: Path, model: Any, info: Mapping[str, Any]) -> None:

@@ -224,7 +224,9 @@ class LoadOptions:
         """Raises a ModelError that lists every option that makes no sense."""
         problems = []
         if self.batch is not None and not 1 <= self.batch[0] <= self.batch[1]:
-            problems.append(f"the batch range {self.batch[0]}..{self.batch[1]} isn't ascending from 1")
+            problems.append(
+                f"the batch range {self.batch[0]}..{self.batch[1]} isn't ascending from 1"
+            )
         if self.max_length is not None and self.max_length < 1:
             problems.append(f"the maximum length {self.max_length} isn't 1 or more")
         if problems:

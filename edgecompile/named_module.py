@@ -29,6 +29,7 @@ class NamedModule(torch.nn.Module):
         constants: further keyword arguments that are always the same (``use_cache=False``).
         output_names: names for a tensor or the items of a tuple; None: made up.
         only: which outputs to keep; None: all.
+        positional: how many of the inputs ``model`` wants by position.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class NamedModule(torch.nn.Module):
         constants: Mapping[str, Any] | None = None,
         output_names: Sequence[str] | None = None,
         only: Sequence[str] | None = None,
+        positional: int = 0,
     ) -> None:
         super().__init__()
         self.model = model
@@ -47,7 +49,8 @@ class NamedModule(torch.nn.Module):
 
         def forward(*args: torch.Tensor, **kwargs: torch.Tensor) -> dict[str, torch.Tensor]:
             bound = {**dict(zip(names, args, strict=False)), **kwargs}
-            found = name_outputs(self.model(**bound, **constants), output_names)
+            first = [bound.pop(name) for name in names[:positional]]
+            found = name_outputs(self.model(*first, **bound, **constants), output_names)
             return found if only is None else {name: found[name] for name in only}
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -98,7 +101,9 @@ def run_module(
             raise
         except Exception as exc:
             shapes = ", ".join(f"{key} {list(value.shape)}" for key, value in inputs.items())
-            raise ModelError(f"the model '{name}' fails on {shapes}: {describe_error(exc)}") from exc
+            raise ModelError(
+                f"the model '{name}' fails on {shapes}: {describe_error(exc)}"
+            ) from exc
     return result
 
 

@@ -34,7 +34,9 @@ def probe_outputs(
     Raises:
         ModelError: the model fails at the first sizes, or returns what no array can hold.
     """
-    start = {axis: _first(limits) for axis, limits in axes.items()} if known is None else dict(known)
+    start = (
+        {axis: _first(limits) for axis, limits in axes.items()} if known is None else dict(known)
+    )
     first = _run(module, inputs, start, name)
     _check_dtypes(first)
     shapes: dict[str, list[int | str | None]] = {key: list(t.shape) for key, t in first.items()}

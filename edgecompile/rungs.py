@@ -123,10 +123,17 @@ def _dynamic_shapes(
 def _size_range(program: torch.export.ExportedProgram, size: Any) -> tuple[int, int | None]:
     if isinstance(size, int):
         return size, size
-    expression = size.node.expr
-    found = program.range_constraints.get(expression)
-    if found is None:  # a size computed from others: only its traced value is certain
-        value = int(size.node.hint)
-        return value, value
-    upper = found.upper
-    return int(found.lower), int(upper) if upper.is_Integer or upper.is_finite else None
+    for expression, found in program.range_constraints.items():
+        if str(expression) == str(size):
+            return int(found.lower), upper_limit(found)
+    return 1, 0  # a size computed from others: no range of its own
+
+
+def upper_limit(found: Any) -> int | None:
+    """The upper end of a range constraint; None if it has none."""
+    try:
+        # torch's own infinity for integers refuses this, sympy's does too.
+        value = int(found.upper)
+    except (OverflowError, TypeError, ValueError, AttributeError):
+        return None
+    return value if value < 2**31 else None

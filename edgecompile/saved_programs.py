@@ -1,0 +1,261 @@
+"""Saved ExportedPrograms (.pt2) as models: inputs and axes are read from their signature.
+
+Reading such a file is as safe as running the model it holds: load only what you trust. Archives
+that hold pickled objects, native libraries or formats of old versions are refused before torch
+reads them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgecompile.errors import ModelError
+from edgecompile.folder_files import hash_files
+from edgecompile.guards import quiet_torch
+from edgecompile.index_bounds import fill_bounds
+from edgecompile.models import (
+    AxisLimits,
+    InputSpec,
+    LoadedModel,
+    LoadOptions,
+    ModelSource,
+)
+from edgecompile.named_module import NamedModule, describe_error
+from edgecompile.probing import probe_outputs
+from edgecompile.rungs import placeholder_values, upper_limit
+from edgecompile.runtime.dtypes import INPUT_NAMES
+
+_MAX_CONFIG_BYTES = 256 << 20
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file is a zip archive that holds an exported program."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any("/models/" in f"/{name}" for name in archive.namelist())
+
+
+def load_program(path: Path) -> torch.export.ExportedProgram:
+    """Reads an ExportedProgram after a look at what the archive holds.
+
+    Raises:
+        ModelError: it isn't one, is damaged, or holds what would run code while it is read.
+    """
+    check_archive(path)
+    try:
+        with quiet_torch(), path.open("rb") as stream:
+            return torch.export.load(stream)
+    except Exception as exc:  # torch raises whatever its deserializer raises
+        raise ModelError(
+            f"'{path}' can't be read by torch {torch.__version__}: {describe_error(exc)}",
+            hint="save it with torch.export.save of the torch that is installed here",
+        ) from exc
+
+
+def check_archive(path: Path) -> None:
+    """Refuses archives whose reading runs more than torch's own deserializer.
+
+    Raises:
+        ModelError: lists all that is wrong.
+    """
+    hint = "torch.export.save writes such files"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            problems = _archive_problems(archive)
+    except (zipfile.BadZipFile, EOFError, KeyError) as exc:
+        raise ModelError(f"'{path}' is no .pt2 archive, or a damaged one: {exc}", hint) from exc
+    except OSError as exc:
+        raise ModelError(f"'{path}' can't be read: {exc.strerror or exc}") from exc
+    if problems:
+        raise ModelError(f"'{path}' is refused: " + "; ".join(problems), hint)
+
+
+def load_saved_program(path: Path, options: LoadOptions) -> LoadedModel:
+    """A saved ExportedProgram as a model.
+
+    Inputs keep their names. Sizes that may vary become axes: one that is the first dimension of
+    an input with two dimensions or more is ``batch``, the first other one ``length``, further
+    ones ``axis2`` and so on; limits come from the program's range constraints. Integer inputs
+    whose name ends in ``mask`` count as masks; pad values of others are given with
+    ``options.pad`` (0 for integers that are looked up in a table).
+
+    Raises:
+        ModelError: the file can't be read, or its signature can't be expressed.
+    """
+    program = load_program(path)
+    inputs, axes, positional = _read_signature(path, program, options)
+    floats = {str(t.dtype) for t in program.state_dict.values() if t.is_floating_point()}
+    if floats - {"torch.float32"}:
+        raise ModelError(
+            f"'{path}' has weights of {', '.join(sorted(floats))}; only float32 is supported",
+            hint="export the model after module.float()",
+        )
+    name = options.name or path.stem
+    module = NamedModule(program.module(), [spec.name for spec in inputs], positional=positional)
+    return LoadedModel(
+        name=name,
+        module=module,
+        inputs=inputs,
+        outputs=probe_outputs(module, inputs, axes, name, _known_sizes(program, inputs)),
+        axes=axes,
+        length_axis="length" if "length" in axes else None,
+        source=ModelSource("pt2", str(path), hash_files(path.parent, [path])),
+    )
+
+
+def _archive_problems(archive: zipfile.ZipFile) -> list[str]:
+    names = archive.namelist()
+    if not any("/models/" in f"/{name}" for name in names):
+        return ["it holds no exported program"]
+    problems = []
+    for name in names:
+        inner = name.partition("/")[2]
+        folder, _, file = inner.rpartition("/")
+        if inner.startswith("data/aotinductor/") or file.endswith(".so"):
+            problems.append(f"it holds compiled code ({name})")
+        elif folder in ("data/weights", "data/constants"):
+            if file.endswith(".pt"):
+                problems.append(f"it is in an old format ({name})")
+            elif file.endswith(".json"):
+                problems.extend(_pickled_payloads(archive, name))
+        elif folder == "data/sample_inputs" and archive.getinfo(name).file_size:
+            problems.extend(_unsafe_sample(archive.read(name), name))
+    return problems
+
+
+def _pickled_payloads(archive: zipfile.ZipFile, name: str) -> list[str]:
+    if archive.getinfo(name).file_size > _MAX_CONFIG_BYTES:
+        return [f"{name} is too large"]
+    try:
+        entries = json.loads(archive.read(name)).get("config", {})
+    except (ValueError, AttributeError):
+        return [f"{name} isn't readable"]
+    pickled = [key for key, item in entries.items() if item.get("use_pickle")]
+    return [f"'{key}' is a pickled object" for key in pickled[:5]]
+
+
+def _unsafe_sample(data: bytes, name: str) -> list[str]:
+    try:
+        torch.load(io.BytesIO(data), weights_only=True)
+    except Exception:  # unpickling refuses in many ways
+        return [f"the sample inputs ({name}) hold more than tensors"]
+    return []
+
+
+def _read_signature(
+    path: Path, program: torch.export.ExportedProgram, options: LoadOptions
+) -> tuple[tuple[InputSpec, ...], dict[str, AxisLimits], int]:
+    names = [str(name) for name in program.graph_signature.user_inputs]
+    values = placeholder_values(program)
+    called, positional = _arguments(path, program, names)
+    problems = []
+    for name, value in zip(called, values, strict=True):
+        if not isinstance(value, torch.Tensor):
+            problems.append(f"the input '{name}' is a {type(value).__name__}, not a tensor")
+        elif value.device.type != "cpu":
+            problems.append(f"the input '{name}' is on {value.device}, not on the CPU")
+        elif str(value.dtype).removeprefix("torch.") not in INPUT_NAMES:
+            problems.append(f"the input '{name}' is {value.dtype}, which numpy hasn't")
+    unknown = sorted(set(options.pad) - set(called))
+    if unknown:
+        problems.append(f"pad values for inputs that don't exist: {', '.join(unknown)}")
+    if problems:
+        raise ModelError(f"'{path}': " + "; ".join(problems))
+    symbols = _name_symbols(values)
+    specs = [_input_spec(name, value, symbols) for name, value in zip(called, values, strict=True)]
+    filled = fill_bounds(program, specs)
+    inputs = tuple(
+        replace(s, pad=options.pad.get(s.name, 0 if s.bounds and s.pad is None else s.pad))
+        for s in filled
+    )
+    axes = {}
+    for symbol, axis in symbols.items():
+        found = [r for e, r in program.range_constraints.items() if str(e) == symbol]
+        if not found:
+            raise ModelError(
+                f"'{path}': a size is computed from others ({symbol}), which isn't supported",
+                hint="export it with one Dim per size that varies",
+            )
+        upper = upper_limit(found[0])
+        if axis == "length" and options.max_length is not None:
+            upper = min(upper or options.max_length, options.max_length)
+        lower = max(1, int(found[0].lower))
+        if axis == "batch":
+            lower, upper = _narrow(path, lower, upper, options.batch or (lower, lower))
+        axes[axis] = AxisLimits(lower, upper)
+    return inputs, axes, positional
+
+
+def _narrow(path: Path, lower: int, upper: int | None, wanted: tuple[int, int]) -> tuple[int, int]:
+    if wanted[0] < lower or (upper is not None and wanted[1] > upper):
+        raise ModelError(
+            f"'{path}': the batch {wanted[0]}..{wanted[1]} isn't within the program's "
+            f"{AxisLimits(lower, upper)}"
+        )
+    return wanted
+
+
+def _arguments(
+    path: Path, program: torch.export.ExportedProgram, names: Sequence[str]
+) -> tuple[list[str], int]:
+    """Names of the arguments and how many of them are positional; those have graph names."""
+    example = program.example_inputs
+    if example is None:
+        raise ModelError(
+            f"'{path}' has no example inputs", hint="save it with torch.export.save again"
+        )
+    args, kwargs = example
+    values = [*args, *kwargs.values()]
+    if len(values) != len(names) or not all(isinstance(v, torch.Tensor) for v in values):
+        raise ModelError(
+            f"'{path}' takes arguments that aren't tensors, or are nested in lists or dicts",
+            hint="export a module whose forward takes tensors only",
+        )
+    return [*names[: len(args)], *map(str, kwargs)], len(args)
+
+
+def _name_symbols(values: Sequence[Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    others = 0
+    for value in values:
+        for dim, size in enumerate(value.shape):
+            symbol = None if isinstance(size, int) else str(size)
+            if symbol is None or symbol in found:
+                continue
+            if dim == 0 and value.dim() > 1 and "batch" not in found.values():
+                found[symbol] = "batch"
+            else:
+                others += 1
+                found[symbol] = "length" if others == 1 else f"axis{others}"
+    return found
+
+
+def _input_spec(name: str, value: torch.Tensor, symbols: dict[str, str]) -> InputSpec:
+    shape = tuple(s if isinstance(s, int) else symbols[str(s)] for s in value.shape)
+    dtype = str(value.dtype).removeprefix("torch.")
+    if name.endswith("mask") and not value.dtype.is_floating_point:
+        return InputSpec(name, dtype, shape, 0, (0, 1), (1, 1))
+    return InputSpec(name, dtype, shape)
+
+
+def _known_sizes(
+    program: torch.export.ExportedProgram, inputs: Sequence[InputSpec]
+) -> dict[str, int]:
+    """Sizes of the example inputs, for which the program surely works."""
+    assert program.example_inputs is not None
+    args, kwargs = program.example_inputs
+    return {
+        axis: int(size)
+        for spec, tensor in zip(inputs, [*args, *kwargs.values()], strict=True)
+        for axis, size in zip(spec.shape, tensor.shape, strict=True)
+        if isinstance(axis, str)
+    }
