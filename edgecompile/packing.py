@@ -136,7 +136,8 @@ def _stage(
         name=writer.output.stem,
         precision=precision,
         inputs=tuple(
-            TensorSpec(i.name, i.dtype, tuple(i.shape), i.pad, i.bounds) for i in model.inputs
+            TensorSpec(i.name, i.dtype, tuple(i.shape), i.pad, i.bounds)
+            for i in compiled.exported[0].inputs
         ),
         outputs=tuple(
             TensorSpec(o.name, o.dtype, tuple(o.shape)) for o in compiled.exported[0].outputs

@@ -23,7 +23,7 @@ from edgecompile.audit import AuditVerdict
 from edgecompile.buckets import BucketPlan
 from edgecompile.bundle import bundle_path
 from edgecompile.compilation import CompiledModel, compile_plan, export_plan
-from edgecompile.errors import BundleWriteError, LengthsError
+from edgecompile.errors import BundleWriteError
 from edgecompile.lengths import LengthDistribution
 from edgecompile.packing import pack_bundle
 from edgecompile.planning import PlanRequest, plan_model
@@ -122,8 +122,6 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
             f"{output} is already there", hint="name another --output, or give --force"
         )
     profile = load_target(request.target)
-    if request.lengths.total == 0:
-        raise LengthsError("there are no lengths")
     seconds: dict[str, float] = {}
 
     def timed(title: str, action: Callable[[Any], T]) -> T:

@@ -13,7 +13,7 @@ import torch
 from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore, file_sha256
 from edgecompile.backends.inductor_compat import GeneratedCpp, generate_cpp
 from edgecompile.backends.lowering import LoweringReport, lower_graph
-from edgecompile.backends.native import BASELINE_MARCH, NativeRuntime, native_sources
+from edgecompile.backends.native import BASELINE_MARCH, NativeRuntime, native_headers_id, native_sources
 from edgecompile.buckets import Bucket
 from edgecompile.errors import MissingKernelError
 from edgecompile.export import ExportedModel
@@ -95,7 +95,11 @@ class InductorCpuBackend:
         start = time.perf_counter()
         module = exported.program.module()
         report = lower_graph(module)
-        example = exported.example(dict(bucket.hints))
+        # A padded bucket's program is static, so its ranges decide and the hint doesn't matter.
+        example = exported.example(
+            {name: min(max(e.hint, exported.ranges[name][0]), exported.ranges[name][1])
+             for name, e in bucket.axes if name in exported.ranges}
+        )
         generated = generate_cpp(
             module,
             example,
@@ -150,8 +154,8 @@ def _support_source() -> bytes:
 def _compile_objects(
     toolchain: Toolchain, generated: GeneratedCpp, variant: VariantSpec
 ) -> list[BuiltObject]:
-    include_dirs = torch_include_dirs()
-    headers_id = f"torch {torch.__version__}"
+    include_dirs = (*torch_include_dirs(), native_sources())
+    headers_id = f"torch {torch.__version__}, native {native_headers_id()}"
     capability = variant.cpu_capability
     units = [
         (

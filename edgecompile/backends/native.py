@@ -61,7 +61,7 @@ def native_sources() -> Path:
 
 
 @cache
-def _headers_id() -> str:
+def native_headers_id() -> str:
     """Identifies the content of every header, so that the object cache notices a change."""
     digest = hashlib.sha256()
     for header in sorted(native_sources().glob("*.h")):
@@ -89,7 +89,7 @@ def build_runtime(variant: VariantSpec, output_dir: Path) -> NativeRuntime:
             name=source.name,
             flags=flags,
             include_dirs=(sources,),
-            headers_id=_headers_id(),
+            headers_id=native_headers_id(),
         )
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
@@ -114,7 +114,7 @@ def build_probe(arch: str, output_dir: Path) -> Path:
         name=source.name,
         flags=("-x", "c", "-std=c11", "-O1", f"-march={BASELINE_MARCH[arch]}"),
         include_dirs=(source.parent, native_sources()),
-        headers_id=_headers_id(),
+        headers_id=native_headers_id(),
     )
     output_dir.mkdir(parents=True, exist_ok=True)
     path = output_dir / "libecprobe.so"

@@ -5,6 +5,7 @@
 // float: vecmath.h, within 2 ulp whatever accuracy the name promises (u05, u10, u15, u35).
 // double: the C library lane by lane; no model worth the name spends its time there.
 #include <cmath>
+#include <limits>
 
 #include "export.h"
 #include "vecmath.h"
@@ -31,6 +32,15 @@ EC_INLINE Pair<V> sincos_double(V a) {
 double lgamma_double(double v) {
   int sign;
   return ::lgamma_r(v, &sign);
+}
+
+// Not std::hypot: its version in glibc 2.35 would keep the library from loading on older systems.
+// A long double has the range for the squares and the precision for one rounding.
+double hypot_double(double x, double y) {
+  if (std::isinf(x) || std::isinf(y)) return std::numeric_limits<double>::infinity();
+  const auto a = static_cast<long double>(x);
+  const auto b = static_cast<long double>(y);
+  return static_cast<double>(std::sqrt(a * a + b * b));
 }
 
 double exp10_double(double v) { return ::exp10(v); }
@@ -111,7 +121,7 @@ EC_UNARY(tgamma, _u10, ec::vtgamma, std::tgamma)
 
 EC_BINARY(pow, _u10, ec::vpow, std::pow)
 EC_BINARY(atan2, _u10, ec::vatan2, std::atan2)
-EC_BINARY(hypot, _u05, ec::vhypot, std::hypot)
+EC_BINARY(hypot, _u05, ec::vhypot, ec::hypot_double)
 EC_BINARY(fmod, , ec::vfmod, std::fmod)
 EC_BINARY(nextafter, , ec::vnextafter, std::nextafter)
 EC_BINARY(copysign, , ec::copysign, std::copysign)
