@@ -3,6 +3,7 @@
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <utility>
 
 #include "allocator.h"
 
@@ -303,36 +304,61 @@ void contiguous_strides(int64_t dims, const int64_t* sizes, int64_t* strides) {
   }
 }
 
+namespace {
+
+// Whether the elements fill their memory without gaps and repetition, in any order of dimensions.
+bool is_dense(const Tensor& tensor) {
+  if (tensor.numel() == 0) return true;  // ATen says so
+  int64_t filled = 1;
+  int wide = 0;
+  bool used[kMaxDims] = {};
+  for (int i = 0; i < tensor.dims; ++i) wide += tensor.sizes[i] > 1;
+  for (; wide > 0; --wide) {
+    int next = -1;
+    for (int i = 0; i < tensor.dims; ++i) {
+      if (!used[i] && tensor.sizes[i] > 1 && tensor.strides[i] == filled) next = i;
+    }
+    if (next < 0) return false;
+    used[next] = true;
+    filled *= tensor.sizes[next];
+  }
+  return true;
+}
+
+// Whether ATen puts dimension a behind dimension b: 1 yes, -1 no, 0 it can't tell.
+int compare_dimensions(const Tensor& tensor, int a, int b) {
+  const int64_t stride_a = tensor.strides[a];
+  const int64_t stride_b = tensor.strides[b];
+  if (stride_a == 0 || stride_b == 0) return 0;
+  if (stride_a != stride_b) return stride_a > stride_b ? 1 : -1;
+  return tensor.sizes[a] > tensor.sizes[b] ? 1 : 0;
+}
+
+}  // namespace
+
 void preserved_strides(const Tensor& like, int64_t* strides) {
-  // Dense and non-overlapping tensors keep their strides; others get dense ones in the same order
-  // of dimensions (ATen: infer_dense_strides).
-  int order[kMaxDims];
+  if (is_dense(like)) {
+    for (int i = 0; i < like.dims; ++i) strides[i] = like.strides[i];
+    return;
+  }
+  // Dense strides in the same order of dimensions: ATen's infer_dense_strides, with its way of
+  // sorting, which decides where the order is ambiguous.
+  int order[kMaxDims];  // innermost first
   for (int i = 0; i < like.dims; ++i) order[i] = like.dims - 1 - i;
-  // Insertion sort, innermost first; zero strides compare as ambiguous and keep their place.
   for (int i = 1; i < like.dims; ++i) {
     int inner = i;
     for (int outer = i - 1; outer >= 0; --outer) {
-      const int a = order[outer];
-      const int b = order[inner];
-      const int64_t stride_a = like.strides[a];
-      const int64_t stride_b = like.strides[b];
-      if (stride_a == 0 || stride_b == 0) continue;
-      if (stride_a < stride_b || (stride_a == stride_b && like.sizes[a] <= like.sizes[b])) break;
-      order[outer] = b;
-      order[inner] = a;
+      const int comparison = compare_dimensions(like, order[outer], order[inner]);
+      if (comparison < 0) break;
+      if (comparison == 0) continue;
+      std::swap(order[outer], order[inner]);
       inner = outer;
     }
   }
-  bool dense = true;
-  int64_t expected = 1;
+  int64_t step = 1;
   for (int i = 0; i < like.dims; ++i) {
-    const int d = order[i];
-    strides[d] = expected;
-    if (like.sizes[d] > 1 && like.strides[d] != expected) dense = false;
-    expected *= like.sizes[d] > 1 ? like.sizes[d] : 1;
-  }
-  if (dense) {
-    for (int i = 0; i < like.dims; ++i) strides[i] = like.strides[i];
+    strides[order[i]] = step;
+    if (like.sizes[order[i]] > 1) step *= like.sizes[order[i]];
   }
 }
 
