@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from edgecompile.buckets import Bucket, BucketPlan
+from edgecompile.curves import Mode
+from edgecompile.evidence import (
+    HeldOutCost,
+    Interval,
+    bootstrap_interval,
+    held_out_cost,
+    tail_warnings,
+)
 from edgecompile.lengths import LengthDistribution
+from edgecompile.policies import PolicyResult, compare_policies
+from edgecompile.units import format_ms, format_share
 
-__all__ = ["BucketFigures", "PlanFigures", "plan_figures"]
+__all__ = ["BucketFigures", "PlanFigures", "PlanJudgement", "judge_plan", "plan_figures"]
+
+# With fewer inputs a fifth of them says nothing.
+_LEAST_TO_HOLD_OUT = 50
+_COSTS = {
+    "measured": "measured",
+    "calibrated": "measured on the device",
+    "modelled": "modelled, not measured",
+}
 
 
 @dataclass(frozen=True)
@@ -90,4 +109,108 @@ def plan_figures(plan: BucketPlan, distribution: LengthDistribution) -> PlanFigu
         covered=served / distribution.n,
         padding_waste=1.0 - sum(useful) / sum(run) if served else 0.0,
         expected_ms=sum(ms) / served if served and plan.cost_model is not None else None,
+    )
+
+
+@dataclass(frozen=True)
+class PlanJudgement:
+    """A plan, what other rules would have cost, and how far its promise can be trusted.
+
+    Attributes:
+        plan: made with a cost model.
+        traffic: the whole sample, also what is longer than the plan serves.
+        policies: the plan and its rivals by the same costs, the plan first.
+        interval: of the plan's mean run, over the chance in the sample.
+        held_out: what planning from a part costs on the rest; None for small samples.
+        warnings: where the sample is too thin.
+    """
+
+    plan: BucketPlan
+    traffic: LengthDistribution
+    policies: Mapping[str, PolicyResult]
+    interval: Interval
+    held_out: HeldOutCost | None
+    warnings: tuple[str, ...]
+
+    @property
+    def served(self) -> LengthDistribution:
+        """The sample with longer inputs cut to the longest length served."""
+        return self.traffic.clip(self.plan.max_length)[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan's own JSON, which every later stage reads, and the judgement beside it."""
+        return {
+            **self.plan.to_json(),
+            "policies": {name: result.to_json() for name, result in self.policies.items()},
+            "lengths": self.traffic.summary().to_json(),
+            "interval": self.interval.to_json(),
+            "held_out": None if self.held_out is None else self.held_out.to_json(),
+            "warnings": list(self.warnings),
+        }
+
+    def sentences(self) -> tuple[str, ...]:
+        """The plan's notes, and what there is to doubt, for people."""
+        curve = self.plan.cost_model
+        lines = list(self.plan.notes)
+        if curve is not None:
+            lines.append(f"Costs are {_COSTS[curve.kind]}, at {len(curve.points)} lengths.")
+        lines.append(
+            f"The mean run lies between {format_ms(self.interval.low)} and "
+            f"{format_ms(self.interval.high)} ms in {100 * self.interval.level:.0f} % of resampled "
+            "traffic."
+        )
+        if self.held_out is not None:
+            lines.append(
+                f"Planned from a part of the inputs, the rest costs "
+                f"{format_ms(self.held_out.held_out_ms)} ms, "
+                f"{format_share(max(0.0, self.held_out.excess))} over what would be best for it."
+            )
+        return (*lines, *self.warnings)
+
+
+def judge_plan(
+    plan: BucketPlan,
+    traffic: LengthDistribution,
+    *,
+    programs: int,
+    modes: tuple[Mode, ...] | None = None,
+    seed: int = 0,
+) -> PlanJudgement:
+    """Compares a plan with its rivals and with itself on inputs that it wasn't made from.
+
+    Args:
+        plan: of :func:`edgecompile.buckets.plan_buckets`.
+        traffic: the sample that it was made from.
+        programs: how many programs rivals may use.
+        modes: the modes that the plan could choose from; None: all that have costs.
+        seed: of splitting and resampling.
+
+    Raises:
+        ValueError: the plan has no cost model.
+        PlanError: the sample has lengths that are shorter than the plan serves.
+    """
+    curve = plan.cost_model
+    if curve is None:
+        raise ValueError("a plan without a cost model can't be judged")
+    served, _ = traffic.clip(plan.max_length)
+    held_out = None
+    if traffic.n >= _LEAST_TO_HOLD_OUT:
+        held_out = held_out_cost(
+            served,
+            curve,
+            seed=seed,
+            max_buckets=len(plan.buckets),
+            price_per_bucket=plan.price_per_bucket,
+            min_length=plan.min_length,
+            max_length=plan.max_length,
+            modes=modes or curve.modes,
+            length_axis=plan.length_axis,
+        )
+    return PlanJudgement(
+        plan=plan,
+        traffic=traffic,
+        policies=compare_policies(plan, traffic, curve, programs=programs),
+        interval=bootstrap_interval(plan.buckets, served, curve, seed=seed),
+        held_out=held_out,
+        warnings=tail_warnings(traffic),
     )

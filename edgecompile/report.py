@@ -17,7 +17,7 @@ from markupsafe import Markup
 from edgecompile import plots
 from edgecompile.buckets import Bucket, BucketPlan
 from edgecompile.lengths import LengthDistribution
-from edgecompile.plan_view import PlanFigures, plan_figures
+from edgecompile.plan_view import PlanFigures, PlanJudgement, plan_figures
 from edgecompile.policies import PolicyResult
 from edgecompile.units import format_count, format_ms, format_share
 
@@ -119,7 +119,7 @@ def plan_section(
     plan: BucketPlan,
     distribution: LengthDistribution,
     *,
-    policies: Mapping[str, PolicyResult] | None = None,
+    judgement: PlanJudgement | None = None,
     unit: str = "tokens",
 ) -> Section:
     """The plan: its buckets over the histogram, the cost curve, and what more buckets would save.
@@ -127,7 +127,7 @@ def plan_section(
     Args:
         plan: what was chosen.
         distribution: the sample that it was chosen for.
-        policies: of :func:`edgecompile.policies.compare_policies`.
+        judgement: rivals and doubts, if the plan was judged.
         unit: what a length counts.
     """
     view = plan_figures(plan, distribution)
@@ -171,12 +171,12 @@ def plan_section(
             )
         )
     tables = [_bucket_table(view)]
-    if policies:
-        tables.append(_policy_table(tuple(policies.values()), plan.policy))
+    if judgement is not None:
+        tables.append(_policy_table(tuple(judgement.policies.values()), plan.policy))
     return Section(
         "Plan",
         figures=_plan_figures(plan, view, distribution),
-        notes=plan.notes,
+        notes=plan.notes if judgement is None else judgement.sentences(),
         parts=(drawings[0], tables[0], *drawings[1:], *tables[1:]),
     )
 

@@ -75,15 +75,15 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        limit = formatter.width - 6 - max(map(len, COMMANDS))
+        width = max(map(len, COMMANDS))
         for title, names in _SECTIONS:
             rows = []
             for name in names:
                 command = self.get_command(ctx, name)
                 assert command is not None
-                rows.append((name, command.get_short_help_str(limit)))
+                rows.append((name.ljust(width), command.get_short_help_str(formatter.width)))
             with formatter.section(title):
-                formatter.write_dl(rows, col_max=12)
+                formatter.write_dl(rows)
 
     def main(
         self,

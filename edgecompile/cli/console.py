@@ -160,7 +160,7 @@ class Console:
         mark = ("✓" if ended else "✗") if self._unicode else ("ok" if ended else "FAILED")
         line = Text("  ").append(mark, "green" if ended else "bold red").append(" ")
         line.append(title.ljust(_TITLE_WIDTH))
-        line.append(format_duration(seconds).rjust(_TIME_WIDTH), "dim")
+        line.append(_clock(seconds).rjust(_TIME_WIDTH), "dim")
         if notes:
             line.append("  " + notes[0])
         self._print(line)
@@ -188,7 +188,14 @@ class Console:
 
 def print_data(renderable: RenderableType, stream: TextIO) -> None:
     """Prints a command's result for people, on stdout."""
-    _rich_console(stream).print(renderable)
+    console = _rich_console(stream)
+    if console.is_terminal:
+        console.print(renderable)
+        return
+    with console.capture() as capture:
+        console.print(renderable)
+    # rich fills lines up to the width of the table, which nobody wants in a file
+    stream.write("".join(line.rstrip() + "\n" for line in capture.get().splitlines()))
 
 
 def facts(rows: Iterable[tuple[str, str]], *, strong: bool = False) -> Text:
@@ -237,6 +244,11 @@ def stack(*renderables: RenderableType) -> Group:
     for i, renderable in enumerate(renderables):
         spaced.extend([Text(), renderable] if i else [renderable])
     return Group(*spaced)
+
+
+def _clock(seconds: float) -> str:
+    # Steps stand below each other: one unit for all that are short.
+    return f"{seconds:.1f} s" if seconds < 99.95 else format_duration(seconds)
 
 
 def _option(value: object) -> str:

@@ -74,13 +74,17 @@ class Session:
             document: plain JSON types only; NaN and infinities are refused.
             table: makes the rich renderable; called only if it is wanted.
         """
-        if self.json:
-            self.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
-        else:
-            from edgecompile.cli.console import print_data
+        try:
+            if self.json:
+                self.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+            else:
+                from edgecompile.cli.console import print_data
 
-            print_data(table(), self.stdout)
-        self.stdout.flush()
+                print_data(table(), self.stdout)
+            self.stdout.flush()
+        except OSError as error:
+            error.filename = error.filename or "standard output"
+            raise
 
     def fail(self, exc: BaseException) -> int:
         """Tells the person what went wrong. Returns the exit code."""

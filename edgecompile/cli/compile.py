@@ -1,0 +1,111 @@
+"""``edgecompile compile``: a library for each bucket and variant, each of them judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgecompile.cli.options import jobs_option, target_option
+from edgecompile.cli.session import Command, Session, output_options
+from edgecompile.cli.stages import load_exported, plan_option, read_plan, work_dir_option
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from edgecompile.compilation import CompiledModel
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Example:
+  edgecompile compile --work-dir minilm.work --target cpu-x86-64
+"""
+
+
+@click.command(
+    "compile", cls=Command, epilog=_EPILOG, short_help="Compile what was exported, and audit it."
+)
+@work_dir_option
+@plan_option
+@target_option
+@click.option(
+    "--variant", "variants", multiple=True, metavar="NAME", help="Only this one of the target's."
+)
+@jobs_option
+@output_options
+@click.pass_obj
+def command(
+    session: Session,
+    work_dir: Path,
+    plan_file: Path | None,
+    target: str,
+    variants: tuple[str, ...],
+    jobs: int | None,
+) -> None:
+    """Compile the exported programs for every variant of the target.
+
+    The libraries are left in DIR/artifacts. Each is audited: instructions, glibc, libraries and
+    symbols that it needs.
+    """
+    from edgecompile.targets import load_target
+
+    profile = load_target(target)
+    chosen = [profile.variant(name) for name in variants] or None
+    plan = read_plan(plan_file, work_dir)
+    console = session.console
+    with console.step("load the exported programs"):
+        exported = load_exported(plan, work_dir)
+
+    from edgecompile.compilation import compile_plan
+
+    with console.step("compile") as step:
+        compiled = compile_plan(
+            exported, plan, profile, work_dir / "artifacts", variants=chosen, jobs=jobs, step=step
+        )
+    session.emit(_document(compiled, target), lambda: _table(compiled))
+
+
+def _document(compiled: CompiledModel, target: str) -> dict[str, Any]:
+    return {
+        "target": target,
+        "variants": {
+            variant.name: {
+                "runtime": str(compiled.natives[variant.name].path),
+                "programs": [
+                    {**artifact.to_json(), "library": str(artifact.library)}
+                    for artifact in compiled.artifacts[variant.name]
+                ],
+            }
+            for variant in compiled.variants
+        },
+        "audit": [verdict.to_json() for verdict in compiled.audit],
+    }
+
+
+def _table(compiled: CompiledModel) -> RenderableType:
+    from edgecompile.cli.console import table
+    from edgecompile.units import format_bytes, format_duration
+
+    verdicts = {(verdict.variant, verdict.library): verdict for verdict in compiled.audit}
+    rows = []
+    for variant in compiled.variants:
+        native = compiled.natives[variant.name].path
+        libraries = [(native, 0.0)] + [
+            (artifact.library, sum(artifact.seconds.values()))
+            for artifact in compiled.artifacts[variant.name]
+        ]
+        for library, seconds in libraries:
+            verdict = verdicts[variant.name, library.name]
+            rows.append(
+                (
+                    variant.name,
+                    library.name,
+                    format_bytes(library.stat().st_size),
+                    format_duration(seconds) if seconds else "–",
+                    verdict.glibc or "–",
+                    "fit" if verdict.ok else "unfit",
+                )
+            )
+    return table(("variant", "library", "size", "time", "glibc", "audit"), rows, left=2)

@@ -1,0 +1,90 @@
+"""``edgecompile export``: one exported program for each bucket of a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgecompile.cli.options import batch_option, model_argument
+from edgecompile.cli.session import Command, Session, output_options
+from edgecompile.cli.stages import plan_option, read_plan, work_dir_option
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Example:
+  edgecompile plan lengths.json --model ./minilm --work-dir minilm.work
+  edgecompile export ./minilm --work-dir minilm.work
+"""
+
+
+@click.command("export", cls=Command, epilog=_EPILOG, short_help="Export the model's buckets.")
+@model_argument
+@work_dir_option
+@plan_option
+@batch_option
+@output_options
+@click.pass_obj
+def command(
+    session: Session,
+    model: str,
+    work_dir: Path,
+    plan_file: Path | None,
+    batch: tuple[int, int],
+) -> None:
+    """Export MODEL for each bucket of the plan, and check each program against eager.
+
+    The programs are left in DIR/exported. What is there already for the same model and bucket is
+    used again.
+    """
+    plan = read_plan(plan_file, work_dir)
+
+    from edgecompile.compilation import export_plan
+    from edgecompile.models import load_model
+
+    console = session.console
+    with console.step("load the model"):
+        loaded = load_model(model, batch=batch)
+    with console.step("export") as step:
+        exported = export_plan(loaded, plan, work_dir / "exported", step=step)
+    rows: list[dict[str, Any]] = [
+        {
+            "bucket": index,
+            "mode": bucket.mode,
+            "ranges": {axis: list(span) for axis, span in program.ranges.items()},
+            "strategy": program.strategy,
+            "max_error": program.max_error,
+            "checked": len(program.checked),
+            "path": str(work_dir / "exported" / f"bucket-{index}"),
+            "notes": list(program.notes),
+        }
+        for index, (bucket, program) in enumerate(zip(plan.buckets, exported, strict=True))
+    ]
+    session.emit({"model": loaded.name, "programs": rows}, lambda: _table(rows))
+
+
+def _table(rows: list[dict[str, Any]]) -> RenderableType:
+    from rich.text import Text
+
+    from edgecompile.cli.console import stack, table
+
+    cells = [
+        (
+            f"{row['bucket']}",
+            row["mode"],
+            ", ".join(f"{axis} {lo}–{hi}" for axis, (lo, hi) in row["ranges"].items()),
+            row["strategy"],
+            f"{row['checked']}",
+            f"{row['max_error']:.1e}",
+        )
+        for row in rows
+    ]
+    columns = ("bucket", "mode", "sizes", "exported as", "checks", "largest error")
+    notes = list(dict.fromkeys(note for row in rows for note in row["notes"]))
+    drawn = table(columns, cells, left=4)
+    return stack(drawn, Text("\n".join(f"· {note}" for note in notes))) if notes else drawn

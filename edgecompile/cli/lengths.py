@@ -1,0 +1,101 @@
+"""``edgecompile lengths``: read lengths, say what they are, and keep them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgecompile.cli.options import lengths_options, read_traffic
+from edgecompile.cli.session import Command, Session, output_options
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from edgecompile.lengths import LengthDistribution
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Examples:
+  edgecompile lengths lengths.txt
+  edgecompile lengths counts.csv -o lengths.json
+  edgecompile lengths --texts queries.txt --model ./minilm -o lengths.json
+"""
+
+
+@click.command(
+    "lengths", cls=Command, epilog=_EPILOG, short_help="Read and summarise sequence lengths."
+)
+@click.argument("file", type=click.Path(allow_dash=True), required=False)
+@lengths_options
+@click.option("--model", metavar="MODEL", help="Folder of the model whose tokenizer --texts uses.")
+@click.option(
+    "--max-length",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Say what share of the inputs is longer, and count those as N.",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the histogram as JSON, which every --lengths reads.",
+)
+@output_options
+@click.pass_obj
+def command(
+    session: Session,
+    file: str | None,
+    lengths: str | None,
+    texts: str | None,
+    tokenizer: Path | None,
+    model: str | None,
+    max_length: int | None,
+    output: Path | None,
+) -> None:
+    """Read sequence lengths from FILE, or count the tokens of texts.
+
+    FILE is what --lengths takes: .txt, .csv (length or length,count), .jsonl, .json histogram,
+    .npy, or - for standard input. Every bad row is named.
+    """
+    if file is not None and lengths is not None:
+        raise click.UsageError("FILE and --lengths are the same thing; give one of them.")
+    distribution = read_traffic(file or lengths, texts, tokenizer, model)
+    over = 0.0
+    if max_length is not None:
+        distribution, over = distribution.clip(max_length)
+    if output is not None:
+        from edgecompile.cli.output import write_json
+
+        write_json(output, distribution.to_json())
+        session.console.say(f"wrote {output}")
+    summary = distribution.summary().to_json()
+    document = {**distribution.to_json(), "summary": summary, "share_over": over}
+    session.emit(document, lambda: _table(distribution, max_length, over))
+
+
+def _table(distribution: LengthDistribution, max_length: int | None, over: float) -> RenderableType:
+    from rich.text import Text
+
+    from edgecompile.cli.console import facts, stack
+    from edgecompile.units import format_count, format_share
+
+    summary = distribution.summary()
+    rows = [
+        ("source", distribution.source),
+        ("inputs", f"{format_count(summary.n)}, of {format_count(summary.distinct)} lengths"),
+        ("shortest", f"{summary.min}"),
+        ("mean", f"{summary.mean:.1f}"),
+        ("median", f"{summary.p50}"),
+        ("p90", f"{summary.p90}"),
+        ("p99", f"{summary.p99}"),
+        ("longest", f"{summary.max}"),
+    ]
+    if max_length is not None:
+        rows.append((f"over {max_length}", f"{format_share(over)}, counted as {max_length}"))
+    bars = distribution.sparkline(60)
+    ends = f"{summary.min}".ljust(max(len(bars) - len(str(summary.max)), 1)) + f"{summary.max}"
+    return stack(facts(rows), Text(f"  {bars}\n  {ends}"))

@@ -1,0 +1,189 @@
+"""Options that several commands share, and how their values are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from edgecompile.lengths import LengthDistribution
+
+__all__ = [
+    "DEFAULT_TARGET",
+    "batch_option",
+    "jobs_option",
+    "lengths_options",
+    "max_length_option",
+    "mode_option",
+    "model_argument",
+    "read_traffic",
+    "seed_option",
+    "target_option",
+    "threads_option",
+]
+
+DEFAULT_TARGET = "cpu-x86-64"
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+_Decorator = Callable[[_Decorated], _Decorated]
+
+
+def _read_batch(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, int]:
+    low, colon, high = value.partition(":")
+    try:
+        lo = int(low)
+        hi = int(high) if colon else lo
+    except ValueError:
+        raise click.BadParameter(f"'{value}' is neither a number nor LO:HI.") from None
+    if not 1 <= lo <= hi:
+        raise click.BadParameter(f"'{value}' doesn't ascend from 1 or more.")
+    return lo, hi
+
+
+def _complete_target(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    from edgecompile.targets import list_targets
+
+    return [CompletionItem(name) for name in list_targets() if name.startswith(incomplete)]
+
+
+def _complete_model(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
+
+
+model_argument: _Decorator[Any] = click.argument("model", shell_complete=_complete_model)
+
+target_option: _Decorator[Any] = click.option(
+    "--target",
+    "-t",
+    default=DEFAULT_TARGET,
+    show_default=True,
+    metavar="NAME",
+    shell_complete=_complete_target,
+    help="What to build for: a name of 'edgecompile targets list', or a TOML file.",
+)
+
+batch_option: _Decorator[Any] = click.option(
+    "--batch",
+    metavar="N|LO:HI",
+    callback=_read_batch,
+    default="1",
+    show_default=True,
+    help="Batch size: fixed, or a range.",
+)
+
+mode_option: _Decorator[Any] = click.option(
+    "--mode",
+    type=click.Choice(["auto", "exact", "pad"]),
+    default="auto",
+    show_default=True,
+    help="Programs of dynamic length (exact), of fixed length with padded inputs (pad), or what "
+    "suits the model.",
+)
+
+max_length_option: _Decorator[Any] = click.option(
+    "--max-length",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Longest length to serve. Default: the model's limit, or the longest seen.",
+)
+
+threads_option: _Decorator[Any] = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads to measure with. Default: every CPU that the process may use.",
+)
+
+jobs_option: _Decorator[Any] = click.option(
+    "--jobs",
+    "-j",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Programs to compile at once. Default: one for each CPU.",
+)
+
+seed_option: _Decorator[Any] = click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Of all random draws.",
+)
+
+
+def lengths_options(function: _Decorated) -> _Decorated:
+    """Adds --lengths, --texts and --tokenizer."""
+    for option in (
+        click.option(
+            "--tokenizer",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="tokenizer.json for --texts. Default: the model's own.",
+        ),
+        click.option(
+            "--texts",
+            type=click.Path(allow_dash=True),
+            metavar="FILE",
+            help="Typical texts, one a line; their lengths in tokens are what counts. - reads "
+            "standard input.",
+        ),
+        click.option(
+            "--lengths",
+            type=click.Path(allow_dash=True),
+            metavar="FILE",
+            help="Lengths of real inputs: .txt, .csv (length or length,count), .jsonl, .json "
+            "histogram or .npy; - reads standard input.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def read_traffic(
+    lengths: str | None, texts: str | None, tokenizer: Path | None, model: str | None
+) -> LengthDistribution:
+    """The distribution that --lengths or --texts names.
+
+    Raises:
+        click.UsageError: not exactly one of the two is given, or --texts lacks a tokenizer.
+        LengthsError, ModelError: see ``read_lengths`` and ``count_tokens``.
+    """
+    if lengths is not None and texts is not None:
+        raise click.UsageError("--lengths and --texts exclude each other.")
+    if lengths is not None:
+        if tokenizer is not None:
+            raise click.UsageError("--tokenizer goes with --texts.")
+        from edgecompile.lengths import read_lengths
+
+        return read_lengths(lengths)
+    if texts is None:
+        raise click.UsageError(
+            "The lengths of the traffic are missing: give --lengths FILE or --texts FILE."
+        )
+    if tokenizer is None and model is None:
+        raise click.UsageError("--texts needs --tokenizer FILE or --model MODEL.")
+    from edgecompile.texts import read_text_lengths
+
+    return read_text_lengths(texts, tokenizer or _model_tokenizer(model or ""))
+
+
+def _model_tokenizer(model: str) -> Path:
+    """The tokenizer of a model folder, or of the transformer in a pipeline's folder."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        raise click.UsageError(
+            f"'{model}' is no folder with a tokenizer; --texts needs --tokenizer FILE."
+        )
+    inner = sorted(path.parent / "tokenizer.json" for path in folder.glob("*/config.json"))
+    found = [path for path in (folder / "tokenizer.json", *inner) if path.is_file()]
+    # Where there is none, reading this one says so, and what to do.
+    return found[0] if found else folder / "tokenizer.json"

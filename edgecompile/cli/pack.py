@@ -1,0 +1,112 @@
+"""``edgecompile pack``: a bundle from compiled libraries, verified before it gets its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgecompile.cli.options import batch_option, model_argument, seed_option, target_option
+from edgecompile.cli.session import Command, Session, output_options
+from edgecompile.cli.stages import (
+    load_exported,
+    plan_option,
+    read_plan,
+    stage_lengths,
+    work_dir_option,
+)
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Example:
+  edgecompile pack ./minilm --work-dir minilm.work --output minilm.ecb
+"""
+
+
+@click.command("pack", cls=Command, epilog=_EPILOG, short_help="Verify and write the bundle.")
+@model_argument
+@work_dir_option
+@plan_option
+@target_option
+@click.option(
+    "--variant", "variants", multiple=True, metavar="NAME", help="Only this one of the target's."
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    metavar="NAME.ecb",
+    help="The bundle. Default: the model's name with .ecb, in the current folder.",
+)
+@batch_option
+@seed_option
+@click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
+@output_options
+@click.pass_obj
+def command(
+    session: Session,
+    model: str,
+    work_dir: Path,
+    plan_file: Path | None,
+    target: str,
+    variants: tuple[str, ...],
+    output: Path | None,
+    batch: tuple[int, int],
+    seed: int,
+    force: bool,
+) -> None:
+    """Pack the libraries of DIR/artifacts with MODEL's weights into a bundle.
+
+    The bundle is run against eager first; only one that agrees gets its name.
+    """
+    from edgecompile.cli.build import bundle_name
+    from edgecompile.targets import load_target
+    from edgecompile.units import format_bytes
+
+    profile = load_target(target)
+    chosen = [profile.variant(name) for name in variants] or None
+    plan = read_plan(plan_file, work_dir)
+    lengths = stage_lengths(work_dir)
+    console = session.console
+
+    with console.step("load what was compiled"):
+        from edgecompile.compilation import load_compiled
+
+        exported = load_exported(plan, work_dir)
+        compiled = load_compiled(exported, plan, profile, work_dir / "artifacts", variants=chosen)
+    with console.step("load the model"):
+        from edgecompile.models import load_model
+        from edgecompile.packing import pack_bundle
+        from edgecompile.pipeline import built_by
+
+        loaded = load_model(model, batch=batch)
+    with console.step("verify and pack") as step:
+        packed = pack_bundle(
+            loaded,
+            plan,
+            compiled,
+            output or Path(bundle_name(model)),
+            lengths=lengths,
+            built_by=built_by(compiled),
+            seed=seed,
+            force=force,
+            step=step,
+        )
+    for note in packed.notes:
+        console.say(f"  note: {note}")
+    console.summary(
+        [
+            ("size", format_bytes(packed.size_bytes)),
+            ("checks", f"{len(packed.verify.results)} agree with eager"),
+            ("sha256", f"{packed.sha256}  manifest.json"),
+        ]
+    )
+    document = {
+        "bundle": str(packed.path),
+        "size_bytes": packed.size_bytes,
+        "sha256": packed.sha256,
+        "verify": packed.verify.to_json(),
+        "notes": list(packed.notes),
+    }
+    session.emit(document, lambda: str(packed.path))

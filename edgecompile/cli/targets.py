@@ -1,0 +1,169 @@
+"""``edgecompile targets``: the device profiles that are known, and whether they can be used."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgecompile.cli.options import DEFAULT_TARGET
+from edgecompile.cli.session import Command, Session, output_options
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from edgecompile.targets import TargetProfile, VariantSpec
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Examples:
+  edgecompile targets list
+  edgecompile targets show cpu-x86-64
+  edgecompile targets check ./my-board.toml
+"""
+
+
+@click.group("targets", epilog=_EPILOG, short_help="List, show and check device profiles.")
+def command() -> None:
+    """The device profiles that --target takes.
+
+    They are TOML files, looked up in $EDGECOMPILE_PROFILES and among those that are installed; a
+    path of your own works as well.
+    """
+
+
+@command.command("list", cls=Command)
+@output_options
+@click.pass_obj
+def list_command(session: Session) -> None:
+    """List the known targets."""
+    from edgecompile.targets import list_targets, load_target
+
+    profiles = [load_target(name) for name in list_targets()]
+    rows = [
+        {
+            "name": profile.name,
+            "kind": profile.kind,
+            "variants": [variant.name for variant in profile.variants],
+            "description": profile.description,
+        }
+        for profile in profiles
+    ]
+    session.emit({"targets": rows}, lambda: _list_table(profiles))
+
+
+@command.command("show", cls=Command)
+@click.argument("target", default=DEFAULT_TARGET)
+@output_options
+@click.pass_obj
+def show_command(session: Session, target: str) -> None:
+    """Show one target: its variants, limits and speed."""
+    from edgecompile.targets import load_target
+
+    profile = load_target(target)
+    session.emit(profile.to_json(), lambda: _show_table(profile))
+
+
+@command.command("check", cls=Command)
+@click.argument("target", default=DEFAULT_TARGET)
+@output_options
+@click.pass_obj
+def check_command(session: Session, target: str) -> None:
+    """Check a profile, and whether this machine can build for it and run it.
+
+    Exits with an error if it can't be built for.
+    """
+    from edgecompile.errors import ToolchainError
+    from edgecompile.targets import load_target
+    from edgecompile.toolchain import find_toolchain
+
+    profile = load_target(target)
+    compilers: dict[str, str] = {}
+    problems: list[ToolchainError] = []
+    for arch in profile.archs:
+        try:
+            compilers[arch] = find_toolchain(arch).version
+        except ToolchainError as error:
+            problems.append(error)
+    runs = [] if problems else [variant.name for variant in _runnable(profile)]
+    document: dict[str, Any] = {
+        "target": profile.name,
+        "ok": not problems,
+        "compilers": compilers,
+        "runs_here": runs,
+        "problems": [error.message for error in problems],
+    }
+    session.emit(document, lambda: _check_table(profile, document))
+    if problems:
+        hints = [error.hint for error in problems if error.hint]
+        raise ToolchainError(
+            "\n".join(error.message for error in problems), hint="; ".join(hints) or None
+        )
+
+
+def _runnable(profile: TargetProfile) -> list[VariantSpec]:
+    import platform
+
+    from edgecompile.backends.native import build_probe
+    from edgecompile.host import host_variants
+    from edgecompile.runtime.cpu import architecture
+
+    arch = architecture(platform.machine())
+    if arch not in profile.archs:
+        return []
+    with tempfile.TemporaryDirectory(prefix="edgecompile-probe-") as folder:
+        return host_variants(profile, build_probe(arch, Path(folder)))
+
+
+def _list_table(profiles: list[TargetProfile]) -> RenderableType:
+    from edgecompile.cli.console import table
+
+    rows = [
+        (profile.name, ", ".join(variant.name for variant in profile.variants), profile.description)
+        for profile in profiles
+    ]
+    return table(("target", "variants", "description"), rows, left=3)
+
+
+def _show_table(profile: TargetProfile) -> RenderableType:
+    from edgecompile.cli.console import facts, heading, stack, table
+
+    peaks = ", ".join(f"{precision} {peak:g}" for precision, peak in profile.peak_gflops)
+    rows = [
+        ("name", profile.name),
+        ("description", profile.description),
+        ("cores", f"{profile.cores}"),
+        ("memory", f"{profile.memory_gib:g} GiB, {profile.bandwidth_gbs:g} GB/s"),
+        ("clock", "–" if profile.clock_ghz is None else f"{profile.clock_ghz:g} GHz"),
+        ("peak", f"{peaks} GFLOP/s"),
+        ("glibc", f"{profile.glibc} or newer"),
+        ("python", f"{profile.python} or newer"),
+    ]
+    variants = [
+        (
+            variant.name,
+            variant.march,
+            f"{variant.simdlen}",
+            f"{variant.rank}",
+            " ".join(variant.requires),
+        )
+        for variant in profile.variants
+    ]
+    columns = ("variant", "-march", "vector bits", "rank", "requires")
+    return stack(facts(rows), heading("Variants"), table(columns, variants, left=5))
+
+
+def _check_table(profile: TargetProfile, document: dict[str, Any]) -> RenderableType:
+    from edgecompile.cli.console import facts
+
+    compilers = [document["compilers"].get(arch, "none") for arch in profile.archs]
+    return facts(
+        [
+            ("profile", f"{profile.name} is well-formed"),
+            *((f"builds {a}", c) for a, c in zip(profile.archs, compilers, strict=True)),
+            ("runs here", ", ".join(document["runs_here"]) or "none of its variants"),
+        ]
+    )

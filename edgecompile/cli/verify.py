@@ -1,0 +1,165 @@
+"""``edgecompile verify``: a bundle against eager, or against its golden vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgecompile.cli.options import seed_option
+from edgecompile.cli.session import Command, Session, output_options
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from edgecompile.curves import Mode
+    from edgecompile.ranges import Bucket
+    from edgecompile.runtime.manifest import Manifest
+    from edgecompile.verify import Case, VerifyReport
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Examples:
+  edgecompile verify minilm.ecb
+  edgecompile verify minilm.ecb --model ./minilm --seed 7 --report verify.html
+"""
+
+
+@click.command("verify", cls=Command, epilog=_EPILOG, short_help="Compare a bundle with eager.")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--model",
+    metavar="MODEL",
+    help="Run this model eagerly and compare on fresh inputs. Default: the bundle's golden vectors.",
+)
+@seed_option
+@click.option(
+    "--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the table as a page."
+)
+@output_options
+@click.pass_obj
+def command(
+    session: Session, bundle: Path, model: str | None, seed: int, report: Path | None
+) -> None:
+    """Run BUNDLE through its own runtime, with every variant that this host can run.
+
+    All files are hashed first. The process that runs the bundle uses the runtime inside the
+    bundle, and never loads torch.
+    """
+    from edgecompile.runtime.files import BundleFolder
+    from edgecompile.verify import check_report, verify_bundle
+
+    console = session.console
+    with console.step("hash the files") as step:
+        folder = BundleFolder(str(bundle))
+        try:
+            folder.check_hashes()
+            manifest = folder.manifest
+        finally:
+            folder.close()
+        step.note(f"{len(manifest.files)} files as recorded")
+    buckets = _buckets(manifest)
+    if model is None:
+        with console.step("read the golden vectors") as step:
+            cases = _golden_cases(bundle, manifest)
+            step.note(f"{len(cases)} cases")
+    else:
+        with console.step("run eager") as step:
+            cases = _eager_cases(model, manifest, buckets, seed)
+            step.note(f"{len(cases)} cases")
+    with console.step("run the bundle"):
+        result = verify_bundle(
+            bundle, cases, [variant.name for variant in manifest.variants], manifest.tolerance
+        )
+    if report is not None:
+        from edgecompile.cli.output import write_text
+        from edgecompile.report import render_page, verify_section
+
+        facts = sorted(manifest.built_by.items())
+        write_text(
+            report, render_page(manifest.name, [verify_section(result, buckets)], facts=facts)
+        )
+        console.say(f"wrote {report}")
+    session.emit({"bundle": str(bundle), **result.to_json()}, lambda: _table(result, buckets))
+    check_report(result)
+
+
+def _buckets(manifest: Manifest) -> tuple[Bucket, ...]:
+    """The manifest's buckets, the length axis first."""
+    from edgecompile.ranges import AxisRange, Bucket
+
+    buckets = []
+    for spec in manifest.buckets:
+        axes = {
+            name: AxisRange(extent.lo, extent.hi, extent.hint or extent.hi)
+            for name, extent in spec.axes.items()
+        }
+        order = sorted(axes, key=lambda name: name != manifest.length_axis)
+        mode: Mode = "pad" if spec.mode == "pad" else "exact"
+        buckets.append(Bucket(mode, tuple((name, axes[name]) for name in order)))
+    return tuple(buckets)
+
+
+def _golden_cases(bundle: Path, manifest: Manifest) -> list[Case]:
+    from edgecompile.runtime.golden import read_case
+    from edgecompile.verify import Case
+
+    cases = []
+    for item in manifest.golden:
+        path = bundle / item.file
+        with path.open("rb") as stream:
+            found = read_case(stream.fileno(), str(path), manifest)
+        cases.append(Case(item.bucket, item.case, found.inputs, found.outputs))
+    return cases
+
+
+def _eager_cases(
+    model: str, manifest: Manifest, buckets: tuple[Bucket, ...], seed: int
+) -> list[Case]:
+    from edgecompile.errors import VerificationError
+    from edgecompile.models import load_model
+    from edgecompile.verify import make_cases
+
+    batch = manifest.axes.get("batch")
+    loaded = load_model(model, batch=None if batch is None else (batch.lo, batch.hi))
+    for what, ours, theirs in (
+        ("inputs", manifest.inputs, loaded.inputs),
+        ("outputs", manifest.outputs, loaded.outputs),
+    ):
+        names = [spec.name for spec in ours], [spec.name for spec in theirs]
+        if names[0] != names[1]:
+            raise VerificationError(
+                f"{loaded.name} isn't the model of this bundle: its {what} are "
+                f"{', '.join(names[1])}, those of the bundle {', '.join(names[0])}"
+            )
+    return list(make_cases(loaded, buckets, seed=seed))
+
+
+def _table(report: VerifyReport, buckets: tuple[Bucket, ...]) -> RenderableType:
+    from rich.text import Text
+
+    from edgecompile.cli.console import stack, table
+    from edgecompile.units import format_share
+
+    tolerance = report.tolerance
+    rows = [
+        (
+            result.variant,
+            f"{result.bucket}: {buckets[result.bucket].lo}–{buckets[result.bucket].hi}",
+            result.case,
+            f"{result.max_abs_error:.1e}",
+            format_share(result.max_abs_error / tolerance.limit(result.scale)),
+            "ok" if result.ok else "FAILED",
+        )
+        for result in report.results
+    ]
+    columns = ("variant", "bucket", "case", "largest difference", "of what is allowed", "")
+    verdict = "agrees" if report.ok else "DIFFERS"
+    lines = [
+        f"{verdict}: {sum(result.ok for result in report.results)} of {len(rows)} cases, "
+        f"allowed is {tolerance.atol:g} + {tolerance.rtol:g} · max |want|"
+    ]
+    lines += [f"{name} was not run here: {why}" for name, why in report.not_executed.items()]
+    return stack(table(columns, rows, left=3), Text("\n".join(lines)))
