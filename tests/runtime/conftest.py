@@ -56,3 +56,18 @@ def native_bundle(request: pytest.FixtureRequest) -> str:
         return str(request.getfixturevalue("tiny_bundle"))
     except pytest.FixtureLookupError:
         pytest.skip("needs a bundle: set EDGECOMPILE_TEST_BUNDLE")
+
+
+@pytest.fixture
+def native_copy(native_bundle: str, tmp_path: Path) -> Path:
+    """A copy of the real bundle that may be changed: replace files, never write into them."""
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copyfile(source, target)
+
+    folder = tmp_path / "copy.ecb"
+    shutil.copytree(native_bundle, folder, copy_function=link)
+    return folder

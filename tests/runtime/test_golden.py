@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 from pathlib import Path
 
 import numpy as np
@@ -62,3 +63,25 @@ def test_cases_of_a_folder(tmp_path: Path) -> None:
         list_cases(str(tmp_path))
     with pytest.raises(BundleError, match="can't be listed"):
         list_cases(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_bytes_give_a_case_or_a_bundle_error(
+    tmp_path: Path, manifest: Manifest, seed: int
+) -> None:
+    rng = random.Random(seed)
+    good = write_case(*make_case(9))
+    outcomes = set()
+    for _ in range(300):
+        data = bytearray(good)
+        for _ in range(rng.randint(0, 2)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        (tmp_path / "x.npz").write_bytes(data)
+        try:
+            case = read(tmp_path / "x.npz", manifest)
+        except BundleError:
+            outcomes.add("refused")
+        else:
+            outcomes.add("read")
+            assert case.inputs["input_ids"].dtype == np.int64
+    assert outcomes == {"read", "refused"}

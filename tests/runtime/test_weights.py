@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgecompile.runtime.errors import DamagedBundleError
+from edgecompile.runtime.errors import BundleError, DamagedBundleError
 from edgecompile.runtime.files import BundleFolder
-from edgecompile.runtime.weights import Weights, map_weights
+from edgecompile.runtime.weights import Weights, map_weights, read_constants
 from tests.runtime.bundles import DummyBundle, make_weights, pack_weights
 
 NAME = "weights.fp32"
@@ -97,3 +98,29 @@ def test_the_safetensors_library_reads_it(bundle: DummyBundle) -> None:
     header = {"a": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}
     loaded = safetensors.load(make_weights(header, np.arange(16, dtype="<f4").tobytes()))
     np.testing.assert_array_equal(loaded["a"], np.arange(16.0).reshape(4, 4))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_bytes_give_tensors_or_a_bundle_error(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    good = make_weights()
+    header_bytes = int.from_bytes(good[:8], "little")
+    read = 0
+    for _ in range(300):
+        data = bytearray(good)
+        for _ in range(rng.randint(1, 3)):
+            data[rng.randrange(8 + header_bytes)] = rng.choice(b'0123456789"{}[],:F \x00\xff')
+        if rng.random() < 0.2:
+            del data[rng.randrange(len(data)) :]
+        (tmp_path / "w").write_bytes(data)
+        fd = os.open(tmp_path / "w", os.O_RDONLY)
+        try:
+            for item in read_constants(fd, len(data), "w"):
+                assert 0 <= item.offset <= item.offset + item.nbytes <= len(data)
+                assert item.offset % 64 == 0
+            read += 1
+        except BundleError:
+            pass
+        finally:
+            os.close(fd)
+    assert 0 < read < 300

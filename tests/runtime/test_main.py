@@ -1,0 +1,122 @@
+"""__main__: the command line of the device, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.bundles import DummyBundle
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edgecompile.runtime", *arguments]
+    variables = dict(os.environ, PYTHONPATH=str(REPOSITORY), **environment)
+    return subprocess.run(command, env=variables, capture_output=True, text=True, cwd="/")
+
+
+def data(done: subprocess.CompletedProcess[str], code: int = 0) -> Any:
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_help_and_usage() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for command in ("info", "selftest", "bench"):
+        assert command in done.stdout
+    assert "coldstart" not in done.stdout
+    assert run().returncode == 2
+    assert run("bench", "x", "--threads", "two").returncode == 2
+
+
+def test_info_of_this_machine() -> None:
+    report = data(run("info", "--host", "--json"))
+    assert report["host"]["cpus"] >= 1
+    assert "host " in run("info", "--host").stdout
+    assert run("info").returncode == 1
+
+
+@pytest.mark.parametrize("command", ["info", "selftest", "bench"])
+def test_errors_have_a_message_a_hint_and_a_code(bundle: DummyBundle, command: str) -> None:
+    done = run(command, str(bundle.folder))
+    assert done.returncode == 20 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and "\nhint: " in done.stderr
+    assert "Traceback" not in done.stderr
+    done = run(command, str(bundle.folder), "--debug")
+    assert done.returncode == 1 and "Traceback" in done.stderr
+
+    path = bundle.write()
+    (bundle.folder / "weights.fp32").write_bytes(b"")
+    done = run(command, path, "--json")
+    assert done.returncode == 22 and "weights.fp32: has 0 bytes" in done.stderr
+
+    bundle.document["format_version"] = 2
+    assert run(command, bundle.write()).returncode == 21
+
+
+def test_info_of_a_bundle_for_another_machine(bundle: DummyBundle) -> None:
+    bundle.document["variants"][0]["arch"] = "none"
+    bundle.document["probes"] = {"none": "code/x86-64/libecprobe.so"}
+    path = bundle.write()
+    report = data(run("info", path, "--json"))
+    assert report["chosen"] is None and report["device_bytes"] is None
+    assert "is for none" in report["variants"][0]["reasons"][0]
+    assert report["bytes"] == sum(
+        file.stat().st_size for file in bundle.folder.rglob("*") if file.is_file()
+    )
+    text = run("info", path).stdout
+    assert "bucket 1  pad: batch 1..2 (hint 1), length 33..64 (hint 64)" in text
+    assert "input     input_ids: int64[batch, length]  0..99" in text
+    done = run("selftest", path)
+    assert done.returncode == 23 and "is for none" in done.stderr
+
+
+def test_info_of_a_real_bundle(native_bundle: str) -> None:
+    report = data(run("info", native_bundle, "--json"))
+    assert report["chosen"] is not None and report["problem"] is None
+    assert 0 < report["device_bytes"]["total"] <= report["bytes"]
+    assert "(chosen): runs here" in run("info", native_bundle, "--host").stdout
+
+
+def test_selftest(native_bundle: str, tmp_path: Path) -> None:
+    report = data(run("selftest", native_bundle, "--json", "--threads", "1"))
+    assert report["ok"] and report["threads"] == 1 and report["verify"] == "full"
+    assert "torch" not in report["imported"]
+    (tmp_path / "0-broken.npz").write_bytes(b"PK")
+    report = data(run("selftest", native_bundle, "--json", "--cases", str(tmp_path)), 27)
+    assert not report["ok"] and report["failed"] == 1
+    done = run("selftest", native_bundle, "--cases", str(tmp_path))
+    assert done.returncode == 27 and "FAILED: 0 of 1 cases ok" in done.stdout
+
+
+def test_bench(native_bundle: str, tmp_path: Path) -> None:
+    common = ("bench", native_bundle, "--seconds", "0.1", "--cold-runs", "0", "--threads", "1")
+    report = data(run(*common, "--json"))
+    assert report["overall"]["p50_ms"] > 0 and "cold_start" not in report
+    (tmp_path / "lengths").write_text("nothing\n")
+    done = run(*common, "--lengths", str(tmp_path / "lengths"))
+    assert done.returncode == 24 and "line 1: 'nothing'" in done.stderr
+
+
+def test_an_unknown_variant(native_bundle: str) -> None:
+    done = run("selftest", native_bundle, "--variant", "v9")
+    assert done.returncode == 23 and "no variant 'v9'" in done.stderr
+    done = run("selftest", native_bundle, EDGECOMPILE_VARIANT="v8")
+    assert done.returncode == 23 and "no variant 'v8'" in done.stderr
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    command = f"{sys.executable} -m edgecompile.runtime info --host | true"
+    variables = dict(os.environ, PYTHONPATH=str(REPOSITORY))
+    done = subprocess.run(
+        ["bash", "-c", command], env=variables, capture_output=True, text=True, cwd="/"
+    )
+    assert "Traceback" not in done.stderr

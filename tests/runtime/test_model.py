@@ -1,0 +1,385 @@
+"""model: a real bundle opened, run, refused, shared among threads and closed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgecompile.runtime import Model, open_bundle
+from edgecompile.runtime.compare import compare_arrays
+from edgecompile.runtime.errors import (
+    DamagedBundleError,
+    InputError,
+    ModelClosedError,
+    OutsideBucketsError,
+    UnsupportedHostError,
+)
+from edgecompile.runtime.golden import read_case
+from edgecompile.runtime.inputs import make_inputs
+from edgecompile.runtime.manifest import BucketSpec, Extent, Manifest, parse_manifest
+from tests.runtime.bundles import DummyBundle
+
+Arrays = Any
+
+
+@pytest.fixture(scope="module")
+def model(native_bundle: str) -> Any:
+    """The real bundle, open for all tests of this file that leave it open."""
+    with open_bundle(native_bundle) as opened:
+        yield opened
+
+
+def golden(model: Model, path: str) -> list[tuple[int, Arrays, Arrays]]:
+    cases = []
+    for item in model.manifest.golden:
+        fd = os.open(os.path.join(path, item.file), os.O_RDONLY)
+        case = read_case(fd, item.file, model.manifest)
+        os.close(fd)
+        cases.append((item.bucket, case.inputs, case.outputs))
+    return cases
+
+
+def assert_agree(manifest: Manifest, got: Arrays, want: Arrays) -> None:
+    assert list(got) == [item.name for item in manifest.outputs]
+    for name in want:
+        agreement = compare_arrays(got[name], want[name], manifest.tolerance)
+        assert agreement.ok, f"{name} {agreement.reason}"
+
+
+def edges(manifest: Manifest) -> list[dict[str, int]]:
+    """Sizes at both ends of every bucket."""
+    return [
+        {axis: getattr(extent, end) for axis, extent in bucket.axes.items()}
+        for bucket in manifest.buckets
+        for end in ("lo", "hi")
+    ]
+
+
+def test_golden_vectors(model: Model, native_bundle: str) -> None:
+    cases = golden(model, native_bundle)
+    assert cases
+    for bucket, inputs, want in cases:
+        assert_agree(model.manifest, model.run_bucket(bucket, inputs), want)
+        assert_agree(model.manifest, model.run(inputs), want)
+
+
+def test_shapes_at_the_edges_of_every_bucket(model: Model) -> None:
+    for seed, sizes in enumerate(edges(model.manifest)):
+        outputs = model.run(make_inputs(model.manifest, sizes, seed))
+        for spec in model.manifest.outputs:
+            wanted = tuple(dim if isinstance(dim, int) else sizes[dim] for dim in spec.shape)
+            array = outputs[spec.name]
+            assert array.shape == wanted and array.dtype.name == spec.dtype
+            assert array.flags.owndata and array.flags.writeable and array.flags.c_contiguous
+
+
+def test_info(model: Model, native_bundle: str) -> None:
+    info = model.info
+    assert json.loads(json.dumps(info)) == info
+    assert info["variant"] in [item.name for item in model.manifest.variants]
+    assert info["loaded_buckets"] == list(range(len(model.manifest.buckets)))
+    assert info["path"] == native_bundle and info["threads"] >= 1
+    assert info["host"]["features"]
+
+
+def test_refusals_leave_the_model_as_it_was(model: Model, native_bundle: str) -> None:
+    _, inputs, want = golden(model, native_bundle)[0]
+    first = model.manifest.inputs[0].name
+    before = model.stats
+    bad: list[Any] = [
+        None,
+        {},
+        {first: inputs[first]} if len(inputs) > 1 else {"x": 1},
+        dict(inputs, extra=1),
+        dict(inputs, **{first: inputs[first].astype(np.complex128)}),
+        dict(inputs, **{first: inputs[first][None]}),
+    ]
+    for spec in model.manifest.inputs:
+        if spec.bounds is not None:
+            low, high = spec.bounds
+            for value in (low - 1, high + 1):
+                if abs(value) < 2**62:
+                    changed = inputs[spec.name].copy()
+                    changed.flat[-1] = value
+                    bad.append(dict(inputs, **{spec.name: changed}))
+    for item in bad:
+        with pytest.raises(InputError):
+            model.run(item)
+    assert model.stats["refused"] == before["refused"] + len(bad)
+    assert model.stats["runs"] == before["runs"]
+    assert_agree(model.manifest, model.run(inputs), want)
+
+
+def test_sizes_outside_every_bucket(model: Model) -> None:
+    for axis, extent in model.manifest.axes.items():
+        sizes = {name: item.lo for name, item in model.manifest.axes.items()}
+        for size in (extent.lo - 1, extent.hi + 1):
+            inputs = make_inputs(model.manifest, {**sizes, axis: size})
+            with pytest.raises(OutsideBucketsError, match=axis):
+                model.run(inputs)
+
+
+def test_a_bucket_by_number(model: Model, native_bundle: str) -> None:
+    _, inputs, _ = golden(model, native_bundle)[0]
+    for bucket in (-1, len(model.manifest.buckets)):
+        with pytest.raises(InputError, match="there is no bucket"):
+            model.run_bucket(bucket, inputs)
+
+
+def test_inputs_are_not_kept_or_changed(model: Model, native_bundle: str) -> None:
+    _, inputs, want = golden(model, native_bundle)[0]
+    copies = {name: array.copy() for name, array in inputs.items()}
+    frozen = {name: array.copy() for name, array in inputs.items()}
+    for array in frozen.values():
+        array.flags.writeable = False
+    outputs = model.run(frozen)
+    for name in inputs:
+        np.testing.assert_array_equal(frozen[name], copies[name])
+    second = model.run(inputs)
+    for array in second.values():
+        array.fill(0)
+    assert_agree(model.manifest, outputs, want)
+    assert_agree(model.manifest, model.run(inputs), want)
+
+
+def test_stats(native_bundle: str) -> None:
+    with open_bundle(native_bundle) as model:
+        assert model.stats["runs"] == 0, "warm-up isn't counted"
+        axis = model.manifest.length_axis
+        for bucket in model.manifest.buckets:
+            model.run(make_inputs(model.manifest, {a: e.lo for a, e in bucket.axes.items()}))
+        seen = model.stats
+        assert seen["runs"] == len(model.manifest.buckets)
+        if axis is not None:
+            for bucket in model.manifest.buckets:
+                assert seen["lengths"][str(bucket.axes[axis].lo)] >= 1
+
+
+def test_threads_get_their_own_results(model: Model) -> None:
+    sizes = edges(model.manifest)
+    inputs = [make_inputs(model.manifest, item, seed) for seed, item in enumerate(sizes)]
+    wanted = [model.run(item) for item in inputs]
+    problems: list[str] = []
+
+    def work(offset: int) -> None:
+        try:
+            for round_ in range(3 * len(inputs)):
+                index = (offset + round_) % len(inputs)
+                got = model.run(inputs[index])
+                for name, want in wanted[index].items():
+                    agreement = compare_arrays(got[name], want, model.manifest.tolerance)
+                    if not agreement.ok:
+                        problems.append(f"{index} {name} {agreement.reason}")
+        except Exception as error:
+            problems.append(repr(error))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+
+
+def test_close_waits_for_runs_and_refuses_later_ones(native_bundle: str) -> None:
+    model = open_bundle(native_bundle)
+    inputs = make_inputs(model.manifest, edges(model.manifest)[-1])
+    want = model.run(inputs)
+    results: list[Any] = []
+    started = threading.Barrier(4)
+
+    def work() -> None:
+        started.wait()
+        while True:
+            try:
+                results.append(model.run(inputs))
+            except ModelClosedError:
+                return
+            except Exception as error:
+                results.append(error)
+                return
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    model.close()
+    model.close()
+    for thread in threads:
+        thread.join()
+    for result in results:
+        assert_agree(model.manifest, result, want)
+    with pytest.raises(ModelClosedError):
+        model.run(inputs)
+    assert model.stats["runs"] == len(results) + 1
+    assert model.info["loaded_buckets"] == []
+
+
+def test_opening_again_and_again_leaks_nothing(native_bundle: str) -> None:
+    def cycle() -> tuple[int, int]:
+        with open_bundle(native_bundle) as model:
+            model.run(make_inputs(model.manifest, edges(model.manifest)[0]))
+            runtime = model._runtime
+        return len(os.listdir("/proc/self/fd")), runtime.live_tensors
+
+    cycle()
+    baseline = cycle()
+    for _ in range(3):
+        assert cycle() == baseline
+
+
+def test_weights_are_mapped_once(native_bundle: str) -> None:
+    with open_bundle(native_bundle) as one, open_bundle(native_bundle) as two:
+        manifest = one.manifest
+        place = os.path.realpath(os.path.join(native_bundle, manifest.weights[manifest.precision]))
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        assert sum(line.endswith(place) for line in lines) == 1
+        inputs = make_inputs(manifest, edges(manifest)[0])
+        assert_agree(manifest, two.run(inputs), one.run(inputs))
+
+
+def test_programs_are_loaded_at_first_use_without_warm_up(native_bundle: str) -> None:
+    with open_bundle(native_bundle, warmup=False, threads=1, concurrency=1) as model:
+        assert model.info["loaded_buckets"] == [] and model.info["threads"] == 1
+        for bucket, inputs, want in golden(model, native_bundle):
+            assert_agree(model.manifest, model.run_bucket(bucket, inputs), want)
+            assert bucket in model.info["loaded_buckets"]
+
+
+def test_the_variant_can_be_chosen(native_bundle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_bundle(native_bundle, warmup=False) as model:
+        name = model.info["variant"]
+    monkeypatch.setenv("EDGECOMPILE_VARIANT", "no-such-variant")
+    with pytest.raises(UnsupportedHostError, match="no variant 'no-such-variant'"):
+        open_bundle(native_bundle)
+    with open_bundle(native_bundle, variant=name, warmup=False) as model:
+        assert model.info["variant"] == name, "the argument comes before the environment"
+
+
+def test_padding_agrees_with_exact(native_copy: Path, native_bundle: str) -> None:
+    """The same program, told to be a padded bucket: it has to mask the padding."""
+    manifest = parse_manifest((native_copy / "manifest.json").read_bytes())
+    axis = manifest.length_axis
+    fitting = [i for i, item in enumerate(manifest.buckets) if item.mode == "exact"]
+    if (
+        axis is None
+        or not fitting
+        or any(axis in item.shape and item.pad is None for item in manifest.inputs)
+    ):
+        pytest.skip("the bundle has nothing that can be padded")
+    index = fitting[-1]
+    axes = dict(manifest.buckets[index].axes)
+    lo, hi = axes[axis].lo, min(axes[axis].hi, axes[axis].lo + 40)
+    axes[axis] = Extent(lo, hi, hi)
+    padded = dataclasses.replace(
+        manifest,
+        buckets=(BucketSpec("pad", axes),),
+        axes={name: Extent(item.lo, item.hi) for name, item in axes.items()},
+        variants=tuple(
+            dataclasses.replace(item, programs=(item.programs[index],))
+            for item in manifest.variants
+        ),
+        golden=(),
+    )
+    place = native_copy / "manifest.json"
+    place.unlink()
+    place.write_bytes(padded.to_bytes())
+    with open_bundle(native_copy) as short, open_bundle(native_bundle) as model:
+        sizes = {name: item.lo for name, item in axes.items()}
+        for length in sorted({lo, (lo + hi) // 2, hi}):
+            inputs = make_inputs(manifest, {**sizes, axis: length}, length)
+            assert_agree(manifest, short.run(inputs), model.run_bucket(index, inputs))
+        stats = short.stats
+        assert stats["padding"] > 0 or lo == hi
+
+
+def test_a_changed_weight_is_found(native_copy: Path) -> None:
+    manifest = parse_manifest((native_copy / "manifest.json").read_bytes())
+    place = native_copy / manifest.weights[manifest.precision]
+    data = bytearray(place.read_bytes())
+    data[-1] ^= 1
+    place.unlink()
+    place.write_bytes(data)
+    for verify in ("auto", "full"):
+        with pytest.raises(DamagedBundleError, match="file-hash"):
+            open_bundle(native_copy, verify=verify)
+    open_bundle(native_copy, verify="fast").close()
+
+
+def test_only_full_verification_reads_what_is_not_used(native_copy: Path) -> None:
+    place = native_copy / "manifest.json"
+    manifest = parse_manifest(place.read_bytes())
+    (native_copy / "notes.txt").write_bytes(b"changed")
+    digest = hashlib.sha256(b"written").hexdigest()
+    entry = {"notes.txt": type(next(iter(manifest.files.values())))(7, digest)}
+    changed = dataclasses.replace(manifest, files={**manifest.files, **entry})
+    place.unlink()
+    place.write_bytes(changed.to_bytes())
+    open_bundle(native_copy).close()
+    with pytest.raises(DamagedBundleError, match=r"notes\.txt"):
+        open_bundle(native_copy, verify="full")
+
+
+def test_a_truncated_program_is_refused(native_copy: Path) -> None:
+    manifest = parse_manifest((native_copy / "manifest.json").read_bytes())
+    place = native_copy / manifest.variants[0].programs[0]
+    data = place.read_bytes()
+    place.unlink()
+    place.write_bytes(data[:-100])
+    with pytest.raises(DamagedBundleError, match="file-size-differs"):
+        open_bundle(native_copy, verify="fast")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"threads": 0},
+        {"threads": 1.5},
+        {"threads": 10**6},
+        {"concurrency": -1},
+        {"verify": "maybe"},
+    ],
+)
+def test_arguments_out_of_range(bundle: DummyBundle, options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(options))):
+        open_bundle(bundle.write(), **options)
+
+
+def test_a_failed_opening_leaves_nothing_open(bundle: DummyBundle) -> None:
+    bundle.document["variants"][0]["requires"] = ["no-such-feature"]
+    bundle.document["variants"][0]["arch"] = "none"
+    bundle.document["probes"] = {"none": "code/x86-64/libecprobe.so"}
+    path = bundle.write()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(UnsupportedHostError, match="x86-64-v3: is for none"):
+        open_bundle(path)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_a_fresh_process_loads(native_bundle: str) -> None:
+    program = (
+        "import sys, edgecompile.runtime as r\n"
+        "assert 'numpy' not in sys.modules, 'importing the package must stay cheap'\n"
+        "m = r.open_bundle(sys.argv[1]); m.close()\n"
+        "print(sorted({n.partition('.')[0] for n in sys.modules} - set(sys.argv)))\n"
+    )
+    environment = dict(os.environ, PYTHONPATH=str(Path(__file__).parents[2]))
+    done = subprocess.run(
+        [sys.executable, "-c", program, native_bundle],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("torch", "click", "rich", "safetensors", "onnx"):
+        assert f"'{name}'" not in done.stdout
