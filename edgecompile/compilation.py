@@ -25,6 +25,9 @@ from edgecompile.toolchain import find_toolchain
 
 _PROCESS_TOKEN = uuid.uuid4().hex
 
+#: Written last into an export's folder: without it the export is half-made.
+_EXPORT_DONE = "done.json"
+
 
 @dataclass(frozen=True)
 class CompiledModel:
@@ -66,10 +69,47 @@ def export_bucket(model: LoadedModel, bucket: Bucket) -> ExportedModel:
     return export_model(model, ranges, hint=hint)
 
 
+class ExportStore:
+    """Exports of one model, each made once: kept in memory and, for other processes, on disk.
+
+    Args:
+        model: what is exported.
+        folder: gets one folder for each request.
+    """
+
+    def __init__(self, model: LoadedModel, folder: Path) -> None:
+        self.model = model
+        self.folder = folder
+        self._made: dict[str, ExportedModel] = {}
+
+    def key(self, bucket: Bucket) -> str:
+        """Identifies the export for ``bucket``: equal keys mean equal programs."""
+        request = {"bucket": bucket.to_json(), "model": model_fingerprint(self.model)}
+        return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
+
+    def get(self, bucket: Bucket) -> ExportedModel:
+        """The export for ``bucket``.
+
+        Raises:
+            ExportError: the model can't be exported for it.
+        """
+        key = self.key(bucket)
+        if key not in self._made:
+            place = self.folder / key
+            if (place / _EXPORT_DONE).is_file():
+                self._made[key] = ExportedModel.load(place)
+            else:
+                exported = export_bucket(self.model, bucket)
+                exported.save(place)
+                (place / _EXPORT_DONE).write_text(json.dumps(bucket.to_json()) + "\n")
+                self._made[key] = exported
+        return self._made[key]
+
+
 def export_plan(
-    model: LoadedModel, plan: BucketPlan, folder: Path, *, step: StepHandle | None = None
+    exports: ExportStore, plan: BucketPlan, *, step: StepHandle | None = None
 ) -> tuple[ExportedModel, ...]:
-    """Exports every bucket of a plan into ``folder/bucket-N``; what is there already is reused.
+    """Exports every bucket of a plan; what was exported before is reused.
 
     Raises:
         ExportError: a bucket can't be exported.
@@ -78,21 +118,8 @@ def export_plan(
     for index, bucket in enumerate(plan.buckets):
         if step is not None:
             step.update(index, len(plan.buckets), f"bucket {index}: {bucket.lo}..{bucket.hi}")
-        result.append(export_cached(model, bucket, folder / f"bucket-{index}"))
+        result.append(exports.get(bucket))
     return tuple(result)
-
-
-def export_cached(model: LoadedModel, bucket: Bucket, folder: Path) -> ExportedModel:
-    """Exports a bucket, or loads the export that an earlier stage left for the same request."""
-    key = {"bucket": bucket.to_json(), "model": model_fingerprint(model)}
-    marker = folder / "request.json"
-    if marker.is_file() and json.loads(marker.read_text()) == key:
-        return ExportedModel.load(folder)
-    marker.unlink(missing_ok=True)
-    exported = export_bucket(model, bucket)
-    exported.save(folder)
-    marker.write_text(json.dumps(key) + "\n")
-    return exported
 
 
 def model_fingerprint(model: LoadedModel) -> str:
@@ -116,6 +143,7 @@ def compile_plan(
     profile: TargetProfile,
     folder: Path,
     *,
+    keys: Sequence[str] = (),
     variants: Sequence[VariantSpec] | None = None,
     jobs: int | None = None,
     step: StepHandle | None = None,
@@ -127,6 +155,8 @@ def compile_plan(
         plan: the buckets.
         profile: the target.
         folder: gets ``<variant>/bucket-N.so``, the runtime libraries, probes and tensors.
+        keys: what identifies each export (:meth:`ExportStore.key`); with them, programs that an
+            earlier call left in ``folder`` are reused.
         variants: build these instead of all of the profile's.
         jobs: programs to compile side by side; None: one for each CPU.
         step: told what is being built.
@@ -155,6 +185,7 @@ def compile_plan(
             scratch=folder / "inductor" / variant.name,
             store=store,
             index=index,
+            export_key=keys[index] if keys else None,
         )
 
     workers = jobs or os.cpu_count() or 1
@@ -165,22 +196,60 @@ def compile_plan(
                 artifacts[artifact.variant].append(artifact)
                 done += 1
                 if step is not None:
-                    step.update(
-                        done, len(tasks), f"bucket {artifact.bucket}, {artifact.variant}"
-                    )
+                    step.update(done, len(tasks), f"bucket {artifact.bucket}, {artifact.variant}")
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    verdicts = _audit(chosen, natives, artifacts, profile)
+    return _assemble(chosen, natives, artifacts, probes, store, profile, exported)
+
+
+def load_compiled(
+    exported: Sequence[ExportedModel],
+    plan: BucketPlan,
+    profile: TargetProfile,
+    folder: Path,
+    *,
+    variants: Sequence[VariantSpec] | None = None,
+) -> CompiledModel:
+    """What an earlier :func:`compile_plan` left in ``folder``, judged anew.
+
+    Raises:
+        CompileError: a library is missing or has changed; says to run the stage again.
+        AuditError: a library isn't fit for the target.
+    """
+    chosen = tuple(variants if variants is not None else profile.variants)
+    natives = {v.name: build_runtime(v, folder / v.name) for v in chosen}
+    probes = {arch: build_probe(arch, folder / arch) for arch in sorted({v.arch for v in chosen})}
+    artifacts = {
+        v.name: [
+            Artifact.load(folder / v.name / f"bucket-{index}.json")
+            for index in range(len(plan.buckets))
+        ]
+        for v in chosen
+    }
+    store = TensorStore(folder / "tensors")
+    return _assemble(chosen, natives, artifacts, probes, store, profile, exported)
+
+
+def _assemble(
+    variants: tuple[VariantSpec, ...],
+    natives: Mapping[str, NativeRuntime],
+    artifacts: Mapping[str, Sequence[Artifact]],
+    probes: Mapping[str, Path],
+    store: TensorStore,
+    profile: TargetProfile,
+    exported: Sequence[ExportedModel],
+) -> CompiledModel:
+    verdicts = _audit(variants, natives, artifacts, profile)
     require(verdicts)
     return CompiledModel(
-        variants=chosen,
+        variants=variants,
         natives=natives,
         artifacts={name: tuple(items) for name, items in artifacts.items()},
         probes=probes,
         store=store,
         audit=tuple(verdicts),
-        compilers=frozenset(find_toolchain(arch).version for arch in archs),
+        compilers=frozenset(find_toolchain(arch).version for arch in probes),
         exported=tuple(exported),
     )
 

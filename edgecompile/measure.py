@@ -52,6 +52,7 @@ def run_bench(
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     environment["PYTHONPATH"] = str((bundle / "runtime").resolve())
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # the bundle's folder is what ships
     with tempfile.TemporaryDirectory(prefix="edgecompile-bench-") as folder:
         listing = Path(folder) / "lengths.txt"
         listing.write_text("".join(f"{n}\n" for n in lengths))
@@ -70,9 +71,7 @@ def run_bench(
     return answer
 
 
-def measure_exact(
-    bundle: Path, lengths: Sequence[int], *, threads: int | None = None
-) -> CostCurve:
+def measure_exact(bundle: Path, lengths: Sequence[int], *, threads: int | None = None) -> CostCurve:
     """The measured cost of running each length unpadded.
 
     Returns:

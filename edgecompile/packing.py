@@ -167,9 +167,7 @@ def _axes(plan: BucketPlan) -> dict[str, Extent]:
 
 
 def _bucket_spec(bucket: Bucket) -> BucketSpec:
-    return BucketSpec(
-        bucket.mode, {name: Extent(e.lo, e.hi, e.hint) for name, e in bucket.axes}
-    )
+    return BucketSpec(bucket.mode, {name: Extent(e.lo, e.hi, e.hint) for name, e in bucket.axes})
 
 
 def _plan_summary(plan: BucketPlan) -> dict[str, object]:

@@ -22,7 +22,7 @@ import edgecompile
 from edgecompile.audit import AuditVerdict
 from edgecompile.buckets import BucketPlan
 from edgecompile.bundle import bundle_path
-from edgecompile.compilation import CompiledModel, compile_plan, export_plan
+from edgecompile.compilation import CompiledModel, ExportStore, compile_plan, export_plan
 from edgecompile.errors import BundleWriteError
 from edgecompile.lengths import LengthDistribution
 from edgecompile.packing import pack_bundle
@@ -133,9 +133,8 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
 
     with _work_folder(request.work_dir) as work:
         _write_json(work / "lengths.json", request.lengths.to_json())
-        model = timed(
-            "load the model", lambda _: load_model(request.model, batch=request.batch)
-        )
+        model = timed("load the model", lambda _: load_model(request.model, batch=request.batch))
+        exports = ExportStore(model, work / "exported")
         plan_request = PlanRequest(
             lengths=request.lengths,
             max_buckets=request.max_buckets,
@@ -145,17 +144,23 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         )
         planned = timed(
             "measure and plan",
-            lambda step: plan_model(model, profile, plan_request, work, step=step),
+            lambda step: plan_model(exports, profile, plan_request, work, step=step),
         )
         _write_json(work / "plan.json", planned.plan.to_json())
         exported = timed(
             "export",
-            lambda step: export_plan(model, planned.plan, work / "exported", step=step),
+            lambda step: export_plan(exports, planned.plan, step=step),
         )
         compiled: CompiledModel = timed(
             "compile",
             lambda step: compile_plan(
-                exported, planned.plan, profile, work / "artifacts", jobs=request.jobs, step=step
+                exported,
+                planned.plan,
+                profile,
+                work / "artifacts",
+                keys=[exports.key(b) for b in planned.plan.buckets],
+                jobs=request.jobs,
+                step=step,
             ),
         )
         packed = timed(

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgecompile.backends.native import build_probe
-from edgecompile.buckets import AxisRange, BucketPlan, plan_buckets
-from edgecompile.compilation import compile_plan, export_plan
+from edgecompile.buckets import AxisRange, Bucket, BucketPlan, plan_buckets
+from edgecompile.compilation import ExportStore, compile_plan, export_plan
 from edgecompile.costs import CostCurve, CostPoint, Mode
 from edgecompile.errors import LengthsError, PlanError
 from edgecompile.host import host_variants
@@ -66,6 +66,7 @@ def served_length(model: LoadedModel, request: PlanRequest) -> int:
     Raises:
         LengthsError: lengths of the sample, or ``max_length``, are over the model's limit.
     """
+    assert model.length_axis is not None
     limit = model.axes[model.length_axis].hi
     longest = int(request.lengths.max)
     wanted = request.max_length
@@ -89,7 +90,7 @@ def served_length(model: LoadedModel, request: PlanRequest) -> int:
 
 
 def plan_model(
-    model: LoadedModel,
+    exports: ExportStore,
     profile: TargetProfile,
     request: PlanRequest,
     work: Path,
@@ -103,6 +104,9 @@ def plan_model(
         PlanError: the constraints can't be met.
         ExportError, CompileError: the program to measure can't be built.
     """
+    model = exports.model
+    if model.length_axis is None:
+        raise PlanError(f"{model.name} has no length axis, so there is nothing to plan")
     longest = served_length(model, request)
     shortest = model.axes[model.length_axis].lo
     others = tuple(
@@ -114,7 +118,9 @@ def plan_model(
     notes = []
     if over:
         notes.append(f"{over:.2%} of the traffic is longer than {longest} and will be refused")
-    curve = _measure(model, profile, request, served, shortest, longest, others, work, step)
+    curve, whole = _measure(
+        exports, profile, request, served, shortest, longest, others, work, step
+    )
     modes: tuple[Mode, ...] = ("pad",) if request.mode == "pad" else ("exact",)
     if request.mode == "pad":
         curve = _as_padded(curve)
@@ -134,20 +140,31 @@ def plan_model(
         length_axis=model.length_axis,
         other_axes=others,
     )
+    if _same_ranges(plan, whole):
+        # The program that was measured is the plan: keep its hint, so that it is built once.
+        plan = replace(plan, buckets=whole.buckets)
     return Planned(plan, (*notes, *plan.notes))
+
+
+def _same_ranges(plan: BucketPlan, other: BucketPlan) -> bool:
+    """Whether two plans differ in nothing but hints."""
+
+    def key(bucket: Bucket) -> tuple[object, ...]:
+        return (bucket.mode, *((name, r.lo, r.hi) for name, r in bucket.axes))
+
+    return [key(b) for b in plan.buckets] == [key(b) for b in other.buckets]
 
 
 def _as_padded(curve: CostCurve) -> CostCurve:
     points = tuple(
-        CostPoint(p.length, None, p.exact_ms, pad_spread_ms=p.exact_spread_ms)
-        for p in curve.points
+        CostPoint(p.length, None, p.exact_ms, pad_spread_ms=p.exact_spread_ms) for p in curve.points
     )
     provenance = {**curve.provenance, "pad": "taken from the dynamic program at the same length"}
     return replace(curve, points=points, provenance=provenance)
 
 
 def _measure(
-    model: LoadedModel,
+    exports: ExportStore,
     profile: TargetProfile,
     request: PlanRequest,
     served: LengthDistribution,
@@ -156,7 +173,10 @@ def _measure(
     others: Sequence[tuple[str, AxisRange]],
     work: Path,
     step: StepHandle | None,
-) -> CostCurve:
+) -> tuple[CostCurve, BucketPlan]:
+    """The cost curve, and the plan of one bucket whose program was measured."""
+    model = exports.model
+    assert model.length_axis is not None
     probe = build_probe("x86-64", work / "probe")
     runnable = host_variants(profile, probe)
     if not runnable:
@@ -181,10 +201,15 @@ def _measure(
             step.update(text=text)
 
     tell(f"exporting {shortest}..{longest}")
-    exported = export_plan(model, whole, work / "exported")
+    exported = export_plan(exports, whole)
     tell(f"compiling {shortest}..{longest} for {runnable[-1].name}")
     compiled = compile_plan(
-        exported, whole, profile, work / "artifacts", variants=runnable[-1:]
+        exported,
+        whole,
+        profile,
+        work / "artifacts",
+        keys=[exports.key(b) for b in whole.buckets],
+        variants=runnable[-1:],
     )
     scratch = work / "measured.ecb"
     shutil.rmtree(scratch, ignore_errors=True)
@@ -192,6 +217,6 @@ def _measure(
         bundle = stage_for_measurement(model, whole, compiled, scratch)
         lengths = choose_lengths(served, shortest, longest)
         tell(f"measuring {len(lengths)} lengths")
-        return measure_exact(bundle, lengths, threads=request.threads)
+        return measure_exact(bundle, lengths, threads=request.threads), whole
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -86,7 +86,9 @@ def find_toolchain(arch: str = "x86-64") -> Toolchain:
     override = os.environ.get("EDGECOMPILE_CXX") if arch == "x86-64" else None
     cxx = _find(arch, override or "g++", exact=override is not None)
     found = {"g++": cxx, "objcopy": _find(arch, "objcopy"), "nm": _find(arch, "nm")}
-    missing = [override if name == "g++" and override else name for name, p in found.items() if not p]
+    missing = [
+        override if name == "g++" and override else name for name, p in found.items() if not p
+    ]
     if missing:
         raise ToolchainError(f"no {', '.join(missing)} for {arch} on this machine", hint=install)
     version = _output([str(cxx), "--version"]).splitlines()[0]
@@ -281,9 +283,7 @@ def _symbols(toolchain: Toolchain, arguments: Sequence[str]) -> frozenset[str]:
     return frozenset(line.split()[0].split("@")[0] for line in text.splitlines() if line.strip())
 
 
-def rename_symbols(
-    toolchain: Toolchain, source: Path, output: Path, names: dict[str, str]
-) -> None:
+def rename_symbols(toolchain: Toolchain, source: Path, output: Path, names: dict[str, str]) -> None:
     """Copies an object file with symbols renamed."""
     table = output.with_name(output.name + ".syms")
     table.write_text("".join(f"{old} {new}\n" for old, new in sorted(names.items())))

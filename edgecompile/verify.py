@@ -111,9 +111,7 @@ class VerifyReport:
         }
 
 
-def make_cases(
-    model: LoadedModel, buckets: Sequence[Bucket], *, seed: int = 0
-) -> Iterator[Case]:
+def make_cases(model: LoadedModel, buckets: Sequence[Bucket], *, seed: int = 0) -> Iterator[Case]:
     """Inputs for every bucket with eager's answers.
 
     For each bucket: the lower and the upper edge, the hint and random lengths between; where the
@@ -171,7 +169,9 @@ def _pad(
 ) -> npt.NDArray[np.generic]:
     if value is None:
         value = 0
-    widths = [(0, width - n if name == axis else 0) for name, n in zip(shape, array.shape, strict=True)]
+    widths = [
+        (0, width - n if name == axis else 0) for name, n in zip(shape, array.shape, strict=True)
+    ]
     return np.pad(array, widths, constant_values=value)
 
 
@@ -234,6 +234,7 @@ def _selftest(bundle: Path, cases: Path, variant: str, python: str) -> dict[str,
     """Runs the bundle's own self-test command on a folder of cases."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     environment["PYTHONPATH"] = str((bundle / "runtime").resolve())
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # the bundle's folder is what ships
     command = [python, "-m", "edgecompile.runtime", "selftest", str(bundle.resolve())]
     command += ["--cases", str(cases), "--variant", variant, "--json"]
     # The working directory must not hold a package of the same name: -m looks there first.
@@ -298,6 +299,5 @@ __all__ = [
     "check_report",
     "report_bytes",
     "make_cases",
-
     "verify_bundle",
 ]

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from edgecompile.errors import CompileError
 
 if TYPE_CHECKING:
@@ -78,14 +76,14 @@ class TensorStore:
             raise CompileError(f"a constant of the model has dtype {tensor.dtype}")
         flat = tensor.detach().cpu().contiguous()
         # A view as bytes works for every dtype, bfloat16 included, which numpy lacks.
-        raw = flat.reshape(-1).view(torch.uint8).numpy() if flat.numel() else np.zeros(0, np.uint8)
+        raw = flat.reshape(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b""
         digest = hashlib.sha256(f"{dtype}{tuple(flat.shape)}".encode())
-        digest.update(memoryview(raw))
+        digest.update(raw)
         stored = StoredTensor(digest.hexdigest(), dtype, tuple(int(s) for s in flat.shape))
         path = self.path(stored)
         if not path.is_file():
             partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-            partial.write_bytes(memoryview(raw))
+            partial.write_bytes(raw)
             os.replace(partial, path)
         return stored
 
@@ -99,6 +97,7 @@ class Artifact:
     """One compiled program.
 
     Attributes:
+        key: identifies everything that shaped it; an artifact with the same key is reused.
         bucket: index of the bucket in the plan.
         variant: name of the variant.
         library: the shared library.
@@ -110,6 +109,7 @@ class Artifact:
         lowering: what graph lowering rewrote.
     """
 
+    key: str
     bucket: int
     variant: str
     library: Path
@@ -122,6 +122,7 @@ class Artifact:
 
     def to_json(self) -> dict[str, Any]:
         return {
+            "key": self.key,
             "bucket": self.bucket,
             "variant": self.variant,
             "library": self.library.name,
@@ -151,6 +152,7 @@ class Artifact:
         try:
             data = json.loads(path.read_text())
             artifact = Artifact(
+                key=str(data["key"]),
                 bucket=int(data["bucket"]),
                 variant=str(data["variant"]),
                 library=path.parent / Path(data["library"]).name,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ _KERNEL_MARKER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 
 #: Inductor appends its own compile commands, with this machine's paths, as comments.
 _TRAILER_MARKER = "// Compile cmd"
+
+#: Code generation patches and reads global state of torch: one at a time in a process.
+_GENERATING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -149,9 +153,9 @@ def generate_cpp(
     """
     isa = vector_isa(arch, simdlen)
     cache_dir.mkdir(parents=True, exist_ok=True)
-    with _forced_isa(isa), _cache_directory(cache_dir), torch.no_grad():
+    with _GENERATING, _forced_isa(isa), _cache_directory(cache_dir), torch.no_grad():
         try:
-            files = torch._inductor.aot_compile(
+            files: Any = torch._inductor.aot_compile(
                 gm, (), dict(kwargs), options=_options(march, simdlen)
             )
         except Exception as error:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import re
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
+import edgecompile
 from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore, file_sha256
 from edgecompile.backends.inductor_compat import GeneratedCpp, generate_cpp
 from edgecompile.backends.lowering import LoweringReport, lower_graph
-from edgecompile.backends.native import BASELINE_MARCH, NativeRuntime, native_headers_id, native_sources
+from edgecompile.backends.native import (
+    BASELINE_MARCH,
+    NativeRuntime,
+    native_headers_id,
+    native_sources,
+)
 from edgecompile.buckets import Bucket
-from edgecompile.errors import MissingKernelError
+from edgecompile.errors import CompileError, MissingKernelError
 from edgecompile.export import ExportedModel
 from edgecompile.progress import StepHandle
 from edgecompile.targets import VariantSpec
@@ -72,6 +81,7 @@ class InductorCpuBackend:
         scratch: Path,
         store: TensorStore,
         index: int = 0,
+        export_key: str | None = None,
         step: StepHandle | None = None,
     ) -> Artifact:
         """Builds the library of ``bucket`` for ``variant`` at ``output``.
@@ -85,20 +95,29 @@ class InductorCpuBackend:
             scratch: folder for Inductor's files; one for each variant.
             store: where the program's constants are put.
             index: the bucket's number in the plan.
+            export_key: identifies ``exported``; an artifact that an earlier call left at
+                ``output`` for the same key, variant, runtime and versions is returned as it is.
             step: told what is being done.
 
         Raises:
             CompileError: code generation, compiling or linking failed.
             MissingKernelError: the program calls what the runtime lacks; lists all of it.
         """
+        key = _artifact_key(export_key or uuid.uuid4().hex, bucket, variant, native)
+        known = _reusable(output, key, store)
+        if known is not None:
+            return known
         seconds: dict[str, float] = {}
         start = time.perf_counter()
         module = exported.program.module()
         report = lower_graph(module)
         # A padded bucket's program is static, so its ranges decide and the hint doesn't matter.
         example = exported.example(
-            {name: min(max(e.hint, exported.ranges[name][0]), exported.ranges[name][1])
-             for name, e in bucket.axes if name in exported.ranges}
+            {
+                name: min(max(e.hint, exported.ranges[name][0]), exported.ranges[name][1])
+                for name, e in bucket.axes
+                if name in exported.ranges
+            }
         )
         generated = generate_cpp(
             module,
@@ -123,6 +142,7 @@ class InductorCpuBackend:
             name: store.add(tensor) for name, tensor in generated.constants.items()
         }
         artifact = Artifact(
+            key=key,
             bucket=index,
             variant=variant.name,
             library=output,
@@ -139,6 +159,41 @@ class InductorCpuBackend:
 
 def _report_json(report: LoweringReport) -> dict[str, object]:
     return dataclasses.asdict(report)
+
+
+def _artifact_key(
+    export_key: str, bucket: Bucket, variant: VariantSpec, native: NativeRuntime
+) -> str:
+    """Identifies everything that shapes a model library."""
+    parts = [
+        export_key,
+        bucket.to_json(),
+        variant.to_json(),
+        native.sha256,
+        str(torch.__version__),
+        edgecompile.__version__,
+        find_toolchain(variant.arch).version,
+        [hashlib.sha256(p.read_bytes()).hexdigest() for p in _own_sources()],
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _own_sources() -> list[Path]:
+    """The files of edgecompile that shape what is generated: a changed rewrite is a new key."""
+    return [*sorted(Path(__file__).parent.glob("*.py")), native_sources() / "model" / "support.cpp"]
+
+
+def _reusable(output: Path, key: str, store: TensorStore) -> Artifact | None:
+    """The artifact at ``output`` if it has this key and is whole."""
+    description = output.with_suffix(".json")
+    if not description.is_file():
+        return None
+    try:
+        artifact = Artifact.load(description)
+    except CompileError:
+        return None
+    whole = all(store.path(t).is_file() for t in artifact.constants.values())
+    return artifact if artifact.key == key and whole else None
 
 
 def torch_include_dirs() -> tuple[Path, ...]:

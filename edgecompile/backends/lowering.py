@@ -163,7 +163,9 @@ def _packed_attr(gm: GraphModule, names: list[str], weights: list[Tensor]) -> st
     """Registers the packed concatenation of ``weights`` and returns its attribute name."""
     attr = _PACKED_PREFIX + "__".join(name.replace(".", "_") for name in names)
     if not hasattr(gm, attr):
-        gm.register_buffer(attr, ops.pack_weight(torch.cat(weights) if len(weights) > 1 else weights[0]))
+        gm.register_buffer(
+            attr, ops.pack_weight(torch.cat(weights) if len(weights) > 1 else weights[0])
+        )
     return attr
 
 
@@ -249,9 +251,7 @@ def _emit_merged(gm: GraphModule, group: list[_Linear], report: LoweringReport) 
             ops.LINEAR, (group[0].x, packed, bias, None, sum(widths), ops.ACTIVATIONS["none"])
         )
         parts = gm.graph.call_function(aten.split_with_sizes.default, (wide, widths, axis))
-        slices = [
-            gm.graph.call_function(operator.getitem, (parts, i)) for i in range(len(group))
-        ]
+        slices = [gm.graph.call_function(operator.getitem, (parts, i)) for i in range(len(group))]
     for match, part in zip(group, slices, strict=True):
         part.meta = dict(match.node.meta)
         match.node.replace_all_uses_with(part)
@@ -342,12 +342,16 @@ def _rank(node: Any) -> int:
 
 def _drop_unused_constants(gm: GraphModule) -> None:
     used = {str(n.target) for n in gm.graph.nodes if n.op == "get_attr"}
-    constants = [*gm.named_parameters(remove_duplicate=False)]
-    constants += [*gm.named_buffers(remove_duplicate=False)]
-    for name, _ in constants:
+    for name in _constant_names(gm):
         if name not in used:
             owner, _, leaf = name.rpartition(".")
             delattr(gm.get_submodule(owner) if owner else gm, leaf)
+
+
+def _constant_names(gm: GraphModule) -> list[str]:
+    """Names of all parameters and buffers, those of tied ones included."""
+    parameters = [name for name, _ in gm.named_parameters(remove_duplicate=False)]
+    return parameters + [name for name, _ in gm.named_buffers(remove_duplicate=False)]
 
 
 def _make_constants_contiguous(gm: GraphModule) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,8 @@ ACTIVATIONS: Mapping[str, int] = {
     "sigmoid": 6,
 }
 
-_LIBRARY = torch.library.Library("edgecompile", "DEF")
+# torch.library's functions carry no annotations.
+_LIBRARY: Any = torch.library.Library("edgecompile", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define(
     "ec_linear(Tensor x, Tensor w_packed, Tensor? bias, Tensor? residual, int n, int act) -> Tensor"
 )
@@ -68,7 +70,6 @@ def _activate(x: Tensor, act: int) -> Tensor:
     return result
 
 
-@torch.library.impl(_LIBRARY, "ec_linear", "CPU")
 def _linear_cpu(
     x: Tensor, w_packed: Tensor, bias: Tensor | None, residual: Tensor | None, n: int, act: int
 ) -> Tensor:
@@ -76,14 +77,12 @@ def _linear_cpu(
     return y if residual is None else y + residual
 
 
-@torch.library.register_fake("edgecompile::ec_linear", lib=_LIBRARY)
 def _linear_fake(
     x: Tensor, w_packed: Tensor, bias: Tensor | None, residual: Tensor | None, n: int, act: int
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], n))
 
 
-@torch.library.impl(_LIBRARY, "ec_attention", "CPU")
 def _attention_cpu(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> Tensor:
@@ -94,12 +93,16 @@ def _attention_cpu(
     return y.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-@torch.library.register_fake("edgecompile::ec_attention", lib=_LIBRARY)
 def _attention_fake(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> Tensor:
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])).transpose(1, 2)
 
+
+_LIBRARY.impl("ec_linear", _linear_cpu, "CPU")
+_LIBRARY.impl("ec_attention", _attention_cpu, "CPU")
+torch.library.register_fake("edgecompile::ec_linear", _linear_fake, lib=_LIBRARY)
+torch.library.register_fake("edgecompile::ec_attention", _attention_fake, lib=_LIBRARY)
 
 LINEAR = torch.ops.edgecompile.ec_linear.default
 ATTENTION = torch.ops.edgecompile.ec_attention.default
