@@ -49,7 +49,7 @@ void finish_block(const Epilogue& e, float* c, int64_t ldc, const float* residua
 void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
   const Epilogue& e = p.epilogue;
   const int64_t slices = p.residual_in_c || p.k <= kDepth ? 1 : (p.k + kDepth - 1) / kDepth;
-  const int64_t depth = (p.k + slices - 1) / slices;
+  const int64_t depth = std::max<int64_t>(1, (p.k + slices - 1) / slices);
   const int64_t rows = m1 - m0;
   const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
 
