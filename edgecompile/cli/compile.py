@@ -9,7 +9,7 @@ import click
 
 from edgecompile.cli.options import jobs_option, target_option
 from edgecompile.cli.session import Command, Session, output_options
-from edgecompile.cli.stages import load_exported, plan_option, read_plan, work_dir_option
+from edgecompile.cli.stages import find_exports, plan_option, read_plan, work_dir_option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -55,14 +55,22 @@ def command(
     chosen = [profile.variant(name) for name in variants] or None
     plan = read_plan(plan_file, work_dir)
     console = session.console
+    folders = find_exports(plan, work_dir)
     with console.step("load the exported programs"):
-        exported = load_exported(plan, work_dir)
+        from edgecompile.compilation import compile_plan
+        from edgecompile.export import ExportedModel
 
-    from edgecompile.compilation import compile_plan
-
+        exported = [ExportedModel.load(folder) for folder in folders]
     with console.step("compile") as step:
         compiled = compile_plan(
-            exported, plan, profile, work_dir / "artifacts", variants=chosen, jobs=jobs, step=step
+            exported,
+            plan,
+            profile,
+            work_dir / "artifacts",
+            keys=[folder.name for folder in folders],
+            variants=chosen,
+            jobs=jobs,
+            step=step,
         )
     session.emit(_document(compiled, target), lambda: _table(compiled))
 

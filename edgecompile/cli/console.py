@@ -17,6 +17,7 @@ import rich.console
 from rich import box
 from rich.console import Group, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -47,7 +48,14 @@ def _rich_console(stream: TextIO) -> rich.console.Console:
 
 class _Elapsed(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(f"{int(task.elapsed or 0)} s", style="dim")
+        return Text(f"{int(task.elapsed or 0)} s".rjust(_TIME_WIDTH - 1), style="dim")
+
+
+class _Bar(BarColumn):
+    """A bar where the end is known; the spinner moves enough where it isn't."""
+
+    def render(self, task: Task) -> ProgressBar | Text:  # type: ignore[override]
+        return Text() if task.total is None else super().render(task)
 
 
 class _Step:
@@ -57,7 +65,11 @@ class _Step:
         self._console = console
         self._title = title
         self._live = live
-        self._task = live.add_task(title, total=None, text="", count="") if live else None
+        self._task = (
+            live.add_task(title.ljust(_TITLE_WIDTH), total=None, text="", count="")
+            if live
+            else None
+        )
         self._done: float = 0.0
         self._total: float | None = None
         self._text = ""
@@ -170,13 +182,15 @@ class Console:
 
     def _live(self) -> Progress:
         return Progress(
+            # The same columns as the line that stays when the step has ended.
             TextColumn(" "),
             SpinnerColumn(style="cyan"),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            TextColumn("{task.description}", markup=False),
+            _Elapsed(),
+            TextColumn(""),
+            _Bar(bar_width=20),
             TextColumn("{task.fields[count]}"),
             TextColumn("{task.fields[text]}", style="dim", markup=False),
-            _Elapsed(),
             console=self._rich,
             transient=True,
         )

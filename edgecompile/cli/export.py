@@ -44,14 +44,15 @@ def command(
     """
     plan = read_plan(plan_file, work_dir)
 
-    from edgecompile.compilation import export_plan
+    from edgecompile.compilation import ExportStore, export_plan
     from edgecompile.models import load_model
 
     console = session.console
     with console.step("load the model"):
         loaded = load_model(model, batch=batch)
     with console.step("export") as step:
-        exported = export_plan(loaded, plan, work_dir / "exported", step=step)
+        exports = ExportStore(loaded, work_dir / "exported")
+        exported = export_plan(exports, plan, step=step)
     rows: list[dict[str, Any]] = [
         {
             "bucket": index,
@@ -60,7 +61,7 @@ def command(
             "strategy": program.strategy,
             "max_error": program.max_error,
             "checked": len(program.checked),
-            "path": str(work_dir / "exported" / f"bucket-{index}"),
+            "path": str(exports.folder / exports.key(bucket)),
             "notes": list(program.notes),
         }
         for index, (bucket, program) in enumerate(zip(plan.buckets, exported, strict=True))

@@ -9,7 +9,7 @@ import click
 from edgecompile.cli.options import batch_option, model_argument, seed_option, target_option
 from edgecompile.cli.session import Command, Session, output_options
 from edgecompile.cli.stages import (
-    load_exported,
+    find_exports,
     plan_option,
     read_plan,
     stage_lengths,
@@ -70,10 +70,12 @@ def command(
     lengths = stage_lengths(work_dir)
     console = session.console
 
+    folders = find_exports(plan, work_dir)
     with console.step("load what was compiled"):
         from edgecompile.compilation import load_compiled
+        from edgecompile.export import ExportedModel
 
-        exported = load_exported(plan, work_dir)
+        exported = [ExportedModel.load(folder) for folder in folders]
         compiled = load_compiled(exported, plan, profile, work_dir / "artifacts", variants=chosen)
     with console.step("load the model"):
         from edgecompile.models import load_model

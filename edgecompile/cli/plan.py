@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -203,6 +203,7 @@ def _plan_from_model(
     limits: _Limits,
     work_dir: Path | None,
 ) -> BucketPlan:
+    from edgecompile.compilation import ExportStore
     from edgecompile.models import load_model
     from edgecompile.planning import PlanRequest, plan_model
     from edgecompile.targets import load_target
@@ -220,7 +221,9 @@ def _plan_from_model(
         threads=threads,
     )
     with _folder(work_dir) as work, session.console.step("measure and plan") as step:
-        return plan_model(loaded, profile, request, work, step=step).plan
+        exports = ExportStore(loaded, work / "exported")
+        planned = plan_model(exports, profile, request, work, step=step)
+    return replace(planned.plan, notes=planned.notes)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,9 @@ import click
 
 if TYPE_CHECKING:
     from edgecompile.buckets import BucketPlan
-    from edgecompile.export import ExportedModel
     from edgecompile.lengths import LengthDistribution
 
-__all__ = ["load_exported", "plan_option", "read_plan", "stage_lengths", "work_dir_option"]
+__all__ = ["find_exports", "plan_option", "read_plan", "stage_lengths", "work_dir_option"]
 
 _Decorator = Callable[[Any], Any]
 
@@ -63,23 +63,35 @@ def read_plan(plan_file: Path | None, work_dir: Path) -> BucketPlan:
         raise PlanError(f"{path}: {error.message}", hint=error.hint) from error
 
 
-def load_exported(plan: BucketPlan, work_dir: Path) -> tuple[ExportedModel, ...]:
-    """What ``edgecompile export`` left for each bucket.
+def find_exports(plan: BucketPlan, work_dir: Path) -> tuple[Path, ...]:
+    """The folder that ``edgecompile export`` left for each bucket; its name is the export's key.
+
+    Where several were left (a factory's model can't be told from the one before), the newest.
 
     Raises:
-        ExportError: a bucket's export is missing or can't be read.
+        ExportError: a bucket hasn't been exported.
     """
     from edgecompile.errors import ExportError
-    from edgecompile.export import ExportedModel
 
-    folders = [work_dir / "exported" / f"bucket-{index}" for index in range(len(plan.buckets))]
-    missing = [str(folder) for folder in folders if not folder.is_dir()]
+    known: dict[str, Path] = {}
+    marks = sorted(
+        (work_dir / "exported").glob("*/done.json"), key=lambda path: path.stat().st_mtime_ns
+    )
+    for mark in marks:
+        with suppress(ValueError):
+            known[_canonical(json.loads(mark.read_text(encoding="utf-8")))] = mark.parent
+    wanted = [(bucket, known.get(_canonical(bucket.to_json()))) for bucket in plan.buckets]
+    missing = [f"{bucket.lo}..{bucket.hi}" for bucket, folder in wanted if folder is None]
     if missing:
         raise ExportError(
-            "not exported yet: " + ", ".join(missing),
+            f"in {work_dir} these buckets aren't exported yet: {', '.join(missing)}",
             hint=f"edgecompile export MODEL --work-dir {work_dir}",
         )
-    return tuple(ExportedModel.load(folder) for folder in folders)
+    return tuple(folder for _, folder in wanted if folder is not None)
+
+
+def _canonical(bucket: object) -> str:
+    return json.dumps(bucket, sort_keys=True)
 
 
 def stage_lengths(work_dir: Path) -> LengthDistribution | None:
