@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import shutil
@@ -92,3 +93,15 @@ def build_native() -> Build:
 @pytest.fixture(scope="session", params=runnable_marches())
 def march(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+KERNEL_SOURCES = (
+    "threads.cpp", "gemm.cpp", "gemm_pack.cpp", "gemm_epilogue.cpp", "attention.cpp",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def kernels(build_native: Build, march: str) -> ctypes.CDLL:
+    """kernels_harness.cpp with the kernels, built for one of this CPU's variants."""
+    sources = [*KERNEL_SOURCES, HERE / "kernels_harness.cpp"]
+    return ctypes.CDLL(str(build_native("kernels", sources, march=march)))

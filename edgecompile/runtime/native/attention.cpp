@@ -1,46 +1,285 @@
+// For each head a block of keys at a time: keys are transposed and values copied into panels, then
+// for a few queries at a time the register tiles of gemm_kernel.h compute scores, softmax turns
+// them into weights in place, and the tiles multiply with the values. With more than one block the
+// rows' maxima and sums are carried along and earlier results rescaled ("online" softmax: Milakov
+// and Gimelshein, arXiv:1805.02867).
 #include "attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
-#include <vector>
 
+#include "gemm_kernel.h"
+#include "gemm_pack.h"
+#include "scratch.h"
+#include "simd.h"
 #include "threads.h"
+#include "vecmath.h"
 
 namespace ec {
+namespace {
+
+constexpr int kL = kFloatLanes;
+constexpr int64_t kWidth = 32;  // of a panel
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+// Floats of transposed keys, and of values, per block: together half of a second-level cache.
+constexpr int64_t kBlockFloats = 16 * 1024;
+// Queries below which transposing the keys costs more than dot products with each of them.
+constexpr int64_t kFewQueries = 4;
+// Multiply-adds below which fork and join cost more than they save.
+constexpr int64_t kSerialWork = 100'000;
+
+thread_local Scratch t_scratch;
+
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// One head of one batch entry.
+struct Head {
+  const float *q, *k, *v;
+  float* out;
+  const uint8_t* bool_mask;
+  const float* float_mask;
+};
+
+Head head_of(const AttentionArgs& a, int64_t b, int64_t h) {
+  const int64_t h_kv = h / (a.heads_q / a.heads_kv);
+  Head head{a.q + b * a.q_strides[0] + h * a.q_strides[1],
+            a.k + b * a.k_strides[0] + h_kv * a.k_strides[1],
+            a.v + b * a.v_strides[0] + h_kv * a.v_strides[1],
+            a.out + b * a.out_strides[0] + h * a.out_strides[1],
+            nullptr,
+            nullptr};
+  const int64_t mask = b * a.mask_strides[0] + h * a.mask_strides[1];
+  if (a.mask_kind == static_cast<int>(MaskKind::kBool)) {
+    head.bool_mask = static_cast<const uint8_t*>(a.mask) + mask;
+  } else if (a.mask_kind == static_cast<int>(MaskKind::kFloat)) {
+    head.float_mask = static_cast<const float*>(a.mask) + mask;
+  }
+  return head;
+}
+
+// The mask of one query for keys [k0, k0 + n) as floats to add.
+void read_mask(const AttentionArgs& a, const Head& head, int64_t query, int64_t k0, int64_t n,
+               float* bias) {
+  const int64_t step = a.mask_strides[3];
+  const int64_t at = query * a.mask_strides[2] + k0 * step;
+  if (head.bool_mask != nullptr) {
+    const uint8_t* mask = head.bool_mask + at;
+    if (step == 1) {
+      for (int64_t j = 0; j < n; ++j) bias[j] = mask[j] ? 0.0f : kMinusInfinity;
+    } else {
+      for (int64_t j = 0; j < n; ++j) bias[j] = mask[j * step] ? 0.0f : kMinusInfinity;
+    }
+  } else {
+    const float* mask = head.float_mask + at;
+    for (int64_t j = 0; j < n; ++j) bias[j] = mask[j * step];
+  }
+}
+
+struct RowState {
+  float top;    // largest score so far
+  float sum;    // of exp(score - top)
+  float scale;  // what earlier sums and results must be multiplied by
+};
+
+// Scores s[0:n] (+ bias) become exp(s - top); s is padded to whole vectors, to which zeros are
+// written. A row without any score above -inf keeps zeros (as torch); NaN spreads over the row.
+EC_INLINE void softmax_row(float* s, int64_t n, const float* bias, RowState& row) {
+  const int64_t full = n / kL * kL, whole = round_up(n, kL);
+  vf32 top = broadcast(row.top);
+  const auto scan = [&](int64_t j, auto limit) __attribute__((always_inline)) {
+    vf32 x = load(s + j);
+    if (bias != nullptr) x += load(bias + j);
+    x = limit(x);
+    store(s + j, x);
+    top = max(x, top);
+  };
+  if (bias != nullptr) {
+    for (int64_t j = 0; j < full; j += kL) scan(j, [](vf32 x) { return x; });
+  } else {
+    for (int64_t j = 0; j < full; j += kL) top = max(load(s + j), top);
+  }
+  if (full < whole) {
+    const vi32 valid = iota<vi32>() < static_cast<int32_t>(n - full);
+    scan(full, [&](vf32 x) { return select(valid, x, broadcast(kMinusInfinity)); });
+  }
+  const float new_top = reduce_max(top);
+  const float subtract = new_top == kMinusInfinity ? 0.0f : new_top;
+  vf32 sum{};
+  for (int64_t j = 0; j < whole; j += kL) {
+    const vf32 e = vexp_normal(load(s + j) - subtract);
+    store(s + j, e);
+    sum += e;
+  }
+  row.scale = row.top == new_top ? 1.0f : vexp_normal(broadcast(row.top - subtract))[0];
+  row.sum = row.sum * row.scale + reduce_add(sum);
+  row.top = new_top;
+}
+
+// Results of `rows` queries for one panel of values: out = (out·scale + sums)·factor.
+EC_INLINE void merge_panel(const float* sums, int64_t rows, int64_t columns, bool first,
+                           const RowState* state, bool last, float* out, int64_t ld) {
+  for (int64_t r = 0; r < rows; ++r, sums += kWidth, out += ld) {
+    const float factor = last ? (state[r].sum == 0.0f ? 1.0f : 1.0f / state[r].sum) : 1.0f;
+    const float scale = state[r].scale;
+    const auto merge = [&](vf32 sum, vf32 old) {
+      return (first ? sum : fma(old, broadcast(scale), sum)) * factor;
+    };
+    int64_t j = 0;
+    for (; j + kL <= columns; j += kL) {
+      store(out + j, merge(load(sums + j), first ? vf32{} : load(out + j)));
+    }
+    if (j < columns) {
+      const vf32 old = first ? vf32{} : load_partial(out + j, columns - j);
+      store_partial(out + j, merge(load(sums + j), old), columns - j);
+    }
+  }
+}
+
+// out[rows, columns of one panel], from A rows and a panel of B.
+EC_INLINE void multiply_panel(const float* a, int64_t lda, int64_t rows, const float* panel,
+                              int64_t depth, int64_t columns, float* c, int64_t ldc) {
+  Tile t{};
+  t.k = depth;
+  t.a = a;
+  t.lda = lda;
+  t.ldb = kWidth;
+  t.ldc = ldc;
+  const int width = kTiles.columns[rows - 1];
+  for (int64_t j = 0; j < columns; j += width) {
+    t.b = panel + j;
+    t.c = c + j;
+    kTiles.run[rows - 1](t);
+  }
+}
+
+// q·kᵀ·scale of a few queries by dot products, without copying the keys.
+void dot_scores(const AttentionArgs& a, const float* q, int64_t rows, const float* k, int64_t keys,
+                float* scores, int64_t ld) {
+  for (int64_t j = 0; j < keys; ++j, k += a.k_strides[2]) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* query = q + r * a.q_strides[2];
+      vf32 sum0{}, sum1{};
+      int64_t d = 0;
+      for (; d + 2 * kL <= a.dim; d += 2 * kL) {
+        sum0 = fma(load(query + d), load(k + d), sum0);
+        sum1 = fma(load(query + d + kL), load(k + d + kL), sum1);
+      }
+      for (; d < a.dim; d += kL) {
+        sum0 = fma(load_partial(query + d, a.dim - d), load_partial(k + d, a.dim - d), sum0);
+      }
+      scores[r * ld + j] = reduce_add(sum0 + sum1) * a.scale;
+    }
+  }
+}
+
+// Queries [q0, q1) of one head.
+void run_queries(const AttentionArgs& a, const Head& head, int64_t q0, int64_t q1) {
+  const int64_t queries = q1 - q0;
+  const int64_t all_keys = a.causal ? std::min(a.len_k, q1) : a.len_k;
+  const int64_t widest = std::max<int64_t>({a.dim, a.dim_v, 1});
+  const int64_t most = std::max(kWidth, kBlockFloats / widest / kWidth * kWidth);
+  const int64_t blocks = std::max<int64_t>(1, (all_keys + most - 1) / most);
+  const int64_t block = std::max(kWidth, round_up((all_keys + blocks - 1) / blocks, kWidth));
+  const int64_t v_panels = (a.dim_v + kWidth - 1) / kWidth;
+  const bool few = queries <= kFewQueries;
+
+  const int64_t state_floats = round_up(queries * 3, 16);
+  const int64_t k_floats = few ? 0 : block * a.dim;
+  const int64_t v_floats = block * v_panels * kWidth;
+  float* const scratch =
+      t_scratch.get(state_floats + k_floats + v_floats + (kTileRows + 1) * block);
+  static_assert(sizeof(RowState) == 3 * sizeof(float));
+  RowState* const state = reinterpret_cast<RowState*>(scratch);
+  float* const k_panels = scratch + state_floats;
+  float* const v_copy = k_panels + k_floats;
+  float* const scores = v_copy + v_floats;
+  float* const bias_row = scores + kTileRows * block;
+  std::fill_n(state, queries, RowState{kMinusInfinity, 0.0f, 0.0f});
+  const bool masked = head.bool_mask != nullptr || head.float_mask != nullptr;
+
+  for (int64_t k0 = 0; k0 == 0 || k0 < all_keys; k0 += block) {
+    const int64_t block_keys = std::min(block, all_keys - k0);
+    const bool first = k0 == 0, last = k0 + block >= all_keys;
+    const float* const k = head.k + k0 * a.k_strides[2];
+    const float* const v = head.v + k0 * a.v_strides[2];
+    for (int64_t j = 0; !few && j < block_keys; j += kWidth) {
+      pack_panel(k + j * a.k_strides[2], 1, a.k_strides[2], a.dim,
+                 std::min(kWidth, block_keys - j), a.scale, k_panels + j * a.dim);
+    }
+    for (int64_t p = 0; p < v_panels; ++p) {
+      pack_panel(v + p * kWidth, a.v_strides[2], 1, block_keys,
+                 std::min(kWidth, a.dim_v - p * kWidth), 1.0f, v_copy + p * block * kWidth);
+    }
+    if (masked && a.mask_strides[2] == 0) {
+      std::fill_n(bias_row, block, 0.0f);
+      read_mask(a, head, 0, k0, block_keys, bias_row);
+    }
+
+    const int64_t tiles = (queries + kTileRows - 1) / kTileRows;
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t r0 = queries * i / tiles, rows = queries * (i + 1) / tiles - r0;
+      const float* const q = head.q + (q0 + r0) * a.q_strides[2];
+      // The last of these rows sees this many keys of the block.
+      const int64_t keys =
+          a.causal ? std::clamp<int64_t>(q0 + r0 + rows - k0, 0, block_keys) : block_keys;
+      if (few) {
+        dot_scores(a, q, rows, k, keys, scores, block);
+      } else {
+        for (int64_t j = 0; j < keys; j += kWidth) {
+          multiply_panel(q, a.q_strides[2], rows, k_panels + j * a.dim, a.dim,
+                         std::min(kWidth, keys - j), scores + j, block);
+        }
+      }
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t query = q0 + r0 + r;
+        const int64_t seen = a.causal ? std::clamp<int64_t>(query + 1 - k0, 0, keys) : keys;
+        const float* bias = nullptr;
+        if (masked) {
+          if (a.mask_strides[2] != 0) {
+            read_mask(a, head, query, k0, seen, bias_row);
+            std::fill_n(bias_row + seen, round_up(seen, kL) - seen, 0.0f);
+          }
+          bias = bias_row;
+        }
+        float* const s = scores + r * block;
+        softmax_row(s, seen, bias, state[r0 + r]);
+        std::fill(s + std::min(keys, round_up(seen, kL)), s + keys, 0.0f);
+      }
+      for (int64_t p = 0; p < v_panels; ++p) {
+        alignas(64) float sums[kTileRows * kWidth];
+        const int64_t columns = std::min(kWidth, a.dim_v - p * kWidth);
+        multiply_panel(scores, block, rows, v_copy + p * block * kWidth, keys, columns, sums,
+                       kWidth);
+        merge_panel(sums, rows, columns, first, state + r0, last,
+                    head.out + (q0 + r0) * a.out_strides[2] + p * kWidth, a.out_strides[2]);
+      }
+    }
+  }
+}
+
+}  // namespace
 
 void attention(const AttentionArgs& a) {
-  const int64_t group = a.heads_q / a.heads_kv;
-  parallel_for(a.batch * a.heads_q * a.len_q, [&](int64_t i) {
-    const int64_t row = i % a.len_q, h = i / a.len_q % a.heads_q, b = i / a.len_q / a.heads_q;
-    const float* q = a.q + b * a.q_strides[0] + h * a.q_strides[1] + row * a.q_strides[2];
-    const float* k = a.k + b * a.k_strides[0] + h / group * a.k_strides[1];
-    const float* v = a.v + b * a.v_strides[0] + h / group * a.v_strides[1];
-    float* out = a.out + b * a.out_strides[0] + h * a.out_strides[1] + row * a.out_strides[2];
-    const int64_t mask = b * a.mask_strides[0] + h * a.mask_strides[1] + row * a.mask_strides[2];
-    const float inf = std::numeric_limits<float>::infinity();
-    std::vector<float> s(static_cast<size_t>(a.len_k));
-    float top = -inf, sum = 0;
-    const int64_t keys = a.causal ? std::min(row + 1, a.len_k) : a.len_k;
-    for (int64_t j = 0; j < keys; ++j) {
-      float x = 0;
-      for (int64_t d = 0; d < a.dim; ++d) x += q[d] * k[j * a.k_strides[2] + d];
-      x *= a.scale;
-      const int64_t at = mask + j * a.mask_strides[3];
-      if (a.mask_kind == 1) x += static_cast<const uint8_t*>(a.mask)[at] ? 0 : -inf;
-      if (a.mask_kind == 2) x += static_cast<const float*>(a.mask)[at];
-      s[static_cast<size_t>(j)] = x;
-      top = std::max(top, x);
-    }
-    std::fill_n(out, a.dim_v, 0.0f);
-    if (top == -inf) return;
-    for (int64_t j = 0; j < keys; ++j) {
-      const float p = std::exp(s[static_cast<size_t>(j)] - top);
-      sum += p;
-      for (int64_t d = 0; d < a.dim_v; ++d) out[d] += p * v[j * a.v_strides[2] + d];
-    }
-    for (int64_t d = 0; d < a.dim_v; ++d) out[d] /= sum;
-  });
+  if (a.batch <= 0 || a.heads_q <= 0 || a.len_q <= 0 || a.dim_v <= 0) return;
+  const int64_t heads = a.batch * a.heads_q;
+  int64_t chunks = 1;
+  const int64_t threads = num_threads();
+  const bool alone = threads == 1 || heads * a.len_q * a.len_k * (a.dim + a.dim_v) < kSerialWork;
+  if (!alone && heads < 3 * threads) {
+    // Every chunk copies the keys and values, so it should have a few tiles of queries.
+    chunks = std::clamp<int64_t>(3 * threads / heads, 1, (a.len_q + 31) / 32);
+  }
+  const auto task = [&](int64_t i) {
+    const int64_t head = i / chunks, chunk = i % chunks;
+    run_queries(a, head_of(a, head / a.heads_q, head % a.heads_q), a.len_q * chunk / chunks,
+                a.len_q * (chunk + 1) / chunks);
+  };
+  if (alone) {
+    for (int64_t i = 0; i < heads * chunks; ++i) task(i);
+  } else {
+    parallel_for(heads * chunks, task);
+  }
 }
 
 }  // namespace ec

@@ -1,0 +1,238 @@
+"""Attention against numpy in float64 and against torch's eager kernel where rows are masked."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.native.guarded import guarded
+
+F = np.float32
+I64 = ctypes.c_int64
+INF = math.inf
+
+
+class CArgs(ctypes.Structure):
+    _fields_ = (
+        ("q", ctypes.c_void_p), ("k", ctypes.c_void_p), ("v", ctypes.c_void_p),
+        ("out", ctypes.c_void_p), ("batch", I64), ("heads_q", I64), ("heads_kv", I64),
+        ("len_q", I64), ("len_k", I64), ("dim", I64), ("dim_v", I64), ("q_strides", I64 * 3),
+        ("k_strides", I64 * 3), ("v_strides", I64 * 3), ("out_strides", I64 * 3),
+        ("mask", ctypes.c_void_p), ("mask_kind", ctypes.c_int), ("mask_strides", I64 * 4),
+        ("causal", ctypes.c_bool), ("scale", ctypes.c_float),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    q: np.ndarray  # [B, H, L, D], last axis contiguous
+    k: np.ndarray
+    v: np.ndarray
+    mask: np.ndarray | None = None  # bool or float32, broadcast to [B, H, Lq, Lk]
+    causal: bool = False
+
+    @property
+    def scale(self) -> float:
+        return 1 / math.sqrt(self.q.shape[-1])
+
+
+def run(lib: ctypes.CDLL, case: Case, out: np.ndarray) -> None:
+    q, k, v = case.q, case.k, case.v
+    args = CArgs(
+        q=q.ctypes.data, k=k.ctypes.data, v=v.ctypes.data, out=out.ctypes.data,
+        batch=q.shape[0], heads_q=q.shape[1], heads_kv=k.shape[1], len_q=q.shape[2],
+        len_k=k.shape[2], dim=q.shape[3], dim_v=v.shape[3], causal=case.causal, scale=case.scale,
+    )  # fmt: skip
+    for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
+        assert x.size == 0 or x.shape[3] == 1 or x.strides[3] == 4
+        setattr(args, f"{name}_strides", (I64 * 3)(*(s // 4 for s in x.strides[:3])))
+    if case.mask is not None:
+        shape = (*q.shape[:3], k.shape[2])
+        mask = np.broadcast_to(case.mask, shape)
+        args.mask = mask.ctypes.data
+        args.mask_kind = 1 if mask.dtype == bool else 2
+        args.mask_strides = (I64 * 4)(*(s // mask.itemsize for s in mask.strides))
+    lib.t_attention(ctypes.byref(args))
+
+
+def expected(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """The exact result (rows without keys are 0), and a bound on the error in float32."""
+    group = case.q.shape[1] // case.k.shape[1]
+    q = case.q.astype(np.float64)
+    k = np.repeat(case.k, group, axis=1).astype(np.float64)
+    v = np.repeat(case.v, group, axis=1).astype(np.float64)
+    s = q @ k.swapaxes(-1, -2) * case.scale
+    score_error = np.max(np.abs(q) @ np.abs(k.swapaxes(-1, -2)), axis=-1, initial=0) * case.scale
+    if case.mask is not None:
+        s = s + (np.where(case.mask, 0, -INF) if case.mask.dtype == bool else case.mask)
+    if case.causal:
+        s = np.where(np.tri(*s.shape[-2:], dtype=bool), s, -INF)
+    top = np.max(s, axis=-1, keepdims=True, initial=-INF)
+    e = np.exp(s - np.where(np.isneginf(top), 0, top))
+    total = e.sum(axis=-1, keepdims=True)
+    p = e / np.where(total == 0, 1, total)
+    terms = np.max(np.abs(s), axis=-1, initial=0, where=np.isfinite(s))
+    relative = 2.0**-24 * (2 * score_error + 2 * terms + 3 * math.sqrt(s.shape[-1]) + 16)
+    return p @ v, relative[..., None] * (p @ np.abs(v)) + 1e-30
+
+
+def output(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """[B, H, L, D] full of NaN with the strides of [B, L, H, D + gap], and the memory under it."""
+    b, h, length, d = shape
+    gap = int(rng.choice([0, 0, 7]))
+    memory = guarded(np.full((b, length, h, d + gap), np.nan, F))
+    return memory.transpose(0, 2, 1, 3)[..., :d], memory
+
+
+def check(lib: ctypes.CDLL, case: Case, rng: np.random.Generator, what: str) -> None:
+    out, memory = output(rng, (*case.q.shape[:3], case.v.shape[3]))
+    run(lib, case, out)
+    want, bound = expected(case)
+    wrong = ~(np.abs(out - want) <= bound)
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        pytest.fail(
+            f"{what}: {wrong.sum()} wrong, at {at} got {out[at]} want {want[at]} ± {bound[at]}"
+        )
+    out[...] = np.nan
+    assert np.isnan(memory).all(), f"{what}: wrote outside its output"
+
+
+def random_tensor(rng: np.random.Generator, b: int, h: int, length: int, d: int) -> np.ndarray:
+    """[B, H, L, D] as views of [B, L, H·D], of a fused [B, L, 3·H·D], or plain; often large."""
+    x = rng.standard_normal((b, length, h * d), dtype=F) * F(rng.choice([1, 1, 4]))
+    kind = rng.integers(0, 3)
+    if kind == 0:
+        x = guarded(x)
+    elif kind == 1:
+        x = guarded(np.concatenate([np.full_like(x, np.nan), x], axis=2))[..., h * d :]
+    else:
+        return guarded(np.ascontiguousarray(x.reshape(b, length, h, d).transpose(0, 2, 1, 3)))
+    return x.reshape(b, length, h, d).transpose(0, 2, 1, 3)
+
+
+def random_mask(
+    rng: np.random.Generator, b: int, h: int, len_q: int, len_k: int
+) -> np.ndarray | None:
+    kind = rng.integers(0, 5)
+    if kind == 0:
+        return None
+    shape = tuple(n if rng.random() < 0.5 else 1 for n in (b, h, len_q)) + (len_k,)
+    keep = rng.random(shape) < rng.choice([0.05, 0.7, 0.95])
+    if kind == 1:  # padding: the first keys only
+        keep = np.broadcast_to(np.arange(len_k) < rng.integers(0, len_k + 1), shape)
+    if rng.random() < 0.5:
+        return guarded(keep)
+    low = rng.choice([-INF, -10000.0, np.finfo(F).min])
+    noise = rng.standard_normal(shape, dtype=F)
+    return guarded(np.where(keep, noise, F(low)).astype(F))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_shapes_masks_and_strides(kernels: ctypes.CDLL, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for i in range(60):
+        b, h_kv, group = (int(rng.choice(n)) for n in ([1, 1, 3], [1, 2, 5], [1, 1, 3]))
+        lengths = [1, 2, 4, 5, 7, 16, 31, 32, 33, 49, 64, 100]
+        len_k = int(rng.choice(lengths))
+        len_q = len_k if rng.random() < 0.6 else int(rng.choice(lengths))
+        d = int(rng.choice([32, 32, 64, 128, 8, 1, 17, 33]))
+        d_v = d if rng.random() < 0.7 else int(rng.choice([1, 16, 40, 65]))
+        kernels.t_set_num_threads(int(rng.integers(1, 4)))
+        case = Case(
+            random_tensor(rng, b, h_kv * group, len_q, d),
+            random_tensor(rng, b, h_kv, len_k, d),
+            random_tensor(rng, b, h_kv, len_k, d_v),
+            random_mask(rng, b, h_kv * group, len_q, len_k),
+            bool(rng.random() < 0.25),
+        )
+        check(kernels, case, rng, f"seed {seed}.{i}: {case.q.shape} {case.k.shape} {d_v}")
+
+
+@pytest.mark.parametrize("length", [128, 257, 512, 1100])
+@pytest.mark.parametrize("causal", [False, True])
+def test_long_sequences_take_several_blocks(
+    kernels: ctypes.CDLL, length: int, causal: bool
+) -> None:
+    rng = np.random.default_rng(length)
+    for d, masked in [(32, False), (64, True), (128, False)]:
+        x = [random_tensor(rng, 1, 2, length, d) for _ in range(3)]
+        mask = None
+        if masked:
+            keep = np.arange(length) < length * 2 // 3
+            mask = guarded(keep.reshape(1, 1, 1, length))
+        check(kernels, Case(*x, mask, causal), rng, f"{length} {d} {causal}")
+
+
+def test_one_query_over_a_cache(kernels: ctypes.CDLL) -> None:
+    rng = np.random.default_rng(3)
+    for len_k in (1, 5, 33, 700):
+        case = Case(
+            random_tensor(rng, 1, 6, 1, 64),
+            random_tensor(rng, 1, 2, len_k, 64),
+            random_tensor(rng, 1, 2, len_k, 64),
+        )
+        check(kernels, case, rng, f"cache of {len_k}")
+
+
+def test_scores_of_any_size_do_not_overflow(kernels: ctypes.CDLL) -> None:
+    rng = np.random.default_rng(4)
+    q, k, v = (random_tensor(rng, 1, 2, 40, 32) for _ in range(3))
+    out = np.empty((1, 2, 40, 32), F)
+    run(kernels, Case(q * F(1e4), k * F(1e4), v), out)
+    assert np.isfinite(out).all()
+    assert (np.abs(out) <= np.abs(v).max()).all()
+
+
+def test_no_keys_at_all_gives_zeros(kernels: ctypes.CDLL) -> None:
+    rng = np.random.default_rng(5)
+    empty = np.zeros((1, 2, 0, 32), F)
+    for len_q in (1, 10):
+        out = np.full((1, 2, len_q, 32), np.nan, F)
+        run(kernels, Case(random_tensor(rng, 1, 2, len_q, 32), empty, empty), out)
+        assert (out == 0).all()
+
+
+def test_masked_rows_and_nan_as_torch_eager(kernels: ctypes.CDLL) -> None:
+    """Rows without a key give 0, a NaN spreads even from a masked key: what torch's kernel does."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(6)
+    b, h, length, d = 2, 3, 70, 32
+    for len_q in (2, length):
+        q = rng.standard_normal((b, h, len_q, d), dtype=F)
+        k, v = (rng.standard_normal((b, h, length, d), dtype=F) for _ in range(2))
+        keep = rng.random((b, 1, len_q, length)) < 0.5
+        keep[:, :, 1] = False
+        infinite = np.where(keep, F(0), F(-INF)).astype(F)
+        lowest = np.where(keep, F(0), np.finfo(F).min).astype(F)
+        poisoned_k, poisoned_v, infinite_k = k.copy(), v.copy(), k.copy()
+        poisoned_k[0, 0, 3, 2] = np.nan
+        poisoned_v[0, 1, 5, 7] = np.nan
+        infinite_k[1, 2, 9] = np.inf
+        for mask in (keep, infinite, lowest):
+            for key, value in ((k, v), (poisoned_k, v), (k, poisoned_v), (infinite_k, v)):
+                want = torch.nn.functional.scaled_dot_product_attention(
+                    *(torch.from_numpy(x) for x in (q, key, value)),
+                    attn_mask=torch.from_numpy(mask),
+                ).numpy()
+                out = np.empty_like(want)
+                run(kernels, Case(q, key, value, mask), out)
+                np.testing.assert_allclose(out, want, rtol=1e-4, atol=2e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("len_q", [1, 30, 64, 90])
+def test_causal_with_other_numbers_of_keys_as_torch(kernels: ctypes.CDLL, len_q: int) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(len_q)
+    q = rng.standard_normal((1, 2, len_q, 32), dtype=F)
+    k, v = (rng.standard_normal((1, 2, 64, 32), dtype=F) for _ in range(2))
+    want = torch.nn.functional.scaled_dot_product_attention(
+        *(torch.from_numpy(x) for x in (q, k, v)), is_causal=True
+    ).numpy()
+    out = np.empty_like(want)
+    run(kernels, Case(q, k, v, causal=True), out)
+    np.testing.assert_allclose(out, want, rtol=1e-4, atol=2e-5)
