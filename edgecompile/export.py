@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from edgecompile.errors import ExportError
-from edgecompile.export_checks import CheckResult, Range, Sizes, check_program, is_deterministic
+from edgecompile.export_checks import CheckResult, Range, Sizes, check_program, find_side_effects
 from edgecompile.exported import ExportedModel
 from edgecompile.guards import Reason, explain_failure, watch_guards
 from edgecompile.index_bounds import fill_bounds
@@ -39,6 +39,19 @@ class _Attempt:
     program: torch.export.ExportedProgram | None = None
     ranges: Mapping[str, Range] | None = None
     reason: Reason | None = None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of the wanted range for which an attempt is right."""
+
+    attempt: _Attempt
+    ranges: dict[str, Range]
+    result: CheckResult
+
+
+# How often a range is cut before an attempt is given up.
+_SHRINKS = 4
 
 
 def export_model(
@@ -68,10 +81,12 @@ def export_model(
     """
     spans = _resolve_ranges(loaded, ranges or {})
     traced = _trace_sizes(loaded, spans, hint or {})
-    if not is_deterministic(loaded, traced):
+    effect = find_side_effects(loaded, traced)
+    if effect is not None:
         raise ExportError(
-            f"the model '{loaded.name}' gives other outputs each time for the same input",
-            hint="take random numbers (dropout, noise, sampling) out of its forward",
+            f"the model '{loaded.name}' {effect}",
+            hint="a compiled program has no random numbers and keeps no state: take noise out of "
+            "forward, and make what is kept an input and an output",
         )
     example = _trace_example(loaded, traced)
     dynamic = any(lo < hi for lo, hi in spans.values())
@@ -82,15 +97,13 @@ def export_model(
             result = check_program(attempt.program, loaded, spans, traced)
             if result.ok:
                 return _finish(loaded, attempt.program, rung, spans, result)
-            attempt = replace(attempt, problem="wrong " + result.describe(), ranges=None)
+            attempt = replace(attempt, problem="wrong " + result.describe())
         attempts.append(attempt)
-    if allow_narrower:
-        found = _best_part(loaded, attempts, traced)
-        if found is not None:
-            attempt, part, result = found
-            assert attempt.program is not None
-            return _finish(loaded, attempt.program, attempt.rung, part, result)
-    raise _refusal(loaded, example, spans, attempts)
+    part = _best_part(loaded, attempts, traced)
+    if part is not None and allow_narrower:
+        assert part.attempt.program is not None
+        return _finish(loaded, part.attempt.program, part.attempt.rung, part.ranges, part.result)
+    raise _refusal(loaded, example, spans, attempts, part)
 
 
 def _resolve_ranges(loaded: LoadedModel, ranges: Mapping[str, Range]) -> dict[str, Range]:
@@ -143,12 +156,6 @@ def _try_rung(
     except Exception as exc:  # torch raises whatever the model or the tracer raises
         reason = explain_failure(exc, loaded.inputs)
         return _Attempt(rung, reason.text, f"{type(exc).__name__}: {exc}", reason=reason)
-    changed = sorted(program.graph_signature.buffers_to_mutate.values())
-    if changed:
-        raise ExportError(
-            f"the model '{loaded.name}' changes its buffers in forward: {', '.join(changed[:5])}",
-            hint="a compiled program keeps no state; make what it keeps an input and an output",
-        )
     real = program_ranges(program, loaded.inputs, spans)
     narrower = [f"{axis} {_span_text(real[axis])}" for axis in spans if real[axis] != spans[axis]]
     problem = f"only for {', '.join(narrower)}" if narrower else ""
@@ -157,25 +164,26 @@ def _try_rung(
 
 def _best_part(
     loaded: LoadedModel, attempts: Sequence[_Attempt], traced: Mapping[str, int]
-) -> tuple[_Attempt, dict[str, Range], CheckResult] | None:
+) -> _Part | None:
     """The attempt that is right for the widest part of the range, with that part."""
-
-    def width(attempt: _Attempt) -> int:
-        assert attempt.ranges is not None
-        return sum(hi - lo for lo, hi in attempt.ranges.values())
-
-    candidates = [a for a in attempts if a.program is not None and a.ranges and width(a) > 0]
-    for attempt in sorted(candidates, key=width, reverse=True):
-        assert attempt.program is not None and attempt.ranges is not None
-        part = dict(attempt.ranges)
-        for _ in range(4):
-            if any(not lo <= traced[axis] <= hi for axis, (lo, hi) in part.items()):
+    best: _Part | None = None
+    for attempt in attempts:
+        part = dict(attempt.ranges or {})
+        for _ in range(_SHRINKS):
+            inside = all(lo <= traced[axis] <= hi for axis, (lo, hi) in part.items())
+            if not inside or _width(part) <= (_width(best.ranges) if best else 0):
                 break
+            assert attempt.program is not None
             result = check_program(attempt.program, loaded, part, traced)
             if result.ok:
-                return attempt, part, result
+                best = _Part(attempt, part, result)
+                break
             part = _shrink(part, result.failed, traced)
-    return None
+    return best
+
+
+def _width(ranges: Mapping[str, Range]) -> int:
+    return sum(hi - lo for lo, hi in ranges.values())
 
 
 def _shrink(
@@ -227,6 +235,7 @@ def _refusal(
     example: Mapping[str, torch.Tensor],
     spans: dict[str, Range],
     attempts: Sequence[_Attempt],
+    part: _Part | None,
 ) -> ExportError:
     """The error that says why nothing worked; the first rung's reason tells the most."""
     text = next((a.problem for a in attempts if a.reason is not None), attempts[0].problem)
@@ -238,12 +247,14 @@ def _refusal(
             text = explain_failure(again, loaded.inputs, watch.place_of(loaded.inputs)).text
     wanted = ", ".join(f"{axis} {_span_text(span)}" for axis, span in spans.items())
     details = "\n\n".join(f"[{a.rung.name}] {a.problem}\n{a.raw}".rstrip() for a in attempts)
-    part = next((a for a in attempts if a.ranges and a.problem.startswith("only for")), None)
     hints = []
-    if any(lo < hi for lo, hi in spans.values()):
+    if first is not None and first.reason is not None and first.reason.kind == "data":
+        hints.append("choose between results with torch.where instead of between lines of code")
+    elif any(lo < hi for lo, hi in spans.values()):
         hints.append("padded buckets have one fixed length each and may still work: --mode pad")
-    if part is not None and all(lo < hi for lo, hi in (part.ranges or {}).values() if lo != hi):
-        hints.append(f"torch accepts it {part.problem} ({part.rung.name})")
+    if part is not None:
+        less = [f"{a} {_span_text(s)}" for a, s in part.ranges.items() if s != spans[a]]
+        hints.append(f"it can be exported for {', '.join(less)}")
     hints.append("--debug shows what torch said")
     return ExportError(
         f"the model '{loaded.name}' can't be exported for {wanted or 'fixed sizes'}: {text}",

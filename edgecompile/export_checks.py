@@ -149,11 +149,25 @@ def compare_outputs(
     return worst
 
 
-def is_deterministic(loaded: LoadedModel, sizes: Mapping[str, int]) -> bool:
-    """Whether two eager runs of the same input agree."""
+def find_side_effects(loaded: LoadedModel, sizes: Mapping[str, int]) -> str | None:
+    """What keeps a model from being compiled even before it is traced, or None.
+
+    A compiled program is a function of its inputs: it has no random numbers and keeps no state
+    (its weights are mapped read-only).
+    """
     inputs = loaded.make_example(sizes, seed=5)
+    before = {name: buffer.clone() for name, buffer in loaded.module.named_buffers()}
     error = compare_outputs(loaded.run(inputs), loaded.run(inputs))
-    return not isinstance(error, str) and error <= TOLERANCE
+    changed = [
+        name.removeprefix("model.")
+        for name, buffer in loaded.module.named_buffers()
+        if name not in before or not torch.equal(before[name], buffer)
+    ]
+    if changed:
+        return f"changes its buffers in forward: {', '.join(changed[:5])}"
+    if isinstance(error, str) or error > TOLERANCE:
+        return "gives other outputs each time for the same input"
+    return None
 
 
 def _values(span: Range, hint: int | None) -> list[int]:

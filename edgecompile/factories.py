@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
@@ -176,21 +177,22 @@ def _find(module: ModuleType, factory: str, spec: str) -> Callable[[], Any]:
         functions = sorted(
             name
             for name, value in vars(module).items()
-            if callable(value) and getattr(value, "__module__", None) == module.__name__
+            if inspect.isfunction(value) and value.__module__ == module.__name__
         )
         raise ModelError(
             f"'{spec}': there is no function {factory}",
             hint="it has " + (", ".join(functions[:10]) or "no functions"),
         )
     if not callable(found):
-        raise ModelError(f"'{spec}' is a {type(found).__name__}, not a function")
+        raise ModelError(f"'{spec}' isn't a function, but {type(found).__name__}")
     made: Callable[[], Any] = found
     return made
 
 
 def _call(factory: Callable[[], Any], spec: str) -> Any:
     try:
-        return factory()
+        with redirect_stdout(sys.stderr):
+            return factory()
     except ModelError:
         raise
     except (Exception, SystemExit) as exc:
@@ -211,11 +213,12 @@ def _readable(exc: BaseException, what: str) -> str:
 
 @contextmanager
 def _on_path(folder: Path) -> Iterator[None]:
-    """Lets the user's code import what lies beside it, while it is being imported."""
+    """Lets the user's code import what lies beside it, and keeps what it prints off stdout."""
     text = str(folder)
     sys.path.insert(0, text)
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
         if text in sys.path:
             sys.path.remove(text)

@@ -8,12 +8,14 @@ keeps the others as they are. Where the condition arose torch tells only its log
 from __future__ import annotations
 
 import ast
+import io
 import logging
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 
 from edgecompile.models import InputSpec
@@ -100,13 +102,23 @@ def watch_guards() -> Iterator[GuardWatch]:
 
 @contextmanager
 def quiet_torch() -> Iterator[None]:
-    """Keeps torch's loggers from writing; what matters comes back in exceptions."""
-    logger = logging.getLogger("torch")
-    handlers = [(handler, handler.level) for handler in logger.handlers]
+    """Keeps torch's loggers and the graphs it prints, and what the model prints, from the screen.
+
+    What matters comes back in exceptions.
+    """
+    names = [name for name in logging.Logger.manager.loggerDict if f"{name}.".startswith("torch.")]
+    found = {h for name in names for h in logging.getLogger(name).handlers}
+    handlers = [(h, h.level) for h in found if not isinstance(h, _Listener)]
     for handler, _ in handlers:
         handler.setLevel(logging.CRITICAL + 1)
     try:
-        yield
+        with (
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            yield
     finally:
         for handler, level in handlers:
             handler.setLevel(level)
@@ -123,7 +135,7 @@ def explain_failure(
         place: the line of code, where it is known from :func:`watch_guards`.
     """
     raw = str(exc)
-    at = f" at {place}" if place else ""
+    at = f" (at {place})" if place else ""
     constant = _CONSTANT.search(raw)
     guards = tuple(dict.fromkeys(_guards(raw, inputs)))
     if constant is not None:
@@ -134,14 +146,14 @@ def explain_failure(
             return _specialised(bounds[2], bounds[1], at, raw)
     if guards:
         shown = "; ".join(guards[:3]) + (f" (and {len(guards) - 3} more)" if guards[3:] else "")
-        text = f"its code needs{at}: {shown}"
+        text = f"its code needs {shown}{at}"
         return Reason("guard", text, guards, raw)
     data = _DATA.search(raw)
     if data is not None:
         called = _CALLED.search(raw[raw.find("The following call") :])
         where = f"{called[1]}:{called[2]} in {called[3]}: {called[4].strip()}" if called else place
-        text = "its control flow or its sizes depend on values in the input" + (
-            f" at {where}" if where else f": {data[1]}"
+        text = "its control flow or its sizes depend on values in the input " + (
+            f"(at {where})" if where else f"({data[1]})"
         )
         return Reason("data", text, (data[1],), raw)
     return Reason("other", describe_error(exc), (), raw)
@@ -221,4 +233,4 @@ def _last_user_line(raw: str) -> str:
     users = [m for m in _CALLED.finditer(raw) if is_user_code(m[1])]
     if not users:
         return ""
-    return f" at {users[-1][1]}:{users[-1][2]} in {users[-1][3]}: {users[-1][4].strip()}"
+    return f" (at {users[-1][1]}:{users[-1][2]} in {users[-1][3]}: {users[-1][4].strip()})"

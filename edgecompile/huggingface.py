@@ -103,6 +103,7 @@ def _load_transformer(
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
+                ignore_mismatched_sizes=True,  # they are reported instead, all of them
                 output_loading_info=True,
             )
         except Exception as exc:
@@ -149,6 +150,8 @@ def _choose_class(
     names = config.get("architectures") or []
     name = str(names[0]) if names else ""
     found = getattr(transformers, name, None)
+    if found is not None and found.config_class.model_type != config["model_type"]:
+        found = None  # a name that means something else to whoever wrote the configuration
     if config.get("is_encoder_decoder") and (bare or not _has_task_head(config)):
         # T5 and its kin have a class for the encoder alone, whose weights may lie alone, too.
         found = getattr(transformers, re.sub(r"(For\w+|Model)$", "", name) + "EncoderModel", None)

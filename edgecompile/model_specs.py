@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -336,7 +338,7 @@ def _to_plain(module: nn.Module, notes: list[str]) -> nn.Module:
 
 
 def _run_example(module: nn.Module, examples: Mapping[str, torch.Tensor], spec: str) -> None:
-    with torch.no_grad():
+    with torch.no_grad(), redirect_stdout(sys.stderr):
         try:
             module(**examples)
         except ModelError:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +96,8 @@ def run_module(
     Raises:
         ModelError: it raises; the message names the line of the model's code.
     """
-    with torch.no_grad():
+    # What a model prints must not end up on stdout, which is for data.
+    with torch.no_grad(), redirect_stdout(sys.stderr):
         try:
             result: dict[str, torch.Tensor] = module(**inputs)
         except ModelError:
@@ -102,7 +105,8 @@ def run_module(
         except Exception as exc:
             shapes = ", ".join(f"{key} {list(value.shape)}" for key, value in inputs.items())
             raise ModelError(
-                f"the model '{name}' fails on {shapes}: {describe_error(exc)}"
+                f"the model '{name}' fails on {shapes}: {describe_error(exc)}",
+                hint="it must work at every size within its limits; a factory can declare them",
             ) from exc
     return result
 

@@ -121,8 +121,8 @@ def _dynamic_shapes(
 
 
 def _size_range(program: torch.export.ExportedProgram, size: Any) -> tuple[int, int | None]:
-    if isinstance(size, int):
-        return size, size
+    if str(size).isdigit():  # an int, or a symbol that was found to have one value only
+        return int(str(size)), int(str(size))
     for expression, found in program.range_constraints.items():
         if str(expression) == str(size):
             return int(found.lower), upper_limit(found)

@@ -1,0 +1,353 @@
+"""Small torch modules and factories for them; each shows one property that the tests need.
+
+Usable as ``tests/factories/tiny_models.py:NAME`` on the command line, too. Weights are seeded, so
+a model is the same every time it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+WIDTH = 8
+VOCABULARY = 50
+
+
+def seeded(make: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    def wrapped() -> dict[str, Any]:
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            return make()
+
+    wrapped.__name__ = make.__name__
+    wrapped.__module__ = make.__module__
+    return wrapped
+
+
+class MaskedMlp(nn.Module):
+    """Tokens [B, L, 8] through an MLP, then the mean over real positions: [B, 4]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(WIDTH, 16), nn.GELU(), nn.Linear(16, 4))
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        weights = attention_mask.unsqueeze(-1).to(x.dtype)
+        return (self.net(x) * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+class TokenMlp(nn.Module):
+    """Tokens [B, L, 8] one by one: [B, L, 4]. Padding can't matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+class CausalAttention(nn.Module):
+    """Token ids [B, L] to logits [B, L, 50]; no position sees later ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        self.qkv = nn.Linear(16, 48)
+        self.head = nn.Linear(16, VOCABULARY)
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = self.embedding(ids)
+        q, k, v = (t.view(*t.shape[:2], 2, 8).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return {"logits": self.head(x + y.transpose(1, 2).flatten(2))}
+
+
+class UnmaskedMean(nn.Module):
+    """The mean over all positions: padding changes it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(1)
+
+
+class Recurrent(nn.Module):
+    """A recurrence that torch.export can only trace for one length."""
+
+    def __init__(self, both_ways: bool) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(WIDTH, WIDTH, batch_first=True, bidirectional=both_ways)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rnn(x)[0]
+
+
+class Looping(nn.Module):
+    """A Python loop over the length, which tracing unrolls."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros_like(x[:, 0])
+        for index in range(x.shape[1]):
+            state = state * 0.5 + x[:, index]
+        return state
+
+
+class Branching(nn.Module):
+    """Another formula from length 21 on."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] > 20:
+            return x * 2
+        return x * 3
+
+
+class Chunked(nn.Module):
+    """Works on blocks of four positions: other lengths fail in eager, too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(x.shape[0], x.shape[1] // 4, 4, WIDTH).sum(2)
+
+
+class Differences(nn.Module):
+    """Neighbours' differences [B, L - 1, 8]; torch's plain form refuses it, deferred checks not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x[:, 1:] - x[:, :-1]).sum(1)
+
+
+class Triangle(nn.Module):
+    """Reshapes L · (L + 1) numbers into pairs: always possible, but torch can't prove it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = x.shape[1]
+        pairs = x.sum(-1).unsqueeze(-1).repeat(1, 1, n + 1).view(x.shape[0], n * (n + 1) // 2, 2)
+        return pairs.sum(1)
+
+
+class Frames(nn.Module):
+    """A strided convolution: about half as many frames as positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(WIDTH, WIDTH, 3, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x.transpose(1, 2)).transpose(1, 2)
+
+
+class DataDependent(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            return x * 2
+        return x * 3
+
+
+class Noisy(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return x * 2
+
+
+class ForgetsMask(nn.Module):
+    """Takes a mask and ignores it."""
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class CrossAttention(nn.Module):
+    """Two sequences of different lengths: queries [B, L, 8], memory [B, M, 8]."""
+
+    def forward(self, queries: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(queries, memory, memory)
+
+
+class Failing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("the flux capacitor is empty")
+
+
+def _tokens(module: nn.Module, **more: Any) -> dict[str, Any]:
+    return {
+        "module": module,
+        "inputs": {"x": torch.randn(1, 12, WIDTH)},
+        "axes": {"x": {0: "batch", 1: "length"}},
+        "pad": {"x": 0.0},
+        "max_length": 64,
+        **more,
+    }
+
+
+def _masked(module: nn.Module) -> dict[str, Any]:
+    return _tokens(
+        module,
+        inputs={
+            "x": torch.randn(1, 12, WIDTH),
+            "attention_mask": torch.ones(1, 12, dtype=torch.int64),
+        },
+        axes={
+            "x": {0: "batch", 1: "length"},
+            "attention_mask": {0: "batch", 1: "length"},
+        },
+    )
+
+
+@seeded
+def masked_mlp() -> dict[str, Any]:
+    return _masked(MaskedMlp())
+
+
+@seeded
+def token_mlp() -> dict[str, Any]:
+    return _tokens(TokenMlp())
+
+
+@seeded
+def causal() -> dict[str, Any]:
+    return {
+        "module": CausalAttention(),
+        "inputs": {"ids": torch.randint(0, VOCABULARY, (1, 9))},
+        "axes": {"ids": {0: "batch", 1: "length"}},
+        "limits": {"batch": (1, 4), "length": (1, 48)},
+        "pad": {"ids": 0},
+    }
+
+
+@seeded
+def unmasked_mean() -> dict[str, Any]:
+    return _tokens(UnmaskedMean())
+
+
+@seeded
+def forward_recurrence() -> dict[str, Any]:
+    return _tokens(Recurrent(both_ways=False))
+
+
+@seeded
+def two_way_recurrence() -> dict[str, Any]:
+    return _tokens(Recurrent(both_ways=True))
+
+
+@seeded
+def looping() -> dict[str, Any]:
+    return _tokens(Looping())
+
+
+@seeded
+def branching() -> dict[str, Any]:
+    return _tokens(Branching())
+
+
+@seeded
+def chunked() -> dict[str, Any]:
+    return _tokens(Chunked())
+
+
+@seeded
+def differences() -> dict[str, Any]:
+    return _tokens(Differences())
+
+
+@seeded
+def triangle() -> dict[str, Any]:
+    return _tokens(Triangle())
+
+
+@seeded
+def frames() -> dict[str, Any]:
+    return _tokens(Frames(), limits={"length": (3, 64)})
+
+
+@seeded
+def data_dependent() -> dict[str, Any]:
+    return _tokens(DataDependent())
+
+
+@seeded
+def noisy() -> dict[str, Any]:
+    return _tokens(Noisy())
+
+
+@seeded
+def counting() -> dict[str, Any]:
+    return _tokens(Counting())
+
+
+@seeded
+def forgets_mask() -> dict[str, Any]:
+    return _masked(ForgetsMask())
+
+
+@seeded
+def cross_attention() -> dict[str, Any]:
+    return {
+        "module": CrossAttention(),
+        "inputs": (torch.randn(1, 6, WIDTH), torch.randn(1, 9, WIDTH)),
+        "axes": {"queries": {1: "length"}, "memory": {1: "memory_length"}},
+        "limits": {"length": (1, 32), "memory_length": (1, 24)},
+    }
+
+
+@seeded
+def encoder_layer() -> dict[str, Any]:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    return {
+        "module": nn.TransformerEncoder(layer, 2),
+        "inputs": {"src": torch.randn(1, 9, 16)},
+        "axes": {"src": {1: "length"}},
+        "max_length": 32,
+    }
+
+
+@seeded
+def half_precision() -> dict[str, Any]:
+    return _tokens(TokenMlp().to(torch.bfloat16))
+
+
+@seeded
+def failing() -> dict[str, Any]:
+    return _tokens(Failing())
+
+
+def as_tuple() -> tuple[Any, ...]:
+    made = token_mlp()
+    return made["module"], made["inputs"], made["axes"]
+
+
+def raising() -> dict[str, Any]:
+    return _load_weights_that_do_not_exist()
+
+
+def _load_weights_that_do_not_exist() -> dict[str, Any]:
+    raise FileNotFoundError("no weights at weights.bin")
+
+
+def module_alone() -> nn.Module:
+    return TokenMlp()
+
+
+def full_of_mistakes() -> dict[str, Any]:
+    """Six mistakes, which one error must list."""
+    return {
+        "module": MaskedMlp(),
+        "inputs": {"x": torch.randn(1, 12, WIDTH), "mask": torch.ones(1, 11, dtype=torch.int64)},
+        "axes": {"x": {1: "length", 5: "depth"}, "mask": {1: "length"}},
+        "pad": {"y": 0},
+        "bounds": {"mask": (2, 1)},
+        "max_length": 0,
+    }
+
+
+NOT_A_FUNCTION = 5

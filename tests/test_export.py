@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edgecompile.errors import ExportError, ModelError
+from edgecompile.export import export_model
+from edgecompile.export_checks import check_program, choose_sizes, compare_outputs
+from edgecompile.exported import ExportedModel
+from edgecompile.models import LoadedModel, load_model
+from edgecompile.rungs import LADDER, Rung, export_program
+from tests.factories import tiny_models
+
+TINY = Path(tiny_models.__file__)
+
+
+def load(name: str, **options: Any) -> LoadedModel:
+    return load_model(f"{TINY}:{name}", **options)
+
+
+def graph_inputs(exported: ExportedModel) -> list[str]:
+    return [str(name) for name in exported.program.graph_signature.user_inputs]
+
+
+def test_a_dynamic_program_is_right_at_lengths_that_were_not_checked() -> None:
+    model = load("masked_mlp")
+    exported = export_model(model, {"length": (1, 40)}, hint={"length": 12})
+    assert exported.strategy == "dim" and not exported.static
+    assert exported.ranges == {"batch": (1, 1), "length": (1, 40)}
+    assert graph_inputs(exported) == ["x", "attention_mask"]
+    module = exported.program.module()
+    checked = {sizes["length"] for sizes in exported.checked}
+    assert {1, 2, 12, 13, 20, 21, 39, 40} == checked
+    for length in set(range(1, 41)) - checked:
+        example = exported.example({"length": length}, seed=length, padding=length // 2)
+        want = model.run(example)
+        assert compare_outputs(module(**example), want) < 1e-5  # type: ignore[operator]
+    with pytest.raises(AssertionError):
+        module(**exported.example({"length": 41}))
+
+
+def test_a_static_program_has_one_length() -> None:
+    exported = export_model(load("masked_mlp"), {"length": (24, 24)})
+    assert exported.static and exported.strategy == "static"
+    assert exported.ranges == {"batch": (1, 1), "length": (24, 24)}
+    assert exported.example({})["x"].shape == (1, 24, 8)
+    shapes = [n.meta["val"].shape for n in exported.program.graph.nodes if n.name == "x"]
+    assert shapes == [(1, 24, 8)]
+
+
+def test_axes_left_out_take_the_models_limits() -> None:
+    exported = export_model(load("causal"))
+    assert exported.ranges == {"batch": (1, 4), "length": (1, 48)}
+    assert {sizes["batch"] for sizes in exported.checked} == {1, 2, 3, 4}
+    # Found in the graph: the factory declares none.
+    assert exported.inputs[0].bounds == (0, tiny_models.VOCABULARY - 1)
+
+
+def test_two_length_axes_vary_on_their_own() -> None:
+    exported = export_model(load("cross_attention"), hint={"length": 6, "memory_length": 6})
+    assert exported.ranges == {"length": (1, 32), "memory_length": (1, 24)}
+    example = exported.example({"length": 31, "memory_length": 2})
+    assert exported.program.module()(**example)["output"].shape == (1, 31, 8)
+
+
+def test_a_fused_encoder_layer_is_exported_in_parts() -> None:
+    exported = export_model(load("encoder_layer"))
+    names = {str(node.target) for node in exported.program.graph.nodes}
+    assert not any("_transformer_encoder_layer_fwd" in name for name in names)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_inputs_without_influence_stay_and_are_noted() -> None:
+    exported = export_model(load("forgets_mask"))
+    assert [spec.name for spec in exported.inputs] == ["x", "attention_mask"]
+    assert graph_inputs(exported) == ["x", "attention_mask"]
+    assert any("'attention_mask' has no influence" in note for note in exported.notes)
+
+
+def test_deferred_checks_serve_where_the_plain_form_is_refused() -> None:
+    exported = export_model(load("triangle"), {"length": (2, 40)})
+    assert exported.strategy == "deferred" and exported.ranges["length"] == (2, 40)
+    assert any("'deferred' served" in note for note in exported.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "part"),
+    [
+        ("differences", (1, 40), (3, 40)),
+        ("branching", (1, 40), (2, 20)),
+        ("frames", (3, 40), (5, 40)),
+    ],
+)
+def test_the_right_part_of_a_range_is_found(
+    name: str, asked: tuple[int, int], part: tuple[int, int]
+) -> None:
+    model = load(name)
+    with pytest.raises(ExportError) as failure:
+        export_model(model, {"length": asked})
+    assert f"can be exported for length {part[0]}..{part[1]}" in (failure.value.hint or "")
+    exported = export_model(model, {"length": asked}, allow_narrower=True)
+    assert exported.ranges["length"] == part
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("looping", "for index in range(x.shape[1]):"),
+        ("forward_recurrence", "return self.rnn(x)[0]"),
+    ],
+)
+def test_a_fixed_length_is_named_with_its_line(name: str, code: str) -> None:
+    ladder = LADDER[:3]  # strict tracing takes long and gives the same
+    with pytest.raises(ExportError) as failure:
+        export_model(load(name), hint={"length": 10}, ladder=ladder, allow_narrower=True)
+    error = failure.value
+    assert error.exit_code == 33
+    assert f"'{name}' can't be exported for batch 1, length 1..64" in error.message
+    assert "fixes length to 10" in error.message
+    assert "tiny_models.py:" in error.message and code in error.message
+    assert "--mode pad" in (error.hint or "")
+    for rung in ladder:
+        assert f"[{rung.name}]" in error.details
+    assert "Constraints violated" in error.details
+    static = export_model(load(name), {"length": (10, 10)})
+    assert static.static
+
+
+def test_a_condition_on_the_length_is_named_with_its_line() -> None:
+    with pytest.raises(ExportError) as failure:
+        export_model(load("branching"))
+    assert "length <= 20" in failure.value.message
+    assert "if x.shape[1] > 20:" in failure.value.message
+
+
+def test_control_flow_on_values_is_named_with_its_line() -> None:
+    with pytest.raises(ExportError) as failure:
+        export_model(load("data_dependent"))
+    assert "depend on values" in failure.value.message
+    assert "if x.sum() > 0:" in failure.value.message
+    assert "torch.where" in (failure.value.hint or "")
+    assert "--mode pad" not in (failure.value.hint or "")
+
+
+def test_random_and_stateful_models_are_refused() -> None:
+    with pytest.raises(ExportError, match="gives other outputs each time"):
+        export_model(load("noisy"))
+    with pytest.raises(ExportError, match="changes its buffers in forward: calls"):
+        export_model(load("counting"))
+
+
+def test_refusals_write_nothing_and_leave_torchs_loggers_alone(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    levels = {n: logging.getLogger(n).level for n in ("torch", "torch.fx.experimental")}
+    for name in ("data_dependent", "branching"):
+        with pytest.raises(ExportError):
+            export_model(load(name))
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+    assert levels == {n: logging.getLogger(n).level for n in levels}
+
+
+def test_an_export_that_is_specialised_is_not_accepted() -> None:
+    # AUTO gives a program for an unrolled loop: the trap that the checks are for.
+    model = load("looping")
+    auto = Rung("auto", auto=True)
+    example = model.make_example({"batch": 1, "length": 16})
+    program = export_program(model.module, example, model.inputs, {"length": (1, 64)}, auto)
+    assert program is not None
+    with pytest.raises(ExportError, match="only for length 16"):
+        export_model(model, ladder=[auto])
+
+
+class _WrongWhenTraced(torch.nn.Module):
+    """Gives something else while it is traced: no message of torch's would tell."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if torch.compiler.is_exporting() else x * 3
+
+
+def test_an_export_that_differs_from_eager_is_not_accepted() -> None:
+    model = load_model((_WrongWhenTraced(), {"x": torch.randn(1, 8)}, {"x": {1: "length"}}))
+    with pytest.raises(ExportError, match=r"differs from eager by 0\.33 of its scale"):
+        export_model(model, {"length": (1, 16)})
+
+
+class _BlindToMask(torch.nn.Module):
+    """A model whose shortcut for full masks ends up in the trace if traced with a full mask."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (x if torch.compiler.is_exporting() else x * mask).sum(1)
+
+
+def test_a_trace_that_ignores_the_mask_is_not_accepted() -> None:
+    inputs = {"x": torch.randn(1, 8), "mask": torch.ones(1, 8, dtype=torch.int64)}
+    axes = {"x": {1: "length"}, "mask": {1: "length"}}
+    spec = {"module": _BlindToMask(), "inputs": inputs, "axes": axes, "pad": {"x": 5.0}}
+    with pytest.raises(ExportError, match="differs from eager"):
+        export_model(load_model(spec), {"length": (1, 16)})
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        ({"length": (1, 65)}, r"length 1\.\.65 isn't within what the model allows, 1\.\.64"),
+        ({"length": (0, 5)}, r"length 0\.\.5 isn't within"),
+        ({"length": (9, 5)}, r"length 9\.\.5 isn't within"),
+        ({"depth": (1, 5)}, "no axis 'depth'"),
+    ],
+)
+def test_ranges_outside_the_model_are_refused(
+    ranges: dict[str, tuple[int, int]], message: str
+) -> None:
+    with pytest.raises(ExportError, match=message):
+        export_model(load("token_mlp"), ranges)
+
+
+def test_an_axis_without_any_limit_is_refused() -> None:
+    model = load_model({**tiny_models.token_mlp(), "max_length": None})
+    with pytest.raises(ExportError, match="'length' has no upper limit"):
+        export_model(model)
+
+
+def test_a_model_that_fails_within_the_range_is_named() -> None:
+    with pytest.raises(ModelError, match=r"fails on x \[1, \d+, 8\]") as failure:
+        export_model(load("chunked"))
+    assert "limits" in (failure.value.hint or "")
+
+
+def test_an_exported_model_goes_through_files(tmp_path: Path) -> None:
+    model = load("masked_mlp")
+    exported = export_model(model, {"length": (1, 30)}, hint={"length": 9})
+    exported.save(tmp_path / "deep" / "exported")
+    folder = tmp_path / "deep" / "exported"
+    assert sorted(p.name for p in folder.iterdir()) == ["exported.json", "program.pt2"]
+    again = ExportedModel.load(folder)
+    assert again.to_json() == exported.to_json()
+    assert check_program(again.program, model, again.ranges, {"length": 9}).ok
+    exported.save(folder)
+    assert sorted(p.name for p in folder.iterdir()) == ["exported.json", "program.pt2"]
+
+
+def test_damaged_files_of_an_export_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="holds no exported model"):
+        ExportedModel.load(tmp_path)
+    exported = export_model(load("token_mlp"), {"length": (1, 8)})
+    exported.save(tmp_path)
+    record = (tmp_path / "exported.json").read_text()
+    program = (tmp_path / "program.pt2").read_bytes()
+    (tmp_path / "program.pt2").write_bytes(program[:-1])
+    with pytest.raises(ExportError, match="isn't the file that was exported"):
+        ExportedModel.load(tmp_path)
+    (tmp_path / "program.pt2").write_bytes(program)
+    for broken in (record[:-20], "[]", "{}", record.replace('"version": 1', '"version": 2')):
+        (tmp_path / "exported.json").write_text(broken)
+        with pytest.raises(ExportError):
+            ExportedModel.load(tmp_path)
+
+
+def test_sizes_to_check_have_edges_hint_odd_and_even() -> None:
+    sizes = choose_sizes({"length": (1, 50), "batch": (1, 4)}, {"length": 17}, "length")
+    lengths = {item["length"] for item in sizes}
+    assert {1, 2, 17, 18, 49, 50} <= lengths
+    assert {length % 2 for length in lengths} == {0, 1}
+    pairs = {(item["length"], item["batch"]) for item in sizes}
+    assert {(1, 1), (50, 4)} <= pairs
+    assert {batch for _, batch in pairs} == {1, 2, 3, 4}
+    assert choose_sizes({"length": (7, 7)}, {}, "length") == [{"length": 7}]
+    assert choose_sizes({}, {}, None) == [{}]
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "outcome"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.0, 2.2], [1.0, 2.0], 0.1),
+        ([0.0], [0.0], 0.0),
+        ([float("nan"), 1.0], [float("nan"), 1.0], 0.0),
+        ([float("-inf"), 1.0], [float("-inf"), 1.0], 0.0),
+        ([float("nan"), 1.0], [0.0, 1.0], "NaN"),
+        ([0.0, 1.0], [float("nan"), 1.0], "NaN"),
+        ([float("inf")], [float("-inf")], "NaN"),
+        ([1.0], [1.0, 2.0], "shape"),
+        ([1, 2], [1.0, 2.0], "float32"),
+        ([1, 2], [1, 2], 0.0),
+        ([1, 2], [1, 3], "other values"),
+    ],
+)
+def test_outputs_are_compared(got: list[float], want: list[float], outcome: float | str) -> None:
+    found = compare_outputs({"y": torch.tensor(got)}, {"y": torch.tensor(want)})
+    if isinstance(outcome, str):
+        assert isinstance(found, str) and outcome in found
+    else:
+        assert found == pytest.approx(outcome, abs=1e-6)
+    assert isinstance(compare_outputs({"z": torch.ones(1)}, {"y": torch.ones(1)}), str)

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.export import Dim
+
+from edgecompile.errors import ModelError
+from edgecompile.export import export_model
+from edgecompile.models import AxisLimits, load_model
+from tests.factories import tiny_models
+
+
+def save_masked(path: Path, *, positional: bool = False) -> Path:
+    made = tiny_models.masked_mlp()
+    length, batch = Dim("tokens", min=2, max=48), Dim("rows", min=1, max=4)
+    x, mask = torch.randn(2, 12, 8), torch.ones(2, 12, dtype=torch.int64)
+    shapes = {"x": {0: batch, 1: length}, "attention_mask": {0: batch, 1: length}}
+    args = (x, mask) if positional else ()
+    kwargs = None if positional else {"x": x, "attention_mask": mask}
+    program = torch.export.export(made["module"], args, kwargs, dynamic_shapes=shapes)
+    torch.export.save(program, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_masked(tmp_path_factory.mktemp("saved") / "model.pt2")
+
+
+@pytest.mark.parametrize("positional", [False, True])
+def test_inputs_and_axes_come_from_the_signature(tmp_path: Path, positional: bool) -> None:
+    path = save_masked(tmp_path / "masked.pt2", positional=positional)
+    model = load_model(path, batch=(1, 4))
+    assert model.name == "masked" and model.source.kind == "pt2"
+    assert [(s.name, s.shape) for s in model.inputs] == [
+        ("x", ("batch", "length", 8)),
+        ("attention_mask", ("batch", "length")),
+    ]
+    assert model.axes == {"batch": AxisLimits(1, 4), "length": AxisLimits(2, 48)}
+    assert model.length_axis == "length" and model.has_mask and not model.paddable
+    assert model.outputs[0].shape == ("batch", 4)
+    eager = tiny_models.masked_mlp()["module"]
+    example = model.make_example({"batch": 3, "length": 17}, seed=1)
+    with torch.no_grad():
+        assert torch.allclose(model.run(example)["output"], eager(**example), atol=1e-6)
+
+
+def test_a_saved_program_is_exported_again_for_a_bucket(saved: Path) -> None:
+    model = load_model(saved, pad={"x": 0.0}, max_length=40)
+    assert model.axes == {"batch": AxisLimits(1, 1), "length": AxisLimits(2, 40)}
+    exported = export_model(model, {"length": (5, 20)})
+    assert exported.ranges == {"batch": (1, 1), "length": (5, 20)}
+    static = export_model(model, {"length": (16, 16)})
+    assert static.static
+
+
+def test_tables_give_integer_inputs_their_bounds_and_pad(tmp_path: Path) -> None:
+    made = tiny_models.causal()
+    length = Dim("length", min=1, max=30)
+    program = torch.export.export(
+        made["module"], (), made["inputs"], dynamic_shapes={"ids": {1: length}}
+    )
+    path = tmp_path / "causal.pt2"
+    torch.export.save(program, path)
+    model = load_model(path)
+    assert model.inputs[0].bounds == (0, tiny_models.VOCABULARY - 1)
+    assert model.inputs[0].pad == 0 and model.inputs[0].shape == (1, "length")
+    assert model.outputs[0].name == "logits"
+    assert model.outputs[0].shape == (1, "length", tiny_models.VOCABULARY)
+
+
+def test_a_static_program_has_no_axes(tmp_path: Path) -> None:
+    path = tmp_path / "static.pt2"
+    torch.export.save(torch.export.export(torch.nn.Linear(3, 2), (torch.ones(4, 3),)), path)
+    model = load_model(path)
+    assert model.axes == {} and model.length_axis is None
+    assert model.inputs[0].shape == (4, 3)
+    exported = export_model(model)
+    assert exported.static and exported.ranges == {}
+
+
+def test_options_outside_the_program_are_refused(saved: Path) -> None:
+    with pytest.raises(ModelError, match=r"batch 1\.\.9 isn't within the program's 1\.\.4"):
+        load_model(saved, batch=(1, 9))
+    with pytest.raises(ModelError, match="inputs that don't exist: y"):
+        load_model(saved, pad={"y": 0})
+
+
+def rewrite(source: Path, target: Path, change: Callable[[str, bytes], bytes | None]) -> Path:
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            data = change(name, old.read(name))
+            if data is not None:
+                new.writestr(name, data)
+    return target
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (print, ("code was run",))
+
+
+def test_archives_that_would_run_code_are_refused(
+    saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pickled = io.BytesIO()
+    torch.save({"x": _Evil()}, pickled)
+
+    def flag(name: str, data: bytes) -> bytes:
+        if not name.endswith("weights_config.json"):
+            return data
+        config = json.loads(data)
+        next(iter(config["config"].values()))["use_pickle"] = True
+        return json.dumps(config).encode()
+
+    def sample(name: str, data: bytes) -> bytes:
+        return pickled.getvalue() if "/sample_inputs/" in name else data
+
+    for index, (change, message) in enumerate(
+        [(flag, "is a pickled object"), (sample, "hold more than tensors")]
+    ):
+        path = rewrite(saved, tmp_path / f"{index}.pt2", change)
+        with pytest.raises(ModelError, match=message):
+            load_model(path)
+    for name, message in [
+        ("model/data/aotinductor/model/code.so", "compiled code"),
+        ("model/data/weights/model.pt", "old format"),
+    ]:
+        path = tmp_path / "added.pt2"
+        shutil.copy(saved, path)
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr(name, b"x")
+        with pytest.raises(ModelError, match=message):
+            load_model(path)
+    assert "code was run" not in capfd.readouterr().out
+
+
+def test_damaged_and_foreign_archives_are_refused(saved: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.pt2"
+    cut.write_bytes(saved.read_bytes()[:-200])
+    empty = tmp_path / "empty.pt2"
+    empty.write_bytes(b"")
+    other = tmp_path / "other.pt2"
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("notes.txt", "hello")
+    garbled = rewrite(saved, tmp_path / "garbled.pt2", lambda n, d: b"{}" if "/models/" in n else d)
+    for path, message in [
+        # What is left may end with an archive inside the archive.
+        (cut, "no .pt2 archive|holds no exported program"),
+        (empty, "no .pt2 archive"),
+        (other, "holds no exported program"),
+        (garbled, "can't be read by torch"),
+    ]:
+        with pytest.raises(ModelError, match=message) as failure:
+            load_model(path)
+        assert "torch.export.save" in (failure.value.hint or "")
+
+
+def test_other_precisions_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "half.pt2"
+    module = torch.nn.Linear(3, 2).bfloat16()
+    torch.export.save(torch.export.export(module, (torch.ones(4, 3).bfloat16(),)), path)
+    with pytest.raises(ModelError, match="bfloat16"):
+        load_model(path)
+    path = tmp_path / "double.pt2"
+    module = torch.nn.Linear(3, 2).double()
+    torch.export.save(torch.export.export(module, (torch.ones(4, 3).double(),)), path)
+    with pytest.raises(ModelError, match=r"weights of torch\.float64"):
+        load_model(path)
