@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from edgecompile.errors import ModelError
+from edgecompile.input_specs import as_dict, describe_inputs
 from edgecompile.models import AxisLimits, InputSpec, LoadedModel, LoadOptions, ModelSource
 from edgecompile.named_module import NamedModule, describe_error
 from edgecompile.probing import probe_outputs
-from edgecompile.runtime.dtypes import BY_NAME, INPUT_NAMES, Number, holds
+from edgecompile.runtime.dtypes import INPUT_NAMES
 
 if TYPE_CHECKING:
     from edgecompile.factories import ModelSpec
@@ -92,7 +93,14 @@ class _Checker:
         length_axis = self._length_axis(axes)
         self._limit_length(axes, length_axis)
         self._check_sizes(shapes, axes)
-        inputs = self._inputs(shapes)
+        inputs = describe_inputs(
+            self.examples,
+            shapes,
+            pad={**as_dict(self.spec.pad), **self.options.pad},
+            bounds=as_dict(self.spec.bounds),
+            masks=self.spec.masks,
+            problems=self.problems,
+        )
         return module, inputs, axes, length_axis
 
     def _module(self) -> nn.Module | None:
@@ -275,57 +283,6 @@ class _Checker:
                         f"{axis} is {size} in the example '{name}', outside its limits {limits}"
                     )
 
-    def _inputs(self, shapes: Mapping[str, Sequence[int | str]]) -> list[InputSpec]:
-        pad = {**_mapping(self.spec.pad), **self.options.pad}
-        bounds = _mapping(self.spec.bounds)
-        masks = self.spec.masks
-        for label, names in (("pad", pad), ("bounds", bounds), ("masks", masks or ())):
-            unknown = [str(name) for name in names if name not in self.examples]
-            if unknown:
-                self.problems.append(f"{label} names inputs that don't exist: {', '.join(unknown)}")
-        result = []
-        for name, tensor in self.examples.items():
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            whole = BY_NAME[dtype].kind != "f"
-            is_mask = name in masks if masks is not None else whole and name.endswith("mask")
-            value = pad.get(name, 0 if is_mask else None)
-            if value is not None and not _fits(dtype, value):
-                self.problems.append(f"the pad value {value!r} of '{name}' isn't a {dtype}")
-                value = None
-            span = self._bounds(name, dtype, tensor, bounds.get(name))
-            if is_mask:
-                span = span or (0, 1)
-            draw: tuple[Number, Number] | None = (1, 1) if is_mask else None
-            if whole and span is None and draw is None:
-                # The example is the only evidence of what values are allowed.
-                draw = (int(tensor.min()), int(tensor.max()))
-            if value is not None and span is not None and not span[0] <= value <= span[1]:
-                self.problems.append(f"the pad value {value} of '{name}' is outside its bounds")
-            result.append(InputSpec(name, dtype, tuple(shapes[name]), value, span, draw))
-        return result
-
-    def _bounds(
-        self, name: str, dtype: str, tensor: torch.Tensor, given: Any
-    ) -> tuple[Number, Number] | None:
-        if given is None:
-            return None
-        ok = (
-            isinstance(given, Sequence)
-            and len(given) == 2
-            and all(_fits(dtype, value) for value in given)
-            and given[0] <= given[1]
-        )
-        if not ok:
-            self.problems.append(f"the bounds {given!r} of '{name}' aren't (lowest, highest)")
-            return None
-        low, high = float(tensor.min()), float(tensor.max())
-        if low < given[0] or high > given[1]:
-            self.problems.append(
-                f"the example '{name}' has values {low:g}..{high:g}, outside its bounds "
-                f"{given[0]}..{given[1]}"
-            )
-        return given[0], given[1]
-
 
 def _to_plain(module: nn.Module, notes: list[str]) -> nn.Module:
     """The module in eval mode with float32 weights; the user's own is copied if it must change."""
@@ -372,16 +329,3 @@ def _pair(value: Any) -> tuple[int, int | None] | None:
     if not isinstance(lo, int) or lo < 1 or not (hi is None or (isinstance(hi, int) and hi >= lo)):
         return None
     return lo, hi
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, Mapping) else {}
-
-
-def _fits(dtype: str, value: Any) -> bool:
-    if not isinstance(value, (int, float)) or value != value:
-        return False
-    # -inf and inf are values of floats, and usual as pad values of additive masks.
-    if BY_NAME[dtype].kind == "f" and abs(value) == float("inf"):
-        return False
-    return holds(dtype, int(value) if isinstance(value, bool) else value)
