@@ -50,9 +50,8 @@ AOTITorchError ec_aoti_torch_cpu_cumsum(AtenTensorHandle self, int64_t dim, int3
     const int32_t result_dtype = dtype != nullptr            ? *dtype
                                  : is_integral(source.dtype) ? static_cast<int32_t>(ec::kInt64)
                                                              : source.dtype;
-    int64_t strides[ec::kMaxDims];
-    ec::preserved_strides(source, strides);
-    ec::OwnedTensor result(ec::new_empty(source.dims, source.sizes, strides, result_dtype));
+    // Row-major whatever the source's strides are: that is what generated code expects of aten.
+    ec::OwnedTensor result(ec::new_contiguous(source.dims, source.sizes, result_dtype));
     // Converted before summing, as aten does.
     ec::copy_elements(source, result.get());
     if (source.dims > 0 && source.numel() > 0) {

@@ -1,0 +1,386 @@
+"""Compute kernels of the C ABI against numpy in float64, with every kind of stride."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from edgecompile.backends.ops import ACTIVATIONS, pack_weight
+from tests.native.aoti import Handle, ShimError, load_shim, load_torch_shim
+
+SDPA = "cpu__scaled_dot_product_flash_attention_for_cpu"
+
+
+@pytest.fixture
+def shim():
+    """The runtime's C ABI; the test must free what it makes."""
+    native = load_shim()
+    before = native.live()
+    yield native
+    after = native.live()
+    assert (after[0] - before[0], after[1] - before[1]) == (0, 0), "the test leaked"
+
+
+def strided(rng: np.random.Generator, shape, *, fill=None) -> np.ndarray:
+    """Random float32 values in memory of a random order of dimensions, with random gaps."""
+    shape = tuple(int(n) for n in shape)
+    order = rng.permutation(len(shape))
+    steps = rng.integers(1, 3, len(shape))
+    memory = np.full([shape[d] * steps[d] for d in order], np.nan, np.float32)
+    view = memory.transpose(np.argsort(order))[
+        tuple(slice(None, None, int(steps[d])) for d in range(len(shape)))
+    ]
+    view = view[tuple(slice(0, n) for n in shape)]
+    view[...] = rng.standard_normal(shape) if fill is None else fill
+    return view
+
+
+def close(got: np.ndarray, wanted: np.ndarray, terms: float) -> None:
+    """Within the rounding that a float32 sum of so many terms of size one may have."""
+    assert got.shape == wanted.shape
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6 * (4 + terms**0.5))
+
+
+def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a.astype(np.float64) @ b.astype(np.float64)
+
+
+def shapes(seed: int, batch: bool) -> tuple[np.random.Generator, tuple[int, ...]]:
+    rng = np.random.default_rng(seed)
+    sizes = [int(rng.choice([1, 2, 3, 7, 16, 31, 32, 33, 64, 100])) for _ in range(3)]
+    return rng, ((int(rng.integers(1, 5)),) if batch else ()) + tuple(sizes)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_mm_out(shim, seed: int):
+    rng, (m, k, n) = shapes(seed, False)
+    a, b, out = strided(rng, (m, k)), strided(rng, (k, n)), strided(rng, (m, n), fill=np.nan)
+    handles = [shim.borrow(x) for x in (out, a, b)]
+    shim.call("cpu_mm_out", *handles)
+    close(out, matmul(a, b), k)
+    shim.delete(*handles)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bmm_out(shim, seed: int):
+    rng, (batch, m, k, n) = shapes(seed, True)
+    a, b = strided(rng, (batch, m, k)), strided(rng, (batch, k, n))
+    if seed % 5 == 0:  # one operand shared by the batch
+        b = np.broadcast_to(b[:1], b.shape)
+    out = strided(rng, (batch, m, n), fill=np.nan)
+    handles = [shim.borrow(x) for x in (out, a, b)]
+    shim.call("cpu_bmm_out", *handles)
+    close(out, matmul(a, b), k)
+    shim.delete(*handles)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_addmm_out(shim, seed: int):
+    rng, (m, k, n) = shapes(seed, False)
+    a, b, out = strided(rng, (m, k)), strided(rng, (k, n)), strided(rng, (m, n), fill=np.nan)
+    shape = [(n,), (m, n), (1, n), (m, 1), (1,), ()][seed % 6]
+    bias = strided(rng, shape) if shape else np.array(rng.standard_normal(), np.float32)
+    beta, alpha = [(1.0, 1.0), (0.5, 1.0), (1.0, -2.0), (0.0, 1.0)][seed // 6 % 4]
+    if beta == 0.0:
+        bias[...] = np.nan
+    handles = [shim.borrow(x) for x in (out, bias, a, b)]
+    shim.call("cpu_addmm_out", *handles, ctypes.c_double(beta), ctypes.c_double(alpha))
+    wanted = alpha * matmul(a, b) + (beta * bias.astype(np.float64) if beta else 0)
+    close(out, wanted, 4 * alpha**2 * k)
+    shim.delete(*handles)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_baddbmm_out(shim, seed: int):
+    rng, (batch, m, k, n) = shapes(seed, True)
+    a, b = strided(rng, (batch, m, k)), strided(rng, (batch, k, n))
+    out = strided(rng, (batch, m, n), fill=np.nan)
+    bias = strided(rng, [(n,), (batch, m, n), (batch, 1, n), (m, n), (batch, m, 1)][seed % 5])
+    beta, alpha = [(1.0, 1.0), (-1.0, 0.25)][seed % 2]
+    handles = [shim.borrow(x) for x in (out, bias, a, b)]
+    shim.call("cpu_baddbmm_out", *handles, ctypes.c_double(beta), ctypes.c_double(alpha))
+    close(out, alpha * matmul(a, b) + beta * bias.astype(np.float64), k)
+    shim.delete(*handles)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 4), (3, 0, 4), (3, 4, 0)])
+def test_empty_products(shim, sizes):
+    m, k, n = sizes
+    out, a, b = shim.empty((m, n)), shim.empty((m, k)), shim.empty((k, n))
+    shim.call("cpu_mm_out", out, a, b)
+    np.testing.assert_array_equal(shim.array(out), np.zeros((m, n)))
+    shim.delete(out, a, b)
+
+
+def test_output_that_overlaps_an_operand(shim):
+    rng = np.random.default_rng(0)
+    memory = rng.standard_normal((8, 8)).astype(np.float32)
+    b = rng.standard_normal((8, 8)).astype(np.float32)
+    wanted = matmul(memory, b) + memory
+    handles = [shim.borrow(x) for x in (memory, memory, memory, b)]
+    shim.call("cpu_addmm_out", *handles, ctypes.c_double(1), ctypes.c_double(1))
+    close(memory, wanted, 8)
+    shim.delete(*handles)
+
+
+@pytest.mark.parametrize("name", ["cpu_mm_out", "cpu_addmm_out", "cpu_bmm_out"])
+def test_other_dtypes_are_refused_by_name(shim, name: str):
+    sizes = (2, 2, 2) if "bmm" in name else (2, 2)
+    out, a, b = shim.empty(sizes), shim.empty(sizes, dtype=7), shim.empty(sizes)
+    extra = (ctypes.c_double(1), ctypes.c_double(1)) if "addmm" in name else ()
+    first = (out, b) if extra else (out,)
+    with pytest.raises(ShimError, match=rf"aoti_torch_{name}: .*left operand is float64.*float32"):
+        shim.call(name, *first, a, b, *extra)
+    shim.delete(out, a, b)
+
+
+def test_sizes_that_do_not_agree_are_refused(shim):
+    out, a, b = shim.empty((2, 3)), shim.empty((2, 4)), shim.empty((5, 3))
+    with pytest.raises(ShimError, match=r"\[1, 2, 4\] x \[1, 5, 3\] -> \[1, 2, 3\]"):
+        shim.call("cpu_mm_out", out, a, b)
+    shim.delete(out, a, b)
+
+
+# ---- ec_linear ------------------------------------------------------------------------------------
+
+
+def linear(shim, x, packed, bias, residual, n, act="none") -> np.ndarray:
+    handles = [shim.borrow(x), shim.borrow(packed)]
+    optional = []
+    for array in (bias, residual):
+        handle = None if array is None else shim.borrow(array)
+        optional.append(None if handle is None else ctypes.byref(handle))
+        handles += [] if handle is None else [handle]
+    code = ctypes.c_int64(ACTIVATIONS[act])
+    try:
+        result = shim.make("cpu_ec_linear", *handles[:2], *optional, ctypes.c_int64(n), code)
+        array = shim.array(result)
+        strides = shim.strides(result)
+        shim.delete(result)
+    finally:
+        shim.delete(*handles)
+    assert strides == tuple(int(np.prod(array.shape[i + 1 :])) for i in range(array.ndim))
+    return array
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_linear(shim, seed: int):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(seed)
+    n, k = int(rng.choice([1, 5, 32, 33, 96])), int(rng.choice([1, 3, 32, 70]))
+    lead = [int(s) for s in rng.integers(1, 6, int(rng.integers(0, 4)))]
+    x = strided(rng, (*lead, k)) if seed % 2 else rng.standard_normal((*lead, k)).astype("f4")
+    w = rng.standard_normal((n, k)).astype(np.float32)
+    packed = pack_weight(torch.from_numpy(w)).numpy()
+    bias = strided(rng, (n,)) if seed % 3 else None
+    residual = strided(rng, (*lead, n)) if seed % 4 == 1 else None
+    if seed % 4 == 3:
+        residual = strided(rng, (n,))
+    wanted = matmul(x, w.T)
+    if bias is not None:
+        wanted = wanted + bias
+    if residual is not None:
+        wanted = wanted + residual
+    close(linear(shim, x, packed, bias, residual, n), wanted, k)
+
+
+@pytest.mark.parametrize("act", sorted(ACTIVATIONS))
+def test_linear_activates_before_the_residual(shim, act: str):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(3)
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((2, 9, 48), (40, 48)))
+    bias, residual = (rng.standard_normal(s).astype(np.float32) for s in ((40,), (2, 9, 40)))
+    y = torch.from_numpy(matmul(x, w.T) + bias)
+    functions = {
+        "none": lambda t: t,
+        "relu": torch.relu,
+        "gelu_erf": torch.nn.functional.gelu,
+        "gelu_tanh": lambda t: torch.nn.functional.gelu(t, approximate="tanh"),
+        "silu": torch.nn.functional.silu,
+        "tanh": torch.tanh,
+        "sigmoid": torch.sigmoid,
+    }
+    wanted = functions[act](y).numpy() + residual
+    packed = pack_weight(torch.from_numpy(w)).numpy()
+    close(linear(shim, x, packed, bias, residual, 40, act), wanted, 48)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n": 33}, "w_packed has 1024 elements, a packed \\[33, 32\\] has 2048"),
+        ({"n": 0}, "n is 0"),
+        ({"bias": np.zeros(5, np.float32)}, "bias is no vector of n elements"),
+        ({"residual": np.zeros((2, 3, 7), np.float32)}, "residual has size 7 in dimension 2"),
+        ({"x": np.zeros((2, 3, 32), np.float64)}, "x is float64"),
+    ],
+)
+def test_linear_refuses_what_does_not_fit(shim, change, message: str):
+    arguments = {
+        "x": np.zeros((2, 3, 32), np.float32),
+        "packed": np.zeros((1, 32, 32), np.float32),
+        "bias": None,
+        "residual": None,
+        "n": 8,
+    }
+    with pytest.raises(ShimError, match="aoti_torch_cpu_ec_linear: " + message):
+        linear(shim, **{**arguments, **change})
+
+
+# ---- Attention ------------------------------------------------------------------------------------
+
+
+def attend(q, k, v, mask, causal: bool, scale: float):
+    """Reference in float64: results and logsumexp; rows that see nothing give 0 and -inf."""
+    group = q.shape[1] // k.shape[1]
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
+    scores = q @ k.swapaxes(2, 3) * scale
+    if mask is not None and mask.dtype == bool:
+        scores = np.where(mask, scores, -np.inf)
+    elif mask is not None:
+        scores = scores + mask
+    if causal:
+        scores = np.where(np.tri(*scores.shape[2:], dtype=bool), scores, -np.inf)
+    top = scores.max(-1, keepdims=True, initial=-np.inf)
+    with np.errstate(all="ignore"):
+        p = np.exp(scores - np.where(np.isfinite(top), top, 0))
+        total = p.sum(-1, keepdims=True)
+        lse = np.where(total > 0, np.log(total) + top, -np.inf)[..., 0]
+        return np.where(total > 0, (p / total) @ v, 0.0), lse
+
+
+def optional_handle(shim, array):
+    return None if array is None else shim.borrow(array)
+
+
+@pytest.mark.parametrize("seed", range(48))
+def test_attention(shim, seed: int):
+    rng = np.random.default_rng(seed)
+    batch, heads, kv = [(1, 4, 4), (2, 4, 2), (3, 2, 1), (2, 1, 1)][seed % 4]
+    lq, lk = (int(n) for n in rng.choice([1, 2, 5, 17, 33, 64], 2))
+    dim, dim_v = (int(n) for n in rng.choice([1, 8, 20, 32, 64], 2))
+    q = strided(rng, (batch, heads, lq, dim))
+    k, v = strided(rng, (batch, kv, lk, dim)), strided(rng, (batch, kv, lk, dim_v))
+    kind = seed // 4 % 4
+    shape = [(batch, heads, lq, lk), (batch, 1, 1, lk), (lq, lk), (1, heads, lq, 1)][seed % 4]
+    mask = None
+    if kind == 1:
+        mask = rng.random(shape) < 0.7
+    elif kind == 2:
+        mask = strided(rng, shape)
+        mask[rng.random(shape) < 0.3] = -np.inf
+    causal = kind == 3
+    scale = float(rng.uniform(0.05, 1))
+    wanted, lse = attend(q, k, v, mask, causal, scale)
+    handles = [shim.borrow(x) for x in (q, k, v)]
+    mask_handle = optional_handle(shim, mask)
+    pointer = None if mask_handle is None else ctypes.byref(mask_handle)
+    result = shim.make(
+        "cpu_ec_attention", *handles, pointer, ctypes.c_int32(causal), ctypes.c_double(scale)
+    )
+    close(shim.array(result), wanted, 16)
+    strides = shim.strides(result)
+    assert strides == (lq * heads * dim_v, dim_v, heads * dim_v, 1)
+
+    out, logsumexp = Handle(), Handle()
+    number = ctypes.c_double(scale)
+    shim.call(
+        SDPA,
+        *handles,
+        ctypes.c_double(0),
+        ctypes.c_int32(causal),
+        pointer,
+        ctypes.byref(number),
+        ctypes.byref(out),
+        ctypes.byref(logsumexp),
+    )
+    close(shim.array(out), wanted, 16)
+    np.testing.assert_allclose(shim.array(logsumexp), lse, atol=1e-4)
+    assert shim.strides(logsumexp) == (lq * heads, 1, heads)
+    shim.delete(*handles, result, out, logsumexp, *([mask_handle] if mask_handle else []))
+
+
+def test_attention_scale_defaults_to_the_width(shim):
+    rng = np.random.default_rng(5)
+    q, k, v = (strided(rng, (1, 2, 7, 16)) for _ in range(3))
+    handles = [shim.borrow(x) for x in (q, k, v)]
+    out, lse = Handle(), Handle()
+    shim.call(
+        SDPA, *handles, ctypes.c_double(0), 0, None, None, ctypes.byref(out), ctypes.byref(lse)
+    )
+    close(shim.array(out), attend(q, k, v, None, False, 0.25)[0], 16)
+    shim.delete(*handles, out, lse)
+
+
+def test_rows_that_attend_to_nothing_are_zero(shim):
+    q = np.ones((1, 1, 3, 8), np.float32)
+    mask = np.array([[True, False], [False, False], [False, True]])
+    handles = [shim.borrow(x) for x in (q, q[:, :, :2], q[:, :, :2])]
+    mask_handle = shim.borrow(mask)
+    out = shim.make(
+        "cpu_ec_attention", *handles, ctypes.byref(mask_handle), 0, ctypes.c_double(1.0)
+    )
+    np.testing.assert_array_equal(shim.array(out)[0, 0, :, 0], [1, 0, 1])
+    shim.delete(*handles, mask_handle, out)
+
+
+def test_attention_refuses_what_it_cannot_do(shim):
+    q, k = shim.empty((1, 3, 4, 8)), shim.empty((1, 2, 4, 8))
+    mask = shim.empty((4, 4), dtype=4)
+    one = ctypes.c_double(1)
+    with pytest.raises(ShimError, match="heads 3, 2 and 2"):
+        shim.make("cpu_ec_attention", q, k, k, None, 0, one)
+    with pytest.raises(ShimError, match="attn_mask is int64"):
+        shim.make("cpu_ec_attention", k, k, k, ctypes.byref(mask), 0, one)
+    first, second = Handle(), Handle()
+    results = ctypes.byref(first), ctypes.byref(second)
+    with pytest.raises(ShimError, match=r"dropout of 0\.5 is not supported"):
+        shim.call(SDPA, k, k, k, ctypes.c_double(0.5), 0, None, None, *results)
+    shim.delete(q, k, mask)
+
+
+# ---- Scans ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32", "int64", "float32", "float64"])
+@pytest.mark.parametrize("seed", range(6))
+def test_cumsum_is_torchs(shim, dtype: str, seed: int):
+    torchs = load_torch_shim()
+    rng = np.random.default_rng(seed)
+    shape = [int(n) for n in rng.integers(1, 6, int(rng.integers(1, 5)))]
+    array = (rng.standard_normal(shape) * 3).astype(dtype).transpose(rng.permutation(len(shape)))
+    dim = ctypes.c_int64(int(rng.integers(-array.ndim, array.ndim)))
+    wide = ctypes.c_int32(7)
+    for code in (None, ctypes.byref(wide)):
+        results = []
+        for library in (shim, torchs):
+            source = library.borrow(array)
+            result = library.make("cpu_cumsum", source, dim, code)
+            results.append((library.array(result), library.strides(result)))
+            library.delete(source, result)
+        np.testing.assert_array_equal(results[0][0], results[1][0])
+        assert results[0][0].dtype == results[1][0].dtype
+        assert results[0][1] == results[1][1]
+
+
+def test_cumsum_refuses_a_dimension_that_is_not_there(shim):
+    handle = shim.empty((2, 2))
+    with pytest.raises(ShimError, match="dimension 2 of 2"):
+        shim.make("cpu_cumsum", handle, ctypes.c_int64(2), None)
+    shim.delete(handle)
+
+
+def test_kernels_do_not_keep_what_they_borrow(shim):
+    """A result outlives its operands."""
+    x = np.ones((2, 32), np.float32)
+    packed = np.ones((1, 32, 32), np.float32)
+    handles = shim.borrow(x), shim.borrow(packed)
+    result = shim.make("cpu_ec_linear", *handles, None, None, ctypes.c_int64(32), ctypes.c_int64(0))
+    shim.delete(*handles)
+    view = shim.view(result, (64,), (1,))
+    shim.delete(result)
+    np.testing.assert_array_equal(shim.array(view), np.full(64, 32.0))
+    shim.delete(view)
