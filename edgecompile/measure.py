@@ -43,6 +43,7 @@ def run_bench(
     *,
     threads: int | None = None,
     variant: str | None = None,
+    seconds: float = 10.0,
     python: str = sys.executable,
 ) -> dict[str, Any]:
     """Runs the bundle's ``bench`` command on ``lengths`` and returns its JSON.
@@ -57,7 +58,7 @@ def run_bench(
         listing = Path(folder) / "lengths.txt"
         listing.write_text("".join(f"{n}\n" for n in lengths))
         command = [python, "-m", "edgecompile.runtime", "bench", str(bundle.resolve()), "--json"]
-        command += ["--lengths", str(listing)]
+        command += ["--lengths", str(listing), "--cold-runs", "0", "--seconds", str(seconds)]
         if threads is not None:
             command += ["--threads", str(threads)]
         if variant is not None:

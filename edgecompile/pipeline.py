@@ -44,6 +44,7 @@ class BuildRequest:
         lengths: the traffic.
         output: path of the bundle; ``.ecb`` is appended if it is missing.
         max_buckets: at most so many programs; None lets cost decide.
+        buckets: exactly so many programs.
         max_length: longest length to serve; None: the longest seen, within the model's limit.
         batch: smallest and largest batch; equal values make it fixed.
         precision: of weights and arithmetic.
@@ -60,6 +61,7 @@ class BuildRequest:
     lengths: LengthDistribution
     output: Path
     max_buckets: int | None = None
+    buckets: int | None = None
     max_length: int | None = None
     batch: tuple[int, int] = (1, 1)
     precision: str = "fp32"
@@ -138,6 +140,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         plan_request = PlanRequest(
             lengths=request.lengths,
             max_buckets=request.max_buckets,
+            buckets=request.buckets,
             max_length=request.max_length,
             mode=request.mode,
             threads=request.threads,

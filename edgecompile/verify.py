@@ -7,6 +7,7 @@ random lengths, and again with masked padding of different widths, which must no
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -53,6 +54,7 @@ class CaseResult:
         max_abs_error: largest difference over all outputs.
         scale: largest magnitude of eager's outputs.
         ok: whether every output is within its tolerance.
+        error: what the runtime said, if it refused or failed; the numbers are NaN then.
     """
 
     variant: str
@@ -61,6 +63,7 @@ class CaseResult:
     max_abs_error: float
     scale: float
     ok: bool
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,17 @@ class VerifyReport:
             "tolerance": self.tolerance.to_json(),
             "torch_loaded": self.torch_loaded,
             "cases": len(self.results),
-            "worst": None if worst is None else worst.__dict__,
+            "worst": None if worst is None else _result_json(worst),
             "not_executed": dict(self.not_executed),
-            "results": [r.__dict__ for r in self.results],
+            "results": [_result_json(r) for r in self.results],
             "notes": list(self.notes),
         }
+
+
+def _result_json(result: CaseResult) -> dict[str, Any]:
+    """JSON has no NaN."""
+    values = dataclasses.asdict(result)
+    return {k: None if isinstance(v, float) and v != v else v for k, v in values.items()}
 
 
 def make_cases(model: LoadedModel, buckets: Sequence[Bucket], *, seed: int = 0) -> Iterator[Case]:
@@ -221,13 +230,19 @@ def verify_bundle(
                     variant=variant,
                     bucket=int(r["bucket"]),
                     case=str(r["case"]),
-                    max_abs_error=float(r["max_abs_error"]),
-                    scale=float(r["scale"]),
+                    # None where the run itself failed.
+                    max_abs_error=_number(r["max_abs_error"]),
+                    scale=_number(r["scale"]),
                     ok=bool(r["ok"]),
+                    error=str(r.get("error") or ""),
                 )
                 for r in answer["cases"]
             ]
     return VerifyReport(tuple(results), refused, tolerance, torch_loaded)
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else float(value)
 
 
 def _selftest(bundle: Path, cases: Path, variant: str, python: str) -> dict[str, Any]:
@@ -274,8 +289,8 @@ def check_report(report: VerifyReport) -> None:
         )
     failed = [r for r in report.results if not r.ok]
     lines = [
-        f"  {r.variant}, bucket {r.bucket}, {r.case}: error {r.max_abs_error:.3g}, "
-        f"allowed {report.tolerance.limit(r.scale):.3g}"
+        f"  {r.variant}, bucket {r.bucket}, {r.case}: "
+        + (r.error or f"error {r.max_abs_error:.3g}, allowed {report.tolerance.limit(r.scale):.3g}")
         for r in failed[:20]
     ]
     if len(failed) > 20:

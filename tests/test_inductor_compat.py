@@ -9,7 +9,12 @@ import torch
 import torch._inductor.cpu_vec_isa as cpu_vec_isa
 from torch import Tensor, nn
 
-from edgecompile.backends.inductor_compat import generate_cpp, split_source, vector_isa
+from edgecompile.backends.inductor_compat import (
+    GeneratedCpp,
+    generate_cpp,
+    split_source,
+    vector_isa,
+)
 from edgecompile.backends.lowering import lower_graph
 from edgecompile.errors import CompileError
 
@@ -25,7 +30,12 @@ class Small(nn.Module):
         return torch.softmax(torch.exp(self.f(x)) + self.shift, -1)
 
 
-def generated(tmp_path: Path, march: str, simdlen: int):  # type: ignore[no-untyped-def]
+SHARED = ("ecpack_f_weight", "f.bias", "shift")
+
+
+def generated(
+    tmp_path: Path, march: str, simdlen: int, shared: tuple[str, ...] = SHARED
+) -> GeneratedCpp:
     dim = torch.export.Dim("length", min=1, max=64)
     example = {"x": torch.randn(9, 16)}
     program = torch.export.export(
@@ -34,7 +44,13 @@ def generated(tmp_path: Path, march: str, simdlen: int):  # type: ignore[no-unty
     graph = program.module()
     lower_graph(graph)
     return generate_cpp(
-        graph, example, arch="x86-64", march=march, simdlen=simdlen, cache_dir=tmp_path
+        graph,
+        example,
+        arch="x86-64",
+        march=march,
+        simdlen=simdlen,
+        cache_dir=tmp_path,
+        shared=shared,
     )
 
 
@@ -60,6 +76,14 @@ def test_linears_are_direct_calls_and_constants_are_complete(tmp_path: Path) -> 
     assert torch.equal(result.constants["shift"], torch.arange(32.0))
     for name in result.constants:
         assert f'"{name}"' in result.wrapper, "the container can't be asked for this name"
+
+
+def test_constants_of_one_program_are_named_by_their_content(tmp_path: Path) -> None:
+    result = generated(tmp_path, "x86-64-v3", 256, shared=("ecpack_f_weight", "f.bias"))
+    (fresh,) = set(result.constants) - {"ecpack_f_weight", "f.bias"}
+    assert fresh.startswith("shift.")
+    assert f'.original_fqn = "{fresh}"' in result.wrapper
+    assert '.original_fqn = "shift"' not in result.wrapper
 
 
 def test_no_path_of_the_build_machine_is_in_the_code(tmp_path: Path) -> None:

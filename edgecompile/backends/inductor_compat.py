@@ -7,10 +7,11 @@ changes what is relied on here.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,7 @@ def generate_cpp(
     march: str,
     simdlen: int,
     cache_dir: Path,
+    shared: Container[str] = (),
 ) -> GeneratedCpp:
     """Generates C++ for a lowered graph.
 
@@ -147,6 +149,9 @@ def generate_cpp(
         march: value of ``-march`` that the code will be compiled with.
         simdlen: vector width in bits.
         cache_dir: scratch directory of this variant.
+        shared: names of constants that mean the same tensor in every program of the model. Any
+            other (lifted or folded by the compiler, and perhaps different from program to
+            program) is renamed after its content.
 
     Raises:
         CompileError: Inductor failed, or did not vectorise for the instruction set asked for.
@@ -179,7 +184,32 @@ def generate_cpp(
             hint="this is a defect of edgecompile with this version of torch; please report it",
         )
     wrapper, kernels = split_source(wrapper_path.read_text())
+    wrapper, constants = _name_by_content(wrapper, constants, shared)
     return GeneratedCpp(wrapper, kernels, constants, used)
+
+
+def _name_by_content(
+    wrapper: str, constants: Mapping[str, Tensor], shared: Container[str]
+) -> tuple[str, dict[str, Tensor]]:
+    """Renames the constants that aren't shared among programs, in the code and in the mapping."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in constants.items():
+        if name in shared:
+            renamed[name] = tensor
+            continue
+        flat = tensor.detach().contiguous().reshape(-1)
+        content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        text = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+        fresh = f"{name}.{hashlib.sha256(text + content).hexdigest()[:12]}"
+        old = f'.original_fqn = "{name}"'
+        if wrapper.count(old) != 1:
+            raise CompileError(
+                f"the generated code names the constant {name} {wrapper.count(old)} times",
+                hint="this version of torch isn't supported; use torch 2.13",
+            )
+        wrapper = wrapper.replace(old, f'.original_fqn = "{fresh}"')
+        renamed[fresh] = tensor
+    return wrapper, renamed
 
 
 def split_source(source: str) -> tuple[str, str]:

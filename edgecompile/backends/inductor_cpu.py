@@ -16,7 +16,7 @@ import torch
 import edgecompile
 from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore, file_sha256
 from edgecompile.backends.inductor_compat import GeneratedCpp, generate_cpp
-from edgecompile.backends.lowering import LoweringReport, lower_graph
+from edgecompile.backends.lowering import PACKED_PREFIX, LoweringReport, lower_graph
 from edgecompile.backends.native import (
     BASELINE_MARCH,
     NativeRuntime,
@@ -110,7 +110,10 @@ class InductorCpuBackend:
         seconds: dict[str, float] = {}
         start = time.perf_counter()
         module = exported.program.module()
+        signature = exported.program.graph_signature
+        own = {*signature.parameters, *signature.buffers}
         report = lower_graph(module)
+        packed = {n for n, _ in module.named_buffers() if n.startswith(PACKED_PREFIX)}
         # A padded bucket's program is static, so its ranges decide and the hint doesn't matter.
         example = exported.example(
             {
@@ -126,6 +129,7 @@ class InductorCpuBackend:
             march=variant.march,
             simdlen=variant.simdlen,
             cache_dir=scratch,
+            shared=own | packed,
         )
         seconds["generate"] = time.perf_counter() - start
         toolchain = find_toolchain(variant.arch)

@@ -19,7 +19,8 @@ from edgecompile.backends import ops
 
 aten = torch.ops.aten
 
-_PACKED_PREFIX = "ecpack_"
+#: How the names of packed weights begin.
+PACKED_PREFIX = "ecpack_"
 
 
 @dataclass
@@ -161,7 +162,7 @@ def _match_linear(gm: GraphModule, node: Node, report: LoweringReport) -> _Linea
 
 def _packed_attr(gm: GraphModule, names: list[str], weights: list[Tensor]) -> str:
     """Registers the packed concatenation of ``weights`` and returns its attribute name."""
-    attr = _PACKED_PREFIX + "__".join(name.replace(".", "_") for name in names)
+    attr = PACKED_PREFIX + "__".join(name.replace(".", "_") for name in names)
     if not hasattr(gm, attr):
         gm.register_buffer(
             attr, ops.pack_weight(torch.cat(weights) if len(weights) > 1 else weights[0])

@@ -12,7 +12,7 @@ stores each weight once for all its variants.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ def unpack_weight(packed: Tensor, n: int) -> Tensor:
 
 
 def _activate(x: Tensor, act: int) -> Tensor:
-    functions = {
+    functions: dict[int, Callable[[Tensor], Tensor]] = {
         0: lambda t: t,
         1: torch.relu,
         2: torch.nn.functional.gelu,
@@ -66,8 +66,7 @@ def _activate(x: Tensor, act: int) -> Tensor:
         5: torch.tanh,
         6: torch.sigmoid,
     }
-    result: Tensor = functions[act](x)
-    return result
+    return functions[act](x)
 
 
 def _linear_cpu(

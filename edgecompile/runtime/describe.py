@@ -98,7 +98,7 @@ def format_bundle(report: Dict[str, Any]) -> List[str]:
     ]
     for key in ("inputs", "outputs"):
         for item in manifest[key]:
-            shape = ", ".join(str(dim) for dim in item["shape"])
+            shape = ", ".join("?" if dim is None else str(dim) for dim in item["shape"])
             bounds = item.get("bounds")
             limits = "" if bounds is None else "  {}..{}".format(*bounds)
             text = "{:<9} {}: {}[{}]{}"

@@ -97,7 +97,7 @@ class Dispatcher:
     def crops(self, sizes: Mapping[str, int]) -> List[Tuple[slice, ...]]:
         """For each output the part that belongs to inputs of these sizes."""
         return [
-            tuple(slice(dim if isinstance(dim, int) else sizes[dim]) for dim in spec.shape)
+            tuple(slice(sizes[dim] if isinstance(dim, str) else dim) for dim in spec.shape)
             for spec in self._manifest.outputs
         ]
 

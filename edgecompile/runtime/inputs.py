@@ -111,6 +111,7 @@ class InputChecker:
             return False
         good = True
         for index, (size, dim) in enumerate(zip(shape, spec.shape)):
+            assert dim is not None  # only outputs have sizes that vary in another way
             if isinstance(dim, int):
                 if size != dim:
                     text = "{}: dimension {} has size {}, must be {}"
@@ -169,7 +170,7 @@ def make_inputs(
     rng = None if seed is None else np.random.RandomState(seed)
     result = {}
     for spec in manifest.inputs:
-        shape = tuple(dim if isinstance(dim, int) else sizes[dim] for dim in spec.shape)
+        shape = tuple(sizes[dim] if isinstance(dim, str) else dim or 0 for dim in spec.shape)
         value = 1
         if spec.bounds is not None:
             low, high = spec.bounds

@@ -16,12 +16,13 @@ MANIFEST_NAME = "manifest.json"
 MODES = ("exact", "pad")
 AOTI_CPU = "aoti-cpu"
 
-Dim = Union[int, str]
+Dim = Union[int, str, None]
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output. ``shape`` items: a fixed size, or the name of an axis.
+    """One input or output. ``shape`` items: a fixed size, the name of an axis, or (in outputs)
+    None for a size that varies in another way.
 
     ``pad`` is the value that fills an input in pad mode (None: it can't be padded) and ``bounds``
     the inclusive range of allowed values (None: any); outputs have neither.

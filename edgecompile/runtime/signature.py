@@ -36,7 +36,7 @@ class SignatureReader:
         inputs = self._tensors("inputs", is_input=True)
         outputs = self._tensors("outputs", is_input=False)
         length_axis = self._length_axis()
-        buckets = self._buckets(length_axis, inputs)
+        buckets = self._buckets(length_axis, inputs, outputs)
         return Signature(self.axes, tuple(inputs), tuple(outputs), length_axis, tuple(buckets))
 
     def _axes(self) -> Dict[str, Extent]:
@@ -84,7 +84,7 @@ class SignatureReader:
                 text = "{!r} isn't one of {}".format(shorten(dtype), ", ".join(INPUT_NAMES))
                 self.add("dtype-known", join(where, "dtype"), text)
                 dtype = None
-            shape = self._shape(entry, where)
+            shape = self._shape(entry, where, is_input)
             pad, bounds = self._values(entry, where, dtype) if is_input else (None, None)
             used.extend(shape)
             if dtype is not None:
@@ -96,7 +96,7 @@ class SignatureReader:
                     self.add("axis-used", join("axes", axis), "no input has this axis")
         return result
 
-    def _shape(self, entry: Dict[str, Any], where: str) -> Tuple[Dim, ...]:
+    def _shape(self, entry: Dict[str, Any], where: str, is_input: bool) -> Tuple[Dim, ...]:
         where = join(where, "shape")
         dims = self.reader.key(entry, "shape", where[: -len(".shape")])
         if "shape" not in entry:
@@ -119,6 +119,8 @@ class SignatureReader:
                 if not 1 <= dim <= MAX_SIZE:
                     text = "the size {} isn't within 1..{}".format(dim, MAX_SIZE)
                     self.add("shape-size", place, text)
+                result.append(dim)
+            elif dim is None and not is_input:
                 result.append(dim)
             else:
                 self.add("key-type", place, "must be a size or the name of an axis")
@@ -173,7 +175,12 @@ class SignatureReader:
             return None
         return text
 
-    def _buckets(self, length_axis: Optional[str], inputs: List[TensorSpec]) -> List[BucketSpec]:
+    def _buckets(
+        self,
+        length_axis: Optional[str],
+        inputs: List[TensorSpec],
+        outputs: List[TensorSpec],
+    ) -> List[BucketSpec]:
         result = []
         for index, value in enumerate(self.reader.items(self.document, "buckets", "", 1, 256)):
             where = "buckets[{}]".format(index)
@@ -185,7 +192,7 @@ class SignatureReader:
                 text = "{!r} isn't one of {}".format(shorten(mode), ", ".join(MODES))
                 self.add("bucket-mode", join(where, "mode"), text)
             if mode == "pad":
-                self._check_paddable(where, length_axis, inputs)
+                self._check_paddable(where, length_axis, inputs, outputs)
             axes = self.reader.mapping(entry, "axes", where)
             if "axes" in entry and set(axes) != set(self.axes):
                 text = "has {}, must have {}".format(_names(axes), _names(self.axes))
@@ -202,7 +209,11 @@ class SignatureReader:
         return result
 
     def _check_paddable(
-        self, where: str, length_axis: Optional[str], inputs: List[TensorSpec]
+        self,
+        where: str,
+        length_axis: Optional[str],
+        inputs: List[TensorSpec],
+        outputs: List[TensorSpec],
     ) -> None:
         if length_axis is None:
             self.add("bucket-pad", where, "pad mode needs a length_axis")
@@ -210,6 +221,10 @@ class SignatureReader:
             if length_axis in item.shape and item.pad is None:
                 text = "pad mode needs a pad value for the input {!r}".format(item.name)
                 self.add("bucket-pad", where, text)
+        for item in outputs:
+            if None in item.shape:
+                text = "the output {!r} has a size that can't be cut after padding"
+                self.add("bucket-pad", where, text.format(item.name))
 
     def _check_coverage(self, buckets: List[BucketSpec]) -> None:
         for axis, extent in self.axes.items():

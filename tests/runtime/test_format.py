@@ -123,6 +123,8 @@ HOSTILE_VALUES: list[tuple[str, str, Any, str]] = [
     ("bucket-range", "buckets.0.axes.length.lo", -1, "lo -1 and hi 32"),
     ("bucket-pad", "inputs.1.pad", None, "needs a pad value for the input 'attention_mask'"),
     ("bucket-pad", "length_axis", None, "pad mode needs a length_axis"),
+    ("bucket-pad", "outputs.0.shape.1", None, "a size that can't be cut after padding"),
+    ("key-type", "inputs.0.shape.1", None, "must be a size or the name of an axis"),
     ("variant-glibc", "variants.0.glibc", "2", "variants[0].glibc: '2'"),
     ("variant-glibc", "variants.0.glibc", "GLIBC_2.34", "must look like 2.34"),
     ("variant-programs", "variants.0.programs.1", DELETE, "1 programs for 2 buckets"),

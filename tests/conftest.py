@@ -1,0 +1,77 @@
+"""Fixtures that are dear to make and therefore made once for all tests."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+FACTORIES = Path(__file__).parent / "factories"
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """A lock among the processes of a parallel test run."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all the processes of this test run see."""
+    base = tmp_path_factory.getbasetemp()
+    # Under xdist each worker has a folder of its own below the run's.
+    return base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+
+
+@pytest.fixture(scope="session")
+def device_python() -> str:
+    """An interpreter with numpy and without torch: a device's, as far as Python goes."""
+    return os.environ.get("EDGECOMPILE_DEVICE_PYTHON", sys.executable)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(shared_folder: Path) -> Path:
+    """A two-layer BERT with random weights and a tokenizer, in Hugging Face layout."""
+    pytest.importorskip("transformers")
+    from tests.factories.folders import write_model, write_tokenizer
+
+    folder = shared_folder / "tiny-model"
+    with one_at_a_time(shared_folder / "tiny-model.lock"):
+        if not (folder / "tokenizer.json").is_file():
+            write_model(folder)
+            write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(shared_folder: Path, tiny_model: Path) -> Path:
+    """The tiny model built for both variants of cpu-x86-64, in three exact buckets, batch 1 or 2."""
+    from edgecompile.lengths import LengthDistribution
+    from edgecompile.pipeline import BuildRequest, build
+
+    output = shared_folder / "tiny.ecb"
+    with one_at_a_time(shared_folder / "tiny.lock"):
+        if not output.exists():
+            lengths = LengthDistribution.from_samples([3, 4, 4, 7, 9, 9, 9, 20, 31])
+            build(
+                BuildRequest(
+                    model=str(tiny_model),
+                    target="cpu-x86-64",
+                    lengths=lengths,
+                    output=output,
+                    buckets=3,
+                    mode="exact",
+                    max_length=32,
+                    batch=(1, 2),
+                    work_dir=shared_folder / "tiny.work",
+                )
+            )
+    return output

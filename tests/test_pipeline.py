@@ -1,0 +1,211 @@
+"""build(): a tiny model all the way to a bundle that runs in a process without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from edgecompile.errors import (
+    AuditError,
+    BundleWriteError,
+    LengthsError,
+    MissingKernelError,
+    TargetError,
+    VerificationError,
+)
+from edgecompile.lengths import LengthDistribution
+from edgecompile.models import load_model
+from edgecompile.pipeline import BuildRequest, BuildResult, build
+from edgecompile.runtime import open_bundle
+
+LENGTHS = LengthDistribution.from_samples([2, 3, 5, 5, 8, 13, 13, 13, 21, 30])
+
+
+def request(model: Path | str, folder: Path, **changes: object) -> BuildRequest:
+    values: dict[str, object] = {
+        "model": str(model),
+        "target": "cpu-x86-64-v3",
+        "lengths": LENGTHS,
+        "output": folder / "made.ecb",
+        "max_length": 32,
+    }
+    return BuildRequest(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def ids(*shape: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(3, 15, shape)
+
+
+@pytest.fixture(scope="module")
+def padded(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
+    folder = tmp_path_factory.mktemp("padded")
+    return build(request(tiny_model, folder, mode="pad", max_buckets=2, work_dir=folder / "work"))
+
+
+def test_the_bundle_agrees_with_eager_at_every_length(tiny_bundle: Path, tiny_model: Path) -> None:
+    eager = load_model(str(tiny_model), batch=(1, 2))
+    with open_bundle(tiny_bundle) as model:
+        assert len(model.manifest.buckets) == 3
+        for length in range(1, 33):
+            for batch in (1, 2):
+                tokens = ids(batch, length)
+                mask = np.ones_like(tokens)
+                mask[-1, length // 2 + 1 :] = 0
+                inputs = {"input_ids": tokens, "attention_mask": mask}
+                got = model.run(inputs)
+                want = eager.run({k: torch.from_numpy(v) for k, v in inputs.items()})
+                assert set(got) == set(want)
+                for name, value in want.items():
+                    np.testing.assert_allclose(
+                        got[name], value.numpy(), rtol=1e-4, atol=2e-5, err_msg=f"{name} {length}"
+                    )
+
+
+def test_padded_buckets_give_what_eager_gives_unpadded(
+    padded: BuildResult, tiny_model: Path
+) -> None:
+    assert [b.mode for b in padded.plan.buckets] == ["pad"] * len(padded.plan.buckets)
+    assert padded.verify.ok
+    eager = load_model(str(tiny_model))
+    with open_bundle(padded.bundle_path) as model:
+        for length in (1, 2, 13, 14, 31, 32):
+            inputs = {"input_ids": ids(1, length), "attention_mask": np.ones((1, length), int)}
+            got = model.run(inputs)
+            want = eager.run({k: torch.from_numpy(v) for k, v in inputs.items()})
+            for name, value in want.items():
+                assert got[name].shape == tuple(value.shape)
+                np.testing.assert_allclose(got[name], value.numpy(), rtol=1e-4, atol=2e-5)
+
+
+def test_a_device_without_torch_runs_its_self_test(tiny_bundle: Path, device_python: str) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    environment["PYTHONPATH"] = str(tiny_bundle / "runtime")
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    command = [device_python, "-m", "edgecompile.runtime", "selftest", str(tiny_bundle), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["ok"] and len(answer["cases"]) == 9
+    assert "torch" not in answer["imported"]
+
+
+def test_stages_leave_their_files(padded: BuildResult) -> None:
+    work = padded.bundle_path.parent / "work"
+    assert {"lengths.json", "plan.json", "exported", "artifacts"} <= {
+        p.name for p in work.iterdir()
+    }
+    assert json.loads((work / "plan.json").read_text())["buckets"]
+
+
+def test_nothing_of_the_build_machine_is_in_the_bundle(tiny_bundle: Path) -> None:
+    here = [str(Path(torch.__file__).parent).encode(), str(tiny_bundle.parent).encode()]
+    here.append(str(Path(__file__).parent.parent).encode())
+    for path in tiny_bundle.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            assert not [h for h in here if h in data], path
+    assert not list(tiny_bundle.rglob("__pycache__"))
+
+
+def test_the_verification_stands_in_the_bundle(tiny_bundle: Path) -> None:
+    report = json.loads((tiny_bundle / "reports" / "verify.json").read_text())
+    assert report["ok"] is True
+    assert report["torch_loaded"] is False
+    assert {r["bucket"] for r in report["results"]} == {0, 1, 2}
+    cases = {r["case"] for r in report["results"] if r["bucket"] == 1}
+    assert {"lower", "upper", "hint", "random0", "random1", "random2"} <= cases
+
+
+def test_weights_are_stored_once(tiny_bundle: Path, tiny_model: Path) -> None:
+    weights = (tiny_bundle / "weights.fp32").stat().st_size
+    original = (tiny_model / "model.safetensors").stat().st_size
+    # Three buckets, two variants, one copy; panels of 32 columns pad these tiny matrices.
+    assert weights < 2 * original
+
+
+def test_an_existing_bundle_is_replaced_only_by_force(tiny_model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "made.ecb"
+    output.mkdir()
+    (output / "precious").write_text("x")
+    with pytest.raises(BundleWriteError, match="already there"):
+        build(request(tiny_model, tmp_path))
+    with pytest.raises(BundleWriteError, match="isn't a bundle"):
+        build(request(tiny_model, tmp_path, force=True))
+    assert (output / "precious").read_text() == "x"
+
+
+def test_unknown_target(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="cpu-x86-64"):
+        build(request(tiny_model, tmp_path, target="cpu-x86_64"))
+
+
+def test_lengths_over_the_models_limit(tiny_model: Path, tmp_path: Path) -> None:
+    long = LengthDistribution.from_samples([5, 41])
+    with pytest.raises(LengthsError, match=r"50\.00% of the lengths are over 40"):
+        build(request(tiny_model, tmp_path, lengths=long, max_length=None))
+    with pytest.raises(LengthsError, match="--max-length is 41"):
+        build(request(tiny_model, tmp_path, max_length=41))
+
+
+def test_a_failed_verification_leaves_no_bundle(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgecompile.models import LoadedModel
+
+    honest = LoadedModel.run
+
+    def lying(self: LoadedModel, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: value + 0.01 for name, value in honest(self, inputs).items()}
+
+    from edgecompile import packing
+
+    original = packing.make_cases
+
+    def wrong_cases(*args: object, **kwargs: object) -> object:
+        with monkeypatch.context() as patch:
+            patch.setattr(LoadedModel, "run", lying)
+            return list(original(*args, **kwargs))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(packing, "make_cases", wrong_cases)
+    with pytest.raises(VerificationError, match="differ from eager") as caught:
+        build(request(tiny_model, tmp_path))
+    assert "bucket 0, lower" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unfit_library_stops_the_build(tiny_model: Path, tmp_path: Path) -> None:
+    from edgecompile.targets import search_path
+
+    shipped = next(f for f in search_path() if (f / "cpu-x86-64-v3.toml").is_file())
+    profile = (
+        (shipped / "cpu-x86-64-v3.toml").read_text().replace('glibc = "2.34"', 'glibc = "2.5"')
+    )
+    shutil.copytree(shipped / "variants", tmp_path / "variants")
+    (tmp_path / "old.toml").write_text(profile.replace("cpu-x86-64-v3", "old"))
+    with pytest.raises(AuditError, match=r"needs glibc .*; old promises 2\.5"):
+        build(request(tiny_model, tmp_path, target=str(tmp_path / "old.toml")))
+    assert not (tmp_path / "made.ecb").exists()
+
+
+def test_every_missing_kernel_is_listed(tmp_path: Path) -> None:
+    source = tmp_path / "exotic.py"
+    source.write_text(
+        "import torch\n"
+        "class M(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.linalg.qr(x @ x.mT)[1] + torch.cholesky_inverse(x @ x.mT)\n"
+        "def make():\n"
+        "    return {'module': M(), 'inputs': {'x': torch.randn(4, 3, 3)},\n"
+        "            'axes': {'x': {0: 'length'}}, 'max_length': 32}\n"
+    )
+    with pytest.raises(MissingKernelError) as caught:
+        build(request(f"{source}:make", tmp_path))
+    assert "linalg_qr" in str(caught.value) and "cholesky_inverse" in str(caught.value)
+    assert caught.value.exit_code == 37
