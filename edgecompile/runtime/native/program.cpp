@@ -84,7 +84,8 @@ void bind_constants(ec_program* program, const ec_tensor* constants, int64_t n_c
       continue;
     }
     const ec_tensor& given = *found->second;
-    if (given.dtype != info.dtype || given.nbytes != info.bytes) {
+    // The generated code rounds sizes up to 64 bytes.
+    if (given.dtype != info.dtype || (given.nbytes + 63) / 64 * 64 != info.bytes) {
       wrong += (wrong.empty() ? "" : ", ") + info.fqn + " (" + ec::dtype_name(given.dtype) + ", " +
                std::to_string(given.nbytes) + " bytes, the model wants " +
                ec::dtype_name(info.dtype) + ", " + std::to_string(info.bytes) + " bytes)";
