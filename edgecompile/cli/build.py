@@ -9,6 +9,7 @@ import click
 
 from edgecompile.cli.options import (
     batch_option,
+    check_traffic_options,
     jobs_option,
     lengths_options,
     max_length_option,
@@ -101,6 +102,8 @@ def command(
     The bundle's path is printed on stdout once it has been verified. If anything fails, no bundle
     stands under that name.
     """
+    check_traffic_options(lengths, texts, tokenizer, model)
+
     from edgecompile.bundle import bundle_path
     from edgecompile.pipeline import BuildRequest, build
     from edgecompile.units import format_bytes, format_duration

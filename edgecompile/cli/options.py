@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_TARGET",
     "batch_option",
+    "check_traffic_options",
     "jobs_option",
     "lengths_options",
     "max_length_option",
@@ -148,32 +149,39 @@ def lengths_options(function: _Decorated) -> _Decorated:
     return function
 
 
+def check_traffic_options(
+    lengths: str | None, texts: str | None, tokenizer: Path | None, model: str | None
+) -> None:
+    """Raises click.UsageError unless one of --lengths and --texts is given, with what it needs."""
+    if lengths is not None and texts is not None:
+        raise click.UsageError("--lengths and --texts exclude each other.")
+    if lengths is None and texts is None:
+        raise click.UsageError(
+            "The lengths of the traffic are missing: give --lengths FILE or --texts FILE."
+        )
+    if texts is None and tokenizer is not None:
+        raise click.UsageError("--tokenizer goes with --texts.")
+    if texts is not None and tokenizer is None and model is None:
+        raise click.UsageError("--texts needs --tokenizer FILE or --model MODEL.")
+
+
 def read_traffic(
     lengths: str | None, texts: str | None, tokenizer: Path | None, model: str | None
 ) -> LengthDistribution:
     """The distribution that --lengths or --texts names.
 
     Raises:
-        click.UsageError: not exactly one of the two is given, or --texts lacks a tokenizer.
-        LengthsError, ModelError: see ``read_lengths`` and ``count_tokens``.
+        click.UsageError: see :func:`check_traffic_options`.
+        LengthsError, ModelError: see ``read_lengths`` and ``read_text_lengths``.
     """
-    if lengths is not None and texts is not None:
-        raise click.UsageError("--lengths and --texts exclude each other.")
+    check_traffic_options(lengths, texts, tokenizer, model)
     if lengths is not None:
-        if tokenizer is not None:
-            raise click.UsageError("--tokenizer goes with --texts.")
         from edgecompile.lengths import read_lengths
 
         return read_lengths(lengths)
-    if texts is None:
-        raise click.UsageError(
-            "The lengths of the traffic are missing: give --lengths FILE or --texts FILE."
-        )
-    if tokenizer is None and model is None:
-        raise click.UsageError("--texts needs --tokenizer FILE or --model MODEL.")
     from edgecompile.texts import read_text_lengths
 
-    return read_text_lengths(texts, tokenizer or _model_tokenizer(model or ""))
+    return read_text_lengths(texts or "", tokenizer or _model_tokenizer(model or ""))
 
 
 def _model_tokenizer(model: str) -> Path:

@@ -108,8 +108,12 @@ class Command(click.Command):
     """A command that keeps stdout for its data."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        ctx.ensure_object(Session).enter_command()
-        return super().invoke(ctx)
+        session = ctx.ensure_object(Session)
+        session.enter_command()
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            ctx.exit(session.fail(error))  # Click itself would end with 1, as for an error
 
 
 def output_options(function: _Decorated) -> _Decorated:

@@ -1,0 +1,205 @@
+"""Pages and drawings: self-contained, well-formed, repeatable, and safe from what they show."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from edgecompile import plots
+from edgecompile.buckets import plan_buckets
+from edgecompile.costs import CostCurve, CostPoint
+from edgecompile.lengths import LengthDistribution
+from edgecompile.plan_view import judge_plan
+from edgecompile.plots import Band
+from edgecompile.report import Drawing, Section, Table, bench_section, plan_section, render_page
+from edgecompile.report import verify_section as make_verify_section
+from edgecompile.runtime.manifest import Tolerance
+from edgecompile.verify import CaseResult, VerifyReport
+
+SVG = "{http://www.w3.org/2000/svg}"
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+SAMPLE = LengthDistribution.from_samples([2 + i * i % 120 for i in range(400)], "access.log")
+CURVE = CostCurve(
+    tuple(CostPoint(n, 2.1 + 0.07 * n, 1.7 + 0.065 * n) for n in (2, 16, 64, 121)),
+    "measured",
+    {"variant": "x86-64-v3"},
+)
+PLAN = plan_buckets(SAMPLE, CURVE, max_buckets=4)
+
+
+class Checker(HTMLParser):
+    """Notes the tags that don't nest, the ids, the references and the text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.ids: Counter[str] = Counter()
+        self.targets: set[str] = set()
+        self.addresses: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        for name, value in attributes:
+            value = value or ""
+            if name == "id":
+                self.ids[value] += 1
+            if name in ("href", "src", "xlink:href", "action"):
+                if value.startswith("#"):
+                    self.targets.add(value[1:])
+                else:
+                    self.addresses.append(value)
+            self.targets.update(re.findall(r"url\(#([^)]*)\)", value))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.handle_endtag(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def check(page: str) -> Checker:
+    checker = Checker()
+    checker.feed(page)
+    checker.close()
+    return checker
+
+
+def verify_report(*errors: float) -> VerifyReport:
+    tolerance = Tolerance(atol=1e-6, rtol=1e-5)
+    results = tuple(
+        CaseResult("x86-64-v3", 0, f"case{i}", error, 1.0, error <= tolerance.limit(1.0))
+        for i, error in enumerate(errors)
+    )
+    return VerifyReport(results, {"x86-64-v4": "this CPU lacks avx512f"}, tolerance, False)
+
+
+def whole_page() -> str:
+    judgement = judge_plan(PLAN, SAMPLE, programs=4)
+    sections = [
+        plan_section(PLAN, SAMPLE, judgement=judgement),
+        make_verify_section(verify_report(1e-7, 5e-5), PLAN.buckets),
+        bench_section(["length 8", "length 64"], {"p50": [1.9, 3.7], "p99": [2.5, 4.0]}),
+    ]
+    return render_page("minilm", sections, lead="For cpu-x86-64.", facts=[("torch", "2.13.0")])
+
+
+def test_the_page_is_self_contained_and_well_formed() -> None:
+    page = whole_page()
+    checker = check(page)
+    assert checker.wrong == [] and checker.open == []
+    assert checker.addresses == []
+    assert checker.tags["script"] == checker.tags["link"] == checker.tags["iframe"] == 0
+    assert checker.tags["svg"] == 4
+    addresses = set(re.findall(r"https?://[^\"'\s)]+", page))
+    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert "@import" not in page and not re.search(r"url\((?!#)", page)
+    assert [i for i, n in checker.ids.items() if n > 1] == []
+    assert checker.targets <= set(checker.ids)
+
+
+def test_the_page_shows_what_it_was_given() -> None:
+    text = " ".join(" ".join(check(whole_page()).text).split())
+    for part in ("For cpu-x86-64.", "powers of two", "case1", "FAILED", "torch 2.13.0"):
+        assert part in text
+    assert "x86-64-v4 was not run here: this CPU lacks avx512f" in text
+
+
+def test_the_same_values_give_the_same_bytes() -> None:
+    assert whole_page() == whole_page()
+
+
+def test_what_is_shown_stays_text() -> None:
+    evil = "<script>alert(1)</script>&amp;\"'"
+    page = render_page(
+        evil,
+        [
+            Section(
+                evil,
+                figures=((evil, evil),),
+                notes=(evil,),
+                parts=(
+                    Table(evil, (evil,), ((evil,),), caption=evil),
+                    Drawing(evil, plots.bars([evil], {evil: [1.0]}), evil),
+                ),
+            )
+        ],
+        lead=evil,
+        facts=[(evil, evil)],
+    )
+    checker = check(page)
+    assert checker.tags["script"] == 0 and checker.wrong == []
+    # title, h1, lead, h2, figure (2), note, table (4), drawing (3), fact (2)
+    assert checker.text.count(evil) == 16
+
+
+def test_a_failed_check_stands_out() -> None:
+    section = make_verify_section(verify_report(1e-7, 5e-5, float("nan")), PLAN.buckets)
+    table = section.parts[0]
+    assert isinstance(table, Table)
+    assert table.bad == (1, 2)
+    assert dict(section.figures)["failed"] == "2"
+    assert '<tr class="bad">' in render_page("x", [section])
+
+
+def drawing(svg: str) -> ElementTree.Element:
+    root = ElementTree.fromstring(svg)
+    assert root.tag == f"{SVG}svg" and root.get("role") == "img" and root.get("aria-label")
+    assert root.get("viewBox") and root.get("width") is None
+    return root
+
+
+def words(svg: str) -> list[str]:
+    return ["".join(item.itertext()).strip() for item in drawing(svg).iter(f"{SVG}text")]
+
+
+def test_the_histogram_names_upper_edges_that_have_room() -> None:
+    bands = [Band(2, 8, "pad"), Band(9, 10, "pad"), Band(11, 64, "exact"), Band(65, 121, "exact")]
+    text = words(plots.length_histogram(SAMPLE.lengths, SAMPLE.counts, bands, unit="frames"))
+    assert {"10", "64", "121", "length (frames)"} <= set(text)
+    assert "8" not in text  # it would touch the 10
+    assert "bucket, padded to its upper edge" in text and "bucket, exact (no padding)" in text
+
+
+@pytest.mark.parametrize(
+    ("lengths", "counts"),
+    [([7], [3]), ([1, 2], [1, 1]), ([1, 5000], [10**9, 1]), (range(1, 600), [1] * 599)],
+)
+def test_bins_hold_every_input(lengths: list[int], counts: list[int]) -> None:
+    edges, shares = plots._bins(lengths, counts, lengths[0], lengths[-1])
+    assert len(edges) == len(shares) + 1 <= 121
+    assert sum(shares) == pytest.approx(100)
+    assert edges[0] < lengths[0] and lengths[-1] < edges[-1]
+    assert all(edge % 1 == 0.5 for edge in edges)
+    drawing(plots.length_histogram(lengths, counts))
+
+
+def test_a_curve_of_one_mode_and_one_point() -> None:
+    text = words(plots.cost_curve([64], [None], [3.0], edges=[64], kind="modelled"))
+    assert "pad, modelled" in text and not any(word.startswith("exact") for word in text)
+
+
+def test_the_chosen_number_of_buckets_is_marked() -> None:
+    assert "2 chosen: 3.00 ms" in words(plots.cost_by_count([1, 2, 3], [5.0, 3.0, 2.9], 2))
+    assert not any("chosen" in word for word in words(plots.cost_by_count([1], [5.0], 4)))
+
+
+def test_bars_carry_their_values() -> None:
+    text = words(plots.bars(["a", "b"], {"x": [1.234, 20.0], "y": [3.0, 4.0]}, unit="MB"))
+    assert {"a", "b", "x", "y", "1.23", "20.0", "3.00", "4.00", "MB"} <= set(text)
+    with pytest.raises(ValueError, match="7 series"):
+        plots.bars(["a"], {str(i): [1.0] for i in range(7)})

@@ -1,0 +1,80 @@
+"""Numbers as people read them, at the places where the unit or the digits change."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgecompile.units import format_bytes, format_count, format_duration, format_ms, format_share
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (9_994, "9.99 kB"),
+        (27_345_678, "27.3 MB"),
+        (999_499, "999 kB"),
+        (999_500, "1.00 MB"),
+        (4_000_000_000, "4.00 GB"),
+        (2_500_000_000_000_000, "2500 TB"),
+    ],
+)
+def test_bytes(size: float, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.00085, "850 µs"),
+        (0.00342, "3.42 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.0 s"),
+        (12.34, "12.3 s"),
+        (99.94, "99.9 s"),
+        (99.96, "1 min 40 s"),
+        (192.4, "3 min 12 s"),
+        (3599.6, "1 h 00 min"),
+        (3725, "1 h 02 min"),
+        (float("nan"), "–"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0.013, "0.01"),
+        (3.419, "3.42"),
+        (9.996, "10.0"),
+        (99.96, "100"),
+        (1234, "1234"),
+    ],
+)
+def test_milliseconds(value: float | None, text: str) -> None:
+    assert format_ms(value) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.0, "0.0 %"),
+        (0.0001, "<0.1 %"),
+        (0.1234, "12.3 %"),
+        (0.9999, ">99.9 %"),
+        (1.0, "100.0 %"),
+        (1.7, "170.0 %"),
+        (None, "–"),
+    ],
+)
+def test_shares(share: float | None, text: str) -> None:
+    assert format_share(share) == text
+
+
+def test_counts() -> None:
+    assert format_count(1234567) == "1,234,567"
