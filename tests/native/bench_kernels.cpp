@@ -4,10 +4,11 @@
 // Every figure is the best of several short rounds, which is what a quiet machine would give.
 // "cold" products take a different B each time, out of more memory than caches hold: that is how a
 // model's weights are met. "hot" ones use the same B again.
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
+#include <new>
 #include <vector>
 
 #include "attention.h"
@@ -22,8 +23,12 @@ namespace {
 double g_budget = 0.03;  // seconds for one round
 int g_rounds = 7;
 
+clockid_t g_clock = CLOCK_MONOTONIC;
+
 double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  timespec t;
+  clock_gettime(g_clock, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
 // Best seconds per call of f(i), i counting up; `between` runs before each round.
@@ -114,23 +119,31 @@ class Peak {
   double best_ = 0;
 };
 
-std::vector<float> random_floats(int64_t n) {
-  std::vector<float> v(static_cast<size_t>(n));
-  uint32_t x = 12345;
-  for (float& f : v) {
-    x = x * 1664525u + 1013904223u;
-    f = static_cast<float>(x >> 8) / 8388608.0f - 1.0f;
+// Aligned to cache lines, as a bundle's weights and the allocator's tensors are.
+class Floats {
+ public:
+  explicit Floats(int64_t n) : data_(new (std::align_val_t{64}) float[static_cast<size_t>(n)]) {
+    uint32_t x = 12345;
+    for (int64_t i = 0; i < n; ++i) {
+      x = x * 1664525u + 1013904223u;
+      data_[i] = static_cast<float>(x >> 8) / 8388608.0f - 1.0f;
+    }
   }
-  return v;
-}
+  ~Floats() { operator delete[](data_, std::align_val_t{64}); }
+  Floats(const Floats&) = delete;
+  Floats& operator=(const Floats&) = delete;
+  float* data() const { return data_; }
+
+ private:
+  float* data_;
+};
 
 void bench_gemm(int threads, int64_t m, int64_t n, int64_t k, bool cold,
                 Activation act) {
   const int64_t size = packed_elements(n, k);
   const int64_t copies = cold ? (int64_t{96} << 20) / (size * 4) + 1 : 1;
-  static std::vector<float> b = random_floats((int64_t{128} << 20) / 4);
-  const std::vector<float> a = random_floats(m * k), bias = random_floats(n);
-  std::vector<float> c(static_cast<size_t>(m * n));
+  static const Floats b((int64_t{128} << 20) / 4);
+  const Floats a(m * k), bias(n), c(m * n);
   Epilogue e;
   e.bias = bias.data();
   e.act = act;
@@ -154,8 +167,7 @@ void bench_gemm(int threads, int64_t m, int64_t n, int64_t k, bool cold,
 void bench_attention(int threads, int64_t heads, int64_t length, int64_t dim,
                      bool masked) {
   const int64_t width = heads * dim;
-  const std::vector<float> qkv = random_floats(length * width * 3);
-  std::vector<float> out(static_cast<size_t>(length * width));
+  const Floats qkv(length * width * 3), out(length * width);
   std::vector<uint8_t> mask(static_cast<size_t>(length), 1);
   AttentionArgs args{};
   args.q = qkv.data();
@@ -196,7 +208,8 @@ void bench_fork_join(int threads) {
 
 }  // namespace
 
-// bench_kernels [--only KERNEL] [--threads 1,2] [--m 1,16,…] [--seconds PER_ROUND] [--rounds N]
+// --clock cpu counts this thread's processor time, for one thread on a machine that is busy.
+// bench_kernels [--only KERNEL] [--clock cpu] [--threads 1,2] [--m 1,16,…] [--seconds PER_ROUND] [--rounds N]
 int main(int argc, char** argv) {
   const char* only = "";
   std::vector<int> threads = {1, 2};
@@ -206,6 +219,9 @@ int main(int argc, char** argv) {
     if (!std::strcmp(argv[i], "--only")) only = argv[i + 1];
     if (!std::strcmp(argv[i], "--seconds")) g_budget = std::atof(argv[i + 1]);
     if (!std::strcmp(argv[i], "--rounds")) g_rounds = std::atoi(argv[i + 1]);
+    if (!std::strcmp(argv[i], "--clock") && !std::strcmp(argv[i + 1], "cpu")) {
+      g_clock = CLOCK_THREAD_CPUTIME_ID;
+    }
     if (!std::strcmp(argv[i], "--n")) only_n = std::atol(argv[i + 1]);
     if (!std::strcmp(argv[i], "--k")) only_k = std::atol(argv[i + 1]);
     if (!std::strcmp(argv[i], "--threads") || !std::strcmp(argv[i], "--m")) {

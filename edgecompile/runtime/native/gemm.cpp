@@ -10,11 +10,14 @@
 namespace ec {
 namespace {
 
-// A slice of K for which a panel of B (kDepth·128 bytes) and the rows of A that meet it stay in the
-// nearest caches, while partial sums go through C.
-constexpr int64_t kDepth = 384;
-// Rows of A that one task takes: kRows·kDepth·4 bytes stay in the second-level cache.
-constexpr int64_t kRows = 144;
+// K is cut into slices, partial sums going through C. Tiles read B well from the second-level cache,
+// so slices may be long; a tile's rows of A (18 KiB at kLongest) should stay in the first.
+constexpr int64_t kLongest = 768;
+constexpr int64_t kDepth = 512;  // when there is more than one
+// Floats of A that one task takes: half of a second-level cache of 512 KiB.
+constexpr int64_t kBlockA = 96 * kLongest;
+// Prefetching pays from this many tiles per panel on; before, the hardware's own keeps up.
+constexpr int64_t kPrefetchCalls = 2;
 // Multiply-adds below which fork and join cost more than they save.
 constexpr int64_t kSerialWork = 200'000;
 
@@ -48,12 +51,15 @@ void finish_block(const Epilogue& e, float* c, int64_t ldc, const float* residua
 // C[m0:m1, panels p0:p1] of one product of the batch.
 void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
   const Epilogue& e = p.epilogue;
-  const int64_t slices = p.residual_in_c || p.k <= kDepth ? 1 : (p.k + kDepth - 1) / kDepth;
+  const int64_t slices = p.residual_in_c || p.k <= kLongest ? 1 : (p.k + kDepth - 1) / kDepth;
   const int64_t depth = std::max<int64_t>(1, (p.k + slices - 1) / slices);
   const int64_t rows = m1 - m0;
   const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
 
-  const bool copy_a = p.a_col != 1 || e.alpha != 1.0f;
+  const int64_t calls = tiles * (kPanel / kTiles.columns[(rows + tiles - 1) / tiles - 1]);
+  // Rows that lie a multiple of a page apart compete for the same few places of the first cache.
+  const bool page_apart = p.a_row % 1024 == 0 && slices > 1 && p1 - p0 > 1;
+  const bool copy_a = p.a_col != 1 || e.alpha != 1.0f || page_apart;
   const int64_t ld_copy = (depth + 31) / 16 * 16;
   const int64_t a_floats = copy_a ? rows * ld_copy : 0;
   const int64_t b_floats = p.packed ? 0 : depth * kPanel;
@@ -65,6 +71,8 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
   const float* const residual_base =
       e.residual == nullptr ? nullptr
                             : e.residual + batch * e.residual_batch + m0 * e.ld_residual;
+  const int64_t all_panels = (p.n + kPanel - 1) / kPanel;
+  const int64_t step = takes_from_back() ? -1 : 1;  // so that the next task's panels come next
   const bool add_in_tile = e.act == Activation::kNone && e.beta == 1.0f;
 
   for (int64_t k0 = 0; k0 == 0 || k0 < p.k; k0 += depth) {
@@ -79,19 +87,29 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
       lda = ld_copy;
     }
     t.lda = lda;
-    for (int64_t panel = p0; panel < p1; ++panel) {
+    // A panel is 8 lines per 4 steps: spread over the tiles that meet the panel before it.
+    t.prefetch_lines = static_cast<int>((8 + calls - 1) / calls);
+    for (int64_t i_panel = 0; i_panel < p1 - p0; ++i_panel) {
+      const int64_t panel = step > 0 ? p0 + i_panel : p1 - 1 - i_panel;
       const int64_t n0 = panel * kPanel;
       const int64_t columns = std::min(kPanel, p.n - n0);
       const float* b;
+      const float* next = nullptr;  // what this thread reads after this panel
       if (p.packed) {
         b = b_base + (panel * p.k + k0) * kPanel;
-        t.prefetch = panel + 1 < p1 ? b + p.k * kPanel : nullptr;
+        if (i_panel + 1 == p1 - p0 && !last) {
+          next = b_base + ((step > 0 ? p0 : p1 - 1) * p.k + k0 + depth) * kPanel;
+        } else if (const int64_t n_panel = panel + step; n_panel >= 0 && n_panel < all_panels) {
+          const bool ends = i_panel + 1 == p1 - p0;
+          next = b_base + (n_panel * p.k + (ends ? 0 : k0)) * kPanel;
+        }
       } else {
         pack_panel(b_base + k0 * p.b_row + n0 * p.b_col, p.b_row, p.b_col, t.k, columns,
                    1.0f, scratch + a_floats);
         b = scratch + a_floats;
       }
       t.ldb = kPanel;
+      t.prefetch = calls >= kPrefetchCalls ? next : nullptr;
       alignas(64) float bias[kPanel] = {};
       const float* bias_from = nullptr;
       if (e.bias != nullptr) {
@@ -142,9 +160,9 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
               std::copy_n(sums + r * kPanel, valid, c + r * p.ldc);
             }
           }
-          if (t.prefetch != nullptr) {  // the next 1/8 of the next panel
-            t.prefetch += t.k * 4;
-            if (t.prefetch >= b + p.k * kPanel + t.k * kPanel) t.prefetch = nullptr;
+          if (t.prefetch != nullptr) {  // the next part of the next panel
+            t.prefetch += t.k / 4 * t.prefetch_lines * 16;
+            if (t.prefetch - next >= t.k * kPanel) t.prefetch = nullptr;
           }
         }
       }
@@ -164,14 +182,18 @@ void run(int64_t batch, Product& p) {
       overlaps(p.c, (batch - 1) * p.c_batch + (p.m - 1) * p.ldc + p.n, p.epilogue.residual,
                (batch - 1) * p.epilogue.residual_batch + (p.m - 1) * p.epilogue.ld_residual + p.n);
   const int64_t panels = (p.n + kPanel - 1) / kPanel;
-  int64_t chunks = (p.m + kRows - 1) / kRows;
+  const int64_t most_rows = kBlockA / std::clamp<int64_t>(p.k, 64, kLongest);
+  int64_t chunks = (p.m + most_rows - 1) / most_rows;
   int64_t groups = 1;
   const int64_t threads = num_threads();
   if (threads > 1 && batch * p.m * p.n * std::max<int64_t>(p.k, 1) >= kSerialWork) {
-    const int64_t wanted = threads * 4;
+    // Four tasks for each thread even out what other processes take from them. Splitting rows means
+    // reading B again, so it comes second, and down to two tiles only.
+    const int64_t wanted = 4 * threads;
     groups = std::clamp<int64_t>(wanted / (batch * chunks), 1, panels);
-    if (batch * chunks * groups < threads) {
-      chunks = std::min((p.m + kTileRows - 1) / kTileRows, wanted / (batch * groups));
+    if (2 * batch * chunks * groups < wanted) {
+      const int64_t enough = (wanted / 2 + batch * groups - 1) / (batch * groups);
+      chunks = std::clamp<int64_t>(p.m / (2 * kTileRows), chunks, std::max(chunks, enough));
     }
   }
   parallel_for(batch * chunks * groups, [&](int64_t i) {

@@ -57,7 +57,8 @@ struct Tile {
   bool accumulate;        // start from C instead
   const float* residual;  // added before the store, or null
   int64_t ld_residual;
-  const float* prefetch;  // memory soon needed, 16 bytes for each of the k steps, or null
+  const float* prefetch;  // memory soon needed, or null
+  int prefetch_lines;     // of 64 bytes, for every 4 of the k steps
 };
 
 // `Ldb` is the distance between rows of B when it is known at compile time, else 0.
@@ -121,7 +122,9 @@ inline void run_tile(const Tile& t) {
   int64_t i = 0;
   for (; i + kUnroll <= t.k; i += kUnroll) {
     if (prefetch != nullptr) {
-      __builtin_prefetch(prefetch + i * 4, 0, 2);
+      for (int line = 0; line < t.prefetch_lines; ++line, prefetch += 16) {
+        __builtin_prefetch(prefetch, 0, 2);  // into the second-level cache
+      }
     }
 #pragma GCC unroll 1
     for (int u = 0; u < kUnroll; ++u) {

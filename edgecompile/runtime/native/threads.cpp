@@ -84,6 +84,7 @@ struct Pool {
 std::atomic<Pool*> g_pool{nullptr};
 std::atomic<int> g_threads{0};  // 0: not yet read
 thread_local bool t_inside = false;
+thread_local bool t_from_back = false;
 thread_local int t_fixed_threads = 0;
 
 // Claims and runs tasks until none is left; returns how many. All of them belong to one job: it
@@ -115,6 +116,7 @@ void* worker_main(void* arg) {
   Worker& self = *static_cast<Worker*>(arg);
   Pool& pool = *self.pool;
   t_inside = true;
+  t_from_back = self.id & 1;
   uint32_t seen = 0;
   int64_t spin_until = now_ns() + kIdleSpinNs;
   for (;;) {
@@ -309,6 +311,8 @@ void set_num_threads(int n) {
 
 FixedThreads::FixedThreads() : outer_(t_fixed_threads) { t_fixed_threads = num_threads(); }
 FixedThreads::~FixedThreads() { t_fixed_threads = outer_; }
+
+bool takes_from_back() { return t_from_back; }
 
 bool in_parallel() { return t_inside; }
 

@@ -41,6 +41,10 @@ class FixedThreads {
   int outer_;
 };
 
+// True where this thread takes tasks from the back (see parallel_for), so that the task before the
+// present one is likely its next.
+bool takes_from_back();
+
 // True inside a task, where further parallel calls run serially.
 bool in_parallel();
 
