@@ -33,6 +33,9 @@ _PREFIXES = {"x86-64": "x86_64-linux-gnu-", "aarch64": "aarch64-linux-gnu-"}
 #: Flags of every object: position independent, no symbol leaves unless it is marked.
 COMMON_FLAGS = ("-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-DNDEBUG")
 
+#: Changed when what this module does with the same arguments changes; part of every key.
+_RECIPE = b"2"
+
 
 @dataclass(frozen=True)
 class Toolchain:
@@ -185,7 +188,7 @@ def compile_object(
         CompileError, ToolchainError, DiskFullError.
     """
     options = (*flags, *COMMON_FLAGS)
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(_RECIPE)
     for part in (toolchain.version, toolchain.cxx, name, *options, headers_id):
         digest.update(part.encode() + b"\0")
     digest.update(source)
@@ -201,11 +204,12 @@ def compile_object(
         scratch.mkdir(parents=True)
         (scratch / name).write_bytes(source)
         includes = [f"-I{d}" for d in include_dirs]
-        # The scratch directory's name must not reach the object, or builds would differ.
-        remap = f"-ffile-prefix-map={scratch}=."
+        # No folder's name may reach the object (through __FILE__, say), or builds would differ.
+        remap = [f"-ffile-prefix-map={scratch}=."]
+        remap += [f"-ffile-prefix-map={d}=include" for d in include_dirs]
         output = scratch / "out.o"
         run_tool(
-            [*command, *includes, remap, "-c", str(scratch / name), "-o", str(output)],
+            [*command, *includes, *remap, "-c", str(scratch / name), "-o", str(output)],
             f"compiling {name}",
         )
         os.replace(output, target)

@@ -62,6 +62,18 @@ def test_objects_do_not_depend_on_where_they_are_built(
     assert compile_f().path.read_bytes() == one
 
 
+def test_header_folders_do_not_reach_the_object(tmp_path: Path) -> None:
+    (tmp_path / "where.h").write_text("inline const char* where() { return __FILE__; }\n")
+    built = toolchain.compile_object(
+        toolchain.find_toolchain(),
+        b'#include "where.h"\nconst char* w() { return where(); }\n',
+        name="w.cpp",
+        flags=("-O1",),
+        include_dirs=(tmp_path,),
+    )
+    assert str(tmp_path).encode() not in built.path.read_bytes()
+
+
 def test_a_library_exports_only_what_it_should(tmp_path: Path) -> None:
     tools = toolchain.find_toolchain()
     extra = b'extern "C" __attribute__((visibility("default"))) int g() { return 3; }\n'
