@@ -214,7 +214,7 @@ int main(int argc, char** argv) {
   const char* only = "";
   std::vector<int> threads = {1, 2};
   std::vector<int64_t> rows = {1, 4, 16, 32, 49, 64, 128, 256};
-  int64_t only_n = 0, only_k = 0;
+  int64_t only_n = 0, only_k = 0, only_length = 0;
   for (int i = 1; i + 1 < argc; i += 2) {
     if (!std::strcmp(argv[i], "--only")) only = argv[i + 1];
     if (!std::strcmp(argv[i], "--seconds")) g_budget = std::atof(argv[i + 1]);
@@ -224,6 +224,7 @@ int main(int argc, char** argv) {
     }
     if (!std::strcmp(argv[i], "--n")) only_n = std::atol(argv[i + 1]);
     if (!std::strcmp(argv[i], "--k")) only_k = std::atol(argv[i + 1]);
+    if (!std::strcmp(argv[i], "--length")) only_length = std::atol(argv[i + 1]);
     if (!std::strcmp(argv[i], "--threads") || !std::strcmp(argv[i], "--m")) {
       const bool is_m = argv[i][2] == 'm';
       is_m ? rows.clear() : threads.clear();
@@ -260,7 +261,7 @@ int main(int argc, char** argv) {
       if (s[0] == 4 * s[1]) bench_gemm(n_threads, 49, s[0], s[1], true, Activation::kGeluErf);
     }
     for (int64_t length : {16, 49, 128, 256, 512}) {
-      if (!want("attention")) continue;
+      if (!want("attention") || (only_length && length != only_length)) continue;
       for (bool masked : {false, true}) bench_attention(n_threads, 12, length, 32, masked);
       bench_attention(n_threads, 12, length, 64, false);
     }

@@ -139,17 +139,27 @@ inline void run_tile(const Tile& t) {
   }
   for (; i < t.k; ++i, b += ldb) step(i, b, acc[0]);
 
+  float* const c = t.c;
+  const int64_t ldc = t.ldc;
+  const float* const residual = t.residual;
+  const int64_t ld_residual = t.ld_residual;
+  const auto finish = [&](auto add_residual) __attribute__((always_inline)) {
 #pragma GCC unroll 16
-  for (int r = 0; r < Rows; ++r) {
+    for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 16
-    for (int v = 0; v < Vectors; ++v) {
+      for (int v = 0; v < Vectors; ++v) {
+        vf32 sum = acc[0][r][v];
 #pragma GCC unroll 4
-      for (int s = 1; s < Sums; ++s) acc[0][r][v] += acc[s][r][v];
-      if (t.residual != nullptr) {
-        acc[0][r][v] += load(t.residual + r * t.ld_residual + v * kL);
+        for (int s = 1; s < Sums; ++s) sum += acc[s][r][v];
+        if constexpr (add_residual.value) sum += load(residual + r * ld_residual + v * kL);
+        store(c + r * ldc + v * kL, sum);
       }
-      store(t.c + r * t.ldc + v * kL, acc[0][r][v]);
     }
+  };
+  if (residual != nullptr) {
+    finish(std::true_type{});
+  } else {
+    finish(std::false_type{});
   }
 }
 
