@@ -173,6 +173,8 @@ int32_t ec_program_run(ec_program* program, const ec_tensor* inputs, int64_t n_i
       input_handles.handles[static_cast<size_t>(i)] = ec::wrap(borrowed.release());
     }
     HandleArray output_handles(library.output_count());
+    // Generated code sizes arrays by omp_get_max_threads() before it enters a region.
+    const ec::FixedThreads fixed_threads;
     library.run(input_handles.handles.data(), output_handles.handles.data());
     if (ec::pending_failure() != nullptr) fail("%s", ec::pending_failure());
 
