@@ -29,6 +29,7 @@ __all__ = [
     "Section",
     "Table",
     "bench_section",
+    "build_page",
     "plan_section",
     "render_page",
     "verify_section",
@@ -113,6 +114,31 @@ def render_page(
         for section in sections
     ]
     return _template().render(title=title, lead=lead, sections=shown, facts=facts)
+
+
+def build_page(
+    name: str,
+    judgement: PlanJudgement,
+    report: VerifyReport,
+    *,
+    unit: str = "tokens",
+    facts: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The page that a bundle carries: its plan, and how it compared with eager.
+
+    Args:
+        name: of the bundle.
+        judgement: the plan and its rivals.
+        report: of the verification.
+        unit: what a length counts.
+        facts: versions and machine.
+    """
+    plan = judgement.plan
+    sections = [
+        plan_section(plan, judgement.served, judgement=judgement, unit=unit),
+        verify_section(report, plan.buckets),
+    ]
+    return render_page(name, sections, lead=f"Lengths: {judgement.traffic.source}", facts=facts)
 
 
 def plan_section(
@@ -230,13 +256,13 @@ def bench_section(
     """Milliseconds per run as bars.
 
     Args:
-        labels: of the groups of bars, such as lengths.
-        series: name -> median milliseconds, one for each label.
+        labels: of the groups of bars: lengths, or contenders.
+        series: name -> milliseconds, one for each label.
         figures: what to set large: cold start, sizes.
         table: the numbers behind the bars.
         notes: sentences on how it was measured.
     """
-    drawing = Drawing("Median time of one run", plots.bars(labels, series, unit="ms"))
+    drawing = Drawing("Time of one run", plots.bars(labels, series, unit="ms"))
     parts: tuple[Drawing | Table, ...] = (drawing,) if table is None else (drawing, table)
     return Section("Speed", tuple(figures), tuple(notes), parts)
 

@@ -648,11 +648,20 @@ def test_a_damaged_bundle_is_named(tiny_bundle: Path, files: Path) -> None:
 
 def test_bench_a_bundle(tiny_bundle: Path, files: Path) -> None:
     (files / "few.txt").write_text("3\n9\n9\n")
-    arguments = ("bench", str(tiny_bundle), "--lengths", "few.txt", "--threads", "1")
-    result = run(*arguments, "--json", "--report", "b.html")
+    arguments = ["bench", str(tiny_bundle), "--lengths", "few.txt", "--threads", "1"]
+    arguments += ["--rounds", "2", "--runs", "5", "--cold-runs", "1", "--report", "b.html"]
+    result = run(*arguments, "--against", str(tiny_bundle), "--json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
-    assert {"variant", "threads", "lengths", "overall", "memory"} <= set(document)
-    assert [row["length"] for row in document["lengths"]] == [3, 9]
-    assert all(0 < row["p50_ms"] <= row["p99_ms"] for row in document["lengths"])
+    assert {"contenders", "ratios", "by_length", "machine", "warnings"} <= set(document)
+    assert list(document["contenders"]) == ["edgecompile", "tiny"]
+    for contender in document["contenders"].values():
+        assert 0 < contender["p50"] <= contender["p99"] and contender["bytes"] > 1e5
+    assert str(files) not in json.dumps(document["command"])
     assert "<svg" in (files / "b.html").read_text()
+
+
+def test_bench_names_what_needs_the_model(tiny_bundle: Path) -> None:
+    result = run("bench", str(tiny_bundle), "--against", "eager")
+    assert result.exit_code == 45, result.stderr
+    assert "--model" in result.stderr

@@ -15,7 +15,15 @@ from edgecompile.costs import CostCurve, CostPoint
 from edgecompile.lengths import LengthDistribution
 from edgecompile.plan_view import judge_plan
 from edgecompile.plots import Band
-from edgecompile.report import Drawing, Section, Table, bench_section, plan_section, render_page
+from edgecompile.report import (
+    Drawing,
+    Section,
+    Table,
+    bench_section,
+    build_page,
+    plan_section,
+    render_page,
+)
 from edgecompile.report import verify_section as make_verify_section
 from edgecompile.runtime.manifest import Tolerance
 from edgecompile.verify import CaseResult, VerifyReport
@@ -154,6 +162,15 @@ def test_a_failed_check_stands_out() -> None:
     assert table.bad == (1, 2)
     assert dict(section.figures)["failed"] == "2"
     assert '<tr class="bad">' in render_page("x", [section])
+
+
+def test_the_page_of_a_build() -> None:
+    judgement = judge_plan(PLAN, SAMPLE, programs=4)
+    page = build_page("minilm", judgement, verify_report(1e-7), facts=[("torch", "2.13.0")])
+    checker = check(page)
+    assert checker.wrong == [] and checker.tags["svg"] == 3
+    text = " ".join(checker.text)
+    assert "Lengths: access.log" in text and "Verification" in text
 
 
 def drawing(svg: str) -> ElementTree.Element:

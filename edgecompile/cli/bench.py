@@ -1,37 +1,71 @@
-"""``edgecompile bench``: how fast a bundle runs on this machine."""
+"""``edgecompile bench``: how fast a bundle runs on this machine, alone or against others."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options import lengths_options, read_traffic, threads_option
+from edgecompile.cli.options import lengths_options, read_traffic, seed_option
 from edgecompile.cli.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.report import Section
+    from edgecompile.bench_report import BenchReport
 
 __all__ = ["command"]
 
 _EPILOG = """\b
 Examples:
   edgecompile bench minilm.ecb
+  edgecompile bench minilm.ecb --model ./minilm --against eager --against onnxruntime
   edgecompile bench minilm.ecb --lengths lengths.txt --threads 2 --report bench.html
+  edgecompile bench new.ecb --against old.ecb --json
 """
 
 
 @click.command("bench", cls=Command, epilog=_EPILOG, short_help="Measure a bundle on this machine.")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @lengths_options
-@click.option("--variant", metavar="NAME", help="Run this variant, not the best one.")
-@threads_option
 @click.option(
-    "--report", type=click.Path(path_type=Path), metavar="FILE", help="Write bars as a page."
+    "--against",
+    "-a",
+    multiple=True,
+    metavar="NAME",
+    help="Measure this beside it: eager, torch-compile, aoti, onnxruntime, openvino, or another "
+    "bundle. May be repeated.",
 )
+@click.option(
+    "--model",
+    metavar="MODEL",
+    help="The model that the bundle was built from; what isn't a bundle is made from it.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads of each. Default: every CPU that the process may use.",
+)
+@click.option("--variant", metavar="NAME", help="Run this variant, not the best one.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=12, show_default=True, help="That count."
+)
+@click.option(
+    "--runs", type=click.IntRange(min=1), default=100, show_default=True, help="In each round."
+)
+@click.option(
+    "--cold-runs",
+    type=click.IntRange(min=0),
+    default=7,
+    show_default=True,
+    help="Fresh processes for the cold start.",
+)
+@seed_option
+@click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page.")
 @output_options
 @click.pass_obj
 def command(
@@ -40,89 +74,122 @@ def command(
     lengths: str | None,
     texts: str | None,
     tokenizer: Path | None,
-    variant: str | None,
+    against: tuple[str, ...],
+    model: str | None,
     threads: int | None,
+    variant: str | None,
+    rounds: int,
+    runs: int,
+    cold_runs: int,
+    seed: int,
     report: Path | None,
 ) -> None:
-    """Measure BUNDLE through its own runtime, in processes without torch: milliseconds by length,
-    cold start, memory.
+    """Measure BUNDLE through its own runtime: milliseconds, cold start, memory, size.
 
-    Without --lengths every bucket is measured at the length that it is tuned for.
+    Each contender runs in a process of its own, the bundle's without torch. They take turns in
+    rounds, so that a machine that slows down slows all of them. Without --lengths the lengths are
+    those that the bundle was built for.
     """
-    from edgecompile.measure import run_bench
-    from edgecompile.runtime.files import BundleFolder
+    traffic = None
+    if lengths is not None or texts is not None:
+        traffic = read_traffic(lengths, texts, tokenizer, model)
 
-    folder = BundleFolder(str(bundle))  # says what is wrong with it in this process
-    folder.close()
-    manifest = folder.manifest
-    if lengths is None and texts is None:
-        axis = manifest.length_axis
-        spans = [spec.axes[axis] for spec in manifest.buckets] if axis is not None else []
-        chosen = sorted({span.hint or span.hi for span in spans})
-    else:
-        chosen = list(read_traffic(lengths, texts, tokenizer, None).lengths)
-    with session.console.step("measure") as step:
-        document = run_bench(bundle, chosen, threads=threads, variant=variant)
-        step.note(f"{len(document['lengths'])} lengths, {document['threads']} threads")
+    from edgecompile.bench import bench_bundle
+
+    result = bench_bundle(
+        bundle,
+        against=against,
+        model_spec=model,
+        lengths=traffic,
+        threads=threads,
+        rounds=rounds,
+        runs=runs,
+        cold_runs=cold_runs,
+        variant=variant,
+        seed=seed,
+        command=_command_line(),
+        progress=session.console,
+    )
+    for warning in result.warnings:
+        session.console.warn(warning)
     if report is not None:
         from edgecompile.cli.output import write_text
-        from edgecompile.report import render_page
 
-        facts = [("variant", str(document["variant"])), ("threads", str(document["threads"]))]
-        write_text(report, render_page(manifest.name, [_section(document)], facts=facts))
+        write_text(report, _page(result))
         session.console.say(f"wrote {report}")
-    session.emit(document, lambda: _table(document))
+    session.emit(result.to_json(), lambda: _table(result))
 
 
-def _cells(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    from edgecompile.units import format_count, format_ms
+def _command_line() -> list[str]:
+    """How this process was called; records are published, so folders are left out."""
+    return ["edgecompile", *(Path(part).name if os.sep in part else part for part in sys.argv[1:])]
 
-    rows = [*document["lengths"], {**document["overall"], "length": "all"}]
+
+_COLUMNS = ("", "mean ms", "p50 ms", "p99 ms", "× mean", "cold start", "memory", "size", "cosine")
+
+
+def _cells(result: BenchReport) -> list[tuple[str, ...]]:
+    from edgecompile.units import format_bytes, format_duration, format_ms
+
+    mine = result.subject.times.mean_ms
     return [
         (
-            "–" if row["length"] is None else f"{row['length']}",
-            format_count(row["samples"]),
-            *(format_ms(row[key]) for key in ("p50_ms", "p90_ms", "p99_ms", "mean_ms")),
+            item.name,
+            format_ms(item.times.mean_ms),
+            format_ms(item.times.p50),
+            format_ms(item.times.p99),
+            f"{item.times.mean_ms / mine:.2f}",
+            "–" if item.cold is None else format_duration(item.cold.total_s),
+            "–" if item.memory is None else format_bytes(item.memory.resident * 1e6),
+            format_bytes(item.bytes),
+            "–" if item.cosine is None else f"{item.cosine:.6f}",
         )
-        for row in rows
+        for item in result.contenders
     ]
 
 
-_COLUMNS = ("length", "runs", "p50 ms", "p90 ms", "p99 ms", "mean ms")
+def _about(result: BenchReport) -> list[tuple[str, str]]:
+    settings = result.settings
+    return [
+        ("bundle", result.bundle),
+        ("lengths", str(result.lengths.get("source", "–"))),
+        ("threads", f"{settings.threads}"),
+        ("rounds", f"{settings.rounds}, {settings.runs} runs each"),
+        *((name, text) for name, text in result.versions.items() if text),
+    ]
 
 
-def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:
-    from edgecompile.units import format_bytes, format_duration
-
-    rows = []
-    cold = document.get("cold_start")
-    if cold:
-        rows += [
-            ("cold start", format_duration(cold["total_ms"] / 1e3)),
-            ("of it the bundle", format_duration((cold["open_ms"] + cold["run_ms"]) / 1e3)),
-        ]
-    memory = document.get("memory") or {}
-    if "peak" in memory:
-        rows.append(("memory, peak", format_bytes(memory["peak"])))
-    return rows
-
-
-def _table(document: dict[str, Any]) -> RenderableType:
+def _table(result: BenchReport) -> RenderableType:
     from edgecompile.cli.console import facts, stack, table
 
-    cells = _cells(document)
-    drawn = table(_COLUMNS, cells, strong=len(cells) - 1)
-    drawn.columns[0].justify = "right"
-    about = [("variant", str(document["variant"])), ("threads", str(document["threads"]))]
-    return stack(drawn, facts([*about, *_facts(document)]))
+    drawn = table(_COLUMNS, _cells(result), strong=0)
+    notes = table(("", ""), [("·", note) for note in result.notes], left=2)
+    notes.show_header = False
+    parts: list[RenderableType] = [drawn, facts(_about(result))]
+    return stack(*parts, notes) if result.notes else stack(*parts)
 
 
-def _section(document: dict[str, Any]) -> Section:
-    from edgecompile.report import Table, bench_section
+def _page(result: BenchReport) -> str:
+    from edgecompile.report import Table, bench_section, render_page
+    from edgecompile.units import format_bytes, format_duration
 
-    cells = _cells(document)
-    rows = document["lengths"]
-    labels = [f"length {row['length']}" for row in rows]
-    series = {"p50": [row["p50_ms"] for row in rows], "p99": [row["p99_ms"] for row in rows]}
-    table = Table("By length", _COLUMNS, tuple(cells), words=0, strong=(len(cells) - 1,))
-    return bench_section(labels, series, figures=_facts(document), table=table)
+    subject = result.subject
+    figures = [("mean", f"{subject.times.mean_ms:.3g} ms"), ("p99", f"{subject.times.p99:.3g} ms")]
+    if subject.cold is not None:
+        figures.append(("cold start", format_duration(subject.cold.total_s)))
+    figures.append(("beside numpy", format_bytes(subject.bytes)))
+    best = result.best_other
+    if best is not None:
+        share = subject.times.mean_ms / best.times.mean_ms
+        figures.append((f"of {best.name}'s time", f"{100 * share:.0f} %"))
+    section = bench_section(
+        [item.name for item in result.contenders],
+        {
+            "median": [item.times.p50 for item in result.contenders],
+            "p99": [item.times.p99 for item in result.contenders],
+        },
+        figures=figures,
+        table=Table("Contenders", _COLUMNS, tuple(_cells(result)), strong=(0,)),
+        notes=(*result.warnings, *result.notes),
+    )
+    return render_page(result.bundle, [section], lead=result.started, facts=_about(result))
