@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,9 @@ from edgecompile.bundle import BundleWriter, VariantParts, merge_constants
 from edgecompile.compilation import CompiledModel
 from edgecompile.lengths import LengthDistribution
 from edgecompile.models import LoadedModel
+from edgecompile.plan_view import judge_plan
 from edgecompile.progress import StepHandle
+from edgecompile.report import build_page
 from edgecompile.runtime.manifest import MANIFEST_NAME, Manifest
 from edgecompile.runtime.schema import BucketSpec, Extent, TensorSpec
 from edgecompile.verify import (
@@ -21,9 +24,11 @@ from edgecompile.verify import (
     VerifyReport,
     check_report,
     make_cases,
-    report_bytes,
     verify_bundle,
 )
+
+#: How many programs the policies that a plan is compared with may use.
+RIVAL_PROGRAMS = 8
 
 #: Which of the verification cases travel with the bundle as golden vectors.
 GOLDEN_CASES = ("lower", "hint", "upper")
@@ -51,7 +56,6 @@ def pack_bundle(
     built_by: Mapping[str, str] | None = None,
     seed: int = 0,
     force: bool = False,
-    reports: Mapping[str, bytes] | None = None,
     step: StepHandle | None = None,
 ) -> PackedBundle:
     """Writes a bundle and verifies it before it gets its name.
@@ -82,8 +86,7 @@ def pack_bundle(
             writer.staging, cases, [v.name for v in manifest.variants], manifest.tolerance
         )
         check_report(report)
-        writer.add_bytes(report_bytes(report), "reports/verify.json")
-        for name, data in (reports or {}).items():
+        for name, data in _reports(manifest.name, plan, compiled, lengths, report).items():
             writer.add_bytes(data, f"reports/{name}")
         writer.write_manifest(manifest)
         tell("naming it")
@@ -94,6 +97,35 @@ def pack_bundle(
     )
     size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
     return PackedBundle(path, size, file_sha256(path / MANIFEST_NAME), report, notes)
+
+
+def _reports(
+    name: str,
+    plan: BucketPlan,
+    compiled: CompiledModel,
+    lengths: LengthDistribution | None,
+    report: VerifyReport,
+) -> dict[str, bytes]:
+    """What the bundle says about itself: JSON for programs, one page for people."""
+    files: dict[str, object] = {
+        "verify.json": report.to_json(),
+        "audit.json": [verdict.to_json() for verdict in compiled.audit],
+        "plan.json": plan.to_json(),
+    }
+    page = None
+    if lengths is not None and plan.cost_model is not None:
+        judgement = judge_plan(
+            plan,
+            lengths,
+            programs=max(len(plan.buckets), RIVAL_PROGRAMS),
+            modes=tuple(dict.fromkeys(bucket.mode for bucket in plan.buckets)),
+        )
+        files["plan.json"] = judgement.to_json()
+        page = build_page(name, judgement, report)
+    result = {file: (json.dumps(value, indent=1) + "\n").encode() for file, value in files.items()}
+    if page is not None:
+        result["report.html"] = page.encode()
+    return result
 
 
 def stage_for_measurement(

@@ -255,7 +255,8 @@ def _selftest(bundle: Path, cases: Path, variant: str, python: str) -> dict[str,
     # The working directory must not hold a package of the same name: -m looks there first.
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cases)
     if done.returncode == 23:
-        return {"refused": done.stderr.strip().splitlines()[0] if done.stderr.strip() else ""}
+        reason = (done.stderr.strip().splitlines() or [""])[0]
+        return {"refused": reason.removeprefix("error: ")}
     if done.returncode < 0:
         raise VerificationError(
             f"the bundle's runtime was killed by signal {-done.returncode} with variant {variant}",
@@ -301,18 +302,12 @@ def check_report(report: VerifyReport) -> None:
     )
 
 
-def report_bytes(report: VerifyReport) -> bytes:
-    """The report as the bytes that go into the bundle."""
-    return (json.dumps(report.to_json(), indent=1) + "\n").encode()
-
-
 __all__ = [
     "TOLERANCES",
     "Case",
     "CaseResult",
     "VerifyReport",
     "check_report",
-    "report_bytes",
     "make_cases",
     "verify_bundle",
 ]

@@ -34,8 +34,9 @@ _KERNEL_MARKER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 #: Inductor appends its own compile commands, with this machine's paths, as comments.
 _TRAILER_MARKER = "// Compile cmd"
 
-#: Code generation patches and reads global state of torch: one at a time in a process.
-_GENERATING = threading.Lock()
+#: To be held from an exported program to its C++: the graph's tracing and code generation patch
+#: and read global state of torch, so only one thread of a process may be at it.
+GENERATING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def generate_cpp(
     cache_dir: Path,
     shared: Container[str] = (),
 ) -> GeneratedCpp:
-    """Generates C++ for a lowered graph.
+    """Generates C++ for a lowered graph; the caller holds :data:`GENERATING`.
 
     Args:
         gm: an exported program's module after :func:`~edgecompile.backends.lowering.lower_graph`.
@@ -158,7 +159,7 @@ def generate_cpp(
     """
     isa = vector_isa(arch, simdlen)
     cache_dir.mkdir(parents=True, exist_ok=True)
-    with _GENERATING, _forced_isa(isa), _cache_directory(cache_dir), torch.no_grad():
+    with _forced_isa(isa), _cache_directory(cache_dir), torch.no_grad():
         try:
             files: Any = torch._inductor.aot_compile(
                 gm, (), dict(kwargs), options=_options(march, simdlen)

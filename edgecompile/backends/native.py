@@ -64,7 +64,7 @@ def native_sources() -> Path:
 def native_headers_id() -> str:
     """Identifies the content of every header, so that the object cache notices a change."""
     digest = hashlib.sha256()
-    for header in sorted(native_sources().glob("*.h")):
+    for header in sorted(native_sources().rglob("*.h")):
         digest.update(header.name.encode() + b"\0" + header.read_bytes())
     return digest.hexdigest()
 
