@@ -220,7 +220,7 @@ def test_an_index_outside_the_table_is_an_error(host: Host, built: Built, progra
     ids = draw(length)
     ids[0, -1] = wrong
     for _ in range(3):
-        with pytest.raises(Failure, match=r"^ec_program_run: running the model.*out of bounds"):
+        with pytest.raises(Failure, match=r"^ec_program_run: running the model.*check failed"):
             host.run(program, ids)
         check(built, draw(length), host.run(program, draw(length)))
 
@@ -300,7 +300,7 @@ def test_threads_share_a_program(host: Host, built: Built, concurrency: int):
                 ids = draw(1 + (seed * 131 + n * 37) % LONGEST, seed * 100 + n)
                 check(built, ids, host.run(program, ids))
                 if n % 4 == seed % 4:
-                    with pytest.raises(Failure, match="out of bounds"):
+                    with pytest.raises(Failure, match="check failed"):
                         host.run(program, np.full((1, 300), VOCABULARY))
         except BaseException as error:
             problems.append(error)
@@ -330,6 +330,22 @@ def test_runs_and_openings_leave_memory_flat(host: Host, built: Built):
         host.close(host.open(built.library, built.weights))
     assert load_shim().live()[0] <= live[0]
     assert rss() - resident < 4 << 20
+
+
+def test_failures_print_nothing(host: Host, program, capfd: pytest.CaptureFixture[str]):
+    with pytest.raises(Failure):
+        host.run(program, np.full((1, 300), VOCABULARY))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_library_carries_no_streams_and_locales(built: Built):
+    """They would be two thirds of it (model/slim_streams.h)."""
+    listing = subprocess.run(
+        ["nm", "-D", "-u", str(built.library)], check=True, capture_output=True, text=True
+    ).stdout
+    assert "malloc" in listing
+    assert "locale" not in listing
+    assert built.library.stat().st_size < 400_000
 
 
 def test_thread_count(host: Host):
