@@ -1,0 +1,347 @@
+"""The documents say what is true: links lead somewhere, commands exist, examples run."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+import click
+import numpy as np
+import pytest
+
+from edgecompile import errors
+from edgecompile.cli import cli
+from edgecompile.runtime import __main__ as device
+from edgecompile.runtime import errors as device_errors
+from edgecompile.runtime import model as device_model
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+README = REPOSITORY / "README.md"
+DOCS = REPOSITORY / "docs"
+PAGES = [
+    README,
+    *sorted(DOCS.glob("*.md")),
+    REPOSITORY / "edgecompile" / "runtime" / "FORMAT.md",
+]
+
+
+def page_id(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The code blocks of one language."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def rows(page: Path, heading: str) -> list[list[str]]:
+    """The cells of the table whose first heading is ``heading``."""
+    text = page.read_text(encoding="utf-8")
+    match = re.search(rf"^\| {heading} \|.*\n\|[-|]+\|\n((?:\|.*\n?)+)", text, re.MULTILINE)
+    assert match is not None, f"{page.name} has no table of {heading}"
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in match[1].splitlines()]
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """(page, command line) of every line of every shell block."""
+    for page in PAGES:
+        for block in blocks(page, "sh"):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.strip():
+                    yield page_id(page), line.split(" | ")[-1].strip()
+
+
+COMMANDS = list(commands())
+KNOWN = ("sudo", "export", "source", "python3", "scripts/", ".venv/", "edgecompile", "cut")
+
+
+def load_script(name: str) -> ModuleType:
+    path = REPOSITORY / "scripts" / name
+    loader = SourceFileLoader(name.replace("-", "_").removesuffix(".py"), str(path))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_lead_to_files(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"[a-z]+:", target):
+            assert (page.parent / target.partition("#")[0]).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_paths_that_are_named_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:scripts|tests|docs|profiles|edgecompile|\.ci)/[\w./-]*)`", text):
+        assert (REPOSITORY / name).exists(), f"{page.name} names {name}"
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached: set[Path] = set()
+    waiting = [README]
+    while waiting:
+        page = waiting.pop()
+        if page in reached or page.suffix != ".md":
+            continue
+        reached.add(page)
+        found = re.findall(r"\]\(([^)\s:#]+)\)", page.read_text(encoding="utf-8"))
+        waiting += [(page.parent / target).resolve() for target in found]
+    assert {page for page in PAGES if page not in reached} == set()
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=lambda value: value)
+def test_commands_and_their_options_exist(page: str, line: str) -> None:
+    words = shlex.split(line, comments=True)
+    assert words[0].startswith(KNOWN), f"{page}: nothing checks the command {words[0]}"
+    if words[0].startswith("scripts/"):
+        assert (REPOSITORY / words[0]).stat().st_mode & 0o100, f"{words[0]} can't be run"
+    elif words[:3] == ["python3", "-m", "edgecompile.runtime"]:
+        device._parser().parse_args(words[3:])
+    elif words[0] == "edgecompile":
+        parse_command(words[1:])
+
+
+def parse_command(words: list[str]) -> None:
+    """Lets Click read the command line, options and their types included, without running it."""
+    command: click.Command = cli
+    context = click.Context(cli, info_name="edgecompile")
+    while isinstance(command, click.Group):
+        found = command.get_command(context, words[0])
+        assert found is not None, f"there is no command {words[0]}"
+        context = click.Context(command, info_name=command.name, parent=context)
+        command, words = found, words[1:]
+    command.make_context(command.name, list(words), parent=context)
+
+
+def test_unknown_options_would_be_noticed() -> None:
+    with pytest.raises(click.UsageError):
+        parse_command(["build", "model", "--lenghts", "x"])
+    with pytest.raises(click.UsageError):
+        parse_command(["targets", "show", "--hash", "x"])
+
+
+def test_the_two_commands_of_the_readme() -> None:
+    assert blocks(README, "sh")[0].split() == ["scripts/demo", "scripts/test"]
+
+
+def test_cli_page_is_what_the_commands_say() -> None:
+    written = load_script("write-cli-docs").render()
+    assert (DOCS / "cli.md").read_text(encoding="utf-8") == written, "run scripts/write-cli-docs"
+
+
+def all_errors(base: type[errors.EdgecompileError]) -> Iterator[type[errors.EdgecompileError]]:
+    yield base
+    for child in base.__subclasses__():
+        yield from all_errors(child)
+
+
+def test_exit_codes_are_those_of_the_classes() -> None:
+    found = {
+        (str(item.exit_code), f"`{item.__name__}`", side)
+        for item in all_errors(errors.EdgecompileError)
+        for module, side in ((device_errors, "device"), (errors, "build"))
+        if item.__module__ == module.__name__
+    }
+    assert {tuple(row[:3]) for row in rows(DOCS / "errors.md", "exit code")} == found
+
+
+def test_every_error_has_an_exit_code_of_its_own() -> None:
+    codes = [row[0] for row in rows(DOCS / "errors.md", "exit code")]
+    assert sorted(set(codes), key=int) == codes
+    assert not {"0", "2", "70", "74", "129", "130", "141", "143"} & set(codes)
+
+
+def test_arguments_of_open_bundle_are_documented() -> None:
+    parameters = list(inspect.signature(device_model.open_bundle).parameters)[1:]
+    documented = [row[0].strip("`") for row in rows(DOCS / "runtime.md", "argument")]
+    assert documented == parameters
+    signature = ", ".join(
+        f'{name}="{item.default}"' if isinstance(item.default, str) else f"{name}={item.default}"
+        for name, item in inspect.signature(device_model.open_bundle).parameters.items()
+        if item.default is not item.empty
+    )
+    text = (DOCS / "runtime.md").read_text(encoding="utf-8")
+    assert f"`open_bundle(path, *, {signature})`" in text
+
+
+def test_members_of_model_are_documented() -> None:
+    members = {
+        name for name in vars(device_model.Model) if not name.startswith("_") and name != "manifest"
+    }
+    documented = {
+        row[0].strip("`").partition("(")[0] for row in rows(DOCS / "runtime.md", "member")
+    }
+    assert documented == members
+
+
+def test_commands_of_the_device_are_documented() -> None:
+    (choices,) = [a.choices for a in device._parser()._actions if isinstance(a.choices, dict)]
+    shared = {"--json", "--debug", "--variant", "--threads", "--verify", "--help"}
+    actual = {
+        name: {o for a in sub._actions for o in a.option_strings if o.startswith("--")} - shared
+        for name, sub in choices.items()
+        if name != "coldstart"
+    }
+    documented = {
+        row[0].strip("`"): set(re.findall(r"--[\w-]+", row[2]))
+        for row in rows(DOCS / "runtime.md", "command")
+    }
+    assert documented == actual
+
+
+def test_keys_of_a_factory_are_documented() -> None:
+    pytest.importorskip("torch")
+    from edgecompile.factories import ModelSpec
+
+    documented = [row[0].strip("`") for row in rows(DOCS / "models.md", "key")]
+    assert documented == [field.name for field in dataclasses.fields(ModelSpec)]
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    """The files of docs/models.md, each named by its first line."""
+    for block in blocks(DOCS / "models.md", "python"):
+        match = re.match(r"# (\w+\.py)\n", block)
+        assert match is not None, block
+        (tmp_path / match[1]).write_text(block)
+    return tmp_path
+
+
+def test_models_of_the_examples_load_and_agree(example: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from edgecompile.models import load_model
+
+    subprocess.run([sys.executable, "save.py"], cwd=example, check=True, capture_output=True)
+    made = load_model(f"{example / 'net.py'}:make")
+    saved = load_model(example / "net.pt2")
+    assert made.inputs[0].shape == ("batch", "length", 40)
+    assert [output.name for output in made.outputs] == ["scores"]
+    assert saved.inputs[0].shape == (1, "length", 40)
+    for loaded in (made, saved):
+        assert loaded.length_axis == "length"
+        assert (loaded.axes["length"].lo, loaded.axes["length"].hi) == (1, 500)
+        result = loaded.run({"frames": torch.ones(1, 7, 40)})
+        assert [tensor.shape for tensor in result.values()] == [(1, 12)]
+
+
+@pytest.mark.slow
+def test_the_example_builds_and_runs(example: Path, device_python: str) -> None:
+    (line,) = [
+        line
+        for block in blocks(DOCS / "models.md", "sh")
+        for line in block.splitlines()
+        if "net.py:make" in line
+    ]
+    (example / "lengths.txt").write_text("".join(f"{n}\n" for n in range(20, 400, 7)))
+    words = shlex.split(line)
+    command = [sys.executable, "-m", *words, "--target", "cpu-x86-64-v3", "--quiet"]
+    built = subprocess.run(command, cwd=example, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    bundle = example / words[words.index("--output") + 1]
+    selftest = subprocess.run(
+        [device_python, "-m", "edgecompile.runtime", "selftest", str(bundle)],
+        cwd=bundle / "runtime",
+        capture_output=True,
+        text=True,
+    )
+    assert selftest.returncode == 0, selftest.stdout + selftest.stderr
+
+
+@pytest.mark.parametrize("page", [README, DOCS / "runtime.md"], ids=page_id)
+def test_the_program_for_a_device_runs(page: Path, tiny_bundle: Path, device_python: str) -> None:
+    (program,) = blocks(page, "python")
+    # The example is about MiniLM; the tests' own bundle has fewer words and another output.
+    for old, new in (
+        ('"minilm.ecb"', repr(str(tiny_bundle))),
+        ("101, 7592, 2088, 102", "1, 5, 6, 2"),
+        ("sentence_embedding", "last_hidden_state"),
+    ):
+        assert old in program
+        program = program.replace(old, new)
+    done = subprocess.run(
+        [device_python, "-c", program], cwd=tiny_bundle / "runtime", capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "(1, 4, 16)\n"
+
+
+class TestDemo:
+    """The parts of scripts/demo that need no environment of their own."""
+
+    DEMO = REPOSITORY / "scripts" / "demo"
+
+    def run(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(self.DEMO), *arguments], cwd=cwd, capture_output=True, text=True, timeout=60
+        )
+
+    def test_help_from_any_folder(self, tmp_path: Path) -> None:
+        done = self.run("--help", cwd=tmp_path)
+        assert done.returncode == 0
+        assert done.stdout.startswith("usage: scripts/demo")
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("arguments", [("--frsh",), ("--threads",), ("--threads", "0")])
+    def test_wrong_usage_is_refused(self, arguments: tuple[str, ...], tmp_path: Path) -> None:
+        done = self.run(*arguments, cwd=tmp_path)
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: ")
+        assert done.stdout == ""
+
+    def test_docstrings_of_everything_documented(self) -> None:
+        source = '"""M."""\nclass C:\n    """C\n\n    c."""\n    async def f(self):\n        "f"\n'
+        source += "def g():\n    '''  '''\ndef h():\n    return 'no docstring'\n"
+        read = load_script("demo_inputs.py").read_docstrings
+        assert sorted(read(source)) == ["C c.", "M.", "f"]
+
+    def test_docstrings_of_the_standard_library(self, tmp_path: Path) -> None:
+        load_script("demo_inputs.py").write_docstrings(tmp_path / "out.txt")
+        lines = (tmp_path / "out.txt").read_text(encoding="utf-8").split("\n")
+        assert inspect.cleandoc(shlex.split.__doc__ or "").replace("\n", " ") in lines
+        assert len(lines) > 3000
+        assert all(line.strip() == line for line in lines)
+
+    def test_similarities_on_the_device(self, tmp_path: Path) -> None:
+        device_side = load_script("demo_device.py")
+        embeddings = np.array([[1.0, 0.0], [0.6, 0.8]], np.float32)
+        lines = device_side.format_similarity(["one", "three"], embeddings)
+        assert [line.split()[-2:] for line in lines[1:]] == [["1.00", "0.60"], ["0.60", "1.00"]]
+        assert len({len(line) for line in lines}) == 1
+
+    def test_summary_of_a_real_benchmark(self, tiny_bundle: Path, tiny_model: Path) -> None:
+        pytest.importorskip("torch")
+        from edgecompile.bench import bench_bundle
+        from edgecompile.runtime.describe import describe_bundle
+
+        report = bench_bundle(
+            tiny_bundle,
+            against=["eager"],
+            model_spec=str(tiny_model),
+            threads=1,
+            rounds=1,
+            runs=4,
+            warmup_rounds=0,
+            cold_runs=1,
+            cache=tiny_bundle.parent / "bench-cache",
+        )
+        info = describe_bundle(str(tiny_bundle))
+        lines = load_script("demo_summary.py").format_summary(report.to_json(), info)
+        found = {line[:36].strip(): line[36:].split() for line in lines}
+        assert len(found["milliseconds, p50"]) == len(found["cold start to first output, ms"]) == 3
+        assert found["bundle, MB"][0] == f"{info['bytes'] / 1e6:.2f}"
+        parts = [found[name][0] for name in ("weights", "Python of the runtime")]
+        assert float(found["the device needs beside numpy, MB"][0]) > sum(map(float, parts))
