@@ -5,10 +5,10 @@
 // that throws lives here; the rest of it, which gives up parallel regions and keeps the message, in
 // the runtime. The build renames the generated code's aoti_torch_check to ec_aoti_torch_check, and
 // this hidden definition comes before the runtime's.
-#include "find_object.h"
-
 #include <cstdint>
 #include <stdexcept>
+
+#include "find_object.h"
 
 #define EC_HIDDEN extern "C" __attribute__((visibility("hidden")))
 
