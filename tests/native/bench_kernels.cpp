@@ -4,6 +4,7 @@
 // Every figure is the best of several short rounds, which is what a quiet machine would give.
 // "cold" products take a different B each time, out of more memory than caches hold: that is how a
 // model's weights are met. "hot" ones use the same B again.
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -138,8 +139,7 @@ class Floats {
   float* data_;
 };
 
-void bench_gemm(int threads, int64_t m, int64_t n, int64_t k, bool cold,
-                Activation act) {
+void bench_gemm(int threads, int64_t m, int64_t n, int64_t k, bool cold, Activation act) {
   const int64_t size = packed_elements(n, k);
   const int64_t copies = cold ? (int64_t{96} << 20) / (size * 4) + 1 : 1;
   static const Floats b((int64_t{128} << 20) / 4);
@@ -164,8 +164,7 @@ void bench_gemm(int threads, int64_t m, int64_t n, int64_t k, bool cold,
   std::fflush(stdout);
 }
 
-void bench_attention(int threads, int64_t heads, int64_t length, int64_t dim,
-                     bool masked) {
+void bench_attention(int threads, int64_t heads, int64_t length, int64_t dim, bool masked) {
   const int64_t width = heads * dim;
   const Floats qkv(length * width * 3), out(length * width);
   std::vector<uint8_t> mask(static_cast<size_t>(length), 1);
@@ -199,17 +198,33 @@ void bench_attention(int threads, int64_t heads, int64_t length, int64_t dim,
   std::fflush(stdout);
 }
 
+// A job of tasks that wait for each other, so that every thread really takes part.
 void bench_fork_join(int threads) {
-  int64_t slots[64 * 8] = {};
+  struct Shared {
+    std::atomic<int> arrived{0};
+  };
   const double t = best_time(
-      [&](int64_t) { parallel_for(threads, [&](int64_t i) { slots[i % 64 * 8] += 1; }); }, [] {});
+      [&](int64_t) {
+        Shared shared;
+        run_team(
+            threads, [](void*, int) {},
+            [](void* ctx, int, int members) {
+              std::atomic<int>& arrived = static_cast<Shared*>(ctx)->arrived;
+              arrived.fetch_add(1);
+              while (arrived.load(std::memory_order_relaxed) < members) {
+              }
+            },
+            &shared);
+      },
+      [] {});
   std::printf("{\"kernel\": \"fork_join\", \"threads\": %d, \"us\": %.3f}\n", threads, t * 1e6);
 }
 
 }  // namespace
 
 // --clock cpu counts this thread's processor time, for one thread on a machine that is busy.
-// bench_kernels [--only KERNEL] [--clock cpu] [--threads 1,2] [--m 1,16,…] [--seconds PER_ROUND] [--rounds N]
+// bench_kernels [--only KERNEL] [--clock cpu] [--threads 1,2] [--m 1,16,…] [--seconds PER_ROUND]
+// [--rounds N]
 int main(int argc, char** argv) {
   const char* only = "";
   std::vector<int> threads = {1, 2};

@@ -15,10 +15,10 @@ import pytest
 NATIVE = Path(__file__).resolve().parents[2] / "edgecompile" / "runtime" / "native"
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build" / "tests-native"
-FLAGS = (
-    "-std=c++20 -O3 -g1 -fPIC -fno-math-errno -fno-trapping-math -ffp-contract=fast "
-    "-fvisibility=hidden -pthread -Wall -Wextra"
-).split()
+FLAGS = [
+    "-std=c++20", "-O3", "-g1", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
+    "-ffp-contract=fast", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra",
+]  # fmt: skip
 
 Build = Callable[..., Path]
 

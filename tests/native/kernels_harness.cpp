@@ -23,8 +23,8 @@ EC_API void t_gemm_packed(int64_t m, int64_t n, int64_t k, const float* a, int64
 }
 EC_API void t_gemm_batched(int64_t batch, int64_t m, int64_t n, int64_t k, const float* a,
                            int64_t a_batch, int64_t a_row, int64_t a_col, const float* b,
-                           int64_t b_batch, int64_t b_row, int64_t b_col, float* c,
-                           int64_t c_batch, int64_t ldc, const Epilogue* e) {
+                           int64_t b_batch, int64_t b_row, int64_t b_col, float* c, int64_t c_batch,
+                           int64_t ldc, const Epilogue* e) {
   gemm_batched(batch, m, n, k, a, a_batch, a_row, a_col, b, b_batch, b_row, b_col, c, c_batch, ldc,
                *e);
 }

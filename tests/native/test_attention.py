@@ -121,7 +121,7 @@ def random_mask(
     kind = rng.integers(0, 5)
     if kind == 0:
         return None
-    shape = tuple(n if rng.random() < 0.5 else 1 for n in (b, h, len_q)) + (len_k,)
+    shape = (*(n if rng.random() < 0.5 else 1 for n in (b, h, len_q)), len_k)
     keep = rng.random(shape) < rng.choice([0.05, 0.7, 0.95])
     if kind == 1:  # padding: the first keys only
         keep = np.broadcast_to(np.arange(len_k) < rng.integers(0, len_k + 1), shape)

@@ -159,9 +159,7 @@ def test_busy_neighbours_cause_no_stalls(pool: ctypes.CDLL) -> None:
     """With every core taken by another process too, jobs go on at about half the speed, rather
     than waiting a time slice of milliseconds for each: 2000 jobs of two 20 µs tasks in seconds."""
     pool.t_set_num_threads(2)
-    neighbours = [
-        subprocess.Popen([sys.executable, "-c", BUSY]) for _ in os.sched_getaffinity(0)
-    ]
+    neighbours = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in os.sched_getaffinity(0)]
     try:
         time.sleep(0.3)
         start = time.perf_counter()

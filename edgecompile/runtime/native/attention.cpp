@@ -204,8 +204,8 @@ void run_queries(const AttentionArgs& a, const Head& head, int64_t q0, int64_t q
     const float* const k = head.k + k0 * a.k_strides[2];
     const float* const v = head.v + k0 * a.v_strides[2];
     for (int64_t j = 0; !few && j < block_keys; j += kWidth) {
-      pack_panel(k + j * a.k_strides[2], 1, a.k_strides[2], a.dim,
-                 std::min(kWidth, block_keys - j), a.scale, k_panels + j * a.dim);
+      pack_panel(k + j * a.k_strides[2], 1, a.k_strides[2], a.dim, std::min(kWidth, block_keys - j),
+                 a.scale, k_panels + j * a.dim);
     }
     for (int64_t p = 0; p < v_panels; ++p) {
       pack_panel(v + p * kWidth, a.v_strides[2], 1, block_keys,

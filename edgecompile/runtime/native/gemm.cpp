@@ -10,8 +10,8 @@
 namespace ec {
 namespace {
 
-// K is cut into slices, partial sums going through C. Tiles read B well from the second-level cache,
-// so slices may be long; a tile's rows of A (18 KiB at kLongest) should stay in the first.
+// K is cut into slices, partial sums going through C. Tiles read B well from the second-level
+// cache, so slices may be long; a tile's rows of A (18 KiB at kLongest) should stay in the first.
 constexpr int64_t kLongest = 768;
 constexpr int64_t kDepth = 512;  // when there is more than one
 // Floats of A that one task takes: half of a second-level cache of 512 KiB.
@@ -69,8 +69,7 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
   const float* const b_base = p.b + batch * p.b_batch;
   float* const c_base = p.c + batch * p.c_batch + m0 * p.ldc;
   const float* const residual_base =
-      e.residual == nullptr ? nullptr
-                            : e.residual + batch * e.residual_batch + m0 * e.ld_residual;
+      e.residual == nullptr ? nullptr : e.residual + batch * e.residual_batch + m0 * e.ld_residual;
   const int64_t all_panels = (p.n + kPanel - 1) / kPanel;
   const int64_t step = takes_from_back() ? -1 : 1;  // so that the next task's panels come next
   const bool add_in_tile = e.act == Activation::kNone && e.beta == 1.0f;
@@ -104,8 +103,8 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
           next = b_base + (n_panel * p.k + (ends ? 0 : k0)) * kPanel;
         }
       } else {
-        pack_panel(b_base + k0 * p.b_row + n0 * p.b_col, p.b_row, p.b_col, t.k, columns,
-                   1.0f, scratch + a_floats);
+        pack_panel(b_base + k0 * p.b_row + n0 * p.b_col, p.b_row, p.b_col, t.k, columns, 1.0f,
+                   scratch + a_floats);
         b = scratch + a_floats;
       }
       t.ldb = kPanel;
@@ -128,9 +127,9 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
         t.a = a + r0 * lda;
         for (int64_t j = 0; j < columns; j += width) {
           float* const c = c_base + r0 * p.ldc + n0 + j;
-          const float* const residual =
-              last && residual_base != nullptr ? residual_base + r0 * e.ld_residual + n0 + j
-                                               : nullptr;
+          const float* const residual = last && residual_base != nullptr
+                                            ? residual_base + r0 * e.ld_residual + n0 + j
+                                            : nullptr;
           const int64_t valid = std::min<int64_t>(width, columns - j);
           t.b = b + j;
           t.bias = first && bias_from != nullptr ? bias_from + j : nullptr;
@@ -198,8 +197,8 @@ void run(int64_t batch, Product& p) {
   }
   parallel_for(batch * chunks * groups, [&](int64_t i) {
     const int64_t group = i % groups, chunk = i / groups % chunks, matrix = i / groups / chunks;
-    run_block(p, matrix, p.m * chunk / chunks, p.m * (chunk + 1) / chunks,
-              panels * group / groups, panels * (group + 1) / groups);
+    run_block(p, matrix, p.m * chunk / chunks, p.m * (chunk + 1) / chunks, panels * group / groups,
+              panels * (group + 1) / groups);
   });
 }
 
@@ -219,10 +218,9 @@ void gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_
 
 void gemm_batched(int64_t batch, int64_t m, int64_t n, int64_t k, const float* a, int64_t a_batch,
                   int64_t a_row, int64_t a_col, const float* b, int64_t b_batch, int64_t b_row,
-                  int64_t b_col, float* c, int64_t c_batch, int64_t ldc,
-                  const Epilogue& epilogue) {
-  Product p{m,     n,     k, a,       a_batch, a_row,    a_col, b, b_batch,
-            b_row, b_col, false, c, c_batch, ldc, epilogue, false};
+                  int64_t b_col, float* c, int64_t c_batch, int64_t ldc, const Epilogue& epilogue) {
+  Product p{m,     n,     k,     a, a_batch, a_row, a_col,    b,    b_batch,
+            b_row, b_col, false, c, c_batch, ldc,   epilogue, false};
   run(batch, p);
 }
 

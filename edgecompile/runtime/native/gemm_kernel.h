@@ -23,8 +23,7 @@ constexpr int kTileRows = kVectorRegisters == 32 && kFloatLanes == 16 ? 12 : 6;
 
 constexpr int widest_tile(int rows) {
   int vectors = kPanelVectors;
-  while (vectors > 1 &&
-         rows * vectors + (rows < vectors ? rows : vectors) + 1 > kVectorRegisters) {
+  while (vectors > 1 && rows * vectors + (rows < vectors ? rows : vectors) + 1 > kVectorRegisters) {
     vectors /= 2;
   }
   return vectors;
@@ -32,7 +31,9 @@ constexpr int widest_tile(int rows) {
 template <int Rows>
 constexpr int kTileVectors = widest_tile(Rows);
 template <int Rows>
-constexpr int kTileSums = Rows* kTileVectors<Rows> >= 8 ? 1 : Rows* kTileVectors<Rows> >= 4 ? 2 : 4;
+constexpr int kTileSums = Rows * kTileVectors<Rows> >= 8   ? 1
+                          : Rows * kTileVectors<Rows> >= 4 ? 2
+                                                           : 4;
 
 // No instruction; but the compiler may neither spill the value here nor reorder across.
 EC_INLINE void keep_in_register(vf32& v) {
@@ -97,28 +98,29 @@ inline void run_tile(const Tile& t) {
   const float* prefetch = t.prefetch;
   const auto step = [&](int64_t i, const float* row, vf32(&sum)[Rows][Vectors])
                         __attribute__((always_inline)) {
-    if constexpr (Rows < Vectors) {
-      vf32 av[Rows];
+                          if constexpr (Rows < Vectors) {
+                            vf32 av[Rows];
 #pragma GCC unroll 16
-      for (int r = 0; r < Rows; ++r) av[r] = broadcast(a[r][i]);
+                            for (int r = 0; r < Rows; ++r) av[r] = broadcast(a[r][i]);
 #pragma GCC unroll 16
-      for (int v = 0; v < Vectors; ++v) {
-        const vf32 bv = load(row + v * kL);
+                            for (int v = 0; v < Vectors; ++v) {
+                              const vf32 bv = load(row + v * kL);
 #pragma GCC unroll 16
-        for (int r = 0; r < Rows; ++r) sum[r][v] = fma(av[r], bv, sum[r][v]);
-      }
-    } else {
-      vf32 bv[Vectors];
+                              for (int r = 0; r < Rows; ++r) sum[r][v] = fma(av[r], bv, sum[r][v]);
+                            }
+                          } else {
+                            vf32 bv[Vectors];
 #pragma GCC unroll 16
-      for (int v = 0; v < Vectors; ++v) bv[v] = load(row + v * kL);
+                            for (int v = 0; v < Vectors; ++v) bv[v] = load(row + v * kL);
 #pragma GCC unroll 16
-      for (int r = 0; r < Rows; ++r) {
-        const vf32 av = broadcast(a[r][i]);
+                            for (int r = 0; r < Rows; ++r) {
+                              const vf32 av = broadcast(a[r][i]);
 #pragma GCC unroll 16
-        for (int v = 0; v < Vectors; ++v) sum[r][v] = fma(av, bv[v], sum[r][v]);
-      }
-    }
-  };
+                              for (int v = 0; v < Vectors; ++v)
+                                sum[r][v] = fma(av, bv[v], sum[r][v]);
+                            }
+                          }
+                        };
   int64_t i = 0;
   for (; i + kUnroll <= t.k; i += kUnroll) {
     if (prefetch != nullptr) {

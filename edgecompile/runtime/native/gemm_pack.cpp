@@ -71,7 +71,8 @@ EC_INLINE void copy_scaled(const float* from, int64_t n, float scale, float* to)
 void pack_panel(const float* b, int64_t b_row, int64_t b_col, int64_t depth, int64_t columns,
                 float scale, float* out) {
   if (columns < kPanel) {
-    for (int64_t i = 0; i < depth; ++i) std::fill_n(out + i * kPanel + columns, kPanel - columns, 0.0f);
+    for (int64_t i = 0; i < depth; ++i)
+      std::fill_n(out + i * kPanel + columns, kPanel - columns, 0.0f);
   }
   if (b_col == 1) {
     for (int64_t i = 0; i < depth; ++i) {

@@ -5,6 +5,8 @@
 // Names and meanings: "The libgomp ABI" in GCC's libgomp manual, and libgomp/libgomp_g.h for the
 // argument lists. Exported as ec_<name>; the build renames the model's references. A construct that
 // isn't here (tasks, sections, ordered, copyprivate) is reported at build as a missing symbol.
+#include "openmp.h"
+
 #include <sched.h>
 #include <setjmp.h>
 #include <string.h>
@@ -15,7 +17,6 @@
 #include <cstdint>
 
 #include "export.h"
-#include "openmp.h"
 #include "status.h"
 #include "threads.h"
 
@@ -273,25 +274,25 @@ EC_API bool ec_GOMP_single_start() {
 // ---- Loops --------------------------------------------------------------------------------------
 
 // Each schedule has the same four entry points, under two names.
-#define EC_LOOP(schedule, guided)                                                                 \
-  EC_API bool ec_GOMP_loop_##schedule##_start(long start, long end, long step, long chunk,        \
-                                              long* first, long* last) {                          \
-    return ec::start_loop(start, end, step, chunk, guided, first, last);                          \
-  }                                                                                               \
-  EC_API bool ec_GOMP_loop_##schedule##_next(long* first, long* last) {                           \
-    return ec::next_chunk(first, last);                                                           \
-  }                                                                                               \
-  EC_API bool ec_GOMP_loop_ull_##schedule##_start(bool up, Ull start, Ull end, Ull step,          \
-                                                  Ull chunk, Ull* first, Ull* last) {             \
-    return ec::start_loop_ull(up, start, end, step, chunk, guided, first, last);                  \
-  }                                                                                               \
-  EC_API bool ec_GOMP_loop_ull_##schedule##_next(Ull* first, Ull* last) {                         \
-    return ec::next_chunk(first, last);                                                           \
-  }                                                                                               \
-  EC_API void ec_GOMP_parallel_loop_##schedule(ec::Body body, void* data, unsigned num_threads,   \
-                                               long start, long end, long step, long chunk,       \
-                                               unsigned) {                                        \
-    ec::run_loop_region(body, data, num_threads, start, end, step, chunk, guided);                \
+#define EC_LOOP(schedule, guided)                                                               \
+  EC_API bool ec_GOMP_loop_##schedule##_start(long start, long end, long step, long chunk,      \
+                                              long* first, long* last) {                        \
+    return ec::start_loop(start, end, step, chunk, guided, first, last);                        \
+  }                                                                                             \
+  EC_API bool ec_GOMP_loop_##schedule##_next(long* first, long* last) {                         \
+    return ec::next_chunk(first, last);                                                         \
+  }                                                                                             \
+  EC_API bool ec_GOMP_loop_ull_##schedule##_start(bool up, Ull start, Ull end, Ull step,        \
+                                                  Ull chunk, Ull* first, Ull* last) {           \
+    return ec::start_loop_ull(up, start, end, step, chunk, guided, first, last);                \
+  }                                                                                             \
+  EC_API bool ec_GOMP_loop_ull_##schedule##_next(Ull* first, Ull* last) {                       \
+    return ec::next_chunk(first, last);                                                         \
+  }                                                                                             \
+  EC_API void ec_GOMP_parallel_loop_##schedule(ec::Body body, void* data, unsigned num_threads, \
+                                               long start, long end, long step, long chunk,     \
+                                               unsigned) {                                      \
+    ec::run_loop_region(body, data, num_threads, start, end, step, chunk, guided);              \
   }
 EC_LOOP(dynamic, false)
 EC_LOOP(nonmonotonic_dynamic, false)

@@ -78,7 +78,7 @@ class Event {
   uint32_t value() const { return value_.load(std::memory_order_acquire); }
   // Returns once the value differs from `old`; seldom also before, so call it in a loop.
   void wait_change(uint32_t old);
-  void add(uint32_t amount);  // and wakes everyone who waits
+  void add(uint32_t amount);                                    // and wakes everyone who waits
   void reset() { value_.store(0, std::memory_order_relaxed); }  // nobody may be waiting
 
  private:
