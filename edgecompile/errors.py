@@ -19,6 +19,7 @@ from edgecompile.runtime.errors import (
 
 __all__ = [
     "AuditError",
+    "BenchError",
     "BundleError",
     "BundleWriteError",
     "CompileError",
@@ -141,3 +142,9 @@ class CostError(EdgecompileError):
     """Cost points or a calibration can't be used: malformed, or of another model or machine."""
 
     exit_code = 44
+
+
+class BenchError(EdgecompileError):
+    """A benchmark can't be run: its arguments make no sense, or a contender fails."""
+
+    exit_code = 45

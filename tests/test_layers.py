@@ -102,11 +102,22 @@ def test_device_files_import_nothing_else(path: Path) -> None:
             assert top == "numpy" or top in sys.stdlib_module_names, name
 
 
+# Private by their names, but what torch's documentation tells its users to call; the contender that
+# stands for them does.
+DOCUMENTED = {
+    "torch._inductor",
+    "torch._inductor.aoti_compile_and_package",
+    "torch._inductor.aoti_load_package",
+}
+
+
 @pytest.mark.parametrize("path", ALL_FILES, ids=module_id)
 def test_only_one_file_knows_torch_s_private_names(path: Path) -> None:
     if path == PACKAGE / "backends" / "inductor_compat.py":
         return
     private = [name for name in imported_names(path) if name.startswith("torch._")]
+    if "contenders" in path.parts:
+        private = [name for name in private if name not in DOCUMENTED]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
             name = ast.unparse(node)

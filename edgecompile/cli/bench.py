@@ -22,7 +22,7 @@ __all__ = ["command"]
 _EPILOG = """\b
 Examples:
   edgecompile bench minilm.ecb
-  edgecompile bench minilm.ecb --model ./minilm --against eager --against onnxruntime
+  edgecompile bench minilm.ecb --model ./minilm --against eager,onnxruntime
   edgecompile bench minilm.ecb --lengths lengths.txt --threads 2 --report bench.html
   edgecompile bench new.ecb --against old.ecb --json
 """
@@ -37,7 +37,7 @@ Examples:
     multiple=True,
     metavar="NAME",
     help="Measure this beside it: eager, torch-compile, aoti, onnxruntime, openvino, or another "
-    "bundle. May be repeated.",
+    "bundle. Several with commas, or by repeating it.",
 )
 @click.option(
     "--model",
@@ -87,8 +87,8 @@ def command(
     """Measure BUNDLE through its own runtime: milliseconds, cold start, memory, size.
 
     Each contender runs in a process of its own, the bundle's without torch. They take turns in
-    rounds, so that a machine that slows down slows all of them. Without --lengths the lengths are
-    those that the bundle was built for.
+    rounds, so that a machine that slows down slows all of them. Without --lengths every bucket is
+    run at the length that it is tuned for.
     """
     traffic = None
     if lengths is not None or texts is not None:
@@ -98,7 +98,7 @@ def command(
 
     result = bench_bundle(
         bundle,
-        against=against,
+        against=[name for item in against for name in item.split(",") if name],
         model_spec=model,
         lengths=traffic,
         threads=threads,

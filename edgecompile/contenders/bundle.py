@@ -1,0 +1,93 @@
+"""A bundle as a contender: its own runtime, in a process without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgecompile.contenders.base import Launch, Parts, Workshop
+from edgecompile.contenders.process import clean_environment
+from edgecompile.errors import BenchError
+from edgecompile.runtime.manifest import MANIFEST_NAME, Manifest, parse_manifest
+
+__all__ = ["BundleContender", "read_bundle"]
+
+
+def read_bundle(path: Path) -> Manifest:
+    """The manifest of a bundle.
+
+    Raises:
+        BundleError: it is missing or malformed.
+    """
+    from edgecompile.runtime.files import BundleFolder
+
+    folder = BundleFolder(str(path))
+    try:
+        return folder.manifest
+    finally:
+        folder.close()
+
+
+@dataclass(frozen=True)
+class BundleContender:
+    """The bundle at ``path``."""
+
+    name: str
+    path: Path
+    needs: tuple[str, ...] = ()
+    needs_model: bool = False
+
+    def prepare(self, workshop: Workshop) -> Launch:
+        """Puts the bundle's own runtime on the process' path; nothing else has to be made.
+
+        Raises:
+            BenchError: the runtime can't be imported.
+        """
+        bundle = self.path.resolve()
+        settings = {
+            "path": str(bundle),
+            "threads": workshop.threads,
+            "variant": workshop.variant,
+        }
+        # Compiled Python files must not fall into the bundle, but from its second start on a
+        # device has them, as the other contenders do.
+        environment = {"PYTHONPYCACHEPREFIX": str(workshop.cache.resolve() / "pycache")}
+        launch = Launch(
+            "bundle", settings, workshop.python, (str(bundle / "runtime"),), environment
+        )
+        _compile_python(self.name, launch, workshop.threads)
+        return launch
+
+    def measure_size(self, workshop: Workshop, launch: Launch, facts: Mapping[str, Any]) -> Parts:
+        """What the chosen variant needs; other variants, golden vectors and reports don't count."""
+        manifest = parse_manifest((self.path / MANIFEST_NAME).read_bytes(), str(self.path))
+        (variant,) = [item for item in manifest.variants if item.name == facts["variant"]]
+
+        def total(names: list[str]) -> int:
+            return sum(manifest.files[name].size for name in names)
+
+        python = [name for name in manifest.files if name.startswith("runtime/")]
+        native = [variant.runtime, *manifest.probes.values()]
+        return {
+            "weights": total([manifest.weights[manifest.precision]]),
+            "programs": total(sorted(set(variant.programs))),
+            "native runtime": total(native),
+            "Python runtime": total(python) + (self.path / MANIFEST_NAME).stat().st_size,
+        }
+
+
+def _compile_python(name: str, launch: Launch, threads: int) -> None:
+    command = [launch.python, "-c", "import edgecompile.runtime.model"]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=clean_environment(launch, threads),
+        cwd=tempfile.gettempdir(),
+    )
+    if done.returncode != 0:
+        raise BenchError(f"the runtime of {name} can't be imported:\n{done.stderr.strip()}")

@@ -1,0 +1,158 @@
+"""A bundle beside other contenders, all the way; figures of so short a run mean nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from edgecompile.bench import SUBJECT, bench_bundle
+from edgecompile.bench_record import render_record
+from edgecompile.bench_report import BenchReport
+from edgecompile.errors import BenchError, BundleError
+from edgecompile.lengths import LengthDistribution
+
+QUICK = {"rounds": 2, "runs": 5, "warmup_rounds": 1, "cold_runs": 1, "pause": 0.0, "threads": 1}
+LENGTHS = LengthDistribution.from_samples([3, 5, 5, 9, 31, 90])
+#: What issue trackers and scripts read of each contender.
+KEYS = {
+    *("mean_ms", "p50", "p90", "p99", "spread", "cold_s", "rss_mb", "cosine", "max_abs_error"),
+    "bytes",
+}
+
+
+@pytest.fixture(scope="module")
+def report(
+    tiny_bundle: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> BenchReport:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    return bench_bundle(
+        tiny_bundle,
+        against=["eager", "onnxruntime"],
+        model_spec=str(tiny_model),
+        lengths=LENGTHS,
+        cache=tmp_path_factory.mktemp("cache"),
+        command=["a", "command"],
+        **QUICK,  # type: ignore[arg-type]
+    )
+
+
+def test_every_contender_has_its_figures(report: BenchReport) -> None:
+    document = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert list(document["contenders"]) == [SUBJECT, "eager", "onnxruntime"]
+    for name, item in document["contenders"].items():
+        assert set(item) >= KEYS
+        assert all(math.isfinite(item[key]) for key in KEYS), name
+        assert 0 < item["p50"] <= item["p90"] <= item["p99"]
+        assert len(item["round_means_ms"]) == 2
+        assert item["cosine"] > 0.999999 and item["max_abs_error"] < 1e-4
+        assert item["bytes"] == sum(item["bytes_by_part"].values()) > 0
+        memory = item["memory_mb"]
+        assert memory["start"] < memory["resident"]
+        assert memory["private"] + memory["shared"] <= memory["resident"] + 0.1
+        parts = item["cold_start"]
+        assert parts["total_s"] == pytest.approx(
+            parts["python_s"] + parts["open_s"] + parts["run_s"]
+        )
+    assert document["contenders"]["eager"]["max_abs_error"] == 0
+    assert document["contenders"][SUBJECT]["max_abs_error"] > 0, "it isn't eager that was run"
+
+
+def test_a_bundle_needs_less_than_torch(report: BenchReport) -> None:
+    ours, eager, _ = report.contenders
+    assert ours.memory is not None and eager.memory is not None
+    assert ours.memory.resident < 0.5 * eager.memory.resident
+    assert ours.bytes < 0.1 * eager.bytes
+
+
+def test_ratios_are_of_rounds(report: BenchReport) -> None:
+    means = {item.name: item.times.round_means_ms for item in report.contenders}
+    for name, row in report.ratios.items():
+        assert set(row) == set(means) - {name}
+        for other, ratio in row.items():
+            each = [a / b for a, b in zip(means[name], means[other], strict=True)]
+            assert ratio.median == pytest.approx(sum(each) / 2)
+            assert min(each) <= ratio.p10 <= ratio.median <= ratio.p90 <= max(each)
+    best = report.best_other
+    assert best is not None and best.name != SUBJECT
+
+
+def test_all_run_the_same_lengths(report: BenchReport) -> None:
+    # The quantiles of the sample, its longest cut to what the bundle takes.
+    assert [list(row) for row in report.by_length.values()] == [[3, 5, 31, 32]] * 3
+    assert report.lengths["n"] == 5 and report.lengths["max"] == 32
+    assert report.notes == ("16.67% of the lengths are over 32 and were cut to it",)
+
+
+def test_the_report_says_how_it_was_made(report: BenchReport, tiny_model: Path) -> None:
+    text = json.dumps(report.to_json())
+    assert str(tiny_model.parent) not in text, "paths of this machine"
+    assert report.model == tiny_model.name
+    assert report.command == ("a", "command")
+    assert report.settings.threads == 1
+    assert {"edgecompile", "numpy", "eager", "onnxruntime"} <= set(report.versions)
+    assert report.load["average_1min"] >= 0
+    assert report.subject.facts["variant"].startswith("x86-64") or report.machine["architecture"]
+
+
+def test_a_record_for_people(report: BenchReport) -> None:
+    text = render_record(report, "A title", remarks=["A remark."])
+    assert text.startswith("# A title\n\n")
+    assert "A remark." in text and "command: `a command`" in text
+    for item in report.contenders:
+        assert f"| {item.name} | " in text
+    for line in text.splitlines():
+        assert line == line.rstrip()
+    tables = [block for block in text.split("\n\n") if block.startswith("| ")]
+    assert len(tables) == 4
+    for table in tables:
+        assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+def test_a_bundle_alone_and_against_another(tiny_bundle: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.ecb"
+    other.symlink_to(tiny_bundle)
+    report = bench_bundle(
+        tiny_bundle,
+        against=[str(other)],
+        cache=tmp_path / "cache",
+        **{**QUICK, "cold_runs": 0, "busy": 1},  # type: ignore[arg-type]
+    )
+    assert [item.name for item in report.contenders] == [SUBJECT, "other"]
+    assert report.subject.cosine is None and report.subject.cold is None
+    assert report.lengths["source"] == "what each bucket is tuned for"
+    assert report.settings.busy == 1
+    text = render_record(report, "Two bundles")
+    assert "1 other processes busy" in text
+    alone = bench_bundle(
+        tiny_bundle,
+        cache=tmp_path / "cache",
+        **{**QUICK, "cold_runs": 0},  # type: ignore[arg-type]
+    )
+    assert alone.best_other is None and alone.ratios == {SUBJECT: {}}
+    assert "edgecompile alone" in render_record(alone, "One")
+
+
+def test_what_makes_no_sense_is_refused_at_once(tiny_bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match=r"rounds: 0, at least 1.*pause: -1\.0 s"):
+        bench_bundle(tiny_bundle, rounds=0, pause=-1.0)
+    with pytest.raises(BenchError, match="threads: 0"):
+        bench_bundle(tiny_bundle, threads=0)
+    with pytest.raises(BenchError, match=r"eager, openvino: made from the model"):
+        bench_bundle(tiny_bundle, against=["eager", "openvino"])
+    with pytest.raises(BundleError):
+        bench_bundle(tmp_path / "absent.ecb")
+
+
+def test_the_model_of_another_bundle(tiny_bundle: Path, tmp_path: Path) -> None:
+    source = tmp_path / "other.py"
+    source.write_text(
+        "import torch\n"
+        "def make():\n"
+        "    return torch.nn.ReLU(), {'input': torch.ones(1, 4)}, {'input': {1: 'length'}}\n"
+    )
+    with pytest.raises(BenchError, match="isn't the model of this bundle: its inputs are input"):
+        bench_bundle(tiny_bundle, model_spec=f"{source}:make", cache=tmp_path)
