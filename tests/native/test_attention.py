@@ -76,7 +76,7 @@ def expected(case: Case) -> tuple[np.ndarray, np.ndarray]:
     total = e.sum(axis=-1, keepdims=True)
     p = e / np.where(total == 0, 1, total)
     terms = np.max(np.abs(s), axis=-1, initial=0, where=np.isfinite(s))
-    relative = 2.0**-24 * (2 * score_error + 2 * terms + 3 * math.sqrt(s.shape[-1]) + 16)
+    relative = 2.0**-24 * (2 * score_error + 2 * terms + 6 * math.sqrt(s.shape[-1]) + 16)
     return p @ v, relative[..., None] * (p @ np.abs(v)) + 1e-30
 
 

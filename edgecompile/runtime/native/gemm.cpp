@@ -18,8 +18,10 @@ constexpr int64_t kDepth = 512;  // when there is more than one
 constexpr int64_t kBlockA = 96 * kLongest;
 // Prefetching pays from this many tiles per panel on; before, the hardware's own keeps up.
 constexpr int64_t kPrefetchCalls = 2;
-// Multiply-adds below which fork and join cost more than they save.
+// Multiply-adds below which fork and join cost more than they save. Reading B from memory takes as
+// long as the multiply-adds of kMemoryRows rows with it, so fewer rows count as that many.
 constexpr int64_t kSerialWork = 200'000;
+constexpr int64_t kMemoryRows = 8;
 
 struct Product {
   int64_t m, n, k;
@@ -185,7 +187,8 @@ void run(int64_t batch, Product& p) {
   int64_t chunks = (p.m + most_rows - 1) / most_rows;
   int64_t groups = 1;
   const int64_t threads = num_threads();
-  if (threads > 1 && batch * p.m * p.n * std::max<int64_t>(p.k, 1) >= kSerialWork) {
+  const int64_t work = batch * std::max(p.m, kMemoryRows) * p.n * std::max<int64_t>(p.k, 1);
+  if (threads > 1 && work >= kSerialWork) {
     // Four tasks for each thread even out what other processes take from them. Splitting rows means
     // reading B again, so it comes second, and down to two tiles only.
     const int64_t wanted = 4 * threads;
