@@ -96,7 +96,7 @@ def march(request: pytest.FixtureRequest) -> str:
 
 
 KERNEL_SOURCES = (
-    "threads.cpp", "gemm.cpp", "gemm_pack.cpp", "gemm_epilogue.cpp", "attention.cpp",
+    "threads.cpp", "thread_count.cpp", "gemm.cpp", "gemm_pack.cpp", "gemm_epilogue.cpp", "attention.cpp",
 )  # fmt: skip
 
 

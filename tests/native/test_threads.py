@@ -17,7 +17,14 @@ import pytest
 from tests.native.conftest import FLAGS, HERE, NATIVE, Build
 
 I64 = ctypes.c_int64
-POOL = ["threads.cpp", "gemm.cpp", "gemm_pack.cpp", "gemm_epilogue.cpp", "attention.cpp"]
+POOL = [
+    "threads.cpp",
+    "thread_count.cpp",
+    "gemm.cpp",
+    "gemm_pack.cpp",
+    "gemm_epilogue.cpp",
+    "attention.cpp",
+]
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +183,7 @@ def test_busy_neighbours_cause_no_stalls(pool: ctypes.CDLL) -> None:
 
 # ---- OpenMP -------------------------------------------------------------------------------------
 
-OPENMP_SOURCES = ("openmp.cpp", "threads.cpp", "status.cpp")
+OPENMP_SOURCES = ("openmp.cpp", "threads.cpp", "thread_count.cpp", "status.cpp")
 
 
 def build_openmp(folder: Path, flags: tuple[str, ...] = ()) -> Path:
