@@ -38,7 +38,7 @@ def format_summary(bench: Mapping[str, Any], info: Mapping[str, Any]) -> list[st
         f"docstrings of {bench['lengths']['min']} to {bench['lengths']['max']} tokens, "
         f"{settings['rounds']} rounds of {settings['runs']} in turn",
         "",
-        row("", "edgecompile", "PyTorch eager", "of its time"),
+        row("", "edgecompile", "PyTorch eager", "ratio"),
         compare("milliseconds, mean", "mean_ms", "{:.2f}"),
         compare("milliseconds, p50", "p50", "{:.2f}"),
         compare("milliseconds, p99", "p99", "{:.2f}"),
