@@ -251,6 +251,8 @@ def link_shared(
         "-Wl,--exclude-libs,ALL",
         f"-Wl,--version-script={script}",
         "-Wl,-z,noexecstack,-z,relro,-z,now",
+        # The runtime's threads run its code until the process ends: it must never be unmapped.
+        "-Wl,-z,nodelete",
         "-Wl,--build-id=none",
         "-Wl,--gc-sections",
         "-Wl,--as-needed",

@@ -22,7 +22,7 @@ from edgecompile.errors import BenchError
 from edgecompile.lengths import LengthDistribution
 from edgecompile.machine import load_average
 from edgecompile.pipeline import BuildRequest, build
-from edgecompile.texts import count_tokens
+from edgecompile.texts import read_text_lengths
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MAX_LENGTH = 256
@@ -80,7 +80,7 @@ def read_traffic(model: Path) -> LengthDistribution:
     with tempfile.TemporaryDirectory(prefix="edgecompile-bench-") as folder:
         texts = Path(folder) / "docstrings.txt"
         write_docstrings(texts)
-        counted = count_tokens(texts, model / "tokenizer.json")
+        counted = read_text_lengths(texts, model / "tokenizer.json")
     source = f"docstrings of Python {sys.version.split()[0]}'s standard library, in tokens"
     return LengthDistribution(counted.lengths, counted.counts, source)
 

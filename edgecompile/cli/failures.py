@@ -60,7 +60,7 @@ def describe_failure(exc: BaseException) -> Failure:
         return Failure(
             MissingDependencyError.exit_code,
             f"the Python package '{name}' is needed for this and isn't installed",
-            "pip install 'edgecompile[build]' brings what building needs",
+            "pip install 'edgecompile' brings what building needs",
         )
     if isinstance(exc, MemoryError):
         return Failure(INTERNAL, "out of memory", "fewer --jobs need less memory at once")

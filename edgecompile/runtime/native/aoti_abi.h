@@ -32,13 +32,14 @@ inline AtenTensorHandle wrap(Tensor* tensor) { return reinterpret_cast<AtenTenso
 }  // namespace ec
 
 // Constants (aoti_types.cpp).
-#define EC_FOR_EACH_DTYPE(X)                                                                   \
-  X(uint8)                                                                                     \
-  X(int8)                                                                                      \
-  X(int16)                                                                                     \
-  X(int32) X(int64) X(uint16) X(uint32) X(uint64) X(float16) X(bfloat16) X(float32) X(float64) \
-      X(bool) X(complex32) X(complex64) X(complex128) X(float8_e5m2) X(float8_e4m3fn)          \
-          X(float8_e5m2fnuz) X(float8_e4m3fnuz) X(float8_e8m0fnu) X(float4_e2m1fn_x2)
+#define EC_FOR_EACH_DTYPE(X)                                                                     \
+  X(uint8)                                                                                       \
+  X(int8)                                                                                        \
+  X(int16)                                                                                       \
+  X(int32)                                                                                       \
+  X(int64) X(uint16) X(uint32) X(uint64) X(float16) X(bfloat16) X(float32) X(float64) X(bool)    \
+      X(complex32) X(complex64) X(complex128) X(float8_e5m2) X(float8_e4m3fn) X(float8_e5m2fnuz) \
+          X(float8_e4m3fnuz) X(float8_e8m0fnu) X(float4_e2m1fn_x2)
 #define EC_DECLARE_DTYPE(name) EC_API int32_t ec_aoti_torch_dtype_##name();
 EC_FOR_EACH_DTYPE(EC_DECLARE_DTYPE)
 #undef EC_DECLARE_DTYPE
@@ -127,12 +128,13 @@ EC_API AOTITorchError ec_aoti_torch_cpu_fill__Scalar(AtenTensorHandle self, doub
 EC_API AOTITorchError ec_aoti_torch_aten_fill__Scalar(AtenTensorHandle self, double value);
 
 // Scalars (aoti_scalars.cpp).
-#define EC_FOR_EACH_SCALAR(X)                                                                   \
-  X(float32, float)                                                                             \
-  X(float64, double)                                                                            \
-  X(uint8, uint8_t)                                                                             \
-  X(uint16, uint16_t) X(uint32, uint32_t) X(uint64, uint64_t) X(int8, int8_t) X(int16, int16_t) \
-      X(int32, int32_t) X(int64, int64_t) X(bool, bool)
+#define EC_FOR_EACH_SCALAR(X)                                                                 \
+  X(float32, float)                                                                           \
+  X(float64, double)                                                                          \
+  X(uint8, uint8_t)                                                                           \
+  X(uint16, uint16_t)                                                                         \
+  X(uint32, uint32_t) X(uint64, uint64_t) X(int8, int8_t) X(int16, int16_t) X(int32, int32_t) \
+      X(int64, int64_t) X(bool, bool)
 #define EC_DECLARE_SCALAR(name, type)                                                        \
   EC_API AOTITorchError ec_aoti_torch_item_##name(AtenTensorHandle tensor, type* ret_value); \
   EC_API AOTITorchError ec_aoti_torch_scalar_to_tensor_##name(type value,                    \
