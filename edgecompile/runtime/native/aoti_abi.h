@@ -32,14 +32,31 @@ inline AtenTensorHandle wrap(Tensor* tensor) { return reinterpret_cast<AtenTenso
 }  // namespace ec
 
 // Constants (aoti_types.cpp).
-#define EC_FOR_EACH_DTYPE(X)                                                                     \
-  X(uint8)                                                                                       \
-  X(int8)                                                                                        \
-  X(int16)                                                                                       \
-  X(int32)                                                                                       \
-  X(int64) X(uint16) X(uint32) X(uint64) X(float16) X(bfloat16) X(float32) X(float64) X(bool)    \
-      X(complex32) X(complex64) X(complex128) X(float8_e5m2) X(float8_e4m3fn) X(float8_e5m2fnuz) \
-          X(float8_e4m3fnuz) X(float8_e8m0fnu) X(float4_e2m1fn_x2)
+// clang-format off: it never comes to rest on this list.
+#define EC_FOR_EACH_DTYPE(X) \
+  X(uint8)                              \
+  X(int8)                               \
+  X(int16)                              \
+  X(int32)                              \
+  X(int64)                              \
+  X(uint16)                             \
+  X(uint32)                             \
+  X(uint64)                             \
+  X(float16)                            \
+  X(bfloat16)                           \
+  X(float32)                            \
+  X(float64)                            \
+  X(bool)                               \
+  X(complex32)                          \
+  X(complex64)                          \
+  X(complex128)                         \
+  X(float8_e5m2)                        \
+  X(float8_e4m3fn)                      \
+  X(float8_e5m2fnuz)                    \
+  X(float8_e4m3fnuz)                    \
+  X(float8_e8m0fnu)                     \
+  X(float4_e2m1fn_x2)
+// clang-format on
 #define EC_DECLARE_DTYPE(name) EC_API int32_t ec_aoti_torch_dtype_##name();
 EC_FOR_EACH_DTYPE(EC_DECLARE_DTYPE)
 #undef EC_DECLARE_DTYPE
