@@ -145,13 +145,20 @@ EC_API AOTITorchError ec_aoti_torch_cpu_fill__Scalar(AtenTensorHandle self, doub
 EC_API AOTITorchError ec_aoti_torch_aten_fill__Scalar(AtenTensorHandle self, double value);
 
 // Scalars (aoti_scalars.cpp).
-#define EC_FOR_EACH_SCALAR(X)                                                                 \
-  X(float32, float)                                                                           \
-  X(float64, double)                                                                          \
-  X(uint8, uint8_t)                                                                           \
-  X(uint16, uint16_t)                                                                         \
-  X(uint32, uint32_t) X(uint64, uint64_t) X(int8, int8_t) X(int16, int16_t) X(int32, int32_t) \
-      X(int64, int64_t) X(bool, bool)
+// clang-format off: as above.
+#define EC_FOR_EACH_SCALAR(X) \
+  X(float32, float) \
+  X(float64, double) \
+  X(uint8, uint8_t) \
+  X(uint16, uint16_t) \
+  X(uint32, uint32_t) \
+  X(uint64, uint64_t) \
+  X(int8, int8_t) \
+  X(int16, int16_t) \
+  X(int32, int32_t) \
+  X(int64, int64_t) \
+  X(bool, bool)
+// clang-format on
 #define EC_DECLARE_SCALAR(name, type)                                                        \
   EC_API AOTITorchError ec_aoti_torch_item_##name(AtenTensorHandle tensor, type* ret_value); \
   EC_API AOTITorchError ec_aoti_torch_scalar_to_tensor_##name(type value,                    \
