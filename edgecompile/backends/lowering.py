@@ -7,6 +7,8 @@ recognise stays as it is: Inductor generates code for it or calls the runtime's 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import operator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +18,13 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends import ops
+from edgecompile.backends.attention_lowering import lower_attention
+from edgecompile.backends.graph_constants import (
+    constant_of,
+    drop_unused_constants,
+    make_constants_contiguous,
+    value_of,
+)
 
 aten = torch.ops.aten
 
@@ -51,29 +60,13 @@ def lower_graph(gm: GraphModule) -> LoweringReport:
     report = LoweringReport()
     _drop_dropout(gm)
     _lower_linears(gm, report)
-    _lower_attention(gm, report)
+    report.attentions = lower_attention(gm, report.kept)
     gm.graph.eliminate_dead_code()
-    _drop_unused_constants(gm)
-    _make_constants_contiguous(gm)
+    drop_unused_constants(gm)
+    make_constants_contiguous(gm)
     gm.graph.lint()
     gm.recompile()
     return report
-
-
-def _constant(gm: GraphModule, node: Any) -> Tensor | None:
-    """The tensor behind a ``get_attr`` node, or None if ``node`` is something else."""
-    if not isinstance(node, Node) or node.op != "get_attr":
-        return None
-    value: Any = gm
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value.detach() if isinstance(value, Tensor) else None
-
-
-def _value(node: Any) -> Tensor | None:
-    """The fake tensor that export recorded for ``node``, or None."""
-    value = node.meta.get("val") if isinstance(node, Node) else None
-    return value if isinstance(value, Tensor) else None
 
 
 def _drop_dropout(gm: GraphModule) -> None:
@@ -130,16 +123,16 @@ def _match_linear(gm: GraphModule, node: Node, report: LoweringReport) -> _Linea
         aten.permute.default,
         aten.transpose.int,
     ):
-        source = _constant(gm, weight.args[0])
+        source = constant_of(gm, weight.args[0])
         if source is None or source.dim() != 2:
             break
-        swapped = weight.target is not aten.permute.default or list(weight.args[1]) != [0, 1]  # type: ignore[arg-type]
+        swapped = _swaps_dimensions(weight)
         transposed = transposed != swapped
         weight = weight.args[0]
-    constant = _constant(gm, weight)
+    constant = constant_of(gm, weight)
     if constant is None:
         return None
-    x_value = _value(x)
+    x_value = value_of(x)
     if constant.dim() != 2 or constant.dtype != torch.float32:
         report.kept[node.name] = f"weight {tuple(constant.shape)} {constant.dtype}"
         return None
@@ -148,7 +141,7 @@ def _match_linear(gm: GraphModule, node: Node, report: LoweringReport) -> _Linea
         return None
     matrix = constant.t() if transposed else constant
     if bias is not None:
-        bias_value = _constant(gm, bias)
+        bias_value = constant_of(gm, bias)
         if bias_value is None or tuple(bias_value.shape) != (matrix.shape[0],):
             report.kept[node.name] = "bias isn't a constant vector"
             return None
@@ -160,9 +153,29 @@ def _match_linear(gm: GraphModule, node: Node, report: LoweringReport) -> _Linea
     return _Linear(node, position, name, matrix, bias)
 
 
+def _swaps_dimensions(node: Node) -> bool:
+    """Whether a ``t``, ``permute`` or ``transpose`` of a matrix exchanges its two dimensions."""
+    if node.target is aten.t.default:
+        return True
+    dims: Any = node.args[1] if node.target is aten.permute.default else node.args[1:3]
+    first, second = (int(dim) % 2 for dim in dims)  # negative ones count from the end
+    return first > second if node.target is aten.permute.default else first != second
+
+
+def _attribute(names: list[str]) -> str:
+    """An attribute's name for what is made of these constants; other constants, another name.
+
+    Attributes have no dots: ``a.b`` and ``a_b`` would be one name, so a hash tells them apart.
+    """
+    text = PACKED_PREFIX + "__".join(name.replace(".", "_") for name in names)
+    if len(names) == 1 and "_" not in names[0]:
+        return text
+    return f"{text}_{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]}"
+
+
 def _packed_attr(gm: GraphModule, names: list[str], weights: list[Tensor]) -> str:
     """Registers the packed concatenation of ``weights`` and returns its attribute name."""
-    attr = PACKED_PREFIX + "__".join(name.replace(".", "_") for name in names)
+    attr = _attribute(names)
     if not hasattr(gm, attr):
         gm.register_buffer(
             attr, ops.pack_weight(torch.cat(weights) if len(weights) > 1 else weights[0])
@@ -235,15 +248,15 @@ def _emit_merged(gm: GraphModule, group: list[_Linear], report: LoweringReport) 
     widths = [int(m.weight.shape[0]) for m in group]
     attr = _packed_attr(gm, [m.weight_name for m in group], [m.weight for m in group])
     bias = None
-    # A merged bias is a new constant; its name follows the packed weight's.
+    # A merged bias is a new constant with a name of its own: weights may be shared, biases not.
     if group[0].bias is not None:
-        vectors = [_constant(gm, m.bias) for m in group]
-        bias_attr = attr + "__bias"
+        vectors = [constant_of(gm, m.bias) for m in group]
+        bias_attr = _attribute([str(m.bias.target) for m in group if m.bias is not None])
         if not hasattr(gm, bias_attr):
             gm.register_buffer(bias_attr, torch.cat([v for v in vectors if v is not None]))
         with gm.graph.inserting_before(first):
             bias = gm.graph.get_attr(bias_attr)
-    x_value = _value(group[0].x)
+    x_value = value_of(group[0].x)
     assert x_value is not None
     axis = x_value.dim() - 1
     with gm.graph.inserting_before(first):
@@ -259,110 +272,3 @@ def _emit_merged(gm: GraphModule, group: list[_Linear], report: LoweringReport) 
         gm.graph.erase_node(match.node)
     report.linears += 1
     report.merged += len(group)
-
-
-def _lower_attention(gm: GraphModule, report: LoweringReport) -> None:
-    target = aten.scaled_dot_product_attention.default
-    masks: dict[Node, Node] = {}
-    for node in list(gm.graph.nodes):
-        if node.target is not target:
-            continue
-        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        bound: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}
-        bound.update(zip(names, node.args, strict=False))
-        bound.update(node.kwargs)
-        reason = _attention_obstacle(bound)
-        if reason is not None:
-            report.kept[node.name] = reason
-            continue
-        query = _value(bound["query"])
-        assert query is not None
-        scale = bound.get("scale")
-        scale = ops.default_scale(int(query.shape[3])) if scale is None else float(scale)
-        with gm.graph.inserting_before(node):
-            mask = _materialised(gm, bound["attn_mask"], masks)
-            args = (bound["query"], bound["key"], bound["value"], mask)
-            new = gm.graph.call_function(ops.ATTENTION, (*args, bool(bound["is_causal"]), scale))
-        new.meta = dict(node.meta)
-        node.replace_all_uses_with(new)
-        gm.graph.erase_node(node)
-        report.attentions += 1
-
-
-def _attention_obstacle(bound: dict[str, Any]) -> str | None:
-    """Why an attention can't be lowered, or None."""
-    for name in ("query", "key", "value"):
-        value = _value(bound[name])
-        if value is None or value.dim() != 4 or value.dtype != torch.float32:
-            return f"{name} isn't a 4-dimensional float32 tensor"
-    query = _value(bound["query"])
-    assert query is not None
-    if not isinstance(query.shape[3], int) or not isinstance(_value(bound["value"]).shape[3], int):  # type: ignore[union-attr]
-        return "the head dimension is dynamic"
-    for name in ("key", "value"):
-        if str(_value(bound[name]).shape[0]) != str(query.shape[0]):  # type: ignore[union-attr]
-            return "the batch sizes of query, key and value differ"
-    mask = bound["attn_mask"]
-    if mask is not None:
-        value = _value(mask)
-        if value is None or value.dtype not in (torch.bool, torch.float32) or value.dim() > 4:
-            return "the mask isn't a boolean or float32 tensor of up to 4 dimensions"
-    if bound["dropout_p"]:
-        return "dropout is on"
-    return None
-
-
-def _materialised(gm: GraphModule, mask: Any, done: dict[Node, Node]) -> Node | None:
-    """The mask as a buffer of rank 4, made once for all the attentions that share it.
-
-    Inductor would recompute a mask that is still a view for each of its readers. The kernel
-    broadcasts axes of size 1, so an expanded mask is passed as it was before the expansion.
-    """
-    if mask is None:
-        return None
-    source: Node = mask
-    while source.target is aten.expand.default and _rank(source) == _rank(source.args[0]):
-        source = source.args[0]  # type: ignore[assignment]
-    if source not in done:
-        result = source
-        for _ in range(4 - _rank(source)):
-            result = gm.graph.call_function(aten.unsqueeze.default, (result, 0))
-        if source.op == "call_function":
-            result = gm.graph.call_function(
-                aten.clone.default, (result,), {"memory_format": torch.contiguous_format}
-            )
-        done[source] = result
-    return done[source]
-
-
-def _rank(node: Any) -> int:
-    value = _value(node)
-    assert value is not None
-    return value.dim()
-
-
-def _drop_unused_constants(gm: GraphModule) -> None:
-    used = {str(n.target) for n in gm.graph.nodes if n.op == "get_attr"}
-    for name in _constant_names(gm):
-        if name not in used:
-            owner, _, leaf = name.rpartition(".")
-            delattr(gm.get_submodule(owner) if owner else gm, leaf)
-
-
-def _constant_names(gm: GraphModule) -> list[str]:
-    """Names of all parameters and buffers, those of tied ones included."""
-    parameters = [name for name, _ in gm.named_parameters(remove_duplicate=False)]
-    return parameters + [name for name, _ in gm.named_buffers(remove_duplicate=False)]
-
-
-def _make_constants_contiguous(gm: GraphModule) -> None:
-    for name, tensor in [*gm.named_parameters(), *gm.named_buffers()]:
-        if tensor.is_contiguous():
-            continue
-        owner, _, leaf = name.rpartition(".")
-        module = gm.get_submodule(owner) if owner else gm
-        fresh = tensor.detach().contiguous()
-        if isinstance(tensor, torch.nn.Parameter):
-            setattr(module, leaf, torch.nn.Parameter(fresh, requires_grad=False))
-        else:
-            module.register_buffer(leaf, fresh)
