@@ -167,6 +167,7 @@ def bench_bundle(
         machine=describe_machine(),
         versions=_versions(results),
         load=load,
+        model_sha256={} if model is None else model.source.sha256,
         warnings=_warnings(results, load, settings),
         notes=workload.notes,
     )

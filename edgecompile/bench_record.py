@@ -130,8 +130,9 @@ def _how(report: BenchReport) -> list[str]:
     settings, figures = report.settings, report.lengths
     lines = [
         f"started {report.started}",
-        f"model {report.model or 'unknown'}, bundle {report.bundle} "
-        f"(manifest sha256 {report.manifest_sha256[:16]}…)",
+        f"bundle {report.bundle}, manifest.json sha256 {report.manifest_sha256[:16]}…",
+        f"model {report.model or 'unknown'}"
+        + "".join(f", {name} sha256 {h[:16]}…" for name, h in report.model_sha256.items()),
         f"{settings.rounds} rounds of {settings.runs} runs after {settings.warmup_rounds} to warm "
         f"up; {settings.pause_s:g} s pause and {settings.lead_in} dropped runs after each change; "
         f"{settings.cold_runs} cold starts; {settings.threads} threads; seed {settings.seed}"

@@ -139,6 +139,7 @@ class BenchReport:
         bundle: name of the bundle.
         manifest_sha256: of its manifest, which names every file's hash.
         model: what eager was made from; None: there was only the bundle.
+        model_sha256: of the model's files, by name, where its form has such.
         started: UTC, ISO 8601.
         command: how it was called, without folders.
         settings: how it was measured.
@@ -167,6 +168,7 @@ class BenchReport:
     machine: Mapping[str, Any]
     versions: Mapping[str, str]
     load: Mapping[str, float]
+    model_sha256: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -188,6 +190,7 @@ class BenchReport:
             "bundle": self.bundle,
             "manifest_sha256": self.manifest_sha256,
             "model": self.model,
+            "model_sha256": dict(self.model_sha256),
             "started": self.started,
             "command": list(self.command),
             "settings": dict(vars(self.settings)),

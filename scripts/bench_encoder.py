@@ -111,8 +111,9 @@ def measure(options: argparse.Namespace, console: Console) -> BenchReport:
     if bundle is None:
         cache.mkdir(parents=True, exist_ok=True)
         bundle = build_bundle(model, clipped, cache, console)
-        with console.step("rest after building"):
-            settle()
+        if not options.force:
+            with console.step("rest after building"):
+                settle()
     return bench_bundle(
         bundle,
         against=[name for name in options.against.split(",") if name],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -91,6 +92,8 @@ def test_the_report_says_how_it_was_made(report: BenchReport, tiny_model: Path) 
     text = json.dumps(report.to_json())
     assert str(tiny_model.parent) not in text, "paths of this machine"
     assert report.model == tiny_model.name
+    weights = (tiny_model / "model.safetensors").read_bytes()
+    assert report.model_sha256["model.safetensors"] == hashlib.sha256(weights).hexdigest()
     assert report.command == ("a", "command")
     assert report.settings.threads == 1
     assert {"edgecompile", "numpy", "eager", "onnxruntime"} <= set(report.versions)
