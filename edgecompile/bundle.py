@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -64,8 +65,21 @@ def _writing(what: Path) -> Iterator[None]:
 
 
 def bundle_path(output: Path) -> Path:
-    """``output`` with the suffix of bundles."""
+    """``output`` with the suffix of bundles.
+
+    Raises:
+        BundleWriteError: it ends in no name.
+    """
+    if output.name in ("", ".."):
+        raise BundleWriteError(
+            f"--output {output} ends in no name", hint="name it, as in model.ecb"
+        )
     return output if output.suffix == SUFFIX else output.with_name(output.name + SUFFIX)
+
+
+def manifest_name(text: str) -> str:
+    """``text`` made of the characters that a manifest allows in names, and beginning as it asks."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:200] or "model"
 
 
 class BundleWriter:
@@ -220,7 +234,11 @@ class BundleWriter:
                 # rename() can't replace a folder that isn't empty: the old one steps aside.
                 old = self.output.with_name(f".{self.output.name}.{os.getpid()}.old")
                 os.replace(self.output, old)
-                os.replace(self.staging, self.output)
+                try:
+                    os.replace(self.staging, self.output)
+                except BaseException:
+                    os.replace(old, self.output)
+                    raise
                 shutil.rmtree(old, ignore_errors=True)
             else:
                 os.replace(self.staging, self.output)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgecompile.backends.artifact import file_sha256
 from edgecompile.buckets import Bucket, BucketPlan
-from edgecompile.bundle import BundleWriter, VariantParts, merge_constants
+from edgecompile.bundle import BundleWriter, VariantParts, manifest_name, merge_constants
 from edgecompile.compilation import CompiledModel
 from edgecompile.lengths import LengthDistribution
 from edgecompile.models import LoadedModel
@@ -165,7 +165,7 @@ def _stage(
     weights = writer.add_weights(constants, compiled.store, precision)
     writer.add_runtime()
     return Manifest(
-        name=writer.output.stem,
+        name=manifest_name(writer.output.stem),
         precision=precision,
         inputs=tuple(
             TensorSpec(i.name, i.dtype, tuple(i.shape), i.pad, i.bounds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import click
@@ -170,10 +169,11 @@ def command(
 
 def bundle_name(model: str) -> str:
     """What to call a model's bundle: its folder, its factory or its file, without the rest."""
+    from edgecompile.bundle import manifest_name
+
     path, _, factory = model.rpartition(":")
     if path and factory:
         name = factory.rpartition(".")[2]
     else:
         name = Path(model).expanduser().resolve().name.removesuffix(".pt2")
-    # A manifest's name has these characters only.
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "model"
+    return manifest_name(name)

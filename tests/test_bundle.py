@@ -1,0 +1,78 @@
+"""Writing bundles: their names, and that a half-written one never has its name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from edgecompile import bundle
+from edgecompile.bundle import BundleWriter, bundle_path, manifest_name
+from edgecompile.errors import BundleWriteError, DiskFullError
+from edgecompile.runtime.document import Problems, Reader
+
+
+def test_the_suffix_is_added_once() -> None:
+    assert bundle_path(Path("a/b")) == Path("a/b.ecb")
+    assert bundle_path(Path("a/b.ecb")) == Path("a/b.ecb")
+    assert bundle_path(Path("a/b.v2")) == Path("a/b.v2.ecb")
+
+
+@pytest.mark.parametrize("path", [".", "/", "..", "a/.."])
+def test_a_path_without_a_name(path: str) -> None:
+    with pytest.raises(BundleWriteError, match="ends in no name"):
+        bundle_path(Path(path))
+
+
+@pytest.mark.parametrize(
+    "text", ["minilm", "my model", ".hidden", "-x", "größe", "模型", "a" * 300]
+)
+def test_any_file_name_makes_a_manifest_name(text: str) -> None:
+    name = manifest_name(text)
+    problems = Problems("test")
+    assert Reader(problems).check_name(name, "name"), problems.items
+    assert manifest_name(name) == name
+
+
+def written(output: Path, text: bytes, *, force: bool = False) -> Path:
+    with BundleWriter(output, force=force) as writer:
+        writer.add_bytes(text, "manifest.json")
+        return writer.commit()
+
+
+def test_a_bundle_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    output = tmp_path / "x.ecb"
+    written(output, b"old")
+    with pytest.raises(BundleWriteError, match="already there"):
+        written(output, b"new")
+    written(output, b"new", force=True)
+    assert (output / "manifest.json").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["x.ecb"]
+
+
+def test_the_old_bundle_stays_if_the_new_one_cant_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "x.ecb"
+    written(output, b"old")
+    replace = os.replace
+
+    def refuse(source: Path, target: Path) -> None:
+        if str(source).endswith(".partial"):
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(bundle.os, "replace", refuse)
+    with pytest.raises(DiskFullError):
+        written(output, b"new", force=True)
+    assert (output / "manifest.json").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x.ecb"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_what_was_not_committed_is_removed(tmp_path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), BundleWriter(tmp_path / "x.ecb") as writer:
+        writer.add_bytes(b"1", "a/b")
+        raise error
+    assert os.listdir(tmp_path) == []
