@@ -17,6 +17,7 @@ from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.inductor_cpu import InductorCpuBackend
 from edgecompile.backends.native import NativeRuntime, build_probe, build_runtime
 from edgecompile.buckets import Bucket, BucketPlan
+from edgecompile.errors import PlanError
 from edgecompile.export import ExportedModel, export_model
 from edgecompile.models import LoadedModel
 from edgecompile.progress import StepHandle
@@ -60,8 +61,19 @@ class CompiledModel:
 
 
 def export_bucket(model: LoadedModel, bucket: Bucket) -> ExportedModel:
-    """Exports the model for one bucket: its range, or its upper edge alone in ``pad`` mode."""
+    """Exports the model for one bucket: its range, or its upper edge alone in ``pad`` mode.
+
+    Raises:
+        PlanError: the bucket lacks an axis of the model.
+        ExportError: the model can't be exported for it.
+    """
     ranges = {name: (extent.lo, extent.hi) for name, extent in bucket.axes}
+    missing = [name for name in model.axes if name not in ranges]
+    if missing:
+        raise PlanError(
+            f"the plan says nothing about the axis {', '.join(missing)} of {model.name}",
+            hint='make the plan with --model, or give every bucket "axes" in the plan\'s file',
+        )
     hint = {name: extent.hint for name, extent in bucket.axes}
     if bucket.mode == "pad":
         ranges[bucket.length_axis] = (bucket.hi, bucket.hi)

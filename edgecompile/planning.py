@@ -22,6 +22,7 @@ from edgecompile.lengths import LengthDistribution
 from edgecompile.measure import choose_lengths, measure_exact
 from edgecompile.models import LoadedModel
 from edgecompile.packing import stage_for_measurement
+from edgecompile.padding import check_padding
 from edgecompile.progress import StepHandle
 from edgecompile.targets import TargetProfile
 
@@ -115,6 +116,8 @@ def plan_model(
         if name != model.length_axis
     )
     served, over = request.lengths.clip(longest)
+    if request.mode == "pad" and shortest < longest:
+        require_paddable(model, shortest, longest)
     notes = []
     if over:
         notes.append(f"{over:.2%} of the traffic is longer than {longest} and will be refused")
@@ -144,6 +147,22 @@ def plan_model(
         # The program that was measured is the plan: keep its hint, so that it is built once.
         plan = replace(plan, buckets=whole.buckets)
     return Planned(plan, (*notes, *plan.notes))
+
+
+def require_paddable(model: LoadedModel, shortest: int, longest: int) -> None:
+    """Runs the model padded and unpadded, before anything is built for nothing.
+
+    Raises:
+        PlanError: padding changes its outputs, or it can't be padded at all.
+    """
+    middle = (shortest + longest) // 2
+    pairs = dict.fromkeys([(shortest, longest), (shortest, shortest + 1), (middle, longest)])
+    verdict = check_padding(model, [(length, to) for length, to in pairs if length < to])
+    if not verdict.safe:
+        raise PlanError(
+            f"{model.name} can't run in padded buckets: {verdict.reason}",
+            hint="--mode exact, or a model that takes a mask and heeds it",
+        )
 
 
 def _same_ranges(plan: BucketPlan, other: BucketPlan) -> bool:
