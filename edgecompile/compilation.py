@@ -285,6 +285,7 @@ def _audit(
                     allowed_needed=(native.path.name,),
                     runtime_exports=native.exports,
                     vector_isa=artifact.isa,
+                    vectorised=artifact.vectorised,
                 )
             )
     return verdicts

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from edgecompile.backends.inductor_compat import (
     GeneratedCpp,
+    computes_in_vectors,
     generate_cpp,
     split_source,
     vector_isa,
@@ -109,3 +110,18 @@ def test_model_code_behind_kernels_is_refused() -> None:
     assert split_source("only a wrapper") == ("only a wrapper\n", "")
     with pytest.raises(CompileError, match="model code after its kernels"):
         split_source("a\n" + marker + "class AOTInductorModel")
+
+
+@pytest.mark.parametrize(
+    ("body", "computes"),
+    [
+        ("", False),
+        ("auto tmp0 = at::vec::Vectorized<float>::loadu(in_ptr0 + x0);\ntmp0.store(out);", False),
+        # A look-up: whole numbers are added, vectors only copied.
+        ("auto tmp1 = tmp9 + tmp8;\nauto tmp7 = at::vec::Vectorized<float>::loadu(p + x0);", False),
+        ("auto tmp0 = at::vec::Vectorized<float>::loadu(p);\nauto tmp2 = tmp1 * tmp0;", True),
+        ("tmp_acc0_vec = tmp_acc0_vec + tmp0;", True),
+    ],
+)
+def test_which_kernels_calculate_with_vectors(body: str, computes: bool) -> None:
+    assert computes_in_vectors(f'extern "C"  void cpp_fused_0()\n{{\n{body}\n}}\n') is computes

@@ -103,6 +103,7 @@ class Artifact:
         library: the shared library.
         sha256: of the library.
         isa: the instruction set that Inductor vectorised for, as it recorded it.
+        vectorised: whether its own kernels calculate with vectors of floats.
         constants: the tensors that the program reads, by fully qualified name.
         seconds: time by step (generate, compile, link).
         commands: the compiler's command lines, without paths.
@@ -115,6 +116,7 @@ class Artifact:
     library: Path
     sha256: str
     isa: str
+    vectorised: bool
     constants: Mapping[str, StoredTensor]
     seconds: Mapping[str, float]
     commands: tuple[str, ...]
@@ -128,6 +130,7 @@ class Artifact:
             "library": self.library.name,
             "sha256": self.sha256,
             "isa": self.isa,
+            "vectorised": self.vectorised,
             "constants": {k: v.to_json() for k, v in sorted(self.constants.items())},
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
             "commands": list(self.commands),
@@ -158,6 +161,7 @@ class Artifact:
                 library=path.parent / Path(data["library"]).name,
                 sha256=str(data["sha256"]),
                 isa=str(data["isa"]),
+                vectorised=bool(data["vectorised"]),
                 constants={k: StoredTensor.from_json(v) for k, v in data["constants"].items()},
                 seconds=dict(data["seconds"]),
                 commands=tuple(data["commands"]),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import threading
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
@@ -232,6 +233,26 @@ def split_source(source: str) -> tuple[str, str]:
             hint="this version of torch isn't supported; use torch 2.13",
         )
     return head.rstrip() + "\n", marker + tail
+
+
+_KERNEL = re.compile(r'^extern "C"', re.MULTILINE)
+_VECTOR = re.compile(r"\bauto (tmp\d+) = at::vec::Vectorized<float>|\b(tmp_acc\w*_vec)\b")
+
+
+def computes_in_vectors(kernels: str) -> bool:
+    """Whether generated kernels calculate with vectors of floats.
+
+    False for a model of linear layers and table look-ups alone, whose kernels (if there are any)
+    only copy: nothing can be said then about how they were compiled.
+    """
+    for kernel in _KERNEL.split(kernels):
+        names = {name for pair in _VECTOR.findall(kernel) for name in pair if name}
+        if not names:
+            continue
+        operand = "|".join(sorted(names))
+        if re.search(rf"= (?:(?:{operand}) [-+*/] \w|\w+ [-+*/] (?:{operand})\b)", kernel):
+            return True
+    return False
 
 
 def _only(paths: list[Path], suffix: str) -> Path:

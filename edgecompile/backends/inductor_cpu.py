@@ -15,7 +15,12 @@ import torch
 
 import edgecompile
 from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore, file_sha256
-from edgecompile.backends.inductor_compat import GENERATING, GeneratedCpp, generate_cpp
+from edgecompile.backends.inductor_compat import (
+    GENERATING,
+    GeneratedCpp,
+    computes_in_vectors,
+    generate_cpp,
+)
 from edgecompile.backends.lowering import PACKED_PREFIX, LoweringReport, lower_graph
 from edgecompile.backends.native import (
     BASELINE_MARCH,
@@ -157,6 +162,7 @@ class InductorCpuBackend:
             library=output,
             sha256=file_sha256(output),
             isa=generated.isa,
+            vectorised=computes_in_vectors(generated.kernels),
             constants=constants,
             seconds=seconds,
             commands=tuple(sorted({" ".join(o.command) for o in objects})),
