@@ -14,10 +14,10 @@ from pathlib import Path
 import edgecompile
 from edgecompile.audit import AuditVerdict, judge, require
 from edgecompile.backends.artifact import Artifact, TensorStore
-from edgecompile.backends.inductor_cpu import InductorCpuBackend
+from edgecompile.backends.inductor_cpu import InductorCpuBackend, artifact_key
 from edgecompile.backends.native import NativeRuntime, build_probe, build_runtime
 from edgecompile.buckets import Bucket, BucketPlan
-from edgecompile.errors import PlanError
+from edgecompile.errors import CompileError, PlanError
 from edgecompile.export import ExportedModel, export_model
 from edgecompile.models import LoadedModel
 from edgecompile.progress import StepHandle
@@ -221,12 +221,18 @@ def load_compiled(
     profile: TargetProfile,
     folder: Path,
     *,
+    keys: Sequence[str],
     variants: Sequence[VariantSpec] | None = None,
 ) -> CompiledModel:
     """What an earlier :func:`compile_plan` left in ``folder``, judged anew.
 
+    Args:
+        exported, plan, profile, folder, variants: as they were compiled.
+        keys: what identifies each export; a program that was made from another is refused.
+
     Raises:
-        CompileError: a library is missing or has changed; says to run the stage again.
+        CompileError: a library is missing, has changed or belongs to another plan; says to run
+            the stage again.
         AuditError: a library isn't fit for the target.
     """
     chosen = tuple(variants if variants is not None else profile.variants)
@@ -239,6 +245,17 @@ def load_compiled(
         ]
         for v in chosen
     }
+    stale = [
+        f"bucket {index}, {v.name}"
+        for v in chosen
+        for index, (bucket, key) in enumerate(zip(plan.buckets, keys, strict=True))
+        if artifacts[v.name][index].key != artifact_key(key, bucket, v, natives[v.name])
+    ]
+    if stale:
+        raise CompileError(
+            f"in {folder} these programs were compiled from something else: {', '.join(stale)}",
+            hint="run the compile stage again",
+        )
     store = TensorStore(folder / "tensors")
     return _assemble(chosen, natives, artifacts, probes, store, profile, exported)
 

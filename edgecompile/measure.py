@@ -6,7 +6,6 @@ A bundle with one dynamic program is timed by its own ``bench`` command in a pro
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edgecompile.costs import CostCurve, CostPoint
+from edgecompile.costs import CostCurve, CostPoint, Mode
 from edgecompile.errors import VerificationError
 from edgecompile.lengths import LengthDistribution
+from edgecompile.verify import device_environment
 
 
 def choose_lengths(distribution: LengthDistribution, lo: int, hi: int, count: int = 9) -> list[int]:
@@ -51,9 +51,7 @@ def run_bench(
     Raises:
         VerificationError: the runtime could not run the bundle.
     """
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    environment["PYTHONPATH"] = str((bundle / "runtime").resolve())
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # the bundle's folder is what ships
+    environment = device_environment(bundle)
     with tempfile.TemporaryDirectory(prefix="edgecompile-bench-") as folder:
         listing = Path(folder) / "lengths.txt"
         listing.write_text("".join(f"{n}\n" for n in lengths))
@@ -72,26 +70,34 @@ def run_bench(
     return answer
 
 
-def measure_exact(bundle: Path, lengths: Sequence[int], *, threads: int | None = None) -> CostCurve:
-    """The measured cost of running each length unpadded.
+def measure_curve(
+    bundle: Path, lengths: Sequence[int], mode: Mode, *, threads: int | None = None
+) -> CostCurve:
+    """The measured cost of each length in ``mode``.
+
+    Args:
+        bundle: runs ``lengths`` unpadded for ``exact``; has a static program of each for ``pad``.
+        lengths: where to measure.
+        mode: what the times are the cost of.
+        threads: None: all that the process may use.
 
     Returns:
-        A curve with the median of each length in milliseconds; its spread is half the distance
-        between the 10th and the 90th percentile.
+        A curve with the median of each length in milliseconds; its spread is the distance from
+        the median to the 90th percentile.
     """
     answer = run_bench(bundle, lengths, threads=threads)
-    points = tuple(
-        CostPoint(
-            length=int(row["length"]),
-            exact_ms=float(row["p50_ms"]),
-            pad_ms=None,
-            exact_spread_ms=max(0.0, float(row["p90_ms"]) - float(row["p50_ms"])),
-        )
-        for row in answer["lengths"]
-    )
+    points = []
+    for row in answer["lengths"]:
+        median = float(row["p50_ms"])
+        spread = max(0.0, float(row["p90_ms"]) - median)
+        if mode == "exact":
+            point = CostPoint(int(row["length"]), median, None, exact_spread_ms=spread)
+        else:
+            point = CostPoint(int(row["length"]), None, median, pad_spread_ms=spread)
+        points.append(point)
     provenance = {
         "how": "the bundle's own runtime on the build host",
         "variant": str(answer.get("variant", "")),
         "threads": str(answer.get("threads", "")),
     }
-    return CostCurve(points, "measured", provenance)
+    return CostCurve(tuple(points), "measured", provenance)

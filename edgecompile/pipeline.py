@@ -45,7 +45,8 @@ class BuildRequest:
         output: path of the bundle; ``.ecb`` is appended if it is missing.
         max_buckets: at most so many programs; None lets cost decide.
         buckets: exactly so many programs.
-        max_length: longest length to serve; None: the longest seen, within the model's limit.
+        max_length: longest length to serve; None: the model's limit, or the longest seen if it
+            has none.
         batch: smallest and largest batch; equal values make it fixed.
         precision: of weights and arithmetic.
         mode: ``auto``, ``exact`` or ``pad``.
@@ -144,6 +145,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
             max_length=request.max_length,
             mode=request.mode,
             threads=request.threads,
+            jobs=request.jobs,
         )
         planned = timed(
             "measure and plan",

@@ -1,33 +1,37 @@
 """Planning for a model: measures what lengths cost and asks for the best buckets.
 
-Costs come from the model itself: one program for the whole range is compiled for the best variant
-that this host can run, packed into a throw-away bundle and timed by the bundle's own runtime. If
-the plan turns out to be that one program, nothing of it is built twice.
+Costs come from the model itself: one program for the whole range, or a few static ones for padded
+buckets, are compiled for the best variant that this host can run, packed into a throw-away bundle
+and timed by the bundle's own runtime. If the plan turns out to be what was timed, nothing of it is
+built twice.
 """
 
 from __future__ import annotations
 
+import platform
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from edgecompile.backends.native import build_probe
 from edgecompile.buckets import AxisRange, Bucket, BucketPlan, plan_buckets
 from edgecompile.compilation import ExportStore, compile_plan, export_plan
 from edgecompile.costs import CostCurve, CostPoint, Mode
-from edgecompile.errors import LengthsError, PlanError
+from edgecompile.errors import ExportError, LengthsError, PlanError
 from edgecompile.host import host_variants
 from edgecompile.lengths import LengthDistribution
-from edgecompile.measure import choose_lengths, measure_exact
+from edgecompile.measure import choose_lengths, measure_curve
 from edgecompile.models import LoadedModel
 from edgecompile.packing import stage_for_measurement
 from edgecompile.padding import check_padding
 from edgecompile.progress import StepHandle
+from edgecompile.runtime.cpu import architecture
 from edgecompile.targets import TargetProfile
 
-#: Buckets that a padded plan may have when nothing else bounds it: each costs a compilation.
-DEFAULT_PADDED_BUCKETS = 8
+#: Buckets that a plan may have when nothing else bounds it: each costs a compilation.
+DEFAULT_MAX_BUCKETS = 8
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class PlanRequest:
         mode: ``exact``, ``pad``, or ``auto``: exact where the model can be exported so.
         price_per_bucket: milliseconds of the mean run that a bucket has to save.
         threads: threads to measure with; None: all that the process may use.
+        jobs: programs to compile side by side; None: one for each CPU.
     """
 
     lengths: LengthDistribution
@@ -51,6 +56,7 @@ class PlanRequest:
     mode: str = "auto"
     price_per_bucket: float = 0.0
     threads: int | None = None
+    jobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -121,16 +127,13 @@ def plan_model(
     notes = []
     if over:
         notes.append(f"{over:.2%} of the traffic is longer than {longest} and will be refused")
-    curve, whole = _measure(
-        exports, profile, request, served, shortest, longest, others, work, step
-    )
-    modes: tuple[Mode, ...] = ("pad",) if request.mode == "pad" else ("exact",)
-    if request.mode == "pad":
-        curve = _as_padded(curve)
-        notes.append("padded programs are assumed to cost what the dynamic one costs")
+    scope = _Scope(exports, profile, request, served, shortest, longest, others, work, step)
+    curve, measured, note = _measure(scope)
+    if note:
+        notes.append(note)
     limit = request.max_buckets
     if limit is None and request.buckets is None:
-        limit = DEFAULT_PADDED_BUCKETS
+        limit = DEFAULT_MAX_BUCKETS
     plan = plan_buckets(
         served,
         curve,
@@ -139,13 +142,13 @@ def plan_model(
         price_per_bucket=request.price_per_bucket,
         min_length=shortest,
         max_length=longest,
-        modes=modes,
+        modes=curve.modes,
         length_axis=model.length_axis,
         other_axes=others,
     )
-    if _same_ranges(plan, whole):
-        # The program that was measured is the plan: keep its hint, so that it is built once.
-        plan = replace(plan, buckets=whole.buckets)
+    if _same_ranges(plan, measured):
+        # What was measured is the plan: keep its hints, so that nothing is built twice.
+        plan = replace(plan, buckets=measured.buckets)
     return Planned(plan, (*notes, *plan.notes))
 
 
@@ -174,68 +177,117 @@ def _same_ranges(plan: BucketPlan, other: BucketPlan) -> bool:
     return [key(b) for b in plan.buckets] == [key(b) for b in other.buckets]
 
 
-def _as_padded(curve: CostCurve) -> CostCurve:
-    points = tuple(
-        CostPoint(p.length, None, p.exact_ms, pad_spread_ms=p.exact_spread_ms) for p in curve.points
-    )
-    provenance = {**curve.provenance, "pad": "taken from the dynamic program at the same length"}
-    return replace(curve, points=points, provenance=provenance)
+@dataclass(frozen=True)
+class _Scope:
+    """What is measured, for whom and where."""
+
+    exports: ExportStore
+    profile: TargetProfile
+    request: PlanRequest
+    served: LengthDistribution
+    shortest: int
+    longest: int
+    others: tuple[tuple[str, AxisRange], ...]
+    work: Path
+    step: StepHandle | None
+
+    @property
+    def axis(self) -> str:
+        axis = self.exports.model.length_axis
+        assert axis is not None
+        return axis
+
+    def tell(self, text: str) -> None:
+        if self.step is not None:
+            self.step.update(text=text)
 
 
-def _measure(
-    exports: ExportStore,
-    profile: TargetProfile,
-    request: PlanRequest,
-    served: LengthDistribution,
-    shortest: int,
-    longest: int,
-    others: Sequence[tuple[str, AxisRange]],
-    work: Path,
-    step: StepHandle | None,
-) -> tuple[CostCurve, BucketPlan]:
-    """The cost curve, and the plan of one bucket whose program was measured."""
-    model = exports.model
-    assert model.length_axis is not None
-    probe = build_probe("x86-64", work / "probe")
-    runnable = host_variants(profile, probe)
-    if not runnable:
-        raise PlanError(
-            f"this host can run no variant of {profile.name}, so nothing can be measured",
-            hint="plan from a file of costs: --cost-points FILE (length,exact_ms,pad_ms)",
-        )
-    flat = CostCurve((CostPoint(longest, 1.0, None),), "modelled")
+def _measure(scope: _Scope) -> tuple[CostCurve, BucketPlan, str]:
+    """The cost curve in the mode that serves, the plan whose programs were timed, and a note.
+
+    ``auto`` is ``exact`` where the model can be exported with a dynamic length, else ``pad``.
+    """
+    mode, model = scope.request.mode, scope.exports.model
+    if mode == "pad":
+        return (*_time_padded(scope), "")
+    try:
+        return (*_time_exact(scope), "")
+    except ExportError as error:
+        if mode == "exact" or not model.paddable:
+            raise
+        reason = error.message.splitlines()[0]
+        if scope.shortest < scope.longest:
+            try:
+                require_paddable(model, scope.shortest, scope.longest)
+            except PlanError as unsafe:
+                raise PlanError(
+                    f"{reason}; and {unsafe.message}",
+                    hint="the model needs a mask that it heeds, or a graph without the condition",
+                ) from error
+    return (*_time_padded(scope), f"padded programs, since {reason}")
+
+
+def _time_exact(scope: _Scope) -> tuple[CostCurve, BucketPlan]:
+    """Times one program for the whole range at several lengths."""
+    flat = CostCurve((CostPoint(scope.longest, 1.0, None),), "modelled")
     whole = plan_buckets(
-        served,
+        scope.served,
         flat,
         buckets=1,
-        min_length=shortest,
-        max_length=longest,
+        min_length=scope.shortest,
+        max_length=scope.longest,
         modes=("exact",),
-        length_axis=model.length_axis,
-        other_axes=tuple(others),
+        length_axis=scope.axis,
+        other_axes=scope.others,
     )
+    lengths = choose_lengths(scope.served, scope.shortest, scope.longest)
+    return _time(scope, whole, lengths, "exact"), whole
 
-    def tell(text: str) -> None:
-        if step is not None:
-            step.update(text=text)
 
-    tell(f"exporting {shortest}..{longest}")
-    exported = export_plan(exports, whole)
-    tell(f"compiling {shortest}..{longest} for {runnable[-1].name}")
+def _time_padded(scope: _Scope) -> tuple[CostCurve, BucketPlan]:
+    """Times a few static programs: one for each of the lengths that tell most."""
+    ends = {scope.longest, round((scope.shortest * scope.longest) ** 0.5)}
+    ends |= {int(scope.served.quantile(q)) for q in (0.5, 0.9)}
+    lengths = sorted(min(max(end, scope.shortest), scope.longest) for end in ends)
+    buckets = tuple(
+        Bucket("pad", ((scope.axis, AxisRange(before + 1, end, end)), *scope.others))
+        for before, end in pairwise([scope.shortest - 1, *lengths])
+    )
+    ladder = BucketPlan(scope.axis, buckets)
+    return _time(scope, ladder, lengths, "pad"), ladder
+
+
+def _time(scope: _Scope, plan: BucketPlan, lengths: Sequence[int], mode: Mode) -> CostCurve:
+    """Builds ``plan`` for the best variant that this host can run and times it at ``lengths``."""
+    arch = architecture(platform.machine())
+    if arch not in scope.profile.archs:
+        runnable = []
+    else:
+        probe = build_probe(arch, scope.work / "probe")
+        runnable = host_variants(scope.profile, probe)
+    if not runnable:
+        raise PlanError(
+            f"this host can run no variant of {scope.profile.name}, so nothing can be measured",
+            hint="plan from a file of costs: --cost-points FILE (length,exact_ms,pad_ms)",
+        )
+    span = f"{scope.shortest}..{scope.longest}"
+    scope.tell(f"exporting {span}")
+    exported = export_plan(scope.exports, plan)
+    scope.tell(f"compiling {span} for {runnable[-1].name}")
     compiled = compile_plan(
         exported,
-        whole,
-        profile,
-        work / "artifacts",
-        keys=[exports.key(b) for b in whole.buckets],
+        plan,
+        scope.profile,
+        scope.work / "artifacts",
+        keys=[scope.exports.key(b) for b in plan.buckets],
         variants=runnable[-1:],
+        jobs=scope.request.jobs,
     )
-    scratch = work / "measured.ecb"
+    scratch = scope.work / "measured.ecb"
     shutil.rmtree(scratch, ignore_errors=True)
     try:
-        bundle = stage_for_measurement(model, whole, compiled, scratch)
-        lengths = choose_lengths(served, shortest, longest)
-        tell(f"measuring {len(lengths)} lengths")
-        return measure_exact(bundle, lengths, threads=request.threads), whole
+        bundle = stage_for_measurement(scope.exports.model, plan, compiled, scratch)
+        scope.tell(f"measuring {len(lengths)} lengths")
+        return measure_curve(bundle, lengths, mode, threads=scope.request.threads)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -249,11 +249,23 @@ def _number(value: float | None) -> float:
     return float("nan") if value is None else float(value)
 
 
+def device_environment(bundle: Path) -> dict[str, str]:
+    """The environment of a process that runs a bundle as a device would, by its own runtime.
+
+    Variables that change Python's or the runtime's behaviour stay behind: the result must not
+    depend on who builds.
+    """
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "EDGECOMPILE_"))}
+    return {
+        **kept,
+        "PYTHONPATH": str((bundle / "runtime").resolve()),
+        "PYTHONDONTWRITEBYTECODE": "1",  # the bundle's folder is what ships
+    }
+
+
 def _selftest(bundle: Path, cases: Path, variant: str, python: str) -> dict[str, Any]:
     """Runs the bundle's own self-test command on a folder of cases."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    environment["PYTHONPATH"] = str((bundle / "runtime").resolve())
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # the bundle's folder is what ships
+    environment = device_environment(bundle)
     command = [python, "-m", "edgecompile.runtime", "selftest", str(bundle.resolve())]
     command += ["--cases", str(cases), "--variant", variant, "--json"]
     # The working directory must not hold a package of the same name: -m looks there first.

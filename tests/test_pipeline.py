@@ -15,6 +15,7 @@ import torch
 from edgecompile.errors import (
     AuditError,
     BundleWriteError,
+    CompileError,
     LengthsError,
     MissingKernelError,
     TargetError,
@@ -209,3 +210,78 @@ def test_every_missing_kernel_is_listed(tmp_path: Path) -> None:
         build(request(f"{source}:make", tmp_path))
     assert "linalg_qr" in str(caught.value) and "cholesky_inverse" in str(caught.value)
     assert caught.value.exit_code == 37
+
+
+EVEN_OR_ODD = """
+import torch
+
+class EvenOrOdd(torch.nn.Module):
+    '''A branch on the length: no export serves even and odd lengths alike.'''
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.table = torch.nn.Embedding(20, 32)
+        self.project = torch.nn.Linear(32, 8)
+
+    def forward(self, ids, mask):
+        vectors = self.table(ids) * mask.unsqueeze(-1)
+        if ids.shape[1] % 2 == 0:
+            total = vectors.sum(1)
+        else:
+            total = vectors.flip(1).sum(1)
+        return torch.tanh(self.project(total / mask.sum(1, keepdim=True)))
+
+def make():
+    ones = torch.ones(1, 6, dtype=torch.int64)
+    return {
+        "module": EvenOrOdd(),
+        "inputs": {"ids": ones, "mask": ones},
+        "axes": {"ids": {1: "length"}, "mask": {1: "length"}},
+        "pad": {"ids": 0, "mask": 0},
+        "bounds": {"ids": (0, 19), "mask": (0, 1)},
+        "limits": {"length": (1, 32)},
+    }
+"""
+
+
+def test_a_model_that_has_no_dynamic_export_gets_padded_buckets(tmp_path: Path) -> None:
+    source = tmp_path / "even_or_odd.py"
+    source.write_text(EVEN_OR_ODD)
+    result = build(request(f"{source}:make", tmp_path, max_buckets=2, max_length=None))
+    assert {b.mode for b in result.plan.buckets} == {"pad"}
+    assert any("padded programs, since" in note for note in result.notes)
+    model_of = load_model(f"{source}:make")
+    with open_bundle(result.bundle_path) as model:
+        for length in (1, 2, 7, 8, 31, 32):
+            inputs = {"ids": ids(1, length), "mask": np.ones((1, length), np.int64)}
+            got = model.run(inputs)
+            want = model_of.run({k: torch.from_numpy(v) for k, v in inputs.items()})
+            for name, value in want.items():
+                np.testing.assert_allclose(got[name], value.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_variable_for_the_variant_does_not_reach_the_build(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGECOMPILE_VARIANT", "no-such-variant")
+    assert build(request(tiny_model, tmp_path)).verify.ok
+
+
+def test_programs_of_another_plan_are_not_packed(padded: BuildResult) -> None:
+    from edgecompile.compilation import load_compiled
+    from edgecompile.export import ExportedModel
+    from edgecompile.targets import load_target
+
+    work = padded.bundle_path.parent / "work"
+    marks = {
+        json.dumps(json.loads(mark.read_text()), sort_keys=True): mark.parent
+        for mark in (work / "exported").glob("*/done.json")
+    }
+    folders = [marks[json.dumps(b.to_json(), sort_keys=True)] for b in padded.plan.buckets]
+    exported = [ExportedModel.load(folder) for folder in folders]
+    arguments = (exported, padded.plan, load_target("cpu-x86-64-v3"), work / "artifacts")
+    keys = [folder.name for folder in folders]
+    assert load_compiled(*arguments, keys=keys).artifacts
+    with pytest.raises(CompileError, match="bucket 1, x86-64-v3"):
+        load_compiled(*arguments, keys=[keys[0], "another"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import re
 import time
@@ -112,7 +113,7 @@ class InductorCpuBackend:
             CompileError: code generation, compiling or linking failed.
             MissingKernelError: the program calls what the runtime lacks; lists all of it.
         """
-        key = _artifact_key(export_key or uuid.uuid4().hex, bucket, variant, native)
+        key = artifact_key(export_key or uuid.uuid4().hex, bucket, variant, native)
         known = _reusable(output, key, store)
         if known is not None:
             return known
@@ -176,7 +177,7 @@ def _report_json(report: LoweringReport) -> dict[str, object]:
     return dataclasses.asdict(report)
 
 
-def _artifact_key(
+def artifact_key(
     export_key: str, bucket: Bucket, variant: VariantSpec, native: NativeRuntime
 ) -> str:
     """Identifies everything that shapes a model library."""
@@ -195,7 +196,9 @@ def _artifact_key(
 
 def _own_sources() -> list[Path]:
     """The files of edgecompile that shape what is generated: a changed rewrite is a new key."""
-    return [*sorted(Path(__file__).parent.glob("*.py")), native_sources() / "model" / "support.cpp"]
+    model = native_sources() / "model"
+    linking = Path(inspect.getfile(link_shared))
+    return [*sorted(Path(__file__).parent.glob("*.py")), linking, *sorted(model.iterdir())]
 
 
 def _reusable(output: Path, key: str, store: TensorStore) -> Artifact | None:

@@ -76,7 +76,14 @@ def command(
         from edgecompile.export import ExportedModel
 
         exported = [ExportedModel.load(folder) for folder in folders]
-        compiled = load_compiled(exported, plan, profile, work_dir / "artifacts", variants=chosen)
+        compiled = load_compiled(
+            exported,
+            plan,
+            profile,
+            work_dir / "artifacts",
+            keys=[folder.name for folder in folders],
+            variants=chosen,
+        )
     with console.step("load the model"):
         from edgecompile.models import load_model
         from edgecompile.packing import pack_bundle
