@@ -270,8 +270,12 @@ def test_a_reader_that_goes_away_is_no_error(files: Path) -> None:
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_interrupted_leaves_nothing(files: Path, number: int, code: int) -> None:
-    # It waits for standard input, which never ends.
-    process = python("-m", "edgecompile", "lengths", "-", "-o", "out.json")
+    # It waits for standard input, which never ends. A signal that this process' own parent chose to
+    # ignore (nohup, a job in the background) would be ignored by the child as well.
+    process = python(
+        *("-m", "edgecompile", "lengths", "-", "-o", "out.json"),
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    )
     assert process.stdin is not None
     process.stdin.write("5\n")
     process.stdin.flush()
