@@ -13,14 +13,16 @@ from pathlib import Path
 
 import edgecompile
 from edgecompile.audit import AuditVerdict, judge, require
+from edgecompile.backends import get_backend
 from edgecompile.backends.artifact import Artifact, TensorStore
-from edgecompile.backends.inductor_cpu import InductorCpuBackend, artifact_key
+from edgecompile.backends.inductor_cpu import artifact_key
 from edgecompile.backends.native import NativeRuntime, build_probe, build_runtime
 from edgecompile.buckets import Bucket, BucketPlan
 from edgecompile.errors import CompileError, PlanError
 from edgecompile.export import ExportedModel, export_model
 from edgecompile.models import LoadedModel
 from edgecompile.progress import StepHandle
+from edgecompile.runtime.manifest import AOTI_CPU
 from edgecompile.targets import TargetProfile, VariantSpec
 from edgecompile.toolchain import find_toolchain
 
@@ -182,7 +184,7 @@ def compile_plan(
     natives = {v.name: build_runtime(v, folder / v.name) for v in chosen}
     archs = sorted({v.arch for v in chosen})
     probes = {arch: build_probe(arch, folder / arch) for arch in archs}
-    backend = InductorCpuBackend()
+    backend = get_backend(AOTI_CPU)
     tasks = [(i, v) for i in range(len(plan.buckets)) for v in chosen]
     done = 0
 

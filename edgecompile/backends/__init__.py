@@ -15,7 +15,7 @@ from edgecompile.errors import TargetError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edgecompile.backends.artifact import Artifact
+    from edgecompile.backends.artifact import Artifact, TensorStore
     from edgecompile.backends.native import NativeRuntime
     from edgecompile.buckets import Bucket
     from edgecompile.export import ExportedModel
@@ -37,6 +37,9 @@ class Backend(Protocol):
         output: Path,
         *,
         scratch: Path,
+        store: TensorStore,
+        index: int = 0,
+        export_key: str | None = None,
         step: StepHandle | None = None,
     ) -> Artifact:
         """Builds the library of ``bucket`` for ``variant`` at ``output``."""
