@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -63,10 +63,14 @@ class Bucket:
             length ``hi`` to which shorter inputs are padded.
         axes: name and range of every dynamic axis. The first is the length axis that the plan
             divides; the others (batch, a second length) hold for this bucket.
+        pad_axes: the axes that a padded bucket's static program fixes at ``hi`` and to which
+            inputs are padded, in the order of ``axes``. The length axis is always one of them,
+            and the only one if none are given. Empty in ``exact`` mode.
     """
 
     mode: Mode
     axes: tuple[tuple[str, AxisRange], ...]
+    pad_axes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -76,6 +80,23 @@ class Bucket:
             raise PlanError("a bucket needs a length axis")
         if len(set(names)) != len(names):
             raise PlanError(f"an axis occurs twice in {', '.join(names)}")
+        object.__setattr__(self, "pad_axes", self._checked_pad_axes(names))
+
+    def _checked_pad_axes(self, names: list[str]) -> tuple[str, ...]:
+        """``pad_axes`` in the order of the axes; by default the length axis in ``pad`` mode."""
+        if self.mode == "exact":
+            if self.pad_axes:
+                raise PlanError(f"an exact bucket pads nothing, but pads {_list(self.pad_axes)}")
+            return ()
+        wanted = self.pad_axes or names[:1]
+        unknown = [name for name in wanted if name not in names]
+        if unknown:
+            raise PlanError(f"pads {_list(unknown)}, but the bucket's axes are {_list(names)}")
+        if names[0] not in wanted:
+            raise PlanError(f"pads {_list(wanted)}, but not the length axis, {names[0]}")
+        if len(set(wanted)) != len(wanted):
+            raise PlanError(f"an axis occurs twice in {_list(wanted)}, which are padded")
+        return tuple(name for name in names if name in wanted)
 
     @property
     def length_axis(self) -> str:
@@ -118,13 +139,24 @@ class Bucket:
         """The length at which the program runs for an input of ``length``."""
         return self.hi if self.mode == "pad" else length
 
+    def run_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The sizes at which the program runs for an input of these, one for each axis."""
+        return {
+            name: axis_range.hi if name in self.pad_axes else sizes[name]
+            for name, axis_range in self.axes
+        }
+
     def to_json(self) -> dict[str, Any]:
         """``{"lo", "hi", "hint", "mode", "axes": {name: {"lo", "hi", "hint"}}}``.
 
-        The length axis stands at the top, the others under ``axes``.
+        The length axis stands at the top, the others under ``axes``. ``"pad_axes"`` is there if a
+        padded bucket pads further axes than the length axis.
         """
         others = {name: axis_range.to_json() for name, axis_range in self.other_axes}
-        return {**self.axes[0][1].to_json(), "mode": self.mode, "axes": others}
+        value: dict[str, Any] = {**self.axes[0][1].to_json(), "mode": self.mode, "axes": others}
+        if len(self.pad_axes) > 1:
+            value["pad_axes"] = list(self.pad_axes)
+        return value
 
     @classmethod
     def from_json(cls, value: object, length_axis: str, where: str = "bucket") -> Bucket:
@@ -142,7 +174,14 @@ class Bucket:
             (str(name), AxisRange.from_json(item, f"{where}.axes.{name}"))
             for name, item in others.items()
         )
+        padded = fields.get("pad_axes", [])
+        if not isinstance(padded, list) or not all(isinstance(name, str) for name in padded):
+            raise PlanError(f'{where}: "pad_axes" isn\'t a list of names')
         try:
-            return cls(fields.get("mode", "exact"), ((length_axis, own), *ranges))
+            return cls(fields.get("mode", "exact"), ((length_axis, own), *ranges), tuple(padded))
         except PlanError as error:
             raise PlanError(f"{where}: {error.message}") from error
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from edgecompile.errors import PlanError
+from edgecompile.ranges import AxisRange, Bucket
+
+AXES = (("length", AxisRange(5, 64, 32)), ("batch", AxisRange(2, 8, 8)))
+
+
+def test_a_padded_bucket_pads_its_length_axis_unless_told_otherwise() -> None:
+    assert Bucket("exact", AXES).pad_axes == ()
+    assert Bucket("pad", AXES).pad_axes == ("length",)
+    assert Bucket("pad", AXES) == Bucket("pad", AXES, ("length",))
+    assert Bucket("pad", AXES, ("batch", "length")).pad_axes == ("length", "batch")
+
+
+def test_sizes_of_a_run() -> None:
+    sizes = {"length": 7, "batch": 3}
+    assert Bucket("exact", AXES).run_sizes(sizes) == sizes
+    assert Bucket("pad", AXES).run_sizes(sizes) == {"length": 64, "batch": 3}
+    both = Bucket("pad", AXES, ("length", "batch"))
+    assert both.run_sizes(sizes) == {"length": 64, "batch": 8}
+
+
+@pytest.mark.parametrize(
+    ("bucket", "written"),
+    [
+        (Bucket("exact", AXES), None),
+        (Bucket("pad", AXES), None),
+        (Bucket("pad", AXES, ("length", "batch")), ["length", "batch"]),
+    ],
+)
+def test_padded_axes_go_through_json(bucket: Bucket, written: Any) -> None:
+    value = json.loads(json.dumps(bucket.to_json()))
+    assert value.get("pad_axes") == written
+    assert Bucket.from_json(value, "length") == bucket
+
+
+@pytest.mark.parametrize(
+    ("mode", "padded", "message"),
+    [
+        ("exact", ("length",), "an exact bucket pads nothing, but pads length"),
+        ("pad", ("length", "width"), "pads width, but the bucket's axes are length, batch"),
+        ("pad", ("batch",), "pads batch, but not the length axis, length"),
+        ("pad", ("length", "length"), "occurs twice in length, length"),
+    ],
+)
+def test_bad_padded_axes_are_refused(mode: Any, padded: tuple[str, ...], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Bucket(mode, AXES, padded)
+    value = {**Bucket(mode, AXES).to_json(), "pad_axes": list(padded)}
+    with pytest.raises(PlanError, match=f"^bucket: .*{message}"):
+        Bucket.from_json(value, "length")
+
+
+@pytest.mark.parametrize("padded", ["length", [3], None, {"length": 1}])
+def test_padded_axes_of_another_form_are_refused(padded: object) -> None:
+    value = {**Bucket("pad", AXES).to_json(), "pad_axes": padded}
+    with pytest.raises(PlanError, match="isn't a list of names"):
+        Bucket.from_json(value, "length")
