@@ -183,17 +183,19 @@ def roofline(
     bandwidth_gb_s: float,
     flops_per_element: float,
     flops_per_pair: float = 0.0,
+    fixed_flops: float = 0.0,
     fixed_bytes: float = 0.0,
     bytes_per_element: float = 0.0,
+    bytes_per_pair: float = 0.0,
     overhead_ms: float = 0.0,
     dynamic_factor: float = 1.0,
     provenance: Mapping[str, str] | None = None,
 ) -> CostCurve:
     """A modelled curve: the slower of arithmetic and memory traffic, plus a fixed overhead.
 
-    ms(L) = overhead + 1e3 · max((a·L + b·L²) / peak, (fixed + c·L) / bandwidth), the roofline of
-    Williams, Waterman and Patterson (CACM 52(4), 2009). A transformer of P weights in its
-    layers has a ≈ 2·P and b ≈ 4·layers·hidden (attention's two products).
+    ms(L) = overhead + 1e3 · max((f + a·L + b·L²) / peak, (g + c·L + d·L²) / bandwidth), the
+    roofline of Williams, Waterman and Patterson (CACM 52(4), 2009). A transformer of P weights in
+    its layers has a ≈ 2·P and b ≈ 4·layers·hidden (attention's two products).
 
     Args:
         lengths: where to put the points.
@@ -201,8 +203,10 @@ def roofline(
         bandwidth_gb_s: memory bandwidth in 1e9 bytes per second.
         flops_per_element: a, operations per element of the length axis.
         flops_per_pair: b, operations per pair of elements.
-        fixed_bytes: bytes read in every run (the weights).
+        fixed_flops: f, operations of every run.
+        fixed_bytes: g, bytes read in every run (the weights).
         bytes_per_element: c, bytes moved per element.
+        bytes_per_pair: d, bytes moved per pair of elements.
         overhead_ms: milliseconds of a run that don't depend on the length.
         dynamic_factor: how many times the cost of a static program a dynamic one has.
         provenance: recorded in the curve beside the parameters.
@@ -215,8 +219,10 @@ def roofline(
     others = {
         "flops_per_element": flops_per_element,
         "flops_per_pair": flops_per_pair,
+        "fixed_flops": fixed_flops,
         "fixed_bytes": fixed_bytes,
         "bytes_per_element": bytes_per_element,
+        "bytes_per_pair": bytes_per_pair,
         "overhead_ms": overhead_ms,
     }
     bad = [f"{k} is {v}, not over 0" for k, v in positive.items() if not 0 < v < float("inf")]
@@ -225,8 +231,8 @@ def roofline(
         raise CostError("roofline: " + "; ".join(bad))
     points = []
     for length in sorted(set(lengths)):
-        flops = flops_per_element * length + flops_per_pair * length * length
-        moved = fixed_bytes + bytes_per_element * length
+        flops = fixed_flops + flops_per_element * length + flops_per_pair * length * length
+        moved = fixed_bytes + bytes_per_element * length + bytes_per_pair * length * length
         seconds = max(flops / (peak_gflops * 1e9), moved / (bandwidth_gb_s * 1e9))
         pad_ms = overhead_ms + 1e3 * seconds
         points.append(CostPoint(length, pad_ms * dynamic_factor, pad_ms))

@@ -17,7 +17,7 @@ DEVICE_FILES = [PACKAGE / "__init__.py", *sorted((PACKAGE / "runtime").rglob("*.
 ALL_FILES = sorted(PACKAGE.rglob("*.py"))
 
 RUNTIME = [f"edgecompile.runtime.{path.stem}" for path in DEVICE_FILES[1:] if path.stem[0] != "_"]
-LIGHT = ["buckets", "costs", "elf", "errors", "instructions", "lengths", "targets"]
+LIGHT = ["buckets", "costs", "elf", "errors", "instructions", "lengths", "modelled", "targets"]
 
 
 def module_id(path: Path) -> str:

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgecompile.buckets import plan_buckets
+from edgecompile.costs import CostCurve
+from edgecompile.errors import CostError
+from edgecompile.lengths import LengthDistribution
+from edgecompile.modelled import ENCODER_RECORD, Efficiency, modelled_curve
+from edgecompile.targets import TargetProfile, load_target
+from edgecompile.work import ModelWork
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RECORD = REPOSITORY / "docs" / "benchmarks" / "2026-11-21-minilm-fp32.json"
+
+# all-MiniLM-L6-v2 in closed form: 6 layers, hidden 384, inner 1536, tables not counted.
+HIDDEN, INNER, LAYERS = 384, 1536, 6
+MATRICES = LAYERS * (4 * HIDDEN * HIDDEN + 2 * HIDDEN * INNER)
+MINILM = ModelWork(
+    model="minilm",
+    length_axis="length",
+    sizes=(("batch", 1),),
+    flops_per_element=2.0 * MATRICES,
+    flops_per_pair=4.0 * LAYERS * HIDDEN,
+    fixed_flops=0.0,
+    weight_bytes=42_598_400.0,
+    fixed_bytes=0.0,
+    bytes_per_element=292_000.0,
+    bytes_per_pair=0.0,
+    calls=60,
+    lengths=(1, 128, 256),
+    flops=(21_242_880, 2_868_903_936, 6_039_797_760),
+)
+PERFECT = Efficiency(1.0, 1.0, 0.0, "none")
+
+
+def profile(**changes: Any) -> TargetProfile:
+    figures: dict[str, Any] = {"cores": 4, "bandwidth_gbs": 20.0, "peak_gflops": (("fp32", 400.0),)}
+    return replace(load_target("cpu-x86-64-v3"), **{**figures, **changes})
+
+
+def pad_ms(curve: CostCurve) -> list[float]:
+    return [point.pad_ms for point in curve.points if point.pad_ms is not None]
+
+
+def test_a_curve_in_closed_form() -> None:
+    work = replace(
+        MINILM,
+        flops_per_element=2e9,
+        flops_per_pair=1e6,
+        fixed_flops=5e8,
+        weight_bytes=1e9,
+        fixed_bytes=1e8,
+        bytes_per_element=1e6,
+        bytes_per_pair=1e4,
+        calls=10,
+    )
+    efficiency = Efficiency(0.5, 0.8, 100.0, "made up")
+    curve = modelled_curve(work, profile(), [1, 100], threads=2, efficiency=efficiency)
+    assert curve.kind == "modelled"
+    # Bandwidth 16 GB/s at 1; half of two of four cores' 400 GFLOP/s at 100.
+    assert pad_ms(curve) == pytest.approx(
+        [1 + 1e3 * (1.1e9 + 1e6 + 1e4) / 16e9, 1 + 1e3 * (5e8 + 2e11 + 1e10) / 100e9]
+    )
+
+
+def test_exact_costs_what_padding_costs_unless_known() -> None:
+    curve = modelled_curve(MINILM, profile(), [8, 64, 256])
+    assert [point.exact_ms for point in curve.points] == pad_ms(curve)
+    slower = modelled_curve(MINILM, profile(), [8, 64, 256], dynamic_factor=1.25)
+    assert pad_ms(slower) == pad_ms(curve)
+    assert [p.exact_ms for p in slower.points] == pytest.approx([1.25 * v for v in pad_ms(curve)])
+
+
+def test_a_modelled_curve_alone_never_makes_padding_win() -> None:
+    traffic = LengthDistribution.from_samples([5, 8, 8, 8, 12, 30, 31, 31, 64, 200])
+    plan = plan_buckets(
+        traffic, modelled_curve(MINILM, profile(), range(1, 257, 5)), max_buckets=4, max_length=256
+    )
+    assert [bucket.mode for bucket in plan.buckets] == ["exact"]
+
+
+def test_threads_take_their_part_of_the_peak() -> None:
+    whole, one = (
+        pad_ms(modelled_curve(MINILM, profile(), [256], threads=n, efficiency=PERFECT))[0]
+        for n in (4, 1)
+    )
+    assert one == pytest.approx(4 * whole)
+    assert pad_ms(modelled_curve(MINILM, profile(), [256], efficiency=PERFECT)) == [whole]
+
+
+def test_narrow_weights_take_less_to_read() -> None:
+    target = profile(peak_gflops=(("fp32", 400.0), ("bf16", 800.0)))
+    full, half = (
+        pad_ms(modelled_curve(MINILM, target, [1, 256], precision=p, efficiency=PERFECT))
+        for p in ("fp32", "bf16")
+    )
+    moved = 42_598_400.0 + 292_000.0
+    assert full[0] == pytest.approx(1e3 * moved / 20e9)
+    assert half[0] == pytest.approx(1e3 * (42_598_400.0 / 2 + 292_000.0) / 20e9)
+    assert half[1] == pytest.approx(full[1] / 2)
+
+
+def test_every_number_used_is_recorded() -> None:
+    target = load_target("cpu-x86-64-v4")
+    work = replace(MINILM, misfit=0.125, notes=("a note", "another"))
+    found = modelled_curve(work, target, [8], threads=1, dynamic_factor=1.5).provenance
+    expected = {
+        "profile": "cpu-x86-64-v4.toml",
+        "precision": "fp32",
+        "threads": "1",
+        "profile.cores": "2",
+        "profile.peak_gflops.fp32": "320.0",
+        "profile.bandwidth_gbs": "38.4",
+        "profile.sources.peak_gflops": dict(target.sources)["peak_gflops"],
+        "efficiency.arithmetic": repr(ENCODER_RECORD.arithmetic),
+        "efficiency.bandwidth": repr(ENCODER_RECORD.bandwidth),
+        "efficiency.call_us": repr(ENCODER_RECORD.call_us),
+        "model": "minilm",
+        "work.sizes": "batch 1",
+        "work.calls": "60",
+        "work.weight_bytes": "42598400.0",
+        "work.lengths": "1, 128, 256",
+        "work.misfit": "0.125",
+        "work.notes": "a note; another",
+        "dynamic_factor": "1.5",
+        "flops_per_pair": "9216.0",
+    }
+    assert {key: found.get(key) for key in expected} == expected
+    assert "2026-11-21-minilm-fp32.md" in found["efficiency.source"]
+    assert (REPOSITORY / "docs/benchmarks/2026-11-21-minilm-fp32.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "wanted"),
+    [
+        ({"peak_gflops": ()}, {}, "peak_gflops.fp32 is missing in cpu-x86-64-v3.toml"),
+        ({}, {"precision": "int8"}, "peak_gflops.int8 is missing in cpu-x86-64-v3.toml"),
+        ({}, {"precision": "fp64"}, "'fp64' is none of fp32, bf16"),
+        ({"bandwidth_gbs": None}, {}, "bandwidth_gbs is missing in cpu-x86-64-v3.toml"),
+        ({"bandwidth_gbs": math.nan}, {}, "bandwidth_gbs is nan in cpu-x86-64-v3.toml"),
+        ({"peak_gflops": (("fp32", 0.0),)}, {}, "peak_gflops.fp32 is 0.0 in"),
+        ({"cores": 0}, {}, "cores is 0 in cpu-x86-64-v3.toml"),
+        ({"cores": 0}, {"threads": 3}, "cores is 0 in cpu-x86-64-v3.toml"),
+        ({}, {"threads": 5}, "5 threads are asked for, cpu-x86-64-v3.toml has cores = 4"),
+        ({}, {"threads": 0}, "0 threads"),
+        ({}, {"dynamic_factor": 0.0}, "dynamic_factor"),
+        ({}, {"efficiency": Efficiency(0.0, 1.5, -1.0, "")}, "arithmetic is 0.0"),
+        ({}, {"efficiency": Efficiency(0.0, 1.5, -1.0, "")}, "bandwidth is 1.5"),
+        ({}, {"efficiency": Efficiency(0.0, 1.5, -1.0, "")}, "call_us is -1.0"),
+    ],
+)
+def test_bad_profiles_and_options_are_refused(
+    changes: dict[str, Any], options: dict[str, Any], wanted: str
+) -> None:
+    with pytest.raises(CostError) as caught:
+        modelled_curve(MINILM, profile(**changes), [8], **options)
+    assert wanted in caught.value.message
+
+
+def test_all_that_a_profile_lacks_is_named() -> None:
+    with pytest.raises(CostError) as caught:
+        modelled_curve(MINILM, profile(bandwidth_gbs=0.0, peak_gflops=()), [8], threads=9)
+    message = caught.value.message
+    assert "bandwidth_gbs" in message and "peak_gflops.fp32" in message and "9 threads" in message
+    assert caught.value.hint
+
+
+def test_the_stated_efficiency_is_that_of_the_record() -> None:
+    """The factors are fitted to this record, so this shows what they say, not that they hold
+    elsewhere."""
+    measured = json.loads(RECORD.read_text())["by_length"]["edgecompile"]
+    lengths = [int(length) for length in measured]
+    machine = profile(cores=2, bandwidth_gbs=38.4, peak_gflops=(("fp32", 204.0),))
+
+    def misfit(efficiency: Efficiency) -> tuple[float, float]:
+        curve = modelled_curve(MINILM, machine, lengths, efficiency=efficiency)
+        errors = [math.log(p.pad_ms / measured[str(p.length)]) for p in curve.points if p.pad_ms]
+        return math.sqrt(sum(e * e for e in errors) / len(errors)), max(map(abs, errors))
+
+    typical, largest = misfit(ENCODER_RECORD)
+    assert typical < 0.045 and largest < 0.12
+    for change in (0.95, 1.05):
+        for name in ("arithmetic", "bandwidth"):
+            value = getattr(ENCODER_RECORD, name) * change
+            assert misfit(replace(ENCODER_RECORD, **{name: value}))[0] > typical
