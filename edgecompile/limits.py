@@ -2,9 +2,72 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 from edgecompile.errors import PlanError
+from edgecompile.units import format_bytes, format_duration
+
+
+@dataclass(frozen=True)
+class BucketCost:
+    """What buckets take where they are built and shipped; estimates from a few that were built.
+
+    Attributes:
+        base_size: bytes of the bundle without buckets (weights, runtime).
+        bucket_size: bytes of one bucket, all variants together.
+        base_build_s: seconds of the build without buckets (loading the model, measuring).
+        bucket_build_s: seconds to build one bucket, all variants together.
+        load_ms: milliseconds that loading one more bucket takes on the device.
+    """
+
+    base_size: int = 0
+    bucket_size: int = 0
+    base_build_s: float = 0.0
+    bucket_build_s: float = 0.0
+    load_ms: float = 0.0
+
+    def size(self, buckets: int) -> int:
+        """Bytes of a bundle with so many buckets."""
+        return self.base_size + buckets * self.bucket_size
+
+    def build_s(self, buckets: int) -> float:
+        """Seconds to build a bundle with so many buckets."""
+        return self.base_build_s + buckets * self.bucket_build_s
+
+    def price(self, runs: float) -> float:
+        """What a bucket has to save in the mean run if it serves so many runs, in milliseconds.
+
+        Raises:
+            PlanError: ``runs`` isn't over 0.
+        """
+        return price_per_bucket(runs=runs, build_s=self.bucket_build_s, load_ms=self.load_ms)
+
+    def to_json(self) -> dict[str, float]:
+        """A dict of plain numbers."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_json(cls, value: object) -> BucketCost:
+        """The inverse of :meth:`to_json`; what is missing is 0, unknown keys are ignored.
+
+        Raises:
+            PlanError: ``value`` has another form or holds bad numbers.
+        """
+        if not isinstance(value, dict):
+            raise PlanError(f"a bucket's cost is a {type(value).__name__}, not an object")
+        numbers = {field.name: value.get(field.name, 0) for field in fields(cls)}
+        bad = [
+            f"{name} is {number!r}"
+            for name, number in numbers.items()
+            if isinstance(number, bool)
+            or not isinstance(number, int | float)
+            or not 0 <= number < float("inf")
+        ]
+        if bad:
+            raise PlanError("a bucket's cost needs numbers from 0 up: " + "; ".join(bad))
+        for name in ("base_size", "bucket_size"):
+            numbers[name] = int(numbers[name])
+        return cls(**numbers)
 
 
 @dataclass(frozen=True)
@@ -13,19 +76,13 @@ class BucketLimits:
 
     Attributes:
         max_size: bytes that the bundle may have; None for no bound.
-        base_size: bytes of the bundle without buckets (weights, runtime).
-        bucket_size: bytes of one bucket, all variants together.
         max_build_s: seconds that the build may take; None for no bound.
-        base_build_s: seconds of the build without buckets (export, verification).
-        bucket_build_s: seconds to build one bucket, all variants together.
+        cost: what buckets take.
     """
 
     max_size: int | None = None
-    base_size: int = 0
-    bucket_size: int = 0
     max_build_s: float | None = None
-    base_build_s: float = 0.0
-    bucket_build_s: float = 0.0
+    cost: BucketCost = field(default_factory=BucketCost)
 
     def most(self, max_buckets: int | None, wanted: int | None = None) -> int | None:
         """The largest number of buckets that every constraint allows, None without any bound.
@@ -50,19 +107,21 @@ class BucketLimits:
             elif needed > max_buckets:
                 problems.append(f"{needed} buckets are asked for, --max-buckets is {max_buckets}")
             bounds.append(max_buckets)
-        axes = (
-            ("--max-size", "bytes", self.max_size, self.base_size, self.bucket_size),
-            ("--max-build-time", "s", self.max_build_s, self.base_build_s, self.bucket_build_s),
+        cost = self.cost
+        bounded = (
+            ("--max-size", format_bytes, self.max_size, cost.base_size, cost.bucket_size),
+            ("--max-build-time", format_duration, self.max_build_s, cost.base_build_s, cost.bucket_build_s),
         )
-        for name, unit, bound, base, each in axes:
+        for name, spell, bound, base, each in bounded:
             if bound is None:
                 continue
             lacking = base + each * needed - bound
+            noun = "bucket needs" if needed == 1 else "buckets need"
             if lacking > 0:
                 problems.append(
-                    f"{name} allows {bound:g} {unit}, but {needed} bucket{'s'[: needed > 1]} "
-                    f"need {base + each * needed:g} {unit} ({base:g} without buckets, {each:g} for "
-                    f"each), {lacking:g} {unit} too much"
+                    f"{name} allows {spell(bound)}, but {needed} {noun} "
+                    f"{spell(base + each * needed)} ({spell(base)} without buckets, {spell(each)} "
+                    f"for each), {spell(lacking)} too much"
                 )
             elif each > 0:
                 bounds.append(int((bound - base) // each))

@@ -24,6 +24,8 @@ def format_duration(seconds: float) -> str:
     """``850 µs``, ``3.42 ms``, ``12.3 s``, ``3 min 12 s``, ``1 h 02 min``."""
     if not math.isfinite(seconds):
         return "–"
+    if seconds == 0:
+        return "0 s"
     if seconds < 0.9995e-3:
         return f"{_three_digits(seconds * 1e6)} µs"
     if seconds < 0.9995:

@@ -15,6 +15,7 @@ from edgecompile.buckets import AxisRange, Bucket, BucketLimits, BucketPlan, pla
 from edgecompile.costs import CostCurve, CostPoint
 from edgecompile.errors import CostError, PlanError
 from edgecompile.lengths import LengthDistribution
+from edgecompile.limits import BucketCost
 
 BATCH = (("batch", AxisRange(1, 1, 1)),)
 ms = st.one_of(st.integers(1, 5).map(float), st.floats(0.1, 20))
@@ -286,8 +287,8 @@ def test_doubts_are_told() -> None:
         ({"min_length": 5}, "4 of 100 samples are shorter than the shortest length served, 5"),
         ({"modes": ()}, "none allowed"),
         (
-            {"limits": BucketLimits(max_size=100, base_size=90, bucket_size=20)},
-            "--max-size allows 100 bytes, but 1 bucket need 110 bytes",
+            {"limits": BucketLimits(max_size=100, cost=BucketCost(base_size=90, bucket_size=20))},
+            "--max-size allows 100 B, but 1 bucket needs 110 B",
         ),
     ],
 )
@@ -304,7 +305,7 @@ def test_a_mode_without_costs_is_refused() -> None:
 
 
 def test_limits_bound_the_number() -> None:
-    limits = BucketLimits(max_size=100, base_size=40, bucket_size=20)
+    limits = BucketLimits(max_size=100, cost=BucketCost(base_size=40, bucket_size=20))
     plan = plan_buckets(UNIFORM, line(0.1, gap=5.0), limits=limits)
     assert len(plan.buckets) == 3
 
