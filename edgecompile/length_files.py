@@ -9,8 +9,7 @@ The format is told from the content, never from the name, so a pipe works as a f
   ``{"length": 12, "count": 3}``. A first row may name its columns; then ``length`` and ``count``
   are found by name and other columns are ignored. ``#`` starts a comment, blank lines are skipped.
 
-``12.0`` counts as 12, ``12.5`` is refused. Rows are read in blocks and each distinct row is parsed
-once, because ten million rows hold only some thousand different ones.
+``12.0`` counts as 12, ``12.5`` is refused.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from __future__ import annotations
 import io
 import json
 import os
-import sys
 import tokenize
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -36,22 +33,16 @@ from edgecompile.length_rows import (
     PROBLEMS_SHOWN,
     WHOLE,
     Problems,
-    Row,
     RowReader,
     check_length,
     make_row,
-    quote,
     row_from_object,
     spell,
-    strip_comment,
     whole_number,
 )
+from edgecompile.row_files import count_rows, open_source, read_block, read_document
 
 _NPY_MAGIC = b"\x93NUMPY"
-_BLOCK_BYTES = 1 << 20
-_MAX_LINE_BYTES = 1 << 16
-_MAX_JSON_BYTES = 1 << 30
-_REMEMBERED_ROWS = 1 << 17
 _DENSE_LENGTHS = 1 << 20
 
 
@@ -70,28 +61,12 @@ def count_lengths(source: str | os.PathLike[str]) -> CountedLengths:
         LengthsError: the file can't be opened, isn't in a known form, is empty, or holds values
             that aren't lengths (whole numbers from 1 to 2^31-1) or counts (from 1 up).
     """
-    name = display_name(source)
-    try:
-        if source == "-":
-            return _count_stream(sys.stdin.buffer, name)
-        with Path(source).open("rb") as stream:
-            return _count_stream(stream, name)
-    except OSError as error:
-        raise LengthsError(
-            f"{name}: can't be read: {error.strerror or error}",
-            hint="--lengths takes a file, or - for standard input",
-        ) from error
-    except ValueError as error:  # a NUL byte in the path
-        raise LengthsError(f"{name!r}: not a path: {error}") from error
-
-
-def display_name(source: str | os.PathLike[str]) -> str:
-    """The name under which messages speak of a source."""
-    return "standard input" if source == "-" else os.fspath(source)
+    with open_source(source) as (stream, name):
+        return _count_stream(stream, name)
 
 
 def _count_stream(stream: BinaryIO, name: str) -> CountedLengths:
-    head = _read_block(stream)
+    head = read_block(stream)
     if head.startswith(_NPY_MAGIC):
         found = CountedLengths(_count_array(head + stream.read(), name))
     else:
@@ -99,7 +74,8 @@ def _count_stream(stream: BinaryIO, name: str) -> CountedLengths:
         if _is_one_document(head):
             found = _count_document(head, stream, name)
         else:
-            found = CountedLengths(_count_rows(head, stream, name))
+            reader = RowReader()
+            found = CountedLengths(count_rows(head, stream, name, reader, FORMS_HINT))
     if not found.counts:
         raise LengthsError(f"{name}: holds no lengths", hint=FORMS_HINT)
     total = sum(found.counts.values())
@@ -109,16 +85,6 @@ def _count_stream(stream: BinaryIO, name: str) -> CountedLengths:
             hint="divide the counts by a common factor",
         )
     return found
-
-
-def _read_block(stream: BinaryIO) -> bytes:
-    """Up to a block; less only at the end (a pipe may hand out less at a time)."""
-    parts = []
-    missing = _BLOCK_BYTES
-    while missing and (part := stream.read(missing)):
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
 
 
 # --- an array --------------------------------------------------------------------------------
@@ -184,27 +150,7 @@ def _is_one_document(head: bytes) -> bool:
 
 
 def _count_document(head: bytes, stream: BinaryIO, name: str) -> CountedLengths:
-    data = head + stream.read(_MAX_JSON_BYTES - len(head) + 1)
-    if len(data) > _MAX_JSON_BYTES:
-        raise LengthsError(
-            f"{name}: a JSON document of over {_MAX_JSON_BYTES} bytes",
-            hint="give one length per line, or a histogram",
-        )
-    try:
-        value = json.loads(data, object_pairs_hook=_refuse_repeated_keys)
-    except RecursionError as error:
-        raise LengthsError(f"{name}: JSON nested too deep", hint=FORMS_HINT) from error
-    except ValueError as error:
-        raise LengthsError(f"{name}: not valid JSON: {error}", hint=FORMS_HINT) from error
-    return count_json(value, name)
-
-
-def _refuse_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        repeated = [key for key, n in Counter(key for key, _ in pairs).items() if n > 1]
-        raise ValueError(f"repeated keys: {', '.join(quote(key) for key in repeated[:10])}")
-    return value
+    return count_json(read_document(head, stream, name, FORMS_HINT), name)
 
 
 def count_json(value: object, name: str) -> CountedLengths:
@@ -257,74 +203,3 @@ def count_json(value: object, name: str) -> CountedLengths:
             found[row[0]] += row[1]
     problems.raise_if_any()
     return CountedLengths(dict(found), recorded)
-
-
-# --- rows ------------------------------------------------------------------------------------
-
-
-def _count_rows(head: bytes, stream: BinaryIO, name: str) -> dict[int, int]:
-    problems = Problems(name)
-    reader = RowReader()
-    known: dict[bytes, Row | str | None] = {}
-    found: Counter[int] = Counter()
-    line_number = 1  # of the first line of the block
-    rest = b""
-    block = head
-    while block or rest:
-        at_end = not block
-        _refuse_binary(block, name)
-        lines = (rest + block).split(b"\n")
-        rest = b"" if at_end else lines.pop()
-        if len(rest) > _MAX_LINE_BYTES:
-            raise LengthsError(
-                f"{name}: line {line_number + len(lines)} is longer than {_MAX_LINE_BYTES} bytes",
-                hint=FORMS_HINT,
-            )
-        if not reader.n_columns:
-            lines, line_number = _start_reader(reader, lines, line_number, problems)
-        bad = False
-        for line, times in Counter(lines).items():
-            row = known.get(line, "unknown")
-            if row == "unknown":
-                row = known[line] = reader.parse(line)
-            if isinstance(row, tuple):
-                found[row[0]] += row[1] * times
-            elif row is not None:
-                bad = True
-        if bad:
-            for offset, line in enumerate(lines):
-                row = known[line]
-                if isinstance(row, str):
-                    problems.add(f"line {line_number + offset}", strip_comment(line), row)
-        line_number += len(lines)
-        if len(known) > _REMEMBERED_ROWS:
-            known.clear()
-        block = _read_block(stream)
-    problems.raise_if_any()
-    return dict(found)
-
-
-def _start_reader(
-    reader: RowReader, lines: list[bytes], line_number: int, problems: Problems
-) -> tuple[list[bytes], int]:
-    """Shows the first data row to the reader; gives the rows that remain, and their number."""
-    for index, line in enumerate(lines):
-        if not strip_comment(line):
-            continue
-        outcome = reader.start(line)
-        if isinstance(outcome, str):
-            problems.add(f"line {line_number + index}", strip_comment(line), outcome)
-            if not reader.n_columns:  # without columns every other row would be blamed as well
-                problems.raise_if_any()
-        skipped = index + 1 if outcome else index
-        return lines[skipped:], line_number + skipped
-    return [], line_number + len(lines)
-
-
-def _refuse_binary(block: bytes, name: str) -> None:
-    if b"\0" not in block:
-        return
-    kind = "UTF-16 text or binary data"
-    if block.startswith(b"PK\x03\x04"):
-        kind = "a zip or .npz archive"
-    raise LengthsError(f"{name}: not text but {kind} (it holds NUL bytes)", hint=FORMS_HINT)

@@ -31,6 +31,7 @@ class Problems:
     """Collects what is wrong with one file; the first ten are shown, all are counted."""
 
     name: str
+    hint: str = FORMS_HINT
     shown: list[str] = field(default_factory=list)
     total: int = 0
 
@@ -48,7 +49,7 @@ class Problems:
         lines = [f"{self.name}: {self.total} {noun}", *self.shown]
         if self.total > len(self.shown):
             lines.append(f"  … and {self.total - len(self.shown)} more")
-        raise LengthsError("\n".join(lines), hint=FORMS_HINT)
+        raise LengthsError("\n".join(lines), hint=self.hint)
 
 
 def whole_number(value: object) -> int | str:
@@ -71,6 +72,15 @@ def check_length(length: int) -> str | None:
         return "is no length: lengths start at 1"
     if length > MAX_LENGTH:
         return f"is over the largest length, {MAX_LENGTH}"
+    return None
+
+
+def check_size(size: int) -> str | None:
+    """The reason why ``size`` can't be the size of an axis, or None."""
+    if size < 1:
+        return "is no size: sizes start at 1"
+    if size > MAX_LENGTH:
+        return f"is over the largest size, {MAX_LENGTH}"
     return None
 
 
@@ -122,7 +132,7 @@ class RowReader:
         if text.startswith("{"):
             self.n_columns = 1
             return False
-        cells = _cells(text)
+        cells = split_cells(text)
         if _NUMBER.fullmatch(cells[0]) or cells[0].lower() in ("nan", "inf", "-inf", ""):
             self.n_columns = len(cells)
             self.count_at = 1 if len(cells) > 1 else None
@@ -154,11 +164,11 @@ class RowReader:
             except (ValueError, RecursionError):
                 return "isn't valid JSON"
             return row_from_object(value)
-        cells = _cells(text)
+        cells = split_cells(text)
         if len(cells) != self.n_columns:
             return f"has {len(cells)} columns where the first row has {self.n_columns}"
-        count = 1 if self.count_at is None else _number(cells[self.count_at])
-        return make_row(_number(cells[self.length_at]), count)
+        count = 1 if self.count_at is None else spelled_number(cells[self.count_at])
+        return make_row(spelled_number(cells[self.length_at]), count)
 
 
 def strip_comment(line: bytes) -> str:
@@ -169,7 +179,8 @@ def strip_comment(line: bytes) -> str:
     return text.split("#", 1)[0].rstrip()
 
 
-def _cells(text: str) -> list[str]:
+def split_cells(text: str) -> list[str]:
+    """The cells of a row, without white space around them; quotes may hold commas."""
     if '"' in text:
         text_cells = next(csv.reader([text], skipinitialspace=True), [text])
     else:
@@ -177,7 +188,7 @@ def _cells(text: str) -> list[str]:
     return [cell.strip() for cell in text_cells]
 
 
-def _number(text: str) -> object:
+def spelled_number(text: str) -> object:
     """The number that ``text`` spells; the text itself if it spells none."""
     if WHOLE.fullmatch(text):
         digits = text.split(".", 1)[0]

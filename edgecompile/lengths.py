@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgecompile.errors import LengthsError
-from edgecompile.length_files import count_json, count_lengths, count_values, display_name
+from edgecompile.length_files import count_json, count_lengths, count_values
 from edgecompile.length_rows import MAX_TOTAL, check_count, check_length, whole_number
+from edgecompile.row_files import display_name
 
 IntArray = npt.NDArray[np.int64]
 
@@ -205,18 +206,8 @@ class LengthDistribution:
         Raises:
             LengthsError: there are fewer than two samples.
         """
-        if not 0 < fraction < 1:
-            raise ValueError(f"fraction is {fraction}, not between 0 and 1")
-        if self.n < 2:
-            raise LengthsError(f"{self.source}: one sample can't be split in two")
-        rng = np.random.default_rng(seed)
-        held = min(max(round(self.n * fraction), 1), self.n - 1)
-        if self.n < _HYPERGEOMETRIC_LIMIT:
-            drawn = rng.multivariate_hypergeometric(self.count_array, held, method="marginals")
-        else:  # so many samples that drawing each on its own gives the same share
-            drawn = rng.binomial(self.count_array, held / self.n)
-        rest = self.count_array - drawn
-        return self._with_counts(rest), self._with_counts(drawn)
+        drawn = draw_held_out(self.count_array, fraction, seed, self.source)
+        return self._with_counts(self.count_array - drawn), self._with_counts(drawn)
 
     def sample(self, n: int, seed: int) -> IntArray:
         """Draws ``n`` lengths with replacement, in random order; int64, shape [n]."""
@@ -275,6 +266,27 @@ def read_lengths(source: str | os.PathLike[str]) -> LengthDistribution:
     return LengthDistribution.from_counts(
         found.counts, found.recorded_source or display_name(source)
     )
+
+
+def draw_held_out(counts: IntArray, fraction: float, seed: int, source: str) -> IntArray:
+    """How many samples of each kind a random part of about ``fraction`` takes; shape of ``counts``.
+
+    Raises:
+        LengthsError: there are fewer than two samples.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction is {fraction}, not between 0 and 1")
+    n = int(counts.sum())
+    if n < 2:
+        raise LengthsError(f"{source}: one sample can't be split in two")
+    rng = np.random.default_rng(seed)
+    held = min(max(round(n * fraction), 1), n - 1)
+    drawn: IntArray
+    if n < _HYPERGEOMETRIC_LIMIT:
+        drawn = rng.multivariate_hypergeometric(counts, held, method="marginals")
+    else:  # so many samples that drawing each on its own gives the same share
+        drawn = rng.binomial(counts, held / n)
+    return drawn
 
 
 def _frozen(values: tuple[int, ...]) -> IntArray:
