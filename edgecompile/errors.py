@@ -27,6 +27,7 @@ __all__ = [
     "CostError",
     "DamagedBundleError",
     "DiskFullError",
+    "DriftError",
     "EdgecompileError",
     "ElfError",
     "ExportError",
@@ -150,3 +151,9 @@ class BenchError(EdgecompileError):
     """A benchmark can't be run: its arguments make no sense, or a contender fails."""
 
     exit_code = 45
+
+
+class DriftError(EdgecompileError):
+    """A bundle's traffic has drifted so far from its plan that a new plan pays."""
+
+    exit_code = 46
