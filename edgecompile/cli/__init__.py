@@ -25,7 +25,7 @@ __all__ = ["cli", "main"]
 _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("From a model to a bundle", ("build",)),
     ("Its stages, one by one", ("lengths", "plan", "export", "compile", "pack")),
-    ("What a bundle is worth", ("verify", "bench", "inspect")),
+    ("What a bundle is worth", ("verify", "bench", "inspect", "drift")),
     ("Devices", ("targets",)),
 )
 COMMANDS: tuple[str, ...] = tuple(name for _, names in _SECTIONS for name in names)

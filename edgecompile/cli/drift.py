@@ -1,0 +1,192 @@
+"""``edgecompile drift``: whether a bundle still suits its traffic, with an exit code for cron."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgecompile.cli.session import Command, Session, output_options
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from edgecompile.drift_report import DriftReport
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Examples:
+  edgecompile drift minilm.ecb stats.json
+  edgecompile drift minilm.ecb device-1.json device-2.json --tolerance 0.1 --json
+"""
+
+_SHARE = click.FloatRange(min=0.0, max=1.0)
+
+
+@click.command("drift", cls=Command, epilog=_EPILOG, short_help="Tell whether a new plan pays.")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument(
+    "stats", metavar="STATS...", type=click.Path(path_type=Path), nargs=-1, required=True
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0.0),
+    default=0.05,
+    show_default=True,
+    metavar="SHARE",
+    help="Share by which the plan may cost more than the best for this traffic.",
+)
+@click.option(
+    "--max-refused",
+    type=_SHARE,
+    default=0.01,
+    show_default=True,
+    metavar="SHARE",
+    help="Share of the calls that may be refused for their sizes, beyond what was planned.",
+)
+@click.option(
+    "--level",
+    type=click.FloatRange(min=0.0, max=1.0, min_open=True, max_open=True),
+    default=0.01,
+    show_default=True,
+    metavar="P",
+    help="Significance level of the test whether the lengths have moved.",
+)
+@click.option(
+    "--distance",
+    type=_SHARE,
+    default=0.1,
+    show_default=True,
+    metavar="D",
+    help="Kolmogorov-Smirnov distance that counts as a move, besides.",
+)
+@click.option(
+    "--min-runs",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="With fewer calls nothing is judged.",
+)
+@click.option(
+    "--max-buckets",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="Most programs of a new plan. Default: as many as the bundle's plan could have.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["auto", "exact", "pad"]),
+    default="auto",
+    show_default=True,
+    help="Modes of a new plan; auto: those that the bundle's plan could choose from.",
+)
+@click.option(
+    "--lengths",
+    type=click.Path(allow_dash=True),
+    metavar="FILE",
+    help="The lengths that the bundle was planned for, if it doesn't say.",
+)
+@click.option(
+    "--any-bundle",
+    is_flag=True,
+    help="Take the stats of other bundles, too, such as earlier builds of the model.",
+)
+@output_options
+@click.pass_obj
+def command(
+    session: Session,
+    bundle: Path,
+    stats: tuple[Path, ...],
+    tolerance: float,
+    max_refused: float,
+    level: float,
+    distance: float,
+    min_runs: int,
+    max_buckets: int | None,
+    mode: str,
+    lengths: str | None,
+    any_bundle: bool,
+) -> None:
+    """Compare what BUNDLE served with what it was planned for.
+
+    STATS are the files that the runtime writes on devices; their counts are added up. The exit
+    code is 46 if planning and building again pays: if the buckets cost too much more than the best
+    for this traffic would, or too many calls are refused for their sizes. Whether the lengths have
+    moved is told besides. With too few calls to tell, a warning is given and the exit code is 0.
+    """
+    from edgecompile.costs import MODES
+    from edgecompile.drift import check_drift, judge_drift
+    from edgecompile.drift_report import Thresholds
+    from edgecompile.lengths import read_lengths
+    from edgecompile.shipped_plan import read_shipped_plan
+    from edgecompile.stats_files import read_stats
+
+    planned = None if lengths is None else read_lengths(lengths)
+    shipped = read_shipped_plan(bundle, planned)
+    report = judge_drift(
+        shipped,
+        read_stats(stats, any_bundle=any_bundle, max_length=shipped.hi),
+        thresholds=Thresholds(tolerance, max_refused, level, distance, min_runs),
+        any_bundle=any_bundle,
+        modes=None if mode == "auto" else tuple(item for item in MODES if item == mode),
+        max_buckets=max_buckets,
+    )
+    session.emit(report.to_json(), lambda: _table(report))
+    if not report.enough:
+        session.console.warn(report.verdict, "wait for more, or lower --min-runs")
+    check_drift(report)
+
+
+def _table(report: DriftReport) -> RenderableType:
+    from rich.text import Text
+
+    from edgecompile.cli.console import facts, heading, stack, table
+    from edgecompile.units import format_count, format_ms, format_share
+
+    traffic = report.traffic
+    files = len(traffic.sources)
+    about = [
+        ("bundle", report.name),
+        ("traffic", f"{traffic.since} to {traffic.until}, {files} file{'s'[: files > 1]}"),
+        ("calls", f"{format_count(traffic.calls)}, {format_count(traffic.runs)} of them served"),
+        (
+            "refused for sizes",
+            f"{format_share(report.refused_share)}, planned "
+            f"{format_share(report.planned_refused_share)}",
+        ),
+    ]
+    if report.shift is not None:
+        shift = report.shift
+        old, new = shift.planned.summary(), shift.asked.summary()
+        about += [
+            ("lengths", f"mean {old.mean:.1f} planned, {new.mean:.1f} now"),
+            ("", f"p50 {old.p50} planned, {new.p50} now; p99 {old.p99} planned, {new.p99} now"),
+            ("distance", f"{shift.distance:.3f}, p {shift.p_value:.2g}"),
+        ]
+    if report.cost is not None:
+        cost = report.cost
+        ends = ", ".join(f"{bucket.lo}–{bucket.hi}" for bucket in cost.optimum.buckets)
+        about += [
+            ("mean run", f"{format_ms(cost.current_ms)} ms by the plan's costs"),
+            ("best plan", f"{format_ms(cost.optimum.expected_ms)} ms with {ends}"),
+            ("excess", format_share(max(0.0, cost.excess))),
+        ]
+    rows = [
+        (
+            f"{i}",
+            item.bucket.mode,
+            f"{item.bucket.lo}–{item.bucket.hi}",
+            format_share(item.planned_share),
+            format_share(item.served_share),
+            format_ms(item.expected_ms),
+            format_ms(item.observed_ms),
+        )
+        for i, item in enumerate(report.buckets)
+    ]
+    columns = ("bucket", "mode", "lengths", "planned", "now", "expected ms", "observed ms")
+    return stack(
+        facts(about), heading("Buckets"), table(columns, rows, left=2), Text(report.verdict)
+    )

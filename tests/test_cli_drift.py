@@ -1,0 +1,194 @@
+"""``edgecompile drift``: from a bundle and stats files to an exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from edgecompile.buckets import plan_buckets
+from edgecompile.cli import cli
+from edgecompile.curves import CostCurve, CostPoint
+from edgecompile.lengths import LengthDistribution
+from tests.served import BATCH, stats_document, write_bundle, write_stats
+
+CURVE = CostCurve((CostPoint(1, None, 1.0), CostPoint(256, None, 256.0)), "measured")
+
+
+def counts(mean: float, seed: int, n: int = 5000) -> dict[int, int]:
+    values = np.random.default_rng(seed).lognormal(mean, 0.6, n).astype(int) + 1
+    lengths, found = np.unique(np.minimum(values, 256), return_counts=True)
+    return dict(zip(lengths.tolist(), found.tolist(), strict=True))
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A working folder with bundles, with and without lengths; the hash of the first."""
+    monkeypatch.chdir(tmp_path)
+    lengths = LengthDistribution.from_counts(counts(3.0, 0, 50_000), "planned")
+    plan = plan_buckets(lengths, CURVE, max_buckets=4, max_length=256, other_axes=BATCH)
+    assert len(plan.buckets) == 4
+    (tmp_path / "lengths.json").write_text(json.dumps(lengths.to_json()))
+    write_bundle(tmp_path / "old.ecb", plan, None)
+    return write_bundle(tmp_path / "tiny.ecb", plan, lengths)
+
+
+def write(name: str, sha: str, lengths: dict[int, int], **changes: Any) -> str:
+    options = {"manifest_sha256": sha, "buckets": 4, **changes}
+    return str(write_stats(Path(name), stats_document(lengths, **options)))
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ("drift", *arguments))
+
+
+def test_nothing_to_do(shipped: str) -> None:
+    stats = write("a.json", shipped, counts(3.0, 1)), write("b.json", shipped, counts(3.0, 2))
+    result = run("tiny.ecb", *stats, "--json")
+    assert result.exit_code == 0 and result.stderr == ""
+    document = json.loads(result.stdout)
+    assert document["act"] is False and document["moved"] is False and document["enough"] is True
+    assert document["traffic"]["calls"] == 10_000 and document["traffic"]["files"] == 2
+    text = run("tiny.ecb", *stats).stdout
+    assert text.splitlines()[-1].startswith("nothing to do: the lengths haven't moved, and")
+    assert "expected ms" in text and "observed ms" in text and "10,000" in text
+
+
+def test_acting_pays(shipped: str) -> None:
+    stats = write("a.json", shipped, counts(4.2, 1))
+    result = run("tiny.ecb", stats)
+    assert result.exit_code == 46
+    assert result.stdout.splitlines()[-1].startswith("plan again: the buckets cost ")
+    assert result.stderr.startswith("error: tiny: the buckets cost ")
+    assert "hint: plan from the stats and build again" in result.stderr
+    assert run("tiny.ecb", stats, "--tolerance", "9").exit_code == 0
+    assert run("tiny.ecb", stats, "--min-runs", "6000").exit_code == 0
+    refused = write("r.json", shipped, counts(3.0, 1), outside={300: 100})
+    assert run("tiny.ecb", refused).exit_code == 46
+    assert run("tiny.ecb", refused, "--max-refused", "0.1").exit_code == 0
+
+
+def test_the_json(shipped: str) -> None:
+    result = run("tiny.ecb", write("a.json", shipped, counts(4.2, 1)), "--json")
+    assert result.exit_code == 46
+    document = json.loads(result.stdout)
+    assert list(document) == [
+        *("bundle", "manifest_sha256", "verdict", "enough", "act", "moved", "reasons"),
+        *("thresholds", "traffic", "shift", "cost", "buckets"),
+    ]
+    assert document["bundle"] == "tiny" and document["manifest_sha256"] == shipped
+    assert document["act"] is True and document["moved"] is True
+    assert document["verdict"].startswith("plan again: " + document["reasons"][0])
+    assert document["thresholds"] == {
+        **{"tolerance": 0.05, "max_refused": 0.01, "level": 0.01, "distance": 0.1},
+        "min_calls": 1000,
+    }
+    assert set(document["traffic"]) == {
+        *("manifests", "since", "until", "files", "calls", "runs", "refused", "refused_share"),
+        *("planned_refused_share", "all_refused"),
+    }
+    assert set(document["shift"]) == {"distance", "p_value", "planned", "asked"}
+    assert document["shift"]["asked"]["n"] == 5000
+    assert set(document["cost"]) == {
+        *("current_ms", "optimum_ms", "excess", "planned_excess", "optimum_buckets", "modes"),
+        *("max_buckets", "price_per_bucket"),
+    }
+    assert document["cost"]["excess"] > 0.05 and document["cost"]["max_buckets"] == 4
+    assert len(document["buckets"]) == 4
+    for bucket in document["buckets"]:
+        assert set(bucket) == {
+            *("lo", "hi", "hint", "mode", "axes", "planned_share", "served_share"),
+            *("expected_ms", "observed_ms"),
+        }
+
+
+def test_the_choices_reach_the_judgement(shipped: str) -> None:
+    stats = write("a.json", shipped, counts(4.2, 1))
+    result = run(
+        *("tiny.ecb", stats, "--json", "--max-buckets", "2", "--mode", "pad", "--level", "0.001"),
+        *("--distance", "0.99", "--max-refused", "0.5", "--tolerance", "0.25"),
+    )
+    document = json.loads(result.stdout)
+    assert document["cost"]["max_buckets"] == 2 and document["cost"]["modes"] == ["pad"]
+    assert document["thresholds"]["level"] == 0.001 and document["moved"] is False
+    exact = run("tiny.ecb", stats, "--mode", "exact")
+    assert exact.exit_code == 34 and "no costs for the mode exact" in exact.stderr
+
+
+def test_too_little_traffic_is_a_warning(shipped: str) -> None:
+    result = run("tiny.ecb", write("a.json", shipped, {200: 999}))
+    assert result.exit_code == 0
+    assert result.stderr.startswith("warning: too little traffic to tell: 999 calls, 1000 are")
+    assert result.stdout.splitlines()[-1].startswith("too little traffic to tell")
+    empty = run("tiny.ecb", write("b.json", shipped, {}), "--json", "-q")
+    assert empty.exit_code == 0 and json.loads(empty.stdout)["moved"] is None
+
+
+def test_other_bundles_need_leave(shipped: str) -> None:
+    own, other = (
+        write("a.json", shipped, counts(3.0, 1)),
+        write("b.json", "cd" * 32, counts(3.0, 2)),
+    )
+    for stats in ((other,), (own, other)):
+        result = run("tiny.ecb", *stats)
+        assert result.exit_code == 30 and result.stdout == ""
+        assert "cd" * 32 in result.stderr and shipped in result.stderr
+        assert "--any-bundle" in result.stderr
+        assert run("tiny.ecb", *stats, "--any-bundle").exit_code == 0
+
+
+def test_bundles_that_do_not_say_what_they_were_planned_for(shipped: str) -> None:
+    stats = write("a.json", shipped, counts(3.0, 1))
+    result = run("old.ecb", stats, "--any-bundle")
+    assert result.exit_code == 20
+    assert "reports/lengths.json" in result.stderr and "hint: build it again" in result.stderr
+    given = run("old.ecb", stats, "--any-bundle", "--lengths", "lengths.json")
+    assert given.exit_code == 0, given.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (("tiny.ecb",), 2, "Missing argument 'STATS...'"),
+        (("absent.ecb", "a.json"), 20, "absent.ecb: doesn't exist"),
+        (("tiny.ecb", "absent.json"), 30, "absent.json: can't be read"),
+        (("tiny.ecb", "tiny.ecb/manifest.json"), 30, "stats_version: is required"),
+        (("tiny.ecb", "x", "--tolerance", "-1"), 2, "-1.0 is not in the range"),
+        (("tiny.ecb", "x", "--level", "0"), 2, "0.0 is not in the range"),
+        (("tiny.ecb", "x", "--lengths", "absent"), 30, "absent"),
+    ],
+)
+def test_errors_keep_their_codes(
+    shipped: str, arguments: tuple[str, ...], code: int, expected: str
+) -> None:
+    result = run(*arguments)
+    assert result.exit_code == code, result.stderr
+    assert expected in result.stderr and result.stdout == ""
+
+
+def test_the_same_input_gives_the_same_bytes(shipped: str) -> None:
+    stats = write("a.json", shipped, counts(4.2, 1))
+    assert run("tiny.ecb", stats, "--json").stdout == run("tiny.ecb", stats, "--json").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("edgecompile dri", "plain,drift"),
+        ("edgecompile drift min", "file,min"),
+        ("edgecompile drift minilm.ecb sta", "file,sta"),
+        ("edgecompile drift minilm.ecb --any", "plain,--any-bundle"),
+    ],
+)
+def test_completion(words: str, expected: str) -> None:
+    environment = {
+        "_EDGECOMPILE_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    done = CliRunner(env=environment).invoke(cli, [], prog_name="edgecompile")
+    assert expected in done.output.splitlines()
