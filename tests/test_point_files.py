@@ -1,0 +1,108 @@
+"""Surfaces from files; tests/test_costs.py has the files of curves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgecompile.costs import CostCurve, CostPoint
+from edgecompile.errors import CostError
+from edgecompile.point_files import read_cost_points, read_cost_surface, read_costs
+from edgecompile.surfaces import CostSurface
+
+AXES = ("length", "batch")
+POINTS = [
+    (1, CostPoint(8, 1.5, 1.25)),
+    (1, CostPoint(64, 9.0, 7.5)),
+    (4, CostPoint(8, 5.0, 4.0)),
+    (4, CostPoint(64, 30.0, 28.0)),
+]
+ROWS = "8,1,1.5,1.25\n64,1,9,7.5\n8,4,5,4\n64,4,30,28\n"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "points"
+    path.write_text(text, "utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "length,batch,exact_ms,pad_ms\n" + ROWS,
+        "# by hand\nlength,batch,exact_ms,pad_ms\n64,4.0,30,28\n8,4,5,4\n\n64,1,9,7.5\n8,1,1.5,1.25",
+        "pad_ms,exact_ms,Batch,Length\n1.25,1.5,1,8\n7.5,9,1,64\n4,5,4,8\n28,30,4,64\n",
+    ],
+)
+def test_reads_csv(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, text)
+    surface = CostSurface.from_points(AXES, POINTS, "calibrated", {"file": str(path)})
+    assert read_cost_surface(path, AXES, "calibrated") == surface
+    assert read_costs(path, kind="calibrated") == surface
+    assert read_costs(path, ("length", "width", "batch"), "calibrated") == surface
+
+
+def test_the_length_axis_may_have_any_name(tmp_path: Path) -> None:
+    wanted = CostSurface.from_points(("tokens", "batch"), POINTS, "measured")
+    for name in ("length", "tokens"):
+        path = write(tmp_path, f"{name},batch,exact_ms,pad_ms\n{ROWS}")
+        assert read_cost_surface(path, ("tokens", "batch")).slices == wanted.slices
+        found = read_costs(path, ("tokens", "batch"))
+        assert isinstance(found, CostSurface) and found.axes == ("tokens", "batch")
+
+
+def test_reads_json(tmp_path: Path) -> None:
+    surface = CostSurface.from_points(AXES, POINTS, "modelled", {"machine": "m"})
+    for value in (surface.to_json(), {"buckets": [], "cost_model": surface.to_json()}):
+        path = write(tmp_path, json.dumps(value))
+        assert read_costs(path) == read_cost_surface(path, AXES) == surface
+        with pytest.raises(CostError, match="costs over length and batch, not length and width"):
+            read_cost_surface(path, ("length", "width"))
+    curve = CostCurve((POINTS[0][1],), "measured")
+    assert read_costs(write(tmp_path, json.dumps(curve.to_json()))) == curve
+
+
+def test_curves_stay_curves(tmp_path: Path) -> None:
+    for text in (
+        "length,exact_ms,pad_ms\n8,1,1\n",
+        "8,1,1\n9,2,2\n",
+        "length,note,exact_ms\n8,a,1\n9,b,2\n",
+        "length,repeats,exact_ms\n8,5,1\n9,5,2\n",
+    ):
+        path = write(tmp_path, text)
+        assert read_costs(path) == read_cost_points(path)
+        assert isinstance(read_costs(path, AXES), CostCurve)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", "holds no cost points"),
+        ("length,batch,exact_ms\n", "holds no cost points"),
+        ("8,1,1,1\n", "no header that names length and batch"),
+        ("length,exact_ms,pad_ms\n8,1,1\n", "line 1: the header has no column batch"),
+        ("batch,exact_ms,pad_ms\n8,1,1\n", "line 1: the header has no column length"),
+        ("length,batch,ms\n8,1,1\n", "neither exact_ms nor pad_ms"),
+        ("length,batch,batch,pad_ms\n8,1,1,1\n", "batch occurs twice"),
+        ("length,batch,pad_ms\n8,0,1\n8,1,1\n", 'line 2: batch "0" isn\'t a whole number'),
+        ("length,batch,pad_ms\n8,x,y\n", '2 bad values: line 2: batch "x"'),
+        ("length,batch,pad_ms\n8,,1\n", 'batch "" isn\'t'),
+        ("length,batch,pad_ms\n8,1\n", "2 columns where 3 were expected"),
+        ("length,batch,pad_ms\n8,1,1\n8,1,2\n", "length 8 with batch 1 occurs more than once"),
+        (
+            "length,batch,pad_ms\n8,1,1\n16,1,1\n8,4,1\n",
+            "the grid lacks length 16 with batch 4",
+        ),
+        ("length,batch,pad_ms\n8,1,-1\n", "pad_ms -1.0 isn't a positive number"),
+        ("{", "not valid JSON"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, text: str, wanted: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(CostError) as caught:
+        read_cost_surface(path, AXES)
+    assert wanted in caught.value.message
+    assert str(path) in caught.value.message
+    assert "length,batch,exact_ms,pad_ms" in (caught.value.hint or "")
