@@ -1,4 +1,4 @@
-"""Compiling a plan: one export per bucket, one library per bucket and variant, each judged."""
+"""Compiling buckets: one export per bucket, one library per bucket and variant, each judged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgecompile.backends import get_backend
 from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.inductor_cpu import artifact_key
 from edgecompile.backends.native import NativeRuntime, build_probe, build_runtime
-from edgecompile.buckets import Bucket, BucketPlan
+from edgecompile.buckets import Bucket
 from edgecompile.errors import CompileError, PlanError
 from edgecompile.export import ExportedModel, export_model
 from edgecompile.models import LoadedModel
@@ -39,7 +39,7 @@ class CompiledModel:
     Attributes:
         variants: the variants, as the profile orders them.
         natives: runtime library by variant.
-        artifacts: programs by variant, in the plan's order of buckets.
+        artifacts: programs by variant, in the order of the buckets.
         probes: CPU probe by architecture.
         store: the tensors that the programs read.
         audit: a verdict for each library.
@@ -69,17 +69,14 @@ def export_bucket(model: LoadedModel, bucket: Bucket) -> ExportedModel:
         PlanError: the bucket lacks an axis of the model.
         ExportError: the model can't be exported for it.
     """
-    ranges = {name: (extent.lo, extent.hi) for name, extent in bucket.axes}
+    ranges = {name: (extent.lo, extent.hi) for name, extent in bucket.program_axes}
     missing = [name for name in model.axes if name not in ranges]
     if missing:
         raise PlanError(
             f"the plan says nothing about the axis {', '.join(missing)} of {model.name}",
             hint='make the plan with --model, or give every bucket "axes" in the plan\'s file',
         )
-    hint = {name: extent.hint for name, extent in bucket.axes}
-    if bucket.mode == "pad":
-        ranges[bucket.length_axis] = (bucket.hi, bucket.hi)
-        hint[bucket.length_axis] = bucket.hi
+    hint = {name: extent.hint for name, extent in bucket.program_axes}
     return export_model(model, ranges, hint=hint)
 
 
@@ -98,7 +95,7 @@ class ExportStore:
 
     def key(self, bucket: Bucket) -> str:
         """Identifies the export for ``bucket``: equal keys mean equal programs."""
-        request = {"bucket": bucket.to_json(), "model": model_fingerprint(self.model)}
+        request = {"program": bucket.program_json(), "model": model_fingerprint(self.model)}
         return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
 
     def get(self, bucket: Bucket) -> ExportedModel:
@@ -115,23 +112,23 @@ class ExportStore:
             else:
                 exported = export_bucket(self.model, bucket)
                 exported.save(place)
-                (place / _EXPORT_DONE).write_text(json.dumps(bucket.to_json()) + "\n")
+                (place / _EXPORT_DONE).write_text(json.dumps(bucket.program_json()) + "\n")
                 self._made[key] = exported
         return self._made[key]
 
 
-def export_plan(
-    exports: ExportStore, plan: BucketPlan, *, step: StepHandle | None = None
+def export_buckets(
+    exports: ExportStore, buckets: Sequence[Bucket], *, step: StepHandle | None = None
 ) -> tuple[ExportedModel, ...]:
-    """Exports every bucket of a plan; what was exported before is reused.
+    """Exports every bucket; what was exported before is reused.
 
     Raises:
         ExportError: a bucket can't be exported.
     """
     result = []
-    for index, bucket in enumerate(plan.buckets):
+    for index, bucket in enumerate(buckets):
         if step is not None:
-            step.update(index, len(plan.buckets), f"bucket {index}: {bucket.lo}..{bucket.hi}")
+            step.update(index, len(buckets), f"bucket {index}: {bucket.lo}..{bucket.hi}")
         result.append(exports.get(bucket))
     return tuple(result)
 
@@ -151,9 +148,9 @@ def model_fingerprint(model: LoadedModel) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def compile_plan(
+def compile_buckets(
     exported: Sequence[ExportedModel],
-    plan: BucketPlan,
+    buckets: Sequence[Bucket],
     profile: TargetProfile,
     folder: Path,
     *,
@@ -166,7 +163,7 @@ def compile_plan(
 
     Args:
         exported: one export for each bucket.
-        plan: the buckets.
+        buckets: what to compile, such as a plan's; they may overlap.
         profile: the target.
         folder: gets ``<variant>/bucket-N.so``, the runtime libraries, probes and tensors.
         keys: what identifies each export (:meth:`ExportStore.key`); with them, programs that an
@@ -185,14 +182,14 @@ def compile_plan(
     archs = sorted({v.arch for v in chosen})
     probes = {arch: build_probe(arch, folder / arch) for arch in archs}
     backend = get_backend(AOTI_CPU)
-    tasks = [(i, v) for i in range(len(plan.buckets)) for v in chosen]
+    tasks = [(i, v) for i in range(len(buckets)) for v in chosen]
     done = 0
 
     def compile_one(task: tuple[int, VariantSpec]) -> Artifact:
         index, variant = task
         return backend.compile_program(
             exported[index],
-            plan.buckets[index],
+            buckets[index],
             variant,
             natives[variant.name],
             folder / variant.name / f"bucket-{index}.so",
@@ -219,21 +216,21 @@ def compile_plan(
 
 def load_compiled(
     exported: Sequence[ExportedModel],
-    plan: BucketPlan,
+    buckets: Sequence[Bucket],
     profile: TargetProfile,
     folder: Path,
     *,
     keys: Sequence[str],
     variants: Sequence[VariantSpec] | None = None,
 ) -> CompiledModel:
-    """What an earlier :func:`compile_plan` left in ``folder``, judged anew.
+    """What an earlier :func:`compile_buckets` left in ``folder``, judged anew.
 
     Args:
-        exported, plan, profile, folder, variants: as they were compiled.
+        exported, buckets, profile, folder, variants: as they were compiled.
         keys: what identifies each export; a program that was made from another is refused.
 
     Raises:
-        CompileError: a library is missing, has changed or belongs to another plan; says to run
+        CompileError: a library is missing, has changed or belongs to other buckets; says to run
             the stage again.
         AuditError: a library isn't fit for the target.
     """
@@ -243,14 +240,14 @@ def load_compiled(
     artifacts = {
         v.name: [
             Artifact.load(folder / v.name / f"bucket-{index}.json")
-            for index in range(len(plan.buckets))
+            for index in range(len(buckets))
         ]
         for v in chosen
     }
     stale = [
         f"bucket {index}, {v.name}"
         for v in chosen
-        for index, (bucket, key) in enumerate(zip(plan.buckets, keys, strict=True))
+        for index, (bucket, key) in enumerate(zip(buckets, keys, strict=True))
         if artifacts[v.name][index].key != artifact_key(key, bucket, v, natives[v.name])
     ]
     if stale:

@@ -1,103 +1,130 @@
-"""Measuring what a length costs, through the runtime that ships.
+"""Measuring what sizes cost, through the runtime that ships.
 
-A bundle with one dynamic program is timed by its own ``bench`` command in a process without torch.
+A measuring kit is timed by its own ``bench --calibrate`` in a process without torch; a device does
+the very same with a kit that was copied to it.
 """
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from edgecompile.costs import CostCurve, CostPoint, Mode
-from edgecompile.errors import VerificationError
-from edgecompile.lengths import LengthDistribution
+from edgecompile.calibration import Calibration
+from edgecompile.calibration_files import read_calibration
+from edgecompile.curves import CostCurve, CostKind, CostPoint
+from edgecompile.errors import CostError, VerificationError
+from edgecompile.surfaces import CostSurface
 from edgecompile.verify import device_environment
 
-
-def choose_lengths(distribution: LengthDistribution, lo: int, hi: int, count: int = 9) -> list[int]:
-    """Lengths at which to measure: both edges of ``[lo, hi]``, the quantiles where traffic lies,
-    and a geometric ladder for the rest, so that interpolation is never far from a point.
-
-    Args:
-        distribution: the traffic.
-        lo, hi: the range that will be served.
-        count: about how many lengths to choose.
-    """
-    chosen = {lo, hi}
-    for quantile in (0.1, 0.5, 0.9):
-        chosen.add(min(hi, max(lo, int(distribution.quantile(quantile)))))
-    steps = max(2, count - len(chosen))
-    for step in range(1, steps):
-        chosen.add(max(lo, min(hi, round(lo * (hi / lo) ** (step / steps)))))
-    return sorted(chosen)
+__all__ = ["cost_curve", "cost_surface", "run_calibration"]
 
 
-def run_bench(
+def run_calibration(
     bundle: Path,
-    lengths: Sequence[int],
     *,
     threads: int | None = None,
     variant: str | None = None,
-    seconds: float = 10.0,
+    seconds: float = 15.0,
     python: str = sys.executable,
-) -> dict[str, Any]:
-    """Runs the bundle's ``bench`` command on ``lengths`` and returns its JSON.
+) -> Calibration:
+    """Runs the bundle's ``bench --calibrate`` on this machine.
+
+    Args:
+        bundle: a measuring kit, or any bundle.
+        threads: of one run; None: all that the process may use.
+        variant: None: the best one for this machine.
+        seconds: about how long to measure.
+        python: the interpreter to run it with.
 
     Raises:
         VerificationError: the runtime could not run the bundle.
     """
     environment = device_environment(bundle)
-    with tempfile.TemporaryDirectory(prefix="edgecompile-bench-") as folder:
-        listing = Path(folder) / "lengths.txt"
-        listing.write_text("".join(f"{n}\n" for n in lengths))
-        command = [python, "-m", "edgecompile.runtime", "bench", str(bundle.resolve()), "--json"]
-        command += ["--lengths", str(listing), "--cold-runs", "0", "--seconds", str(seconds)]
+    with tempfile.TemporaryDirectory(prefix="edgecompile-measure-") as folder:
+        written = Path(folder) / "calibration.json"
+        command = [python, "-m", "edgecompile.runtime", "bench", str(bundle.resolve())]
+        command += ["--calibrate", str(written), "--seconds", str(seconds)]
         if threads is not None:
             command += ["--threads", str(threads)]
         if variant is not None:
             command += ["--variant", variant]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
-    if done.returncode != 0:
-        raise VerificationError(
-            f"the bundle's runtime failed with exit code {done.returncode}:\n{done.stderr.strip()}"
-        )
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+        if done.returncode != 0:
+            raise VerificationError(
+                f"the bundle's runtime failed with exit code {done.returncode}:\n"
+                f"{done.stderr.strip()}"
+            )
+        return read_calibration(written)
 
 
-def measure_curve(
-    bundle: Path, lengths: Sequence[int], mode: Mode, *, threads: int | None = None
-) -> CostCurve:
-    """The measured cost of each length in ``mode``.
+def cost_curve(calibration: Calibration, kind: CostKind) -> CostCurve:
+    """Costs over the length axis, at the smallest sizes of the other axes that were measured.
 
-    Args:
-        bundle: runs ``lengths`` unpadded for ``exact``; has a static program of each for ``pad``.
-        lengths: where to measure.
-        mode: what the times are the cost of.
-        threads: None: all that the process may use.
-
-    Returns:
-        A curve with the median of each length in milliseconds; its spread is the distance from
-        the median to the 90th percentile.
+    Raises:
+        CostError: the points make no curve.
     """
-    answer = run_bench(bundle, lengths, threads=threads)
+    return _named(calibration.curve(), kind)
+
+
+def cost_surface(calibration: Calibration, second: str, kind: CostKind) -> CostSurface:
+    """Costs over the length axis and the axis ``second``.
+
+    Where static programs were measured at some sizes of ``second`` only, the others' padded costs
+    follow the ratio of the modes, interpolated between the sizes that have it.
+
+    Raises:
+        CostError: the points make no grid.
+    """
+    slices: dict[int, CostCurve] = {}
+    for others in calibration.slices:
+        sizes = dict(others)
+        if second not in sizes:
+            raise CostError(
+                f"{calibration.source}: nothing was measured along {second}",
+                hint="calibrate with a kit that was made from a joint histogram",
+            )
+        slices[sizes[second]] = _named(calibration.curve(at=sizes), kind)
+    known = {size: curve for size, curve in slices.items() if len(curve.modes) == 2}
+    if known:
+        slices = {
+            size: curve if size in known else _fill_padded(size, curve, known)
+            for size, curve in slices.items()
+        }
+    common = set.intersection(*(set(curve.lengths) for curve in slices.values()))
+    rows = tuple(
+        (size, replace(curve, points=tuple(p for p in curve.points if p.length in common)))
+        for size, curve in sorted(slices.items())
+    )
+    provenance = {k: text for k, text in rows[0][1].provenance.items() if k != "at"}
+    return CostSurface((calibration.length_axis, second), rows, kind, provenance)
+
+
+def _fill_padded(size: int, curve: CostCurve, known: dict[int, CostCurve]) -> CostCurve:
+    """``curve`` with padded costs by the ratio of the modes at the known sizes around ``size``."""
+    sizes = sorted(known)
+    below = max((s for s in sizes if s < size), default=sizes[0])
+    above = min((s for s in sizes if s > size), default=sizes[-1])
+    share = (size - below) / (above - below) if above > below else 0.0
     points = []
-    for row in answer["lengths"]:
-        median = float(row["p50_ms"])
-        spread = max(0.0, float(row["p90_ms"]) - median)
-        if mode == "exact":
-            point = CostPoint(int(row["length"]), median, None, exact_spread_ms=spread)
-        else:
-            point = CostPoint(int(row["length"]), None, median, pad_spread_ms=spread)
-        points.append(point)
-    provenance = {
-        "how": "the bundle's own runtime on the build host",
-        "variant": str(answer.get("variant", "")),
-        "threads": str(answer.get("threads", "")),
-    }
-    return CostCurve(tuple(points), "measured", provenance)
+    for point in curve.points:
+        ratios = [
+            known[s].cost(point.length, "pad") / known[s].cost(point.length, "exact")
+            for s in (below, above)
+        ]
+        ratio = ratios[0] + share * (ratios[1] - ratios[0])
+        assert point.exact_ms is not None  # a slice without static programs has dynamic ones
+        points.append(
+            CostPoint(point.length, point.exact_ms, point.exact_ms * ratio, point.exact_spread_ms)
+        )
+    return replace(curve, points=tuple(points))
+
+
+def _named(curve: CostCurve, kind: CostKind) -> CostCurve:
+    """The same curve under another kind: what this machine times is ``measured``."""
+    if kind == curve.kind:
+        return curve
+    how = "the bundle's own runtime on the build host"
+    return replace(curve, kind=kind, provenance={**curve.provenance, "how": how})

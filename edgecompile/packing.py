@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+import platform
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import edgecompile
 from edgecompile.backends.artifact import file_sha256
 from edgecompile.buckets import Bucket, BucketPlan
 from edgecompile.bundle import BundleWriter, VariantParts, manifest_name, merge_constants
@@ -19,6 +21,7 @@ from edgecompile.progress import StepHandle
 from edgecompile.report import build_page
 from edgecompile.runtime.manifest import MANIFEST_NAME, Manifest
 from edgecompile.runtime.schema import BucketSpec, Extent, TensorSpec
+from edgecompile.structure import model_structure
 from edgecompile.verify import (
     TOLERANCES,
     VerifyReport,
@@ -53,7 +56,6 @@ def pack_bundle(
     *,
     lengths: LengthDistribution | None = None,
     precision: str = "fp32",
-    built_by: Mapping[str, str] | None = None,
     seed: int = 0,
     force: bool = False,
     step: StepHandle | None = None,
@@ -71,7 +73,11 @@ def pack_bundle(
 
     with BundleWriter(output, force=force) as writer:
         tell("copying")
-        manifest = _stage(writer, model, plan, compiled, precision, built_by or {})
+        manifest = replace(
+            _stage(writer, model, plan.buckets, compiled, precision, built_by(model, compiled)),
+            plan=_plan_summary(plan),
+            expected=_expected(plan),
+        )
         tell("running eager")
         cases = list(make_cases(model, plan.buckets, seed=seed))
         golden = tuple(
@@ -112,6 +118,8 @@ def _reports(
         "audit.json": [verdict.to_json() for verdict in compiled.audit],
         "plan.json": plan.to_json(),
     }
+    if lengths is not None:
+        files["lengths.json"] = lengths.to_json()
     page = None
     if lengths is not None and plan.cost_model is not None:
         judgement = judge_plan(
@@ -128,19 +136,49 @@ def _reports(
     return result
 
 
-def stage_for_measurement(
-    model: LoadedModel, plan: BucketPlan, compiled: CompiledModel, output: Path
+def stage_kit(
+    model: LoadedModel,
+    buckets: Sequence[Bucket],
+    compiled: CompiledModel,
+    output: Path,
+    runs: Sequence[tuple[int, Mapping[str, int]]],
+    *,
+    force: bool = False,
 ) -> Path:
-    """Writes a bundle without golden vectors or verification, to be timed and thrown away."""
-    with BundleWriter(output) as writer:
-        writer.write_manifest(_stage(writer, model, plan, compiled, "fp32", {}))
+    """Writes a bundle to be timed, not served: without golden vectors and verification.
+
+    Args:
+        model: what was compiled.
+        buckets: its programs; they may overlap.
+        compiled: of these buckets.
+        output: the bundle to write.
+        runs: which bucket to run at which sizes; the runtime finds them in the manifest's plan.
+        force: replace a bundle of the same name.
+    """
+    plan = {"calibrate": [{"bucket": index, "sizes": dict(sizes)} for index, sizes in runs]}
+    with BundleWriter(output, force=force) as writer:
+        manifest = _stage(writer, model, buckets, compiled, "fp32", built_by(model, compiled))
+        writer.write_manifest(replace(manifest, plan=plan))
         return writer.commit()
+
+
+def built_by(model: LoadedModel, compiled: CompiledModel) -> dict[str, str]:
+    """Versions of what shaped the bundle, and the model's structure."""
+    import torch
+
+    return {
+        "edgecompile": edgecompile.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "compilers": "; ".join(sorted(compiled.compilers)),
+        "structure": model_structure(model),
+    }
 
 
 def _stage(
     writer: BundleWriter,
     model: LoadedModel,
-    plan: BucketPlan,
+    buckets: Sequence[Bucket],
     compiled: CompiledModel,
     precision: str,
     built_by: Mapping[str, str],
@@ -174,9 +212,9 @@ def _stage(
         outputs=tuple(
             TensorSpec(o.name, o.dtype, tuple(o.shape)) for o in compiled.exported[0].outputs
         ),
-        axes=_axes(plan),
-        length_axis=plan.length_axis,
-        buckets=tuple(_bucket_spec(b) for b in plan.buckets),
+        axes=_axes(buckets),
+        length_axis=buckets[0].length_axis,
+        buckets=tuple(_bucket_spec(b) for b in buckets),
         variants=tuple(variants),
         probes=probes,
         weights={precision: weights},
@@ -184,14 +222,12 @@ def _stage(
         tolerance=TOLERANCES[precision],
         files={},
         built_by=dict(built_by),
-        plan=_plan_summary(plan),
-        expected=_expected(plan),
     )
 
 
-def _axes(plan: BucketPlan) -> dict[str, Extent]:
+def _axes(buckets: Sequence[Bucket]) -> dict[str, Extent]:
     result: dict[str, Extent] = {}
-    for bucket in plan.buckets:
+    for bucket in buckets:
         for name, extent in bucket.axes:
             known = result.get(name, Extent(extent.lo, extent.hi))
             result[name] = Extent(min(known.lo, extent.lo), max(known.hi, extent.hi))
@@ -199,7 +235,8 @@ def _axes(plan: BucketPlan) -> dict[str, Extent]:
 
 
 def _bucket_spec(bucket: Bucket) -> BucketSpec:
-    return BucketSpec(bucket.mode, {name: Extent(e.lo, e.hi, e.hint) for name, e in bucket.axes})
+    axes = {name: Extent(e.lo, e.hi, e.hint) for name, e in bucket.axes}
+    return BucketSpec(bucket.mode, axes, bucket.pad_axes if len(bucket.pad_axes) > 1 else ())
 
 
 def _plan_summary(plan: BucketPlan) -> dict[str, object]:
@@ -220,4 +257,4 @@ def _expected(plan: BucketPlan) -> dict[str, object]:
     return {"kind": curve.kind, "ms_by_length": points, **dict(curve.provenance)}
 
 
-__all__ = ["GOLDEN_CASES", "PackedBundle", "pack_bundle", "stage_for_measurement"]
+__all__ = ["GOLDEN_CASES", "PackedBundle", "built_by", "pack_bundle", "stage_kit"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import tempfile
 import time
@@ -18,11 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import edgecompile
 from edgecompile.audit import AuditVerdict
 from edgecompile.buckets import BucketPlan
 from edgecompile.bundle import bundle_path
-from edgecompile.compilation import CompiledModel, ExportStore, compile_plan, export_plan
+from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets, export_buckets
 from edgecompile.errors import BundleWriteError
 from edgecompile.lengths import LengthDistribution
 from edgecompile.packing import pack_bundle
@@ -154,13 +152,13 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         _write_json(work / "plan.json", planned.plan.to_json())
         exported = timed(
             "export",
-            lambda step: export_plan(exports, planned.plan, step=step),
+            lambda step: export_buckets(exports, planned.plan.buckets, step=step),
         )
         compiled: CompiledModel = timed(
             "compile",
-            lambda step: compile_plan(
+            lambda step: compile_buckets(
                 exported,
-                planned.plan,
+                planned.plan.buckets,
                 profile,
                 work / "artifacts",
                 keys=[exports.key(b) for b in planned.plan.buckets],
@@ -177,7 +175,6 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
                 output,
                 lengths=request.lengths,
                 precision=request.precision,
-                built_by=built_by(compiled),
                 seed=request.seed,
                 force=request.force,
                 step=step,
@@ -193,18 +190,6 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         seconds=seconds,
         notes=(*planned.notes, *packed.notes),
     )
-
-
-def built_by(compiled: CompiledModel) -> dict[str, str]:
-    """Versions of what shaped the bundle."""
-    import torch
-
-    return {
-        "edgecompile": edgecompile.__version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "compilers": "; ".join(sorted(compiled.compilers)),
-    }
 
 
 @contextmanager
@@ -227,4 +212,4 @@ def _write_json(path: Path, value: object) -> None:
     os.replace(partial, path)
 
 
-__all__ = ["BuildRequest", "BuildResult", "build", "built_by"]
+__all__ = ["BuildRequest", "BuildResult", "build"]

@@ -131,6 +131,21 @@ class Bucket:
         """
         return dict(self.axes)[axis]
 
+    @property
+    def program_axes(self) -> OtherAxes:
+        """The sizes that the program itself takes: padded axes are fixed at their upper end.
+
+        Buckets that agree in it are served by the same program, whatever they pad from.
+        """
+        return tuple(
+            (name, AxisRange(r.hi, r.hi, r.hi) if name in self.pad_axes else r)
+            for name, r in self.axes
+        )
+
+    def program_json(self) -> dict[str, dict[str, int]]:
+        """:attr:`program_axes` as plain JSON: what identifies the bucket's export."""
+        return {name: extent.to_json() for name, extent in self.program_axes}
+
     def serves(self, sizes: Mapping[str, int]) -> bool:
         """Whether the bucket serves these sizes, one for each of its axes."""
         return all(sizes[name] in axis_range for name, axis_range in self.axes)

@@ -278,9 +278,9 @@ def test_programs_of_another_plan_are_not_packed(padded: BuildResult) -> None:
         json.dumps(json.loads(mark.read_text()), sort_keys=True): mark.parent
         for mark in (work / "exported").glob("*/done.json")
     }
-    folders = [marks[json.dumps(b.to_json(), sort_keys=True)] for b in padded.plan.buckets]
+    folders = [marks[json.dumps(b.program_json(), sort_keys=True)] for b in padded.plan.buckets]
     exported = [ExportedModel.load(folder) for folder in folders]
-    arguments = (exported, padded.plan, load_target("cpu-x86-64-v3"), work / "artifacts")
+    arguments = (exported, padded.plan.buckets, load_target("cpu-x86-64-v3"), work / "artifacts")
     keys = [folder.name for folder in folders]
     assert load_compiled(*arguments, keys=keys).artifacts
     with pytest.raises(CompileError, match="bucket 1, x86-64-v3"):

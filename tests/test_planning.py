@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from edgecompile.compilation import export_bucket
 from edgecompile.errors import PlanError
 from edgecompile.models import LoadedModel, load_model
-from edgecompile.planning import require_paddable
+from edgecompile.plan_request import require_paddable
 from edgecompile.ranges import AxisRange, Bucket
 
 

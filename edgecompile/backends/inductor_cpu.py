@@ -183,7 +183,7 @@ def artifact_key(
     """Identifies everything that shapes a model library."""
     parts = [
         export_key,
-        bucket.to_json(),
+        bucket.program_json(),
         variant.to_json(),
         native.sha256,
         str(torch.__version__),

@@ -57,14 +57,14 @@ def command(
     console = session.console
     folders = find_exports(plan, work_dir)
     with console.step("load the exported programs"):
-        from edgecompile.compilation import compile_plan
+        from edgecompile.compilation import compile_buckets
         from edgecompile.export import ExportedModel
 
         exported = [ExportedModel.load(folder) for folder in folders]
     with console.step("compile") as step:
-        compiled = compile_plan(
+        compiled = compile_buckets(
             exported,
-            plan,
+            plan.buckets,
             profile,
             work_dir / "artifacts",
             keys=[folder.name for folder in folders],

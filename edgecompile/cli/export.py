@@ -44,7 +44,7 @@ def command(
     """
     plan = read_plan(plan_file, work_dir)
 
-    from edgecompile.compilation import ExportStore, export_plan
+    from edgecompile.compilation import ExportStore, export_buckets
     from edgecompile.models import load_model
 
     console = session.console
@@ -52,7 +52,7 @@ def command(
         loaded = load_model(model, batch=batch)
     with console.step("export") as step:
         exports = ExportStore(loaded, work_dir / "exported")
-        exported = export_plan(exports, plan, step=step)
+        exported = export_buckets(exports, plan.buckets, step=step)
     rows: list[dict[str, Any]] = [
         {
             "bucket": index,

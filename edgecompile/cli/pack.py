@@ -78,7 +78,7 @@ def command(
         exported = [ExportedModel.load(folder) for folder in folders]
         compiled = load_compiled(
             exported,
-            plan,
+            plan.buckets,
             profile,
             work_dir / "artifacts",
             keys=[folder.name for folder in folders],
@@ -87,7 +87,6 @@ def command(
     with console.step("load the model"):
         from edgecompile.models import load_model
         from edgecompile.packing import pack_bundle
-        from edgecompile.pipeline import built_by
 
         loaded = load_model(model, batch=batch)
     with console.step("verify and pack") as step:
@@ -97,7 +96,6 @@ def command(
             compiled,
             output or Path(bundle_name(model)),
             lengths=lengths,
-            built_by=built_by(compiled),
             seed=seed,
             force=force,
             step=step,

@@ -80,7 +80,7 @@ def find_exports(plan: BucketPlan, work_dir: Path) -> tuple[Path, ...]:
     for mark in marks:
         with suppress(ValueError):
             known[_canonical(json.loads(mark.read_text(encoding="utf-8")))] = mark.parent
-    wanted = [(bucket, known.get(_canonical(bucket.to_json()))) for bucket in plan.buckets]
+    wanted = [(bucket, known.get(_canonical(bucket.program_json()))) for bucket in plan.buckets]
     missing = [f"{bucket.lo}..{bucket.hi}" for bucket, folder in wanted if folder is None]
     if missing:
         raise ExportError(
@@ -90,8 +90,8 @@ def find_exports(plan: BucketPlan, work_dir: Path) -> tuple[Path, ...]:
     return tuple(folder for _, folder in wanted if folder is not None)
 
 
-def _canonical(bucket: object) -> str:
-    return json.dumps(bucket, sort_keys=True)
+def _canonical(request: object) -> str:
+    return json.dumps(request, sort_keys=True)
 
 
 def stage_lengths(work_dir: Path) -> LengthDistribution | None:

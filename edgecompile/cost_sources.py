@@ -1,0 +1,213 @@
+"""Where a model's costs come from: the best source that there is.
+
+A calibration file of the device; else a measuring kit (:mod:`edgecompile.kits`) run by the shipped
+runtime on this host; else, where this host can't run the target's code, a roofline. The cost model
+says which.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import edgecompile
+from edgecompile.backends.native import build_probe
+from edgecompile.calibration import check_calibration
+from edgecompile.calibration_files import read_calibration
+from edgecompile.compilation import ExportStore
+from edgecompile.curves import CostCurve, Mode
+from edgecompile.errors import ExportError, PlanError
+from edgecompile.host import host_variants
+from edgecompile.kits import BuiltKit, KitScope, MeasuringKit, build_kit, make_kit
+from edgecompile.limits import BucketCost
+from edgecompile.measure import cost_curve, cost_surface, run_calibration
+from edgecompile.modelled import modelled_curve
+from edgecompile.models import LoadedModel
+from edgecompile.plan_request import PlanRequest, plan_scope, require_paddable
+from edgecompile.progress import StepHandle
+from edgecompile.runtime.cpu import architecture
+from edgecompile.structure import model_structure
+from edgecompile.surfaces import CostSurface
+from edgecompile.targets import TargetProfile, VariantSpec
+from edgecompile.workcount import count_work
+
+__all__ = ["Costs", "find_costs", "make_measuring_kit"]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs, and where they come from.
+
+    Attributes:
+        model: milliseconds by size and mode.
+        cost: what buckets take.
+        kit: what was measured here, if it was.
+        note: what a person should know of the source.
+    """
+
+    model: CostCurve | CostSurface
+    cost: BucketCost = BucketCost()
+    kit: MeasuringKit | None = None
+    note: str = ""
+
+
+def find_costs(
+    exports: ExportStore,
+    profile: TargetProfile,
+    request: PlanRequest,
+    scope: KitScope,
+    work: Path,
+    step: StepHandle | None,
+) -> Costs:
+    """The costs of a scope, from the best source.
+
+    Raises:
+        CostError: the calibration is another model's, machine's or version's, or the target's
+            profile lacks what a modelled curve needs.
+        ExportError, CompileError: a program to measure can't be built.
+        PlanError: the model can run in no mode.
+    """
+    if request.calibration is not None:
+        return _calibrated(exports.model, profile, request, scope, request.calibration)
+    runnable = _runnable(profile, work)
+    if not runnable:
+        return _modelled(exports.model, profile, request, scope)
+    kit, note = _kit_for(exports, request, scope)
+    scratch = work / "measured.ecb"
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        built = build_kit(
+            exports, kit, profile, runnable[-1:], scratch, work, jobs=request.jobs, step=step
+        )
+        if step is not None:
+            step.update(text=f"measuring {len(kit.runs)} runs of {len(kit.buckets)} programs")
+        seconds = min(60.0, max(3.0, 0.4 * len(kit.runs)))
+        found = run_calibration(built.path, threads=request.threads, seconds=seconds)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    cost = replace(built.cost, load_ms=found.load_ms or 0.0)
+    if scope.second is None:
+        return Costs(cost_curve(found, "measured"), cost, kit, note)
+    return Costs(cost_surface(found, scope.second, "measured"), cost, kit, note)
+
+
+def _calibrated(
+    model: LoadedModel, profile: TargetProfile, request: PlanRequest, scope: KitScope, file: Path
+) -> Costs:
+    found = read_calibration(file)
+    check_calibration(
+        found,
+        structure=model_structure(model),
+        target=profile,
+        edgecompile_version=edgecompile.__version__,
+        threads=request.threads,
+        length_axis=scope.axis,
+    )
+    cost = BucketCost(load_ms=found.load_ms or 0.0)
+    if scope.second is None:
+        return Costs(found.curve(), cost)
+    return Costs(cost_surface(found, scope.second, "calibrated"), cost)
+
+
+def _modelled(
+    model: LoadedModel, profile: TargetProfile, request: PlanRequest, scope: KitScope
+) -> Costs:
+    extent = scope.axes[0][1]
+    lengths = sorted({extent.lo, extent.hi, *scope.traffic.lengths, *range(extent.lo, extent.hi)})
+    if len(lengths) > 64:
+        lengths = sorted({lengths[round(i * (len(lengths) - 1) / 63)] for i in range(64)})
+    note = (
+        f"this host can't run the code of {profile.name}, so the costs are a roofline of its "
+        "profile; measure on the device: plan --kit, bench --calibrate, plan --calibration"
+    )
+
+    def curve(sizes: dict[str, int]) -> CostCurve:
+        work = count_work(model, lengths, sizes=sizes)
+        return modelled_curve(work, profile, lengths, threads=request.threads)
+
+    fixed = {name: r.lo for name, r in scope.axes[1:]}
+    second = scope.second
+    if second is None:
+        return Costs(curve(fixed), note=note)
+    slices = tuple((size, curve({**fixed, second: size})) for size in scope.second_sizes())
+    provenance = dict(slices[0][1].provenance)
+    return Costs(CostSurface((scope.axis, second), slices, "modelled", provenance), note=note)
+
+
+def _kit_for(
+    exports: ExportStore, request: PlanRequest, scope: KitScope
+) -> tuple[MeasuringKit, str]:
+    """The kit for the modes that the model can run in, and a note where that isn't all of them.
+
+    Raises:
+        ExportError: ``exact`` was asked for and the model can't be exported so.
+        PlanError: it can run in neither mode; says why for both.
+    """
+    model, extent = exports.model, scope.axes[0][1]
+    if request.mode == "pad":
+        return make_kit(scope, ("pad",)), ""
+    unpaddable = ""
+    if request.mode == "auto" and extent.lo < extent.hi:
+        try:
+            require_paddable(model, extent.lo, extent.hi)
+        except PlanError as error:
+            unpaddable = error.message
+    modes: tuple[Mode, ...] = ("exact", "pad")
+    if request.mode == "exact" or unpaddable or extent.lo == extent.hi:
+        modes = ("exact",)
+    kit = make_kit(scope, modes)
+    try:
+        exports.get(kit.buckets[0])
+    except ExportError as error:
+        if request.mode == "exact":
+            raise
+        reason = error.message.splitlines()[0]
+        if unpaddable:
+            raise PlanError(
+                f"{reason}; and {unpaddable}",
+                hint="the model needs a mask that it heeds, or a graph without the condition",
+            ) from error
+        return make_kit(scope, ("pad",)), f"padded programs, since {reason}"
+    note = f"only dynamic programs were considered: {unpaddable}" if unpaddable else ""
+    return kit, note
+
+
+def _runnable(profile: TargetProfile, work: Path) -> list[VariantSpec]:
+    """The target's variants that this host can run, the best one last."""
+    arch = architecture(platform.machine())
+    if arch not in profile.archs:
+        return []
+    return host_variants(profile, build_probe(arch, work / "probe"))
+
+
+def make_measuring_kit(
+    exports: ExportStore,
+    profile: TargetProfile,
+    request: PlanRequest,
+    output: Path,
+    work: Path,
+    *,
+    force: bool = False,
+    step: StepHandle | None = None,
+) -> BuiltKit:
+    """Writes a bundle for all variants of the target that a device times with
+    ``bench --calibrate``; :class:`PlanRequest` then takes the file that it writes.
+
+    Raises:
+        As :func:`plan_model`.
+    """
+    scope = plan_scope(exports.model, request)
+    kit, _ = _kit_for(exports, request, scope)
+    return build_kit(
+        exports,
+        kit,
+        profile,
+        profile.variants,
+        output,
+        work,
+        jobs=request.jobs,
+        force=force,
+        step=step,
+    )

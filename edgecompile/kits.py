@@ -1,0 +1,225 @@
+"""Measuring kits: the few programs, and the sizes to run them at, that tell what a model costs.
+
+A kit is an ordinary bundle with an unusual set of buckets: one dynamic program for the whole
+range, and static programs of a few lengths beside it. Its ``plan`` lists the runs that the
+runtime's ``bench --calibrate`` makes, on this machine or on the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets, export_buckets
+from edgecompile.curves import Mode
+from edgecompile.joint import JointDistribution
+from edgecompile.lengths import LengthDistribution
+from edgecompile.limits import BucketCost
+from edgecompile.packing import stage_kit
+from edgecompile.progress import StepHandle
+from edgecompile.ranges import AxisRange, Bucket
+from edgecompile.targets import TargetProfile, VariantSpec
+
+__all__ = ["BuiltKit", "KitScope", "MeasuringKit", "build_kit", "choose_sizes", "make_kit"]
+
+# A static program has to be compiled for each size, so there are few: where most traffic lies, in
+# its tail, and the longest.
+_STATIC_QUANTILES = (0.25, 0.6, 0.9)
+_STATIC_QUANTILES_JOINT = (0.5,)
+
+
+@dataclass(frozen=True)
+class KitScope:
+    """What costs are wanted for.
+
+    Attributes:
+        traffic: the lengths, none over the longest that is served.
+        axes: range of every axis, the length axis first.
+        joint: the sizes of two axes together, where a plan over both is wanted.
+    """
+
+    traffic: LengthDistribution
+    axes: tuple[tuple[str, AxisRange], ...]
+    joint: JointDistribution | None = None
+
+    @property
+    def axis(self) -> str:
+        """The length axis."""
+        return self.axes[0][0]
+
+    @property
+    def second(self) -> str | None:
+        """The other axis that is planned, if any."""
+        return None if self.joint is None else self.joint.axes[1]
+
+    def second_sizes(self) -> tuple[int, ...]:
+        """Sizes of the other axis at which to measure: both ends and the middle of what varies."""
+        if self.joint is None or self.second is None:
+            return ()
+        extent = dict(self.axes)[self.second]
+        middle = self.joint.marginal(self.second).quantile(0.5)
+        return tuple(sorted({extent.lo, min(max(middle, extent.lo), extent.hi), extent.hi}))
+
+
+@dataclass(frozen=True)
+class MeasuringKit:
+    """Programs, and at which sizes to run each.
+
+    Attributes:
+        buckets: the programs; they overlap.
+        runs: (index of the bucket, size of every axis).
+    """
+
+    buckets: tuple[Bucket, ...]
+    runs: tuple[tuple[int, Mapping[str, int]], ...]
+
+
+@dataclass(frozen=True)
+class BuiltKit:
+    """A kit that can be run: its bundle, and what its programs took."""
+
+    path: Path
+    kit: MeasuringKit
+    compiled: CompiledModel
+    cost: BucketCost
+
+
+def choose_sizes(sample: LengthDistribution, lo: int, hi: int, count: int = 9) -> list[int]:
+    """Sizes at which to measure a dynamic program: both ends of ``[lo, hi]``, the quantiles where
+    traffic lies, and a geometric ladder for the rest, so that interpolation is never far from a
+    point.
+
+    Args:
+        sample: the traffic.
+        lo, hi: the range that will be served.
+        count: about how many sizes to choose.
+    """
+    chosen = {lo, hi}
+    for quantile in (0.1, 0.5, 0.9):
+        chosen.add(min(hi, max(lo, sample.quantile(quantile))))
+    steps = max(2, count - len(chosen))
+    for step in range(1, steps):
+        chosen.add(max(lo, min(hi, round(lo * (hi / lo) ** (step / steps)))))
+    return sorted(chosen)
+
+
+def make_kit(scope: KitScope, modes: Sequence[Mode]) -> MeasuringKit:
+    """The programs and runs that tell the costs of ``modes``."""
+    axis, second = scope.axis, scope.second
+    whole = scope.axes[0][1]
+    fixed = {name: extent.lo for name, extent in scope.axes}
+    statics = _static_lengths(scope, alone="exact" not in modes)
+    buckets: list[Bucket] = []
+    runs: list[tuple[int, Mapping[str, int]]] = []
+    if "exact" in modes:
+        hint = min(max(scope.traffic.quantile(0.5), whole.lo), whole.hi)
+        ranges = ((axis, AxisRange(whole.lo, whole.hi, hint)), *scope.axes[1:])
+        buckets.append(Bucket("exact", ranges))
+        count = 9 if second is None else 6
+        lengths = {*choose_sizes(scope.traffic, whole.lo, whole.hi, count)}
+        if "pad" in modes:
+            lengths.update(statics)  # the ratio of the modes is known only where both ran
+        for other in scope.second_sizes() or (None,):
+            for length in sorted(lengths):
+                sizes = {**fixed, axis: length}
+                runs.append((0, sizes if second is None else {**sizes, second: other or 1}))
+    if "pad" in modes:
+        ends = scope.second_sizes()
+        for other in (ends[0], ends[-1]) if len(ends) > 1 else ends or (None,):
+            for length in statics:
+                axes = {axis: AxisRange(whole.lo, length, length), **dict(scope.axes[1:])}
+                pads: tuple[str, ...] = (axis,)
+                sizes = {**fixed, axis: length}
+                if second is not None:
+                    size = other or 1
+                    axes[second] = AxisRange(dict(scope.axes)[second].lo, size, size)
+                    pads, sizes = (axis, second), {**sizes, second: size}
+                runs.append((len(buckets), sizes))
+                buckets.append(Bucket("pad", tuple(axes.items()), pads))
+    return MeasuringKit(tuple(buckets), tuple(runs))
+
+
+def _static_lengths(scope: KitScope, *, alone: bool) -> list[int]:
+    """Lengths of the static programs; ``alone``: no dynamic program fills the gaps between."""
+    extent = scope.axes[0][1]
+    quantiles = _STATIC_QUANTILES if scope.second is None else _STATIC_QUANTILES_JOINT
+    chosen = {extent.hi, *(scope.traffic.quantile(q) for q in quantiles)}
+    if alone:
+        chosen |= {scope.traffic.min, round((extent.lo * extent.hi) ** 0.5)}
+    lengths = sorted({min(max(length, extent.lo), extent.hi) for length in chosen})
+    # Lengths that hardly differ cost the same: of such neighbours the longer one stays.
+    kept = [a for a, b in zip(lengths, lengths[1:], strict=False) if b >= 1.25 * a and b > a + 1]
+    return [*kept, lengths[-1]]
+
+
+def build_kit(
+    exports: ExportStore,
+    kit: MeasuringKit,
+    profile: TargetProfile,
+    variants: Sequence[VariantSpec],
+    output: Path,
+    work: Path,
+    *,
+    jobs: int | None = None,
+    force: bool = False,
+    step: StepHandle | None = None,
+) -> BuiltKit:
+    """Exports, compiles and packs a kit.
+
+    Args:
+        exports: of the model.
+        kit: what to build.
+        profile: the target.
+        variants: those of the target's to build for.
+        output: the bundle to write.
+        work: where programs are left, for a plan that needs the same.
+        jobs: programs to compile side by side; None: one for each CPU.
+        force: replace a bundle of the same name.
+        step: told what is being built.
+
+    Raises:
+        ExportError: a program can't be exported.
+        CompileError, AuditError, BundleWriteError: it can't be built or written.
+    """
+
+    def tell(text: str) -> None:
+        if step is not None:
+            step.update(text=text)
+
+    count = len(kit.buckets)
+    noun = "program" if count == 1 else f"{count} programs"
+    tell(f"exporting {noun}")
+    started = time.perf_counter()
+    exported = export_buckets(exports, kit.buckets)
+    export_s = time.perf_counter() - started
+    tell(f"compiling {noun} for {', '.join(v.name for v in variants)}")
+    compiled = compile_buckets(
+        exported,
+        kit.buckets,
+        profile,
+        work / "artifacts",
+        keys=[exports.key(bucket) for bucket in kit.buckets],
+        variants=variants,
+        jobs=jobs,
+    )
+    path = stage_kit(exports.model, kit.buckets, compiled, output, kit.runs, force=force)
+    return BuiltKit(path, kit, compiled, _cost(path, profile, compiled, export_s / count))
+
+
+def _cost(
+    path: Path, profile: TargetProfile, compiled: CompiledModel, export_s: float
+) -> BucketCost:
+    """What buckets take in a bundle of all the target's variants, from the variants built here."""
+    programs = [a for artifacts in compiled.artifacts.values() for a in artifacts]
+    sizes = [artifact.library.stat().st_size for artifact in programs]
+    native = sum(runtime.path.stat().st_size for runtime in compiled.natives.values())
+    total = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    wanted, built = len(profile.variants), len(compiled.variants)
+    seconds = sum(sum(artifact.seconds.values()) for artifact in programs) / len(programs)
+    return BucketCost(
+        base_size=total - sum(sizes) + round(native * (wanted - built) / built),
+        bucket_size=round(wanted * sum(sizes) / len(sizes)),
+        bucket_build_s=export_s + wanted * seconds,
+    )

@@ -1,0 +1,137 @@
+"""What a plan is asked for, and what that means for a model: its scope."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgecompile.errors import LengthsError, PlanError
+from edgecompile.joint import JointDistribution
+from edgecompile.kits import KitScope
+from edgecompile.lengths import LengthDistribution
+from edgecompile.models import LoadedModel
+from edgecompile.padding import check_padding
+from edgecompile.ranges import AxisRange
+
+__all__ = ["PlanRequest", "plan_scope", "require_paddable", "served_length"]
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What decides a plan beside the model and the target.
+
+    Attributes:
+        lengths: the traffic.
+        joint: its sizes on the length axis and another one, for a plan over both.
+        buckets: exactly so many programs.
+        max_buckets: at most so many programs.
+        max_length: longest length to serve; None: the model's own limit, or the longest seen.
+        mode: ``exact``, ``pad``, or ``auto``: whatever costs less, bucket by bucket.
+        price_per_bucket: milliseconds of the mean run that a bucket has to save; None: what
+            ``runs`` makes it, or 1 % of the mean run.
+        runs: how many runs the bundle will serve, for a price from what a bucket takes.
+        max_size: bytes that the bundle may have.
+        max_build_s: seconds that the build may take.
+        calibration: file of the costs that a device measured; None: measure here.
+        threads: threads to measure with; None: all that the process may use.
+        jobs: programs to compile side by side; None: one for each CPU.
+    """
+
+    lengths: LengthDistribution
+    joint: JointDistribution | None = None
+    buckets: int | None = None
+    max_buckets: int | None = None
+    max_length: int | None = None
+    mode: str = "auto"
+    price_per_bucket: float | None = None
+    runs: float | None = None
+    max_size: int | None = None
+    max_build_s: float | None = None
+    calibration: Path | None = None
+    threads: int | None = None
+    jobs: int | None = None
+
+
+def served_length(model: LoadedModel, request: PlanRequest) -> int:
+    """The longest length that will be served.
+
+    Raises:
+        LengthsError: lengths of the sample, or ``max_length``, are over the model's limit.
+    """
+    assert model.length_axis is not None
+    limit = model.axes[model.length_axis].hi
+    longest = int(request.lengths.max)
+    wanted = request.max_length
+    if wanted is not None:
+        if limit is not None and wanted > limit:
+            raise LengthsError(
+                f"--max-length is {wanted}, but {model.name} takes at most {limit}",
+                hint=f"use --max-length {limit} or less",
+            )
+        return wanted
+    if limit is None:
+        return longest
+    if longest > limit:
+        _, share = request.lengths.clip(limit)
+        raise LengthsError(
+            f"{share:.2%} of the lengths are over {limit}, the most that {model.name} takes "
+            f"(the longest is {longest})",
+            hint=f"--max-length {limit} serves what fits; the caller has to cut the rest",
+        )
+    return limit
+
+
+def plan_scope(model: LoadedModel, request: PlanRequest) -> KitScope:
+    """What is planned: the traffic and the range of every axis, the length axis first.
+
+    Raises:
+        PlanError: the model has no length axis, or lacks the second axis of the sample.
+        LengthsError: the sizes don't fit the model.
+    """
+    axis = model.length_axis
+    if axis is None:
+        raise PlanError(f"{model.name} has no length axis, so there is nothing to plan")
+    longest = served_length(model, request)
+    shortest = model.axes[axis].lo
+    served, _ = request.lengths.clip(longest)
+    middle = min(max(served.quantile(0.5), shortest), longest)
+    axes = {axis: AxisRange(shortest, longest, middle)}
+    for name, limits in model.axes.items():
+        if name != axis:
+            axes[name] = AxisRange(limits.lo, limits.hi or limits.lo, limits.lo)
+    joint = request.joint
+    if joint is not None:
+        second = joint.axes[1]
+        if second not in axes or second == axis:
+            raise PlanError(
+                f"the sample has the axis {second}, but the axes of {model.name} are "
+                f"{', '.join(axes)}",
+                hint="name the column after the axis, or leave it out",
+            )
+        known = model.axes[second]
+        top = joint.max(second)
+        if joint.min(second) < known.lo or top > (known.hi or top):
+            raise LengthsError(
+                f"{second} in the sample is {joint.min(second)} to {top}, but {model.name} takes "
+                f"{known}",
+                hint="give a range that holds the sample, such as --batch LO:HI",
+            )
+        axes[second] = AxisRange(known.lo, known.hi or top, joint.marginal(second).quantile(0.5))
+        joint, _ = joint.clip(axis, longest)
+    return KitScope(served, tuple(axes.items()), joint)
+
+
+def require_paddable(model: LoadedModel, shortest: int, longest: int) -> None:
+    """Runs the model padded and unpadded, before anything is built for nothing.
+
+    Raises:
+        PlanError: padding changes its outputs, or it can't be padded at all.
+    """
+    middle = (shortest + longest) // 2
+    pairs = dict.fromkeys([(shortest, longest), (shortest, shortest + 1), (middle, longest)])
+    verdict = check_padding(model, [(length, to) for length, to in pairs if length < to])
+    if not verdict.safe:
+        raise PlanError(
+            f"{model.name} can't run in padded buckets: {verdict.reason}",
+            hint="--mode exact, or a model that takes a mask and heeds it",
+        )
