@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,8 @@ class TensorStore:
         stored = StoredTensor(digest.hexdigest(), dtype, tuple(int(s) for s in flat.shape))
         path = self.path(stored)
         if not path.is_file():
-            partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+            # Programs are compiled side by side, and two may bring the same tensor at once.
+            partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
             partial.write_bytes(raw)
             os.replace(partial, path)
         return stored
