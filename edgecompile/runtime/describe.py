@@ -108,7 +108,8 @@ def format_bundle(report: Dict[str, Any]) -> List[str]:
             "{} {}..{} (hint {})".format(axis, item["lo"], item["hi"], item["hint"])
             for axis, item in bucket["axes"].items()
         )
-        lines.append("bucket {}  {}: {}".format(index, bucket["mode"], ranges))
+        padded = " of " + " and ".join(bucket["pad_axes"]) if "pad_axes" in bucket else ""
+        lines.append("bucket {}  {}{}: {}".format(index, bucket["mode"], padded, ranges))
     for item in report["variants"]:
         verdict = "runs here" if item["ok"] else "; ".join(item["reasons"])
         chosen = " (chosen)" if item["name"] == report["chosen"] else ""

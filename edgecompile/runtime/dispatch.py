@@ -1,8 +1,8 @@
 """Chooses the bucket for the sizes of a run, pads inputs and cuts outputs back.
 
 The rule (FORMAT.md, "Choosing a bucket"): of the buckets that contain every axis' size, an exact
-one before a padded one; of equals the one with the smallest upper end of the length axis, then the
-largest lower end, then the first in the manifest.
+one before a padded one; of equals the one with the smallest product of upper ends over the axes
+that any bucket pads, then the tightest in the length axis, then in the other axes, then the first.
 """
 
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
 import numpy as np
 
 from .errors import OutsideBucketsError
-from .manifest import BucketSpec, Manifest
+from .manifest import BucketSpec, Extent, Manifest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,17 +21,24 @@ class Dispatcher:
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
-        self._axis = manifest.length_axis
+        axis = manifest.length_axis
+        self._fills: List[Dict[str, int]] = [
+            {name: bucket.axes[name].hi for name in bucket.padded(axis)}
+            for bucket in manifest.buckets
+        ]
+        # Python sorts False before True: the length axis is the first.
+        self._axes = sorted(manifest.axes, key=lambda name: (name != axis, name))
+        self._padded = manifest.padded_axes()
         self._order: List[Tuple[int, BucketSpec]] = sorted(
             enumerate(manifest.buckets), key=lambda item: self._preference(*item)
         )
 
-    def _preference(self, index: int, bucket: BucketSpec) -> Tuple[bool, int, int, int]:
-        padded = bucket.mode != "exact"
-        if self._axis is None:
-            return padded, 0, 0, index
-        extent = bucket.axes[self._axis]
-        return padded, extent.hi, -extent.lo, index
+    def _preference(self, index: int, bucket: BucketSpec) -> Tuple[int, ...]:
+        elements = 1
+        for axis in self._padded:
+            elements *= bucket.axes[axis].hi
+        ends = [end for axis in self._axes for end in _tightness(bucket.axes[axis])]
+        return (int(bucket.mode != "exact"), elements, *ends, index)
 
     def choose(self, sizes: Mapping[str, int]) -> int:
         """The index of the bucket that serves these axis sizes.
@@ -67,27 +74,29 @@ class Dispatcher:
                 return "{} must be at least {}".format(axis, extent.lo)
         return "the sizes lie in a gap between the buckets; build the bundle with these lengths"
 
-    def padded_length(self, index: int) -> int:
-        """What bucket ``index`` pads the length axis to; 0 if it doesn't pad."""
-        bucket = self._manifest.buckets[index]
-        return 0 if self._axis is None or bucket.mode != "pad" else bucket.axes[self._axis].hi
+    def padded_sizes(self, index: int) -> Dict[str, int]:
+        """What bucket ``index`` fills each of its padded axes up to; {} if it doesn't pad."""
+        return dict(self._fills[index])
 
     def pad(
         self, index: int, arrays: Sequence["NDArray[Any]"], sizes: Mapping[str, int]
     ) -> List["NDArray[Any]"]:
         """Inputs as the program of bucket ``index`` takes them.
 
-        Along the length axis they are filled up at the end with the input's pad value.
+        Along every padded axis they are filled up at the end with the input's pad value.
         """
-        target = self.padded_length(index)
-        if target == 0 or sizes[str(self._axis)] == target:
+        fill = self._fills[index]
+        if all(sizes[axis] == size for axis, size in fill.items()):
             return list(arrays)
         result = []
         for spec, array in zip(self._manifest.inputs, arrays):
-            if self._axis not in spec.shape:
+            shape = tuple(
+                fill.get(dim, n) if isinstance(dim, str) else n
+                for dim, n in zip(spec.shape, array.shape)
+            )
+            if shape == array.shape:
                 result.append(array)
                 continue
-            shape = [target if dim == self._axis else n for dim, n in zip(spec.shape, array.shape)]
             # parse_manifest made sure that every such input has a pad value.
             padded = np.full(shape, spec.pad, dtype=array.dtype)
             padded[tuple(slice(n) for n in array.shape)] = array
@@ -102,9 +111,13 @@ class Dispatcher:
         ]
 
     def hint_sizes(self, index: int) -> Dict[str, int]:
-        """The sizes that bucket ``index`` is tuned for; a padded one runs at its upper end."""
+        """The sizes that bucket ``index`` is tuned for; a padded axis runs at its upper end."""
         bucket = self._manifest.buckets[index]
         sizes = {axis: extent.hint or extent.hi for axis, extent in bucket.axes.items()}
-        if self.padded_length(index):
-            sizes[str(self._axis)] = self.padded_length(index)
+        sizes.update(self._fills[index])
         return sizes
+
+
+def _tightness(extent: Extent) -> Tuple[int, int]:
+    """Sorts extents that hold one size: the smallest upper end, then the largest lower end."""
+    return extent.hi, -extent.lo

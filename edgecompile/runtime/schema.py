@@ -71,25 +71,40 @@ class Extent:
 
 @dataclass(frozen=True)
 class BucketSpec:
-    """The sizes that one program serves; see FORMAT.md for how a bucket is chosen."""
+    """The sizes that one program serves; see FORMAT.md for how a bucket is chosen.
+
+    ``pad_axes`` are the axes that a bucket of mode pad fills up to their ``hi``, where that is more
+    than the length axis; empty means the length axis alone. An exact bucket has none.
+    """
 
     mode: str
     axes: Mapping[str, Extent]
+    pad_axes: Tuple[str, ...] = ()
 
     def contains(self, sizes: Mapping[str, int]) -> bool:
         """Whether every axis' size lies in this bucket."""
         return all(sizes[axis] in extent for axis, extent in self.axes.items())
 
+    def padded(self, length_axis: Optional[str]) -> Tuple[str, ...]:
+        """The axes that inputs are filled up along; () in exact mode."""
+        if self.mode != "pad" or length_axis is None:
+            return ()
+        return self.pad_axes or (length_axis,)
+
     def __str__(self) -> str:
         ranges = ", ".join("{} {}".format(axis, item) for axis, item in self.axes.items())
-        return "{} {}".format(self.mode, ranges)
+        padded = " ({})".format(", ".join(self.pad_axes)) if self.pad_axes else ""
+        return "{}{} {}".format(self.mode, padded, ranges)
 
-    def to_json(self) -> Dict[str, Any]:
-        """{"mode", "axes"}."""
-        return {
+    def to_json(self, length_axis: Optional[str] = None) -> Dict[str, Any]:
+        """{"mode", "axes"}, and "pad_axes" where it is more than ``length_axis``."""
+        entry: Dict[str, Any] = {
             "mode": self.mode,
             "axes": {axis: extent.to_json() for axis, extent in self.axes.items()},
         }
+        if self.pad_axes not in ((), (length_axis,)):
+            entry["pad_axes"] = list(self.pad_axes)
+        return entry
 
 
 @dataclass(frozen=True)
@@ -186,6 +201,16 @@ class Manifest:
     expected: Mapping[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
+    def padded_axes(self) -> Tuple[str, ...]:
+        """The axes that any bucket pads, in the order of ``axes``."""
+        padded = {axis for item in self.buckets for axis in item.padded(self.length_axis)}
+        return tuple(axis for axis in self.axes if axis in padded)
+
+    def varying_axes(self) -> Tuple[str, ...]:
+        """The axes of more than one size, the length axis first, the others as in ``axes``."""
+        names = [axis for axis, extent in self.axes.items() if extent.lo < extent.hi]
+        return tuple(sorted(names, key=lambda axis: axis != self.length_axis))
+
     def to_json(self) -> Dict[str, Any]:
         """The manifest as plain JSON values, in the order of FORMAT.md."""
         return {
@@ -197,7 +222,7 @@ class Manifest:
             "outputs": [item.to_json(False) for item in self.outputs],
             "axes": {axis: extent.to_json() for axis, extent in self.axes.items()},
             "length_axis": self.length_axis,
-            "buckets": [item.to_json() for item in self.buckets],
+            "buckets": [item.to_json(self.length_axis) for item in self.buckets],
             "variants": [item.to_json() for item in self.variants],
             "probes": dict(sorted(self.probes.items())),
             "weights": dict(sorted(self.weights.items())),

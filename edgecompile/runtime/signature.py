@@ -191,8 +191,11 @@ class SignatureReader:
             if mode is not None and mode not in MODES:
                 text = "{!r} isn't one of {}".format(shorten(mode), ", ".join(MODES))
                 self.add("bucket-mode", join(where, "mode"), text)
+            pad_axes = self._pad_axes(entry, where, mode, length_axis)
             if mode == "pad":
-                self._check_paddable(where, length_axis, inputs, outputs)
+                if length_axis is None:
+                    self.add("bucket-pad", where, "pad mode needs a length_axis")
+                self._check_paddable(where, pad_axes, inputs, outputs)
             axes = self.reader.mapping(entry, "axes", where)
             if "axes" in entry and set(axes) != set(self.axes):
                 text = "has {}, must have {}".format(_names(axes), _names(self.axes))
@@ -203,22 +206,48 @@ class SignatureReader:
                 extent = self._extent(extent_entry, place, "bucket-range")
                 if extent is not None and axis in self.axes:
                     extents[axis] = extent
-            result.append(BucketSpec(mode or "", extents))
+            if pad_axes == [length_axis]:
+                pad_axes = []
+            result.append(BucketSpec(mode or "", extents, tuple(pad_axes)))
         if result and not any(len(item.axes) != len(self.axes) for item in result):
             self._check_coverage(result)
+        return result
+
+    def _pad_axes(
+        self, entry: Dict[str, Any], where: str, mode: Optional[str], length_axis: Optional[str]
+    ) -> List[str]:
+        """The axes that the bucket pads; [] in another mode."""
+        if "pad_axes" not in entry:
+            return [length_axis] if mode == "pad" and length_axis is not None else []
+        place = join(where, "pad_axes")
+        result: List[str] = []
+        for index, item in enumerate(self.reader.items(entry, "pad_axes", where, 1, 16)):
+            axis = self.reader.as_string(item, "{}[{}]".format(place, index))
+            if axis is None:
+                continue
+            if axis not in self.axes:
+                text = "{!r} isn't one of the axes".format(shorten(axis))
+                self.add("bucket-pad-axes", place, text)
+            elif axis in result:
+                self.add("bucket-pad-axes", place, "{!r} occurs twice".format(shorten(axis)))
+            else:
+                result.append(axis)
+        if mode == "exact":
+            self.add("bucket-pad-axes", place, "a bucket of mode exact pads no axis")
+        elif length_axis is not None and length_axis not in result:
+            text = "must have the length axis {!r} among them".format(shorten(length_axis))
+            self.add("bucket-pad-axes", place, text)
         return result
 
     def _check_paddable(
         self,
         where: str,
-        length_axis: Optional[str],
+        pad_axes: List[str],
         inputs: List[TensorSpec],
         outputs: List[TensorSpec],
     ) -> None:
-        if length_axis is None:
-            self.add("bucket-pad", where, "pad mode needs a length_axis")
         for item in inputs:
-            if length_axis in item.shape and item.pad is None:
+            if item.pad is None and any(axis in item.shape for axis in pad_axes):
                 text = "pad mode needs a pad value for the input {!r}".format(item.name)
                 self.add("bucket-pad", where, text)
         for item in outputs:

@@ -124,6 +124,16 @@ HOSTILE_VALUES: list[tuple[str, str, Any, str]] = [
     ("bucket-pad", "inputs.1.pad", None, "needs a pad value for the input 'attention_mask'"),
     ("bucket-pad", "length_axis", None, "pad mode needs a length_axis"),
     ("bucket-pad", "outputs.0.shape.1", None, "a size that can't be cut after padding"),
+    ("bucket-pad", "buckets.1.pad_axes", ["length", "batch"], "the input 'scale'"),
+    ("bucket-pad-axes", "buckets.1.pad_axes", ["batch"], "must have the length axis 'length'"),
+    ("bucket-pad-axes", "buckets.1.pad_axes", ["length", "width"], "'width' isn't one of the axes"),
+    ("bucket-pad-axes", "buckets.1.pad_axes", ["length", "length"], "'length' occurs twice"),
+    ("bucket-pad-axes", "buckets.0.pad_axes", ["length"], "mode exact pads no axis"),
+    ("list-size", "buckets.1.pad_axes", [], "buckets[1].pad_axes: has 0 entries"),
+    ("list-size", "buckets.1.pad_axes", ["length"] * 17, "has 17 entries, must have 1 to 16"),
+    ("key-type", "buckets.1.pad_axes", "length", "must be a list, not string"),
+    ("key-type", "buckets.1.pad_axes", None, "must be a list, not null"),
+    ("key-type", "buckets.1.pad_axes", ["length", 1], "buckets[1].pad_axes[1]: must be a string"),
     ("key-type", "inputs.0.shape.1", None, "must be a size or the name of an axis"),
     ("variant-glibc", "variants.0.glibc", "2", "variants[0].glibc: '2'"),
     ("variant-glibc", "variants.0.glibc", "GLIBC_2.34", "must look like 2.34"),
@@ -182,6 +192,9 @@ def put(document: Any, path: str, value: Any) -> None:
     ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_VALUES)],
 )
 def test_hostile_value(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    if "scale" in text:
+        scale = {"name": "scale", "dtype": "float32", "shape": ["batch"]}
+        bundle.document["inputs"].append(scale)
     bundle.document = bundle.listed()
     put(bundle.document, path, value)
     with pytest.raises(BundleError) as caught:

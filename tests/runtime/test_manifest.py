@@ -112,6 +112,49 @@ def test_a_model_without_a_length_axis(bundle: DummyBundle) -> None:
     assert parse_manifest(json.dumps(document).encode()).length_axis is None
 
 
+def test_padded_axes(bundle: DummyBundle) -> None:
+    def buckets(pad_axes: Any) -> Manifest:
+        document = bundle.listed()
+        document["buckets"][1]["pad_axes"] = pad_axes
+        return parse_manifest(json.dumps(document).encode())
+
+    plain = parse_manifest(json.dumps(bundle.listed()).encode())
+    assert plain == buckets(["length"]), "the length axis alone is the default"
+    assert "pad_axes" not in plain.to_json()["buckets"][1]
+    assert plain.padded_axes() == ("length",)
+    assert plain.buckets[0].padded("length") == () and plain.buckets[1].padded(None) == ()
+    spelt = dataclasses.replace(plain.buckets[1], pad_axes=("length",))
+    written = dataclasses.replace(plain, buckets=(plain.buckets[0], spelt))
+    assert written.to_bytes() == plain.to_bytes()
+
+    joint = buckets(["length", "batch"])
+    assert joint.buckets[1].padded("length") == ("length", "batch")
+    assert joint.padded_axes() == ("batch", "length"), "in the order of axes"
+    assert joint.to_json()["buckets"][1]["pad_axes"] == ["length", "batch"]
+    assert "pad_axes" not in joint.to_json()["buckets"][0]
+    assert parse_manifest(joint.to_bytes()) == joint
+    assert str(joint.buckets[1]) == "pad (length, batch) batch 1..2, length 33..64"
+
+
+def test_buckets_may_overlap(bundle: DummyBundle) -> None:
+    """As those of a bundle for measuring do: exact ones and static ones over the same lengths."""
+    document = bundle.listed()
+    exact, static = document["buckets"]
+    exact["axes"]["length"] = {"lo": 1, "hi": 64, "hint": 16}
+    static["axes"]["length"] = {"lo": 1, "hi": 64, "hint": 64}
+    document["buckets"] = [exact, static, dict(static, pad_axes=["length", "batch"]), static]
+    document["variants"][0]["programs"] *= 2
+    assert len(parse_manifest(json.dumps(document).encode()).buckets) == 4
+
+
+def test_varying_axes(manifest: Manifest) -> None:
+    assert manifest.varying_axes() == ("length", "batch")
+    fixed = dataclasses.replace(manifest, axes={**manifest.axes, "batch": Extent(2, 2)})
+    assert fixed.varying_axes() == ("length",)
+    nothing = dataclasses.replace(manifest, length_axis=None)
+    assert nothing.varying_axes() == ("batch", "length")
+
+
 def test_extents_and_buckets() -> None:
     bucket = BucketSpec("exact", {"batch": Extent(1, 2), "length": Extent(5, 9)})
     assert bucket.contains({"batch": 2, "length": 5})
