@@ -8,7 +8,7 @@ import time
 from typing import Any, Dict, List, Optional, Sequence
 
 from .document import shorten
-from .errors import EdgecompileError, SelftestError
+from .errors import EdgecompileError, InputError, SelftestError
 
 INTERRUPTED = 130
 
@@ -72,9 +72,15 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--seconds", metavar="S", type=float, default=10.0, help="default: 10")
     bench.add_argument("--cold-runs", metavar="N", type=int, default=5, help="default: 5")
     bench.add_argument("--seed", metavar="N", type=int, default=0, help="default: 0")
+    bench.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="time every bucket instead, and write a calibration for edgecompile plan",
+    )
     cold = add("coldstart", _coldstart, "One cold start, for bench.", "auto", hidden=True)
     cold.add_argument("--since", type=int, required=True)
     cold.add_argument("--length", type=int)
+    cold.add_argument("--loads", action="store_true")
     return parser
 
 
@@ -121,7 +127,10 @@ def _selftest(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from .bench import format_bench, read_lengths, run_bench
+    if options.calibrate is not None:
+        return _calibrate(options)
+    from .bench import format_bench, run_bench
+    from .workload import read_lengths
 
     report = run_bench(
         options.bundle,
@@ -138,9 +147,39 @@ def _bench(options: argparse.Namespace) -> int:
     return 0
 
 
-def _coldstart(options: argparse.Namespace) -> int:
-    from .bench import cold_start
+def _calibrate(options: argparse.Namespace) -> int:
+    from .calibrate import calibrate_bundle, format_calibration
 
+    if options.lengths is not None:
+        hint = "leave --lengths out: the bundle says what is run, or its buckets do"
+        raise InputError("--lengths and --calibrate don't go together", hint)
+    report = calibrate_bundle(
+        options.bundle,
+        options.calibrate,
+        threads=options.threads,
+        variant=options.variant,
+        verify=options.verify,
+        seconds=options.seconds,
+        cold_runs=options.cold_runs,
+        seed=options.seed,
+        say=_say,
+    )
+    _show(options, report, format_calibration(report))
+    return 0
+
+
+def _coldstart(options: argparse.Namespace) -> int:
+    from .coldstart import cold_load, cold_start
+
+    if options.loads:
+        loads = cold_load(
+            options.bundle,
+            threads=options.threads,
+            variant=options.variant,
+            verify=options.verify,
+        )
+        print(json.dumps(loads))
+        return 0
     report = cold_start(
         options.bundle,
         options.length,

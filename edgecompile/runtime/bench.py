@@ -1,60 +1,17 @@
 """Measures a bundle on this machine: time per length, cold start in a fresh process, memory."""
 
-import json
-import os
-import random
-import subprocess
-import sys
-import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from .document import shorten
-from .errors import InputError, NativeError
+from .coldstart import measure_cold_start, read_memory
+from .errors import InputError
 from .inputs import make_inputs
-from .model import Model, open_bundle
+from .model import open_bundle
+from .rounds import check_budget, measure_rounds
 from .stats import percentile
+from .workload import plan_runs
 
-MAX_LENGTHS_BYTES = 256 << 20
+LEAST_ROUNDS = 3
 PERCENTS = (50, 90, 99)
-
-
-def read_lengths(path: str) -> Dict[int, int]:
-    """Counts of lengths from a text file: one integer a line, or ``length,count``.
-
-    Empty lines and lines that begin with ``#`` are skipped.
-
-    Raises:
-        InputError: the file can't be read or a line is something else; names the lines.
-    """
-    try:
-        if os.path.getsize(path) > MAX_LENGTHS_BYTES:
-            text = "{}: larger than {} bytes".format(path, MAX_LENGTHS_BYTES)
-            raise InputError(text)
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            lines = stream.read().splitlines()
-    except OSError as error:
-        raise InputError("{}: can't be read: {}".format(path, error.strerror)) from None
-    counts: Dict[int, int] = {}
-    problems = []
-    for number, line in enumerate(lines, 1):
-        line = line.strip()
-        if not line or line.startswith("#"):
-            continue
-        fields = [item.strip() for item in line.split(",")]
-        good = len(fields) <= 2 and all(
-            item.isdigit() and item.isascii() and len(item) < 16 and int(item) > 0
-            for item in fields
-        )
-        if good:
-            length = int(fields[0])
-            counts[length] = counts.get(length, 0) + (int(fields[1]) if len(fields) == 2 else 1)
-        else:
-            problems.append("line {}: {!r}".format(number, shorten(line)))
-    if problems or not counts:
-        what = "; ".join(problems[:10]) if problems else "no lengths"
-        text = "{}: must hold a positive length, or length,count, in each line: {}"
-        raise InputError(text.format(path, what))
-    return counts
 
 
 def run_bench(
@@ -86,18 +43,31 @@ def run_bench(
 
     Raises:
         BundleError, UnsupportedHostError, NativeError: the bundle can't be opened.
-        InputError: every length lies outside the buckets.
+        InputError: every length lies outside the buckets, or a number is out of its range.
     """
+    check_budget(seconds, cold_runs)
     report: Dict[str, Any] = {"bundle": path}
     with open_bundle(path, threads=threads, variant=variant, verify=verify) as model:
         info = model.info
         for key in ("name", "manifest_sha256", "variant", "threads", "host"):
             report[key] = info[key]
-        runs, outside = _plan(model, lengths)
+        runs, outside = plan_runs(model.manifest, lengths)
         if not runs:
             raise InputError("every length lies outside the buckets of " + path)
         say("{} lengths, {} threads, {:g} s".format(len(runs), info["threads"], seconds))
-        samples = _measure(model, [sizes for _, sizes, _ in runs], seconds, seed)
+        inputs = [
+            make_inputs(model.manifest, sizes, seed + i) for i, (_, sizes, _) in enumerate(runs)
+        ]
+        for item in inputs:
+            model.run(item)
+        samples = measure_rounds(
+            len(runs),
+            inputs.__getitem__,
+            lambda index, item: model.run(item),
+            seconds=seconds,
+            least=LEAST_ROUNDS,
+            seed=seed,
+        )
         report["outside"] = outside
         report["lengths"] = [
             dict({"length": length, "count": count}, **_summary([(t, 1.0) for t in times]))
@@ -115,60 +85,6 @@ def run_bench(
             path, runs[0][0], threads=threads, variant=variant, verify=verify, count=cold_runs
         )
     return report
-
-
-_Run = Tuple[Optional[int], Dict[str, int], int]
-
-
-def _plan(model: Model, lengths: Optional[Mapping[int, int]]) -> Tuple[List[_Run], Dict[str, int]]:
-    """(length, sizes of all axes, count) of every distinct run, and the lengths left out."""
-    manifest = model.manifest
-    axis = manifest.length_axis
-    hints = [
-        {name: item.hint or item.hi for name, item in b.axes.items()} for b in manifest.buckets
-    ]
-    if axis is None or lengths is None:
-        runs: List[_Run] = []
-        for sizes in hints:
-            if all(sizes != other for _, other, _ in runs):
-                runs.append((None if axis is None else sizes[axis], sizes, 1))
-        return runs, {}
-    runs, outside = [], {}
-    for length, count in sorted(lengths.items()):
-        for bucket, sizes in zip(manifest.buckets, hints):
-            if length in bucket.axes[axis]:
-                runs.append((length, dict(sizes, **{axis: length}), count))
-                break
-        else:
-            outside[str(length)] = count
-    return runs, outside
-
-
-def _measure(
-    model: Model, sizes: Sequence[Mapping[str, int]], seconds: float, seed: int
-) -> List[List[float]]:
-    """Milliseconds of every run, in rounds over all sizes in random order.
-
-    Interleaved, so that a machine that grows slower or faster meanwhile doesn't favour a length.
-    """
-    order = random.Random(seed)
-    inputs = [make_inputs(model.manifest, item, seed + i) for i, item in enumerate(sizes)]
-    for item in inputs:
-        model.run(item)
-    samples: List[List[float]] = [[] for _ in sizes]
-    indices = list(range(len(sizes)))
-    end = time.perf_counter() + seconds
-    rounds = 0
-    while rounds < 3 or time.perf_counter() < end:
-        order.shuffle(indices)
-        for index in indices:
-            started = time.perf_counter_ns()
-            model.run(inputs[index])
-            samples[index].append((time.perf_counter_ns() - started) / 1e6)
-            if rounds >= 3 and time.perf_counter() >= end:
-                break
-        rounds += 1
-    return samples
 
 
 def _summary(samples: Sequence[Tuple[float, float]]) -> Dict[str, Any]:
@@ -197,103 +113,6 @@ def _weighted_percentile(ordered: Sequence[Tuple[float, float]], wanted: float) 
         if reached >= wanted:
             return t
     return ordered[-1][0]
-
-
-def read_memory() -> Dict[str, int]:
-    """Resident memory of this process in bytes, from /proc; {} where there is none.
-
-    "anonymous" is the process' own; "file" is mapped files (weights, libraries), which processes
-    share.
-    """
-    wanted = {"VmRSS": "resident", "VmHWM": "peak", "RssAnon": "anonymous", "RssFile": "file"}
-    result = {}
-    try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as stream:
-            for line in stream:
-                key, _, value = line.partition(":")
-                if key in wanted:
-                    result[wanted[key]] = int(value.split()[0]) * 1024
-    except OSError:
-        pass
-    return result
-
-
-def cold_start(
-    path: str,
-    length: Optional[int],
-    since: int,
-    imported: int,
-    *,
-    threads: Optional[int],
-    variant: Optional[str],
-    verify: str,
-) -> Dict[str, Any]:
-    """What a fresh process does: opens, warms up and runs once. Run by ``measure_cold_start``.
-
-    Args:
-        since: when the parent started this process, ``time.monotonic_ns`` (one clock for all).
-        imported: when the imports were done, of the same clock.
-    """
-    model = open_bundle(path, threads=threads, variant=variant, verify=verify)
-    opened = time.monotonic_ns()
-    runs, _ = _plan(model, None if length is None else {length: 1})
-    model.run(make_inputs(model.manifest, runs[0][1]))
-    done = time.monotonic_ns()
-    return {
-        "start_ms": (imported - since) / 1e6,
-        "open_ms": (opened - imported) / 1e6,
-        "run_ms": (done - opened) / 1e6,
-        "total_ms": (done - since) / 1e6,
-        "memory": read_memory(),
-    }
-
-
-def measure_cold_start(
-    path: str,
-    length: Optional[int],
-    *,
-    threads: Optional[int],
-    variant: Optional[str],
-    verify: str,
-    count: int,
-) -> Dict[str, Any]:
-    """Starts ``count`` fresh Python processes one after another; medians over them.
-
-    "start_ms" is Python and numpy, "open_ms" the bundle with its warm-up, "run_ms" the first run.
-
-    Raises:
-        NativeError: a process failed; holds what it said.
-    """
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    found = os.environ.get("PYTHONPATH")
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = package + os.pathsep + found if found else package
-    command = [sys.executable, "-m", "edgecompile.runtime", "coldstart", os.path.abspath(path)]
-    command += ["--verify", verify]
-    for option, value in (("--length", length), ("--threads", threads), ("--variant", variant)):
-        if value is not None:
-            command += [option, str(value)]
-    results = []
-    for _ in range(count):
-        since = str(time.monotonic_ns())
-        child = subprocess.run(
-            [*command, "--since", since],
-            env=environment,
-            cwd=package,  # -m looks in the working directory first
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-        )
-        if child.returncode != 0:
-            text = child.stderr.decode("utf-8", "replace").strip()[-2000:]
-            message = "the process for the cold start ended with {}: {}"
-            raise NativeError(message.format(child.returncode, text))
-        results.append(json.loads(child.stdout))
-    medians = {
-        key: percentile(sorted(round(item[key] * 1e6) for item in results), 50) / 1e6
-        for key in ("start_ms", "open_ms", "run_ms", "total_ms")
-    }
-    memory = results[-1]["memory"]
-    return dict(medians, runs=count, memory=memory, all_total_ms=[r["total_ms"] for r in results])
 
 
 def format_bench(report: Dict[str, Any]) -> List[str]:

@@ -3,22 +3,32 @@
 import os
 import threading
 import time
+import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Type, Union
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Type
 
-from .aoti import Program, load_runtime
+from .aoti import load_runtime
 from .cpu import Host, choose_variant, describe_host
 from .dispatch import Dispatcher
-from .errors import BundleError, InputError, ModelClosedError, NativeError
+from .errors import (
+    InputError,
+    ModelClosedError,
+    NativeError,
+    OutsideBucketsError,
+)
 from .files import BundleFolder
 from .inputs import InputChecker, make_inputs
 from .libraries import pin_library
 from .manifest import Manifest
+from .programs import Programs
 from .stats import Stats
-from .weights import Weights, map_weights
+from .stats_file import StatsWriter, check_schedule
+from .weights import map_weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from .output import Path
 
 VERIFY_LEVELS = ("fast", "auto", "full")
 VARIANT_VARIABLE = "EDGECOMPILE_VARIANT"
@@ -26,13 +36,15 @@ MAX_THREADS = 4096
 
 
 def open_bundle(
-    path: "Union[str, os.PathLike[str]]",
+    path: "Path",
     *,
     threads: Optional[int] = None,
     variant: Optional[str] = None,
     verify: str = "auto",
     warmup: bool = True,
     concurrency: Optional[int] = None,
+    stats_file: "Optional[Path]" = None,
+    stats_every: float = 60.0,
 ) -> "Model":
     """Opens a bundle, chooses the variant for this machine and loads its programs.
 
@@ -49,14 +61,21 @@ def open_bundle(
         warmup: load every bucket's program and run it once at its hint now, not at first use.
         concurrency: how many calls of one bucket's program may be in flight at once, further ones
             wait; None means up to 4, no more than the CPUs.
+        stats_file: where to write ``Model.stats`` when the model is closed and meanwhile; ``{pid}``
+            stands for the process' number, which several processes of one bundle need. The file is
+            replaced atomically. What goes wrong is in ``Model.stats["file_error"]``, never raised.
+        stats_every: at most so often, in seconds, a call of ``run`` writes the file on its way.
 
     Raises:
         BundleError: it is missing, malformed or damaged, or of an unknown format version.
         UnsupportedHostError: no variant can run on this machine.
         NativeError: native code can't be loaded, or a warm-up run failed.
-        InputError: an argument of this function is out of its range.
+        InputError: an argument of this function is out of its range, or no file can be written at
+            ``stats_file``.
     """
     _check_arguments(threads, verify, concurrency)
+    if stats_file is not None:
+        check_schedule(stats_file, stats_every, os.fspath(path))
     folder = BundleFolder(os.fspath(path))
     try:
         if verify == "full":
@@ -77,6 +96,8 @@ def open_bundle(
         folder.close()
         raise
     try:
+        if stats_file is not None:
+            model._writer.schedule(stats_file, stats_every)
         if warmup:
             model.warm_up()
     except BaseException:
@@ -116,17 +137,18 @@ class Model:
         self._runtime = load_runtime(pin_library(folder, self._variant.runtime))
         if threads is not None:
             self._runtime.threads = threads
-        self._weights: Optional[Weights] = map_weights(
-            folder, manifest.weights[manifest.precision], check_weights
-        )
+        weights = map_weights(folder, manifest.weights[manifest.precision], check_weights)
+        self._programs = Programs(folder, self._variant, self._runtime, weights, concurrency)
         self._checker = InputChecker(manifest)
         self._dispatcher = Dispatcher(manifest)
         self._stats = Stats(manifest)
-        self._programs: List[Optional[Program]] = [None] * len(manifest.buckets)
-        self._program_lock = threading.Lock()
+        self._writer = StatsWriter(
+            self._stats, manifest, folder.manifest_sha256, self._variant.name, folder.path
+        )
         self._state = threading.Condition()
         self._running = 0
         self._closed = False
+        _models.add(self)
 
     @property
     def manifest(self) -> Manifest:
@@ -150,15 +172,26 @@ class Model:
             refused_variants=dict(self._refused),
             threads=self._runtime.threads,
             concurrency=self._concurrency,
-            loaded_buckets=[i for i, item in enumerate(self._programs) if item is not None],
+            loaded_buckets=self._programs.loaded,
             host=self._host.to_json(),
         )
         return result
 
     @property
     def stats(self) -> Dict[str, Any]:
-        """Lengths seen, bucket hits, padding and times so far; see ``Stats.snapshot``."""
-        return self._stats.snapshot()
+        """Sizes seen, bucket hits, padding and times so far; see ``Stats.snapshot``.
+
+        Also "file_error": why the statistics file couldn't be written the last time, or None.
+        """
+        return dict(self._stats.snapshot(), file_error=self._writer.error)
+
+    def write_stats(self, path: "Path") -> None:
+        """Writes the statistics file to ``path`` now; also of a closed model.
+
+        Raises:
+            InputError: no file can be written there.
+        """
+        self._writer.write(path)
 
     def run(self, inputs: Mapping[str, Any]) -> "Dict[str, NDArray[Any]]":
         """Runs the model once.
@@ -185,13 +218,12 @@ class Model:
             InputError: also where there is no such bucket.
             OutsideBucketsError: this bucket doesn't take these sizes.
         """
-        if not 0 <= bucket < len(self._programs):
-            text = "there is no bucket {}, only 0..{}".format(bucket, len(self._programs) - 1)
-            raise InputError(text)
+        self._check_bucket(bucket)
         return self._run(inputs, bucket)
 
     def _run(self, inputs: Mapping[str, Any], bucket: Optional[int]) -> "Dict[str, NDArray[Any]]":
         started = time.perf_counter_ns()
+        forced = bucket is not None
         self._enter()
         try:
             try:
@@ -200,10 +232,14 @@ class Model:
                     bucket = self._dispatcher.choose(sizes)
                 else:
                     self._dispatcher.check(bucket, sizes)
+            except OutsideBucketsError:
+                # What doesn't fit a bucket of the caller's choice may well fit another one.
+                self._stats.record_refusal(None if forced else sizes)
+                raise
             except InputError:
                 self._stats.record_refusal()
                 raise
-            program = self._programs[bucket] or self._load(bucket)
+            program = self._programs.get(bucket)
             padded = self._dispatcher.pad(bucket, arrays, sizes)
             results = program.run(padded, self._dispatcher.crops(sizes))
             outputs = {}
@@ -213,10 +249,9 @@ class Model:
                     text = text.format(program.label, spec.name, array.dtype, spec.dtype)
                     raise NativeError(text)
                 outputs[spec.name] = array
-            axis = self.manifest.length_axis
-            length = 0 if axis is None else sizes[axis]
-            computed = self._dispatcher.padded_length(bucket) or length
-            self._stats.record(bucket, length, computed, time.perf_counter_ns() - started)
+            ended = time.perf_counter_ns()
+            self._stats.record(bucket, sizes, ended - started)
+            self._writer.tick(ended)
             return outputs
         finally:
             self._leave()
@@ -226,31 +261,29 @@ class Model:
         self._enter()
         try:
             for index in range(len(self._programs)):
-                program = self._programs[index] or self._load(index)
+                program = self._programs.get(index)
                 inputs = make_inputs(self.manifest, self._dispatcher.hint_sizes(index))
                 program.run(self._checker.check(inputs)[0])
         finally:
             self._leave()
 
-    def _load(self, index: int) -> Program:
-        with self._program_lock:
-            program = self._programs[index]
-            if program is None:
-                assert self._weights is not None
-                program = self._runtime.open_program(
-                    pin_library(self._folder, self._variant.programs[index]),
-                    self._weights,
-                    self._concurrency,
-                )
-                counts = (program.n_inputs, program.n_outputs)
-                wanted = (len(self.manifest.inputs), len(self.manifest.outputs))
-                if counts != wanted:
-                    program.close()
-                    text = "{}: has {} inputs and {} outputs, the manifest has {} and {}"
-                    text = text.format(program.label, *(counts + wanted))
-                    raise BundleError(text + " [program-signature]")
-                self._programs[index] = program
-            return program
+    def load(self, bucket: int) -> None:
+        """Loads the program of one bucket, if it isn't, without running it.
+
+        Raises:
+            InputError: there is no such bucket.
+        """
+        self._check_bucket(bucket)
+        self._enter()
+        try:
+            self._programs.get(bucket)
+        finally:
+            self._leave()
+
+    def _check_bucket(self, bucket: int) -> None:
+        if not 0 <= bucket < len(self._programs):
+            text = "there is no bucket {}, only 0..{}".format(bucket, len(self._programs) - 1)
+            raise InputError(text)
 
     def _enter(self) -> None:
         with self._state:
@@ -272,13 +305,18 @@ class Model:
             self._closed = True
             while self._running:
                 self._state.wait()
-        for index, program in enumerate(self._programs):
-            if program is not None:
-                program.close()
-                self._programs[index] = None
-        self._weights = None
+        self._programs.close()
+        self._writer.finish()
         self._runtime.trim()
         self._folder.close()
+
+    def _begin_anew(self) -> None:
+        """In a process after a fork, where the threads whose calls were under way don't exist."""
+        self._state = threading.Condition()
+        self._running = 0
+        self._programs.begin_anew()
+        self._stats.reset()
+        self._writer.begin_anew()
 
     def __enter__(self) -> "Model":
         return self
@@ -296,3 +334,14 @@ class Model:
         # __init__ raised.
         if getattr(self, "_closed", True) is False:
             self.close()
+
+
+_models: "weakref.WeakSet[Model]" = weakref.WeakSet()
+
+
+def _begin_anew() -> None:
+    for model in list(_models):
+        model._begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

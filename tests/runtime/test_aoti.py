@@ -34,9 +34,7 @@ def model(native_bundle: str) -> Iterator[Model]:
 
 
 def program_of(model: Model) -> Program:
-    program = model._programs[0]
-    assert program is not None
-    return program
+    return model._programs.get(0)
 
 
 def arrays_for(model: Model) -> list[np.ndarray]:
@@ -104,16 +102,17 @@ def test_native_failures_become_errors(model: Model) -> None:
 
 
 def test_missing_constants_are_named(model: Model) -> None:
-    assert model._weights is not None
-    kept = model._weights.constants
+    weights = model._programs._weights
+    assert weights is not None
+    kept = weights.constants
     pinned = pin_library(model._folder, model.manifest.variants[0].programs[0])
     needed = [item.name for item in kept]
-    model._weights.constants = ()
+    weights.constants = ()
     try:
         with pytest.raises(NativeError) as caught:
-            model._runtime.open_program(pinned, model._weights, 1)
+            model._runtime.open_program(pinned, weights, 1)
     finally:
-        model._weights.constants = kept
+        weights.constants = kept
     assert any(name in caught.value.message for name in needed)
 
 

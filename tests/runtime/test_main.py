@@ -75,6 +75,9 @@ def test_info_of_a_bundle_for_another_machine(bundle: DummyBundle) -> None:
     text = run("info", path).stdout
     assert "bucket 1  pad: batch 1..2 (hint 1), length 33..64 (hint 64)" in text
     assert "input     input_ids: int64[batch, length]  0..99" in text
+    bundle.document["buckets"][1]["pad_axes"] = ["length", "batch"]
+    text = run("info", bundle.write()).stdout
+    assert "bucket 1  pad of length and batch: batch 1..2 (hint 1)" in text
     done = run("selftest", path)
     assert done.returncode == 23 and "is for none" in done.stderr
 
@@ -104,6 +107,23 @@ def test_bench(native_bundle: str, tmp_path: Path) -> None:
     (tmp_path / "lengths").write_text("nothing\n")
     done = run(*common, "--lengths", str(tmp_path / "lengths"))
     assert done.returncode == 24 and "line 1: 'nothing'" in done.stderr
+
+
+def test_calibrate(native_bundle: str, tmp_path: Path) -> None:
+    place = tmp_path / "calibration.json"
+    common = ("bench", native_bundle, "--seconds", "0", "--threads", "1", "--cold-runs", "1")
+    done = run(*common, "--calibrate", str(place))
+    assert done.returncode == 0 and "rounds" in done.stderr
+    assert "spread ms" in done.stdout and "to load one more" in done.stdout
+    report = data(run(*common, "--json", "--calibrate", str(place)))
+    assert report == json.loads(place.read_text())
+
+    done = run(*common, "--calibrate", str(tmp_path))
+    assert done.returncode == 24 and "is a folder" in done.stderr and "\nhint: " in done.stderr
+    done = run(*common, "--calibrate", str(place), "--lengths", str(place))
+    assert done.returncode == 24 and "don't go together" in done.stderr
+    done = run("bench", str(tmp_path), "--calibrate", str(tmp_path.parent / "x"))
+    assert done.returncode == 20 and not (tmp_path.parent / "x").exists()
 
 
 def test_an_unknown_variant(native_bundle: str) -> None:
