@@ -1,8 +1,8 @@
 """Counts what a model is asked for: lengths, sizes, bucket hits, padding and times.
 
-Recording takes about a microsecond: 0.7 with one axis that varies and 0.85 with two on a Zen 3 with
-Python 3.11, measured roughly; 1.5 where nearly every call has other sizes than those before. Most
-calls take less than half of that, and one in 512 takes 0.3 to 1 ms because it counts for all.
+Recording takes about a microsecond: 0.7 with one axis that varies and 0.85 with two, on a Zen 3 with
+Python 3.11, measured roughly; 1.5 to 2 where nearly every call has other sizes than those before.
+Most calls take half of that, and one in 512 takes 0.3 to 1 ms because it counts for all.
 Memory is bounded: lengths go to at most 4096 bins, pairs of sizes and lengths outside every bucket
 to about as many entries (counts.py), and of the times of each bucket the last 512 are kept.
 """
