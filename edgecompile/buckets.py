@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from edgecompile.costs import MODES, CostCurve, Mode
@@ -21,6 +20,8 @@ from edgecompile.plan_notes import plan_notes
 from edgecompile.positions import TIE, find_positions, make_buckets
 from edgecompile.ranges import AxisRange, Bucket, OtherAxes
 from edgecompile.segments import best_priced_segmentation, best_segmentations
+from edgecompile.surfaces import CostSurface, cost_model_from_json
+from edgecompile.tiling import tiling_problems
 
 __all__ = ["AxisRange", "Bucket", "BucketLimits", "BucketPlan", "plan_buckets"]
 
@@ -31,15 +32,18 @@ class BucketPlan:
 
     Attributes:
         length_axis: name of the axis that the plan divides.
-        buckets: ascending in length. Buckets that agree in their other axes tile the lengths
-            from the shortest to the longest without hole or overlap.
+        buckets: they tile the sizes from the smallest to the largest on every axis without hole
+            or overlap. Where they divide the length axis alone they are ascending in length.
         expected_ms: mean cost of one run under the cost model and the sample, without the price
             of buckets; None for a plan made by hand.
         policy: the rule that made the plan; ``optimum`` for :func:`plan_buckets`.
-        cost_model: the costs that were planned with, if any.
+        cost_model: the costs that were planned with, if any: a curve, or a surface where the
+            buckets divide two axes.
         price_per_bucket: what a bucket had to save, in milliseconds of the mean run.
         expected_by_count: expected_ms of the best plan of exactly 1, 2, … buckets, as far as
             these were computed.
+        lower_bound_ms: what no other buckets can beat, as many as were allowed, overlapping or
+            not: expected_ms and the price of the buckets are at least this. None if unknown.
         source: where the lengths came from.
         notes: what a person should know about the plan, in sentences.
     """
@@ -48,34 +52,25 @@ class BucketPlan:
     buckets: tuple[Bucket, ...]
     expected_ms: float | None = None
     policy: str = "manual"
-    cost_model: CostCurve | None = None
+    cost_model: CostCurve | CostSurface | None = None
     price_per_bucket: float = 0.0
     expected_by_count: tuple[float, ...] = ()
     source: str = ""
     notes: tuple[str, ...] = field(default=())
+    lower_bound_ms: float | None = None
 
     def __post_init__(self) -> None:
         if not self.buckets:
             raise PlanError("a plan needs a bucket")
         problems = []
-        groups: dict[OtherAxes, list[Bucket]] = {}
         names = [name for name, _ in self.buckets[0].axes]
         for index, bucket in enumerate(self.buckets):
             if [name for name, _ in bucket.axes] != names or names[0] != self.length_axis:
                 axes = ", ".join(name for name, _ in bucket.axes)
                 problems.append(f"bucket {index} has the axes {axes}, not {', '.join(names)}")
-            # Hints don't change what is served.
-            key = tuple((name, AxisRange(r.lo, r.hi, r.hi)) for name, r in bucket.other_axes)
-            groups.setdefault(key, []).append(bucket)
         if names[0] != self.length_axis:
             problems.append(f"the buckets divide {names[0]}, the plan {self.length_axis}")
-        for group in groups.values():
-            for before, after in pairwise(group):
-                if after.lo != before.hi + 1:
-                    problems.append(
-                        f"after the bucket {before.lo}..{before.hi} comes {after.lo}..{after.hi}, "
-                        f"which doesn't start at {before.hi + 1}"
-                    )
+        problems = problems or tiling_problems(self.buckets)
         if problems:
             raise PlanError("bad plan: " + "; ".join(problems[:10]))
 
@@ -89,6 +84,27 @@ class BucketPlan:
         """Longest length served."""
         return max(bucket.hi for bucket in self.buckets)
 
+    @property
+    def curve(self) -> CostCurve | None:
+        """The cost model if the length alone decides, None if there is none or a surface."""
+        return self.cost_model if isinstance(self.cost_model, CostCurve) else None
+
+    @property
+    def surface(self) -> CostSurface | None:
+        """The cost model if two axes decide, None if there is none or a curve."""
+        return self.cost_model if isinstance(self.cost_model, CostSurface) else None
+
+    @property
+    def divides(self) -> tuple[str, ...]:
+        """The axes that tell its buckets apart, and the length axis; other axes are the same."""
+        first = self.buckets[0]
+        return tuple(
+            name
+            for name, own in first.axes
+            if name == self.length_axis
+            or any((b.range(name).lo, b.range(name).hi) != (own.lo, own.hi) for b in self.buckets)
+        )
+
     def find(self, sizes: Mapping[str, int]) -> int | None:
         """Index of the first bucket that serves these sizes, None if there is none."""
         for index, bucket in enumerate(self.buckets):
@@ -97,8 +113,8 @@ class BucketPlan:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; the same plan gives the same bytes."""
-        return {
+        """Plain data; the same plan gives the same bytes. An unknown lower bound is left out."""
+        value = {
             "length_axis": self.length_axis,
             "policy": self.policy,
             "buckets": [bucket.to_json() for bucket in self.buckets],
@@ -109,6 +125,9 @@ class BucketPlan:
             "source": self.source,
             "notes": list(self.notes),
         }
+        if self.lower_bound_ms is not None:
+            value["lower_bound_ms"] = self.lower_bound_ms
+        return value
 
     @classmethod
     def from_json(cls, value: object) -> BucketPlan:
@@ -125,10 +144,13 @@ class BucketPlan:
         price = value.get("price_per_bucket", 0.0)
         by_count = value.get("expected_by_count", [])
         notes = value.get("notes", [])
+        bound = value.get("lower_bound_ms")
         if not isinstance(axis, str):
             raise PlanError(f"length_axis is {axis!r}, not a name")
         if not (expected is None or _is_number(expected)) or not _is_number(price):
             raise PlanError("expected_ms or price_per_bucket isn't a number")
+        if not (bound is None or _is_number(bound)):
+            raise PlanError("lower_bound_ms isn't a number")
         if not isinstance(by_count, list) or not all(_is_number(item) for item in by_count):
             raise PlanError("expected_by_count isn't a list of numbers")
         if not isinstance(notes, list):
@@ -142,11 +164,12 @@ class BucketPlan:
             ),
             expected_ms=expected,
             policy=str(value.get("policy", "manual")),
-            cost_model=None if model is None else CostCurve.from_json(model),
+            cost_model=None if model is None else cost_model_from_json(model),
             price_per_bucket=price,
             expected_by_count=tuple(by_count),
             source=str(value.get("source", "")),
             notes=tuple(str(note) for note in notes),
+            lower_bound_ms=bound,
         )
 
 

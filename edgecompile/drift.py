@@ -183,7 +183,7 @@ def _cost(
 
 def _costs(plan: BucketPlan) -> CostCurve | None:
     """The plan's cost model, where it has costs for all buckets and the length alone decides."""
-    curve = plan.cost_model
+    curve = plan.curve
     if curve is None or not _one_axis(plan) or not set(_modes_of(plan)) <= set(curve.modes):
         return None
     return curve

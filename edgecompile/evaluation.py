@@ -52,16 +52,10 @@ def evaluate_buckets(
     run_lengths = _run_lengths(buckets, lengths)
     real = float(np.dot(lengths, counts))
     computed = float(np.dot(run_lengths, counts))
-    order = np.argsort(costs, kind="stable")
-    reached = np.cumsum(counts[order])
-    p50, p99 = (
-        float(costs[order][np.searchsorted(reached, np.ceil(q * distribution.n - 1e-6))])
-        for q in (0.5, 0.99)
-    )
     return Evaluation(
         expected_ms=_mean(costs, distribution),
-        p50_ms=p50,
-        p99_ms=p99,
+        p50_ms=weighted_quantile(costs, counts, 0.5),
+        p99_ms=weighted_quantile(costs, counts, 0.99),
         padding_waste=(computed - real) / computed,
         programs=len(buckets),
     )
@@ -92,6 +86,13 @@ def run_costs(
     if not padded.all():
         costs[~padded] = cost_model.cost(run_lengths[~padded], "exact")
     return costs
+
+
+def weighted_quantile(costs: FloatArray, counts: npt.NDArray[np.int64], q: float) -> float:
+    """The least cost that a share ``q`` of the samples doesn't exceed; both of shape [cells]."""
+    order = np.argsort(costs, kind="stable")
+    reached = np.cumsum(counts[order])
+    return float(costs[order][np.searchsorted(reached, np.ceil(q * int(counts.sum()) - 1e-6))])
 
 
 def _mean(costs: FloatArray, distribution: LengthDistribution) -> float:

@@ -37,8 +37,8 @@ def plan_notes(
     max_length = buckets[-1].hi
     notes = [_why_one(buckets[0], expected_ms)] if len(buckets) == 1 else []
     if len(buckets) > 1 and expected_by_count:
-        notes.append(_saving(len(buckets), expected_ms, expected_by_count[0], buckets))
-    notes += _next_bucket(len(buckets), expected_by_count, price, most, forced)
+        notes.append(saving_note(len(buckets), expected_ms, expected_by_count[0], buckets))
+    notes += next_bucket_note(len(buckets), expected_by_count, price, most, forced)
     if modes == ("pad",):
         why = "the cost curve has no exact costs" if "exact" not in curve.modes else "as asked for"
         notes.append(f"Every bucket is padded to a fixed length: {why}.")
@@ -49,7 +49,7 @@ def plan_notes(
     share = sample.share_over(max_length)
     if share:
         notes.append(
-            f"{_percent(share)} of the samples are longer than {max_length} and count as "
+            f"{percent_text(share)} of the samples are longer than {max_length} and count as "
             f"{max_length} here; at run time the caller must truncate them, or they are refused."
         )
     if sample.max < max_length:
@@ -69,29 +69,31 @@ def _why_one(bucket: Bucket, expected_ms: float) -> str:
     if bucket.mode == "exact":
         return (
             "One dynamic range is best: it runs every length unpadded, for "
-            f"{_ms(expected_ms)} on average."
+            f"{ms_text(expected_ms)} on average."
         )
     return (
         f"One static program is best: it pads every input to {bucket.hi} and takes "
-        f"{_ms(expected_ms)}."
+        f"{ms_text(expected_ms)}."
     )
 
 
-def _saving(count: int, chosen: float, single: float, buckets: Sequence[Bucket]) -> str:
+def saving_note(count: int, chosen: float, single: float, buckets: Sequence[Bucket]) -> str:
+    """What several buckets save against one: mean costs in ms, ``single`` of the best one."""
     padded = sum(bucket.mode == "pad" for bucket in buckets)
     kinds = {0: "all exact", count: "all padded"}.get(padded, f"{padded} of them padded")
     saved = single - chosen
     if saved <= 1e-9 * single:
         return f"{count} buckets ({kinds}) save nothing against the best single bucket."
     return (
-        f"{count} buckets ({kinds}) save {_ms(saved)} a run ({_percent(saved / single)}) against "
-        f"the best single bucket, {_ms(single)}."
+        f"{count} buckets ({kinds}) save {ms_text(saved)} a run ({percent_text(saved / single)}) against "
+        f"the best single bucket, {ms_text(single)}."
     )
 
 
-def _next_bucket(
+def next_bucket_note(
     count: int, by_count: Sequence[float], price: float, most: int | None, forced: bool
 ) -> list[str]:
+    """What further buckets would save, and why they weren't made; empty if that's unknown."""
     if len(by_count) <= count:
         return []
     # Two more buckets can save where one can't, so the best of all larger counts is told.
@@ -101,18 +103,20 @@ def _next_bucket(
     noun = "a further bucket" if more == 1 else f"{more} further buckets"
     if saved <= 1e-9 * by_count[count - 1]:
         return ["More buckets would save nothing."]
-    text = f"{noun[0].upper()}{noun[1:]} would save {_ms(saved)} a run"
-    text += f" ({_percent(saved / by_count[count - 1])})"
+    text = f"{noun[0].upper()}{noun[1:]} would save {ms_text(saved)} a run"
+    text += f" ({percent_text(saved / by_count[count - 1])})"
     if forced:
         return [f"{text}, but the number of buckets was given."]
     if most is not None and count + more > most:
         return [f"{text}, but {most} is the most allowed."]
-    return [f"{text}, less than the {_ms(price * more)} that it has to save."]
+    return [f"{text}, less than the {ms_text(price * more)} that it has to save."]
 
 
-def _ms(value: float) -> str:
+def ms_text(value: float) -> str:
+    """Milliseconds with their unit."""
     return f"{value:.3g} ms" if abs(value) < 100 else f"{value:.0f} ms"
 
 
-def _percent(share: float) -> str:
+def percent_text(share: float) -> str:
+    """A share in per cent."""
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.1f} %"

@@ -17,8 +17,16 @@ from markupsafe import Markup
 from edgecompile import plots
 from edgecompile.buckets import Bucket, BucketPlan
 from edgecompile.lengths import LengthDistribution
-from edgecompile.plan_view import PlanFigures, PlanJudgement, plan_figures
-from edgecompile.policies import PolicyResult
+from edgecompile.plan_view import (
+    BUCKET_COLUMNS,
+    PlanFigures,
+    PlanJudgement,
+    bucket_rows,
+    plan_figures,
+    policy_columns,
+    policy_rows,
+)
+from edgecompile.policies import OPTIMUM
 from edgecompile.units import format_count, format_ms, format_share
 
 if TYPE_CHECKING:
@@ -169,7 +177,7 @@ def plan_section(
             "The numbers above the plot are the upper edges of the buckets.",
         )
     ]
-    curve = plan.cost_model
+    curve = plan.curve
     if curve is not None:
         drawings.append(
             Drawing(
@@ -198,7 +206,7 @@ def plan_section(
         )
     tables = [_bucket_table(view)]
     if judgement is not None:
-        tables.append(_policy_table(tuple(judgement.policies.values()), plan.policy))
+        tables.append(_policy_table(judgement))
     return Section(
         "Plan",
         figures=_plan_figures(plan, view, distribution),
@@ -284,37 +292,17 @@ def _plan_figures(
 
 
 def _bucket_table(view: PlanFigures) -> Table:
-    rows = tuple(
-        (
-            f"{i}",
-            item.bucket.mode,
-            f"{item.bucket.lo}–{item.bucket.hi}",
-            f"{item.bucket.hint}",
-            format_share(item.share),
-            format_share(item.padding_waste),
-            format_ms(item.expected_ms),
-        )
-        for i, item in enumerate(view.buckets)
-    )
-    columns = ("bucket", "mode", "lengths", "tuned for", "inputs", "padding", "mean ms")
-    return Table("Buckets", columns, rows, words=2)
+    return Table("Buckets", BUCKET_COLUMNS, bucket_rows(view), words=2)
 
 
-def _policy_table(policies: Sequence[PolicyResult], chosen: str) -> Table:
-    rows = tuple(
-        (
-            policy.name.replace("_", " "),
-            format_ms(policy.evaluation.expected_ms),
-            format_ms(policy.evaluation.p99_ms),
-            format_share(policy.evaluation.padding_waste),
-            f"{policy.evaluation.programs}",
-            f"{100 * policy.regret:+.1f} %",
-        )
-        for policy in policies
+def _policy_table(judgement: PlanJudgement) -> Table:
+    strong = tuple(i for i, name in enumerate(judgement.policies) if name == OPTIMUM)
+    return Table(
+        "Against other ways to choose",
+        policy_columns(judgement),
+        policy_rows(judgement),
+        strong=strong,
     )
-    columns = ("policy", "mean ms", "p99 ms", "padding", "programs", "over the optimum")
-    strong = tuple(i for i, policy in enumerate(policies) if policy.name == chosen)
-    return Table("Against other ways to choose", columns, rows, strong=strong)
 
 
 @cache

@@ -4,7 +4,8 @@ A surface is a grid of points, held as one :class:`~edgecompile.curves.CostCurve
 axis for each size of the other axis. Costs are interpolated linearly along both (bilinearly in a
 cell of the grid), so that a value never lies below the least of the measured points around it.
 Beside the grid the rules of a curve hold on both axes: below the first point its cost, beyond the
-last the last slope if it rises, and in proportion to the size if there is one point only.
+last the last slope if it rises, and in proportion to the size if there is one point only. So costs
+are bilinear between the lines of the grid and beyond its last ones.
 """
 
 from __future__ import annotations
@@ -168,8 +169,25 @@ class CostSurface:
                     ends[where] = curve.cost(x[where], mode)
         share = (y - at[upper - 1]) / (at[upper] - at[upper - 1])
         inside = below + np.clip(share, 0.0, 1.0) * (above - below)
-        beyond = np.maximum(share - 1.0, 0.0) * np.maximum(above - below, 0.0)
-        result: FloatArray = np.where(share >= 1.0, above, inside) + beyond
+        result: FloatArray = np.where(share >= 1.0, above, inside)
+        if np.any(share > 1.0):
+            result = result + np.maximum(share - 1.0, 0.0) * self._rise(x, mode)
+        return result
+
+    def _rise(self, lengths: FloatArray, mode: Mode) -> FloatArray:
+        """By how much the cost rises from the last slice but one to the last, 0 if it falls.
+
+        It is taken at the lengths of the points and linear between them, so that the surface
+        is bilinear beyond its last slice, too: the planner relies on it.
+        """
+        at = np.array(self.grid(self.axes[0]), dtype=np.float64)
+        before, last = (np.asarray(curve.cost(at, mode)) for _, curve in self.slices[-2:])
+        rise = np.maximum(last - before, 0.0)
+        if len(at) > 1:
+            slope = max(0.0, float((rise[-1] - rise[-2]) / (at[-1] - at[-2])))
+        else:
+            slope = float(rise[-1] / at[-1])
+        result: FloatArray = np.interp(lengths, at, rise) + slope * np.maximum(lengths - at[-1], 0)
         return result
 
     def at(self, other: int) -> CostCurve:

@@ -102,6 +102,9 @@ def test_interpolation_agrees_with_curves_and_floors(
     found: CostSurface, length: int, batch: int
 ) -> None:
     """Along the length a slice is its curve, across slices a curve of their costs."""
+    beyond = batch > found.grid("batch")[-1]
+    if beyond:  # there a falling slope counts as none at the points, not between them
+        length = found.grid("length")[length % len(found.grid("length"))]
     for mode in found.modes:
         value = float(found.cost(length, batch, mode))
         points = []
@@ -112,7 +115,26 @@ def test_interpolation_agrees_with_curves_and_floors(
         assert value == pytest.approx(across.cost(batch, mode))
         floor = min(p.value(mode) or 0 for _, curve in found.slices for p in curve.points)
         assert value >= floor * (1 - 1e-12)
-        assert found.at(batch).cost(length, mode) >= floor * (1 - 1e-12)
+        if length <= found.grid("length")[-1]:
+            assert found.at(batch).cost(length, mode) == pytest.approx(value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(surfaces(), st.integers(0, 3), st.integers(0, 3))
+def test_costs_are_bilinear_between_the_lines_of_the_grid(
+    found: CostSurface, column: int, row: int
+) -> None:
+    """Also below the first and beyond the last points: the planner's choice of sizes needs it."""
+    corners = []
+    for axis, index in (("length", column), ("batch", row)):
+        lines = [0.5, *found.grid(axis), found.grid(axis)[-1] + 7.0]
+        index = min(index, len(lines) - 2)
+        corners.append((lines[index], lines[index + 1]))
+    (x0, x1), (y0, y1) = corners
+    for mode in found.modes:
+        table = found.cost(np.array([x0, x1])[:, None], np.array([y0, y1])[None, :], mode)
+        middle = float(found.cost((x0 + x1) / 2, (y0 + y1) / 2, mode))
+        assert middle == pytest.approx(table.mean())
 
 
 @given(surfaces())
