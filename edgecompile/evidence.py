@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from edgecompile.buckets import plan_buckets
-from edgecompile.costs import CostCurve, CostModel
+from edgecompile.costs import CostCurve, CostModel, FloatArray
 from edgecompile.evaluation import expected_cost, run_costs
 from edgecompile.lengths import LengthDistribution
 from edgecompile.ranges import Bucket
@@ -126,18 +127,32 @@ def bootstrap_interval(
     Raises:
         PlanError: some lengths lie outside every bucket.
     """
+    costs = run_costs(buckets, distribution, cost_model)
+    return interval_of_mean(
+        costs, distribution.count_array, level=level, resamples=resamples, seed=seed
+    )
+
+
+def interval_of_mean(
+    costs: FloatArray,
+    counts: npt.NDArray[np.int64],
+    *,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Interval:
+    """The percentile interval of the mean cost over resampled counts, both of shape [cells]."""
     if not 0 < level < 1 or resamples < 1:
         raise ValueError(
             f"level {level} isn't between 0 and 1, or resamples {resamples} not over 0"
         )
-    costs = run_costs(buckets, distribution, cost_model)
-    shares = distribution.count_array / distribution.n
+    n = int(counts.sum())
     rng = np.random.default_rng(seed)
     means = np.empty(resamples)
     for start in range(0, resamples, _RESAMPLES_AT_ONCE):  # bounds the memory
         size = min(_RESAMPLES_AT_ONCE, resamples - start)
-        counts = rng.multinomial(distribution.n, shares, size=size)
-        means[start : start + size] = counts @ costs / distribution.n
+        drawn = rng.multinomial(n, counts / n, size=size)
+        means[start : start + size] = drawn @ costs / n
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high), level)
 

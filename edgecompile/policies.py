@@ -43,9 +43,14 @@ class PolicyResult:
     def to_json(self) -> dict[str, Any]:
         """``{"expected_ms", "p50_ms", "p99_ms", "padding_waste", "programs", "regret", "sizes"}``.
 
-        ``sizes`` are the upper ends of the buckets.
+        ``sizes`` are the upper ends of the buckets; of a plan over several axes objects with the
+        end on each.
         """
-        sizes = [bucket.hi for bucket in self.plan.buckets]
+        sizes: list[Any] = [bucket.hi for bucket in self.plan.buckets]
+        surface = self.plan.surface
+        if surface is not None:
+            buckets = self.plan.buckets
+            sizes = [{axis: b.range(axis).hi for axis in surface.axes} for b in buckets]
         return {**self.evaluation.to_json(), "regret": self.regret, "sizes": sizes}
 
 
