@@ -35,12 +35,7 @@ from edgecompile.length_rows import (
     strip_comment,
     whole_number,
 )
-from edgecompile.row_files import (
-    count_rows,
-    open_source,
-    read_block,
-    read_document,
-)
+from edgecompile.row_files import count_rows, open_source, read_block, read_document
 
 JOINT_HINT = (
     'give rows with a header "length,batch,count" (the second axis may have any name), JSON lines '

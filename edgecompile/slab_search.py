@@ -299,5 +299,11 @@ def _spread(spent: FloatArray, wanted: int) -> IntArray:
         return np.arange(len(spent))
     reached = np.cumsum(spent)
     at = np.searchsorted(reached, reached[-1] * np.arange(1, wanted) / wanted)
-    found: IntArray = np.unique(np.append(np.minimum(at, len(spent) - 1), len(spent) - 1))
-    return found
+    chosen = np.zeros(len(spent), dtype=bool)
+    chosen[np.minimum(at, len(spent) - 1)] = True
+    chosen[-1] = True
+    # Where much is spent at one size several quantiles fall together: the heaviest rows fill up.
+    heaviest = np.argsort(-spent, kind="stable")
+    spare = wanted - int(chosen.sum())
+    chosen[heaviest[~chosen[heaviest]][:spare]] = True
+    return np.flatnonzero(chosen)
