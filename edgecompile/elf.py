@@ -9,10 +9,10 @@ import dataclasses
 import itertools
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from elftools.common.exceptions import ELFError
 from elftools.construct import ConstructError
@@ -23,7 +23,14 @@ from elftools.elf.sections import SymbolTableSection
 
 from edgecompile.errors import ElfError
 
-__all__ = ["ElfInfo", "UndefinedSymbol", "VersionNeed", "read_elf", "version_key"]
+__all__ = [
+    "ElfInfo",
+    "UndefinedSymbol",
+    "VersionNeed",
+    "read_elf",
+    "read_functions",
+    "version_key",
+]
 
 _MACHINES = {"EM_X86_64": "x86-64", "EM_AARCH64": "aarch64"}
 _KINDS = {"ET_REL": "object", "ET_DYN": "shared", "ET_EXEC": "executable"}
@@ -144,6 +151,24 @@ def read_elf(path: str | os.PathLike[str]) -> ElfInfo:
     Raises:
         ElfError: the file can't be opened, is no such ELF file, or is damaged.
     """
+    return _open(path, _read)
+
+
+def read_functions(path: str | os.PathLike[str]) -> tuple[tuple[int, int, str], ...]:
+    """(start, end, name) of the functions that a library's symbol tables name, by address.
+
+    Empty for object files, whose addresses mean nothing yet.
+
+    Raises:
+        ElfError: as ``read_elf``.
+    """
+    return _open(path, _read_functions)
+
+
+_Result = TypeVar("_Result")
+
+
+def _open(path: str | os.PathLike[str], read: Callable[[ELFFile, Path], _Result]) -> _Result:
     path = Path(path)
     try:
         size = path.stat().st_size
@@ -155,7 +180,7 @@ def read_elf(path: str | os.PathLike[str]) -> ElfInfo:
             raise ElfError(f"{path} ({size} bytes) is not an ELF file: it doesn't begin as one")
         file.seek(0)
         try:
-            return _read(ELFFile(file), path)
+            return read(ELFFile(file), path)
         except ElfError:
             raise
         except _DAMAGE as error:
@@ -208,6 +233,20 @@ def _read(elf: ELFFile, path: Path) -> ElfInfo:
         exported=tuple(sorted(exported)),
         section_sizes=tuple((s.name, s["sh_size"]) for s in sections if s.name),
     )
+
+
+def _read_functions(elf: ELFFile, path: Path) -> tuple[tuple[int, int, str], ...]:
+    if elf["e_type"] == "ET_REL":
+        return ()
+    sections = list(elf.iter_sections())
+    found = set()
+    for table in (".symtab", ".dynsym"):
+        present = any(section.name == table for section in sections)
+        for _, symbol in _symbols(sections, table, path) if present else ():
+            start, length = symbol["st_value"], symbol["st_size"]
+            if symbol["st_info"]["type"] == "STT_FUNC" and length and symbol.name:
+                found.add((start, start + length, str(symbol.name)))
+    return tuple(sorted(found))
 
 
 def _dynamic(sections: list[Any]) -> dict[str, list[Any]]:

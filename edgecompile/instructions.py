@@ -7,6 +7,7 @@ the families that compilers emit, not every mnemonic.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import os
 import re
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgecompile.elf import read_functions
 from edgecompile.errors import ElfError
 
 __all__ = ["FeatureUse", "InstructionEvidence", "find_objdump", "scan_instructions"]
@@ -68,10 +70,14 @@ _ARITHMETIC: Mapping[str, Mapping[int, str]] = {
     },
     "aarch64": {128: r"\tf(?:add|sub|mul|div|max|min|mla|mls)[a-z]*\tv\d+\.(?:4s|2d)"},
 }
-# Functions of the compiler's own library that ask the CPU before they use these instructions.
-_GUARDED = re.compile(r"__aarch64_(?:cas|swp|ld)[a-z]*\d+_")
+# Functions of the compiler's own library that ask the CPU before they use these instructions, or
+# (the unwinder) use them only for frames whose tables speak of SVE registers.
+_GUARDED = re.compile(
+    r"__aarch64_(?:cas|swp|ld)[a-z]*\d+_"
+    r"|(?:execute_stack_op|uw_update_context(?:_1)?|_Unwind_GetGR)(?:\.|$)"
+)
 _FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
-_INSTRUCTION = re.compile(r"^ *[0-9a-f]+:\t")
+_INSTRUCTION = re.compile(r"^ *([0-9a-f]+):\t")
 
 
 @dataclass(frozen=True)
@@ -144,10 +150,18 @@ def scan_instructions(
     if result.returncode != 0:
         reason = (result.stderr.strip() or f"exit status {result.returncode}").splitlines()[-1]
         raise ElfError(f"{program[0]} can't read {os.fspath(path)}: {reason}")
-    return _count(result.stdout, arch)
+    return _count(result.stdout, arch, read_functions(path))
 
 
-def _count(listing: str, arch: str) -> InstructionEvidence:
+def _count(
+    listing: str, arch: str, functions: Sequence[tuple[int, int, str]]
+) -> InstructionEvidence:
+    """Counts in a listing; ``functions`` are (start, end, name) by address.
+
+    objdump's own headings name the nearest symbol below, however far: right for object files,
+    wrong for libraries that were stripped of most names.
+    """
+    starts = [start for start, _, _ in functions]
     features = _PATTERNS.get(arch, {})
     widths = _ARITHMETIC.get(arch, {})
     # One scan with all patterns finds the few lines that are looked at one by one.
@@ -163,10 +177,18 @@ def _count(listing: str, arch: str) -> InstructionEvidence:
         if (heading := _FUNCTION.match(line)) is not None:
             function = heading[1]
             continue
-        if not _INSTRUCTION.match(line):
+        if (instruction := _INSTRUCTION.match(line)) is None:
             continue
         total += 1
-        if not every.search(line) or _GUARDED.match(function):
+        if not every.search(line):
+            continue
+        if functions:
+            address = int(instruction[1], 16)
+            function = f"0x{address:x}"
+            index = bisect.bisect_right(starts, address) - 1
+            if index >= 0 and address < functions[index][1]:
+                function = functions[index][2]
+        if _GUARDED.match(function):
             continue
         for bits, pattern in width_patterns:
             if pattern.search(line):

@@ -33,6 +33,12 @@ _PREFIXES = {"x86-64": "x86_64-linux-gnu-", "aarch64": "aarch64-linux-gnu-"}
 #: Flags of every object: position independent, no symbol leaves unless it is marked.
 COMMON_FLAGS = ("-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-DNDEBUG")
 
+#: Functions of the compiler's own library that ask the CPU before they use newer instructions: their
+#: names stay in the libraries, so that a disassembly can tell them from the rest.
+_KEPT_SYMBOLS = {
+    "aarch64": ("__aarch64_*", "uw_*", "execute_stack_op*", "_Unwind_GetGR*"),
+}
+
 #: Changed when what this module does with the same arguments changes; part of every key.
 _RECIPE = b"2"
 
@@ -256,7 +262,6 @@ def link_shared(
         "-Wl,--build-id=none",
         "-Wl,--gc-sections",
         "-Wl,--as-needed",
-        "-s",
         "-o",
         str(partial),
         *map(str, objects),
@@ -266,8 +271,15 @@ def link_shared(
         command.append("-Wl,-z,defs")
     if soname:
         command.append(f"-Wl,-soname,{soname}")
+    kept = _KEPT_SYMBOLS.get(toolchain.arch)
+    if not kept:
+        command.append("-s")
     try:
         run_tool(command, f"linking {output.name}")
+        if kept:
+            keep = [f"--keep-symbol={name}" for name in kept]
+            strip = [toolchain.objcopy, "--strip-all", "--wildcard", *keep, str(partial)]
+            run_tool(strip, f"stripping {output.name}")
         os.replace(partial, output)
     finally:
         script.unlink(missing_ok=True)

@@ -134,6 +134,27 @@ def test_aarch64_functions_that_ask_the_cpu_first_are_passed_over(tmp_path: Path
     assert features(scan(tmp_path, source, arch="aarch64")) == set()
 
 
+@needs_aarch64
+def test_only_the_guarded_functions_themselves_are_passed_over(tmp_path: Path) -> None:
+    """A stripped library has few names: what lies after a guarded function isn't part of it."""
+    source = """
+__asm__(".arch armv8.1-a\\n.text\\n.globl __aarch64_ldadd8_acq_rel\\n"
+        ".type __aarch64_ldadd8_acq_rel, %function\\n"
+        "__aarch64_ldadd8_acq_rel: ldaddal x0, x0, [x1]\\n ret\\n"
+        ".size __aarch64_ldadd8_acq_rel, .-__aarch64_ldadd8_acq_rel\\n"
+        "unguarded: swpal x0, x0, [x1]\\n ret\\n");
+"""
+    (tmp_path / "source.c").write_text(source)
+    command = ["aarch64-linux-gnu-gcc", "-shared", "-nostdlib", "-s", "source.c", "-o", "x.so"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    objdump = find_objdump("aarch64")
+    assert objdump is not None
+    (use,) = scan_instructions(tmp_path / "x.so", "aarch64", objdump).uses
+    assert (use.feature, use.count) == ("atomics", 1)
+    assert use.example.startswith("0x")
+    assert "swpal" in use.example
+
+
 def test_objdump_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ElfError, match="can't run /nowhere/objdump"):
         scan_instructions(tmp_path, "x86-64", "/nowhere/objdump")

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from edgecompile import toolchain
+from edgecompile.elf import read_elf, read_functions
 from edgecompile.errors import CompileError, DiskFullError, ToolchainError
+
+needs_aarch64 = pytest.mark.skipif(
+    shutil.which("aarch64-linux-gnu-g++") is None, reason="needs g++-aarch64-linux-gnu"
+)
 
 SOURCE = b'extern "C" __attribute__((visibility("default"))) int f() { return OFFSET + 1; }\n'
 
@@ -121,6 +128,36 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         toolchain.find_toolchain()
     assert "apt-get install" in str(caught.value)
     assert caught.value.exit_code == 35
+
+
+def test_no_cross_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "g++").symlink_to(str(shutil.which("g++")))  # the host's own is no help
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="x86_64"))
+    with pytest.raises(ToolchainError, match=r"no g\+\+, objcopy, nm for aarch64") as caught:
+        toolchain.find_toolchain("aarch64")
+    assert "apt-get install g++-aarch64-linux-gnu" in str(caught.value)
+
+
+@needs_aarch64
+def test_a_library_for_another_machine(tmp_path: Path) -> None:
+    """Stripped but for the names by which an audit knows functions that ask the CPU first."""
+    tools = toolchain.find_toolchain("aarch64")
+    source = (
+        b"static long n; __attribute__((noinline)) static long add() "
+        b"{ return __atomic_add_fetch(&n, 1, __ATOMIC_SEQ_CST); }\n"
+        b'extern "C" __attribute__((visibility("default"))) long f() { return add(); }\n'
+    )
+    flags = ("-O1", "-march=armv8-a")
+    built = toolchain.compile_object(tools, source, name="f.cpp", flags=flags)
+    library = tmp_path / "libf.so"
+    toolchain.link_shared(tools, [built.path], library, exports=["f"], soname="libf.so")
+    assert read_elf(library).machine == "aarch64"
+    assert toolchain.exported_symbols(tools, library) == {"f"}
+    names = {name for _, _, name in read_functions(library)}
+    assert "__aarch64_ldadd8_acq_rel" in names
+    assert all(name.startswith(("__aarch64_", "f")) for name in names)
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["libf.so"]
 
 
 def test_an_old_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
