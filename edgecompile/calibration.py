@@ -14,6 +14,7 @@ from typing import Any
 
 from edgecompile.costs import MODES, CostCurve, CostPoint, Mode
 from edgecompile.errors import CostError
+from edgecompile.limits import BucketCost
 from edgecompile.mode_points import merge_modes
 from edgecompile.runtime.document import shorten
 from edgecompile.targets import TargetProfile
@@ -82,6 +83,7 @@ class Calibration:
         points: in the file's order.
         open_ms: median milliseconds of opening the bundle; None if it wasn't measured.
         load_ms: milliseconds that loading one more program takes, likewise.
+        bucket_cost: what buckets take to build and ship; all 0 where the file doesn't say.
     """
 
     source: str
@@ -99,6 +101,7 @@ class Calibration:
     points: tuple[CalibratedPoint, ...]
     open_ms: float | None
     load_ms: float | None
+    bucket_cost: BucketCost = field(default_factory=BucketCost)
 
     @cached_property
     def slices(self) -> dict[OtherSizes, tuple[CalibratedPoint, ...]]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from typing import Any, cast
 
 from edgecompile.calibration import CALIBRATION_HINT, CalibratedPoint, Calibration, spell_sizes
 from edgecompile.costs import MODES, Mode
-from edgecompile.errors import CostError
+from edgecompile.errors import CostError, PlanError
 from edgecompile.json_files import read_object, refused_as
 from edgecompile.length_rows import MAX_LENGTH
+from edgecompile.limits import BucketCost
 from edgecompile.runtime.document import Problems, Reader, join, shorten
 
 __all__ = ["CALIBRATION_VERSION", "read_calibration"]
@@ -69,6 +71,11 @@ class _CalibrationReader:
             for key in ("open_ms", "load_ms")
         )
         points = self.points(axis)
+        cost = BucketCost()
+        try:
+            cost = BucketCost.from_json(top.get("bucket_cost", {}))
+        except PlanError as error:
+            self.add("bucket_cost", error.message)
         with refused_as(CostError, CALIBRATION_HINT):
             self.problems.raise_if_any()
         return Calibration(
@@ -87,6 +94,7 @@ class _CalibrationReader:
             points=points,
             open_ms=open_ms,
             load_ms=load_ms,
+            bucket_cost=replace(cost, load_ms=load_ms or 0.0),
         )
 
     def add(self, where: str, text: str) -> None:

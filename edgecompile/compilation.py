@@ -239,8 +239,7 @@ def load_compiled(
     probes = {arch: build_probe(arch, folder / arch) for arch in sorted({v.arch for v in chosen})}
     artifacts = {
         v.name: [
-            Artifact.load(folder / v.name / f"bucket-{index}.json")
-            for index in range(len(buckets))
+            Artifact.load(folder / v.name / f"bucket-{index}.json") for index in range(len(buckets))
         ]
         for v in chosen
     }

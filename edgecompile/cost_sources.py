@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import edgecompile
@@ -48,7 +48,7 @@ class Costs:
     """
 
     model: CostCurve | CostSurface
-    cost: BucketCost = BucketCost()
+    cost: BucketCost = field(default_factory=BucketCost)
     kit: MeasuringKit | None = None
     note: str = ""
 
@@ -105,10 +105,9 @@ def _calibrated(
         threads=request.threads,
         length_axis=scope.axis,
     )
-    cost = BucketCost(load_ms=found.load_ms or 0.0)
     if scope.second is None:
-        return Costs(found.curve(), cost)
-    return Costs(cost_surface(found, scope.second, "calibrated"), cost)
+        return Costs(found.curve(), found.bucket_cost)
+    return Costs(cost_surface(found, scope.second, "calibrated"), found.bucket_cost)
 
 
 def _modelled(

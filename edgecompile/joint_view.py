@@ -14,19 +14,26 @@ from edgecompile.joint import JointDistribution
 from edgecompile.joint_evaluation import find_buckets, joint_run_costs
 from edgecompile.joint_evidence import held_out_joint, joint_interval
 from edgecompile.joint_policies import compare_joint_policies, plan_extents
+from edgecompile.lengths import LengthDistribution
 from edgecompile.limits import BucketCost
 from edgecompile.plan_view import (
+    BUCKET_COLUMNS,
     COST_WORDS,
     LEAST_TO_HOLD_OUT,
     BucketFigures,
     PlanFigures,
     PlanJudgement,
+    bucket_rows,
+    judge_plan,
+    plan_figures,
 )
 from edgecompile.slab_search import MOST_STEPS
 from edgecompile.units import format_ms, format_share
 
 __all__ = [
     "JointJudgement",
+    "bucket_table",
+    "judge",
     "joint_bucket_columns",
     "joint_bucket_rows",
     "joint_figures",
@@ -76,6 +83,40 @@ class JointJudgement(PlanJudgement):
             grid = [f"{len(surface.grid(axis))} sizes of {axis}" for axis in surface.axes]
             notes.append(f"Costs are {COST_WORDS[surface.kind]}, at {' and '.join(grid)}.")
         return (*notes, *rest)
+
+
+def judge(
+    plan: BucketPlan,
+    lengths: LengthDistribution,
+    joint: JointDistribution | None = None,
+    **options: Any,
+) -> PlanJudgement:
+    """Judges a plan over one axis or over two.
+
+    Args:
+        plan: made with a cost model.
+        lengths: the sample.
+        joint: the sample over two axes; used if the plan has costs over both.
+        options: those of :func:`edgecompile.plan_view.judge_plan` and :func:`judge_joint`.
+
+    Raises:
+        ValueError: the plan has no cost model, or two axes and no joint sample.
+        PlanError: the sample has sizes that are smaller than the plan serves.
+    """
+    if plan.surface is None:
+        return judge_plan(plan, lengths, **options)
+    if joint is None:
+        raise ValueError("a plan over two axes needs a sample over both")
+    return judge_joint(plan, joint, **options)
+
+
+def bucket_table(judgement: PlanJudgement) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Headings and rows of the plan's buckets, as texts."""
+    if not isinstance(judgement, JointJudgement):
+        return BUCKET_COLUMNS, bucket_rows(plan_figures(judgement.plan, judgement.served))
+    axes = judgement.sizes.axes
+    figures = joint_figures(judgement.plan, judgement.served_sizes)
+    return joint_bucket_columns(axes), joint_bucket_rows(figures, axes)
 
 
 def judge_joint(

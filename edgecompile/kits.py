@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets, export_buckets
@@ -150,7 +151,7 @@ def _static_lengths(scope: KitScope, *, alone: bool) -> list[int]:
         chosen |= {scope.traffic.min, round((extent.lo * extent.hi) ** 0.5)}
     lengths = sorted({min(max(length, extent.lo), extent.hi) for length in chosen})
     # Lengths that hardly differ cost the same: of such neighbours the longer one stays.
-    kept = [a for a, b in zip(lengths, lengths[1:], strict=False) if b >= 1.25 * a and b > a + 1]
+    kept = [a for a, b in pairwise(lengths) if b >= 1.25 * a and b > a + 1]
     return [*kept, lengths[-1]]
 
 
@@ -204,12 +205,23 @@ def build_kit(
         variants=variants,
         jobs=jobs,
     )
-    path = stage_kit(exports.model, kit.buckets, compiled, output, kit.runs, force=force)
-    return BuiltKit(path, kit, compiled, _cost(path, profile, compiled, export_s / count))
+    programs = [a for artifacts in compiled.artifacts.values() for a in artifacts]
+    seconds = sum(sum(artifact.seconds.values()) for artifact in programs) / len(programs)
+    build_s = export_s / count + len(profile.variants) * seconds
+    path = stage_kit(
+        exports.model,
+        kit.buckets,
+        compiled,
+        output,
+        kit.runs,
+        bucket_build_s=build_s,
+        force=force,
+    )
+    return BuiltKit(path, kit, compiled, _cost(path, profile, compiled, build_s))
 
 
 def _cost(
-    path: Path, profile: TargetProfile, compiled: CompiledModel, export_s: float
+    path: Path, profile: TargetProfile, compiled: CompiledModel, build_s: float
 ) -> BucketCost:
     """What buckets take in a bundle of all the target's variants, from the variants built here."""
     programs = [a for artifacts in compiled.artifacts.values() for a in artifacts]
@@ -217,9 +229,8 @@ def _cost(
     native = sum(runtime.path.stat().st_size for runtime in compiled.natives.values())
     total = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     wanted, built = len(profile.variants), len(compiled.variants)
-    seconds = sum(sum(artifact.seconds.values()) for artifact in programs) / len(programs)
     return BucketCost(
         base_size=total - sum(sizes) + round(native * (wanted - built) / built),
         bucket_size=round(wanted * sum(sizes) / len(sizes)),
-        bucket_build_s=export_s + wanted * seconds,
+        bucket_build_s=build_s,
     )

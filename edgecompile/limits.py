@@ -110,7 +110,13 @@ class BucketLimits:
         cost = self.cost
         bounded = (
             ("--max-size", format_bytes, self.max_size, cost.base_size, cost.bucket_size),
-            ("--max-build-time", format_duration, self.max_build_s, cost.base_build_s, cost.bucket_build_s),
+            (
+                "--max-build-time",
+                format_duration,
+                self.max_build_s,
+                cost.base_build_s,
+                cost.bucket_build_s,
+            ),
         )
         for name, spell, bound, base, each in bounded:
             if bound is None:

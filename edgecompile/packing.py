@@ -14,9 +14,11 @@ from edgecompile.backends.artifact import file_sha256
 from edgecompile.buckets import Bucket, BucketPlan
 from edgecompile.bundle import BundleWriter, VariantParts, manifest_name, merge_constants
 from edgecompile.compilation import CompiledModel
+from edgecompile.joint import JointDistribution
+from edgecompile.joint_view import judge
 from edgecompile.lengths import LengthDistribution
+from edgecompile.limits import BucketCost
 from edgecompile.models import LoadedModel
-from edgecompile.plan_view import judge_plan
 from edgecompile.progress import StepHandle
 from edgecompile.report import build_page
 from edgecompile.runtime.manifest import MANIFEST_NAME, Manifest
@@ -54,7 +56,8 @@ def pack_bundle(
     compiled: CompiledModel,
     output: Path,
     *,
-    lengths: LengthDistribution | None = None,
+    lengths: LengthDistribution | JointDistribution | None = None,
+    cost: BucketCost | None = None,
     precision: str = "fp32",
     seed: int = 0,
     force: bool = False,
@@ -92,7 +95,7 @@ def pack_bundle(
             writer.staging, cases, [v.name for v in manifest.variants], manifest.tolerance
         )
         check_report(report)
-        for name, data in _reports(manifest.name, plan, compiled, lengths, report).items():
+        for name, data in _reports(manifest.name, plan, lengths, cost, compiled, report).items():
             writer.add_bytes(data, f"reports/{name}")
         writer.write_manifest(manifest)
         tell("naming it")
@@ -108,8 +111,9 @@ def pack_bundle(
 def _reports(
     name: str,
     plan: BucketPlan,
+    sizes: LengthDistribution | JointDistribution | None,
+    cost: BucketCost | None,
     compiled: CompiledModel,
-    lengths: LengthDistribution | None,
     report: VerifyReport,
 ) -> dict[str, bytes]:
     """What the bundle says about itself: JSON for programs, one page for people."""
@@ -118,18 +122,25 @@ def _reports(
         "audit.json": [verdict.to_json() for verdict in compiled.audit],
         "plan.json": plan.to_json(),
     }
-    if lengths is not None:
-        files["lengths.json"] = lengths.to_json()
+    joint = sizes if isinstance(sizes, JointDistribution) else None
+    lengths = joint.marginal(joint.axes[0]) if joint is not None else sizes
     page = None
-    if lengths is not None and plan.cost_model is not None:
-        judgement = judge_plan(
-            plan,
-            lengths,
-            programs=max(len(plan.buckets), RIVAL_PROGRAMS),
-            modes=tuple(dict.fromkeys(bucket.mode for bucket in plan.buckets)),
-        )
-        files["plan.json"] = judgement.to_json()
-        page = build_page(name, judgement, report)
+    if isinstance(lengths, LengthDistribution):
+        # What the plan was made for: edgecompile drift compares the traffic with it.
+        files["lengths.json"] = lengths.to_json()
+        if joint is not None:
+            files["sizes.json"] = joint.to_json()
+        if plan.cost_model is not None:
+            judgement = judge(
+                plan,
+                lengths,
+                joint,
+                programs=max(len(plan.buckets), RIVAL_PROGRAMS),
+                modes=tuple(dict.fromkeys(bucket.mode for bucket in plan.buckets)),
+                cost=cost,
+            )
+            files["plan.json"] = judgement.to_json()
+            page = build_page(name, judgement, report)
     result = {file: (json.dumps(value, indent=1) + "\n").encode() for file, value in files.items()}
     if page is not None:
         result["report.html"] = page.encode()
@@ -143,6 +154,7 @@ def stage_kit(
     output: Path,
     runs: Sequence[tuple[int, Mapping[str, int]]],
     *,
+    bucket_build_s: float = 0.0,
     force: bool = False,
 ) -> Path:
     """Writes a bundle to be timed, not served: without golden vectors and verification.
@@ -153,9 +165,13 @@ def stage_kit(
         compiled: of these buckets.
         output: the bundle to write.
         runs: which bucket to run at which sizes; the runtime finds them in the manifest's plan.
+        bucket_build_s: seconds that a bucket takes to build, for all variants of the target.
         force: replace a bundle of the same name.
     """
-    plan = {"calibrate": [{"bucket": index, "sizes": dict(sizes)} for index, sizes in runs]}
+    plan: dict[str, object] = {
+        "calibrate": [{"bucket": index, "sizes": dict(sizes)} for index, sizes in runs],
+        "bucket_build_s": round(bucket_build_s, 3),
+    }
     with BundleWriter(output, force=force) as writer:
         manifest = _stage(writer, model, buckets, compiled, "fp32", built_by(model, compiled))
         writer.write_manifest(replace(manifest, plan=plan))
@@ -250,7 +266,7 @@ def _plan_summary(plan: BucketPlan) -> dict[str, object]:
 
 def _expected(plan: BucketPlan) -> dict[str, object]:
     """Milliseconds by length as planned with, so that a device can say how far it is off."""
-    curve = plan.cost_model
+    curve = plan.curve
     if curve is None:
         return {}
     points = {str(p.length): p.exact_ms for p in curve.points if p.exact_ms is not None}

@@ -22,9 +22,9 @@ from edgecompile.buckets import BucketPlan
 from edgecompile.bundle import bundle_path
 from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets, export_buckets
 from edgecompile.errors import BundleWriteError
-from edgecompile.lengths import LengthDistribution
 from edgecompile.packing import pack_bundle
-from edgecompile.planning import PlanRequest, plan_model
+from edgecompile.plan_request import PlanRequest
+from edgecompile.planning import plan_model
 from edgecompile.progress import NULL_PROGRESS, Progress
 from edgecompile.targets import load_target
 from edgecompile.verify import VerifyReport
@@ -39,35 +39,22 @@ class BuildRequest:
     Attributes:
         model: a model specification as :func:`edgecompile.models.load_model` takes it.
         target: name or path of a target profile.
-        lengths: the traffic.
+        plan: the traffic, and what decides the buckets.
         output: path of the bundle; ``.ecb`` is appended if it is missing.
-        max_buckets: at most so many programs; None lets cost decide.
-        buckets: exactly so many programs.
-        max_length: longest length to serve; None: the model's limit, or the longest seen if it
-            has none.
         batch: smallest and largest batch; equal values make it fixed.
         precision: of weights and arithmetic.
-        mode: ``auto``, ``exact`` or ``pad``.
         work_dir: where the stages leave their files; None: a temporary folder.
-        threads: threads to measure with; None: all that the process may use.
-        jobs: compilers to run side by side; None: one for each CPU.
         seed: of verification inputs.
         force: replace a bundle of the same name.
     """
 
     model: str
     target: str
-    lengths: LengthDistribution
+    plan: PlanRequest
     output: Path
-    max_buckets: int | None = None
-    buckets: int | None = None
-    max_length: int | None = None
     batch: tuple[int, int] = (1, 1)
     precision: str = "fp32"
-    mode: str = "auto"
     work_dir: Path | None = None
-    threads: int | None = None
-    jobs: int | None = None
     seed: int = 0
     force: bool = False
 
@@ -123,6 +110,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
             f"{output} is already there", hint="name another --output, or give --force"
         )
     profile = load_target(request.target)
+    traffic = request.plan.joint or request.plan.lengths
     seconds: dict[str, float] = {}
 
     def timed(title: str, action: Callable[[Any], T]) -> T:
@@ -133,21 +121,12 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         return result
 
     with _work_folder(request.work_dir) as work:
-        _write_json(work / "lengths.json", request.lengths.to_json())
+        _write_json(work / "lengths.json", traffic.to_json())
         model = timed("load the model", lambda _: load_model(request.model, batch=request.batch))
         exports = ExportStore(model, work / "exported")
-        plan_request = PlanRequest(
-            lengths=request.lengths,
-            max_buckets=request.max_buckets,
-            buckets=request.buckets,
-            max_length=request.max_length,
-            mode=request.mode,
-            threads=request.threads,
-            jobs=request.jobs,
-        )
         planned = timed(
             "measure and plan",
-            lambda step: plan_model(exports, profile, plan_request, work, step=step),
+            lambda step: plan_model(exports, profile, request.plan, work, step=step),
         )
         _write_json(work / "plan.json", planned.plan.to_json())
         exported = timed(
@@ -162,7 +141,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
                 profile,
                 work / "artifacts",
                 keys=[exports.key(b) for b in planned.plan.buckets],
-                jobs=request.jobs,
+                jobs=request.plan.jobs,
                 step=step,
             ),
         )
@@ -173,7 +152,8 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
                 planned.plan,
                 compiled,
                 output,
-                lengths=request.lengths,
+                lengths=traffic,
+                cost=planned.cost,
                 precision=request.precision,
                 seed=request.seed,
                 force=request.force,

@@ -12,6 +12,7 @@ from edgecompile.lengths import LengthDistribution
 from edgecompile.models import LoadedModel
 from edgecompile.padding import check_padding
 from edgecompile.ranges import AxisRange
+from edgecompile.units import format_share
 
 __all__ = ["PlanRequest", "plan_scope", "require_paddable", "served_length"]
 
@@ -74,7 +75,7 @@ def served_length(model: LoadedModel, request: PlanRequest) -> int:
     if longest > limit:
         _, share = request.lengths.clip(limit)
         raise LengthsError(
-            f"{share:.2%} of the lengths are over {limit}, the most that {model.name} takes "
+            f"{format_share(share)} of the lengths are over {limit}, the most that {model.name} takes "
             f"(the longest is {longest})",
             hint=f"--max-length {limit} serves what fits; the caller has to cut the rest",
         )

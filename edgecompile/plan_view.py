@@ -16,14 +16,25 @@ from edgecompile.evidence import (
     tail_warnings,
 )
 from edgecompile.lengths import LengthDistribution
+from edgecompile.limits import BucketCost
 from edgecompile.policies import PolicyResult, compare_policies
-from edgecompile.units import format_ms, format_share
+from edgecompile.units import format_bytes, format_duration, format_ms, format_share
 
-__all__ = ["BucketFigures", "PlanFigures", "PlanJudgement", "judge_plan", "plan_figures"]
+__all__ = [
+    "BUCKET_COLUMNS",
+    "BucketFigures",
+    "PlanFigures",
+    "PlanJudgement",
+    "bucket_rows",
+    "judge_plan",
+    "plan_figures",
+    "policy_columns",
+    "policy_rows",
+]
 
 # With fewer inputs a fifth of them says nothing.
-_LEAST_TO_HOLD_OUT = 50
-_COSTS = {
+LEAST_TO_HOLD_OUT = 50
+COST_WORDS = {
     "measured": "measured",
     "calibrated": "measured on the device",
     "modelled": "modelled, not measured",
@@ -91,15 +102,15 @@ def plan_figures(plan: BucketPlan, distribution: LengthDistribution) -> PlanFigu
                 samples[i] += count
                 useful[i] += count * length
                 run[i] += count * size
-                if plan.cost_model is not None:
-                    ms[i] += count * plan.cost_model.cost(size, bucket.mode)
+                if plan.curve is not None:
+                    ms[i] += count * plan.curve.cost(size, bucket.mode)
                 break
     figures = tuple(
         BucketFigures(
             bucket=bucket,
             share=samples[i] / distribution.n,
             padding_waste=1.0 - useful[i] / run[i] if run[i] else 0.0,
-            expected_ms=ms[i] / samples[i] if samples[i] and plan.cost_model is not None else None,
+            expected_ms=ms[i] / samples[i] if samples[i] and plan.curve is not None else None,
         )
         for i, bucket in enumerate(plan.buckets)
     )
@@ -108,7 +119,7 @@ def plan_figures(plan: BucketPlan, distribution: LengthDistribution) -> PlanFigu
         buckets=figures,
         covered=served / distribution.n,
         padding_waste=1.0 - sum(useful) / sum(run) if served else 0.0,
-        expected_ms=sum(ms) / served if served and plan.cost_model is not None else None,
+        expected_ms=sum(ms) / served if served and plan.curve is not None else None,
     )
 
 
@@ -123,6 +134,7 @@ class PlanJudgement:
         interval: of the plan's mean run, over the chance in the sample.
         held_out: what planning from a part costs on the rest; None for small samples.
         warnings: where the sample is too thin.
+        cost: what buckets take to build and ship, where programs were built to tell.
     """
 
     plan: BucketPlan
@@ -131,6 +143,7 @@ class PlanJudgement:
     interval: Interval
     held_out: HeldOutCost | None
     warnings: tuple[str, ...]
+    cost: BucketCost | None = None
 
     @property
     def served(self) -> LengthDistribution:
@@ -141,19 +154,29 @@ class PlanJudgement:
         """The plan's own JSON, which every later stage reads, and the judgement beside it."""
         return {
             **self.plan.to_json(),
-            "policies": {name: result.to_json() for name, result in self.policies.items()},
+            "policies": {name: self._policy_json(result) for name, result in self.policies.items()},
+            "bucket_cost": None if self.cost is None else self.cost.to_json(),
             "lengths": self.traffic.summary().to_json(),
             "interval": self.interval.to_json(),
             "held_out": None if self.held_out is None else self.held_out.to_json(),
             "warnings": list(self.warnings),
         }
 
+    def _policy_json(self, result: PolicyResult) -> dict[str, Any]:
+        """A policy's figures, with size and build time where it is known what buckets take."""
+        value = result.to_json()
+        if self.cost is not None:
+            programs = result.evaluation.programs
+            value["size_bytes"] = self.cost.size(programs) if self.cost.base_size else None
+            value["build_s"] = self.cost.build_s(programs) if self.cost.bucket_build_s else None
+        return value
+
     def sentences(self) -> tuple[str, ...]:
         """The plan's notes, and what there is to doubt, for people."""
-        curve = self.plan.cost_model
+        curve = self.plan.curve
         lines = list(self.plan.notes)
         if curve is not None:
-            lines.append(f"Costs are {_COSTS[curve.kind]}, at {len(curve.points)} lengths.")
+            lines.append(f"Costs are {COST_WORDS[curve.kind]}, at {len(curve.points)} lengths.")
         lines.append(
             f"The mean run lies between {format_ms(self.interval.low)} and "
             f"{format_ms(self.interval.high)} ms in {100 * self.interval.level:.0f} % of resampled "
@@ -175,6 +198,7 @@ def judge_plan(
     programs: int,
     modes: tuple[Mode, ...] | None = None,
     seed: int = 0,
+    cost: BucketCost | None = None,
 ) -> PlanJudgement:
     """Compares a plan with its rivals and with itself on inputs that it wasn't made from.
 
@@ -184,17 +208,18 @@ def judge_plan(
         programs: how many programs rivals may use.
         modes: the modes that the plan could choose from; None: all that have costs.
         seed: of splitting and resampling.
+        cost: what buckets take, if that is known.
 
     Raises:
         ValueError: the plan has no cost model.
         PlanError: the sample has lengths that are shorter than the plan serves.
     """
-    curve = plan.cost_model
+    curve = plan.curve
     if curve is None:
         raise ValueError("a plan without a cost model can't be judged")
     served, _ = traffic.clip(plan.max_length)
     held_out = None
-    if traffic.n >= _LEAST_TO_HOLD_OUT:
+    if traffic.n >= LEAST_TO_HOLD_OUT:
         held_out = held_out_cost(
             served,
             curve,
@@ -213,4 +238,55 @@ def judge_plan(
         interval=bootstrap_interval(plan.buckets, served, curve, seed=seed),
         held_out=held_out,
         warnings=tail_warnings(traffic),
+        cost=cost,
     )
+
+
+#: Headings of :func:`bucket_rows`.
+BUCKET_COLUMNS = ("bucket", "mode", "lengths", "tuned for", "inputs", "padding", "mean ms")
+
+
+def bucket_rows(figures: PlanFigures) -> tuple[tuple[str, ...], ...]:
+    """A plan's buckets as texts, a row each."""
+    return tuple(
+        (
+            f"{i}",
+            item.bucket.mode,
+            f"{item.bucket.lo}–{item.bucket.hi}",
+            f"{item.bucket.hint}",
+            format_share(item.share),
+            format_share(item.padding_waste),
+            format_ms(item.expected_ms),
+        )
+        for i, item in enumerate(figures.buckets)
+    )
+
+
+def policy_columns(judgement: PlanJudgement) -> tuple[str, ...]:
+    """Headings of :func:`policy_rows`; size and build time where it is known what buckets take."""
+    columns = ("policy", "mean ms", "p99 ms", "padding", "programs")
+    return (*columns, *(["size", "build"] if _tells_size(judgement) else []), "over the optimum")
+
+
+def policy_rows(judgement: PlanJudgement) -> tuple[tuple[str, ...], ...]:
+    """The policies as texts, a row each, the plan first."""
+    rows = []
+    for name, result in judgement.policies.items():
+        found = result.evaluation
+        row = [
+            name.replace("_", " "),
+            format_ms(found.expected_ms),
+            format_ms(found.p99_ms),
+            format_share(found.padding_waste),
+            f"{found.programs}",
+        ]
+        if _tells_size(judgement):
+            assert judgement.cost is not None
+            row.append(format_bytes(judgement.cost.size(found.programs)))
+            row.append(format_duration(judgement.cost.build_s(found.programs)))
+        rows.append((*row, f"{100 * result.regret:+.1f} %"))
+    return tuple(rows)
+
+
+def _tells_size(judgement: PlanJudgement) -> bool:
+    return judgement.cost is not None and judgement.cost.base_size > 0

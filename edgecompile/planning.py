@@ -10,13 +10,15 @@ from edgecompile.buckets import Bucket, BucketPlan, plan_buckets
 from edgecompile.compilation import ExportStore
 from edgecompile.cost_sources import find_costs
 from edgecompile.curves import CostCurve
+from edgecompile.errors import PlanError
 from edgecompile.kits import KitScope
 from edgecompile.limits import BucketCost, BucketLimits
 from edgecompile.plan_request import PlanRequest, plan_scope, require_paddable
 from edgecompile.progress import StepHandle
+from edgecompile.slabs import plan_joint
 from edgecompile.surfaces import CostSurface
 from edgecompile.targets import TargetProfile
-from edgecompile.units import format_ms
+from edgecompile.units import format_ms, format_share
 
 __all__ = ["DEFAULT_MAX_BUCKETS", "NOISE_PRICE", "PlanRequest", "Planned", "plan_model"]
 
@@ -62,11 +64,14 @@ def plan_model(
     notes = []
     over = request.lengths.share_over(extent.hi)
     if over:
-        notes.append(f"{over:.2%} of the traffic is longer than {extent.hi} and will be refused")
+        notes.append(
+            f"{format_share(over)} of the traffic is longer than {extent.hi} and will be refused"
+        )
     costs = find_costs(exports, profile, request, scope, work, step)
     if costs.note:
         notes.append(costs.note)
     cost = replace(costs.cost, base_build_s=time.perf_counter() - started)
+    _require_known(request, costs.cost)
     plan, note = _choose(scope, request, costs.model, cost)
     if note:
         notes.append(note)
@@ -74,6 +79,22 @@ def plan_model(
         # What was measured is the plan: keep its hint, so that nothing is built twice.
         plan = replace(plan, buckets=costs.kit.buckets[:1])
     return Planned(plan, (*notes, *plan.notes), cost)
+
+
+def _require_known(request: PlanRequest, cost: BucketCost) -> None:
+    """Refuses bounds on what isn't known: without programs built or run there are no figures."""
+    needed = {
+        "--max-size": request.max_size is not None and not cost.bucket_size,
+        "--max-build-time": request.max_build_s is not None and not cost.bucket_build_s,
+        "--runs": request.runs is not None and not cost.bucket_build_s,
+    }
+    unknown = [option for option, missing in needed.items() if missing]
+    if unknown:
+        raise PlanError(
+            f"{', '.join(unknown)}: what a bucket takes isn't known, as no program was built here "
+            "and the costs come from elsewhere",
+            hint="calibrate with a kit (plan --kit), or give --max-buckets or --price-per-bucket",
+        )
 
 
 def _choose(
@@ -87,8 +108,6 @@ def _choose(
 
     def plan(price: float, buckets: int | None, max_buckets: int | None) -> BucketPlan:
         if isinstance(costs, CostSurface):
-            from edgecompile.slabs import plan_joint
-
             assert scope.joint is not None
             return plan_joint(
                 scope.joint,
@@ -96,10 +115,8 @@ def _choose(
                 max_buckets=max_buckets,
                 buckets=buckets,
                 price_per_bucket=price,
-                min_sizes={name: r.lo for name, r in scope.axes[:1]}
-                | {name: r.lo for name, r in scope.axes[1:] if name == scope.second},
-                max_sizes={name: r.hi for name, r in scope.axes[:1]}
-                | {name: r.hi for name, r in scope.axes[1:] if name == scope.second},
+                min_sizes={name: r.lo for name, r in scope.axes if name in scope.joint.axes},
+                max_sizes={name: r.hi for name, r in scope.axes if name in scope.joint.axes},
                 modes=costs.modes,
                 limits=limits,
                 other_axes=tuple(a for a in scope.axes[1:] if a[0] != scope.second),
@@ -130,7 +147,7 @@ def _choose(
     single = plan(0.0, 1, None).expected_ms
     assert single is not None
     return plan(NOISE_PRICE * single, request.buckets, most), (
-        f"a bucket has to save {NOISE_PRICE:.0%} of the mean run, as less couldn't be told from "
+        f"a bucket has to save {100 * NOISE_PRICE:g} % of the mean run, as less couldn't be told from "
         "noise; --price-per-bucket or --runs say otherwise"
     )
 

@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 
-__all__ = ["format_bytes", "format_count", "format_duration", "format_ms", "format_share"]
+__all__ = [
+    "format_bytes",
+    "format_count",
+    "format_duration",
+    "format_ms",
+    "format_share",
+    "parse_bytes",
+    "parse_duration",
+]
+
+_QUANTITY = re.compile(r"\s*(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+)\s*(?P<unit>[A-Za-z]*)\s*")
+_BYTES = {"": 1, "b": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("", 1000), ("b", 1000), ("i", 1024), ("ib", 1024))
+}
+_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def format_bytes(size: float) -> str:
@@ -67,3 +85,28 @@ def _three_digits(value: float) -> str:
     if abs(value) >= 9.995:
         return f"{value:.1f}"
     return f"{value:.2f}" if abs(value) >= 0.9995 or value == 0 else f"{value:.3f}"
+
+
+def parse_bytes(text: str) -> int:
+    """The bytes that ``120MB``, ``1.5 GB``, ``64MiB`` or ``4096`` mean.
+
+    Raises:
+        ValueError: it is no size.
+    """
+    return round(_parse(text, _BYTES, "a size such as 120MB, 1.5GB or 64MiB"))
+
+
+def parse_duration(text: str) -> float:
+    """The seconds that ``90``, ``90s``, ``10min``, ``1.5h`` or ``250ms`` mean.
+
+    Raises:
+        ValueError: it is no duration.
+    """
+    return _parse(text, _SECONDS, "a duration such as 90s, 10min or 1.5h")
+
+
+def _parse(text: str, units: Mapping[str, float], what: str) -> float:
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match["unit"].lower() not in units:
+        raise ValueError(f"'{text}' isn't {what}")
+    return float(match["number"]) * units[match["unit"].lower()]

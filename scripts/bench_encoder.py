@@ -22,6 +22,7 @@ from edgecompile.errors import BenchError
 from edgecompile.lengths import LengthDistribution
 from edgecompile.machine import load_average
 from edgecompile.pipeline import BuildRequest, build
+from edgecompile.plan_request import PlanRequest
 from edgecompile.texts import read_text_lengths
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -90,10 +91,8 @@ def build_bundle(model: Path, lengths: LengthDistribution, folder: Path, console
     request = BuildRequest(
         model=str(model),
         target="cpu-x86-64",
-        lengths=lengths,
+        plan=PlanRequest(lengths, max_length=MAX_LENGTH),
         output=folder / "minilm.ecb",
-        max_length=MAX_LENGTH,
-        threads=None,
         force=True,
     )
     return build(request, console).bundle_path

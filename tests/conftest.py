@@ -56,6 +56,7 @@ def tiny_bundle(shared_folder: Path, tiny_model: Path) -> Path:
     """The tiny model built for both variants of cpu-x86-64, in three exact buckets, batch 1 or 2."""
     from edgecompile.lengths import LengthDistribution
     from edgecompile.pipeline import BuildRequest, build
+    from edgecompile.plan_request import PlanRequest
 
     output = shared_folder / "tiny.ecb"
     with one_at_a_time(shared_folder / "tiny.lock"):
@@ -65,11 +66,8 @@ def tiny_bundle(shared_folder: Path, tiny_model: Path) -> Path:
                 BuildRequest(
                     model=str(tiny_model),
                     target="cpu-x86-64",
-                    lengths=lengths,
+                    plan=PlanRequest(lengths, buckets=3, mode="exact", max_length=32),
                     output=output,
-                    buckets=3,
-                    mode="exact",
-                    max_length=32,
                     batch=(1, 2),
                     work_dir=shared_folder / "tiny.work",
                 )

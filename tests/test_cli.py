@@ -128,6 +128,11 @@ def test_version() -> None:
         (("lengths", "x", "--lengths", "y"), "same thing"),
         (("plan", "x"), "Give either --model MODEL or --cost-points FILE"),
         (("plan", "x", "--model", "m", "--cost-points", "y"), "Give either"),
+        (("plan", "x", "--cost-points", "y", "--runs", "9", "--max-size", "1MB"), "--runs, --max-"),
+        (("plan", "x", "--cost-points", "y", "--kit", "k.ecb"), "--kit: only with --model"),
+        (("plan", "x", "--model", "m", "--max-size", "big"), "'big' isn't a size such as 120MB"),
+        (("plan", "x", "--model", "m", "--max-build-time", "1 day"), "isn't a duration such as"),
+        (("plan", "x", "--model", "m", "--from-stats", "s"), "in place of --lengths"),
         (("export", "m"), "--work-dir"),
     ],
 )
@@ -366,6 +371,38 @@ def test_the_mode_is_obeyed(files: Path) -> None:
     for mode in ("exact", "pad"):
         result = run("plan", "lengths.txt", "--cost-points", "costs.csv", "--mode", mode, "--json")
         assert {bucket["mode"] for bucket in json.loads(result.stdout)["buckets"]} == {mode}
+
+
+def test_plan_over_two_axes(files: Path) -> None:
+    """A joint histogram and a surface; the padding of a static box counts on both axes."""
+    rows = [f"{n},{b},{5 if b == 1 else 1}" for n in (4, 9, 30) for b in (1, 2, 8)]
+    (files / "joint.csv").write_text("length,batch,count\n" + "\n".join(rows))
+    points = [f"{n},{b},{2 + n * b},{1 + n * b}" for n in (1, 32) for b in (1, 8)]
+    (files / "surface.csv").write_text("length,batch,exact_ms,pad_ms\n" + "\n".join(points))
+    arguments = ("plan", "joint.csv", "--cost-points", "surface.csv", "--max-buckets", "4")
+    result = run(*arguments, "--json", "-w", "w", "--report", "joint.html")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["cost_model"]["axes"] == ["length", "batch"]
+    assert 0 < document["lower_bound_ms"] <= document["expected_ms"] + 1e-9
+    assert 1 <= len(document["buckets"]) <= 4
+    assert all("batch" in bucket["axes"] for bucket in document["buckets"])
+    assert {"optimum", "pad_to_max", "one_range"} <= set(document["policies"])
+    assert all(p["regret"] >= -1e-9 for p in document["policies"].values())
+    assert json.loads((files / "w" / "lengths.json").read_text())["axes"] == ["length", "batch"]
+    again = run("plan", "--cost-points", "surface.csv", "--max-buckets", "4", "-w", "w", "--json")
+    assert json.loads(again.stdout)["buckets"] == document["buckets"]
+    assert "<svg" in (files / "joint.html").read_text()
+    assert re.search(r"^bucket +mode +length +batch", run(*arguments).stdout, re.MULTILINE)
+    alone = run("plan", "lengths.txt", "--cost-points", "surface.csv")
+    assert alone.exit_code == 30 and "the sample only tells length" in alone.stderr
+
+
+def test_other_columns_are_no_axes(files: Path) -> None:
+    (files / "ids.csv").write_text("id,length,count\na7,4,2\nb9,30,1\n")
+    result = run("plan", "ids.csv", "--cost-points", "costs.csv", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["lengths"]["n"] == 3
 
 
 def test_a_work_folder_brings_its_lengths(files: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -24,20 +25,18 @@ from edgecompile.errors import (
 from edgecompile.lengths import LengthDistribution
 from edgecompile.models import load_model
 from edgecompile.pipeline import BuildRequest, BuildResult, build
+from edgecompile.plan_request import PlanRequest
 from edgecompile.runtime import open_bundle
 
 LENGTHS = LengthDistribution.from_samples([2, 3, 5, 5, 8, 13, 13, 13, 21, 30])
 
 
 def request(model: Path | str, folder: Path, **changes: object) -> BuildRequest:
-    values: dict[str, object] = {
-        "model": str(model),
-        "target": "cpu-x86-64-v3",
-        "lengths": LENGTHS,
-        "output": folder / "made.ecb",
-        "max_length": 32,
-    }
-    return BuildRequest(**{**values, **changes})  # type: ignore[arg-type]
+    names = {field.name for field in dataclasses.fields(PlanRequest)}
+    wanted = {name: changes.pop(name) for name in list(changes) if name in names}
+    plan = PlanRequest(**{"lengths": LENGTHS, "max_length": 32, **wanted})  # type: ignore[arg-type]
+    values = {"target": "cpu-x86-64-v3", "output": folder / "made.ecb", **changes}
+    return BuildRequest(model=str(model), plan=plan, **values)  # type: ignore[arg-type]
 
 
 def ids(*shape: int) -> np.ndarray:

@@ -1,16 +1,29 @@
-"""Planning for a model: what is refused before anything is built."""
+"""Planning for a model: what is refused, and where the costs come from."""
 
 from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from edgecompile.compilation import export_bucket
-from edgecompile.errors import PlanError
+from edgecompile.backends.native import build_probe
+from edgecompile.compilation import ExportStore, export_bucket
+from edgecompile.cost_sources import make_measuring_kit
+from edgecompile.errors import CostError, PlanError
+from edgecompile.host import host_variants
+from edgecompile.lengths import LengthDistribution
+from edgecompile.measure import run_calibration
 from edgecompile.models import LoadedModel, load_model
-from edgecompile.plan_request import require_paddable
+from edgecompile.plan_request import PlanRequest, require_paddable
+from edgecompile.planning import Planned, plan_model
 from edgecompile.ranges import AxisRange, Bucket
+from edgecompile.targets import load_target
 
 
 class Tokens(nn.Module):
@@ -56,3 +69,117 @@ def test_a_bucket_without_an_axis_of_the_model_is_refused() -> None:
     bucket = Bucket("exact", (("length", AxisRange(1, 32, 12)),))
     with pytest.raises(PlanError, match="says nothing about the axis batch"):
         export_bucket(load(Tokens()), bucket)
+
+
+LENGTHS = LengthDistribution.from_samples([2, 3, 5, 5, 8, 13, 13, 13, 21, 30])
+
+
+@pytest.fixture(scope="module")
+def calibration(
+    tiny_model: Path, device_python: str, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A kit of the tiny model, timed by a Python that has no torch."""
+    folder = tmp_path_factory.mktemp("kit")
+    exports = ExportStore(load_model(str(tiny_model)), folder / "exported")
+    kit = make_measuring_kit(
+        exports,
+        load_target("cpu-x86-64-v3"),
+        PlanRequest(LENGTHS, max_length=32),
+        folder / "kit.ecb",
+        folder,
+    )
+    assert {bucket.mode for bucket in kit.kit.buckets} == {"exact", "pad"}
+    assert kit.cost.bucket_size > 0
+    assert kit.cost.bucket_build_s > 0
+    assert kit.cost.base_size > kit.cost.bucket_size
+    file = folder / "calibration.json"
+    found = run_calibration(kit.path, seconds=0.5, python=device_python)
+    assert len(found.points) == len(kit.kit.runs)
+    # Run once more by hand, as a device would, to get the file itself.
+    command = [device_python, "-m", "edgecompile.runtime", "bench", str(kit.path)]
+    command += ["--calibrate", str(file), "--seconds", "0.5"]
+    environment = {**os.environ, "PYTHONPATH": str(kit.path / "runtime")}
+    subprocess.run(command, check=True, capture_output=True, env=environment, cwd=folder)
+    return file
+
+
+def plan_with(model: LoadedModel, folder: Path, target: str, **wanted: Any) -> Planned:
+    exports = ExportStore(model, folder / "exported")
+    request = PlanRequest(LENGTHS, max_length=32, **wanted)
+    return plan_model(exports, load_target(target), request, folder)
+
+
+def test_a_device_s_costs_make_the_plan(
+    calibration: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    model = load_model(str(tiny_model))
+    planned = plan_with(model, tmp_path, "cpu-x86-64-v3", calibration=calibration)
+    curve = planned.plan.curve
+    assert curve is not None
+    assert curve.kind == "calibrated"
+    assert curve.modes == ("exact", "pad")
+    assert curve.provenance["variant"] == "x86-64-v3"
+    assert planned.plan.max_length == 32
+    assert any("1 % of the mean run" in note for note in planned.notes)
+    again = plan_with(model, tmp_path, "cpu-x86-64-v3", calibration=calibration)
+    assert json.dumps(again.plan.to_json()) == json.dumps(planned.plan.to_json())
+
+
+def test_a_price_may_be_given_or_follow_from_the_runs(
+    calibration: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    model = load_model(str(tiny_model))
+    options = {"calibration": calibration, "mode": "pad"}
+    cheap = plan_with(model, tmp_path, "cpu-x86-64-v3", price_per_bucket=0.0, **options).plan
+    dear = plan_with(model, tmp_path, "cpu-x86-64-v3", price_per_bucket=1e9, **options).plan
+    assert len(dear.buckets) == 1 <= len(cheap.buckets)
+    few = plan_with(model, tmp_path, "cpu-x86-64-v3", runs=1, **options)
+    assert few.plan.price_per_bucket == pytest.approx(few.cost.load_ms)
+    assert any("over 1 runs" in note for note in few.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"structure": "0" * 64}, "another model"),
+        ({"structure": None}, "recorded no structure"),
+        ({"variant": "x86-64-v4"}, "another machine"),
+        ({"edgecompile": "0.0.1"}, "another version"),
+        ({"length_axis": "frames"}, "along frames"),
+    ],
+)
+def test_a_calibration_of_something_else_is_refused(
+    calibration: Path, tiny_model: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    document = json.loads(calibration.read_text())
+    if "length_axis" in change:
+        for point in document["points"]:
+            point["sizes"]["frames"] = point["sizes"].pop("length")
+    file = tmp_path / "changed.json"
+    file.write_text(json.dumps({**document, **change}))
+    with pytest.raises(CostError, match=message):
+        plan_with(load_model(str(tiny_model)), tmp_path, "cpu-x86-64-v3", calibration=file)
+
+
+def test_constraints_on_size_and_time_are_told_with_what_lacks(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    model = load_model(str(tiny_model))
+    with pytest.raises(PlanError) as caught:
+        plan_with(model, tmp_path, "cpu-x86-64-v3", max_size=1000, max_build_s=0.001)
+    assert "--max-size allows 1.00 kB, but 1 bucket needs" in caught.value.message
+    assert "--max-build-time allows" in caught.value.message
+
+
+def test_a_target_that_is_not_this_machine_gets_a_modelled_curve(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    target = load_target("cpu-x86-64-v4")
+    if host_variants(target, build_probe("x86-64", tmp_path / "probe")):
+        pytest.skip("this machine runs the code of every target")
+    planned = plan_with(load_model(str(tiny_model)), tmp_path, "cpu-x86-64-v4")
+    curve = planned.plan.curve
+    assert curve is not None
+    assert curve.kind == "modelled"
+    assert len(planned.plan.buckets) == 1  # a roofline alone never makes padding win
+    assert any("roofline" in note for note in planned.notes)

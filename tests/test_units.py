@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from edgecompile.units import format_bytes, format_count, format_duration, format_ms, format_share
+from edgecompile.units import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_ms,
+    format_share,
+    parse_bytes,
+    parse_duration,
+)
 
 
 @pytest.mark.parametrize(
@@ -81,3 +89,26 @@ def test_shares(share: float | None, text: str) -> None:
 
 def test_counts() -> None:
     assert format_count(1234567) == "1,234,567"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("4096", 4096), ("120MB", 120_000_000), ("1.5 gb", 1_500_000_000), ("2KiB", 2048)],
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90.0), ("90s", 90.0), ("10min", 600.0), ("1.5h", 5400.0), ("250 ms", 0.25)],
+)
+def test_durations_are_read(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1MB", "nan", "1e3", "12 parsecs", "1,5GB"])
+def test_what_is_neither_is_refused(text: str) -> None:
+    for parse in (parse_bytes, parse_duration):
+        with pytest.raises(ValueError, match="isn't a"):
+            parse(text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,15 +12,12 @@ from edgecompile.cli.options import (
     batch_option,
     check_traffic_options,
     jobs_option,
-    lengths_options,
-    max_length_option,
-    mode_option,
     model_argument,
-    read_traffic,
     seed_option,
     target_option,
     threads_option,
 )
+from edgecompile.cli.plan_options import plan_options, read_sizes, traffic_options
 from edgecompile.cli.session import Command, Session, output_options
 
 __all__ = ["bundle_name", "command"]
@@ -35,7 +34,7 @@ Examples:
 @click.command("build", cls=Command, epilog=_EPILOG, short_help="Build and verify a bundle.")
 @model_argument
 @target_option
-@lengths_options
+@traffic_options
 @click.option(
     "--output",
     "-o",
@@ -43,13 +42,7 @@ Examples:
     metavar="NAME.ecb",
     help="The bundle. Default: the model's name with .ecb, in the current folder.",
 )
-@click.option(
-    "--max-buckets",
-    type=click.IntRange(min=1),
-    metavar="K",
-    help="At most so many programs. Default: as many as pay.",
-)
-@max_length_option
+@plan_options
 @batch_option
 @click.option(
     "--precision",
@@ -58,7 +51,6 @@ Examples:
     show_default=True,
     help="Of weights and arithmetic.",
 )
-@mode_option
 @click.option(
     "--work-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -74,23 +66,21 @@ Examples:
 @click.pass_obj
 def command(
     session: Session,
+    /,
     model: str,
     target: str,
     lengths: str | None,
     texts: str | None,
     tokenizer: Path | None,
+    stats: tuple[Path, ...],
     output: Path | None,
-    max_buckets: int | None,
-    max_length: int | None,
     batch: tuple[int, int],
     precision: str,
-    mode: str,
     work_dir: Path | None,
     keep_work: bool,
-    threads: int | None,
-    jobs: int | None,
     seed: int,
     force: bool,
+    **wanted: Any,
 ) -> None:
     """Compile MODEL for the lengths of its traffic, verify the result, and pack it.
 
@@ -101,10 +91,12 @@ def command(
     The bundle's path is printed on stdout once it has been verified. If anything fails, no bundle
     stands under that name.
     """
-    check_traffic_options(lengths, texts, tokenizer, model)
+    if not stats:
+        check_traffic_options(lengths, texts, tokenizer, model)
 
     from edgecompile.bundle import bundle_path
     from edgecompile.pipeline import BuildRequest, build
+    from edgecompile.plan_request import PlanRequest
     from edgecompile.units import format_bytes, format_duration
 
     console = session.console
@@ -115,21 +107,22 @@ def command(
         {
             "model": model,
             "target": target,
-            "lengths": lengths or texts,
+            "lengths": lengths or texts or ", ".join(str(path) for path in stats),
             "output": bundle,
-            "programs": f"at most {max_buckets}" if max_buckets else "as many as pay",
-            "longest": max_length or "the model's limit, or the longest seen",
+            "programs": _programs(wanted),
+            "longest": wanted["max_length"] or "the model's limit, or the longest seen",
             "batch": f"{batch[0]}" if batch[0] == batch[1] else f"{batch[0]} to {batch[1]}",
             "precision": precision,
-            "mode": mode,
+            "mode": wanted["mode"],
+            "costs": wanted["calibration"] or "measured here",
             "work folder": work_dir or "temporary",
-            "threads": threads or "all",
-            "jobs": jobs or "one for each CPU",
+            "threads": wanted["threads"] or "all",
+            "jobs": wanted["jobs"] or "one for each CPU",
             "seed": seed,
         }
     )
     with console.step("read the lengths") as step:
-        distribution = read_traffic(lengths, texts, tokenizer, model)
+        distribution, joint = read_sizes(lengths, texts, tokenizer, model, stats)
         summary = distribution.summary()
         step.note(
             f"{summary.n:,} inputs, {summary.min} to {summary.max}, median {summary.p50}, "
@@ -139,16 +132,11 @@ def command(
         BuildRequest(
             model=model,
             target=target,
-            lengths=distribution,
+            plan=PlanRequest(distribution, joint, **wanted),
             output=bundle,
-            max_buckets=max_buckets,
-            max_length=max_length,
             batch=batch,
             precision=precision,
-            mode=mode,
             work_dir=work_dir,
-            threads=threads,
-            jobs=jobs,
             seed=seed,
             force=force,
         ),
@@ -165,6 +153,13 @@ def command(
         ]
     )
     session.emit(result.to_json(), lambda: str(result.bundle_path))
+
+
+def _programs(wanted: Mapping[str, Any]) -> str:
+    """How many programs there may be, in words."""
+    if wanted["buckets"]:
+        return f"{wanted['buckets']}"
+    return f"at most {wanted['max_buckets']}" if wanted["max_buckets"] else "as many as pay"
 
 
 def bundle_name(model: str) -> str:

@@ -6,31 +6,31 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgecompile.cli.options import (
     batch_option,
-    lengths_options,
-    max_length_option,
-    mode_option,
-    read_traffic,
+    jobs_option,
     seed_option,
     target_option,
     threads_option,
 )
+from edgecompile.cli.plan_options import plan_options, read_sizes, traffic_options
 from edgecompile.cli.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.console import RenderableType
-
     from edgecompile.buckets import BucketPlan
-    from edgecompile.curves import Mode
+    from edgecompile.curves import CostCurve, Mode
+    from edgecompile.joint import JointDistribution
     from edgecompile.lengths import LengthDistribution
+    from edgecompile.limits import BucketCost
+    from edgecompile.plan_request import PlanRequest
     from edgecompile.plan_view import PlanJudgement
+    from edgecompile.surfaces import CostSurface
 
 __all__ = ["command"]
 
@@ -38,7 +38,9 @@ _EPILOG = """\b
 Examples:
   edgecompile plan lengths.json --model ./minilm --report plan.html
   edgecompile plan lengths.csv --cost-points costs.csv --max-buckets 6 --json
-  edgecompile plan lengths.json --model ./minilm --work-dir minilm.work
+  edgecompile plan --from-stats stats.json --model ./minilm --work-dir minilm.work
+  edgecompile plan lengths.json --model ./minilm --kit minilm-kit.ecb
+  edgecompile plan lengths.json --model ./minilm --calibration device.json
 """
 
 # What rivals may use where the plan itself isn't bounded.
@@ -47,33 +49,20 @@ _RIVAL_PROGRAMS = 8
 
 @click.command("plan", cls=Command, epilog=_EPILOG, short_help="Choose the buckets to build.")
 @click.argument("file", metavar="[LENGTHS]", type=click.Path(allow_dash=True), required=False)
-@lengths_options
+@traffic_options
 @click.option("--model", metavar="MODEL", help="Measure the costs on this model.")
 @click.option(
     "--cost-points",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Take the costs from length,exact_ms,pad_ms rows instead of a model.",
+    help="Take the costs from length,exact_ms,pad_ms rows instead of a model; with a column more, "
+    "such as batch, over two axes.",
 )
 @target_option
-@click.option(
-    "--buckets", type=click.IntRange(min=1), metavar="K", help="Exactly so many programs."
-)
-@click.option(
-    "--max-buckets", type=click.IntRange(min=1), metavar="K", help="At most so many programs."
-)
-@click.option(
-    "--price-per-bucket",
-    type=click.FloatRange(min=0.0),
-    default=0.0,
-    show_default=True,
-    metavar="MS",
-    help="Milliseconds of the mean run that a program has to save.",
-)
-@max_length_option
+@plan_options
 @batch_option
-@mode_option
 @threads_option
+@jobs_option
 @seed_option
 @click.option(
     "--work-dir",
@@ -95,135 +84,186 @@ _RIVAL_PROGRAMS = 8
     metavar="FILE",
     help="Write a page with the histogram, the cost curve and the comparison.",
 )
+@click.option(
+    "--kit",
+    type=click.Path(path_type=Path),
+    metavar="NAME.ecb",
+    help="Make no plan, but a bundle of programs that the device is to time: bench --calibrate.",
+)
 @output_options
 @click.pass_obj
 def command(
     session: Session,
+    /,
     file: str | None,
     lengths: str | None,
     texts: str | None,
     tokenizer: Path | None,
+    stats: tuple[Path, ...],
     model: str | None,
     cost_points: Path | None,
     target: str,
-    buckets: int | None,
-    max_buckets: int | None,
-    price_per_bucket: float,
-    max_length: int | None,
     batch: tuple[int, int],
-    mode: str,
-    threads: int | None,
     seed: int,
     work_dir: Path | None,
     output: Path | None,
     report: Path | None,
+    kit: Path | None,
+    **wanted: Any,
 ) -> None:
     """Choose the buckets of least expected cost for the lengths of the traffic.
 
-    The costs are measured on a model, or read from a file; the plan says which. The table
+    The costs are measured on a model here or by the device, or read from a file; where this
+    machine can't run the target's code, they are modelled. The plan says which. The table
     compares the plan with the usual rules, by the same costs on the same lengths.
     """
-    from edgecompile.cli.output import write_json, write_text
-    from edgecompile.plan_view import judge_plan
-
     if (model is None) == (cost_points is None):
         raise click.UsageError("Give either --model MODEL or --cost-points FILE.")
     if file is not None and lengths is not None:
         raise click.UsageError("LENGTHS and --lengths are the same thing; give one of them.")
-    source = file or lengths
-    if source is None and texts is None and work_dir is not None:
-        source = str(work_dir / "lengths.json")
-    traffic = read_traffic(source, texts, tokenizer, model)
-    limits = _Limits(buckets, max_buckets, price_per_bucket, max_length, mode)
     if cost_points is not None:
-        plan = _plan_from_points(traffic, cost_points, limits)
+        _refuse_model_options(wanted, kit)
+    source = file or lengths
+    if source is None and texts is None and not stats and work_dir is not None:
+        source = str(work_dir / "lengths.json")
+    from edgecompile.joint_view import judge
+
+    costs = None
+    if cost_points is not None:
+        from edgecompile.point_files import read_costs
+
+        costs = read_costs(cost_points)
+    axes = getattr(costs, "axes", None)
+    traffic, joint = read_sizes(source, texts, tokenizer, model, stats, axes=axes)
+    if costs is not None:
+        made = _plan_from_points(traffic, joint, costs, wanted)
     else:
-        assert model is not None
-        plan = _plan_from_model(session, traffic, model, target, batch, threads, limits, work_dir)
-    judgement = judge_plan(plan, traffic, programs=limits.programs, modes=limits.modes, seed=seed)
-    document = judgement.to_json()
-    if work_dir is not None:
-        work_dir.mkdir(parents=True, exist_ok=True)
-        write_json(work_dir / "lengths.json", traffic.to_json())
-        write_json(work_dir / "plan.json", document)
-        session.console.say(f"wrote {work_dir / 'plan.json'}")
-    if output is not None:
-        write_json(output, document)
-        session.console.say(f"wrote {output}")
-    if report is not None:
-        write_text(report, _page(judgement, model))
-        session.console.say(f"wrote {report}")
-    session.emit(document, lambda: _table(judgement))
+        from edgecompile.plan_request import PlanRequest
+
+        request = PlanRequest(traffic, joint, **wanted)
+        subject = _Subject(str(model), target, batch, work_dir)
+        if kit is not None:
+            _write_kit(session, request, subject, kit)
+            return
+        made = _plan_from_model(session, request, subject)
+    programs = wanted["buckets"] or wanted["max_buckets"] or _RIVAL_PROGRAMS
+    modes = _modes(wanted["mode"])
+    judgement = judge(
+        made.plan, traffic, joint, programs=programs, modes=modes, seed=seed, cost=made.cost
+    )
+    _write(session, judgement, joint or traffic, model, work_dir, output, report)
 
 
 @dataclass(frozen=True)
-class _Limits:
-    buckets: int | None
-    max_buckets: int | None
-    price_per_bucket: float
-    max_length: int | None
-    mode: str
+class _Subject:
+    """What is planned for, and where the stages leave their files."""
 
-    @property
-    def programs(self) -> int:
-        return self.buckets or self.max_buckets or _RIVAL_PROGRAMS
+    model: str
+    target: str
+    batch: tuple[int, int]
+    work_dir: Path | None
 
-    @property
-    def modes(self) -> tuple[Mode, ...]:
-        if self.mode == "auto":
-            return ("exact", "pad")
-        return ("pad",) if self.mode == "pad" else ("exact",)
+
+@dataclass(frozen=True)
+class _Made:
+    """A plan, and what its buckets take if that is known."""
+
+    plan: BucketPlan
+    cost: BucketCost | None = None
+
+
+def _modes(mode: str) -> tuple[Mode, ...]:
+    if mode == "auto":
+        return ("exact", "pad")
+    return ("pad",) if mode == "pad" else ("exact",)
+
+
+def _refuse_model_options(wanted: dict[str, Any], kit: Path | None) -> None:
+    """Options that mean nothing without a model, all at once."""
+    names = {
+        "runs": "--runs",
+        "max_size": "--max-size",
+        "max_build_s": "--max-build-time",
+        "calibration": "--calibration",
+    }
+    given = [option for name, option in names.items() if wanted[name] is not None]
+    given += ["--kit"] if kit is not None else []
+    if given:
+        raise click.UsageError(
+            f"{', '.join(given)}: only with --model, as cost points don't say what programs take."
+        )
 
 
 def _plan_from_points(
-    traffic: LengthDistribution, cost_points: Path, limits: _Limits
-) -> BucketPlan:
-    from edgecompile.buckets import plan_buckets
-    from edgecompile.costs import read_cost_points
-
-    bounded = limits.buckets is not None or limits.price_per_bucket > 0
-    return plan_buckets(
-        traffic,
-        read_cost_points(cost_points),
-        buckets=limits.buckets,
-        max_buckets=limits.max_buckets or (None if bounded else _RIVAL_PROGRAMS),
-        price_per_bucket=limits.price_per_bucket,
-        max_length=limits.max_length,
-        modes=limits.modes,
-    )
-
-
-def _plan_from_model(
-    session: Session,
     traffic: LengthDistribution,
-    model: str,
-    target: str,
-    batch: tuple[int, int],
-    threads: int | None,
-    limits: _Limits,
-    work_dir: Path | None,
-) -> BucketPlan:
+    joint: JointDistribution | None,
+    costs: CostCurve | CostSurface,
+    wanted: dict[str, Any],
+) -> _Made:
+    from edgecompile.buckets import plan_buckets
+    from edgecompile.errors import LengthsError
+    from edgecompile.slabs import plan_joint
+    from edgecompile.surfaces import CostSurface
+
+    price = wanted["price_per_bucket"] or 0.0
+    bounded = wanted["buckets"] is not None or price > 0
+    options = {
+        "buckets": wanted["buckets"],
+        "max_buckets": wanted["max_buckets"] or (None if bounded else _RIVAL_PROGRAMS),
+        "price_per_bucket": price,
+        "modes": _modes(wanted["mode"]),
+    }
+    longest = wanted["max_length"]
+    if isinstance(costs, CostSurface):
+        if joint is None:
+            raise LengthsError(
+                f"the cost points are over {' and '.join(costs.axes)}, the sample only tells "
+                f"{costs.axes[0]}",
+                hint=f"give rows {','.join(costs.axes)},count",
+            )
+        sizes = None if longest is None else {costs.axes[0]: longest}
+        return _Made(plan_joint(joint, costs, max_sizes=sizes, **options))
+    return _Made(plan_buckets(traffic, costs, max_length=longest, **options))
+
+
+def _plan_from_model(session: Session, request: PlanRequest, subject: _Subject) -> _Made:
     from edgecompile.compilation import ExportStore
     from edgecompile.models import load_model
-    from edgecompile.planning import PlanRequest, plan_model
+    from edgecompile.planning import plan_model
     from edgecompile.targets import load_target
 
-    profile = load_target(target)
+    profile = load_target(subject.target)
     with session.console.step("load the model"):
-        loaded = load_model(model, batch=batch)
-    request = PlanRequest(
-        lengths=traffic,
-        buckets=limits.buckets,
-        max_buckets=limits.max_buckets,
-        max_length=limits.max_length,
-        mode=limits.mode,
-        price_per_bucket=limits.price_per_bucket,
-        threads=threads,
-    )
-    with _folder(work_dir) as work, session.console.step("measure and plan") as step:
+        loaded = load_model(subject.model, batch=subject.batch)
+    with _folder(subject.work_dir) as work, session.console.step("measure and plan") as step:
         exports = ExportStore(loaded, work / "exported")
         planned = plan_model(exports, profile, request, work, step=step)
-    return replace(planned.plan, notes=planned.notes)
+    return _Made(replace(planned.plan, notes=planned.notes), planned.cost)
+
+
+def _write_kit(session: Session, request: PlanRequest, subject: _Subject, kit: Path) -> None:
+    from edgecompile.bundle import bundle_path
+    from edgecompile.compilation import ExportStore
+    from edgecompile.cost_sources import make_measuring_kit
+    from edgecompile.models import load_model
+    from edgecompile.targets import load_target
+
+    profile = load_target(subject.target)
+    with session.console.step("load the model"):
+        loaded = load_model(subject.model, batch=subject.batch)
+    with _folder(subject.work_dir) as work, session.console.step("build the kit") as step:
+        exports = ExportStore(loaded, work / "exported")
+        built = make_measuring_kit(exports, profile, request, bundle_path(kit), work, step=step)
+    session.console.say(
+        f"on the device: PYTHONPATH={built.path.name}/runtime python3 -m edgecompile.runtime "
+        f"bench {built.path.name} --calibrate calibration.json"
+    )
+    document = {
+        "kit": str(built.path),
+        "programs": [bucket.to_json() for bucket in built.kit.buckets],
+        "runs": [{"bucket": index, "sizes": dict(sizes)} for index, sizes in built.kit.runs],
+    }
+    session.emit(document, lambda: str(built.path))
 
 
 @contextmanager
@@ -236,57 +276,28 @@ def _folder(work_dir: Path | None) -> Iterator[Path]:
         yield Path(name)
 
 
-def _table(judgement: PlanJudgement) -> RenderableType:
-    from edgecompile.cli.console import heading, stack, table
-    from edgecompile.plan_view import plan_figures
-    from edgecompile.units import format_ms, format_share
+def _write(
+    session: Session,
+    judgement: PlanJudgement,
+    sizes: LengthDistribution | JointDistribution,
+    model: str | None,
+    work_dir: Path | None,
+    output: Path | None,
+    report: Path | None,
+) -> None:
+    from edgecompile.cli.output import write_json, write_text
+    from edgecompile.cli.plan_table import plan_page, plan_table
 
-    figures = plan_figures(judgement.plan, judgement.served)
-    buckets = table(
-        ("bucket", "mode", "lengths", "tuned for", "inputs", "padding", "mean ms"),
-        [
-            (
-                f"{i}",
-                item.bucket.mode,
-                f"{item.bucket.lo}–{item.bucket.hi}",
-                f"{item.bucket.hint}",
-                format_share(item.share),
-                format_share(item.padding_waste),
-                format_ms(item.expected_ms),
-            )
-            for i, item in enumerate(figures.buckets)
-        ],
-        left=2,
-    )
-    policies = table(
-        ("policy", "mean ms", "p99 ms", "padding", "programs", "over the optimum"),
-        [
-            (
-                name.replace("_", " "),
-                format_ms(result.evaluation.expected_ms),
-                format_ms(result.evaluation.p99_ms),
-                format_share(result.evaluation.padding_waste),
-                f"{result.evaluation.programs}",
-                f"{100 * result.regret:+.1f} %",
-            )
-            for name, result in judgement.policies.items()
-        ],
-        strong=0,
-    )
-    lines = table(("", ""), [("·", line) for line in judgement.sentences()], left=2)
-    lines.show_header = False
-    return stack(heading("Buckets"), buckets, heading("Policies"), policies, lines)
-
-
-def _page(judgement: PlanJudgement, model: str | None) -> str:
-    from edgecompile import __version__
-    from edgecompile.report import plan_section, render_page
-
-    plan = judgement.plan
-    section = plan_section(plan, judgement.served, judgement=judgement)
-    facts = [("edgecompile", __version__), ("lengths", judgement.traffic.source)]
-    if model is not None:
-        facts.append(("model", model))
-    if plan.cost_model is not None:
-        facts += [(f"costs: {name}", text) for name, text in plan.cost_model.provenance.items()]
-    return render_page("Bucket plan", [section], facts=facts)
+    document = judgement.to_json()
+    if work_dir is not None:
+        work_dir.mkdir(parents=True, exist_ok=True)
+        write_json(work_dir / "lengths.json", sizes.to_json())
+        write_json(work_dir / "plan.json", document)
+        session.console.say(f"wrote {work_dir / 'plan.json'}")
+    if output is not None:
+        write_json(output, document)
+        session.console.say(f"wrote {output}")
+    if report is not None:
+        write_text(report, plan_page(judgement, model))
+        session.console.say(f"wrote {report}")
+    session.emit(document, lambda: plan_table(judgement))

@@ -14,6 +14,7 @@ import click
 
 if TYPE_CHECKING:
     from edgecompile.buckets import BucketPlan
+    from edgecompile.joint import JointDistribution
     from edgecompile.lengths import LengthDistribution
 
 __all__ = ["find_exports", "plan_option", "read_plan", "stage_lengths", "work_dir_option"]
@@ -94,9 +95,13 @@ def _canonical(request: object) -> str:
     return json.dumps(request, sort_keys=True)
 
 
-def stage_lengths(work_dir: Path) -> LengthDistribution | None:
-    """The lengths that the plan was made from, if they were left there."""
+def stage_lengths(work_dir: Path) -> LengthDistribution | JointDistribution | None:
+    """The sizes that the plan was made from, if they were left there."""
+    from edgecompile.joint import read_joint
+    from edgecompile.joint_files import joint_axes_of
     from edgecompile.lengths import read_lengths
 
     path = work_dir / "lengths.json"
-    return read_lengths(path) if path.is_file() else None
+    if not path.is_file():
+        return None
+    return read_joint(path) if joint_axes_of(path) is not None else read_lengths(path)

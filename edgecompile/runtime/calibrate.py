@@ -111,6 +111,7 @@ def calibrate_bundle(
         "date": format_time(time.time()),
         "length_axis": manifest.length_axis,
         "precision": manifest.precision,
+        "bucket_cost": bucket_cost(manifest),
         "points": [_summarise(manifest, point, times) for point, times in zip(points, samples)],
     }
     report.update(start)
@@ -121,6 +122,23 @@ def calibrate_bundle(
         raise InputError("{}: can't be written: {}".format(target, error.strerror)) from None
     say("wrote {}".format(target))
     return report
+
+
+def bucket_cost(manifest: Manifest) -> Dict[str, float]:
+    """What a bucket takes in this bundle: bytes of all variants, and seconds to build if known.
+
+    "base_size" is the bundle without programs; "bucket_build_s" is what the builder noted.
+    """
+    programs = [name for variant in manifest.variants for name in variant.programs]
+    taken = sum(manifest.files[name].size for name in programs)
+    cost: Dict[str, float] = {
+        "base_size": sum(entry.size for entry in manifest.files.values()) - taken,
+        "bucket_size": taken // len(manifest.buckets),
+    }
+    seconds = manifest.plan.get("bucket_build_s")
+    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds >= 0:
+        cost["bucket_build_s"] = seconds
+    return cost
 
 
 def read_points(manifest: Manifest, source: str) -> List[Point]:

@@ -1,0 +1,157 @@
+"""Options that decide a plan; ``plan`` and ``build`` share them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from edgecompile.cli.options import lengths_options, max_length_option, mode_option, read_traffic
+from edgecompile.units import parse_bytes, parse_duration
+
+if TYPE_CHECKING:
+    from edgecompile.joint import JointDistribution
+    from edgecompile.lengths import LengthDistribution
+
+__all__ = ["plan_options", "read_sizes", "traffic_options"]
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+
+class _Quantity(click.ParamType):  # type: ignore[type-arg]  # click 8.2 has no parameters
+    """A number with a unit."""
+
+    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, int | float):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def traffic_options(function: _Decorated) -> _Decorated:
+    """Adds --lengths, --texts, --tokenizer and --from-stats."""
+    stats = click.option(
+        "--from-stats",
+        "stats",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        metavar="FILE",
+        help="Lengths that a device counted: its runtime's stats file; may be given several times.",
+    )
+    return lengths_options(stats(function))
+
+
+def plan_options(function: _Decorated) -> _Decorated:
+    """Adds what bounds a plan: how many buckets, at what price, how large, from which costs."""
+    for option in reversed(
+        (
+            click.option(
+                "--buckets",
+                type=click.IntRange(min=1),
+                metavar="K",
+                help="Exactly so many programs.",
+            ),
+            click.option(
+                "--max-buckets",
+                type=click.IntRange(min=1),
+                metavar="K",
+                help="At most so many programs. Default: as many as pay, 8 at most.",
+            ),
+            click.option(
+                "--max-size",
+                type=_Quantity("size", parse_bytes),
+                metavar="SIZE",
+                help="Most bytes of the bundle: 120MB, 1.5GB.",
+            ),
+            click.option(
+                "--max-build-time",
+                "max_build_s",
+                type=_Quantity("duration", parse_duration),
+                metavar="TIME",
+                help="Longest that building may take: 90s, 10min.",
+            ),
+            click.option(
+                "--price-per-bucket",
+                type=click.FloatRange(min=0.0),
+                metavar="MS",
+                help="Milliseconds of the mean run that a program has to save.  [default: 1 % of "
+                "a measured mean run, 0 with --cost-points]",
+            ),
+            click.option(
+                "--runs",
+                type=click.FloatRange(min=1.0),
+                metavar="N",
+                help="How many runs the bundle will serve; what a program takes to build and load "
+                "is spread over them, and is its price.",
+            ),
+            click.option(
+                "--calibration",
+                type=click.Path(path_type=Path),
+                metavar="FILE",
+                help="Costs that the device measured: bench --calibrate FILE. Default: measure "
+                "here.",
+            ),
+            max_length_option,
+            mode_option,
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def read_sizes(
+    lengths: str | None,
+    texts: str | None,
+    tokenizer: Path | None,
+    model: str | None,
+    stats: tuple[Path, ...] = (),
+    *,
+    axes: tuple[str, str] | None = None,
+) -> tuple[LengthDistribution, JointDistribution | None]:
+    """The lengths of the traffic and, where the file has them, the sizes of two axes together.
+
+    A lengths file is about two axes if it names ``axes``; without them, if beside ``length`` it
+    has a column ``batch`` or another one with ``length`` in its name. Other columns are ignored.
+
+    Raises:
+        click.UsageError: the sources exclude each other, or one is missing.
+        LengthsError: see the readers.
+    """
+    if stats:
+        if lengths is not None or texts is not None or tokenizer is not None:
+            raise click.UsageError("--from-stats stands in place of --lengths and --texts.")
+        return _read_stats(stats)
+    if lengths is not None and texts is None and tokenizer is None:
+        from edgecompile.joint import read_joint
+        from edgecompile.joint_files import joint_axes_of
+
+        named = joint_axes_of(lengths, axes)
+        if named is not None and (axes or named[1] == "batch" or "length" in named[1]):
+            joint = read_joint(lengths, named)
+            return joint.marginal(joint.axes[0]), joint
+    return read_traffic(lengths, texts, tokenizer, model), None
+
+
+def _read_stats(
+    stats: tuple[Path, ...],
+) -> tuple[LengthDistribution, JointDistribution | None]:
+    from edgecompile.joint import JointDistribution
+    from edgecompile.joint_files import Sizes
+    from edgecompile.stats_files import read_stats
+
+    served = read_stats(stats)
+    lengths = served.demand(outside=True)
+    if not served.cells or not served.cell_axes:
+        return lengths, None
+    cells: dict[Sizes, int] = dict(served.cells.items())
+    return lengths, JointDistribution.from_counts(served.cell_axes, cells, lengths.source)

@@ -1,0 +1,85 @@
+"""Measuring kits: which programs are built, and at which sizes they are run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgecompile.joint import JointDistribution
+from edgecompile.kits import KitScope, MeasuringKit, choose_sizes, make_kit
+from edgecompile.lengths import LengthDistribution
+from edgecompile.ranges import AxisRange
+
+TRAFFIC = LengthDistribution.from_counts({3: 5, 9: 10, 20: 50, 41: 30, 90: 5})
+
+
+def scope(lo: int = 1, hi: int = 128, **changes: Any) -> KitScope:
+    axes = (("length", AxisRange(lo, hi, hi)), ("batch", AxisRange(1, 4, 1)))
+    return KitScope(TRAFFIC, changes.get("axes", axes), changes.get("joint"))
+
+
+def lengths_of(kit: MeasuringKit, mode: str) -> list[int]:
+    return [s["length"] for i, s in kit.runs if kit.buckets[i].mode == mode]
+
+
+def test_both_modes_run_where_a_static_program_was_built() -> None:
+    kit = make_kit(scope(), ("exact", "pad"))
+    assert [bucket.mode for bucket in kit.buckets] == ["exact"] + ["pad"] * (len(kit.buckets) - 1)
+    assert set(lengths_of(kit, "pad")) <= set(lengths_of(kit, "exact"))
+    assert lengths_of(kit, "pad")[-1] == 128
+    assert {1, 128, 20} <= set(lengths_of(kit, "exact"))
+
+
+@given(
+    st.dictionaries(st.integers(1, 500), st.integers(1, 50), min_size=1),
+    st.integers(1, 30),
+    st.integers(0, 600),
+    st.sampled_from([("exact",), ("pad",), ("exact", "pad")]),
+)
+def test_runs_are_within_their_buckets(
+    counts: dict[int, int], lo: int, span: int, modes: tuple[Any, ...]
+) -> None:
+    axes = (("length", AxisRange(lo, lo + span, lo)), ("batch", AxisRange(1, 4, 1)))
+    kit = make_kit(KitScope(LengthDistribution.from_counts(counts), axes), modes)
+    assert {bucket.mode for bucket in kit.buckets} == set(modes)
+    seen = set()
+    for index, sizes in kit.runs:
+        bucket = kit.buckets[index]
+        assert bucket.serves(sizes)
+        assert all(sizes[name] == bucket.range(name).hi for name in bucket.pad_axes)
+        key = (bucket.mode, tuple(sizes.items()))
+        assert key not in seen
+        seen.add(key)
+    assert {index for index, _ in kit.runs} == set(range(len(kit.buckets)))
+    assert all(bucket.lo == lo for bucket in kit.buckets)  # so that they can be run padded
+
+
+def test_lengths_that_hardly_differ_are_built_once() -> None:
+    close = LengthDistribution.from_counts({60: 10, 61: 10, 62: 10, 64: 10})
+    axes = (("length", AxisRange(1, 64, 60)),)
+    kit = make_kit(KitScope(close, axes), ("exact", "pad"))
+    assert lengths_of(kit, "pad") == [64]
+
+
+def test_two_axes_are_run_as_a_grid() -> None:
+    cells = {(9, 1): 4, (9, 3): 2, (40, 1): 5, (90, 4): 1}
+    joint = JointDistribution.from_counts(("length", "batch"), cells)
+    kit = make_kit(scope(joint=joint), ("exact", "pad"))
+    exact = {(s["length"], s["batch"]) for i, s in kit.runs if kit.buckets[i].mode == "exact"}
+    lengths, batches = {n for n, _ in exact}, {b for _, b in exact}
+    assert exact == {(n, b) for n in lengths for b in batches}
+    assert {1, 4} <= batches
+    for bucket in kit.buckets[1:]:
+        assert bucket.pad_axes == ("length", "batch")
+    assert {b.range("batch").hi for b in kit.buckets[1:]} == {1, 4}
+
+
+@pytest.mark.parametrize(("lo", "hi"), [(1, 1), (5, 5), (1, 2), (1, 4096)])
+def test_sizes_hold_both_ends(lo: int, hi: int) -> None:
+    chosen = choose_sizes(TRAFFIC, lo, hi)
+    assert chosen[0] == lo
+    assert chosen[-1] == hi
+    assert len(chosen) <= 12
