@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,14 +21,21 @@ from edgecompile.surfaces import CostSurface
 from edgecompile.targets import TargetProfile
 from edgecompile.units import format_ms, format_share
 
-__all__ = ["DEFAULT_MAX_BUCKETS", "NOISE_PRICE", "PlanRequest", "Planned", "plan_model"]
+__all__ = [
+    "DEFAULT_MAX_BUCKETS",
+    "NOISE_PRICES",
+    "PlanRequest",
+    "Planned",
+    "noise_price",
+    "plan_model",
+]
 
 #: Buckets that a plan may have when nothing else bounds it: each costs a compilation.
 DEFAULT_MAX_BUCKETS = 8
 
-#: Share of the mean run that a bucket has to save where no price is given: two builds of one
-#: program differ by about as much, so that less would be noise.
-NOISE_PRICE = 0.01
+#: Shares of the mean run that a bucket has to save, at least and at most, where no price is given.
+#: Two builds of one program differ by about the least, so that less would be noise.
+NOISE_PRICES = (0.01, 0.05)
 
 
 @dataclass(frozen=True)
@@ -146,10 +154,32 @@ def _choose(
         return plan(price, request.buckets, most), note
     single = plan(0.0, 1, None).expected_ms
     assert single is not None
-    return plan(NOISE_PRICE * single, request.buckets, most), (
-        f"a bucket has to save {100 * NOISE_PRICE:g} % of the mean run, as less couldn't be told from "
+    share = noise_price(costs)
+    return plan(share * single, request.buckets, most), (
+        f"a bucket has to save {100 * share:.2g} % of the mean run, as less couldn't be told from "
         "noise; --price-per-bucket or --runs say otherwise"
     )
+
+
+def noise_price(costs: CostCurve | CostSurface) -> float:
+    """The share of the mean run that differs from nothing as far as the measurement can tell.
+
+    The standard error of a median of n normal samples is 1.25·σ/√n, which is about an eighth of
+    the distance of the quartiles (1.35·σ) for the some fifty samples of a point.
+    """
+    curves = [curve for _, curve in costs.slices] if isinstance(costs, CostSurface) else [costs]
+    spreads = [
+        spread / ms
+        for curve in curves
+        for point in curve.points
+        for ms, spread in (
+            (point.exact_ms, point.exact_spread_ms),
+            (point.pad_ms, point.pad_spread_ms),
+        )
+        if ms is not None and spread > 0
+    ]
+    least, most = NOISE_PRICES
+    return min(most, max(least, statistics.median(spreads) / 8 if spreads else 0.0))
 
 
 def _same_programs(buckets: tuple[Bucket, ...], others: tuple[Bucket, ...]) -> bool:

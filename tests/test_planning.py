@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from edgecompile.backends.native import build_probe
 from edgecompile.compilation import ExportStore, export_bucket
 from edgecompile.cost_sources import make_measuring_kit
+from edgecompile.curves import CostCurve, CostPoint
 from edgecompile.errors import CostError, PlanError
 from edgecompile.host import host_variants
 from edgecompile.lengths import LengthDistribution
 from edgecompile.measure import run_calibration
 from edgecompile.models import LoadedModel, load_model
 from edgecompile.plan_request import PlanRequest, require_paddable
-from edgecompile.planning import Planned, plan_model
+from edgecompile.planning import Planned, noise_price, plan_model
 from edgecompile.ranges import AxisRange, Bucket
 from edgecompile.targets import load_target
 
@@ -120,9 +121,18 @@ def test_a_device_s_costs_make_the_plan(
     assert curve.modes == ("exact", "pad")
     assert curve.provenance["variant"] == "x86-64-v3"
     assert planned.plan.max_length == 32
-    assert any("1 % of the mean run" in note for note in planned.notes)
+    assert any("% of the mean run" in note for note in planned.notes)
     again = plan_with(model, tmp_path, "cpu-x86-64-v3", calibration=calibration)
     assert json.dumps(again.plan.to_json()) == json.dumps(planned.plan.to_json())
+
+
+def test_what_noise_could_save_is_no_reason_for_a_bucket() -> None:
+    def curve(spread: float) -> CostCurve:
+        return CostCurve((CostPoint(8, 2.0, None, exact_spread_ms=spread),), "measured")
+
+    assert noise_price(curve(0.0)) == 0.01  # unknown
+    assert noise_price(curve(0.48)) == pytest.approx(0.03)
+    assert noise_price(curve(2.0)) == 0.05
 
 
 def test_a_price_may_be_given_or_follow_from_the_runs(
