@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -273,6 +274,7 @@ def write_record(report: PlansReport, options: argparse.Namespace) -> Path | Non
 def main() -> int:
     """Runs; returns the exit code."""
     console = Console()
+    warnings.simplefilter("ignore", FutureWarning)  # of torch, about its own code
     try:
         options = parse_arguments()
         wait_until_idle(options.wait, options.force)
