@@ -121,6 +121,7 @@ def modelled_curve(
             hint=f"state what {file} lacks, with its source, or plan from cost points of the device",
         )
 
+    bandwidth = profile.bandwidth_gbs or 0.0  # checked above
     used = profile.cores if threads is None else threads
     peak = peaks[precision] * used / profile.cores
     sources = dict(profile.sources)
@@ -131,7 +132,7 @@ def modelled_curve(
         "threads": str(used),
         "profile.cores": repr(profile.cores),
         f"profile.peak_gflops.{precision}": repr(peaks[precision]),
-        "profile.bandwidth_gbs": repr(profile.bandwidth_gbs),
+        "profile.bandwidth_gbs": repr(bandwidth),
         **{
             f"profile.sources.{name}": sources[name]
             for name in ("cores", "peak_gflops", "bandwidth_gbs")
@@ -152,7 +153,7 @@ def modelled_curve(
     return roofline(
         lengths,
         peak_gflops=efficiency.arithmetic * peak,
-        bandwidth_gb_s=efficiency.bandwidth * profile.bandwidth_gbs,
+        bandwidth_gb_s=efficiency.bandwidth * bandwidth,
         flops_per_element=work.flops_per_element,
         flops_per_pair=work.flops_per_pair,
         fixed_flops=work.fixed_flops,

@@ -93,12 +93,12 @@ class TargetProfile:
         variants: what to build, highest rank last.
         cores: CPU cores that inference may use.
         memory_gib: main memory in GiB.
-        bandwidth_gbs: main memory bandwidth, 1e9 bytes per second.
-        peak_gflops: (precision, 1e9 operations per second of all cores together) pairs; a
-            multiply-add counts as two.
         glibc: oldest glibc that must load the libraries, such as "2.34".
         python: oldest Python on the device, such as "3.9".
         clock_ghz: sustained clock of all cores, or None where it isn't known.
+        bandwidth_gbs: main memory bandwidth, 1e9 bytes per second, or None where it isn't known.
+        peak_gflops: (precision, 1e9 operations per second of all cores together) pairs; a
+            multiply-add counts as two. Empty where it isn't known: costs then have to be measured.
         features: (arch, feature names) pairs that every member of the class has; where the
             profile names none, what its least demanding variant of that arch requires.
         sources: (key, where the figure comes from) pairs.
@@ -110,11 +110,11 @@ class TargetProfile:
     variants: tuple[VariantSpec, ...]
     cores: int
     memory_gib: float
-    bandwidth_gbs: float
-    peak_gflops: tuple[tuple[str, float], ...]
     glibc: str
     python: str
     clock_ghz: float | None = None
+    bandwidth_gbs: float | None = None
+    peak_gflops: tuple[tuple[str, float], ...] = ()
     features: tuple[tuple[str, tuple[str, ...]], ...] = ()
     sources: tuple[tuple[str, str], ...] = ()
 
@@ -128,8 +128,16 @@ class TargetProfile:
         return dict(self.features).get(arch, ())
 
     def peak(self, precision: str = "fp32") -> float:
-        """Peak GFLOP/s of all cores together at a precision; fp32's where it isn't stated."""
+        """Peak GFLOP/s of all cores together at a precision; fp32's where it isn't stated.
+
+        Raises:
+            TargetError: the profile states no peak.
+        """
         table = dict(self.peak_gflops)
+        if not table:
+            raise TargetError(
+                f"the profile {self.name} states no peak_gflops", hint="add it, with its source"
+            )
         return table.get(precision, table["fp32"])
 
     def variant(self, name: str) -> VariantSpec:
@@ -264,7 +272,7 @@ def _assemble(
     names = [variant.name for variant in variants]
     if len(set(names)) < len(names):
         problems.append(f"variants: one is named twice: {', '.join(names)}")
-    if "fp32" not in table["peak_gflops"]:
+    if table.get("peak_gflops") and "fp32" not in table["peak_gflops"]:
         problems.append("peak_gflops.fp32: missing")
 
     by_arch: dict[str, list[VariantSpec]] = {}
@@ -291,7 +299,7 @@ def _assemble(
         **_frozen(table),
         "variants": ordered,
         "features": tuple(features.items()),
-        "peak_gflops": tuple((key, float(v)) for key, v in table["peak_gflops"].items()),
+        "peak_gflops": tuple((key, float(v)) for key, v in table.get("peak_gflops", {}).items()),
         "sources": tuple(table.get("sources", {}).items()),
     }
     for key in ("memory_gib", "bandwidth_gbs", "clock_ghz"):

@@ -67,7 +67,11 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_shipped_targets_are_listed() -> None:
-    assert {"cpu-x86-64", "cpu-x86-64-v3", "cpu-x86-64-v4"} <= set(list_targets())
+    assert {
+        *("cpu-x86-64", "cpu-x86-64-v2", "cpu-x86-64-v3", "cpu-x86-64-v4"),
+        *("cpu-aarch64", "cpu-any", "graviton2", "graviton3"),
+        *("raspberry-pi-4", "raspberry-pi-5", "jetson-orin-cpu"),
+    } <= set(list_targets())
     assert list(list_targets()) == sorted(list_targets())
 
 
@@ -91,6 +95,44 @@ def test_shipped_variant_is_whole(path: Path) -> None:
     variant = load_variant(path.stem, [PROFILES])
     assert len(set(variant.requires)) == len(variant.requires)
     assert VariantSpec.from_json(json.loads(json.dumps(variant.to_json()))) == variant
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(PROFILES.glob("*.toml"))])
+def test_peaks_are_made_of_the_cores_and_their_clock(name: str) -> None:
+    """Operations a cycle and core, in powers of two; the source says which."""
+    profile = load_target(name, [PROFILES])
+    assert profile.clock_ghz is not None
+    cycle = profile.peak() / (profile.cores * profile.clock_ghz)
+    assert round(cycle, 6) in (8, 16, 32, 64)
+    text = dict(profile.sources)["peak_gflops"]
+    assert f"{profile.cores} cores x {profile.clock_ghz} GHz x {cycle:.0f} fp32" in text
+    if "fp16" in dict(profile.peak_gflops):
+        assert profile.peak("fp16") == 2 * profile.peak()
+        assert all("asimdhp" in profile.features_of(arch) for arch in profile.archs)
+
+
+def test_one_bundle_for_any_host() -> None:
+    profile = load_target("cpu-any")
+    assert set(profile.archs) == {"x86-64", "aarch64"}
+    assert [v.name for v in profile.variants if v.arch == "x86-64"] == [
+        *("x86-64-v2", "x86-64-v3", "x86-64-v4"),
+    ]
+    assert [v.name for v in profile.variants if v.arch == "aarch64"] == [
+        *("aarch64-neon", "aarch64-dotprod"),
+    ]
+    assert set(profile.features_of("x86-64")) == V2
+    assert profile.features_of("aarch64") == ("asimd",)
+
+
+def test_devices_name_what_their_cpus_have() -> None:
+    """The best code for each, no more than it can run."""
+    assert [v.name for v in load_target("raspberry-pi-4").variants] == ["aarch64-neon"]
+    assert "asimddp" not in load_target("raspberry-pi-4").features_of("aarch64")
+    for name in ("raspberry-pi-5", "graviton2", "graviton3", "jetson-orin-cpu"):
+        profile = load_target(name)
+        assert [v.name for v in profile.variants] == ["aarch64-dotprod"]
+        assert set(profile.variants[0].requires) <= set(profile.features_of("aarch64"))
+    assert "sve" in load_target("graviton3").features_of("aarch64")
 
 
 def test_ranks_tell_the_variants_of_an_architecture_apart() -> None:
@@ -136,6 +178,16 @@ def test_peak_and_variant_look_ups(write: Callable[..., Path]) -> None:
     assert profile.variant("x86-64-v3").simdlen == 256
     with pytest.raises(TargetError, match=r"no variant 'x86-64-v5'[\s\S]*did you mean x86-64-v3"):
         profile.variant("x86-64-v5")
+
+
+def test_speed_may_be_unknown(write: Callable[..., Path]) -> None:
+    """As in what ``targets detect`` writes: it is measured then."""
+    peaks = "peak_gflops = { fp32 = 512, int8 = 2048.0 }"
+    profile = load_target(write(("bandwidth_gbs = 51.2", ""), (peaks, "")))
+    assert profile.bandwidth_gbs is None and profile.peak_gflops == ()
+    assert TargetProfile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+    with pytest.raises(TargetError, match="mine states no peak_gflops"):
+        profile.peak()
 
 
 def test_a_path_is_read_and_its_variants_come_from_the_shipped_ones(
