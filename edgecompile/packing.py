@@ -74,6 +74,9 @@ def pack_bundle(
         if step is not None:
             step.update(text=text)
 
+    # The same file in another folder makes the same bundle, and nobody learns where it lay.
+    plan = replace(plan, source=_file_names(plan.source))
+    lengths = None if lengths is None else replace(lengths, source=_file_names(lengths.source))
     with BundleWriter(output, force=force) as writer:
         tell("copying")
         manifest = replace(
@@ -106,6 +109,11 @@ def pack_bundle(
     )
     size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
     return PackedBundle(path, size, file_sha256(path / MANIFEST_NAME), report, notes)
+
+
+def _file_names(source: str) -> str:
+    """Where lengths come from, without the folders of the files that it names."""
+    return ", ".join(part.rpartition("/")[2] for part in source.split(", "))
 
 
 def _reports(

@@ -78,7 +78,11 @@ def plan_model(
     costs = find_costs(exports, profile, request, scope, work, step)
     if costs.note:
         notes.append(costs.note)
-    cost = replace(costs.cost, base_build_s=time.perf_counter() - started)
+    cost = costs.cost
+    if costs.kit is not None:
+        # Only what was measured here may differ from run to run: with a calibration, or for a
+        # target that can't run here, equal inputs make equal bundles.
+        cost = replace(cost, base_build_s=time.perf_counter() - started)
     _require_known(request, costs.cost)
     plan, note = _choose(scope, request, costs.model, cost)
     if note:
