@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, fields
 from edgecompile.errors import PlanError
 from edgecompile.units import format_bytes, format_duration
 
+#: Buckets that a plan may have when nothing else bounds it: each costs a compilation.
+DEFAULT_MAX_BUCKETS = 8
+
 
 @dataclass(frozen=True)
 class BucketCost:

@@ -30,7 +30,11 @@ __all__ = [
     "plan_figures",
     "policy_columns",
     "policy_rows",
+    "rival_programs",
 ]
+
+#: What rivals may use where the plan itself isn't bounded.
+UNBOUNDED_RIVALS = 8
 
 # With fewer inputs a fifth of them says nothing.
 LEAST_TO_HOLD_OUT = 50
@@ -240,6 +244,15 @@ def judge_plan(
         warnings=tail_warnings(traffic),
         cost=cost,
     )
+
+
+def rival_programs(plan: BucketPlan) -> int:
+    """How many programs rivals of a plan may use: as many as it could have had itself.
+
+    A plan that was bounded knows the costs of one bucket more than it was allowed.
+    """
+    allowed = len(plan.expected_by_count) - 1
+    return max(len(plan.buckets), allowed if allowed > 0 else UNBOUNDED_RIVALS)
 
 
 #: Headings of :func:`bucket_rows`.

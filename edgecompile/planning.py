@@ -13,7 +13,7 @@ from edgecompile.cost_sources import find_costs
 from edgecompile.curves import CostCurve
 from edgecompile.errors import PlanError
 from edgecompile.kits import KitScope
-from edgecompile.limits import BucketCost, BucketLimits
+from edgecompile.limits import DEFAULT_MAX_BUCKETS, BucketCost, BucketLimits
 from edgecompile.plan_request import PlanRequest, plan_scope, require_paddable
 from edgecompile.progress import StepHandle
 from edgecompile.slabs import plan_joint
@@ -22,16 +22,12 @@ from edgecompile.targets import TargetProfile
 from edgecompile.units import format_ms, format_share
 
 __all__ = [
-    "DEFAULT_MAX_BUCKETS",
     "NOISE_PRICES",
     "PlanRequest",
     "Planned",
     "noise_price",
     "plan_model",
 ]
-
-#: Buckets that a plan may have when nothing else bounds it: each costs a compilation.
-DEFAULT_MAX_BUCKETS = 8
 
 #: Shares of the mean run that a bucket has to save, at least and at most, where no price is given.
 #: Two builds of one program differ by about the least, so that less would be noise.

@@ -10,7 +10,7 @@ from edgecompile.buckets import AxisRange, Bucket, BucketPlan, plan_buckets
 from edgecompile.costs import CostCurve, CostPoint
 from edgecompile.errors import PlanError
 from edgecompile.lengths import LengthDistribution
-from edgecompile.plan_view import judge_plan, plan_figures
+from edgecompile.plan_view import judge_plan, plan_figures, rival_programs
 
 CURVE = CostCurve(
     (CostPoint(1, 1.2, 1.0), CostPoint(16, 3.0, 2.5), CostPoint(64, 9.0, 8.0)), "measured"
@@ -82,3 +82,14 @@ def test_what_cannot_be_judged() -> None:
     costed = BucketPlan("length", (bucket(8, 64, "exact"),), cost_model=CURVE)
     with pytest.raises(PlanError):
         judge_plan(costed, LengthDistribution((4, 9), (1, 1)), programs=1)
+
+
+def test_rivals_may_use_what_the_plan_was_allowed() -> None:
+    sample = LengthDistribution.from_counts({n: 3 for n in range(1, 60)})
+    points = tuple(CostPoint(n, None, 1.0 + n) for n in (1, 60))
+    curve = CostCurve(points, "measured")
+    bounded = plan_buckets(sample, curve, max_buckets=5, price_per_bucket=10.0)
+    assert len(bounded.buckets) < 5 == rival_programs(bounded)
+    assert rival_programs(plan_buckets(sample, curve, buckets=3)) == 3
+    priced = plan_buckets(sample, curve, max_buckets=None, price_per_bucket=10.0)
+    assert rival_programs(priced) == 8

@@ -43,9 +43,6 @@ Examples:
   edgecompile plan lengths.json --model ./minilm --calibration device.json
 """
 
-# What rivals may use where the plan itself isn't bounded.
-_RIVAL_PROGRAMS = 8
-
 
 @click.command("plan", cls=Command, epilog=_EPILOG, short_help="Choose the buckets to build.")
 @click.argument("file", metavar="[LENGTHS]", type=click.Path(allow_dash=True), required=False)
@@ -127,6 +124,7 @@ def command(
     if source is None and texts is None and not stats and work_dir is not None:
         source = str(work_dir / "lengths.json")
     from edgecompile.joint_view import judge
+    from edgecompile.plan_view import rival_programs
 
     costs = None
     if cost_points is not None:
@@ -146,10 +144,15 @@ def command(
             _write_kit(session, request, subject, kit)
             return
         made = _plan_from_model(session, request, subject)
-    programs = wanted["buckets"] or wanted["max_buckets"] or _RIVAL_PROGRAMS
     modes = _modes(wanted["mode"])
     judgement = judge(
-        made.plan, traffic, joint, programs=programs, modes=modes, seed=seed, cost=made.cost
+        made.plan,
+        traffic,
+        joint,
+        programs=rival_programs(made.plan),
+        modes=modes,
+        seed=seed,
+        cost=made.cost,
     )
     _write(session, judgement, joint or traffic, model, work_dir, output, report)
 
@@ -202,6 +205,7 @@ def _plan_from_points(
 ) -> _Made:
     from edgecompile.buckets import plan_buckets
     from edgecompile.errors import LengthsError
+    from edgecompile.limits import DEFAULT_MAX_BUCKETS
     from edgecompile.slabs import plan_joint
     from edgecompile.surfaces import CostSurface
 
@@ -209,7 +213,7 @@ def _plan_from_points(
     bounded = wanted["buckets"] is not None or price > 0
     options = {
         "buckets": wanted["buckets"],
-        "max_buckets": wanted["max_buckets"] or (None if bounded else _RIVAL_PROGRAMS),
+        "max_buckets": wanted["max_buckets"] or (None if bounded else DEFAULT_MAX_BUCKETS),
         "price_per_bucket": price,
         "modes": _modes(wanted["mode"]),
     }
