@@ -274,7 +274,13 @@ def _symbols(
 def _claimed_isa(vector_isa: str, variant: VariantSpec) -> list[Finding]:
     """Inductor falls back to scalar kernels in silence when its probe of the ISA fails."""
     word = _ISA_WORDS.get(variant.cpu_capability)
-    if word is None or vector_isa.upper().split()[:1] == [word]:
+    if word is None:
+        what = (
+            f"Inductor has no vector code for {variant.name}: the model's own kernels are scalar, "
+            "those of the runtime library (matrix products, attention) are not"
+        )
+        return [Finding("note", "scalar", what)]
+    if vector_isa.upper().split()[:1] == [word]:
         return []
     what = f"its kernels were generated for {vector_isa or 'no vector ISA'!r}, not for {word}"
     cure = "set cpp.vec_isa_ok, cpp.simdlen and cpp.march before code generation"

@@ -160,6 +160,18 @@ def test_narrow_code_in_a_wide_variant(build: Build) -> None:
     assert errors(judge(build(KERNEL, *GOOD), V4, PROFILE)) == ["scalar"]
 
 
+def test_an_instruction_set_without_vector_code_is_said_not_blamed(build: Build) -> None:
+    """Inductor writes nothing for SSE: a note, whatever the compiler made of the scalar loops."""
+    path = build(KERNEL, "-O1", "-march=x86-64-v2", "-Wl,-z,noexecstack")
+    v2 = load_variant("x86-64-v2")
+    verdict = judge(path, v2, PROFILE, vector_isa="", vectorised=False)
+    assert verdict.ok
+    (note,) = verdict.findings
+    assert (note.severity, note.rule) == ("note", "scalar")
+    assert "no vector code for x86-64-v2" in note.what
+    assert errors(judge(path, v2, PROFILE)) == ["scalar"]  # the runtime library must have some
+
+
 @pytest.mark.parametrize("claimed", ["", "INVALID_VEC_ISA", "AVX512", "ASIMD", "AVX"])
 def test_kernels_generated_for_another_isa(build: Build, claimed: str) -> None:
     finding = only(judge(build(KERNEL, *GOOD), V3, PROFILE, vector_isa=claimed), "scalar")

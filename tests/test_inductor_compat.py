@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,19 @@ class Small(nn.Module):
 SHARED = ("ecpack_f_weight", "f.bias", "shift")
 
 
+needs_aarch64 = pytest.mark.skipif(
+    shutil.which("aarch64-linux-gnu-g++") is None, reason="needs g++-aarch64-linux-gnu"
+)
+
+
 def generated(
-    tmp_path: Path, march: str, simdlen: int, shared: tuple[str, ...] = SHARED
+    tmp_path: Path,
+    march: str,
+    simdlen: int,
+    shared: tuple[str, ...] = SHARED,
+    *,
+    arch: str = "x86-64",
+    cxx: str = "g++",
 ) -> GeneratedCpp:
     dim = torch.export.Dim("length", min=1, max=64)
     example = {"x": torch.randn(9, 16)}
@@ -47,11 +59,12 @@ def generated(
     return generate_cpp(
         graph,
         example,
-        arch="x86-64",
+        arch=arch,
         march=march,
         simdlen=simdlen,
         cache_dir=tmp_path,
         shared=shared,
+        cxx=cxx,
     )
 
 
@@ -67,6 +80,25 @@ def test_generated_code_is_for_the_variant_asked_for(
     # Kernels step by the vector's width, which proves that they aren't scalar.
     assert f"static_cast<int64_t>({register}" in result.kernels
     assert "at::vec::Vectorized<float>" in result.kernels
+
+
+@needs_aarch64
+def test_code_for_another_architecture(tmp_path: Path) -> None:
+    cxx = "aarch64-linux-gnu-g++"
+    result = generated(tmp_path, "armv8-a", 128, arch="aarch64", cxx=cxx)
+    assert result.isa == "ASIMD"
+    assert "static_cast<int64_t>(4" in result.kernels
+    assert "at::vec::Vectorized<float>" in result.kernels
+    assert computes_in_vectors(result.kernels)
+
+
+def test_sse_gets_scalar_code_and_says_so(tmp_path: Path) -> None:
+    before = cpu_vec_isa.valid_vec_isa_list
+    result = generated(tmp_path, "x86-64-v2", 128)
+    assert cpu_vec_isa.valid_vec_isa_list is before
+    assert result.isa == ""
+    assert "std::exp" in result.kernels
+    assert not computes_in_vectors(result.kernels)
 
 
 def test_linears_are_direct_calls_and_constants_are_complete(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ class GeneratedCpp:
         wrapper: C++ of the model class and the AOTI container's C entry points.
         kernels: C++ of the generated kernels; empty if the graph has none.
         constants: every tensor that the program reads from outside, by fully qualified name.
-        isa: the vector instruction set that Inductor really used, as it recorded it.
+        isa: the vector instruction set that Inductor really used, as it recorded it; "" for
+            scalar code.
     """
 
     wrapper: str
@@ -60,10 +61,14 @@ class GeneratedCpp:
 def vector_isa(arch: str, simdlen: int) -> cpu_vec_isa.VecISA:
     """Inductor's vector ISA class for an architecture and a vector width in bits.
 
+    For SSE (x86-64, 128 bits), which Inductor has no vector code for, the class that stands for
+    scalar code: it is false.
+
     Raises:
         CompileError: Inductor has no such instruction set.
     """
-    table = {
+    table: dict[tuple[str, int], type[cpu_vec_isa.VecISA]] = {
+        ("x86-64", 128): cpu_vec_isa.InvalidVecISA,
         ("x86-64", 256): cpu_vec_isa.VecAVX2,
         ("x86-64", 512): cpu_vec_isa.VecAVX512,
         ("aarch64", 128): cpu_vec_isa.VecNEON,
@@ -79,13 +84,13 @@ def vector_isa(arch: str, simdlen: int) -> cpu_vec_isa.VecISA:
 
 @contextmanager
 def _forced_isa(isa: cpu_vec_isa.VecISA) -> Iterator[None]:
-    """Makes ``isa`` the only instruction set that Inductor sees.
+    """Makes ``isa`` the only instruction set that Inductor sees; none, if it's false.
 
     Inductor otherwise offers what the build host's CPU has, so AVX-512 or NEON code could not be
     generated elsewhere. The function is looked up at each call, hence patched and restored.
     """
     original = cpu_vec_isa.valid_vec_isa_list
-    cpu_vec_isa.valid_vec_isa_list = lambda: [isa]  # type: ignore[assignment]
+    cpu_vec_isa.valid_vec_isa_list = lambda: [isa] if isa else []  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -111,7 +116,7 @@ def _cache_directory(path: Path) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _options(march: str, simdlen: int) -> dict[str, Any]:
+def _options(march: str, simdlen: int, cxx: str) -> dict[str, Any]:
     return {
         "aot_inductor.package": True,
         "aot_inductor.package_cpp_only": True,
@@ -125,6 +130,8 @@ def _options(march: str, simdlen: int) -> dict[str, Any]:
         "cpp_cache_precompile_headers": False,
         # Without this Inductor's probe library fails to link and it falls back to scalar code.
         "cpp.vec_isa_ok": True,
+        # Inductor assembles an empty constants section, which isn't used, but must succeed.
+        "cpp.cxx": (None, cxx),
         "cpp.march": march,
         "cpp.simdlen": simdlen,
         # Team sizes are asked for at run time instead of being baked in.
@@ -141,6 +148,7 @@ def generate_cpp(
     simdlen: int,
     cache_dir: Path,
     shared: Container[str] = (),
+    cxx: str = "g++",
 ) -> GeneratedCpp:
     """Generates C++ for a lowered graph; the caller holds :data:`GENERATING`.
 
@@ -154,6 +162,7 @@ def generate_cpp(
         shared: names of constants that mean the same tensor in every program of the model. Any
             other (lifted or folded by the compiler, and perhaps different from program to
             program) is renamed after its content.
+        cxx: the compiler that ``march`` is meant for.
 
     Raises:
         CompileError: Inductor failed, or did not vectorise for the instruction set asked for.
@@ -163,7 +172,7 @@ def generate_cpp(
     with _forced_isa(isa), _cache_directory(cache_dir), torch.no_grad():
         try:
             files: Any = torch._inductor.aot_compile(
-                gm, (), dict(kwargs), options=_options(march, simdlen)
+                gm, (), dict(kwargs), options=_options(march, simdlen, cxx)
             )
         except Exception as error:
             raise CompileError(
@@ -187,7 +196,7 @@ def generate_cpp(
         )
     wrapper, kernels = split_source(wrapper_path.read_text())
     wrapper, constants = _name_by_content(wrapper, constants, shared)
-    return GeneratedCpp(wrapper, kernels, constants, used)
+    return GeneratedCpp(wrapper, kernels, constants, used if isa else "")
 
 
 def _name_by_content(

@@ -50,6 +50,13 @@ _DEFINES = (
     "-DC10_USING_CUSTOM_GENERATED_MACROS",
 )
 
+#: With this, torch's NEON headers call vector functions by Sleef's names instead of the C library's
+#: for each element.
+_KERNEL_DEFINES: dict[str, tuple[str, ...]] = {
+    "x86-64": (),
+    "aarch64": ("-DAT_BUILD_ARM_VEC256_WITH_SLEEF",),
+}
+
 #: What Inductor compiles its own code with, as far as it bears on results: no reassociation, no
 #: contraction (the kernels call fma explicitly), no assumption about NaN or infinity.
 _KERNEL_FLAGS = (
@@ -59,13 +66,16 @@ _KERNEL_FLAGS = (
     "-fno-trapping-math",
     "-fno-math-errno",
     "-ffp-contract=off",
-    "-fno-tree-loop-vectorize",
     "-Wno-psabi",
     # The texts of failed checks are then the conditions themselves: without this, and without
     # hiding <iostream>, libstdc++'s streams and locales make up most of a model library.
     "-DSTRIP_ERROR_MESSAGES",
     "-D_GLIBCXX_IOSTREAM=1",
 )
+
+#: Loops that Inductor wrote with vectors gain nothing from the compiler's own vectorizer, which only
+#: blows up their tails. Scalar code (SSE) is left to it.
+_LOOP_FLAGS: dict[bool, tuple[str, ...]] = {True: ("-fno-tree-loop-vectorize",), False: ()}
 
 #: The wrapper is cold: it only calls kernels. -O1 compiles it in half the time of -O3, and built
 #: for the baseline one object serves every variant of an architecture.
@@ -118,6 +128,7 @@ class InductorCpuBackend:
         if known is not None:
             return known
         seconds: dict[str, float] = {}
+        toolchain = find_toolchain(variant.arch)
         start = time.perf_counter()
         with GENERATING:
             module = exported.program.module()
@@ -141,9 +152,9 @@ class InductorCpuBackend:
                 simdlen=variant.simdlen,
                 cache_dir=scratch,
                 shared=own | packed,
+                cxx=toolchain.cxx,
             )
         seconds["generate"] = time.perf_counter() - start
-        toolchain = find_toolchain(variant.arch)
         if step is not None:
             step.update(text=f"bucket {index}, {variant.name}: compiling")
         start = time.perf_counter()
@@ -198,7 +209,8 @@ def _own_sources() -> list[Path]:
     """The files of edgecompile that shape what is generated: a changed rewrite is a new key."""
     model = native_sources() / "model"
     linking = Path(inspect.getfile(link_shared))
-    return [*sorted(Path(__file__).parent.glob("*.py")), linking, *sorted(model.iterdir())]
+    sources = sorted(path for path in model.rglob("*") if path.is_file())
+    return [*sorted(Path(__file__).parent.glob("*.py")), linking, *sources]
 
 
 def _reusable(output: Path, key: str, store: TensorStore) -> Artifact | None:
@@ -227,7 +239,10 @@ def _support_source() -> bytes:
 def _compile_objects(
     toolchain: Toolchain, generated: GeneratedCpp, variant: VariantSpec
 ) -> list[BuiltObject]:
-    include_dirs = (*torch_include_dirs(), native_sources())
+    # Our own sleef.h stands before torch's, which is for x86-64 only.
+    own = native_sources() / "model" / variant.arch
+    first = (own,) if own.is_dir() else ()
+    include_dirs = (*first, *torch_include_dirs(), native_sources())
     headers_id = f"torch {torch.__version__}, native {native_headers_id()}"
     capability = variant.cpu_capability
     units = [
@@ -248,7 +263,9 @@ def _compile_objects(
     if generated.kernels:
         flags = (
             *_KERNEL_FLAGS,
+            *_LOOP_FLAGS[bool(generated.isa)],
             *_DEFINES,
+            *_KERNEL_DEFINES[variant.arch],
             f"-march={variant.march}",
             f"-DCPU_CAPABILITY={capability}",
             f"-DCPU_CAPABILITY_{capability}",
