@@ -1,0 +1,113 @@
+// What a manifest says; FORMAT.md is normative. Axes are named by their position.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dtypes.h"
+
+namespace ecr {
+
+constexpr int64_t kFormatVersion = 1;
+constexpr const char* kManifestName = "manifest.json";
+constexpr const char* kBackend = "aoti-cpu";
+constexpr size_t kMaxDims = ECR_MAX_DIMS;
+
+// One dimension of a shape.
+struct Dim {
+  enum class Kind : uint8_t { kFixed, kAxis, kAny };
+  Kind kind = Kind::kAny;
+  int64_t size = 0;  // of kFixed
+  size_t axis = 0;   // of kAxis
+};
+
+// One input or output; outputs have neither pad nor bounds.
+struct TensorSpec {
+  std::string name;
+  const ElementType* type = nullptr;
+  std::vector<Dim> shape;
+  std::optional<Number> pad;
+  std::optional<std::pair<Number, Number>> bounds;
+};
+
+// The sizes that an axis may have, inclusive; only a bucket's has a hint.
+struct Extent {
+  int64_t lo = 0;
+  int64_t hi = 0;
+  int64_t hint = 0;
+  bool contains(int64_t size) const { return lo <= size && size <= hi; }
+};
+
+struct Axis {
+  std::string name;
+  Extent extent;
+};
+
+// The sizes that one program serves.
+struct Bucket {
+  bool padded = false;           // its mode
+  std::vector<Extent> axes;      // one for each axis of the manifest
+  std::vector<size_t> pad_axes;  // what inputs are filled up along; none in exact mode
+};
+
+struct Variant {
+  std::string name;
+  std::string arch;
+  std::string backend;
+  std::vector<std::string> requires_;
+  std::optional<std::string> glibc;
+  int64_t rank = 0;
+  std::string runtime;
+  std::vector<std::string> programs;
+};
+
+struct FileEntry {
+  int64_t size = 0;
+  std::string sha256;
+};
+
+struct GoldenCase {
+  int64_t bucket = 0;
+  std::string name;
+  std::string file;
+};
+
+using Strings = std::map<std::string, std::string>;
+
+struct Manifest {
+  std::string name;
+  std::string precision;
+  Strings built_by;
+  std::vector<TensorSpec> inputs;
+  std::vector<TensorSpec> outputs;
+  std::vector<Axis> axes;
+  std::optional<size_t> length_axis;
+  std::vector<Bucket> buckets;
+  std::vector<Variant> variants;
+  Strings probes;
+  Strings weights;
+  std::vector<GoldenCase> golden;
+  double atol = 0;
+  double rtol = 0;
+  std::map<std::string, FileEntry> files;
+};
+
+// Reads and checks the bytes of a manifest; `source` is what to call them. Throws Error ECR_VERSION
+// for an unknown format version, else ECR_BUNDLE with every broken rule.
+Manifest parse_manifest(const std::string& data, const std::string& source);
+
+constexpr size_t kMaxManifestBytes = 4u << 20;
+
+// Inputs, outputs, axes and buckets, into `manifest`; what is wrong goes to the reader.
+void read_signature(const Object& document, Reader* reader, Manifest* manifest);
+
+// "1..64", or "7" where both ends are one.
+std::string extent_text(const Extent& extent);
+// "exact batch 1, length 1..64".
+std::string bucket_text(const Manifest& manifest, const Bucket& bucket);
+
+}  // namespace ecr
