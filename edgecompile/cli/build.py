@@ -122,7 +122,9 @@ def command(
         }
     )
     with console.step("read the lengths") as step:
-        distribution, joint = read_sizes(lengths, texts, tokenizer, model, stats)
+        distribution, joint = read_sizes(
+            lengths, texts, tokenizer, model, stats, max_length=wanted["max_length"]
+        )
         summary = distribution.summary()
         step.note(
             f"{summary.n:,} inputs, {summary.min} to {summary.max}, median {summary.p50}, "

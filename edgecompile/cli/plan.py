@@ -132,7 +132,9 @@ def command(
 
         costs = read_costs(cost_points)
     axes = getattr(costs, "axes", None)
-    traffic, joint = read_sizes(source, texts, tokenizer, model, stats, axes=axes)
+    traffic, joint = read_sizes(
+        source, texts, tokenizer, model, stats, axes=axes, max_length=wanted["max_length"]
+    )
     if costs is not None:
         made = _plan_from_points(traffic, joint, costs, wanted)
     else:

@@ -117,6 +117,7 @@ def read_sizes(
     stats: tuple[Path, ...] = (),
     *,
     axes: tuple[str, str] | None = None,
+    max_length: int | None = None,
 ) -> tuple[LengthDistribution, JointDistribution | None]:
     """The lengths of the traffic and, where the file has them, the sizes of two axes together.
 
@@ -130,7 +131,7 @@ def read_sizes(
     if stats:
         if lengths is not None or texts is not None or tokenizer is not None:
             raise click.UsageError("--from-stats stands in place of --lengths and --texts.")
-        return _read_stats(stats)
+        return _read_stats(stats, max_length)
     if lengths is not None and texts is None and tokenizer is None:
         from edgecompile.joint import read_joint
         from edgecompile.joint_files import joint_axes_of
@@ -143,13 +144,13 @@ def read_sizes(
 
 
 def _read_stats(
-    stats: tuple[Path, ...],
+    stats: tuple[Path, ...], max_length: int | None
 ) -> tuple[LengthDistribution, JointDistribution | None]:
     from edgecompile.joint import JointDistribution
     from edgecompile.joint_files import Sizes
     from edgecompile.stats_files import read_stats
 
-    served = read_stats(stats)
+    served = read_stats(stats, max_length=max_length)
     lengths = served.demand(outside=True)
     if not served.cells or not served.cell_axes:
         return lengths, None
