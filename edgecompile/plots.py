@@ -1,53 +1,35 @@
 """Drawings as inline SVG: plain numbers in, text out; the same numbers give the same bytes.
 
-Colours are of the palette by Okabe and Ito, which colour-blind readers can tell apart; where two
-series share a plot their markers or textures differ as well. Text stays text, so that it takes
-the page's font and can be searched.
+Costs by length are drawn in :mod:`edgecompile.cost_plots`, pairs of sizes in
+:mod:`edgecompile.size_plots`.
 """
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from itertools import pairwise
 from typing import Any
 
 import matplotlib
-from matplotlib.artist import Artist
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
+from edgecompile import canvas
+from edgecompile.canvas import BLUE, FAINT, GREEN, GREY, INK, MID, MODE_COLOURS, ORANGE, PAPER
 from edgecompile.units import format_ms
 
-__all__ = ["Band", "bars", "cost_by_count", "cost_curve", "length_histogram"]
+__all__ = ["Band", "bars", "cost_by_count", "length_histogram"]
 
-BLUE, ORANGE, GREEN, PURPLE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9"
-INK, GREY, FAINT = "#222222", "#6b6b6b", "#e4e4e4"
-_MODE_COLOURS = {"exact": BLUE, "pad": ORANGE}
-_MODE_NAMES = {"exact": "exact (no padding)", "pad": "padded to its upper edge"}
-_SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, GREY)
-
-_WIDTH = 9.2  # inches; the page scales drawings to its own width
-_STYLE: Any = {  # matplotlib 3.11 types the keys as a long list of literals, 3.8 doesn't
-    "svg.fonttype": "none",
-    "font.size": 9.0,
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 9.0,
-}
+_MODE_NAMES = {"exact": "exact (dynamic, no padding)", "pad": "padded to its upper edge"}
+_SERIES = (BLUE, ORANGE, GREEN, canvas.PURPLE, canvas.SKY, GREY)
+_MOST_BINS = 120
+_MOST_LETTERS = 44  # of a bar's label; the bars need room as well
+# Of the highest cost, what an axis that doesn't start at zero shows at least: less would make
+# much of differences that are none.
+_LEAST_SHOWN = 0.1
 
 
 @dataclass(frozen=True)
@@ -68,220 +50,243 @@ def length_histogram(
 ) -> str:
     """How often each length occurs, with the buckets behind it.
 
+    The axis is logarithmic where a linear one would press most of the sample into its first few
+    per cent; areas, not heights, are then the shares.
+
     Args:
         lengths: distinct, ascending.
         counts: of each length.
         bands: the plan's buckets, ascending; their upper edges are labelled.
         unit: what a length counts.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure, axes = _figure(2.9)
-        low, high = lengths[0], max(lengths[-1], bands[-1].hi if bands else 0)
-        edges, heights = _bins(lengths, counts, low, high)
+    with matplotlib.rc_context(canvas.STYLE):
+        figure, axes = canvas.new_figure(2.9)
+        high = max(lengths[-1], bands[-1].hi if bands else 0)
+        log = canvas.is_skewed(lengths, counts, high)
+        low = canvas.left_end(lengths, high, bands[0].lo if bands else lengths[0], log=log)
+        edges, shares = _log_bins(lengths, counts, low, high) if log else _bins(
+            lengths, counts, low, high
+        )  # fmt: skip
+        heights = shares
+        if log:
+            widths = [np.log2(right / left) for left, right in pairwise(edges)]
+            heights = [share / width for share, width in zip(shares, widths, strict=True)]
         for i, band in enumerate(bands):
-            colour = _MODE_COLOURS.get(band.mode, GREY)
+            colour = MODE_COLOURS.get(band.mode, GREY)
             left = low if i == 0 else band.lo
-            axes.axvspan(
-                left - 0.5, band.hi + 0.5, color=colour, alpha=0.16 if i % 2 else 0.07, linewidth=0
-            )
+            style: dict[str, Any] = {"color": colour, "alpha": 0.16 if i % 2 else 0.07}
+            axes.axvspan(left - 0.5, band.hi + 0.5, linewidth=0, **style)
+            if band.mode == "pad":
+                axes.axvspan(
+                    left - 0.5, band.hi + 0.5, facecolor="none", edgecolor=colour, alpha=0.3,
+                    hatch="///", linewidth=0,
+                )  # fmt: skip
             axes.axvline(band.hi + 0.5, color=colour, linewidth=0.9, alpha=0.8)
         axes.stairs(heights, edges, fill=True, color=INK, alpha=0.78, linewidth=0)
-        axes.set_xlim(low - 0.5, high + 0.5)
+        canvas.set_length_axis(axes, low, high, log=log)
         axes.set_ylim(0, max(heights) * 1.05)
-        width = edges[1] - edges[0]
-        share = "share of inputs" if width == 1 else f"share of inputs, bins of {width:.0f}"
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g} %"))
-        _label(axes, f"length ({unit})", share)
-        _edge_labels(axes, [band.hi for band in bands])
-        modes = [mode for mode in _MODE_COLOURS if any(b.mode == mode for b in bands)]
+        if log:
+            share = "share of inputs, by area"
+            axes.yaxis.set_major_locator(NullLocator())
+        else:
+            width = edges[1] - edges[0]
+            share = "share of inputs" if width == 1 else f"share of inputs, bins of {width:.0f}"
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g} %"))
+        canvas.label_axes(axes, f"length ({unit})", share)
+        _edge_labels(axes, [band.hi for band in bands], log=log)
+        modes = [mode for mode in MODE_COLOURS if any(b.mode == mode for b in bands)]
         handles = [
-            Patch(color=_MODE_COLOURS[mode], alpha=0.35, label=f"bucket, {_MODE_NAMES[mode]}")
-            for mode in modes
-        ]
-        if handles:
-            _legend(figure, handles)
-        return _svg(figure, "lengths", "Histogram of input lengths with the edges of the buckets")
-
-
-def cost_curve(
-    lengths: Sequence[int],
-    exact_ms: Sequence[float | None],
-    pad_ms: Sequence[float | None],
-    *,
-    edges: Sequence[int] = (),
-    kind: str = "measured",
-    unit: str = "tokens",
-) -> str:
-    """Milliseconds per run against length, for both modes; None where a mode has no point.
-
-    Args:
-        lengths: of the points, ascending.
-        exact_ms: of the program whose length is dynamic.
-        pad_ms: of the program whose length is fixed.
-        edges: upper edges of the plan's buckets, drawn as thin lines.
-        kind: ``measured``, ``calibrated`` or ``modelled``; named in the legend.
-        unit: what a length counts.
-    """
-    with matplotlib.rc_context(_STYLE):
-        figure, axes = _figure(2.9)
-        for edge in edges:
-            axes.axvline(edge, color=FAINT, linewidth=1.2, zorder=0)
-        top = 0.0
-        for name, marker, values in (("exact", "o", exact_ms), ("pad", "s", pad_ms)):
-            points = [(x, y) for x, y in zip(lengths, values, strict=True) if y is not None]
-            if not points:
-                continue
-            top = max(top, *(y for _, y in points))
-            axes.plot(
-                [x for x, _ in points],
-                [y for _, y in points],
-                color=_MODE_COLOURS[name],
-                linestyle="-" if name == "exact" else "--",
-                linewidth=1.4,
-                marker=marker,
-                markersize=4.5,
-                markerfacecolor="white" if name == "pad" else _MODE_COLOURS[name],
-                label=f"{name}, {kind}",
+            Patch(
+                facecolor=(MODE_COLOURS[mode], 0.22), edgecolor=(MODE_COLOURS[mode], 0.7),
+                hatch="///" if mode == "pad" else None, linewidth=0,
+                label=f"bucket, {_MODE_NAMES[mode]}",
             )
-        axes.set_xlim(0, max(lengths) * 1.02)
-        axes.set_ylim(0, top * 1.12)
-        axes.grid(axis="y", color=FAINT, linewidth=0.7)
-        _label(axes, f"length ({unit})", "ms per run")
-        handles, _ = axes.get_legend_handles_labels()
-        if edges:
-            handles.append(Line2D([], [], color="#c4c4c4", linewidth=1.2, label="bucket edge"))
-        _legend(figure, handles)
-        return _svg(figure, "cost", "Milliseconds per run against input length")
+            for mode in modes
+        ]  # fmt: skip
+        if handles:
+            canvas.add_legend(figure, handles)
+        text = "Histogram of input lengths with the edges of the buckets"
+        return canvas.to_svg(figure, "lengths", text)
 
 
-def cost_by_count(counts: Sequence[int], expected_ms: Sequence[float], chosen: int) -> str:
+def cost_by_count(
+    counts: Sequence[int], expected_ms: Sequence[float], chosen: int, *, price: float = 0.0
+) -> str:
     """The expected milliseconds of the best plan with each number of buckets.
+
+    Where it changes little with the number, the axis of milliseconds doesn't start at zero.
 
     Args:
         counts: numbers of buckets, ascending.
         expected_ms: of the best plan with that many.
         chosen: the number that the plan has; marked.
+        price: what a bucket has to save, in milliseconds; if it isn't 0 there is a second line
+            with the price of all buckets added.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure, axes = _figure(2.6)
-        axes.plot(counts, expected_ms, color=BLUE, linewidth=1.4, marker="o", markersize=4.0)
+    with matplotlib.rc_context(canvas.STYLE):
+        figure, axes = canvas.new_figure(2.6)
+        axes.plot(
+            counts, expected_ms, color=BLUE, linewidth=1.4, marker="o", markersize=4.0,
+            label="mean run",
+        )  # fmt: skip
+        totals = [ms + price * n for n, ms in zip(counts, expected_ms, strict=True)]
+        if price > 0:
+            axes.plot(
+                counts, totals, color=GREY, linewidth=1.1, linestyle="--",
+                label="with what each bucket has to save",
+            )  # fmt: skip
+            canvas.add_legend(figure, axes.get_legend_handles_labels()[0])
         if chosen in counts:
             value = expected_ms[list(counts).index(chosen)]
             axes.plot(
                 [chosen], [value], "o", markersize=11, markerfacecolor="none",
                 markeredgecolor=ORANGE, markeredgewidth=1.8,
             )  # fmt: skip
+            # Below the line, which falls: whatever its slope there is room.
             right = chosen > (counts[0] + counts[-1]) / 2
             axes.annotate(
                 f"{chosen} chosen: {format_ms(value)} ms", (chosen, value), color=INK,
-                xytext=(-8 if right else 8, 14), textcoords="offset points",
+                xytext=(0, -12), textcoords="offset points", va="top",
                 ha="right" if right else "left",
             )  # fmt: skip
-        axes.set_ylim(0, max(expected_ms) * 1.15)
+        axes.set_ylim(*_ms_limits(min(expected_ms), max(totals)))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.grid(axis="y", color=FAINT, linewidth=0.7)
-        _label(axes, "number of buckets", "expected ms per run")
-        return _svg(figure, "count", "Expected milliseconds against the number of buckets")
+        canvas.label_axes(axes, "number of buckets", "expected ms per run")
+        text = "Expected milliseconds against the number of buckets"
+        return canvas.to_svg(figure, "count", text)
 
 
-def bars(labels: Sequence[str], series: Mapping[str, Sequence[float]], *, unit: str = "ms") -> str:
+def bars(
+    labels: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    *,
+    unit: str = "ms",
+    strong: Collection[int] | None = None,
+    remarks: Sequence[str] = (),
+    limit: float | None = None,
+) -> str:
     """Horizontal bars, grouped by label, each with its value at its end.
 
     Args:
-        labels: of the groups, top down.
+        labels: of the groups, top down; long ones lose their middle.
         series: name -> one value for each label; at most six series.
         unit: of the values; the axis starts at zero.
+        strong: indices of groups to stress, the others are grey; None: all alike. With one series.
+        remarks: what to add to the value of each group; none if empty. With one series.
+        limit: longer bars are cut here, with a gap before their end to show it; None: none is.
     """
     if len(series) > len(_SERIES):
         raise ValueError(f"{len(series)} series; colours for {len(_SERIES)}")
-    with matplotlib.rc_context(_STYLE):
+    if len(series) != 1 and (strong is not None or remarks):
+        raise ValueError("only a single series has groups to stress or remarks")
+    with matplotlib.rc_context(canvas.STYLE):
         rows = len(labels) * len(series)
-        figure, axes = _figure(0.75 + 0.21 * rows + 0.1 * len(labels))
+        figure, axes = canvas.new_figure(0.75 + 0.21 * rows + 0.1 * len(labels))
         thick = 0.8 / len(series)
         top = max(max(values) for values in series.values())
+        top = top if limit is None else min(top, limit)
         for i, (name, values) in enumerate(series.items()):
             places = [row + (i - (len(series) - 1) / 2) * thick for row in range(len(labels))]
-            axes.barh(places, values, height=thick * 0.88, color=_SERIES[i], label=name)
-            for place, value in zip(places, values, strict=True):
+            colours = [
+                _SERIES[i] if strong is None or row in strong else MID for row in range(len(labels))
+            ]
+            shown = [min(value, top) for value in values]
+            axes.barh(places, shown, height=thick * 0.88, color=colours, label=name)
+            for row, (place, value) in enumerate(zip(places, values, strict=True)):
+                text = " ".join([format_ms(value), *remarks[row : row + 1]]).strip()
+                if value > top:
+                    _cut_bar(axes, place, thick, top)
                 axes.text(
-                    value + top * 0.006, place, format_ms(value), va="center", fontsize=8, color=INK
-                )
-        axes.set_yticks(range(len(labels)), labels)
+                    min(value, top) + top * 0.006, place, text, va="center", fontsize=8, color=INK,
+                    fontweight="bold" if strong is not None and row in strong else "normal",
+                )  # fmt: skip
+        axes.set_yticks(range(len(labels)), [_shorten(label) for label in labels])
+        for row, label in enumerate(axes.get_yticklabels()):
+            label.set_fontweight("bold" if strong is not None and row in strong else "normal")
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(len(labels) - 0.5, -0.5)
-        axes.set_xlim(0, top * 1.1)
+        axes.set_xlim(0, top * (1.18 if remarks else 1.1))
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x", color=FAINT, linewidth=0.7)
         axes.set_xlabel(unit)
         if len(series) > 1:
-            _legend(figure, axes.get_legend_handles_labels()[0])
-        return _svg(figure, "bars-" + "-".join(series), f"Bars, in {unit}")
+            canvas.add_legend(figure, axes.get_legend_handles_labels()[0])
+        return canvas.to_svg(figure, "bars-" + "-".join(series), f"Bars, in {unit}")
 
 
-def _figure(height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-    axes = figure.add_subplot()
-    return figure, axes
+def _ms_limits(low: float, high: float) -> tuple[float, float]:
+    """Ends of an axis that shows how costs differ: from zero where they differ by half or more."""
+    if high >= 1.5 * low:
+        return 0.0, high * 1.15
+    span = max(high - low, _LEAST_SHOWN * high)
+    # Room below for the label of the chosen number.
+    return max(0.0, high - 1.6 * span), high + 0.2 * span
 
 
-def _label(axes: Axes, x: str, y: str) -> None:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+def _shorten(label: str) -> str:
+    """A label without its middle if it is too long: names often differ only at their ends."""
+    if len(label) <= _MOST_LETTERS:
+        return label
+    half = _MOST_LETTERS // 2
+    return f"{label[:half]}…{label[-half + 1 :]}"
 
 
-def _legend(figure: Figure, handles: Sequence[Artist]) -> None:
-    # Outside the axes: whatever the data look like, the legend covers none of them.
-    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
+def _cut_bar(axes: Axes, place: float, thick: float, top: float) -> None:
+    """A slanted gap shortly before the end of a bar."""
+    low, high = place - thick / 2, place + thick / 2
+    corners = [(0.955, high), (0.965, high), (0.977, low), (0.967, low)]
+    axes.fill(
+        [top * x for x, _ in corners], [y for _, y in corners], color=PAPER, linewidth=0, zorder=3
+    )
 
 
 def _bins(
     lengths: Sequence[int], counts: Sequence[int], low: int, high: int
 ) -> tuple[list[float], list[float]]:
     """At most 120 bins of whole width, with no length on an edge, and their percentages."""
-    width = max(1, -(-(high - low + 1) // 120))
+    width = max(1, -(-(high - low + 1) // _MOST_BINS))
     number = (high - low) // width + 1
-    heights = [0] * number
-    for length, count in zip(lengths, counts, strict=True):
-        heights[(length - low) // width] += count
+    return _fill([low - 0.5 + i * width for i in range(number + 1)], lengths, counts)
+
+
+def _log_bins(
+    lengths: Sequence[int], counts: Sequence[int], low: int, high: int
+) -> tuple[list[float], list[float]]:
+    """Bins that are whole and about as wide on a logarithmic axis, and their percentages."""
+    ratio = (high / low) ** (1 / _MOST_BINS) - 1
+    edges = [low - 0.5]
+    while edges[-1] < high:
+        edges.append(edges[-1] + max(1, round(edges[-1] * ratio)))
+    return _fill(edges, lengths, counts)
+
+
+def _fill(
+    edges: list[float], lengths: Sequence[int], counts: Sequence[int]
+) -> tuple[list[float], list[float]]:
+    heights = [0] * (len(edges) - 1)
+    for at, count in zip(np.searchsorted(edges, lengths) - 1, counts, strict=True):
+        heights[int(at)] += count
     total = sum(counts)
-    edges = [low - 0.5 + i * width for i in range(number + 1)]
     return edges, [100 * height / total for height in heights]
 
 
-def _edge_labels(axes: Axes, edges: Sequence[int]) -> None:
+def _edge_labels(axes: Axes, edges: Sequence[int], *, log: bool) -> None:
     """Names upper edges above the plot; of two that would touch only the longer length's stays."""
-    low, high = axes.get_xlim()
-    apart = (high - low) * 0.034
+
+    def place(value: float) -> float:
+        return float(np.log2(value)) if log else value
+
+    low, high = (place(end) for end in axes.get_xlim())
     kept: list[int] = []
     for edge in reversed(edges):
-        if not kept or kept[-1] - edge >= apart:
-            kept.append(edge)
+        if kept:
+            letters = len(str(edge)) + len(str(kept[-1]))
+            if place(kept[-1]) - place(edge) < (high - low) * (0.006 + 0.0047 * letters):
+                continue
+        kept.append(edge)
     above = axes.secondary_xaxis("top")
     above.set_xticks([edge + 0.5 for edge in kept], [str(edge) for edge in kept])
     above.xaxis.set_minor_locator(NullLocator())
     above.tick_params(length=0, pad=2)
     above.spines["top"].set_visible(False)
-
-
-def _svg(figure: Figure, salt: str, description: str) -> str:
-    buffer = io.StringIO()
-    # matplotlib's own salt would be random, and its metadata would hold the date
-    with matplotlib.rc_context({"svg.hashsalt": salt}):
-        figure.savefig(
-            buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
-        )
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # Several drawings share one page, and with it one name space of ids.
-    prefix = re.sub(r"\W+", "-", salt)
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
-    head = re.match(r"<svg[^>]*>", text)
-    assert head is not None
-    box = re.search(r'viewBox="[^"]*"', head.group())
-    assert box is not None
-    opening = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        f'{box.group()} role="img" aria-label="{escape(description, quote=True)}">'
-    )
-    return opening + text[head.end() :].strip()

@@ -1,20 +1,21 @@
-"""Pages and drawings: self-contained, well-formed, repeatable, and safe from what they show."""
+"""Pages: self-contained, well-formed, repeatable, and safe from what they show."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from html.parser import HTMLParser
-from xml.etree import ElementTree
 
 import pytest
 
 from edgecompile import plots
 from edgecompile.buckets import plan_buckets
+from edgecompile.canvas import VARIABLES
 from edgecompile.costs import CostCurve, CostPoint
+from edgecompile.joint import JointDistribution
+from edgecompile.joint_view import judge_joint
 from edgecompile.lengths import LengthDistribution
-from edgecompile.plan_view import judge_plan
-from edgecompile.plots import Band
+from edgecompile.plan_view import PlanJudgement, judge_plan
 from edgecompile.report import (
     Drawing,
     Section,
@@ -26,9 +27,10 @@ from edgecompile.report import (
 )
 from edgecompile.report import verify_section as make_verify_section
 from edgecompile.runtime.manifest import Tolerance
+from edgecompile.slabs import plan_joint
+from edgecompile.surfaces import CostSurface
 from edgecompile.verify import CaseResult, VerifyReport
 
-SVG = "{http://www.w3.org/2000/svg}"
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 SAMPLE = LengthDistribution.from_samples([2 + i * i % 120 for i in range(400)], "access.log")
 CURVE = CostCurve(
@@ -96,23 +98,42 @@ def verify_report(*errors: float) -> VerifyReport:
     return VerifyReport(results, {"x86-64-v4": "this CPU lacks avx512f"}, tolerance, False)
 
 
-def whole_page() -> str:
-    judgement = judge_plan(PLAN, SAMPLE, programs=4)
+def joint_judgement() -> PlanJudgement:
+    axes = ("length", "batch")
+    cells = {(2 + i * i % 61, 1 + i % 4): 1 + i % 3 for i in range(200)}
+    sample = JointDistribution.from_counts(axes, cells, "joint.csv")
+    points = [
+        (batch, CostPoint(n, 2.1 + 0.07 * n * batch, 1.7 + 0.065 * n * batch))
+        for batch in (1, 4)
+        for n in (2, 32, 64)
+    ]
+    surface = CostSurface.from_points(axes, points, "measured")
+    return judge_joint(plan_joint(sample, surface, max_buckets=3), sample, programs=3)
+
+
+def whole_page(judgement: PlanJudgement) -> str:
     sections = [
-        plan_section(PLAN, SAMPLE, judgement=judgement),
+        plan_section(judgement),
         make_verify_section(verify_report(1e-7, 5e-5), PLAN.buckets),
         bench_section(["length 8", "length 64"], {"p50": [1.9, 3.7], "p99": [2.5, 4.0]}),
     ]
     return render_page("minilm", sections, lead="For cpu-x86-64.", facts=[("torch", "2.13.0")])
 
 
-def test_the_page_is_self_contained_and_well_formed() -> None:
-    page = whole_page()
+LENGTHS_ONLY = judge_plan(PLAN, SAMPLE, programs=4)
+BOTH = pytest.mark.parametrize(
+    "judgement", [LENGTHS_ONLY, joint_judgement()], ids=["lengths", "joint"]
+)
+
+
+@BOTH
+def test_the_page_is_self_contained_and_well_formed(judgement: PlanJudgement) -> None:
+    page = whole_page(judgement)
     checker = check(page)
     assert checker.wrong == [] and checker.open == []
     assert checker.addresses == []
     assert checker.tags["script"] == checker.tags["link"] == checker.tags["iframe"] == 0
-    assert checker.tags["svg"] == 4
+    assert checker.tags["svg"] == 5
     addresses = set(re.findall(r"https?://[^\"'\s)]+", page))
     assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     assert "@import" not in page and not re.search(r"url\((?!#)", page)
@@ -121,14 +142,23 @@ def test_the_page_is_self_contained_and_well_formed() -> None:
 
 
 def test_the_page_shows_what_it_was_given() -> None:
-    text = " ".join(" ".join(check(whole_page()).text).split())
+    text = " ".join(" ".join(check(whole_page(LENGTHS_ONLY)).text).split())
     for part in ("For cpu-x86-64.", "powers of two", "case1", "FAILED", "torch 2.13.0"):
         assert part in text
     assert "x86-64-v4 was not run here: this CPU lacks avx512f" in text
 
 
 def test_the_same_values_give_the_same_bytes() -> None:
-    assert whole_page() == whole_page()
+    for make in (lambda: judge_plan(PLAN, SAMPLE, programs=4), joint_judgement):
+        assert whole_page(make()) == whole_page(make())
+
+
+def test_drawings_take_the_colours_of_the_page() -> None:
+    page = whole_page(LENGTHS_ONLY)
+    used = set(re.findall(r"var\(--([a-z0-9-]+)", page))
+    dark = page[page.index("prefers-color-scheme: dark") : page.index("* {")]
+    assert used - set(re.findall(r"--([a-z0-9-]+):", dark)) == set()
+    assert set(VARIABLES) <= set(re.findall(r"--([a-z0-9-]+):", dark))
 
 
 def test_what_is_shown_stays_text() -> None:
@@ -168,55 +198,6 @@ def test_the_page_of_a_build() -> None:
     judgement = judge_plan(PLAN, SAMPLE, programs=4)
     page = build_page("minilm", judgement, verify_report(1e-7), facts=[("torch", "2.13.0")])
     checker = check(page)
-    assert checker.wrong == [] and checker.tags["svg"] == 3
+    assert checker.wrong == [] and checker.tags["svg"] == 4
     text = " ".join(checker.text)
     assert "Lengths: access.log" in text and "Verification" in text
-
-
-def drawing(svg: str) -> ElementTree.Element:
-    root = ElementTree.fromstring(svg)
-    assert root.tag == f"{SVG}svg" and root.get("role") == "img" and root.get("aria-label")
-    assert root.get("viewBox") and root.get("width") is None
-    return root
-
-
-def words(svg: str) -> list[str]:
-    return ["".join(item.itertext()).strip() for item in drawing(svg).iter(f"{SVG}text")]
-
-
-def test_the_histogram_names_upper_edges_that_have_room() -> None:
-    bands = [Band(2, 8, "pad"), Band(9, 10, "pad"), Band(11, 64, "exact"), Band(65, 121, "exact")]
-    text = words(plots.length_histogram(SAMPLE.lengths, SAMPLE.counts, bands, unit="frames"))
-    assert {"10", "64", "121", "length (frames)"} <= set(text)
-    assert "8" not in text  # it would touch the 10
-    assert "bucket, padded to its upper edge" in text and "bucket, exact (no padding)" in text
-
-
-@pytest.mark.parametrize(
-    ("lengths", "counts"),
-    [([7], [3]), ([1, 2], [1, 1]), ([1, 5000], [10**9, 1]), (range(1, 600), [1] * 599)],
-)
-def test_bins_hold_every_input(lengths: list[int], counts: list[int]) -> None:
-    edges, shares = plots._bins(lengths, counts, lengths[0], lengths[-1])
-    assert len(edges) == len(shares) + 1 <= 121
-    assert sum(shares) == pytest.approx(100)
-    assert edges[0] < lengths[0] and lengths[-1] < edges[-1]
-    assert all(edge % 1 == 0.5 for edge in edges)
-    drawing(plots.length_histogram(lengths, counts))
-
-
-def test_a_curve_of_one_mode_and_one_point() -> None:
-    text = words(plots.cost_curve([64], [None], [3.0], edges=[64], kind="modelled"))
-    assert "pad, modelled" in text and not any(word.startswith("exact") for word in text)
-
-
-def test_the_chosen_number_of_buckets_is_marked() -> None:
-    assert "2 chosen: 3.00 ms" in words(plots.cost_by_count([1, 2, 3], [5.0, 3.0, 2.9], 2))
-    assert not any("chosen" in word for word in words(plots.cost_by_count([1], [5.0], 4)))
-
-
-def test_bars_carry_their_values() -> None:
-    text = words(plots.bars(["a", "b"], {"x": [1.234, 20.0], "y": [3.0, 4.0]}, unit="MB"))
-    assert {"a", "b", "x", "y", "1.23", "20.0", "3.00", "4.00", "MB"} <= set(text)
-    with pytest.raises(ValueError, match="7 series"):
-        plots.bars(["a"], {str(i): [1.0] for i in range(7)})

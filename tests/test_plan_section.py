@@ -1,0 +1,149 @@
+"""What a page says of a plan: the verdict, the figures, and which points count as measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgecompile.buckets import plan_buckets
+from edgecompile.cost_plots import CostLine
+from edgecompile.curves import CostCurve, CostPoint
+from edgecompile.joint import JointDistribution
+from edgecompile.joint_view import judge_joint
+from edgecompile.lengths import LengthDistribution
+from edgecompile.limits import BucketCost
+from edgecompile.page import Drawing, Section, Table
+from edgecompile.plan_section import _cost_line, _measured_lengths, _measured_sizes, plan_section
+from edgecompile.plan_view import judge_plan
+from edgecompile.slabs import plan_joint
+from edgecompile.surfaces import CostSurface
+from tests.svg import count_uses, read_words
+
+SAMPLE = LengthDistribution.from_samples([2 + i * i % 120 for i in range(400)], "access.log")
+POINTS = [CostPoint(n, 2.1 + 0.07 * n, 1.7 + 0.065 * n, 0.2, 0.1) for n in (2, 16, 64, 121)]
+CURVE = CostCurve(tuple(POINTS), "measured")
+DYNAMIC = CostCurve((CostPoint(2, 1.0, 1.1), CostPoint(121, 9.0, 9.9)), "measured")
+
+
+def section(curve: CostCurve = CURVE, cost: BucketCost | None = None, **options: object) -> Section:
+    plan = plan_buckets(SAMPLE, curve, **options)  # type: ignore[arg-type]
+    return plan_section(judge_plan(plan, SAMPLE, programs=4, cost=cost))
+
+
+def part(found: Section, title: str) -> Drawing | Table:
+    return next(item for item in found.parts if item.title.startswith(title))
+
+
+def test_one_dynamic_range_is_said_at_a_glance() -> None:
+    found = section(DYNAMIC, max_buckets=4)
+    assert found.verdict == "One dynamic range is best: no buckets are needed."
+    drawing = part(found, "Expected mean")
+    assert isinstance(drawing, Drawing)
+    assert "one range (the same)" in read_words(drawing.svg)
+
+
+def test_one_bucket_that_was_forced_is_not_called_best() -> None:
+    assert section(max_buckets=1).verdict.endswith("more programs would pay, but weren't allowed.")
+    padded = section(buckets=1, modes=("pad",))
+    text = f"One static program, padded to {SAMPLE.lengths[-1]}: more programs would pay"
+    assert padded.verdict.startswith(text)
+
+
+def test_one_static_program_may_be_best() -> None:
+    sample = LengthDistribution((37,), (80,))
+    judged = judge_plan(plan_buckets(sample, CURVE, max_buckets=3), sample, programs=3)
+    assert plan_section(judged).verdict == "One static program, padded to 37, is best."
+
+
+def test_several_buckets_are_compared_with_the_best_other_rule() -> None:
+    found = section(max_buckets=4)
+    assert (
+        found.verdict.startswith("4 programs, ")
+        and " below that of the best other" in found.verdict
+    )
+
+
+def test_size_and_build_time_are_shown_where_they_are_known() -> None:
+    names = [name for name, _ in section(max_buckets=2).figures]
+    assert "size" not in names and "build" not in names
+    cost = BucketCost(base_size=90_000_000, bucket_size=500_000, bucket_build_s=30.0)
+    found = section(cost=cost, max_buckets=2)
+    assert dict(found.figures)["size"] == "91.0 MB" and dict(found.figures)["build"] == "60.0 s"
+    table = part(found, "Against")
+    assert isinstance(table, Table) and {"size", "build"} <= set(table.columns)
+
+
+def test_only_what_was_run_is_marked() -> None:
+    every = frozenset(CURVE.lengths)
+    assert _measured_lengths(CURVE) == {"exact": every, "pad": every}
+    merged = replace(CURVE, provenance={"exact_measured_at": "2, 16, 64, 121"})
+    assert _measured_lengths(merged) == {"exact": every, "pad": frozenset()}
+    merged = replace(merged, provenance={**merged.provenance, "pad_measured_at": "16, 121"})
+    assert _measured_lengths(merged)["pad"] == {16, 121}
+    assert _measured_lengths(replace(CURVE, kind="modelled"))["exact"] == frozenset()
+    uses = []
+    for curve in (CURVE, merged, replace(CURVE, kind="modelled")):
+        drawing = part(section(curve, max_buckets=2), "Cost of one run")
+        assert isinstance(drawing, Drawing)
+        assert ("follows the other by their ratio" in drawing.caption) == (curve is merged)
+        uses.append(count_uses(drawing.svg))
+    assert uses[0] > uses[1] > uses[2]
+    assert (
+        "modelled, not measured"
+        in part(section(replace(CURVE, kind="modelled"), max_buckets=2), "Cost of one run").title
+    )
+
+
+def test_lines_span_what_is_served() -> None:
+    line = _cost_line(CURVE, "exact", frozenset({16, 121}), (8, 100))
+    assert line == CostLine(
+        "exact",
+        (8, 16, 64, 100),
+        tuple(CURVE.cost(n, "exact") for n in (8, 16, 64, 100)),
+        ((16, CURVE.cost(16, "exact"), 0.2),),
+        (8, 100),
+    )
+    assert _cost_line(CURVE, "pad", frozenset(), (1, 200)).known == (2, 121)
+
+
+def test_slices_that_were_filled_are_not_marked() -> None:
+    rows = (
+        (1, CURVE),
+        (4, replace(CURVE, points=tuple(replace(p, pad_spread_ms=0.0) for p in POINTS))),
+    )
+    surface = CostSurface(("length", "batch"), rows, "measured")
+    every = frozenset(CURVE.lengths)
+    assert _measured_sizes(surface, rows[1][1]) == {"exact": every, "pad": every}
+    merged = replace(surface, provenance={"exact_measured_at": "2, 16, 64, 121"})
+    assert _measured_sizes(merged, rows[1][1]) == {"exact": every, "pad": frozenset()}
+    told = replace(rows[1][1], provenance={"exact_measured_at": "2", "pad_measured_at": "64"})
+    assert _measured_sizes(merged, told) == {"exact": {2}, "pad": {64}}
+
+
+def test_a_plan_over_two_axes() -> None:
+    axes = ("frames", "batch")
+    cells = {(2 + i * i % 61, 1 + i % 4): 1 + i % 3 for i in range(200)}
+    sample = JointDistribution.from_counts(axes, cells, "joint.csv")
+    points = [
+        (batch, CostPoint(n, 2.1 + 0.07 * n * batch, 1.7 + 0.065 * n * batch))
+        for batch in (1, 2, 4)
+        for n in (2, 32, 64)
+    ]
+    surface = CostSurface.from_points(axes, points, "measured")
+    plan = plan_joint(sample, surface, max_buckets=3)
+    found = plan_section(judge_joint(plan, sample, programs=3))
+    assert [item.title for item in found.parts] == [
+        "Sizes and buckets",
+        "Buckets",
+        "Expected mean of each policy",
+        "Against other ways to choose",
+        "Cost of one run at each batch, measured",
+        "What more buckets would save",
+    ]
+    figures = dict(found.figures)
+    assert figures["batch served"] == "1–4" and "frames served" in figures
+    table = found.parts[1]
+    assert isinstance(table, Table) and table.columns[2:4] == axes
+    assert len(table.rows) == len(plan.buckets)
+    costs = found.parts[4]
+    assert isinstance(costs, Drawing)
+    assert {"batch 1", "batch 2", "batch 4", "frames"} <= set(read_words(costs.svg))

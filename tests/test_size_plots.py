@@ -1,0 +1,70 @@
+"""Maps of sizes: every input has a cell, every bucket an outline that tells its mode by form."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from edgecompile import size_plots
+from edgecompile.size_plots import Box, size_map
+from tests.svg import parse_drawing, read_words
+
+AXES = ("length", "batch")
+SIZES = [(length, batch) for length in range(1, 65) for batch in (1, 2, 4)]
+COUNTS = [1 + 64 // length for length, _ in SIZES]
+
+
+def test_boxes_are_named_and_told_apart_by_form() -> None:
+    boxes = [Box((1, 1), (64, 1), "pad", "0"), Box((1, 2), (64, 4), "exact", "1")]
+    svg = size_map(SIZES, COUNTS, boxes, axes=AXES)
+    text = read_words(svg)
+    assert {"0", "1", "length", "batch", "inputs"} <= set(text)
+    assert "bucket, exact (dynamic, no padding)" in text
+    assert any("padded" in word and "■" in word for word in text)
+    outlines = re.findall(r"style=\"fill: none;[^\"]*var\(--(blue|orange)[^\"]*", svg)
+    assert {"blue", "orange"} <= set(outlines)
+    dashed = re.findall(r"style=\"[^\"]*stroke-dasharray: (?!none)[^\"]*\"", svg)
+    assert dashed and all("--orange" in style for style in dashed)
+
+
+def test_a_box_without_room_has_no_name() -> None:
+    boxes = [Box((1, 1), (1, 4), "exact", "77"), Box((2, 1), (512, 4), "exact", "78")]
+    text = read_words(size_map([(400, 1), (512, 4)], [1, 1], boxes, axes=AXES))
+    assert "78" in text and "77" not in text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "counts"),
+    [
+        ([(37, 1)], [5]),
+        ([(3, 1), (3, 2)], [1, 1]),
+        ([(1, 1), (8192, 512)], [10**9, 1]),
+        ([(2**31 - 1, 2**31 - 1), (1, 1)][::-1], [1, 10**6]),
+    ],
+)
+def test_any_sizes_can_be_drawn(sizes: list[tuple[int, int]], counts: list[int]) -> None:
+    high = (max(a for a, _ in sizes), max(b for _, b in sizes))
+    svg = size_map(sizes, counts, [Box((1, 1), high, "exact", "0")], axes=AXES)
+    parse_drawing(svg)
+    assert "nan" not in svg and "inf" not in svg
+
+
+def test_spans_hold_every_size() -> None:
+    rng = np.random.default_rng(3)
+    for most in (40, 96):
+        for scale in (0.3, 1.0, 2.0):
+            sizes = np.maximum(1, rng.lognormal(4, scale, 300).astype(np.int64))
+            span = size_plots._Span.of(sizes, np.ones(300), [1], [int(sizes.max())], most)
+            assert span.edges[0] < sizes.min() and sizes.max() < span.edges[-1]
+            assert len(span.edges) <= 1.3 * most
+            assert all(0 <= span.share(float(size)) <= 1 for size in sizes)
+
+
+def test_levels_cover_all_shares() -> None:
+    shares = np.array([[0.0, 0.5], [3.0, 96.5]])
+    levels = size_plots._levels(shares)
+    assert levels[0] <= 0.5 and levels[-1] == pytest.approx(96.5)
+    assert sorted(levels) == levels
+    assert size_plots._levels(np.array([[100.0]])) == [0.0, 100.0]
