@@ -19,6 +19,7 @@ from edgecompile.joint_view import judge
 from edgecompile.lengths import LengthDistribution
 from edgecompile.limits import BucketCost
 from edgecompile.models import LoadedModel
+from edgecompile.plan_view import rival_programs
 from edgecompile.progress import StepHandle
 from edgecompile.report import build_page
 from edgecompile.runtime.manifest import MANIFEST_NAME, Manifest
@@ -31,9 +32,6 @@ from edgecompile.verify import (
     make_cases,
     verify_bundle,
 )
-
-#: How many programs the policies that a plan is compared with may use.
-RIVAL_PROGRAMS = 8
 
 #: Which of the verification cases travel with the bundle as golden vectors.
 GOLDEN_CASES = ("lower", "hint", "upper")
@@ -143,7 +141,7 @@ def _reports(
                 plan,
                 lengths,
                 joint,
-                programs=max(len(plan.buckets), RIVAL_PROGRAMS),
+                programs=rival_programs(plan),
                 modes=tuple(dict.fromkeys(bucket.mode for bucket in plan.buckets)),
                 cost=cost,
             )
