@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import lack, need
+
 FACTORIES = Path(__file__).parent / "factories"
 
 
@@ -35,6 +37,17 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def device_python() -> str:
     """An interpreter with numpy and without torch: a device's, as far as Python goes."""
     return os.environ.get("EDGECOMPILE_DEVICE_PYTHON", sys.executable)
+
+
+@pytest.fixture(scope="session")
+def arm64_python() -> str:
+    """An emulated interpreter with numpy, as scripts/arm64-python makes it."""
+    need("qemu-aarch64", "qemu-user")
+    wrapper = os.environ.get("EDGECOMPILE_ARM64_PYTHON", "")
+    if not wrapper:
+        lack("EDGECOMPILE_ARM64_PYTHON isn't set to what scripts/arm64-python DIR prints")
+    assert Path(wrapper).is_file(), f"EDGECOMPILE_ARM64_PYTHON={wrapper} doesn't exist"
+    return wrapper
 
 
 @pytest.fixture(scope="session")

@@ -31,9 +31,16 @@ def _cpu_flags() -> set[str]:
 
 
 def runnable_marches() -> list[str]:
-    """The -march values of this CPU's variants, each with its own vector width."""
+    """The -march values of this CPU's variants, each with its own vector width.
+
+    On aarch64 the baseline: other variants have the same width. $EDGECOMPILE_TEST_MARCHES, words
+    separated by spaces, takes their place.
+    """
+    chosen = os.environ.get("EDGECOMPILE_TEST_MARCHES", "").split()
+    if chosen:
+        return chosen
     if os.uname().machine != "x86_64":
-        return ["native"]
+        return ["armv8-a" if os.uname().machine == "aarch64" else "native"]
     flags = _cpu_flags()
     marches = ["x86-64-v2"]
     if {"avx2", "fma", "bmi2"} <= flags:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from edgecompile.targets import load_target
 from tests.native.aoti import NATIVE, probe_path
+from tests.needs import need
 
 #: Our names of what /proc/cpuinfo calls otherwise.
 CPUINFO_NAMES = {"lahf": "lahf_lm", "lzcnt": "abm", "sse3": "pni"}
@@ -84,9 +84,8 @@ def test_every_feature_that_a_profile_requires_has_its_name_in_the_probe():
 
 
 def emulate(tmp_path: Path, compiler: str, emulator: str, cpu: str) -> set[str]:
-    for tool in (compiler, emulator):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} isn't installed")
+    need(compiler, "g++" if compiler == "gcc" else "g++-aarch64-linux-gnu")
+    need(emulator, "qemu-user")
     main, program = tmp_path / "main.c", tmp_path / "probe"
     main.write_text(MAIN)
     subprocess.run(

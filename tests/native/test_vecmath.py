@@ -199,7 +199,8 @@ def test_every_sleef_name_is_exported(build_native: Build, level: str, widths: s
 
 
 def test_library_needs_nothing_but_libm(build_native: Build) -> None:
-    library = build_native("vecmath_exports", ["vecmath_exports.cpp"], march="")
+    # Linked as the runtime is: on aarch64 a long double's arithmetic is libgcc's.
+    library = build_native("vecmath_exports", ["vecmath_exports.cpp"], flags=["-static-libgcc"])
     listing = subprocess.run(
         ["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True, check=True
     )
@@ -207,7 +208,7 @@ def test_library_needs_nothing_but_libm(build_native: Build) -> None:
     runtime = {"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__"}
     runtime |= {"__cxa_finalize", "__stack_chk_fail"}
     libm = {f"{name}{suffix}" for name in ["exp", "exp2", "exp10", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma_r", "tgamma", "pow", "atan2", "hypot", "fmod", "nextafter", "sincos"] for suffix in ("", "f")}  # fmt: skip
-    assert undefined <= runtime | libm
+    assert undefined <= runtime | libm | {"sqrtl"}
 
 
 def test_no_intrinsics() -> None:

@@ -1,0 +1,95 @@
+"""Other CPUs under qemu, for tests: interpreters, and what they run with a bundle's own runtime."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import one_at_a_time
+from tests.needs import need
+
+TIMEOUT = 600
+
+#: (variant, qemu's CPU): the least CPU that qemu knows for each variant.
+X86 = (("x86-64-v2", "Nehalem"), ("x86-64-v3", "Haswell"))
+ARM = (("aarch64-neon", "cortex-a53"), ("aarch64-dotprod", "cortex-a76"))
+#: No emulator here runs AVX-512; the tests of this machine's own CPU cover it where it can.
+NOT_EMULATED = "x86-64-v4"
+
+
+def interpreter(variant: str, request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """The command that runs an emulated Python for the variant's architecture."""
+    if variant.startswith("aarch64"):
+        return (request.getfixturevalue("arm64_python"),)
+    return (need("qemu-x86_64", "qemu-user"), request.getfixturevalue("device_python"))
+
+
+def run(
+    command: Sequence[str], bundle: Path, cpu: str, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs an emulated Python on ``cpu`` with the runtime that the bundle brings."""
+    environment = {
+        **os.environ,
+        "QEMU_CPU": cpu,
+        "PYTHONPATH": str(bundle / "runtime"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **(variables or {}),
+    }
+    environment.pop("EDGECOMPILE_VARIANT", None)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=TIMEOUT, cwd=bundle,
+        preexec_fn=_leave_no_core,
+    )  # fmt: skip
+
+
+def _leave_no_core() -> None:
+    """qemu writes one of its own, into the bundle, where a program dies of a signal."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def selftest(
+    python: Sequence[str], bundle: Path, cpu: str, *options: str
+) -> subprocess.CompletedProcess[str]:
+    return run(
+        [*python, "-m", "edgecompile.runtime", "selftest", str(bundle), *options], bundle, cpu
+    )
+
+
+def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """What a command with --json printed; it must have succeeded."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def build_for_any(
+    folder: Path, name: str, model: str, batch: tuple[int, int] = (1, 1), buckets: int = 1
+) -> Path:
+    """A model for all five variants of cpu-any, lengths to 32, once for all processes of a run."""
+    from edgecompile.lengths import LengthDistribution
+    from edgecompile.pipeline import BuildRequest, build
+    from edgecompile.plan_request import PlanRequest
+
+    need("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
+    output = folder / f"{name}.ecb"
+    with one_at_a_time(folder / f"{name}.lock"):
+        if not output.exists():
+            lengths = LengthDistribution.from_samples([3, 4, 4, 7, 9, 9, 9, 20, 31])
+            build(
+                BuildRequest(
+                    model=model,
+                    target="cpu-any",
+                    plan=PlanRequest(lengths, buckets=buckets, mode="exact", max_length=32),
+                    output=output,
+                    batch=batch,
+                    work_dir=folder / f"{name}.work",
+                )
+            )
+    return output

@@ -1,0 +1,66 @@
+"""The native tests again, built for aarch64 and run under qemu-aarch64, pytest and all.
+
+Emulation proves instructions and results, never speed: tests of time are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.needs import need
+
+pytestmark = [
+    pytest.mark.emulated,
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="the other tests run natively"),
+]
+ROOT = Path(__file__).resolve().parents[2]
+
+#: pytest's -k for each file: all seeds and sizes would take a quarter of an hour. A process with
+#: several threads that forks aborts inside qemu-user itself.
+SELECTED = {
+    "test_simd.py": "",
+    "test_gemm.py": "not random_shapes and not strided_batches or (armv8-a-0 or armv8-a-4)",
+    "test_attention.py": "not (long_sequences and (512 or 1100)) and not (random_shapes and (armv8-a-1 or armv8-a-4 or armv8-a-5))",
+    "test_vecmath.py": "not two_ulp or exp or tanh or erf or log or sin or pow",
+    "test_threads.py": "not forked_child and not idle_workers and not busy_neighbours",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cross_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for $PATH in which g++, objcopy and so on are the cross tools."""
+    folder = tmp_path_factory.mktemp("cross-tools")
+    for tool in ("g++", "gcc", "objcopy", "objdump", "nm", "readelf"):
+        path = need(f"aarch64-linux-gnu-{tool}", "g++-aarch64-linux-gnu")
+        (folder / tool).symlink_to(path)
+    return folder
+
+
+@pytest.mark.parametrize("file", list(SELECTED))
+def test_native_tests_pass_on_aarch64(file: str, arm64_python: str, cross_tools: Path) -> None:
+    """pytest itself is emulated; the compilers that it calls are not."""
+    environment = {
+        **os.environ,
+        "PATH": f"{cross_tools}:{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(arm64_python).parent / "tools"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "QEMU_CPU": "cortex-a53",
+    }
+    environment.pop("CXX", None)
+    for name in [x for x in environment if x.startswith(("PYTEST_XDIST", "PYTEST_CURRENT"))]:
+        del environment[name]
+    select = ["-k", SELECTED[file]] if SELECTED[file] else []
+    done = subprocess.run(
+        [arm64_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *select,
+         f"tests/native/{file}"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    print(done.stdout[-3000:])
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
