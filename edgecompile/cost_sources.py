@@ -11,14 +11,15 @@ import platform
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import edgecompile
 from edgecompile.backends.native import build_probe
 from edgecompile.calibration import check_calibration
 from edgecompile.calibration_files import read_calibration
 from edgecompile.compilation import ExportStore
-from edgecompile.curves import CostCurve, Mode
-from edgecompile.errors import ExportError, PlanError
+from edgecompile.curves import MODES, CostCurve, Mode
+from edgecompile.errors import CostError, ExportError, PlanError
 from edgecompile.host import host_variants
 from edgecompile.kits import BuiltKit, KitScope, MeasuringKit, build_kit, make_kit
 from edgecompile.limits import BucketCost
@@ -34,6 +35,8 @@ from edgecompile.targets import TargetProfile, VariantSpec
 from edgecompile.workcount import count_work
 
 __all__ = ["Costs", "find_costs", "make_measuring_kit"]
+
+_MODELLED_POINTS = 64
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ def find_costs(
         return _calibrated(exports.model, profile, request, scope, request.calibration)
     runnable = _runnable(profile, work)
     if not runnable:
-        return _modelled(exports.model, profile, request, scope)
+        return _modelled(exports, profile, request, scope)
     kit, note = _kit_for(exports, request, scope)
     scratch = work / "measured.ecb"
     shutil.rmtree(scratch, ignore_errors=True)
@@ -106,25 +109,31 @@ def _calibrated(
         length_axis=scope.axis,
     )
     if scope.second is None:
-        return Costs(found.curve(), found.bucket_cost)
-    return Costs(cost_surface(found, scope.second, "calibrated"), found.bucket_cost)
+        # Costs at another batch would make another plan.
+        at = {name: extent.lo for name, extent in scope.axes[1:]}
+        return Costs(_only(found.curve(at=at), _asked_modes(request)), found.bucket_cost)
+    surface = cost_surface(found, scope.second, "calibrated")
+    return Costs(_only_surface(surface, _asked_modes(request)), found.bucket_cost)
 
 
 def _modelled(
-    model: LoadedModel, profile: TargetProfile, request: PlanRequest, scope: KitScope
+    exports: ExportStore, profile: TargetProfile, request: PlanRequest, scope: KitScope
 ) -> Costs:
+    # A roofline says nothing of what can be exported or padded.
+    kit, why = _kit_for(exports, request, scope)
+    modes = tuple(dict.fromkeys(bucket.mode for bucket in kit.buckets))
     extent = scope.axes[0][1]
-    lengths = sorted({extent.lo, extent.hi, *scope.traffic.lengths, *range(extent.lo, extent.hi)})
-    if len(lengths) > 64:
-        lengths = sorted({lengths[round(i * (len(lengths) - 1) / 63)] for i in range(64)})
+    span, count = extent.hi - extent.lo, min(extent.hi - extent.lo + 1, _MODELLED_POINTS)
+    lengths = [extent.lo + round(i * span / max(1, count - 1)) for i in range(count)]
     note = (
         f"this host can't run the code of {profile.name}, so the costs are a roofline of its "
         "profile; measure on the device: plan --kit, bench --calibrate, plan --calibration"
+        + (f"; {why}" if why else "")
     )
 
     def curve(sizes: dict[str, int]) -> CostCurve:
-        work = count_work(model, lengths, sizes=sizes)
-        return modelled_curve(work, profile, lengths, threads=request.threads)
+        work = count_work(exports.model, lengths, sizes=sizes)
+        return _only(modelled_curve(work, profile, lengths, threads=request.threads), modes)
 
     fixed = {name: r.lo for name, r in scope.axes[1:]}
     second = scope.second
@@ -133,6 +142,36 @@ def _modelled(
     slices = tuple((size, curve({**fixed, second: size})) for size in scope.second_sizes())
     provenance = dict(slices[0][1].provenance)
     return Costs(CostSurface((scope.axis, second), slices, "modelled", provenance), note=note)
+
+
+def _asked_modes(request: PlanRequest) -> tuple[Mode, ...]:
+    return tuple(mode for mode in MODES if request.mode in (mode, "auto"))
+
+
+def _only(curve: CostCurve, modes: tuple[Mode, ...]) -> CostCurve:
+    """The curve without the costs of other modes.
+
+    Raises:
+        CostError: nothing is left.
+    """
+    left_out = [mode for mode in curve.modes if mode not in modes]
+    if len(left_out) == len(curve.modes):
+        raise CostError(
+            f"--mode {' or '.join(modes)}: there are only costs of the mode {curve.modes[0]}",
+            hint="calibrate with a kit made with the same --mode",
+        )
+    points, provenance = curve.points, dict(curve.provenance)
+    for mode in left_out:
+        gone: dict[str, Any] = {f"{mode}_ms": None, f"{mode}_spread_ms": 0.0}
+        points = tuple(replace(point, **gone) for point in points)
+        provenance.pop(f"{mode}_measured_at", None)
+    return replace(curve, points=points, provenance=provenance)
+
+
+def _only_surface(surface: CostSurface, modes: tuple[Mode, ...]) -> CostSurface:
+    """:func:`_only` of every curve."""
+    slices = tuple((size, _only(curve, modes)) for size, curve in surface.slices)
+    return replace(surface, slices=slices)
 
 
 def _kit_for(

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgecompile.errors import CostError
+from edgecompile.length_rows import MAX_LENGTH
 
 Mode = Literal["exact", "pad"]
 CostKind = Literal["measured", "calibrated", "modelled"]
@@ -35,6 +36,9 @@ FloatArray = npt.NDArray[np.float64]
 
 MODES: tuple[Mode, ...] = ("exact", "pad")
 KINDS: tuple[CostKind, ...] = ("measured", "calibrated", "modelled")
+
+# Nothing that runs takes less or more; sums and slopes of such costs stay finite.
+_LEAST_MS, _MOST_MS = 1e-9, 1e12
 
 
 class CostModel(Protocol):
@@ -85,6 +89,8 @@ class CostPoint:
         found = []
         if isinstance(self.length, bool) or not isinstance(self.length, int) or self.length < 1:
             found.append(f"length {self.length!r} isn't a whole number from 1 up")
+        elif self.length > MAX_LENGTH:
+            found.append(f"length {self.length} is over the largest length, {MAX_LENGTH}")
         for name in ("exact_ms", "pad_ms", "exact_spread_ms", "pad_spread_ms"):
             value = getattr(self, name)
             if value is None and not name.endswith("spread_ms"):
@@ -94,6 +100,8 @@ class CostPoint:
             if not number or not (0 <= value < float("inf")) or (lowest_open and value == 0):
                 kind = "positive number" if lowest_open else "number from 0 up"
                 found.append(f"{name} {value!r} isn't a {kind}")
+            elif value > _MOST_MS or (lowest_open and value < _LEAST_MS):
+                found.append(f"{name} isn't from {_LEAST_MS:g} to {_MOST_MS:g} ms")
         if self.exact_ms is None and self.pad_ms is None:
             found.append("neither exact_ms nor pad_ms is given")
         return found

@@ -96,14 +96,15 @@ def _class(searches: Sequence[SlabPlans], axes: tuple[str, ...], outer: int, cou
 
 def _gap(total: float, bound: float, most: int | None, forced: bool, count: int) -> str:
     gap = total / bound - 1.0
-    number = f"as many as {most}" if most is not None and not forced else "any number of"
-    if forced:
-        number = f"{count}"
+    number = f"{count} " if forced else "" if most is None else f"up to {most} "
     if gap <= MET:
-        return f"Proven optimal: no {number} buckets of any shape, overlapping or not, cost less."
+        return (
+            f"Proven optimal: no other set of {number}buckets of any shape, overlapping or not, "
+            "costs less."
+        )
     return (
-        f"At most {percent_text(gap)} over the best that {number} buckets of any shape could do: "
-        f"the lower bound is {ms_text(bound)}."
+        f"At most {percent_text(gap)} over the best set of {number}buckets of any shape: the "
+        f"lower bound is {ms_text(bound)}."
     )
 
 

@@ -108,38 +108,60 @@ def choose_sizes(sample: LengthDistribution, lo: int, hi: int, count: int = 9) -
 
 def make_kit(scope: KitScope, modes: Sequence[Mode]) -> MeasuringKit:
     """The programs and runs that tell the costs of ``modes``."""
-    axis, second = scope.axis, scope.second
-    whole = scope.axes[0][1]
-    fixed = {name: extent.lo for name, extent in scope.axes}
     statics = _static_lengths(scope, alone="exact" not in modes)
     buckets: list[Bucket] = []
     runs: list[tuple[int, Mapping[str, int]]] = []
     if "exact" in modes:
-        hint = min(max(scope.traffic.quantile(0.5), whole.lo), whole.hi)
-        ranges = ((axis, AxisRange(whole.lo, whole.hi, hint)), *scope.axes[1:])
-        buckets.append(Bucket("exact", ranges))
-        count = 9 if second is None else 6
-        lengths = {*choose_sizes(scope.traffic, whole.lo, whole.hi, count)}
-        if "pad" in modes:
-            lengths.update(statics)  # the ratio of the modes is known only where both ran
-        for other in scope.second_sizes() or (None,):
-            for length in sorted(lengths):
-                sizes = {**fixed, axis: length}
-                runs.append((0, sizes if second is None else {**sizes, second: other or 1}))
+        # The ratio of the modes is known only where both ran.
+        bucket, sizes = _dynamic_program(scope, statics if "pad" in modes else [])
+        buckets.append(bucket)
+        runs += [(0, item) for item in sizes]
     if "pad" in modes:
-        ends = scope.second_sizes()
-        for other in (ends[0], ends[-1]) if len(ends) > 1 else ends or (None,):
-            for length in statics:
-                axes = {axis: AxisRange(whole.lo, length, length), **dict(scope.axes[1:])}
-                pads: tuple[str, ...] = (axis,)
-                sizes = {**fixed, axis: length}
-                if second is not None:
-                    size = other or 1
-                    axes[second] = AxisRange(dict(scope.axes)[second].lo, size, size)
-                    pads, sizes = (axis, second), {**sizes, second: size}
-                runs.append((len(buckets), sizes))
-                buckets.append(Bucket("pad", tuple(axes.items()), pads))
+        for bucket, item in _static_programs(scope, statics):
+            runs.append((len(buckets), item))
+            buckets.append(bucket)
     return MeasuringKit(tuple(buckets), tuple(runs))
+
+
+def _dynamic_program(
+    scope: KitScope, also: Sequence[int]
+) -> tuple[Bucket, list[Mapping[str, int]]]:
+    """One program for every size, and the sizes to run it at; lengths ``also`` among them."""
+    whole = scope.axes[0][1]
+    hint = min(max(scope.traffic.quantile(0.5), whole.lo), whole.hi)
+    ranges = ((scope.axis, AxisRange(whole.lo, whole.hi, hint)), *scope.axes[1:])
+    count = 9 if scope.second is None else 6
+    lengths = sorted({*choose_sizes(scope.traffic, whole.lo, whole.hi, count), *also})
+    fixed = {name: extent.lo for name, extent in scope.axes}
+    grid = [
+        {**fixed, scope.axis: length, **other}
+        for other in _others(scope, scope.second_sizes())
+        for length in lengths
+    ]
+    return Bucket("exact", ranges), list(grid)
+
+
+def _static_programs(
+    scope: KitScope, lengths: Sequence[int]
+) -> list[tuple[Bucket, Mapping[str, int]]]:
+    """A program for each length and, with a second axis, for both ends of that; with its sizes."""
+    whole = scope.axes[0][1]
+    fixed = {name: extent.lo for name, extent in scope.axes}
+    ends = scope.second_sizes()
+    found: list[tuple[Bucket, Mapping[str, int]]] = []
+    for other in _others(scope, ends[:1] + ends[1:][-1:]):
+        for length in lengths:
+            axes = {scope.axis: AxisRange(whole.lo, length, length), **dict(scope.axes[1:])}
+            for name, size in other.items():
+                axes[name] = AxisRange(axes[name].lo, size, size)
+            bucket = Bucket("pad", tuple(axes.items()), (scope.axis, *other))
+            found.append((bucket, {**fixed, scope.axis: length, **other}))
+    return found
+
+
+def _others(scope: KitScope, sizes: Sequence[int]) -> list[dict[str, int]]:
+    """The second axis at each of its sizes; one empty choice where there is no second axis."""
+    return [{scope.second: size} for size in sizes] if scope.second is not None else [{}]
 
 
 def _static_lengths(scope: KitScope, *, alone: bool) -> list[int]:

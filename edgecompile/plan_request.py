@@ -9,6 +9,7 @@ from edgecompile.errors import LengthsError, PlanError
 from edgecompile.joint import JointDistribution
 from edgecompile.kits import KitScope
 from edgecompile.lengths import LengthDistribution
+from edgecompile.limits import BucketLimits
 from edgecompile.models import LoadedModel
 from edgecompile.padding import check_padding
 from edgecompile.ranges import AxisRange
@@ -29,13 +30,16 @@ class PlanRequest:
         max_length: longest length to serve; None: the model's own limit, or the longest seen.
         mode: ``exact``, ``pad``, or ``auto``: whatever costs less, bucket by bucket.
         price_per_bucket: milliseconds of the mean run that a bucket has to save; None: what
-            ``runs`` makes it, or 1 % of the mean run.
+            ``runs`` makes it, or what the measurement can tell from noise, 1 to 5 % of the mean run.
         runs: how many runs the bundle will serve, for a price from what a bucket takes.
         max_size: bytes that the bundle may have.
         max_build_s: seconds that the build may take.
         calibration: file of the costs that a device measured; None: measure here.
         threads: threads to measure with; None: all that the process may use.
         jobs: programs to compile side by side; None: one for each CPU.
+
+    Raises:
+        PlanError: more ``buckets`` are asked for than ``max_buckets`` allows.
     """
 
     lengths: LengthDistribution
@@ -51,6 +55,9 @@ class PlanRequest:
     calibration: Path | None = None
     threads: int | None = None
     jobs: int | None = None
+
+    def __post_init__(self) -> None:
+        BucketLimits().most(self.max_buckets, self.buckets)
 
 
 def served_length(model: LoadedModel, request: PlanRequest) -> int:

@@ -21,6 +21,9 @@ _OTHER = "other axis"  # no header can name it: it stands for the name of the se
 _MAX_FILE_BYTES = 16 << 20
 _MAX_PROBLEMS_SHOWN = 10
 _WHOLE = re.compile(r"[+-]?[0-9]{1,15}(\.0*)?")
+_NUMBER = re.compile(
+    r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|nan|[+-]?inf", re.IGNORECASE
+)
 _HINT = (
     "give rows length,exact_ms,pad_ms with or without a header, or the JSON of a cost curve; "
     "two axes need a header, length,batch,exact_ms,pad_ms; "
@@ -271,9 +274,9 @@ def _point(cells: list[str], columns: dict[str, int]) -> CostPoint | list[str]:
         cell = cells[index]
         if name in (_LENGTH, _OTHER) or (not cell and name in ("exact_ms", "pad_ms")):
             continue
-        try:
+        if _NUMBER.fullmatch(cell or "0"):
             values[name] = float(cell or "0")
-        except ValueError:
+        else:
             problems.append(f'{name} "{cell[:40]}" isn\'t a number')
     length = cells[columns["length"]]
     if not _WHOLE.fullmatch(length):

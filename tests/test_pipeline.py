@@ -148,7 +148,7 @@ def test_unknown_target(tiny_model: Path, tmp_path: Path) -> None:
 
 def test_lengths_over_the_models_limit(tiny_model: Path, tmp_path: Path) -> None:
     long = LengthDistribution.from_samples([5, 41])
-    with pytest.raises(LengthsError, match=r"50\.00% of the lengths are over 40"):
+    with pytest.raises(LengthsError, match=r"50\.0 % of the lengths are over 40"):
         build(request(tiny_model, tmp_path, lengths=long, max_length=None))
     with pytest.raises(LengthsError, match="--max-length is 41"):
         build(request(tiny_model, tmp_path, max_length=41))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,10 @@ from edgecompile.measure import run_calibration
 from edgecompile.models import LoadedModel, load_model
 from edgecompile.plan_request import PlanRequest, require_paddable
 from edgecompile.planning import Planned, noise_price, plan_model
+from edgecompile.policies import PolicyResult, compare_policies
 from edgecompile.ranges import AxisRange, Bucket
 from edgecompile.targets import load_target
+from tests.factories import tiny_models
 
 
 class Tokens(nn.Module):
@@ -126,6 +130,40 @@ def test_a_device_s_costs_make_the_plan(
     assert json.dumps(again.plan.to_json()) == json.dumps(planned.plan.to_json())
 
 
+@pytest.mark.parametrize("mode", ["exact", "pad"])
+def test_a_mode_that_was_asked_for_holds_for_a_calibration_with_both(
+    calibration: Path, tiny_model: Path, tmp_path: Path, mode: str
+) -> None:
+    document = json.loads(calibration.read_text())
+    for point in document["points"]:  # whatever wasn't asked for costs nearly nothing
+        point["ms"] = point["sizes"]["length"] * (1.0 if point["mode"] == mode else 0.01)
+    file = tmp_path / "changed.json"
+    file.write_text(json.dumps(document))
+    model = load_model(str(tiny_model))
+    plan = plan_with(model, tmp_path, "cpu-x86-64-v3", calibration=file, mode=mode).plan
+    assert {bucket.mode for bucket in plan.buckets} == {mode}
+    assert plan.curve is not None and plan.curve.modes == (mode,)
+
+    document["points"] = [point for point in document["points"] if point["mode"] != mode]
+    file.write_text(json.dumps(document))
+    with pytest.raises(CostError, match=f"--mode {mode}: there are only costs of the mode"):
+        plan_with(model, tmp_path, "cpu-x86-64-v3", calibration=file, mode=mode)
+
+
+def test_a_calibration_at_another_batch_is_refused(
+    calibration: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    model = load_model(str(tiny_model), batch=(8, 8))
+    with pytest.raises(CostError, match="nothing was measured at batch 8") as caught:
+        plan_with(model, tmp_path, "cpu-x86-64-v3", calibration=calibration)
+    assert "batch 1" in (caught.value.hint or "")
+
+
+def test_more_buckets_than_allowed_can_not_be_asked_for() -> None:
+    with pytest.raises(PlanError, match="3 buckets are asked for, --max-buckets is 2"):
+        PlanRequest(LENGTHS, buckets=3, max_buckets=2)
+
+
 def test_what_noise_could_save_is_no_reason_for_a_bucket() -> None:
     def curve(spread: float) -> CostCurve:
         return CostCurve((CostPoint(8, 2.0, None, exact_spread_ms=spread),), "measured")
@@ -144,7 +182,9 @@ def test_a_price_may_be_given_or_follow_from_the_runs(
     dear = plan_with(model, tmp_path, "cpu-x86-64-v3", price_per_bucket=1e9, **options).plan
     assert len(dear.buckets) == 1 <= len(cheap.buckets)
     few = plan_with(model, tmp_path, "cpu-x86-64-v3", runs=1, **options)
-    assert few.plan.price_per_bucket == pytest.approx(few.cost.load_ms)
+    build_ms = 1000 * few.cost.bucket_build_s
+    assert build_ms > 0
+    assert few.plan.price_per_bucket == pytest.approx(build_ms + few.cost.load_ms)
     assert any("over 1 runs" in note for note in few.notes)
 
 
@@ -193,3 +233,33 @@ def test_a_target_that_is_not_this_machine_gets_a_modelled_curve(
     assert curve.kind == "modelled"
     assert len(planned.plan.buckets) == 1  # a roofline alone never makes padding win
     assert any("roofline" in note for note in planned.notes)
+
+
+FOREIGN = "graviton3" if platform.machine() == "x86_64" else "cpu-x86-64-v3"
+
+
+def test_a_modelled_plan_has_the_modes_that_the_model_and_the_caller_allow(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    spec = f"{tiny_models.__file__}:forward_recurrence"
+    planned = plan_with(load_model(spec), tmp_path / "recurrent", FOREIGN)
+    assert {bucket.mode for bucket in planned.plan.buckets} == {"pad"}
+    assert "one_range" not in compare(planned)
+    assert any("padded programs, since" in note for note in planned.notes)
+
+    asked = plan_with(load_model(str(tiny_model)), tmp_path / "asked", FOREIGN, mode="pad")
+    assert {bucket.mode for bucket in asked.plan.buckets} == {"pad"}
+
+
+def compare(planned: Planned) -> Mapping[str, PolicyResult]:
+    assert planned.plan.curve is not None
+    return compare_policies(planned.plan, LENGTHS, planned.plan.curve, programs=8)
+
+
+def test_a_modelled_curve_of_a_long_range_has_few_points(tmp_path: Path) -> None:
+    exports = ExportStore(load(Tokens(), limits={"length": (1, 100_000)}), tmp_path / "exported")
+    request = PlanRequest(LENGTHS, max_length=90_000, mode="exact")
+    curve = plan_model(exports, load_target(FOREIGN), request, tmp_path).plan.curve
+    assert curve is not None
+    assert len(curve.points) == 64
+    assert (curve.lengths[0], curve.lengths[-1]) == (1, 90_000)

@@ -96,6 +96,10 @@ def test_curves_stay_curves(tmp_path: Path) -> None:
             "the grid lacks length 16 with batch 4",
         ),
         ("length,batch,pad_ms\n8,1,-1\n", "pad_ms -1.0 isn't a positive number"),
+        ("length,batch,pad_ms\n8,1,1e308\n", "pad_ms isn't from 1e-09 to 1e+12 ms"),
+        ("length,batch,pad_ms\n8,1,1e-320\n", "pad_ms isn't from 1e-09 to 1e+12 ms"),
+        ("length,batch,pad_ms\n8,1,1_0\n", 'pad_ms "1_0" isn\'t a number'),
+        ("length,batch,pad_ms\n2147483648,1,1\n", "over the largest length, 2147483647"),
         ("{", "not valid JSON"),
     ],
 )

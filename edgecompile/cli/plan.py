@@ -207,10 +207,11 @@ def _plan_from_points(
 ) -> _Made:
     from edgecompile.buckets import plan_buckets
     from edgecompile.errors import LengthsError
-    from edgecompile.limits import DEFAULT_MAX_BUCKETS
+    from edgecompile.limits import DEFAULT_MAX_BUCKETS, BucketLimits
     from edgecompile.slabs import plan_joint
     from edgecompile.surfaces import CostSurface
 
+    BucketLimits().most(wanted["max_buckets"], wanted["buckets"])
     price = wanted["price_per_bucket"] or 0.0
     bounded = wanted["buckets"] is not None or price > 0
     options = {

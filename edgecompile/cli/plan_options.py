@@ -84,8 +84,8 @@ def plan_options(function: _Decorated) -> _Decorated:
                 "--price-per-bucket",
                 type=click.FloatRange(min=0.0),
                 metavar="MS",
-                help="Milliseconds of the mean run that a program has to save.  [default: 1 % of "
-                "a measured mean run, 0 with --cost-points]",
+                help="Milliseconds of the mean run that a program has to save.  [default: 1 to "
+                "5 % of the mean run, as far as measurements differ; 0 with --cost-points]",
             ),
             click.option(
                 "--runs",
