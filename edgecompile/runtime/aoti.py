@@ -148,6 +148,7 @@ class RuntimeLibrary:
             concurrency: how many runs may be in flight at once; more wait their turn.
 
         Raises:
+            DamagedBundleError: its content changed since it was pinned.
             NativeError: it can't be loaded, or constants are missing (all are listed).
         """
         table = (NativeTensor * max(len(weights.constants), 1))()
@@ -161,6 +162,7 @@ class RuntimeLibrary:
             )
             slot.name = constant.name.encode("utf-8")
         handle = _HANDLE()
+        pinned.check_again()
         status = self._library.ec_program_open(
             pinned.path.encode(),
             table,

@@ -7,11 +7,11 @@ O_NOFOLLOW, so neither a link inside the bundle nor a rename of the folder chang
 import hashlib
 import os
 import stat
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 from .document import Problems, shorten
 from .errors import BundleError, DamagedBundleError
-from .manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, parse_manifest
+from .manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, parse_manifest
 
 _CHUNK = 1 << 20
 _DAMAGED_HINT = "copy the bundle again, or build it again"
@@ -109,16 +109,7 @@ class BundleFolder:
         problems.raise_if_any(DamagedBundleError, _DAMAGED_HINT)
 
     def _hash_problem(self, name: str, fd: int) -> Optional[Tuple[str, str]]:
-        entry = self.manifest.files[name]
-        try:
-            digest, size = hash_descriptor(fd)
-        except OSError as error:
-            return "file-hash", "can't be read: {}".format(error.strerror)
-        if size != entry.size:
-            return "file-size-differs", "has {} bytes, must have {}".format(size, entry.size)
-        if digest != entry.sha256:
-            return "file-hash", "has SHA-256 {}, must have {}".format(digest, entry.sha256)
-        return None
+        return find_hash_damage(fd, self.manifest.files[name])
 
     def _try_open(self, name: str) -> Tuple[int, Optional[Tuple[str, str]]]:
         try:
@@ -144,14 +135,18 @@ class BundleFolder:
     def _open_beneath(self, name: str) -> int:
         folders = name.split("/")
         leaf = folders.pop()
-        opened: List[int] = [self._fd]
+        parent = self._fd
         try:
             for folder in folders:
-                opened.append(os.open(folder, _FOLDER_FLAGS, dir_fd=opened[-1]))
-            return os.open(leaf, _FILE_FLAGS, dir_fd=opened[-1])
+                # Only one is open at a time: a path may have 500 of them.
+                child = os.open(folder, _FOLDER_FLAGS, dir_fd=parent)
+                if parent != self._fd:
+                    os.close(parent)
+                parent = child
+            return os.open(leaf, _FILE_FLAGS, dir_fd=parent)
         finally:
-            for fd in opened[1:]:
-                os.close(fd)
+            if parent != self._fd:
+                os.close(parent)
 
     def _read_manifest(self) -> bytes:
         place = "{}: ".format(os.path.join(self.path, MANIFEST_NAME))
@@ -171,6 +166,9 @@ class BundleFolder:
                 raise BundleError(text.format(place, info.st_size, MAX_MANIFEST_BYTES))
             with os.fdopen(os.dup(fd), "rb") as stream:
                 return stream.read(MAX_MANIFEST_BYTES + 1)
+        except OSError as error:
+            text = "{}can't be read: {} [bundle-manifest]"
+            raise BundleError(text.format(place, error.strerror)) from None
         finally:
             os.close(fd)
 
@@ -189,12 +187,36 @@ def _open_folder(path: str) -> int:
         text, hint = "isn't a folder", "an archive of a bundle has to be unpacked first"
     except OSError as error:
         text, hint = "can't be opened: {}".format(error.strerror), "check the permissions"
+    except ValueError:  # a NUL in it
+        text, hint = "isn't a path", "check the path"
     raise BundleError("{}: {} [bundle-folder]".format(shorten(path, 1024), text), hint)
 
 
-def hash_descriptor(fd: int) -> Tuple[str, int]:
+def file_state(info: os.stat_result) -> Tuple[int, ...]:
+    """What changes with the content of a file: device, inode, size in bytes, times in ns.
+
+    A writer can set the time of modification back, but not the one of change (ctime).
+    """
+    return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+
+
+def find_hash_damage(fd: int, entry: FileEntry) -> Optional[Tuple[str, str]]:
+    """(rule, text) if what ``fd`` holds isn't what ``entry`` says, or None."""
+    try:
+        digest, size = hash_descriptor(fd, entry.size)
+    except OSError as error:
+        return "file-hash", "can't be read: {}".format(error.strerror)
+    if size != entry.size:
+        return "file-size-differs", "has {} bytes, must have {}".format(size, entry.size)
+    if digest != entry.sha256:
+        return "file-hash", "has SHA-256 {}, must have {}".format(digest, entry.sha256)
+    return None
+
+
+def hash_descriptor(fd: int, limit: int) -> Tuple[str, int]:
     """SHA-256 in hex and size in bytes of what ``fd`` holds, from its start.
 
+    Stops where more than ``limit`` bytes were read, so a file that grows meanwhile takes no longer.
     Read, not mapped: hashing must not add the file to the process' resident memory.
     """
     digest = hashlib.sha256()
@@ -203,7 +225,7 @@ def hash_descriptor(fd: int) -> Tuple[str, int]:
     offset = 0
     while True:
         count = os.preadv(fd, [buffer], offset)
-        if count == 0:
-            return digest.hexdigest(), offset
         digest.update(view[:count])
         offset += count
+        if count == 0 or offset > limit:
+            return digest.hexdigest(), offset

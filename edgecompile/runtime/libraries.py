@@ -1,28 +1,66 @@
 """Native libraries, hashed before they are loaded.
 
 The loader is given /proc/self/fd/N of the very descriptor that was hashed, so a file that is
-exchanged between the two steps isn't what gets loaded. The dynamic loader recognises a library by
-the name it was opened with: a descriptor number that was closed and used again would name the old
+exchanged between the two steps isn't what gets loaded; just before it is, the file's times tell
+whether it was written to since, and then it is hashed again. The dynamic loader recognises a library
+by the name it was opened with: a descriptor number that was closed and used again would name the old
 library. Therefore descriptors stay open for the life of the process, one per distinct content.
 """
 
 import ctypes
 import os
 import threading
-from typing import Dict, NamedTuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
-from .errors import NativeError
-from .files import BundleFolder
+from .errors import DamagedBundleError, NativeError
+from .files import BundleFolder, file_state, find_hash_damage
+from .manifest import FileEntry
 
 _RTLD_LOCAL_NOW = os.RTLD_LOCAL | os.RTLD_NOW
 
 
 class PinnedLibrary(NamedTuple):
-    """A library whose content was checked; ``path`` is what to dlopen, ``label`` what to print."""
+    """A library whose content was checked; ``path`` is what to dlopen, ``label`` what to print.
 
-    sha256: str
+    ``fd`` is -1 where /proc isn't mounted; ``state`` is the file's from before it was hashed.
+    """
+
+    entry: FileEntry
     path: str
     label: str
+    fd: int
+    state: Tuple[int, ...]
+
+    @property
+    def sha256(self) -> str:
+        """Of the content, in hex."""
+        return self.entry.sha256
+
+    def check_again(self) -> None:
+        """To be called just before loading: the content is still what was hashed.
+
+        Raises:
+            DamagedBundleError: rule file-hash or file-size-differs.
+        """
+        damage = self._find_damage()
+        if damage is not None:
+            text = "{}: {} [{}]; it changed since it was checked"
+            raise DamagedBundleError(
+                text.format(self.label, damage[1], damage[0]),
+                "replace a bundle's files by renaming, don't write into them",
+            )
+
+    def _find_damage(self) -> Optional[Tuple[str, str]]:
+        try:
+            if file_state(os.stat(self.path)) == self.state:
+                return None
+        except OSError as error:
+            return "file-hash", "can't be read: {}".format(error.strerror)
+        if self.fd < 0:
+            return "file-hash", "isn't the file that was hashed"
+        # A new name or mode changes the state too. A descriptor that somebody else closed and
+        # that names another file now has another content.
+        return find_hash_damage(self.fd, self.entry)
 
 
 _pinned: Dict[str, PinnedLibrary] = {}
@@ -35,12 +73,15 @@ def pin_library(folder: BundleFolder, name: str) -> PinnedLibrary:
     Raises:
         DamagedBundleError: the file is missing, or differs from its size or hash.
     """
-    sha256 = folder.manifest.files[name].sha256
+    entry = folder.manifest.files[name]
     with _lock:
-        if sha256 in _pinned:
-            return _pinned[sha256]
+        kept = _pinned.get(entry.sha256)
+        # Of one hash and two sizes, one is wrong: folder.open says so.
+        if kept is not None and kept.entry == entry and kept._find_damage() is None:
+            return kept
         fd = folder.open(name)
         try:
+            state = file_state(os.fstat(fd))
             folder.check_hash(name, fd)
         except BaseException:
             os.close(fd)
@@ -49,19 +90,21 @@ def pin_library(folder: BundleFolder, name: str) -> PinnedLibrary:
         path = "/proc/self/fd/{}".format(fd)
         if not os.path.exists(path):
             # No /proc here: the library is loaded by name, and the folder has to be trusted not
-            # to change in between.
+            # to change in between. Nothing is kept: by its name it may be another file later.
             os.close(fd)
-            path = os.path.abspath(label)
-        _pinned[sha256] = PinnedLibrary(sha256, path, label)
-        return _pinned[sha256]
+            return PinnedLibrary(entry, os.path.abspath(label), label, -1, state)
+        _pinned[entry.sha256] = PinnedLibrary(entry, path, label, fd, state)
+        return _pinned[entry.sha256]
 
 
 def load_library(pinned: PinnedLibrary) -> ctypes.CDLL:
     """dlopens a pinned library, its symbols visible to nobody else.
 
     Raises:
+        DamagedBundleError: its content changed since it was pinned.
         NativeError: the dynamic loader refused it.
     """
+    pinned.check_again()
     try:
         return ctypes.CDLL(pinned.path, mode=_RTLD_LOCAL_NOW)
     except OSError as error:

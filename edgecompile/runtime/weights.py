@@ -16,7 +16,8 @@ import numpy as np
 
 from .document import Problems, Reader, join, parse_json, shorten
 from .dtypes import BY_CONTAINER, ElementType
-from .files import BundleFolder
+from .errors import DamagedBundleError
+from .files import BundleFolder, file_state
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +27,7 @@ MAX_HEADER_BYTES = 16 << 20
 PADDING_PREFIX = "__pad."
 _METADATA = "__metadata__"
 _MAX_DIMS = 8
+_INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp", "Zs")
 _HINT = "the weights were written wrongly or changed; build the bundle again"
 
 
@@ -48,13 +50,13 @@ def read_constants(fd: int, size: int, source: str) -> Tuple[Constant, ...]:
         BundleError: lists every broken rule (weights-* and json-* of FORMAT.md).
     """
     problems = Problems(source)
-    head = os.pread(fd, 8, 0)
+    head = _read(fd, 8, 0, source)
     length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
     if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
         text = "the header has {} bytes, must have 2 to {} within a file of {} bytes"
         problems.add("weights-header", "header", text.format(length, MAX_HEADER_BYTES, size))
         problems.raise_if_any(hint=_HINT)
-    header = parse_json(os.pread(fd, length, 8), source, MAX_HEADER_BYTES)
+    header = parse_json(_read(fd, length, 8, source), source, MAX_HEADER_BYTES)
     reader = Reader(problems)
     metadata = reader.mapping(header, _METADATA, "", optional=True)
     for key, value in metadata.items():
@@ -75,10 +77,18 @@ def read_constants(fd: int, size: int, source: str) -> Tuple[Constant, ...]:
     return tuple(item for item in constants if not item.name.startswith(PADDING_PREFIX))
 
 
+def _read(fd: int, size: int, offset: int, source: str) -> bytes:
+    try:
+        return os.pread(fd, size, offset)
+    except OSError as error:
+        text = "{}: can't be read: {} [file-hash]"
+        raise DamagedBundleError(text.format(source, error.strerror)) from None
+
+
 def _read_entry(reader: Reader, name: str, value: object, start: int) -> Optional[Constant]:
     add = reader.problems.add
     where = shorten(name)
-    if not name or len(name) > 1024 or not name.isprintable():
+    if not name or len(name) > 1024 or not _is_printable(name):
         add("weights-name", where, "names are 1 to 1024 printable characters")
     entry = reader.as_object(value, where)
     if entry is not value:
@@ -104,6 +114,20 @@ def _read_entry(reader: Reader, name: str, value: object, start: int) -> Optiona
         text = "begins at byte {}, must be a multiple of {}".format(offset, ALIGNMENT)
         add("weights-alignment", where, text)
     return Constant(name, element, shape, offset, nbytes)
+
+
+def _is_printable(name: str) -> bool:
+    """As FORMAT.md says it. ``str.isprintable`` also refuses what its version doesn't know yet."""
+    if name.isprintable():
+        return True
+    from unicodedata import category  # hardly any name needs it
+
+    return not any(
+        (category(char) in _INVISIBLE and char != " ")
+        or ord(char) & 0xFFFE == 0xFFFE
+        or 0xFDD0 <= ord(char) <= 0xFDEF
+        for char in name
+    )
 
 
 def _integers(
@@ -148,11 +172,29 @@ class Weights:
         """Checks the header and maps the file; ``fd`` may be closed afterwards."""
         self.nbytes = os.fstat(fd).st_size
         self.constants = read_constants(fd, self.nbytes, source)
-        mapping = mmap.mmap(fd, self.nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        try:
+            mapping = mmap.mmap(fd, self.nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        except (OSError, ValueError) as error:  # a ValueError if it became shorter meanwhile
+            text = "{}: can't be mapped: {}"
+            raise DamagedBundleError(text.format(source, shorten(error, 120))) from None
         self._bytes: NDArray[Any] = np.frombuffer(mapping, dtype=np.uint8)
         self.address: int = self._bytes.ctypes.data
-        self.hash_lock = threading.Lock()
-        self.hash_checked = False
+        self._hash_lock = threading.Lock()
+        self._known_sha256: Optional[str] = None
+
+    def check_hash(self, folder: BundleFolder, name: str, fd: int) -> None:
+        """Compares the hash of ``fd``, the mapped file, with the one recorded in ``folder``.
+
+        Once per mapping and recorded hash: bundles may share a file and disagree about its hash.
+
+        Raises:
+            DamagedBundleError: rule file-hash.
+        """
+        recorded = folder.manifest.files[name].sha256
+        with self._hash_lock:
+            if self._known_sha256 != recorded:
+                folder.check_hash(name, fd)
+                self._known_sha256 = recorded
 
     def array(self, name: str) -> "NDArray[Any]":
         """A read-only view of one tensor; bfloat16 as uint16.
@@ -167,9 +209,7 @@ class Weights:
         raise KeyError(name)
 
 
-_shared: "weakref.WeakValueDictionary[Tuple[int, int, int, int], Weights]" = (
-    weakref.WeakValueDictionary()
-)
+_shared: "weakref.WeakValueDictionary[Tuple[int, ...], Weights]" = weakref.WeakValueDictionary()
 _shared_lock = threading.Lock()
 
 
@@ -179,7 +219,7 @@ def map_weights(folder: BundleFolder, name: str, check_hash: bool) -> Weights:
     Args:
         folder: the bundle.
         name: the file, as the manifest lists it.
-        check_hash: compare the SHA-256 first, unless this mapping's was compared before.
+        check_hash: compare the SHA-256, unless this mapping's was compared before.
 
     Raises:
         DamagedBundleError: the file is missing, or differs from its size or hash.
@@ -187,18 +227,14 @@ def map_weights(folder: BundleFolder, name: str, check_hash: bool) -> Weights:
     """
     fd = folder.open(name)
     try:
-        info = os.fstat(fd)
-        key = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
+        key = file_state(os.fstat(fd))
         with _shared_lock:
             weights = _shared.get(key)
             if weights is None:
                 weights = Weights(fd, "{}: {}".format(folder.path, name))
                 _shared[key] = weights
         if check_hash:
-            with weights.hash_lock:
-                if not weights.hash_checked:
-                    folder.check_hash(name, fd)
-                    weights.hash_checked = True
+            weights.check_hash(folder, name, fd)
         return weights
     finally:
         os.close(fd)

@@ -78,7 +78,7 @@ def test_hash_of_more_than_one_chunk(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(data)
     fd = os.open(tmp_path / "x", os.O_RDONLY)
     try:
-        assert hash_descriptor(fd) == (hashlib.sha256(data).hexdigest(), len(data))
+        assert hash_descriptor(fd, len(data)) == (hashlib.sha256(data).hexdigest(), len(data))
     finally:
         os.close(fd)
 
