@@ -92,7 +92,12 @@ def _show(options: argparse.Namespace, report: Dict[str, Any], lines: List[str])
     if options.json:
         print(json.dumps(report, indent=1, allow_nan=False))
     else:
-        print("\n".join(lines))
+        # Texts of a bundle: no escape sequence of theirs reaches the terminal.
+        print("\n".join(_printable(line) for text in lines for line in text.split("\n")))
+
+
+def _printable(line: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in line)
 
 
 def _info(options: argparse.Namespace) -> int:

@@ -25,10 +25,11 @@ _PROBE_BYTES = 8192
 
 @dataclass(frozen=True)
 class Host:
-    """A machine as far as choosing a variant needs it.
+    """A machine as far as choosing a variant needs it, and what a target profile says of it.
 
     ``glibc`` is None where the C library is another one; ``cpus`` counts the processors that this
-    process may use; ``model`` is for people only.
+    process may use; ``probed`` tells whether the CPU was asked for its features; ``memory`` is in
+    bytes, 0 if unknown; ``model`` is for people only.
     """
 
     arch: str
@@ -40,15 +41,18 @@ class Host:
     byteorder: str = "little"
     system: str = "Linux"
     versions: Dict[str, str] = field(default_factory=dict)
+    probed: bool = True
+    memory: int = 0
 
     def to_json(self) -> Dict[str, Any]:
-        """Plain JSON values for ``info --host``."""
+        """Plain JSON values for ``info --host``; "features" is None if nothing asked the CPU."""
         return {
             "system": self.system,
             "arch": self.arch,
             "model": self.model,
             "cpus": self.cpus,
-            "features": sorted(self.features),
+            "memory_bytes": self.memory or None,
+            "features": sorted(self.features) if self.probed else None,
             "glibc": None if self.glibc is None else "{}.{}".format(*self.glibc),
             "versions": dict(self.versions),
         }
@@ -83,9 +87,11 @@ def describe_host(folder: Optional[BundleFolder] = None) -> Host:
 
     arch = architecture(platform.machine())
     features: FrozenSet[str] = frozenset()
+    probed = False
     # A 32-bit Python on a 64-bit kernel can't load the probe, and no variant is for it anyway.
     if folder is not None and arch in folder.manifest.probes and struct.calcsize("P") == 8:
         features = probe_features(folder, folder.manifest.probes[arch])
+        probed = True
     return Host(
         arch=arch,
         features=features,
@@ -100,6 +106,8 @@ def describe_host(folder: Optional[BundleFolder] = None) -> Host:
             "numpy": numpy.__version__,
             "kernel": platform.release(),
         },
+        probed=probed,
+        memory=_memory(),
     )
 
 
@@ -117,6 +125,14 @@ def probe_features(folder: BundleFolder, name: str) -> FrozenSet[str]:
     if probe(buffer, _PROBE_BYTES) < 0:
         raise NativeError("{}: the probe needs more than 8192 bytes".format(pinned.label))
     return frozenset(buffer.value.decode("ascii", "replace").split())
+
+
+def _memory() -> int:
+    try:
+        # -1 where the system doesn't say.
+        return max(0, os.sysconf("SC_PHYS_PAGES")) * max(0, os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):
+        return 0
 
 
 def _cpu_model() -> str:

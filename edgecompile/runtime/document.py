@@ -29,15 +29,21 @@ class Problem(NamedTuple):
 
 
 class Problems:
-    """Collects broken rules and raises them all at once."""
+    """Collects broken rules and raises them all at once.
+
+    Only the first 40 are kept and named, the others counted: a hostile document has millions.
+    """
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.items: List[Problem] = []
+        self.count = 0
 
     def add(self, rule: str, where: str, text: str) -> None:
         """Notes that ``rule`` is broken at ``where``."""
-        self.items.append(Problem(rule, where, text))
+        self.count += 1
+        if len(self.items) < _MAX_LISTED:
+            self.items.append(Problem(rule, where, text))
 
     def raise_if_any(
         self, error: Type[BundleError] = BundleError, hint: Optional[str] = None
@@ -45,12 +51,12 @@ class Problems:
         """Raises ``error`` with every problem on a line of its own, if there is one."""
         if not self.items:
             return
-        lines = [str(item) for item in self.items[:_MAX_LISTED]]
-        if len(self.items) > _MAX_LISTED:
-            lines.append("... and {} more".format(len(self.items) - _MAX_LISTED))
+        lines = [str(item) for item in self.items]
+        if self.count > len(lines):
+            lines.append("... and {} more".format(self.count - len(lines)))
         if len(lines) == 1:
             raise error("{}: {}".format(self.source, lines[0]), hint)
-        head = "{}: {} problems".format(self.source, len(self.items))
+        head = "{}: {} problems".format(self.source, self.count)
         raise error("\n  ".join([head, *lines]), hint)
 
 

@@ -6,20 +6,30 @@ memory is allocated for it, and nothing that needs pickle is looked at.
 
 import io
 import os
+import re
 import stat
 import zipfile
-from typing import IO, TYPE_CHECKING, Any, Dict, List, NamedTuple, Tuple
+from typing import IO, TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
 from .document import Problems, shorten
 from .errors import BundleError
-from .manifest import Manifest
+from .manifest import Manifest, TensorSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MAX_ARRAY_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
+#: Of the list of members. Of 128 with the longest names it is a twentieth.
+MAX_DIRECTORY_BYTES = 1 << 20
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_CHUNK = 1 << 20
+#: As numpy has written it since its first version: descr, order, shape.
+_HEADER = re.compile(
+    rb"\{'descr': '([<|][0-9a-z]{2,3})', 'fortran_order': (True|False), "
+    rb"'shape': \(((?:[0-9]{1,18}, ?){0,8}(?:[0-9]{1,18})?)\), \} *\n?"
+)
 _HINT = "the golden vectors were written wrongly or changed; build the bundle again"
 
 
@@ -34,17 +44,19 @@ def read_case(fd: int, source: str, manifest: Manifest) -> Case:
     """Reads one .npz file; ``fd`` stays open.
 
     It must hold exactly one array ``in.NAME`` for every input and ``out.NAME`` for every output,
-    of the manifest's dtype and rank.
+    of the manifest's dtype and rank, together at most 1 GiB.
 
     Raises:
         BundleError: rules golden-archive, golden-keys and golden-array; lists every problem.
     """
     problems = Problems(source)
+    left = MAX_BYTES
     specs = {"in." + item.name: item for item in manifest.inputs}
     specs.update({"out." + item.name: item for item in manifest.outputs})
     arrays: Dict[str, NDArray[Any]] = {}
     try:
-        with os.fdopen(os.dup(fd), "rb") as stream, zipfile.ZipFile(stream) as archive:
+        with _Stream(io.FileIO(os.dup(fd))) as stream, zipfile.ZipFile(stream) as archive:
+            stream.most = None
             members = archive.infolist()
             names = [item.filename for item in members]
             wanted = [key + ".npy" for key in specs]
@@ -55,17 +67,18 @@ def read_case(fd: int, source: str, manifest: Manifest) -> Case:
                 members = []
             for member in members:
                 key = member.filename[: -len(".npy")]
+                if member.compress_type not in _METHODS:  # others may ask for gigabytes to unpack
+                    text = "is packed with the method {}, must be stored or deflated"
+                    problems.add("golden-array", key, text.format(member.compress_type))
+                    continue
                 try:
                     with archive.open(member) as array_stream:
-                        arrays[key] = _read_array(array_stream, member.file_size)
-                except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-                    problems.add("golden-array", key, shorten(error, 200))
+                        array = _read_array(array_stream, specs[key], min(left, member.file_size))
+                except (ValueError, MemoryError) as error:
+                    problems.add("golden-array", key, shorten(error, 200) or "out of memory")
                     continue
-                spec, array = specs[key], arrays[key]
-                if array.dtype.name != spec.dtype or array.ndim != len(spec.shape):
-                    text = "is {} with {} dimensions, must be {} with {}"
-                    text = text.format(array.dtype, array.ndim, spec.dtype, len(spec.shape))
-                    problems.add("golden-array", key, text)
+                arrays[key] = array
+                left -= array.nbytes
     except Exception as error:  # zipfile raises many kinds for archives that are damaged
         problems.add("golden-archive", "archive", shorten(error, 200) or type(error).__name__)
     problems.raise_if_any(hint=_HINT)
@@ -75,25 +88,64 @@ def read_case(fd: int, source: str, manifest: Manifest) -> Case:
     )
 
 
-def _read_array(stream: "IO[bytes]", member_bytes: int) -> "NDArray[Any]":
-    """One .npy member of format version 1.0, whose header is at most 64 KiB."""
-    version = np.lib.format.read_magic(stream)
-    if version != (1, 0):
-        raise ValueError("is of .npy version {}.{}, must be 1.0".format(*version))
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    if dtype.hasobject or dtype.kind not in "biuf":
-        raise ValueError("holds {}, must hold numbers".format(dtype))
+class _Stream(io.BufferedReader):
+    """A file of which at most ``most`` bytes can be read at once.
+
+    zipfile reads the whole list of members, and what it makes of it is twenty times as large: the
+    file of an archive that is nothing but members mustn't decide how much memory that takes.
+    """
+
+    most: Optional[int] = MAX_DIRECTORY_BYTES
+
+    def read(self, size: Optional[int] = -1) -> bytes:
+        """Raises ValueError where there is more."""
+        if self.most is None or (size is not None and 0 <= size <= self.most):
+            return super().read(size)
+        data = super().read(self.most + 1)
+        if len(data) > self.most:
+            raise ValueError("the list of members has more than {} bytes".format(self.most))
+        return data
+
+
+def _read_array(stream: "IO[bytes]", spec: TensorSpec, most: int) -> "NDArray[Any]":
+    """One .npy member of format version 1.0 with the type and rank of ``spec``.
+
+    The header, a Python expression, is matched with what numpy writes and not evaluated.
+    """
+    start = stream.read(10)
+    if len(start) != 10 or start[:6] != b"\x93NUMPY":
+        raise ValueError("isn't a .npy file")
+    if start[6:8] != b"\x01\x00":
+        raise ValueError("is of .npy version {}.{}, must be 1.0".format(start[6], start[7]))
+    text = stream.read(start[8] | start[9] << 8)
+    match = _HEADER.fullmatch(text)
+    if match is None:
+        raise ValueError("has the header {!r}".format(shorten(text, 100)))
+    descr, order, sizes = (item.decode("ascii") for item in match.groups())
+    dtype = np.dtype(spec.dtype).newbyteorder("<")
+    shape = tuple(int(size) for size in sizes.replace(",", " ").split())
+    if descr != dtype.str or len(shape) != len(spec.shape):
+        wanted = "is {} with {} dimensions, must be {} with {}"
+        raise ValueError(wanted.format(descr, len(shape), dtype.str, len(spec.shape)))
     nbytes = dtype.itemsize
-    for dim in shape:
-        nbytes *= dim
-    if not 0 <= nbytes <= min(MAX_ARRAY_BYTES, member_bytes):
-        text = "has shape {} and {} bytes, the archive has {} and at most {} are read"
-        raise ValueError(text.format(list(shape), nbytes, member_bytes, MAX_ARRAY_BYTES))
-    data = stream.read(nbytes)
-    if len(data) != nbytes or stream.read(1):
-        raise ValueError("{} bytes of data, must have {}".format(len(data), nbytes))
-    array = np.frombuffer(bytearray(data), dtype=dtype)
-    return array.reshape(shape, order="F" if fortran else "C")
+    for size in shape:
+        nbytes *= size
+    if nbytes > most:
+        wanted = "has shape {} and {} bytes, at most {} can be here"
+        raise ValueError(wanted.format(list(shape), nbytes, most))
+    # A chunk at a time: memory that isn't written to costs nothing, so a size that lies doesn't.
+    data = np.empty(nbytes, dtype=np.uint8)
+    position = 0
+    while position < nbytes:
+        chunk = stream.read(min(_CHUNK, nbytes - position))
+        if not chunk:
+            raise ValueError("{} bytes of data, must have {}".format(position, nbytes))
+        data[position : position + len(chunk)] = np.frombuffer(chunk, dtype=np.uint8)
+        position += len(chunk)
+    if stream.read(1):
+        raise ValueError("more than {} bytes of data".format(nbytes))
+    array = data.view(dtype)
+    return array.reshape(shape, order="F" if order == "True" else "C")
 
 
 def list_cases(folder: str) -> List[Tuple[int, str, str]]:

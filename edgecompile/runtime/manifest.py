@@ -205,7 +205,7 @@ class _ManifestReader:
             features = []
             for i, item in enumerate(self.reader.items(entry, "requires", where, 0, 256)):
                 feature = self.reader.as_string(item, "{}.requires[{}]".format(where, i))
-                if feature and self.reader.check_name(feature, join(where, "requires")):
+                if feature is not None and self.reader.check_name(feature, join(where, "requires")):
                     features.append(feature)
             glibc = self._glibc(entry, where)
             rank = self.reader.integer(entry, "rank", where)
@@ -214,9 +214,10 @@ class _ManifestReader:
                 if arch is not None and arch not in probes:
                     text = "no probe for the architecture {!r}".format(arch)
                     self.add("variant-probe", where, text)
-                runtime = self.reader.string(entry, "runtime", where) or ""
-                if runtime:
-                    self._listed(runtime, join(where, "runtime"))
+                path = self.reader.string(entry, "runtime", where)
+                if path is not None:
+                    self._listed(path, join(where, "runtime"))
+                    runtime = path
                 programs = self._programs(entry, where, n_buckets)
             result.append(
                 Variant(

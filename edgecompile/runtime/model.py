@@ -17,12 +17,13 @@ from .errors import (
     OutsideBucketsError,
 )
 from .files import BundleFolder
-from .inputs import InputChecker, make_inputs
+from .inputs import InputChecker
 from .libraries import pin_library
 from .manifest import Manifest
 from .programs import Programs
 from .stats import Stats
 from .stats_file import StatsWriter, check_schedule
+from .warmup import warm_up
 from .weights import map_weights
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def open_bundle(
             wanted,
             threads=threads,
             concurrency=concurrency or min(4, max(host.cpus, 1)),
-            check_weights=verify == "auto",
+            # Under "full" too: what was hashed then may have been exchanged since.
+            check_weights=verify != "fast",
         )
     except BaseException:
         folder.close()
@@ -257,13 +259,36 @@ class Model:
             self._leave()
 
     def warm_up(self) -> None:
-        """Loads every bucket's program and runs it once at its hint; not counted in ``stats``."""
+        """Loads every bucket's program and runs it once at its hint; not counted in ``stats``.
+
+        Raises:
+            UnsupportedHostError: the inputs of a bucket need more than half of this machine's memory.
+        """
         self._enter()
         try:
-            for index in range(len(self._programs)):
-                program = self._programs.get(index)
-                inputs = make_inputs(self.manifest, self._dispatcher.hint_sizes(index))
-                program.run(self._checker.check(inputs)[0])
+            warm_up(self.manifest, self._programs, self._dispatcher, self._host.memory)
+        finally:
+            self._leave()
+
+    def open_file(self, name: str) -> int:
+        """Opens a file of this very bundle, whatever lies at its path now, and checks its hash.
+
+        Returns:
+            A descriptor, which the caller closes.
+
+        Raises:
+            DamagedBundleError: it is missing, or differs from its size or hash.
+            ModelClosedError: the model is closed.
+        """
+        self._enter()
+        try:
+            fd = self._folder.open(name)
+            try:
+                self._folder.check_hash(name, fd)
+            except BaseException:
+                os.close(fd)
+                raise
+            return fd
         finally:
             self._leave()
 

@@ -7,7 +7,6 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .compare import compare_arrays
 from .errors import EdgecompileError
-from .files import BundleFolder
 from .golden import Case, list_cases, read_case
 from .model import Model, open_bundle
 
@@ -45,7 +44,7 @@ def run_selftest(
         info = model.info
         say("opened {} as {} in {:.2f} s".format(path, info["variant"], opened - started))
         results = []
-        for bucket, name, load in _cases(model, path, cases):
+        for bucket, name, load in _cases(model, cases):
             results.append(_run_case(model, bucket, name, load))
         covered = {item["bucket"] for item in results}
         absent = [i for i in range(len(model.manifest.buckets)) if i not in covered]
@@ -72,7 +71,7 @@ def run_selftest(
 _Loader = Callable[[], Case]
 
 
-def _cases(model: Model, path: str, cases: Optional[str]) -> List[Tuple[int, str, _Loader]]:
+def _cases(model: Model, cases: Optional[str]) -> List[Tuple[int, str, _Loader]]:
     manifest = model.manifest
     if cases is not None:
         return [
@@ -80,7 +79,7 @@ def _cases(model: Model, path: str, cases: Optional[str]) -> List[Tuple[int, str
             for bucket, name, file in list_cases(cases)
         ]
     return [
-        (item.bucket, item.case, lambda item=item: _load_golden(path, item.file))  # type: ignore[misc]
+        (item.bucket, item.case, lambda item=item: _load_golden(model, item.file))  # type: ignore[misc]
         for item in sorted(manifest.golden, key=lambda item: (item.bucket, item.case))
     ]
 
@@ -93,17 +92,12 @@ def _load_file(model: Model, file: str) -> Case:
         os.close(fd)
 
 
-def _load_golden(path: str, name: str) -> Case:
-    folder = BundleFolder(path)
+def _load_golden(model: Model, name: str) -> Case:
+    fd = model.open_file(name)
     try:
-        fd = folder.open(name)
-        try:
-            folder.check_hash(name, fd)
-            return read_case(fd, "{}: {}".format(path, name), folder.manifest)
-        finally:
-            os.close(fd)
+        return read_case(fd, name, model.manifest)
     finally:
-        folder.close()
+        os.close(fd)
 
 
 def _run_case(model: Model, bucket: int, name: str, load: _Loader) -> Dict[str, Any]:

@@ -1,6 +1,6 @@
 """Reads the part of a manifest that says how a model is called: axes, inputs, outputs, buckets."""
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from .document import Reader, join, shorten
 from .dtypes import BY_NAME, INPUT_NAMES, Number, holds
@@ -9,6 +9,7 @@ from .schema import MODES, BucketSpec, Dim, Extent, TensorSpec
 MAX_SIZE = 2**31 - 1
 MAX_DIMS = 8
 MAX_TENSOR_BYTES = 1 << 40
+_MAX_LISTED = 32
 
 
 class Signature(NamedTuple):
@@ -70,7 +71,7 @@ class SignatureReader:
 
     def _tensors(self, key: str, is_input: bool) -> List[TensorSpec]:
         result: List[TensorSpec] = []
-        used: List[Dim] = []
+        used: Set[Dim] = set()
         for index, value in enumerate(self.reader.items(self.document, key, "", 1, 64)):
             where = "{}[{}]".format(key, index)
             entry = self.reader.as_object(value, where)
@@ -86,7 +87,7 @@ class SignatureReader:
                 dtype = None
             shape = self._shape(entry, where, is_input)
             pad, bounds = self._values(entry, where, dtype) if is_input else (None, None)
-            used.extend(shape)
+            used.update(shape)
             if dtype is not None:
                 self._check_bytes(where, dtype, shape)
             result.append(TensorSpec(name or "", dtype or "", shape, pad, bounds))
@@ -171,7 +172,8 @@ class SignatureReader:
             return None
         text = self.reader.as_string(axis, "length_axis")
         if text is not None and text not in self.axes:
-            self.add("length-axis", "length_axis", "{!r} isn't one of the axes".format(axis))
+            text = "{!r} isn't one of the axes".format(shorten(text))
+            self.add("length-axis", "length_axis", text)
             return None
         return text
 
@@ -182,6 +184,7 @@ class SignatureReader:
         outputs: List[TensorSpec],
     ) -> List[BucketSpec]:
         result = []
+        wanted = ""  # made once: a hostile document has 256 buckets and as many axes as it likes
         for index, value in enumerate(self.reader.items(self.document, "buckets", "", 1, 256)):
             where = "buckets[{}]".format(index)
             entry = self.reader.as_object(value, where)
@@ -197,8 +200,9 @@ class SignatureReader:
                     self.add("bucket-pad", where, "pad mode needs a length_axis")
                 self._check_paddable(where, pad_axes, inputs, outputs)
             axes = self.reader.mapping(entry, "axes", where)
-            if "axes" in entry and set(axes) != set(self.axes):
-                text = "has {}, must have {}".format(_names(axes), _names(self.axes))
+            if "axes" in entry and axes.keys() != self.axes.keys():
+                wanted = wanted or _names(self.axes)
+                text = "has {}, must have {}".format(_names(axes), wanted)
                 self.add("bucket-axes", join(where, "axes"), text)
             extents = {}
             for axis, extent_entry in axes.items():
@@ -265,4 +269,7 @@ class SignatureReader:
 
 
 def _names(entries: Iterable[str]) -> str:
-    return ", ".join(shorten(name) for name in sorted(entries)) or "none"
+    names = sorted(entries)
+    more = len(names) - _MAX_LISTED
+    text = ", ".join(shorten(name) for name in names[:_MAX_LISTED]) or "none"
+    return text if more <= 0 else "{}, ... and {} more".format(text, more)

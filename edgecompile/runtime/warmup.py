@@ -1,0 +1,58 @@
+"""Runs every program of a model once, so that no caller waits for the first run."""
+
+from typing import Mapping, Optional
+
+from .dispatch import Dispatcher
+from .dtypes import BY_NAME
+from .errors import UnsupportedHostError
+from .inputs import InputChecker, make_inputs
+from .manifest import Manifest
+from .programs import Programs
+
+
+def warm_up(manifest: Manifest, programs: Programs, dispatcher: Dispatcher, memory: int) -> None:
+    """Loads every bucket's program and runs it once at its hint.
+
+    Args:
+        manifest: of the model.
+        programs: its programs.
+        dispatcher: knows the hints.
+        memory: bytes that this machine has; 0 if that isn't known.
+
+    Raises:
+        UnsupportedHostError: the inputs of a bucket need more than half of the memory.
+        BundleError, NativeError: a program is damaged, can't be loaded, or fails.
+    """
+    checker = InputChecker(manifest)
+    for index in range(len(programs)):
+        program = programs.get(index)
+        sizes = dispatcher.hint_sizes(index)
+        lack = find_lack_of_memory(manifest, sizes, memory)
+        try:
+            if lack is None:
+                program.run(checker.check(make_inputs(manifest, sizes))[0])
+        except MemoryError:
+            lack = "out of memory"
+        if lack is not None:
+            raise UnsupportedHostError(
+                "warming up bucket {}: {}".format(index, lack),
+                "open the bundle without warm-up, or build it for smaller sizes",
+            )
+
+
+def find_lack_of_memory(manifest: Manifest, sizes: Mapping[str, int], memory: int) -> Optional[str]:
+    """Whether inputs of these axis sizes need too much of ``memory`` bytes (0: unknown), in words.
+
+    More than half is too much: what is made of them is seldom smaller. Asked before they are made,
+    since a system may end a process that asks for more than there is.
+    """
+    needed = 0
+    for spec in manifest.inputs:
+        count = BY_NAME[spec.dtype].size
+        for dim in spec.shape:
+            count *= sizes[dim] if isinstance(dim, str) else dim or 0
+        needed += count
+    if memory == 0 or needed <= memory // 2:
+        return None
+    text = "the inputs have {} bytes, more than half of this machine's memory of {} bytes"
+    return text.format(needed, memory)
