@@ -81,7 +81,8 @@ _LOOP_FLAGS: dict[bool, tuple[str, ...]] = {True: ("-fno-tree-loop-vectorize",),
 #: for the baseline one object serves every variant of an architecture.
 _WRAPPER_FLAGS = ("-std=c++20", "-O1", "-ffunction-sections", "-Wno-psabi")
 
-_FOREIGN = re.compile(r"^(aoti_torch_|Sleef_|GOMP_|omp_)")
+#: libm's hypot is among them as a host with glibc 2.35 or newer would bind it to that version.
+_FOREIGN = re.compile(r"^(aoti_torch_|Sleef_|GOMP_|omp_|hypotf?$)")
 _PROXY = "aoti_torch_proxy_executor_call_function"
 
 

@@ -3,6 +3,7 @@ float32, every width this CPU has; wider ones are compiled."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import math
 import re
@@ -130,6 +131,30 @@ def test_double_entry_points(harness: Harness, name: str) -> None:
         shifted = a + 1 if name == "acosh" else a
         got = harness.run_double(name, lanes, shifted, b if name in DOUBLE_BINARY else None)
         np.testing.assert_allclose(got, want, rtol=1e-13, atol=0)
+
+
+def test_hypot_by_libm_s_names(build_native: Build) -> None:
+    library = ctypes.CDLL(str(build_native("vecmath_exports", ["vecmath_exports.cpp"])))
+    inf, nan = math.inf, math.nan
+    pairs = [
+        (3.0, -4.0),
+        (0.0, 0.0),
+        (1e-42, 1e-42),
+        (3e38, 3e38),
+        (-inf, nan),
+        (nan, inf),
+        (1, nan),
+    ]
+    for name, c, dtype in (
+        ("ec_hypotf", ctypes.c_float, np.float32),
+        ("ec_hypot", ctypes.c_double, np.float64),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = c, [c, c]
+        with np.errstate(over="ignore"):
+            for x, y in [*pairs, *np.random.default_rng(3).normal(size=(99, 2))]:
+                want = np.hypot(dtype(x), dtype(y))
+                np.testing.assert_allclose(dtype(function(x, y)), want, rtol=np.finfo(dtype).eps)
 
 
 def test_build_has_the_level_s_width(harness: Harness, march: str) -> None:

@@ -129,3 +129,12 @@ EC_BINARY(copysign, , ec::copysign, std::copysign)
 EC_FLOATS(EC_DEFINE_PAIR, sincos, _u10, ec::sincos(x))
 EC_FLOATS(EC_DEFINE_PAIR, sincos, _u35, ec::sincos(x))
 EC_DOUBLES(EC_DEFINE_PAIR, sincos, _u10, ec::sincos_double(x))
+
+// What kernels call by libm's names where a level has no vectors for it.
+EC_API double ec_hypot(double x, double y) { return ec::hypot_double(x, y); }
+EC_API float ec_hypotf(float x, float y) {
+  if (std::isinf(x) || std::isinf(y)) return std::numeric_limits<float>::infinity();
+  const auto a = static_cast<double>(x);
+  const auto b = static_cast<double>(y);
+  return static_cast<float>(std::sqrt(a * a + b * b));
+}
