@@ -1,0 +1,120 @@
+"""Documents as large as the format allows, made to be dear: bounded time and memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edgecompile.runtime.manifest import MAX_MANIFEST_BYTES
+from edgecompile.runtime.weights import MAX_HEADER_BYTES
+from tests.hostile.cases import MANIFEST, Corpus
+from tests.hostile.fuzzer import CPU_SECONDS, MEMORY_MIB, build_programs
+from tests.hostile.loaders import Loader, NativeLoader, PythonLoader
+from tests.hostile.toy import WEIGHTS, ToyLibraries
+
+#: Of resident memory, for the largest weights header; the largest manifest takes a quarter of it.
+MOST_MIB = 1024
+
+
+def fill(start: str, item: Callable[[int], str], end: str, size: int) -> bytes:
+    """``start``, items with commas between them, ``end``: ``size`` bytes with spaces."""
+    length = len(item(10**6)) + 1
+    count = (size - len(start) - len(end)) // length
+    text = start + ",".join(item(i) for i in range(count)) + end
+    assert len(text) <= size
+    return text.encode().ljust(size)
+
+
+DOCUMENTS: dict[str, Callable[[int], bytes]] = {
+    "lists": lambda size: fill('{"plan": [', lambda i: "[]", "]}", size),
+    "objects": lambda size: fill('{"plan": [', lambda i: "{}", "]}", size),
+    "pairs": lambda size: fill('{"plan": [', lambda i: '{"":[]}', "]}", size),
+    "integers": lambda size: fill('{"plan": [', lambda i: "7", "]}", size),
+    "numbers": lambda size: fill('{"plan": [', lambda i: "1.5", "]}", size),
+    "strings": lambda size: fill('{"plan": [', lambda i: '"é"', "]}", size)[:size],
+    "keys": lambda size: fill("{", lambda i: f'"{i}":0', "}", size),
+    "empty": lambda size: fill("{", lambda i: f'"{i}":{{}}', "}", size),
+    "tensors": lambda size: fill(
+        "{", lambda i: f'"{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}', "}", size
+    ),
+    "escapes": lambda size: b'{"name": "' + b"\\u0000" * ((size - 12) // 6) + b'"}',
+    "one string": lambda size: b'{"name": "' + b"x" * (size - 12) + b'"}',
+    "astral": lambda size: b'{"name": "' + b"x" * 999 + "\U0001f600".encode() * (size // 5) + b'"}',
+    "quotes": lambda size: b'{"name": ' + b'"' * (size - 10),
+    "deep": lambda size: fill('{"plan": [', lambda i: "[" * 28 + "]" * 28, "]}", size),
+    "files": lambda size: fill('{"format_version":1,"files":{', lambda i: f'"{i}":1', "}}", size),
+    "axes": lambda size: fill(
+        '{"format_version":1,"axes":{',
+        lambda i: f'"{i}":{{"lo":1,"hi":1}}',
+        '},"buckets":[' + ",".join(['{"axes":{}}'] * 256) + "]}",
+        size,
+    ),
+    "axes of buckets": lambda size: fill(
+        '{"format_version":1,"buckets":[' + '{"axes":{}},' * 255 + '{"axes":{',
+        lambda i: f'"{i}":{{"lo":1,"hi":1}}',
+        "}}]}",
+        size,
+    ),
+    "features": lambda size: fill(
+        '{"format_version":1,"variants":[{"requires":[', lambda i: '"-"', "]}]}", size
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def loaders(libraries: ToyLibraries) -> Iterator[list[Loader]]:
+    found: list[Loader] = [
+        PythonLoader(memory_mib=MEMORY_MIB, cpu_seconds=CPU_SECONDS, variables={}),
+        NativeLoader(
+            "plain",
+            build_programs()["plain"],
+            wall_seconds=10 * CPU_SECONDS,
+            variables={},
+            memory_mib=MOST_MIB,
+        ),
+    ]
+    yield found
+    assert [text for loader in found for text in loader.close()] == []
+
+
+@pytest.fixture(scope="module")
+def corpus(libraries: ToyLibraries, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return Corpus(0, libraries, tmp_path_factory.mktemp("work") / "canary")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(DOCUMENTS))
+def test_large_manifests(corpus: Corpus, tmp_path: Path, loaders: list[Loader], name: str) -> None:
+    case = corpus.valid()
+    case.entries[MANIFEST] = DOCUMENTS[name](MAX_MANIFEST_BYTES)[:MAX_MANIFEST_BYTES]
+    case.write(tmp_path / "case.ecb")
+    answers = [loader.ask(tmp_path / "case.ecb") for loader in loaders]
+    assert [answer.crashes for answer in answers] == [[], []]
+    assert [answer.code for answer in answers] == [20, 20]
+    assert answers[0].kib < MOST_MIB / 4 * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(DOCUMENTS))
+def test_large_headers(corpus: Corpus, tmp_path: Path, loaders: list[Loader], name: str) -> None:
+    case = corpus.valid()
+    size = MAX_HEADER_BYTES - 8  # so that the data begins aligned
+    header = DOCUMENTS[name](size)[:size]
+    data = len(header).to_bytes(8, "little") + header
+    case.entries[WEIGHTS] = data
+    manifest = case.entries[MANIFEST]
+    assert isinstance(manifest, bytes)
+    document = json.loads(manifest)
+    document["files"][WEIGHTS] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    case.entries[MANIFEST] = json.dumps(document).encode()
+    case.write(tmp_path / "case.ecb")
+    answers = [loader.ask(tmp_path / "case.ecb") for loader in loaders]
+    assert [answer.crashes for answer in answers] == [[], []]
+    codes = {answer.code for answer in answers}
+    # Tensors without elements are tensors.
+    assert codes == ({0} if name == "tensors" else {20})
+    assert answers[0].kib < MOST_MIB * 1024

@@ -1,0 +1,10 @@
+/* A program for toy_runtime.c: how many inputs and outputs it has. */
+#include <stdint.h>
+
+#include "export.h"
+
+#ifdef TOY_OTHER
+EC_API const int64_t toy_other = 1;
+#endif
+
+EC_API const int64_t toy_counts[2] = {TOY_INPUTS, TOY_OUTPUTS};
