@@ -27,6 +27,13 @@ int open_retrying(int folder, const char* name, int flags) {
   }
 }
 
+ssize_t read_retrying(int fd, void* data, size_t size, uint64_t offset) {
+  while (true) {
+    const ssize_t count = pread(fd, data, size, static_cast<off_t>(offset));
+    if (count >= 0 || errno != EINTR) return count;
+  }
+}
+
 std::string join_paths(const std::string& folder, const std::string& name) {
   return !folder.empty() && folder.back() == '/' ? folder + name : cat(folder, "/", name);
 }
@@ -76,10 +83,9 @@ size_t read_at(const Descriptor& file, void* data, size_t size, uint64_t offset,
                const std::string& label) {
   size_t done = 0;
   while (done < size) {
-    const ssize_t count = pread(file.get(), static_cast<char*>(data) + done, size - done,
-                                static_cast<off_t>(offset + done));
+    const ssize_t count =
+        read_retrying(file.get(), static_cast<char*>(data) + done, size - done, offset + done);
     if (count == 0) break;
-    if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
       fail(ECR_DAMAGED, cat(label, ": can't be read: ", system_text(errno), " [file-hash]"),
            kDamagedHint);
@@ -87,6 +93,51 @@ size_t read_at(const Descriptor& file, void* data, size_t size, uint64_t offset,
     done += static_cast<size_t>(count);
   }
   return done;
+}
+
+FileState file_state(const struct stat& info) {
+  return {static_cast<int64_t>(info.st_dev),
+          static_cast<int64_t>(info.st_ino),
+          info.st_size,
+          info.st_mtim.tv_sec,
+          info.st_mtim.tv_nsec,
+          info.st_ctim.tv_sec,
+          info.st_ctim.tv_nsec};
+}
+
+std::optional<FileState> state_of_path(const std::string& path) {
+  struct stat info = {};
+  if (stat(path.c_str(), &info) != 0) return std::nullopt;
+  return file_state(info);
+}
+
+std::optional<FileState> state_of_file(const Descriptor& file) {
+  struct stat info = {};
+  if (fstat(file.get(), &info) != 0) return std::nullopt;
+  return file_state(info);
+}
+
+Damage find_hash_damage(const Descriptor& file, const FileEntry& entry, const std::string& label) {
+  Sha256 digest;
+  // Read, not mapped: hashing must not add the file to the process' resident memory.
+  std::vector<uint8_t> buffer(
+      std::clamp<size_t>(static_cast<size_t>(entry.size) + 1, 1 << 12, kChunk));
+  uint64_t offset = 0;
+  while (true) {
+    const size_t count = read_at(file, buffer.data(), buffer.size(), offset, label);
+    if (count == 0) break;
+    digest.update(buffer.data(), count);
+    offset += count;
+    if (offset > static_cast<uint64_t>(entry.size)) break;  // it grows; that is damage enough
+  }
+  if (offset != static_cast<uint64_t>(entry.size)) {
+    return {"file-size-differs", cat("has ", offset, " bytes, must have ", entry.size)};
+  }
+  const std::string text = digest.finish();
+  if (text != entry.sha256) {
+    return {"file-hash", cat("has SHA-256 ", text, ", must have ", entry.sha256)};
+  }
+  return {};
 }
 
 BundleFolder::BundleFolder(const std::string& path) : path_(path), folder_(open_folder(path)) {
@@ -117,7 +168,16 @@ std::string BundleFolder::read_manifest() const {
   }
   // One byte more than it had, to notice a file that grows.
   std::string data(static_cast<size_t>(info.st_size) + 1, '\0');
-  data.resize(read_at(file, data.data(), data.size(), 0, place));
+  size_t done = 0;
+  while (done < data.size()) {
+    const ssize_t count = read_retrying(file.get(), &data[done], data.size() - done, done);
+    if (count == 0) break;
+    if (count < 0) {
+      fail(ECR_BUNDLE, cat(place, ": can't be read: ", system_text(errno), " [bundle-manifest]"));
+    }
+    done += static_cast<size_t>(count);
+  }
+  data.resize(done);
   return data;
 }
 
@@ -132,7 +192,7 @@ Descriptor BundleFolder::open(const std::string& name) const {
 }
 
 void BundleFolder::check_hash(const std::string& name, const Descriptor& file) const {
-  const Damage damage = find_hash_damage(name, file);
+  const Damage damage = find_hash_damage(file, manifest_.files.at(name), label(name));
   if (damage.rule != nullptr) {
     fail(ECR_DAMAGED, cat(path_, ": ", name, ": ", damage.text, " [", damage.rule, "]"),
          kDamagedHint);
@@ -144,13 +204,15 @@ void BundleFolder::check_files(bool with_hashes) const {
   for (const auto& entry : manifest_.files) {
     Descriptor file;
     Damage damage = try_open(entry.first, &file);
-    if (damage.rule == nullptr && with_hashes) damage = find_hash_damage(entry.first, file);
+    if (damage.rule == nullptr && with_hashes) {
+      damage = find_hash_damage(file, entry.second, label(entry.first));
+    }
     if (damage.rule != nullptr) problems.add(damage.rule, entry.first, damage.text);
   }
   problems.raise_if_any(ECR_DAMAGED, kDamagedHint);
 }
 
-BundleFolder::Damage BundleFolder::try_open(const std::string& name, Descriptor* file) const {
+Damage BundleFolder::try_open(const std::string& name, Descriptor* file) const {
   *file = Descriptor(open_beneath(folder_.get(), name));
   if (!file->valid()) {
     if (errno == ENOENT) return {"file-missing", "is missing"};
@@ -163,31 +225,6 @@ BundleFolder::Damage BundleFolder::try_open(const std::string& name, Descriptor*
   const int64_t wanted = manifest_.files.at(name).size;
   if (info.st_size != wanted) {
     return {"file-size-differs", cat("has ", info.st_size, " bytes, must have ", wanted)};
-  }
-  return {};
-}
-
-BundleFolder::Damage BundleFolder::find_hash_damage(const std::string& name,
-                                                    const Descriptor& file) const {
-  const FileEntry& entry = manifest_.files.at(name);
-  Sha256 digest;
-  // Read, not mapped: hashing must not add the file to the process' resident memory.
-  std::vector<uint8_t> buffer(
-      std::clamp<size_t>(static_cast<size_t>(entry.size) + 1, 1 << 12, kChunk));
-  uint64_t offset = 0;
-  while (true) {
-    const size_t count = read_at(file, buffer.data(), buffer.size(), offset, label(name));
-    if (count == 0) break;
-    digest.update(buffer.data(), count);
-    offset += count;
-    if (offset > static_cast<uint64_t>(entry.size)) break;  // it grows; that is damage enough
-  }
-  if (offset != static_cast<uint64_t>(entry.size)) {
-    return {"file-size-differs", cat("has ", offset, " bytes, must have ", entry.size)};
-  }
-  const std::string text = digest.finish();
-  if (text != entry.sha256) {
-    return {"file-hash", cat("has SHA-256 ", text, ", must have ", entry.sha256)};
   }
   return {};
 }

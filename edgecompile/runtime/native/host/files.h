@@ -4,6 +4,10 @@
 // neither a link inside the bundle nor a rename of the folder changes what is read.
 #pragma once
 
+#include <sys/stat.h>
+
+#include <array>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -30,6 +34,23 @@ class Descriptor {
   int fd_;
 };
 
+// What changes with the content of a file: device, inode, size, times of modification and change. A
+// writer can set the time of modification back, but not that of change.
+using FileState = std::array<int64_t, 7>;
+FileState file_state(const struct stat& info);
+// Of what lies at a path, links followed; none where there is nothing.
+std::optional<FileState> state_of_path(const std::string& path);
+std::optional<FileState> state_of_file(const Descriptor& file);
+
+struct Damage {
+  const char* rule = nullptr;  // null: none
+  std::string text;
+};
+
+// What keeps the file from being what `entry` says. Throws Error ECR_DAMAGED where it can't be
+// read.
+Damage find_hash_damage(const Descriptor& file, const FileEntry& entry, const std::string& label);
+
 class BundleFolder {
  public:
   // Opens the folder and reads the manifest, and no other file. Throws Error ECR_BUNDLE or
@@ -54,12 +75,7 @@ class BundleFolder {
   void check_files(bool with_hashes) const;
 
  private:
-  struct Damage {
-    const char* rule = nullptr;  // null: none
-    std::string text;
-  };
   Damage try_open(const std::string& name, Descriptor* file) const;
-  Damage find_hash_damage(const std::string& name, const Descriptor& file) const;
   std::string read_manifest() const;
 
   std::string path_;

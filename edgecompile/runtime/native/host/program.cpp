@@ -96,6 +96,7 @@ Program::Program(const RuntimeLibrary& library, const PinnedLibrary& pinned,
     tensor.name = constant.name.c_str();
     table.push_back(tensor);
   }
+  pinned.check_again();
   library_.check(library_.program_open_(pinned.path.c_str(), table.data(),
                                         static_cast<int64_t>(table.size()), concurrency, &handle_),
                  "opening " + label_);
@@ -151,6 +152,12 @@ Array ProgramOutputs::take(int64_t i, const Sizes& crop, const std::string& labe
   for (size_t d = 0; d < cut.size(); ++d) {
     if (crop[d] >= 0) cut[d] = std::min(cut[d], crop[d]);
   }
+  // Strides of 0 repeat elements: what is copied may be larger than what it is copied from.
+  int64_t nbytes = type->size;
+  for (const int64_t size : cut) {
+    fits = fits && (is_empty || !__builtin_mul_overflow(nbytes, size, &nbytes));
+  }
+  if (!fits) fail(ECR_NATIVE, cat(label, ": output ", i, " has impossible sizes"));
   const auto* const data = static_cast<const uint8_t*>(view.data);
   if (cut == sizes && strides == row_major(sizes)) {
     Array array;
