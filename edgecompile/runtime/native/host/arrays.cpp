@@ -42,6 +42,8 @@ Buffer::Buffer(int64_t nbytes) {
 void Buffer::Free::operator()(uint8_t* data) const { std::free(data); }
 
 int64_t count_elements(const Sizes& sizes) {
+  // An empty array's other sizes may have any product.
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return 0;
   int64_t count = 1;
   for (const int64_t size : sizes) count *= size;
   return count;
@@ -58,10 +60,11 @@ Array make_array(const ElementType& type, Sizes sizes) {
 
 Sizes row_major(const Sizes& sizes) {
   Sizes strides(sizes.size());
-  int64_t stride = 1;
+  // Unsigned: an empty array's strides mean nothing, and may overflow.
+  uint64_t stride = 1;
   for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
+    strides[i] = static_cast<int64_t>(stride);
+    stride *= static_cast<uint64_t>(std::max<int64_t>(sizes[i], 1));
   }
   return strides;
 }

@@ -36,6 +36,7 @@ struct Array {
 
 // An array of its own, with no values yet.
 Array make_array(const ElementType& type, Sizes sizes);
+// The product of the sizes, which has to fit unless one of them is 0.
 int64_t count_elements(const Sizes& sizes);
 // Strides of a row-major array, in elements.
 Sizes row_major(const Sizes& sizes);

@@ -1,5 +1,6 @@
 // The part of a manifest that says how a model is called.
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "schema.h"
@@ -10,6 +11,17 @@ namespace {
 
 constexpr int64_t kMaxSize = 2147483647;
 constexpr uint64_t kMaxTensorBytes = uint64_t{1} << 40;
+constexpr size_t kMaxAxes = 16;
+constexpr size_t kMaxListed = 32;
+
+// Sorted, for a message.
+std::string names_text(std::vector<std::string> names) {
+  if (names.empty()) return "none";
+  std::sort(names.begin(), names.end());
+  const size_t more = names.size() - std::min(names.size(), kMaxListed);
+  names.resize(names.size() - more);
+  return join(names) + (more == 0 ? "" : cat(", ... and ", more, " more"));
+}
 
 class SignatureReader {
  public:
@@ -27,19 +39,19 @@ class SignatureReader {
 
  private:
   std::optional<size_t> find_axis(const std::string& name) const {
-    for (size_t i = 0; i < manifest_.axes.size(); ++i) {
-      if (manifest_.axes[i].name == name) return i;
-    }
-    return std::nullopt;
+    const auto found = axis_index_.find(name);
+    if (found == axis_index_.end()) return std::nullopt;
+    return found->second;
   }
 
   void read_axes() {
     const Object& entries = reader_.mapping(document_, "axes", "");
-    reader_.count(entries.size(), "axes", 0, 16);
+    reader_.count(entries.size(), "axes", 0, kMaxAxes);
     for (const Member& member : entries.members()) {
       const std::string where = place_of("axes", member.key);
       const std::optional<Extent> extent = read_extent(member.value, where, false);
       if (reader_.check_name(member.key, where) && extent) {
+        axis_index_[member.key] = manifest_.axes.size();
         manifest_.axes.push_back({member.key, *extent});
       }
     }
@@ -237,15 +249,15 @@ class SignatureReader {
   bool read_bucket_axes(const Object& entry, const std::string& where, Bucket* bucket) {
     const std::string place = where + ".axes";
     const Object& axes = reader_.mapping(entry, "axes", where);
-    std::vector<std::string> names;
-    std::vector<bool> found(manifest_.axes.size(), false);
-    bucket->axes.resize(manifest_.axes.size());
+    // A document of many axes is refused; 256 buckets needn't have room for all of them.
+    const bool keeps = manifest_.axes.size() <= kMaxAxes;
+    std::vector<bool> found(keeps ? manifest_.axes.size() : 1, false);
+    if (keeps) bucket->axes.resize(manifest_.axes.size());
     for (const Member& member : axes.members()) {
-      names.push_back(shorten(member.key));
       const std::optional<Extent> extent =
           read_extent(member.value, place_of(place, member.key), true);
       const std::optional<size_t> axis = find_axis(member.key);
-      if (extent && axis) {
+      if (keeps && extent && axis) {
         bucket->axes[*axis] = *extent;
         found[*axis] = true;
       }
@@ -255,15 +267,21 @@ class SignatureReader {
         std::all_of(manifest_.axes.begin(), manifest_.axes.end(),
                     [&axes](const Axis& axis) { return axes.find(axis.name) != nullptr; });
     if (!same && entry.find("axes") != nullptr) {
-      std::vector<std::string> wanted;
-      for (const Axis& axis : manifest_.axes) wanted.push_back(axis.name);
-      std::sort(names.begin(), names.end());
-      std::sort(wanted.begin(), wanted.end());
+      std::vector<std::string> names;
+      for (const Member& member : axes.members()) names.push_back(shorten(member.key));
       reader_.add("bucket-axes", place,
-                  cat("has ", names.empty() ? "none" : join(names), ", must have ",
-                      wanted.empty() ? "none" : join(wanted)));
+                  cat("has ", names_text(std::move(names)), ", must have ", wanted_axes()));
     }
     return std::all_of(found.begin(), found.end(), [](bool item) { return item; });
+  }
+
+  const std::string& wanted_axes() {
+    if (wanted_axes_.empty()) {
+      std::vector<std::string> names;
+      for (const Axis& axis : manifest_.axes) names.push_back(axis.name);
+      wanted_axes_ = names_text(std::move(names));
+    }
+    return wanted_axes_;
   }
 
   std::vector<size_t> read_pad_axes(const Object& entry, const std::string& where, bool is_pad,
@@ -342,6 +360,8 @@ class SignatureReader {
   const Object& document_;
   Reader& reader_;
   Manifest& manifest_;
+  std::map<std::string, size_t> axis_index_;
+  std::string wanted_axes_;
 };
 
 }  // namespace

@@ -57,6 +57,7 @@ class HeaderReader {
     }
     if (problems_.empty()) check_layout();
     problems_.raise_if_any(ECR_BUNDLE, kHint);
+    for (Constant& item : constants_) item.offset += start_;
     constants_.erase(std::remove_if(constants_.begin(), constants_.end(),
                                     [](const Constant& item) { return is_padding(item.name); }),
                      constants_.end());
@@ -64,6 +65,11 @@ class HeaderReader {
   }
 
  private:
+  // A position behind the header as one in the file, for a message.
+  uint64_t from_start(int64_t position) const {
+    return static_cast<uint64_t>(start_) + static_cast<uint64_t>(position);
+  }
+
   void read_entry(const std::string& name, const Value& value) {
     const std::string where = shorten(name);
     if (name.empty() || count_code_points(name) > kMaxNameLength || !is_printable(name)) {
@@ -95,20 +101,19 @@ class HeaderReader {
       fits = fits && (empty || !__builtin_mul_overflow(nbytes, dim, &nbytes));
     }
     if (empty) nbytes = 0;
-    int64_t end = 0;
-    fits = fits && span[0] <= span[1] && span[1] - span[0] == nbytes &&
-           !__builtin_add_overflow(start_, span[1], &end);
-    if (!fits) {
+    if (!fits || span[0] > span[1] || span[1] - span[0] != nbytes) {
       reader_.add("weights-offsets", where,
                   cat("from ", span[0], " to ", span[1], ", but ", *dtype, "[",
                       join(constant.shape), "] has another number of bytes"));
       return;
     }
-    constant.offset = start_ + span[0];
+    // From the end of the header until the layout was checked: no sum can overflow.
+    constant.offset = span[0];
     constant.nbytes = nbytes;
-    if (constant.offset % kAlignment != 0 && !is_padding(name)) {
-      reader_.add("weights-alignment", where,
-                  cat("begins at byte ", constant.offset, ", must be a multiple of ", kAlignment));
+    if ((start_ % kAlignment + span[0] % kAlignment) % kAlignment != 0 && !is_padding(name)) {
+      reader_.add(
+          "weights-alignment", where,
+          cat("begins at byte ", from_start(span[0]), ", must be a multiple of ", kAlignment));
     }
     constants_.push_back(std::move(constant));
   }
@@ -140,20 +145,21 @@ class HeaderReader {
     std::stable_sort(order.begin(), order.end(), [](const Constant* a, const Constant* b) {
       return std::tie(a->offset, a->nbytes) < std::tie(b->offset, b->nbytes);
     });
-    int64_t position = start_;
+    int64_t position = 0;
     std::string previous = "the header";
     for (const Constant* item : order) {
       if (item->offset != position) {
         reader_.add("weights-layout", shorten(item->name),
-                    cat("begins at byte ", item->offset, ", but ", shorten(previous),
-                        " ends at byte ", position));
+                    cat("begins at byte ", from_start(item->offset), ", but ", shorten(previous),
+                        " ends at byte ", from_start(position)));
       }
       position = item->offset + item->nbytes;
       previous = item->name;
     }
-    if (position != size_) {
+    if (position != size_ - start_) {
       reader_.add("weights-layout", "file",
-                  cat("the tensors end at byte ", position, ", the file has ", size_, " bytes"));
+                  cat("the tensors end at byte ", from_start(position), ", the file has ", size_,
+                      " bytes"));
     }
   }
 
@@ -193,14 +199,13 @@ void Weights::check_hash(const BundleFolder& folder, const std::string& name,
 
 std::shared_ptr<Weights> map_weights(const BundleFolder& folder, const std::string& name,
                                      bool check_hash) {
-  using Key = std::tuple<dev_t, ino_t, off_t, time_t, long>;
   static std::mutex& mutex = *new std::mutex;
-  static auto& shared = *new std::map<Key, std::weak_ptr<Weights>>;
+  static auto& shared = *new std::map<FileState, std::weak_ptr<Weights>>;
 
   const Descriptor file = folder.open(name);
   struct stat info = {};
   if (fstat(file.get(), &info) != 0) fail(ECR_DAMAGED, folder.label(name) + ": can't be read");
-  const Key key(info.st_dev, info.st_ino, info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
+  const FileState key = file_state(info);
   std::shared_ptr<Weights> weights;
   {
     const std::lock_guard<std::mutex> lock(mutex);
