@@ -63,6 +63,8 @@ void write_buckets(JsonWriter* out, const Manifest& manifest) {
 void write_host(JsonWriter* out, const Host& host) {
   out->open('{').key("system").string(host.system).key("arch").string(host.arch);
   out->key("model").string(host.model).key("cpus").integer(host.cpus);
+  out->key("memory_bytes");
+  host.memory > 0 ? out->integer(host.memory) : out->null();
   out->key("features").open('[');
   for (const std::string& feature : host.features) out->string(feature);
   out->close(']').key("glibc");
@@ -113,11 +115,8 @@ std::string Model::describe() {
   }
   out.close('}').key("threads").integer(runtime_->threads());
   out.key("concurrency").integer(concurrency_).key("loaded_buckets").open('[');
-  {
-    const std::lock_guard<std::mutex> lock(load_mutex_);
-    for (size_t i = 0; i < programs_.size(); ++i) {
-      if (programs_[i] != nullptr) out.integer(static_cast<int64_t>(i));
-    }
+  for (size_t i = 0; i < programs_.size(); ++i) {
+    if (ready_[i].load(std::memory_order_acquire) != nullptr) out.integer(static_cast<int64_t>(i));
   }
   out.close(']').key("host");
   write_host(&out, host_);

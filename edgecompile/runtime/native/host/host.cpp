@@ -6,6 +6,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -116,6 +117,8 @@ Host describe_host(const BundleFolder& folder) {
   host.arch = architecture(names.machine);
   host.glibc = glibc_version();
   host.cpus = count_cpus();
+  const int64_t pages = sysconf(_SC_PHYS_PAGES);
+  if (pages > 0) host.memory = pages * sysconf(_SC_PAGESIZE);
   host.model = cpu_model();
   const auto probe = folder.manifest().probes.find(host.arch);
   // No 32-bit process can load the probe, and no variant is for one anyway.
@@ -159,8 +162,8 @@ std::vector<std::string> find_lacks(const Variant& variant, const Host& host) {
   return reasons;
 }
 
-size_t choose_variant(const Manifest& manifest, const Host& host, const std::string& wanted,
-                      std::vector<Refusal>* refused) {
+size_t choose_variant(const Manifest& manifest, const Host& host,
+                      const std::optional<std::string>& wanted, std::vector<Refusal>* refused) {
   const std::vector<Variant>& variants = manifest.variants;
   std::optional<size_t> best;
   std::optional<size_t> named;
@@ -173,16 +176,16 @@ size_t choose_variant(const Manifest& manifest, const Host& host, const std::str
     if (variants[i].name == wanted) named = i;
     if (!best || variants[i].rank > variants[*best].rank) best = i;
   }
-  if (!wanted.empty()) {
+  if (wanted) {
     if (named) return *named;
     for (const Refusal& item : *refused) {
       if (item.name == wanted) {
-        fail(ECR_HOST, cat("the variant ", wanted, " can't run here: ", join(item.reasons, "; ")),
+        fail(ECR_HOST, cat("the variant ", *wanted, " can't run here: ", join(item.reasons, "; ")),
              "leave the choice to the library, or build for this machine");
       }
     }
     const auto name = [](const Variant& item) { return item.name; };
-    fail(ECR_HOST, cat("there is no variant ", quoted(wanted)),
+    fail(ECR_HOST, cat("there is no variant ", quoted(*wanted)),
          "the bundle has: " + join(variants, name));
   }
   if (!best) {

@@ -17,6 +17,7 @@ struct Host {
   std::set<std::string> features;  // of the CPU and the system: what the bundle's probe says
   std::optional<std::pair<int64_t, int64_t>> glibc;  // none where the C library is another one
   int32_t cpus = 1;                                  // that this process may use
+  int64_t memory = 0;                                // bytes; 0 if unknown
   std::string model;                                 // for people only
   std::string kernel;
 };
@@ -34,9 +35,9 @@ Host describe_host(const BundleFolder& folder);
 std::vector<std::string> find_lacks(const Variant& variant, const Host& host);
 
 // The variant of the highest rank that the host can run, the first of equals, or the one named
-// `wanted` if that isn't empty; its position. What can't run goes to `refused`. Throws Error
+// `wanted` where a name is given; its position. What can't run goes to `refused`. Throws Error
 // ECR_HOST where there is none.
-size_t choose_variant(const Manifest& manifest, const Host& host, const std::string& wanted,
-                      std::vector<Refusal>* refused);
+size_t choose_variant(const Manifest& manifest, const Host& host,
+                      const std::optional<std::string>& wanted, std::vector<Refusal>* refused);
 
 }  // namespace ecr

@@ -314,6 +314,19 @@ CheckedInputs check_inputs(const Manifest& manifest, const ecr_tensor* tensors, 
   return result;
 }
 
+int64_t input_bytes(const Manifest& manifest, const Sizes& sizes) {
+  int64_t total = 0;
+  for (const TensorSpec& spec : manifest.inputs) {
+    // At most 64 inputs of at most 2^40 bytes: rule tensor-bytes.
+    int64_t count = spec.type->size;
+    for (const Dim& dim : spec.shape) {
+      count *= dim.kind == Dim::Kind::kAxis ? sizes[dim.axis] : dim.size;
+    }
+    total += count;
+  }
+  return total;
+}
+
 std::vector<Array> make_inputs(const Manifest& manifest, const Sizes& sizes) {
   std::vector<Array> result;
   for (const TensorSpec& spec : manifest.inputs) {

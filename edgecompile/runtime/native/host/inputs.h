@@ -21,6 +21,9 @@ struct CheckedInputs {
 // in a bucket isn't checked. Throws Error ECR_INPUT.
 CheckedInputs check_inputs(const Manifest& manifest, const ecr_tensor* tensors, int64_t count);
 
+// Bytes of inputs of these sizes.
+int64_t input_bytes(const Manifest& manifest, const Sizes& sizes);
+
 // Valid inputs of these sizes: ones where the bounds allow it, else the nearest bound.
 std::vector<Array> make_inputs(const Manifest& manifest, const Sizes& sizes);
 

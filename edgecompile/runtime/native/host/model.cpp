@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <new>
 
 #include "text.h"
 
@@ -24,10 +25,12 @@ void check_options(const ecr_options& options) {
   check("concurrency", options.concurrency);
 }
 
-std::string wanted_variant(const ecr_options& options) {
+// An empty variable is one that isn't set.
+std::optional<std::string> wanted_variant(const ecr_options& options) {
   if (options.variant != nullptr) return options.variant;
   const char* const variable = std::getenv(kVariantVariable);
-  return variable == nullptr ? "" : variable;
+  if (variable == nullptr || *variable == '\0') return std::nullopt;
+  return variable;
 }
 
 // Checks first, so that nothing is opened for options that are refused.
@@ -79,8 +82,10 @@ Model::Model(const std::string& path, const ecr_options& options)
   runtime_ = &RuntimeLibrary::load(pin_library(folder_, variant_->runtime));
   if (options.threads > 0) runtime_->set_threads(options.threads);
   weights_ = map_weights(folder_, manifest.weights.at(manifest.precision),
-                         options.verify == ECR_VERIFY_AUTO);
+                         // Under "full" too: what was hashed may have been exchanged since.
+                         options.verify != ECR_VERIFY_FAST);
   programs_.resize(manifest.buckets.size());
+  ready_.reset(new std::atomic<const Program*>[manifest.buckets.size()]());
   input_specs_ = make_specs(manifest, manifest.inputs);
   output_specs_ = make_specs(manifest, manifest.outputs);
   if (options.lazy == 0) warm_up();
@@ -89,16 +94,35 @@ Model::Model(const std::string& path, const ecr_options& options)
 void Model::warm_up() {
   for (size_t bucket = 0; bucket < programs_.size(); ++bucket) {
     const Program& loaded = program(bucket);
-    loaded.run(make_inputs(folder_.manifest(), dispatcher_.hint_sizes(bucket)));
+    const Sizes sizes = dispatcher_.hint_sizes(bucket);
+    // Asked before they are made: a system may end a process that asks for more than there is.
+    const int64_t needed = input_bytes(folder_.manifest(), sizes);
+    std::string lack;
+    if (host_.memory > 0 && needed > host_.memory / 2) {
+      lack = cat("the inputs have ", needed, " bytes, more than half of this machine's memory of ",
+                 host_.memory, " bytes");
+    } else {
+      try {
+        loaded.run(make_inputs(folder_.manifest(), sizes));
+      } catch (const std::bad_alloc&) {
+        lack = "out of memory";
+      }
+    }
+    if (!lack.empty()) {
+      fail(ECR_HOST, cat("warming up bucket ", bucket, ": ", lack),
+           "open the bundle without warm-up, or build it for smaller sizes");
+    }
   }
 }
 
 const Program& Model::program(size_t bucket) {
+  const Program* const ready = ready_[bucket].load(std::memory_order_acquire);
+  if (ready != nullptr) return *ready;
   const std::lock_guard<std::mutex> lock(load_mutex_);
-  std::shared_ptr<const Program>& slot = programs_[bucket];
+  std::unique_ptr<const Program>& slot = programs_[bucket];
   if (slot == nullptr) {
     const Manifest& manifest = folder_.manifest();
-    auto loaded = std::make_shared<const Program>(
+    auto loaded = std::make_unique<const Program>(
         *runtime_, pin_library(folder_, variant_->programs[bucket]), weights_, concurrency_);
     const auto n_inputs = static_cast<int64_t>(manifest.inputs.size());
     const auto n_outputs = static_cast<int64_t>(manifest.outputs.size());
@@ -108,6 +132,7 @@ const Program& Model::program(size_t bucket) {
                            n_outputs, " [program-signature]"));
     }
     slot = std::move(loaded);
+    ready_[bucket].store(slot.get(), std::memory_order_release);
   }
   return *slot;
 }

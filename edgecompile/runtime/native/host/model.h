@@ -1,6 +1,7 @@
 // A bundle opened for running.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -65,8 +66,11 @@ class Model {
   std::vector<ecr_spec> input_specs_;
   std::vector<ecr_spec> output_specs_;
 
+  // Programs are made under the mutex, and found without it: loading one doesn't hold up runs of
+  // another.
   std::mutex load_mutex_;
-  std::vector<std::shared_ptr<const Program>> programs_;  // set once, under the mutex
+  std::vector<std::unique_ptr<const Program>> programs_;
+  std::unique_ptr<std::atomic<const Program*>[]> ready_;
 
   std::mutex state_mutex_;
   std::condition_variable idle_;
