@@ -199,7 +199,7 @@ int main(int argc, char** argv) {
     return fail(status);
   }
   char* text = NULL;
-  ecr_signature signature;
+  ecr_signature signature = {0};
   status = ecr_describe(model, &text);
   if (status == ECR_OK) status = ecr_get_signature(model, &signature);
   if (status == ECR_OK) {

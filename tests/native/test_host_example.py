@@ -1,0 +1,195 @@
+"""The example program and the documented ways to build, on each architecture."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgecompile.runtime.files import BundleFolder
+from edgecompile.runtime.golden import list_cases, read_case
+from edgecompile.runtime.inputs import make_inputs
+from edgecompile.runtime.model import open_bundle
+from tests.emulation import build_for_any
+from tests.native import c_host
+from tests.native.c_host import MACHINES, NATIVE_ARCH, Machine
+from tests.needs import need
+
+DOCUMENT = c_host.REPOSITORY / "docs" / "c-interface.md"
+SOURCES = [c_host.EXAMPLE / "run.c", c_host.EXAMPLE / "npz.c"]
+
+
+@pytest.fixture(scope="module")
+def bundle(shared_folder: Path, tiny_model: Path) -> Path:
+    """For x86-64 and aarch64; the one of tests/test_emulated.py."""
+    given = os.environ.get("EDGECOMPILE_TEST_BUNDLE")
+    if given:
+        return Path(given)
+    return build_for_any(shared_folder, "encoder-any", str(tiny_model), batch=(1, 2), buckets=2)
+
+
+#: Without sanitizers it runs here as documented, in test_the_documented_commands_work.
+@pytest.fixture(scope="module", params=[*sorted(set(MACHINES) - {NATIVE_ARCH}), "sanitized"])
+def machine(request: pytest.FixtureRequest) -> Machine:
+    return MACHINES[NATIVE_ARCH if request.param == "sanitized" else str(request.param)]
+
+
+@pytest.fixture(scope="module")
+def program(request: pytest.FixtureRequest, machine: Machine) -> Path:
+    flags = c_host.SANITIZERS if "sanitized" in request.node.name else ()
+    return c_host.build(machine, "example", SOURCES, flags=flags)
+
+
+def foreign(told: dict[str, Any], machine: Machine) -> list[list[str]]:
+    """Why the variants for other architectures were refused."""
+    refused = told["refused_variants"].items()
+    return [reasons for name, reasons in refused if not name.startswith(machine.arch)]
+
+
+def test_golden_vectors(machine: Machine, program: Path, bundle: Path, tmp_path: Path) -> None:
+    cases = list_cases(str(bundle / "golden"))
+    written = tmp_path / "outputs"
+    done = machine.run(
+        [program, "-o", written, bundle, *(path for _, _, path in cases)], **c_host.SANITIZED
+    )
+    assert done.returncode == 0, done.stderr
+    description, *verdicts = done.stdout.splitlines()
+    told = json.loads(description)
+    assert told["host"]["arch"] == machine.arch
+    assert told["variant"].startswith(machine.arch)
+    others = [f"is for {item}, this is {machine.arch}" for item in {*MACHINES} - {machine.arch}]
+    assert all(others == reasons for reasons in foreign(told, machine))
+    assert len(verdicts) >= len(cases) >= 6
+    assert all(line.endswith(": ok") for line in verdicts)
+    if machine.arch != NATIVE_ARCH:
+        return
+    with open_bundle(bundle) as model:
+        wanted = b""
+        for bucket, _, path in cases:
+            with open(path, "rb") as stream:
+                inputs = read_case(stream.fileno(), path, model.manifest).inputs
+            wanted += b"".join(x.tobytes() for x in model.run_bucket(bucket, inputs).values())
+    assert written.read_bytes() == wanted
+
+
+def test_zeros(machine: Machine, program: Path, bundle: Path, tmp_path: Path) -> None:
+    done = machine.run([program, "-o", tmp_path / "outputs", bundle], **c_host.SANITIZED)
+    assert done.returncode == 0, done.stderr
+    # The other architecture's last bits may differ: here it counts that it runs.
+    same = machine.arch == NATIVE_ARCH
+    with open_bundle(bundle) as model:
+        sizes = {name: extent.lo for name, extent in model.manifest.axes.items()}
+        zeros = {k: np.zeros_like(v) for k, v in make_inputs(model.manifest, sizes).items()}
+        wanted = model.run(zeros)
+    written = (tmp_path / "outputs").read_bytes()
+    assert len(written) == sum(array.nbytes for array in wanted.values())
+    assert not same or written == b"".join(array.tobytes() for array in wanted.values())
+    for name, array in wanted.items():
+        assert f"{name}[{', '.join(map(str, array.shape))}] begins with" in done.stdout
+
+
+def test_a_wrong_golden_vector_is_noticed(
+    machine: Machine, program: Path, bundle: Path, tmp_path: Path
+) -> None:
+    bucket, case, path = list_cases(str(bundle / "golden"))[0]
+    folder = BundleFolder(str(bundle))
+    with open(path, "rb") as stream:
+        arrays = read_case(stream.fileno(), path, folder.manifest)
+    folder.close()
+    wrong = tmp_path / f"{bucket}-{case}.npz"
+    outputs = {f"out.{name}": array + 1 for name, array in arrays.outputs.items()}
+    np.savez(wrong, **outputs, **{f"in.{name}": array for name, array in arrays.inputs.items()})
+    done = machine.run([program, bundle, wrong], **c_host.SANITIZED)
+    assert done.returncode == 27, done.stderr
+    assert "FAILED" in done.stdout
+    wrong.write_bytes(wrong.read_bytes()[:-40])
+    assert machine.run([program, bundle, wrong], **c_host.SANITIZED).returncode == 74
+
+
+def test_a_missing_bundle(machine: Machine, program: Path, tmp_path: Path) -> None:
+    done = machine.run([program, tmp_path / "none.ecb"], **c_host.SANITIZED)
+    assert done.returncode == c_host.BUNDLE
+    assert "doesn't exist [bundle-folder]\nhint: check the path" in done.stderr
+
+
+# --- The document
+def shell_blocks() -> list[str]:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    return re.findall(r"^```shell\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def run_block(block: str, folder: Path, **variables: str) -> None:
+    python = Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "PATH": f"{python}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(c_host.REPOSITORY),
+        **variables,
+    }
+    done = subprocess.run(
+        ["bash", "-euc", block], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{block}\n{done.stderr}"
+
+
+@pytest.mark.slow
+def test_the_documented_commands_work(bundle: Path, tmp_path: Path) -> None:
+    MACHINES["aarch64"].tool("g++")
+    (tmp_path / "examples").symlink_to(c_host.REPOSITORY / "examples")
+    (tmp_path / "minilm.ecb").symlink_to(bundle)
+    blocks = shell_blocks()
+    assert len(blocks) == 4
+    need("cmake", "cmake")
+    # Each reader of the page runs those that apply; what the first defines the others use.
+    library, example, cross, cmake = blocks
+    first = next(line for line in library.splitlines() if line.startswith("host="))
+    run_block(library, tmp_path)
+    run_block(example, tmp_path)
+    run_block(f"{first}\n{cross}", tmp_path)
+    # Without optimization: it's there to see that the build is found and works.
+    run_block(f"{first}\n{cmake}", tmp_path, CMAKE_BUILD_TYPE="Debug")
+
+
+def test_the_documented_program_compiles(tmp_path: Path) -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    programs = re.findall(r"^```c\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(programs) == 1
+    source = tmp_path / "program.c"
+    source.write_text(programs[0])
+    for compiler, standard in (("gcc", "-std=c99"), ("g++", "-std=c++17")):
+        language = ["-x", "c++"] if compiler == "g++" else []
+        command = [MACHINES[NATIVE_ARCH].tool(compiler), standard, "-Wall", "-Wextra", "-Werror"]
+        command += [*language, f"-I{c_host.HOST}", "-fsyntax-only", str(source)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_status_codes_are_the_exit_codes() -> None:
+    from edgecompile.runtime import errors
+
+    header = (c_host.HOST / "edgecompile_runtime.h").read_text()
+    codes = {name: int(code) for name, code in re.findall(r"^  ECR_(\w+) = (\d+),", header, re.M)}
+    wanted = {
+        "BUNDLE": errors.BundleError,
+        "VERSION": errors.FormatVersionError,
+        "DAMAGED": errors.DamagedBundleError,
+        "HOST": errors.UnsupportedHostError,
+        "INPUT": errors.InputError,
+        "OUTSIDE": errors.OutsideBucketsError,
+        "NATIVE": errors.NativeError,
+        "CLOSED": errors.ModelClosedError,
+    }
+    assert {name: codes[name] for name in wanted} == {k: v.exit_code for k, v in wanted.items()}
+    documented = dict(
+        re.findall(r"^\| `ECR_(\w+)` \| (\d+) \|", DOCUMENT.read_text(encoding="utf-8"), re.M)
+    )
+    assert {name: int(code) for name, code in documented.items()} == {
+        **{name: codes[name] for name in wanted}, "OK": 0, "INTERNAL": 70,
+    }  # fmt: skip
