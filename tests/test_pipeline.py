@@ -46,7 +46,7 @@ def ids(*shape: int) -> np.ndarray:
 @pytest.fixture(scope="module")
 def padded(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     folder = tmp_path_factory.mktemp("padded")
-    return build(request(tiny_model, folder, mode="pad", max_buckets=2, work_dir=folder / "work"))
+    return build(request(tiny_model, folder, mode="pad", buckets=2, work_dir=folder / "work"))
 
 
 def test_the_bundle_agrees_with_eager_at_every_length(tiny_bundle: Path, tiny_model: Path) -> None:
