@@ -7,18 +7,25 @@ one that built it: the loader's refusals, illegal instructions, and code that is
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Protocol
 
+from edgecompile.backends.native import BASELINE_MARCH
 from edgecompile.elf import ElfInfo, read_elf, version_key
-from edgecompile.errors import AuditError
 from edgecompile.instructions import InstructionEvidence, find_objdump, scan_instructions
-from edgecompile.targets import TargetProfile, VariantSpec
+from edgecompile.targets import VariantSpec
+from edgecompile.verdicts import AuditVerdict, Finding, require
 
-__all__ = ["SYSTEM_LIBRARIES", "AuditVerdict", "Finding", "judge", "require"]
+__all__ = [
+    "SYSTEM_LIBRARIES",
+    "AuditVerdict",
+    "Finding",
+    "System",
+    "baseline",
+    "judge",
+    "require",
+]
 
 # On every glibc system of the architecture; libgcc_s and libstdc++ are not among them.
 SYSTEM_LIBRARIES: tuple[str, ...] = (
@@ -35,73 +42,39 @@ SYSTEM_LIBRARIES: tuple[str, ...] = (
 _ISA_WORDS = {"AVX2": "AVX2", "AVX512": "AVX512", "NEON": "ASIMD"}
 # Marks of the format rather than of functions, and the first glibc that accepts them.
 _ABI_VERSIONS = {"ABI_DT_RELR": "2.36"}
+# The largest pages with which systems of the architecture run: 64 KiB on some Arm servers, 16 KiB
+# on the Raspberry Pi 5.
+_PAGE_SIZES = {"x86-64": 4096, "aarch64": 65536}
+_INSTALL = {"x86-64": "install binutils", "aarch64": "install binutils-aarch64-linux-gnu"}
 _SHOWN = 12
 
-Severity = Literal["error", "warning", "note"]
 
+class System(Protocol):
+    """What a library is judged for; a ``TargetProfile`` is one.
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing to say about a library.
-
-    Attributes:
-        severity: an ``error`` stops the build; a ``note`` says what could not be checked.
-        rule: a fixed word by which programs tell findings apart.
-        what: the fact, with names and numbers.
-        cure: what to do about it, or "".
+    ``name`` is for messages, ``glibc`` the oldest glibc that has to load it, such as "2.34".
     """
-
-    severity: Severity
-    rule: str
-    what: str
-    cure: str = ""
-
-
-@dataclass(frozen=True)
-class AuditVerdict:
-    """All findings about one library, and the facts that they rest on.
-
-    Attributes:
-        library: the file's name.
-        variant: name of the variant that it was judged for.
-        target: name of the profile.
-        findings: errors first.
-        glibc: highest glibc version needed, or None where none is.
-        needed: DT_NEEDED entries.
-        instructions: what the disassembly showed, or None if it wasn't made.
-    """
-
-    library: str
-    variant: str
-    target: str
-    findings: tuple[Finding, ...]
-    glibc: str | None
-    needed: tuple[str, ...]
-    instructions: InstructionEvidence | None = None
 
     @property
-    def ok(self) -> bool:
-        """Whether no finding is an error."""
-        return not any(finding.severity == "error" for finding in self.findings)
+    def name(self) -> str: ...
 
-    def to_json(self) -> dict[str, Any]:
-        """A dict of JSON types."""
-        return {
-            "library": self.library,
-            "variant": self.variant,
-            "target": self.target,
-            "ok": self.ok,
-            "findings": [dataclasses.asdict(finding) for finding in self.findings],
-            "glibc": self.glibc,
-            "needed": list(self.needed),
-            "instructions": self.instructions.to_json() if self.instructions else None,
-        }
+    @property
+    def glibc(self) -> str: ...
+
+
+def baseline(arch: str) -> VariantSpec:
+    """What every CPU of an architecture can run: the CPU probe is built and judged as this.
+
+    Its name is the architecture's, as the probe's folder in a bundle is.
+    """
+    requires = ("asimd",) if arch == "aarch64" else ()
+    return VariantSpec(arch, arch, BASELINE_MARCH[arch], 128, "DEFAULT", requires, 0)
 
 
 def judge(
     library: str | os.PathLike[str],
     variant: VariantSpec,
-    profile: TargetProfile,
+    profile: System,
     *,
     allowed_needed: Collection[str] = (),
     runtime_exports: Collection[str] = (),
@@ -113,7 +86,7 @@ def judge(
 
     Args:
         library: the file.
-        variant: what it was built as.
+        variant: what it was built as; of its ``requires`` come the instructions that it may use.
         profile: what it has to run on.
         allowed_needed: DT_NEEDED entries allowed beside ``SYSTEM_LIBRARIES``: the runtime
             library's soname.
@@ -134,7 +107,7 @@ def judge(
     if not right_machine:
         what = f"it is built for {info.machine}, the variant is for {variant.arch}"
         findings.append(_error("machine", what, "check which compiler was called"))
-    findings += _loading(info, allowed_needed)
+    findings += _loading(info, variant.arch, allowed_needed)
     findings += _versions(info, profile, allowed_needed)
     findings += _symbols(info, allowed_needed, runtime_exports)
     if vector_isa is not None:
@@ -144,7 +117,7 @@ def judge(
         objdump = objdump or find_objdump(variant.arch)
         if objdump is None:
             what = f"its instructions were not looked at: no objdump for {variant.arch}"
-            findings.append(Finding("note", "instructions", what, "install binutils"))
+            findings.append(Finding("note", "instructions", what, _INSTALL.get(variant.arch, "")))
         else:
             evidence = scan_instructions(library, variant.arch, objdump)
             findings += _instructions(evidence, variant, vectorised)
@@ -154,35 +127,13 @@ def judge(
         variant=variant.name,
         target=profile.name,
         findings=tuple(sorted(findings, key=lambda finding: order[finding.severity])),
+        machine=info.machine,
         glibc=info.highest_version("GLIBC"),
+        glibcxx=info.highest_version("GLIBCXX"),
         needed=info.needed,
+        vectorised=vectorised,
         instructions=evidence,
     )
-
-
-def require(verdicts: Iterable[AuditVerdict]) -> None:
-    """Passes if every verdict is without errors.
-
-    Raises:
-        AuditError: names every error of every library, each with its cure.
-    """
-    lines = []
-    failed = 0
-    for verdict in verdicts:
-        if verdict.ok:
-            continue
-        failed += 1
-        lines.append(f"{verdict.library} ({verdict.variant}):")
-        for finding in verdict.findings:
-            if finding.severity == "error":
-                cure = f" — {finding.cure}" if finding.cure else ""
-                lines.append(f"  {finding.rule}: {finding.what}{cure}")
-    if failed:
-        noun = "library isn't" if failed == 1 else "libraries aren't"
-        raise AuditError(
-            "\n".join([f"{failed} {noun} fit for the target:", *lines]),
-            hint="nothing was packed; the compile commands stand in the work folder",
-        )
 
 
 def _error(rule: str, what: str, cure: str = "") -> Finding:
@@ -195,7 +146,7 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _loading(info: ElfInfo, allowed_needed: Collection[str]) -> list[Finding]:
+def _loading(info: ElfInfo, arch: str, allowed_needed: Collection[str]) -> list[Finding]:
     """What the dynamic loader would do to the process, or fail at."""
     findings = []
     allowed = {*SYSTEM_LIBRARIES, *allowed_needed}
@@ -219,12 +170,18 @@ def _loading(info: ElfInfo, allowed_needed: Collection[str]) -> list[Finding]:
         what = "it has text relocations: loading it writes to its code"
         cure = "compile everything with -fPIC and link with -Wl,-z,text"
         findings.append(_error("textrel", what, cure))
+    if info.static_tls:
+        what = "its thread-local variables need room that a running process may have no more of"
+        findings.append(_error("tls", what, "compile without -ftls-model=initial-exec"))
+    pages = _PAGE_SIZES.get(arch, 0)
+    if 0 < info.page_size < pages and info.machine == arch:
+        what = f"it can't be mapped where pages have more than {info.page_size} bytes"
+        cure = f"link with -Wl,-z,max-page-size={pages}: {arch} systems have up to {pages}"
+        findings.append(_error("pages", what, cure))
     return findings
 
 
-def _versions(
-    info: ElfInfo, profile: TargetProfile, allowed_needed: Collection[str]
-) -> list[Finding]:
+def _versions(info: ElfInfo, profile: System, allowed_needed: Collection[str]) -> list[Finding]:
     """Symbol versions newer than the oldest system that the profile promises."""
     findings = []
     floor = version_key(profile.glibc)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import edgecompile
-from edgecompile.audit import AuditVerdict, judge, require
+from edgecompile.audit import AuditVerdict, baseline, judge, require
 from edgecompile.backends import get_backend
 from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.inductor_cpu import artifact_key
@@ -267,7 +267,7 @@ def _assemble(
     profile: TargetProfile,
     exported: Sequence[ExportedModel],
 ) -> CompiledModel:
-    verdicts = _audit(variants, natives, artifacts, profile)
+    verdicts = _audit(variants, natives, artifacts, probes, profile)
     require(verdicts)
     return CompiledModel(
         variants=variants,
@@ -285,9 +285,12 @@ def _audit(
     variants: Sequence[VariantSpec],
     natives: Mapping[str, NativeRuntime],
     artifacts: Mapping[str, Sequence[Artifact]],
+    probes: Mapping[str, Path],
     profile: TargetProfile,
 ) -> list[AuditVerdict]:
-    verdicts = []
+    verdicts = [
+        judge(path, baseline(arch), profile, vectorised=False) for arch, path in probes.items()
+    ]
     for variant in variants:
         native = natives[variant.name]
         verdicts.append(judge(native.path, variant, profile))

@@ -37,6 +37,7 @@ _KINDS = {"ET_REL": "object", "ET_DYN": "shared", "ET_EXEC": "executable"}
 _EXECUTABLE = 1  # PF_X
 _SHF_EXECINSTR = 4
 _DF_TEXTREL = 4
+_DF_STATIC_TLS = 16
 _SYMBOL_LIMIT = 1_000_000
 _VERSION_LIMIT = 10_000
 
@@ -97,6 +98,9 @@ class ElfInfo:
         version_needs: sorted by library and version.
         executable_stack: loading it makes the process's stack executable.
         text_relocations: loading it writes to its code.
+        static_tls: its thread-local variables need room that was set aside when the process began.
+        page_size: the largest page of a system that can map it, in bytes: the least alignment of
+            its segments. 0 if it has none.
         undefined: sorted by name.
         exported: defined symbols that others can bind to, sorted.
         section_sizes: (name, bytes) of the sections that have a name, in file order.
@@ -111,6 +115,8 @@ class ElfInfo:
     version_needs: tuple[VersionNeed, ...]
     executable_stack: bool
     text_relocations: bool
+    static_tls: bool
+    page_size: int
     undefined: tuple[UndefinedSymbol, ...]
     exported: tuple[str, ...]
     section_sizes: tuple[tuple[str, int], ...]
@@ -229,6 +235,10 @@ def _read(elf: ELFFile, path: Path) -> ElfInfo:
         executable_stack=_executable_stack(elf, sections, kind),
         text_relocations="DT_TEXTREL" in dynamic
         or any(flags & _DF_TEXTREL for flags in dynamic.get("DT_FLAGS", ())),
+        static_tls=any(flags & _DF_STATIC_TLS for flags in dynamic.get("DT_FLAGS", ())),
+        page_size=min(
+            (s["p_align"] for s in elf.iter_segments() if s["p_type"] == "PT_LOAD"), default=0
+        ),
         undefined=tuple(undefined[name] for name in sorted(undefined)),
         exported=tuple(sorted(exported)),
         section_sizes=tuple((s.name, s["sh_size"]) for s in sections if s.name),

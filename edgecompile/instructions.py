@@ -33,8 +33,21 @@ _X86_EVEX = (
 )
 _PATTERNS: Mapping[str, Mapping[str, str]] = {
     "x86-64": {
-        "sse4_1": r"\t(?:round|blend|pblend|pmin(?:sb|uw|sd|ud)|pmax(?:sb|uw|sd|ud)|pmulld|insertps)",
-        "avx": r"ymm\d|\tv(?:mov|add|mul|sub|div|xor)[a-z0-9]*\b",
+        "sse3": r"\t(?:addsubp|haddp|hsubp|lddqu|movddup|movs[hl]dup|fisttp)",
+        "ssse3": r"\t(?:pabs[bwd]|palignr|ph(?:add|sub)(?:s?w|d)|pmaddubsw|pmulhrsw|pshufb|psign)",
+        "sse4_1": r"\t(?:round[ps][sd]|p?blend|pm(?:in|ax)(?:sb|uw|sd|ud)|pmul(?:ld|dq)|insertps|dpp[sd]"
+        r"|extractps|pextr[bdq]|pinsr[bdq]|pcmpeqq|pmov[sz]x|packusdw|phminposuw|ptest|mpsadbw|movntdqa)",
+        "sse4_2": r"\t(?:pcmpgtq|pcmp[ei]str|crc32)",
+        "popcnt": r"\tpopcnt",
+        "cx16": r"\bcmpxchg16b",
+        "lahf": r"\t[ls]ahf",
+        "aes": r"\tv?aes(?:enc|dec|imc|keygen)",
+        "pclmulqdq": r"\tv?pclmul",
+        "sha_ni": r"\tsha(?:1|256)",
+        "gfni": r"\tv?gf2p8",
+        "adx": r"\tad[co]x",
+        # All but the few system instructions that begin with a v, too.
+        "avx": r"\tv(?!err|erw|m(?:call|launch|resume|xo|ptr|read|write|clear|func))[a-z]",
         "avx2": r"\tv(?:p[a-z0-9]+|extracti128|inserti128|gather[a-z]+)\b[^\n]*ymm\d|\tvpgather",
         "f16c": r"\tvcvt(?:ph2ps|ps2ph)\b",
         "fma": r"\tvfn?m(?:add|sub)(?:add|sub)?\d{3}",
@@ -58,7 +71,19 @@ _PATTERNS: Mapping[str, Mapping[str, str]] = {
         "i8mm": r"\t(?:su|us)dot\t|\t(?:s|u|us)mmla\t",
         "bf16": r"\tbf(?:dot|mmla|mlal[bt]|cvt[a-z0-9]*)\t",
         "sve": r"\b[zp]\d+\.[bhsd]\b|\tptrue\t|\twhilel[eot]\t|\tcnt[bhwd]\t",
-        "atomics": r"\t(?:cas|swp|ldadd|ldclr|ldset|ldeor)[a-z]*\t",
+        "atomics": r"\t(?:cas|swp|(?:ld|st)(?:add|clr|set|eor|[su](?:max|min)))p?a?l?[bh]?\t",
+        "crc32": r"\tcrc32",
+        "asimdrdm": r"\tsqrdml[as]h\t",
+        "asimdfhm": r"\tfml[as]l2?\tv",
+        "fphp": r"\tf(?!cvt|mov)[a-z0-9]+\th\d",
+        "fcma": r"\tfc(?:mla|add)\tv",
+        "jscvt": r"\tfjcvtzs",
+        "lrcpc": r"\tldapu?r",
+        # Pointer authentication outside the hint space: older CPUs know only the hints.
+        "paca": r"\t(?:ret|eret)a[ab]\b|\tbl?ra[ab]z?\t|\tldra[ab]\t",
+        "aes": r"\taes(?:e|d|mc|imc)\t",
+        "pmull": r"\tpmull2?\tv\d+\.1q",
+        "sha2": r"\tsha256",
     },
 }
 # Packed floating-point arithmetic by the width of its registers in bits: what "vectorised" means.

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from edgecompile.audit import AuditVerdict, Finding, judge, require
+from edgecompile.audit import AuditVerdict, Finding, baseline, judge, require
 from edgecompile.errors import AuditError, ElfError
 from edgecompile.targets import load_target, load_variant
 
 V3 = load_variant("x86-64-v3")
 V4 = load_variant("x86-64-v4")
+NEON = load_variant("aarch64-neon")
+DOTPROD = load_variant("aarch64-dotprod")
 PROFILE = load_target("cpu-x86-64")
 KERNEL = """
 void scale(float* restrict a, const float* restrict b, int n) {
@@ -32,11 +35,15 @@ def build(tmp_path: Path) -> Build:
     """Compiles and links C (or C++) text into a shared library."""
 
     def build_library(
-        source: str, *flags: str, name: str = "libmodel.so", language: str = "c"
+        source: str,
+        *flags: str,
+        name: str = "libmodel.so",
+        language: str = "c",
+        prefix: str = "",
     ) -> Path:
         compiler, text = ("gcc", "source.c") if language == "c" else ("g++", "source.cpp")
         (tmp_path / text).write_text(source)
-        command = [compiler, "-shared", "-fPIC", text, *flags, "-o", name]
+        command = [prefix + compiler, "-shared", "-fPIC", text, *flags, "-o", name]
         subprocess.run(command, cwd=tmp_path, check=True)
         return tmp_path / name
 
@@ -66,6 +73,65 @@ def test_a_good_library_passes(build: Build) -> None:
     data = json.loads(json.dumps(verdict.to_json()))
     assert data["ok"] is True and data["findings"] == []
     require([verdict])
+
+
+needs_aarch64 = pytest.mark.skipif(
+    shutil.which("aarch64-linux-gnu-gcc") is None, reason="needs g++-aarch64-linux-gnu"
+)
+ARM = "aarch64-linux-gnu-"
+
+
+@needs_aarch64
+def test_an_aarch64_library_is_judged_alike(build: Build) -> None:
+    verdict = judge(build(KERNEL, "-O3", prefix=ARM), NEON, PROFILE, vector_isa="ASIMD")
+    assert verdict.ok and verdict.findings == () and verdict.machine == "aarch64"
+    assert verdict.instructions is not None
+    assert verdict.instructions.packed_operations(128) > 0
+    scalar = build(KERNEL, "-O3", "-fno-tree-vectorize", prefix=ARM)
+    assert "on 128-bit registers" in only(judge(scalar, NEON, PROFILE), "scalar").what
+    only(judge(build(KERNEL, "-O3", prefix=ARM), NEON, PROFILE, vector_isa="AVX2"), "scalar")
+
+
+@needs_aarch64
+@pytest.mark.parametrize("feature", ["sve", "atomics"])
+def test_instructions_that_an_older_arm_lacks(build: Build, feature: str) -> None:
+    march = {"sve": "armv8.2-a+sve", "atomics": "armv8.2-a"}[feature]
+    source = KERNEL + "int g(int* a) { return __atomic_fetch_add(a, 1, 5); }"
+    path = build(source, "-O3", f"-march={march}", prefix=ARM)
+    verdict = judge(path, NEON, PROFILE, vectorised=False)
+    found = [f.what for f in verdict.findings if f.rule == "instructions"]
+    assert any(f"need {feature}, first in " in what for what in found)
+    assert judge(path, DOTPROD, PROFILE, vectorised=False).ok == (feature == "atomics")
+
+
+@needs_aarch64
+def test_pages_of_arm_systems(build: Build) -> None:
+    """A library for 4 KiB pages can't be mapped on a Raspberry Pi 5, whose kernel has 16 KiB."""
+    path = build(KERNEL, "-O3", "-Wl,-z,max-page-size=4096", prefix=ARM)
+    finding = only(judge(path, NEON, PROFILE), "pages")
+    assert "more than 4096 bytes" in finding.what and "max-page-size=65536" in finding.cure
+
+
+@pytest.mark.parametrize(
+    ("source", "feature"),
+    [
+        ("int f(unsigned a) { return __builtin_popcount(a); }", "popcnt"),
+        ("#include <immintrin.h>\n__m128i f(__m128i a) { return _mm_abs_epi8(a); }", "ssse3"),
+    ],
+)
+def test_the_probe_must_run_on_every_cpu(build: Build, source: str, feature: str) -> None:
+    lowest = baseline("x86-64")
+    assert (lowest.name, lowest.requires) == ("x86-64", ())
+    assert judge(build(KERNEL), lowest, PROFILE, vectorised=False).ok
+    path = build(source, "-O2", "-march=x86-64-v2")
+    finding = only(judge(path, lowest, PROFILE, vectorised=False), "instructions")
+    assert f"need {feature}" in finding.what and "-march=x86-64," in finding.cure
+
+
+def test_thread_local_variables_that_a_process_has_no_room_for(build: Build) -> None:
+    source = KERNEL + "_Thread_local int t; int* g(void) { return &t; }"
+    assert judge(build(source, *GOOD), V3, PROFILE).ok
+    only(judge(build(source, *GOOD, "-ftls-model=initial-exec"), V3, PROFILE), "tls")
 
 
 def test_wrong_machine(build: Build) -> None:
@@ -105,6 +171,8 @@ def test_libstdcplusplus(build: Build) -> None:
     source = "#include <string>\nstd::string f(int i) { return std::to_string(i) + 'a'; }"
     verdict = judge(build(source, *GOOD, language="c++"), V3, PROFILE, vectorised=False)
     assert {"needed", "libstdc++"} <= set(errors(verdict))
+    assert verdict.glibcxx is not None and verdict.glibcxx.startswith("3.4")
+    assert verdict.to_json()["glibcxx"] == verdict.glibcxx
     needed = next(finding for finding in verdict.findings if finding.rule == "needed")
     assert "libstdc++.so.6" in needed.what
     flags = ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL")

@@ -24,7 +24,8 @@ void k(double* restrict a, const unsigned* restrict b, int n) {
   for (int i = 0; i < n; i++) a[i] = b[i] ^ (b[i] << 3);
 }
 """
-X86_64_V3 = {"sse4_1", "avx", "avx2", "f16c", "fma", "bmi1", "bmi2", "lzcnt", "movbe"}
+X86_64_V2 = {"sse3", "ssse3", "sse4_1", "sse4_2", "popcnt"}
+X86_64_V3 = X86_64_V2 | {"avx", "avx2", "f16c", "fma", "bmi1", "bmi2", "lzcnt", "movbe"}
 
 
 def scan(folder: Path, source: str, *flags: str, arch: str = "x86-64") -> InstructionEvidence:
@@ -45,7 +46,7 @@ def features(evidence: InstructionEvidence) -> set[str]:
     ("march", "width", "least", "most"),
     [
         ("x86-64", 128, set(), set()),
-        ("x86-64-v2", 128, {"sse4_1"}, {"sse4_1"}),
+        ("x86-64-v2", 128, {"sse4_1"}, X86_64_V2),
         ("x86-64-v3", 256, {"avx", "avx2", "fma"}, X86_64_V3),
         ("x86-64-v4", 512, {"avx512f"}, X86_64_V3 | {"avx512f"}),
     ],
@@ -77,6 +78,9 @@ def test_scalar_code_has_no_packed_arithmetic(tmp_path: Path) -> None:
     [
         ("avxvnni", "_mm256_dpbusd_avx_epi32(x, x, x)", "avx_vnni"),
         ("avx512vnni,avx512vl", "_mm256_dpbusd_epi32(x, x, x)", "avx512_vnni"),
+        ("aes", "_mm256_set_m128i(_mm_aesenc_si128(low(x), low(x)), low(x))", "aes"),
+        ("pclmul", "_mm256_set_m128i(_mm_clmulepi64_si128(low(x), low(x), 1), low(x))", "pclmulqdq"),
+        ("gfni", "_mm256_gf2p8mul_epi8(x, x)", "gfni"),
         ("f16c", "(__m256i)_mm256_cvtph_ps(_mm256_castsi256_si128(x))", "f16c"),
         ("avx512bf16,avx512vl", "(__m256i)_mm256_dpbf16_ps((__m256)x, (__m256bh)x, (__m256bh)x)",
          "avx512_bf16"),
@@ -85,6 +89,7 @@ def test_scalar_code_has_no_packed_arithmetic(tmp_path: Path) -> None:
 def test_newer_instructions(tmp_path: Path, target: str, intrinsic: str, feature: str) -> None:
     source = f"""
 #include <immintrin.h>
+#define low(x) _mm256_castsi256_si128(x)
 __attribute__((target("avx2,{target}"))) __m256i newer(__m256i x) {{ return {intrinsic}; }}
 """
     uses = {use.feature: use for use in scan(tmp_path, source).uses}
@@ -93,6 +98,27 @@ __attribute__((target("avx2,{target}"))) __m256i newer(__m256i x) {{ return {int
     assert uses[feature].count == 1
     other = {"avx_vnni", "avx512_vnni"} - {feature}
     assert not other & set(uses)
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "feature"),
+    [
+        ("sse3", "__m128d f(__m128d a) { return _mm_hadd_pd(a, a); }", "sse3"),
+        ("ssse3", "__m128i f(__m128i a) { return _mm_shuffle_epi8(a, a); }", "ssse3"),
+        ("sse4.1", "__m128i f(__m128i a) { return _mm_mullo_epi32(a, a); }", "sse4_1"),
+        ("sse4.2", "unsigned f(unsigned a) { return _mm_crc32_u32(a, 1); }", "sse4_2"),
+        ("popcnt", "int f(unsigned a) { return __builtin_popcount(a); }", "popcnt"),
+        ("adx", "int f(unsigned long long* p) { return _addcarryx_u64(1, *p, 2, p); }", None),
+        ("avx", "__m128 f(__m128 a) { return _mm_sqrt_ps(a); }", "avx"),
+        ("sha", "__m128i f(__m128i a) { return _mm_sha256msg1_epu32(a, a); }", "sha_ni"),
+    ],
+)
+def test_what_the_first_64_bit_cpus_lacked(
+    tmp_path: Path, target: str, body: str, feature: str | None
+) -> None:
+    source = f'#include <immintrin.h>\n__attribute__((target("{target}")))\n{body}\n'
+    seen = features(scan(tmp_path, source))
+    assert seen == ({feature} if feature else set())
 
 
 needs_aarch64 = pytest.mark.skipif(
@@ -120,6 +146,20 @@ def test_aarch64_baseline(tmp_path: Path) -> None:
          "float32x4_t f(float32x4_t a, bfloat16x8_t x) { return vbfdotq_f32(a, x, x); }", "bf16"),
         ("armv8.2-a+sve", "void f(float* a, int n) { for (int i = 0; i < n; i++) a[i] *= 2; }", "sve"),
         ("armv8.1-a", "long f(long* a) { return __atomic_fetch_add(a, 1, 5); }", "atomics"),
+        ("armv8.1-a", "void f(long* a) { __atomic_fetch_or(a, 1, 0); }", "atomics"),
+        ("armv8.1-a", "int16x4_t f(int16x4_t x) { return vqrdmlah_s16(x, x, x); }", "asimdrdm"),
+        ("armv8.2-a+fp16", "__fp16 f(float16_t a) { return vaddh_f16(a, a); }", "fphp"),
+        ("armv8.2-a+fp16fml",
+         "float32x4_t f(float32x4_t a, float16x4_t x) { return vfmlalq_low_f16(a, vcombine_f16(x, x),"
+         " vcombine_f16(x, x)); }", "asimdfhm"),
+        ("armv8.3-a",
+         "long f(long* a) { long r; __asm__(\"ldapr %0, [%1]\" : \"=r\"(r) : \"r\"(a)); return r; }", "lrcpc"),
+        ("armv8-a+crc", "#include <arm_acle.h>\nint f(int a) { return __crc32w(a, 1); }", "crc32"),
+        ("armv8-a+crypto", "uint8x16_t f(uint8x16_t x) { return vaeseq_u8(x, x); }", "aes"),
+        ("armv8-a+crypto", "uint32x4_t f(uint32x4_t x) { return vsha256su0q_u32(x, x); }", "sha2"),
+        ("armv8.3-a", "__attribute__((target(\"branch-protection=standard\"))) int g(void);"
+         "__attribute__((target(\"branch-protection=standard\"))) int f(void) { return g() + 1; }",
+         "paca"),
     ],
 )  # fmt: skip
 def test_aarch64_extensions(tmp_path: Path, march: str, body: str, feature: str) -> None:
