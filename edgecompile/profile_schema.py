@@ -201,7 +201,7 @@ PROFILE_KEYS = (
     Key("bandwidth_gbs", _optional(_positive), required=False),
     Key("peak_gflops", _peaks, required=False),
     Key("glibc", _VERSION),
-    Key("python", _VERSION),
+    Key("python", _matching(r"[0-9]+\.[0-9]+", "3.9")),
     Key("features", _table_of(_list_of(_text, least=0)), required=False),
     Key("sources", _table_of(_text), required=False),
 )

@@ -34,6 +34,7 @@ __all__ = [
     "TargetProfile",
     "VariantSpec",
     "list_targets",
+    "list_variants",
     "load_target",
     "load_variant",
     "search_path",
@@ -196,6 +197,12 @@ def list_targets(folders: Sequence[Path] | None = None) -> tuple[str, ...]:
     return _names(search_path() if folders is None else folders)
 
 
+def list_variants(folders: Sequence[Path] | None = None) -> tuple[str, ...]:
+    """The names that ``load_variant`` knows, sorted. Files aren't read."""
+    folders = search_path() if folders is None else folders
+    return _names(folder / "variants" for folder in folders)
+
+
 def load_target(name_or_path: str | Path, folders: Sequence[Path] | None = None) -> TargetProfile:
     """Reads a target profile.
 
@@ -253,8 +260,8 @@ def load_variant(name: str, folders: Sequence[Path] | None = None) -> VariantSpe
         if os.sep not in name and os.path.isfile(path):
             break
     else:
-        known = _names(folder / "variants" for folder in folders)
-        raise TargetError(f"unknown variant {name!r}", hint=_suggest(name, known, "variants"))
+        hint = _suggest(name, list_variants(tuple(folders)), "variants")
+        raise TargetError(f"unknown variant {name!r}", hint=hint)
     table = _read_toml(path)
     problems = variant_problems(table)
     if table.get("name") not in (None, path.stem):

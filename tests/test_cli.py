@@ -36,6 +36,7 @@ SUBCOMMANDS = [(name,) for name in COMMANDS] + [
     ("targets", "list"),
     ("targets", "show"),
     ("targets", "check"),
+    ("targets", "detect"),
 ]
 
 
@@ -79,7 +80,7 @@ def test_help_is_quick_and_has_examples(command: tuple[str, ...]) -> None:
     stdout, stderr = process.communicate(timeout=60)
     assert stderr.strip() == "[] 0"
     assert "Usage: edgecompile" in stdout
-    if command not in ((), ("targets", "list"), ("targets", "show"), ("targets", "check")):
+    if command and command[0] != "targets":
         assert re.search(r"Examples?:\n +edgecompile ", stdout)
 
 
@@ -439,6 +440,35 @@ def test_targets_check_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
     assert "/nonexistent/g++" in result.stderr
 
 
+def test_targets_detect(files: Path) -> None:
+    result = run("targets", "detect", "--json")
+    assert result.exit_code == 0, result.stderr
+    profile = json.loads(result.stdout)
+    assert profile["name"] == "this-machine" and profile["bandwidth_gbs"] is None
+    assert run("targets", "detect", "-o", "board.toml", "--quiet").exit_code == 0
+    printed = run("targets", "detect", "--toml", "--name", "board").stdout
+    assert printed == (files / "board.toml").read_text()
+    checked = json.loads(run("targets", "check", "board.toml", "--json").stdout)
+    assert checked["ok"] and checked["runs_here"] == [v["name"] for v in profile["variants"]]
+    assert "bandwidth not known" in run("targets", "show", "board.toml").stdout
+    for wrong in (["-o", "board"], ["-o", "a.toml", "--name", "b"], ["--toml", "--json"]):
+        assert run("targets", "detect", *wrong).exit_code == 2
+
+
+def test_targets_detect_from_what_a_device_said(files: Path) -> None:
+    host = {
+        **{"arch": "aarch64", "model": "Board", "cpus": 4, "memory_bytes": 4 << 30},
+        **{"features": ["asimd"], "glibc": "2.36", "versions": {"python": "3.11.2"}},
+    }
+    (files / "device.json").write_text(json.dumps({"host": host}))
+    result = run("targets", "detect", "--from", "device.json", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert [v["name"] for v in json.loads(result.stdout)["variants"]] == ["aarch64-neon"]
+    (files / "device.json").write_text("{}")
+    result = run("targets", "detect", "--from", "device.json")
+    assert result.exit_code == 31 and "info BUNDLE --host --json" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("model", "name"),
     [
@@ -623,18 +653,65 @@ def test_inspect_a_bundle(tiny_bundle: Path) -> None:
     assert {"manifest", "manifest_sha256", "variants", "chosen", "bytes", "device_bytes"} <= set(
         document
     )
-    assert document["target"] == {
-        "name": "cpu-x86-64",
-        "variants": {
-            "x86-64-v3": [],
-            "x86-64-v4": ["avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"],
-        },
-    }
-    # A runtime library and three programs for each variant.
-    assert [verdict["ok"] for verdict in document["audit"]] == [True] * 8
+    assert document["target"] is None
+    # The probe, and a runtime library and three programs for each variant.
+    assert [verdict["ok"] for verdict in document["audit"]] == [True] * 9
+    assert {verdict["target"] for verdict in document["audit"]} == {"the manifest"}
+    packed = [v for v in document["audit"] if v["library"].startswith("bucket-")]
+    assert len(packed) == 6 and all(v["vectorised"] for v in packed)
     text = run("inspect", str(tiny_bundle)).stdout
     for part in ("Inputs and outputs", "input_ids", "batch × length", "Buckets", "Audit"):
         assert part in text
+    assert "(chosen)" in text and "runs here" in text
+
+
+def test_texts_of_a_bundle_bring_no_escape_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    from edgecompile.cli.console import facts, print_data, stack, table
+
+    evil = "\x1b[31mred\x07\x9b2J"
+    print_data(stack(facts([("built by", evil)]), table(("library",), [(evil,)])), sys.stdout)
+    assert capsys.readouterr().out.count("?[31mred??2J") == 2
+
+
+def test_inspect_for_a_target(tiny_bundle: Path, files: Path) -> None:
+    def ask(target: str) -> dict[str, Any]:
+        result = run("inspect", str(tiny_bundle), "--target", target, "--json")
+        assert result.exit_code == 0, result.stderr
+        document: dict[str, Any] = json.loads(result.stdout)
+        assert document["host"] is None and document["chosen"] is None, "the probe was loaded"
+        return document
+
+    v4_lacks = "the CPU or the system lacks avx512f, avx512bw, avx512cd, avx512dq, avx512vl"
+    assert ask("cpu-x86-64")["target"] == {
+        "name": "cpu-x86-64",
+        "ok": True,
+        "problem": None,
+        "chosen": {"x86-64": "x86-64-v3"},
+        "variants": {"x86-64-v3": [], "x86-64-v4": [v4_lacks]},
+    }
+    assert ask("cpu-x86-64-v4")["target"]["chosen"] == {"x86-64": "x86-64-v4"}
+    board = ask("raspberry-pi-5")["target"]
+    assert not board["ok"] and board["problem"] == "no variant for its aarch64 devices"
+    assert board["variants"]["x86-64-v3"] == ["is for x86-64, raspberry-pi-5 is not"]
+    both = ask("cpu-any")["target"]
+    assert (
+        both["problem"] == "no variant for its aarch64 devices; no variant for its x86-64 devices"
+    )
+
+    shown = run("targets", "detect", "--output", "old.toml")
+    assert shown.exit_code == 0, shown.stderr
+    text = (files / "old.toml").read_text()
+    text = re.sub(r"^glibc = .*$", 'glibc = "2.31"', text, flags=re.MULTILINE)
+    text = re.sub(r"^python = .*$", 'python = "3.6"', text, flags=re.MULTILINE)
+    (files / "old.toml").write_text(text)
+    old = ask("./old.toml")
+    assert not old["target"]["ok"] and "Python 3.6 is older than 3.8" in old["target"]["problem"]
+    assert "needs glibc 2.34, this is 2.31" in old["target"]["variants"]["x86-64-v3"]
+    unfit = [v for v in old["audit"] if not v["ok"]]
+    assert unfit and all("promises 2.31" in v["findings"][0]["what"] for v in unfit)
+    table = run("inspect", str(tiny_bundle), "--target", "./old.toml", "--host").stdout
+    for part in ("runs here", "runs on old", "needs glibc 2.34", "unfit", "can't: no variant"):
+        assert part in re.sub(r"\s+", " ", table), table
 
 
 def test_verify_a_bundle(tiny_bundle: Path, tiny_model: Path, files: Path) -> None:

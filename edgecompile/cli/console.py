@@ -220,7 +220,7 @@ def facts(rows: Iterable[tuple[str, str]], *, strong: bool = False) -> Text:
     for i, (name, value) in enumerate(pairs):
         text.append(("\n" if i else "") + "  ")
         text.append(name.ljust(width), "dim").append("  ")
-        text.append(value, "bold" if strong else "")
+        text.append(_printable(value), "bold" if strong else "")
     return text
 
 
@@ -248,7 +248,9 @@ def table(
     for i, column in enumerate(columns):
         drawn.add_column(Text(column), justify="left" if i < left else "right", no_wrap=i >= left)
     for i, row in enumerate(rows):
-        drawn.add_row(*(Text(cell) for cell in row), style="bold" if i == strong else None)
+        drawn.add_row(
+            *(Text(_printable(cell)) for cell in row), style="bold" if i == strong else None
+        )
     return drawn
 
 
@@ -258,6 +260,11 @@ def stack(*renderables: RenderableType) -> Group:
     for i, renderable in enumerate(renderables):
         spaced.extend([Text(), renderable] if i else [renderable])
     return Group(*spaced)
+
+
+def _printable(text: str) -> str:
+    """Cells hold texts of bundles and libraries: no escape sequence of theirs gets to a terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
 
 
 def _clock(seconds: float) -> str:

@@ -7,41 +7,53 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecompile.cli.options import target_option
+from edgecompile.cli.options import complete_target
 from edgecompile.cli.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from edgecompile.runtime.manifest import Manifest
-    from edgecompile.targets import TargetProfile
 
 __all__ = ["command"]
 
 _EPILOG = """\b
 Examples:
   edgecompile inspect minilm.ecb
-  edgecompile inspect minilm.ecb --target cpu-x86-64 --json
+  edgecompile inspect minilm.ecb --target raspberry-pi-5
+  edgecompile inspect minilm.ecb --target ./my-board.toml --json
 """
 
 
 @click.command("inspect", cls=Command, epilog=_EPILOG, short_help="Show what a bundle holds.")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@target_option
+@click.option(
+    "--target",
+    "-t",
+    metavar="NAME",
+    shell_complete=complete_target,
+    help="Whether these devices could run it: a name of 'edgecompile targets list', or a TOML file.",
+)
+@click.option(
+    "--host",
+    is_flag=True,
+    help="Whether this machine could run it: loads the bundle's CPU probe.  [default without "
+    "--target]",
+)
 @click.option("--hash", "hashes", is_flag=True, help="Compare every file with its recorded hash.")
 @output_options
 @click.pass_obj
-def command(session: Session, bundle: Path, target: str, hashes: bool) -> None:
+def command(session: Session, bundle: Path, target: str | None, host: bool, hashes: bool) -> None:
     """Show BUNDLE's inputs, outputs, buckets, variants and sizes.
 
-    It says which variants this host could run and which the devices of --target, and audits the
-    libraries anew. No code of the bundle is loaded but its CPU probe.
+    It says for each variant whether the devices of --target and this machine could run it, and
+    why not. The libraries are audited anew: for the target's glibc, or else for what the bundle
+    itself promises. No code of the bundle is loaded but, for this machine, its CPU probe.
     """
+    from edgecompile.inspection import audit_bundle, judge_target
     from edgecompile.runtime.describe import describe_bundle
     from edgecompile.runtime.files import BundleFolder
     from edgecompile.targets import load_target
 
-    profile = load_target(target)
+    profile = None if target is None else load_target(target)
     folder = BundleFolder(str(bundle))
     try:
         folder.check_sizes()
@@ -51,51 +63,15 @@ def command(session: Session, bundle: Path, target: str, hashes: bool) -> None:
         manifest = folder.manifest
     finally:
         folder.close()
-    document = describe_bundle(str(bundle))
-    document["target"] = {
-        "name": profile.name,
-        "variants": {v.name: _lacking(v.arch, v.requires, profile) for v in manifest.variants},
-    }
+    document = describe_bundle(str(bundle), probe=host or profile is None)
+    document["target"] = None if profile is None else judge_target(manifest, profile)
     with session.console.step("audit the libraries"):
-        document["audit"] = _audit(bundle, manifest, profile)
-    session.emit(document, lambda: _table(document, profile))
+        verdicts = audit_bundle(bundle, manifest, profile)
+    document["audit"] = [verdict.to_json() for verdict in verdicts]
+    session.emit(document, lambda: _table(document))
 
 
-def _lacking(arch: str, requires: tuple[str, ...], profile: TargetProfile) -> list[str]:
-    """What the target's devices lack for a variant; empty if all of them can run it."""
-    if arch not in profile.archs:
-        return [f"architecture {arch}"]
-    return sorted(set(requires) - set(profile.features_of(arch)))
-
-
-def _audit(bundle: Path, manifest: Manifest, profile: TargetProfile) -> list[dict[str, Any]]:
-    from edgecompile.audit import judge
-    from edgecompile.elf import read_elf
-    from edgecompile.errors import TargetError
-    from edgecompile.targets import load_variant
-
-    verdicts = []
-    for variant in manifest.variants:
-        try:
-            spec = load_variant(variant.name)
-        except TargetError:
-            continue  # made with a variant that isn't installed here
-        native = bundle / variant.runtime
-        info = read_elf(native)
-        verdicts.append(judge(native, spec, profile).to_json())
-        for program in variant.programs:
-            verdict = judge(
-                bundle / program,
-                spec,
-                profile,
-                allowed_needed=(info.soname or native.name,),
-                runtime_exports=info.exported,
-            )
-            verdicts.append(verdict.to_json())
-    return verdicts
-
-
-def _table(document: dict[str, Any], profile: TargetProfile) -> RenderableType:
+def _table(document: dict[str, Any]) -> RenderableType:
     from edgecompile.cli.console import facts, heading, stack, table
     from edgecompile.units import format_bytes
 
@@ -133,26 +109,14 @@ def _table(document: dict[str, Any], profile: TargetProfile) -> RenderableType:
         )
         for index, bucket in enumerate(manifest["buckets"])
     ]
-    here = {item["name"]: item for item in document["variants"]}
-    variants = []
-    for item in manifest["variants"]:
-        name = item["name"]
-        lacking = document["target"]["variants"][name]
-        chosen = " (chosen)" if name == document["chosen"] else ""
-        variants.append(
-            (
-                name,
-                f"yes{chosen}" if here[name]["ok"] else "; ".join(here[name]["reasons"]),
-                "all of them" if not lacking else "only those with " + ", ".join(lacking),
-                item.get("glibc") or "–",
-            )
-        )
+    columns, variants = _variant_rows(document)
     audit = [
         (
             verdict["variant"],
             verdict["library"],
             "fit" if verdict["ok"] else "unfit",
-            "; ".join(finding["what"] for finding in verdict["findings"]) or "–",
+            verdict["glibc"] or "–",
+            "; ".join(_finding(finding) for finding in verdict["findings"]) or "–",
         )
         for verdict in document["audit"]
     ]
@@ -163,7 +127,43 @@ def _table(document: dict[str, Any], profile: TargetProfile) -> RenderableType:
         heading("Buckets"),
         table(("bucket", "mode", "sizes", "tuned for"), buckets, left=4),
         heading("Variants"),
-        table(("variant", "runs here", f"runs on {profile.name}", "glibc"), variants, left=4),
+        table(columns, variants, left=len(columns)),
+        *_target_lines(document["target"]),
         heading("Audit"),
-        table(("variant", "library", "verdict", "findings"), audit, left=4),
+        table(("variant", "library", "verdict", "glibc", "findings"), audit, left=5),
     )
+
+
+def _variant_rows(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of the variants' table, with a column for whoever was asked about."""
+    target, host = document["target"], document["host"]
+    columns = ["variant", *(["runs here"] if host else [])]
+    columns += [f"runs on {target['name']}"] if target else []
+    here = {item["name"]: item for item in document["variants"] or ()}
+    rows = []
+    for item in document["manifest"]["variants"]:
+        name = item["name"]
+        row = [name]
+        if host:
+            chosen = " (chosen)" if name == document["chosen"] else ""
+            row.append(("yes" if chosen else here[name]["verdict"]) + chosen)
+        if target:
+            reasons = target["variants"][name]
+            first = " (chosen)" if name in target["chosen"].values() else ""
+            row.append("; ".join(reasons) if reasons else f"all of them{first}")
+        rows.append([*row, item.get("glibc") or "–"])
+    return [*columns, "glibc"], rows
+
+
+def _target_lines(target: dict[str, Any] | None) -> list[RenderableType]:
+    if target is None:
+        return []
+    from edgecompile.cli.console import facts
+
+    verdict = "can run it" if target["ok"] else f"can't: {target['problem']}"
+    return [facts([(target["name"], verdict)])]
+
+
+def _finding(finding: dict[str, Any]) -> str:
+    cure = f" ({finding['cure']})" if finding["cure"] else ""
+    return f"{finding['what']}{cure}"

@@ -16,6 +16,7 @@ __all__ = [
     "DEFAULT_TARGET",
     "batch_option",
     "check_traffic_options",
+    "complete_target",
     "jobs_option",
     "lengths_options",
     "max_length_option",
@@ -45,9 +46,10 @@ def _read_batch(ctx: click.Context, param: click.Parameter, value: str) -> tuple
     return lo, hi
 
 
-def _complete_target(
+def complete_target(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
+    """The names of targets that begin so, for the shell."""
     from edgecompile.targets import list_targets
 
     return [CompletionItem(name) for name in list_targets() if name.startswith(incomplete)]
@@ -67,7 +69,7 @@ target_option: _Decorator[Any] = click.option(
     default=DEFAULT_TARGET,
     show_default=True,
     metavar="NAME",
-    shell_complete=_complete_target,
+    shell_complete=complete_target,
     help="What to build for: a name of 'edgecompile targets list', or a TOML file.",
 )
 

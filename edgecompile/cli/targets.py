@@ -23,10 +23,11 @@ Examples:
   edgecompile targets list
   edgecompile targets show cpu-x86-64
   edgecompile targets check ./my-board.toml
+  edgecompile targets detect --output my-board.toml
 """
 
 
-@click.group("targets", epilog=_EPILOG, short_help="List, show and check device profiles.")
+@click.group("targets", epilog=_EPILOG, short_help="List, show, check and detect profiles.")
 def command() -> None:
     """The device profiles that --target takes.
 
@@ -104,6 +105,64 @@ def check_command(session: Session, target: str) -> None:
         )
 
 
+@command.command("detect", cls=Command)
+@click.option(
+    "--from",
+    "described",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Describe another machine: what 'python -m edgecompile.runtime info BUNDLE --host --json' "
+    "printed there.",
+)
+@click.option(
+    "--name", metavar="NAME", help="What to call it.  [default: the file's, or this-machine]"
+)
+@click.option("--toml", is_flag=True, help="Print the profile as a TOML file.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the profile to FILE.toml, for --target.",
+)
+@output_options
+@click.pass_obj
+def detect_command(
+    session: Session, described: Path | None, name: str | None, toml: bool, output: Path | None
+) -> None:
+    """Describe this machine as a target.
+
+    The CPU says itself what it can do. Bandwidth and peak are left out: measure costs on the
+    machine instead (plan --kit, bench --calibrate).
+    """
+    from edgecompile.cli.output import write_text
+    from edgecompile.detection import (
+        DEFAULT_NAME,
+        describe_device,
+        describe_here,
+        detect_target,
+        format_profile,
+    )
+
+    if output is not None and output.suffix != ".toml":
+        raise click.UsageError(f"--output {output} doesn't end in .toml.")
+    if output is not None and name not in (None, output.stem):
+        raise click.UsageError(f"--name {name} differs from the file's name {output.stem}.")
+    if toml and session.json:
+        raise click.UsageError("--toml and --json exclude each other.")
+    name = name or (output.stem if output is not None else DEFAULT_NAME)
+    host = describe_here() if described is None else describe_device(described)
+    profile = detect_target(host, name)
+    if output is not None:
+        write_text(output, format_profile(profile))
+        session.console.say(f"  wrote {output}: edgecompile build MODEL --target {output}")
+    if toml:
+        session.stdout.write(format_profile(profile))
+        session.stdout.flush()
+        return
+    session.emit(profile.to_json(), lambda: _show_table(profile))
+
+
 def _runnable(profile: TargetProfile) -> list[VariantSpec]:
     import platform
 
@@ -132,13 +191,15 @@ def _show_table(profile: TargetProfile) -> RenderableType:
     from edgecompile.cli.console import facts, heading, stack, table
 
     peaks = ", ".join(f"{precision} {peak:g}" for precision, peak in profile.peak_gflops)
+    known = profile.bandwidth_gbs is not None
+    bandwidth = f"{profile.bandwidth_gbs:g} GB/s" if known else "bandwidth not known"
     rows = [
         ("name", profile.name),
         ("description", profile.description),
         ("cores", f"{profile.cores}"),
-        ("memory", f"{profile.memory_gib:g} GiB, {profile.bandwidth_gbs:g} GB/s"),
+        ("memory", f"{profile.memory_gib:g} GiB, {bandwidth}"),
         ("clock", "–" if profile.clock_ghz is None else f"{profile.clock_ghz:g} GHz"),
-        ("peak", f"{peaks} GFLOP/s"),
+        ("peak", f"{peaks} GFLOP/s" if peaks else "not known"),
         ("glibc", f"{profile.glibc} or newer"),
         ("python", f"{profile.python} or newer"),
     ]
@@ -153,7 +214,10 @@ def _show_table(profile: TargetProfile) -> RenderableType:
         for variant in profile.variants
     ]
     columns = ("variant", "-march", "vector bits", "rank", "requires")
-    return stack(facts(rows), heading("Variants"), table(columns, variants, left=5))
+    sources: list[RenderableType] = []
+    if profile.sources:
+        sources = [heading("Sources"), table(("figure", "source"), profile.sources, left=2)]
+    return stack(facts(rows), heading("Variants"), table(columns, variants, left=5), *sources)
 
 
 def _check_table(profile: TargetProfile, document: dict[str, Any]) -> RenderableType:

@@ -9,18 +9,25 @@ from .files import BundleFolder
 from .manifest import MANIFEST_NAME, Manifest, Variant
 from .model import VARIANT_VARIABLE
 
+_HERE = ("host", "variants", "chosen", "problem", "device_bytes")
 
-def describe_bundle(path: str, wanted: Optional[str] = None) -> Dict[str, Any]:
+
+def describe_bundle(
+    path: str, wanted: Optional[str] = None, *, probe: bool = True
+) -> Dict[str, Any]:
     """Opens a bundle's manifest and runs its CPU probe, but loads nothing else.
 
     Args:
         path: the bundle.
         wanted: the variant to judge instead of the best one.
+        probe: ask this machine; without it nothing is loaded at all, and "host", "variants",
+            "chosen" and "device_bytes" are None.
 
     Returns:
-        Plain JSON values: "manifest", "manifest_sha256", "host", "variants" (each with "ok" and
-        "reasons"), "chosen" (or None, with "problem"), "bytes" of the bundle and "device_bytes",
-        what this machine needs of it beside Python and numpy.
+        Plain JSON values: "manifest", "manifest_sha256", "host", "variants" (each with "ok",
+        "reasons" why it can't run here, and "verdict": why it is or isn't loaded), "chosen" (or
+        None, with "problem"), "bytes" of the bundle and "device_bytes", what this machine needs of
+        it beside Python and numpy.
 
     Raises:
         BundleError: it is missing, malformed or damaged.
@@ -30,32 +37,49 @@ def describe_bundle(path: str, wanted: Optional[str] = None) -> Dict[str, Any]:
     try:
         folder.check_sizes()
         manifest = folder.manifest
-        host = describe_host(folder)
-        chosen, problem = None, None
-        try:
+        here: Dict[str, Any] = dict.fromkeys(_HERE)
+        if probe:
             wanted = wanted or os.environ.get(VARIANT_VARIABLE) or None
-            chosen, _ = choose_variant(manifest, host, wanted)
-        except UnsupportedHostError as error:
-            problem = error.message
-        variants = []
-        for item in manifest.variants:
-            reasons = missing(item, host)
-            variants.append({"name": item.name, "ok": not reasons, "reasons": reasons})
+            here = _judge_host(folder, wanted)
         whole = manifest.to_json()
         total = sum(entry.size for entry in manifest.files.values())
         return {
             "path": path,
             "manifest_sha256": folder.manifest_sha256,
-            "host": host.to_json(),
-            "variants": variants,
-            "chosen": None if chosen is None else chosen.name,
-            "problem": problem,
+            **here,
             "bytes": total + os.path.getsize(os.path.join(path, MANIFEST_NAME)),
-            "device_bytes": None if chosen is None else device_bytes(manifest, chosen),
             "manifest": {key: value for key, value in whole.items() if key != "files"},
         }
     finally:
         folder.close()
+
+
+def _judge_host(folder: BundleFolder, wanted: Optional[str]) -> Dict[str, Any]:
+    """What of a bundle fits this machine: the keys of ``_HERE``."""
+    manifest = folder.manifest
+    host = describe_host(folder)
+    chosen, problem = None, None
+    try:
+        chosen, _ = choose_variant(manifest, host, wanted)
+    except UnsupportedHostError as error:
+        problem = error.message
+    variants = []
+    for item in manifest.variants:
+        reasons = missing(item, host)
+        verdict = "; ".join(reasons) or "runs here"
+        if chosen is not None and chosen is not item and not reasons:
+            why = "was asked for" if chosen.name == wanted else "ranks higher"
+            verdict += ", but {} {}".format(chosen.name, why)
+        variants.append(
+            {"name": item.name, "ok": not reasons, "reasons": reasons, "verdict": verdict}
+        )
+    return {
+        "host": host.to_json(),
+        "variants": variants,
+        "chosen": None if chosen is None else chosen.name,
+        "problem": problem,
+        "device_bytes": None if chosen is None else device_bytes(manifest, chosen),
+    }
 
 
 def device_bytes(manifest: Manifest, variant: Variant) -> Dict[str, int]:
@@ -79,10 +103,18 @@ def device_bytes(manifest: Manifest, variant: Variant) -> Dict[str, int]:
 def format_host(host: Dict[str, Any]) -> List[str]:
     """Lines about a machine."""
     versions = ", ".join("{} {}".format(key, value) for key, value in host["versions"].items())
+    words = [host["arch"], host["model"], "with" if host["model"] else ""]
+    text = "{} {} CPUs usable".format(" ".join(word for word in words if word), host["cpus"])
+    if host["memory_bytes"]:
+        text += ", {:.1f} GiB".format(host["memory_bytes"] / 2**30)
+    if host["features"] is None:
+        features = "not known: give a BUNDLE for {}, its probe asks the CPU".format(host["arch"])
+    else:
+        features = " ".join(host["features"]) or "none that variants ask for"
     return [
-        "host      {} {}, {} CPUs usable".format(host["arch"], host["model"], host["cpus"]),
+        "host      " + text,
         "          glibc {}, {}".format(host["glibc"] or "none", versions),
-        "features  " + (" ".join(host["features"]) or "unknown without a bundle's probe"),
+        "features  " + features,
     ]
 
 
@@ -111,9 +143,8 @@ def format_bundle(report: Dict[str, Any]) -> List[str]:
         padded = " of " + " and ".join(bucket["pad_axes"]) if "pad_axes" in bucket else ""
         lines.append("bucket {}  {}{}: {}".format(index, bucket["mode"], padded, ranges))
     for item in report["variants"]:
-        verdict = "runs here" if item["ok"] else "; ".join(item["reasons"])
         chosen = " (chosen)" if item["name"] == report["chosen"] else ""
-        lines.append("variant   {}{}: {}".format(item["name"], chosen, verdict))
+        lines.append("variant   {}{}: {}".format(item["name"], chosen, item["verdict"]))
     if report["problem"]:
         lines.append("problem   " + report["problem"])
     if report["device_bytes"]:

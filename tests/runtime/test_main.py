@@ -39,8 +39,10 @@ def test_help_and_usage() -> None:
 
 def test_info_of_this_machine() -> None:
     report = data(run("info", "--host", "--json"))
-    assert report["host"]["cpus"] >= 1
-    assert "host " in run("info", "--host").stdout
+    assert report["host"]["cpus"] >= 1 and report["host"]["memory_bytes"] > 1 << 20
+    assert report["host"]["features"] is None, "only a bundle has a probe"
+    text = run("info", "--host").stdout
+    assert "host " in text and "not known: give a BUNDLE" in text
     assert run("info").returncode == 1
 
 
@@ -86,7 +88,10 @@ def test_info_of_a_real_bundle(native_bundle: str) -> None:
     report = data(run("info", native_bundle, "--json"))
     assert report["chosen"] is not None and report["problem"] is None
     assert 0 < report["device_bytes"]["total"] <= report["bytes"]
+    assert report["host"]["features"]
     assert "(chosen): runs here" in run("info", native_bundle, "--host").stdout
+    for item in report["variants"]:
+        assert item["ok"] or item["verdict"] == "; ".join(item["reasons"])
 
 
 def test_selftest(native_bundle: str, tmp_path: Path) -> None:
