@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,24 @@ def test_generated_code_is_for_the_variant_asked_for(
     # Kernels step by the vector's width, which proves that they aren't scalar.
     assert f"static_cast<int64_t>({register}" in result.kernels
     assert "at::vec::Vectorized<float>" in result.kernels
+
+
+def test_folders_with_spaces_make_the_same_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch doesn't quote the paths in its compiler commands."""
+    plain = generated(tmp_path / "plain", "x86-64-v3", 256)
+    spaced = tmp_path / "it's a folder"
+    temporary = spaced / "tmp"
+    temporary.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    result = generated(spaced, "x86-64-v3", 256)
+    assert (result.wrapper, result.kernels) == (plain.wrapper, plain.kernels)
+    assert list(temporary.iterdir()) == []
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(CompileError, match="spaces or quotes") as caught:
+        generated(spaced, "x86-64-v3", 256)
+    assert "--work-dir" in str(caught.value.hint)
 
 
 @needs_aarch64

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 import threading
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,9 @@ _KERNEL_MARKER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 
 #: Inductor appends its own compile commands, with this machine's paths, as comments.
 _TRAILER_MARKER = "// Compile cmd"
+
+#: What a command line that shlex splits can't hold as it is.
+_TO_BE_QUOTED = re.compile(r"""[\s'"\\]""")
 
 #: To be held from an exported program to its C++: the graph's tracing and code generation patch
 #: and read global state of torch, so only one thread of a process may be at it.
@@ -95,6 +99,29 @@ def _forced_isa(isa: cpu_vec_isa.VecISA) -> Iterator[None]:
         yield
     finally:
         cpu_vec_isa.valid_vec_isa_list = original
+
+
+@contextmanager
+def _without_spaces(path: Path) -> Iterator[Path]:
+    """The folder under a path that torch's compiler commands can hold: it doesn't quote them.
+
+    Raises:
+        CompileError: every folder for temporary files has such a path, too.
+    """
+    if not _TO_BE_QUOTED.search(str(path)):
+        yield path
+        return
+    folders = (tempfile.gettempdir(), "/tmp", "/var/tmp")
+    usable = [x for x in folders if not _TO_BE_QUOTED.search(x) and os.access(x, os.W_OK | os.X_OK)]
+    if not usable:
+        raise CompileError(
+            f"torch's compiler commands can't hold the path {path}: it has spaces or quotes",
+            hint="use a --work-dir without them",
+        )
+    with tempfile.TemporaryDirectory(prefix="edgecompile-", dir=usable[0]) as folder:
+        link = Path(folder) / "inductor"
+        link.symlink_to(path.resolve())
+        yield link
 
 
 @contextmanager
@@ -169,7 +196,12 @@ def generate_cpp(
     """
     isa = vector_isa(arch, simdlen)
     cache_dir.mkdir(parents=True, exist_ok=True)
-    with _forced_isa(isa), _cache_directory(cache_dir), torch.no_grad():
+    with (
+        _forced_isa(isa),
+        _without_spaces(cache_dir) as folder,
+        _cache_directory(folder),
+        torch.no_grad(),
+    ):
         try:
             files: Any = torch._inductor.aot_compile(
                 gm, (), dict(kwargs), options=_options(march, simdlen, cxx)
@@ -179,12 +211,10 @@ def generate_cpp(
                 f"torch's Inductor could not generate code: {_first_line(error)}",
                 hint="--debug shows torch's own traceback",
             ) from error
+        paths = [Path(item).resolve() for item in files if isinstance(item, str)]
     constants: dict[str, Tensor] = {}
-    paths: list[Path] = []
     for item in files:
-        if isinstance(item, str):
-            paths.append(Path(item))
-        else:
+        if not isinstance(item, str):
             constants.update({name: pair[0].detach() for name, pair in item.items()})
     wrapper_path = _only(paths, ".wrapper.cpp")
     metadata = json.loads(_only(paths, ".wrapper_metadata.json").read_text())
