@@ -40,7 +40,7 @@ print(json.dumps({
 """
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+def run(*command: str | Path, cwd: Path | str) -> str:
     """Output of a command that has to succeed."""
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     for name in ("PYTHONPATH", "EDGECOMPILE_PROFILES"):
@@ -241,7 +241,9 @@ def test_runtime_wheel_holds_the_runtime_alone(tmp_path: Path) -> None:
     assert metadata["Version"] == edgecompile.__version__
 
 
-def test_runtime_wheel_works_beside_numpy_alone(tmp_path: Path) -> None:
+@pytest.fixture
+def device(tmp_path: Path) -> Environment:
+    """An environment with numpy and the runtime's wheel, and nothing else."""
     wheel = build_runtime_wheel(REPOSITORY, tmp_path / "out")
     numpy_alone = tmp_path / "numpy_alone"
     numpy_alone.mkdir()
@@ -249,6 +251,23 @@ def test_runtime_wheel_works_beside_numpy_alone(tmp_path: Path) -> None:
         (numpy_alone / path.name).symlink_to(path)
     environment = Environment(tmp_path / "venv", [numpy_alone])
     environment.pip("install", "--no-deps", "--no-index", wheel)
+    return environment
+
+
+def test_runtime_wheel_runs_the_self_test(device: Environment, tiny_bundle: Path) -> None:
+    command = (device.python, "-m", "edgecompile.runtime")
+    report = json.loads(run(*command, "selftest", tiny_bundle, "--json", cwd=device.folder))
+    assert report["ok"] and len(report["cases"]) == 9
+    assert not {"torch", "click", "elftools"} & set(report["imported"])
+    info = json.loads(run(*command, "info", tiny_bundle, "--host", "--json", cwd=device.folder))
+    assert info["chosen"] == report["variant"]
+    # The wheel's modules, not those that lie in the bundle.
+    where = run(device.python, "-c", "import edgecompile.runtime as r; print(r.__file__)", cwd="/")
+    assert where.startswith(str(device.site))
+
+
+def test_runtime_wheel_works_beside_numpy_alone(device: Environment) -> None:
+    environment = device
     answer = environment.ask(
         "import importlib.util as u, json; from edgecompile.runtime import open_bundle; "
         "print(json.dumps({'open': callable(open_bundle), 'torch': u.find_spec('torch') is not None,"
