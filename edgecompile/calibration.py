@@ -1,6 +1,6 @@
 """Costs measured on the device by ``python -m edgecompile.runtime bench --calibrate``.
 
-A calibration holds for one model, one kind of machine, one version and one number of threads;
+A calibration holds for one model, precision, kind of machine, version and number of threads;
 :func:`check_calibration` compares all of them before anything is planned with it.
 """
 
@@ -182,6 +182,7 @@ def check_calibration(
     edgecompile_version: str,
     threads: int | None = None,
     length_axis: str = "length",
+    precision: str = "fp32",
 ) -> None:
     """Makes sure that a calibration may be used for a model and a target.
 
@@ -192,6 +193,7 @@ def check_calibration(
         edgecompile_version: the version that builds.
         threads: the threads that are planned for; None accepts any number.
         length_axis: the axis that the plan divides.
+        precision: what the bundle will call its precision.
 
     Raises:
         CostError: tells every difference.
@@ -219,6 +221,8 @@ def check_calibration(
         )
     if threads is not None and found.threads != threads:
         problems.append(f"it was measured with {found.threads} threads, not {threads}")
+    if found.precision != precision:
+        problems.append(f"it was measured in {found.precision}, not in {precision}")
     if found.length_axis != length_axis:
         problems.append(f"it was measured along {found.length_axis}, not along {length_axis}")
     if problems:

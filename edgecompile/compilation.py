@@ -21,6 +21,7 @@ from edgecompile.buckets import Bucket
 from edgecompile.errors import CompileError, PlanError
 from edgecompile.export import ExportedModel, export_model
 from edgecompile.models import LoadedModel
+from edgecompile.precision import FP32, Precision
 from edgecompile.progress import StepHandle
 from edgecompile.runtime.manifest import AOTI_CPU
 from edgecompile.targets import TargetProfile, VariantSpec
@@ -45,6 +46,7 @@ class CompiledModel:
         audit: a verdict for each library.
         compilers: version of each compiler used.
         exported: the exported program of each bucket.
+        precision: of the linears' weights.
     """
 
     variants: tuple[VariantSpec, ...]
@@ -55,6 +57,7 @@ class CompiledModel:
     audit: tuple[AuditVerdict, ...]
     compilers: frozenset[str]
     exported: tuple[ExportedModel, ...]
+    precision: Precision = FP32
 
     def glibc(self, variant: str) -> str:
         """The newest glibc that any library of the variant needs."""
@@ -156,6 +159,7 @@ def compile_buckets(
     *,
     keys: Sequence[str] = (),
     variants: Sequence[VariantSpec] | None = None,
+    precision: Precision = FP32,
     jobs: int | None = None,
     step: StepHandle | None = None,
 ) -> CompiledModel:
@@ -169,6 +173,7 @@ def compile_buckets(
         keys: what identifies each export (:meth:`ExportStore.key`); with them, programs that an
             earlier call left in ``folder`` are reused.
         variants: build these instead of all of the profile's.
+        precision: of the linears' weights.
         jobs: programs to compile side by side; None: one for each CPU.
         step: told what is being built.
 
@@ -197,6 +202,7 @@ def compile_buckets(
             store=store,
             index=index,
             export_key=keys[index] if keys else None,
+            precision=precision,
         )
 
     workers = jobs or os.cpu_count() or 1
@@ -211,7 +217,7 @@ def compile_buckets(
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    return _assemble(chosen, natives, artifacts, probes, store, profile, exported)
+    return _assemble(chosen, natives, artifacts, probes, store, profile, exported, precision)
 
 
 def load_compiled(
@@ -222,11 +228,12 @@ def load_compiled(
     *,
     keys: Sequence[str],
     variants: Sequence[VariantSpec] | None = None,
+    precision: Precision = FP32,
 ) -> CompiledModel:
     """What an earlier :func:`compile_buckets` left in ``folder``, judged anew.
 
     Args:
-        exported, buckets, profile, folder, variants: as they were compiled.
+        exported, buckets, profile, folder, variants, precision: as they were compiled.
         keys: what identifies each export; a program that was made from another is refused.
 
     Raises:
@@ -247,7 +254,7 @@ def load_compiled(
         f"bucket {index}, {v.name}"
         for v in chosen
         for index, (bucket, key) in enumerate(zip(buckets, keys, strict=True))
-        if artifacts[v.name][index].key != artifact_key(key, bucket, v, natives[v.name])
+        if artifacts[v.name][index].key != artifact_key(key, bucket, v, natives[v.name], precision)
     ]
     if stale:
         raise CompileError(
@@ -255,7 +262,7 @@ def load_compiled(
             hint="run the compile stage again",
         )
     store = TensorStore(folder / "tensors")
-    return _assemble(chosen, natives, artifacts, probes, store, profile, exported)
+    return _assemble(chosen, natives, artifacts, probes, store, profile, exported, precision)
 
 
 def _assemble(
@@ -266,6 +273,7 @@ def _assemble(
     store: TensorStore,
     profile: TargetProfile,
     exported: Sequence[ExportedModel],
+    precision: Precision,
 ) -> CompiledModel:
     verdicts = _audit(variants, natives, artifacts, probes, profile)
     require(verdicts)
@@ -278,6 +286,7 @@ def _assemble(
         audit=tuple(verdicts),
         compilers=frozenset(find_toolchain(arch).version for arch in probes),
         exported=tuple(exported),
+        precision=precision,
     )
 
 

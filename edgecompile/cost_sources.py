@@ -82,7 +82,15 @@ def find_costs(
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         built = build_kit(
-            exports, kit, profile, runnable[-1:], scratch, work, jobs=request.jobs, step=step
+            exports,
+            kit,
+            profile,
+            runnable[-1:],
+            scratch,
+            work,
+            precision=request.precision,
+            jobs=request.jobs,
+            step=step,
         )
         if step is not None:
             step.update(text=f"measuring {len(kit.runs)} runs of {len(kit.buckets)} programs")
@@ -107,6 +115,7 @@ def _calibrated(
         edgecompile_version=edgecompile.__version__,
         threads=request.threads,
         length_axis=scope.axis,
+        precision=request.precision.label,
     )
     if scope.second is None:
         # Costs at another batch would make another plan.
@@ -131,9 +140,16 @@ def _modelled(
         + (f"; {why}" if why else "")
     )
 
+    precision = request.precision.name
+    if precision != "fp32" and precision not in dict(profile.peak_gflops):
+        note += f"; the profile states no peak for {precision}, so they are those of fp32"
+        precision = "fp32"
+
     def curve(sizes: dict[str, int]) -> CostCurve:
         work = count_work(exports.model, lengths, sizes=sizes)
-        return _only(modelled_curve(work, profile, lengths, threads=request.threads), modes)
+        threads = request.threads
+        whole = modelled_curve(work, profile, lengths, precision=precision, threads=threads)
+        return _only(whole, modes)
 
     fixed = {name: r.lo for name, r in scope.axes[1:]}
     second = scope.second
@@ -245,6 +261,7 @@ def make_measuring_kit(
         profile.variants,
         output,
         work,
+        precision=request.precision,
         jobs=request.jobs,
         force=force,
         step=step,

@@ -19,6 +19,7 @@ from edgecompile.joint import JointDistribution
 from edgecompile.lengths import LengthDistribution
 from edgecompile.limits import BucketCost
 from edgecompile.packing import stage_kit
+from edgecompile.precision import FP32, Precision
 from edgecompile.progress import StepHandle
 from edgecompile.ranges import AxisRange, Bucket
 from edgecompile.targets import TargetProfile, VariantSpec
@@ -185,6 +186,7 @@ def build_kit(
     output: Path,
     work: Path,
     *,
+    precision: Precision = FP32,
     jobs: int | None = None,
     force: bool = False,
     step: StepHandle | None = None,
@@ -198,6 +200,7 @@ def build_kit(
         variants: those of the target's to build for.
         output: the bundle to write.
         work: where programs are left, for a plan that needs the same.
+        precision: of the linears' weights.
         jobs: programs to compile side by side; None: one for each CPU.
         force: replace a bundle of the same name.
         step: told what is being built.
@@ -225,6 +228,7 @@ def build_kit(
         work / "artifacts",
         keys=[exports.key(bucket) for bucket in kit.buckets],
         variants=variants,
+        precision=precision,
         jobs=jobs,
     )
     programs = [a for artifacts in compiled.artifacts.values() for a in artifacts]

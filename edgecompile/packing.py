@@ -20,6 +20,7 @@ from edgecompile.lengths import LengthDistribution
 from edgecompile.limits import BucketCost
 from edgecompile.models import LoadedModel
 from edgecompile.plan_view import rival_programs
+from edgecompile.precision import Precision
 from edgecompile.progress import StepHandle
 from edgecompile.report import build_page
 from edgecompile.runtime.manifest import MANIFEST_NAME, Manifest
@@ -30,6 +31,7 @@ from edgecompile.verify import (
     VerifyReport,
     check_report,
     make_cases,
+    min_cosine,
     verify_bundle,
 )
 
@@ -56,7 +58,6 @@ def pack_bundle(
     *,
     lengths: LengthDistribution | JointDistribution | None = None,
     cost: BucketCost | None = None,
-    precision: str = "fp32",
     seed: int = 0,
     force: bool = False,
     step: StepHandle | None = None,
@@ -78,8 +79,8 @@ def pack_bundle(
     with BundleWriter(output, force=force) as writer:
         tell("copying")
         manifest = replace(
-            _stage(writer, model, plan.buckets, compiled, precision, built_by(model, compiled)),
-            plan=_plan_summary(plan),
+            _stage(writer, model, plan.buckets, compiled, built_by(model, compiled)),
+            plan=_plan_summary(plan, compiled.precision),
             expected=_expected(plan),
         )
         tell("running eager")
@@ -93,7 +94,11 @@ def pack_bundle(
         writer.write_manifest(manifest)
         tell("running the bundle")
         report = verify_bundle(
-            writer.staging, cases, [v.name for v in manifest.variants], manifest.tolerance
+            writer.staging,
+            cases,
+            [v.name for v in manifest.variants],
+            manifest.tolerance,
+            min_cosine=min_cosine(manifest.precision),
         )
         check_report(report)
         for name, data in _reports(manifest.name, plan, lengths, cost, compiled, report).items():
@@ -179,7 +184,7 @@ def stage_kit(
         "bucket_build_s": round(bucket_build_s, 3),
     }
     with BundleWriter(output, force=force) as writer:
-        manifest = _stage(writer, model, buckets, compiled, "fp32", built_by(model, compiled))
+        manifest = _stage(writer, model, buckets, compiled, built_by(model, compiled))
         writer.write_manifest(replace(manifest, plan=plan))
         return writer.commit()
 
@@ -202,7 +207,6 @@ def _stage(
     model: LoadedModel,
     buckets: Sequence[Bucket],
     compiled: CompiledModel,
-    precision: str,
     built_by: Mapping[str, str],
 ) -> Manifest:
     """Puts code, weights and runtime into the staging folder; returns the manifest so far."""
@@ -222,6 +226,7 @@ def _stage(
         for arch, path in compiled.probes.items()
     }
     constants = merge_constants(list(itertools.chain(*compiled.artifacts.values())))
+    precision = compiled.precision.label
     weights = writer.add_weights(constants, compiled.store, precision)
     writer.add_runtime()
     return Manifest(
@@ -241,7 +246,7 @@ def _stage(
         probes=probes,
         weights={precision: weights},
         golden=(),
-        tolerance=TOLERANCES[precision],
+        tolerance=TOLERANCES[compiled.precision.name],
         files={},
         built_by=dict(built_by),
     )
@@ -261,8 +266,11 @@ def _bucket_spec(bucket: Bucket) -> BucketSpec:
     return BucketSpec(bucket.mode, axes, bucket.pad_axes if len(bucket.pad_axes) > 1 else ())
 
 
-def _plan_summary(plan: BucketPlan) -> dict[str, object]:
+def _plan_summary(plan: BucketPlan, precision: Precision) -> dict[str, object]:
+    # Which weights stay wider is part of what a mixed precision is called, but can't be read in it.
+    mixed = {"precision": precision.to_json()} if precision.kept else {}
     return {
+        **mixed,
         "policy": plan.policy,
         "expected_ms": plan.expected_ms,
         "source": plan.source,

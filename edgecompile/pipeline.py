@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from edgecompile.errors import BundleWriteError
 from edgecompile.packing import pack_bundle
 from edgecompile.plan_request import PlanRequest
 from edgecompile.planning import plan_model
+from edgecompile.precision import Precision
 from edgecompile.progress import NULL_PROGRESS, Progress
 from edgecompile.targets import load_target
 from edgecompile.verify import VerifyReport
@@ -42,7 +43,7 @@ class BuildRequest:
         plan: the traffic, and what decides the buckets.
         output: path of the bundle; ``.ecb`` is appended if it is missing.
         batch: smallest and largest batch; equal values make it fixed.
-        precision: of weights and arithmetic.
+        precision: of the linears' weights.
         work_dir: where the stages leave their files; None: a temporary folder.
         seed: of verification inputs.
         force: replace a bundle of the same name.
@@ -122,11 +123,14 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
 
     with _work_folder(request.work_dir) as work:
         _write_json(work / "lengths.json", traffic.to_json())
+        precision = Precision(request.precision)
+        _write_json(work / "precision.json", precision.to_json())
+        wanted = replace(request.plan, precision=precision)
         model = timed("load the model", lambda _: load_model(request.model, batch=request.batch))
         exports = ExportStore(model, work / "exported")
         planned = timed(
             "measure and plan",
-            lambda step: plan_model(exports, profile, request.plan, work, step=step),
+            lambda step: plan_model(exports, profile, wanted, work, step=step),
         )
         _write_json(work / "plan.json", planned.plan.to_json())
         exported = timed(
@@ -141,6 +145,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
                 profile,
                 work / "artifacts",
                 keys=[exports.key(b) for b in planned.plan.buckets],
+                precision=precision,
                 jobs=request.plan.jobs,
                 step=step,
             ),
@@ -154,7 +159,6 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
                 output,
                 lengths=traffic,
                 cost=planned.cost,
-                precision=request.precision,
                 seed=request.seed,
                 force=request.force,
                 step=step,

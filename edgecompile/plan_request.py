@@ -12,6 +12,7 @@ from edgecompile.lengths import LengthDistribution
 from edgecompile.limits import BucketLimits
 from edgecompile.models import LoadedModel
 from edgecompile.padding import check_padding
+from edgecompile.precision import FP32, Precision
 from edgecompile.ranges import AxisRange
 from edgecompile.units import format_share
 
@@ -37,6 +38,7 @@ class PlanRequest:
         calibration: file of the costs that a device measured; None: measure here.
         threads: threads to measure with; None: all that the process may use.
         jobs: programs to compile side by side; None: one for each CPU.
+        precision: of the linears' weights; costs are those of this precision.
 
     Raises:
         PlanError: more ``buckets`` are asked for than ``max_buckets`` allows.
@@ -55,6 +57,7 @@ class PlanRequest:
     calibration: Path | None = None
     threads: int | None = None
     jobs: int | None = None
+    precision: Precision = FP32
 
     def __post_init__(self) -> None:
         BucketLimits().most(self.max_buckets, self.buckets)

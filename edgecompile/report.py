@@ -70,17 +70,30 @@ def verify_section(report: VerifyReport, buckets: Sequence[Bucket]) -> Section:
             result.case,
             f"{result.max_abs_error:.1e}",
             format_share(used(result)),
+            "–" if result.cosine is None else f"{result.cosine:.6f}",
             "ok" if result.ok else "FAILED",
         )
         for result in report.results
     )
-    columns = ("variant", "bucket", "case", "largest difference", "of what is allowed", "")
+    columns = (
+        "variant",
+        "bucket",
+        "case",
+        "largest difference",
+        "of what is allowed",
+        "cosine",
+        "",
+    )
     failed = tuple(i for i, result in enumerate(report.results) if not result.ok)
     caption = f"Allowed: |got − want| ≤ {tolerance.atol:g} + {tolerance.rtol:g} · max |want|"
+    if report.min_cosine is not None:
+        caption += f", and a cosine of at least {report.min_cosine:g}"
     notes = [f"{name} was not run here: {why}" for name, why in report.not_executed.items()]
     figures = [("checks", format_count(len(rows))), ("failed", format_count(len(failed)))]
     if report.worst is not None:
         figures.append(("worst, of what is allowed", format_share(used(report.worst))))
+    if report.cosine is not None:
+        figures.append(("least cosine", f"{report.cosine:.6f}"))
     return Section(
         "Verification",
         figures=tuple(figures),

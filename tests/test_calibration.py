@@ -261,6 +261,8 @@ def test_the_right_calibration_passes(tmp_path: Path) -> None:
         ({}, {"edgecompile_version": "0.2.0"}, "another version: edgecompile 0.1.0, this is 0.2.0"),
         ({}, {"threads": 4}, "measured with 2 threads, not 4"),
         ({}, {"length_axis": "frames"}, "measured along length, not along frames"),
+        ({}, {"precision": "int8"}, "measured in fp32, not in int8"),
+        ({"precision": "int8"}, {"precision": "int8-mixed-0a"}, "in int8, not in int8-mixed-0a"),
     ],
 )
 def test_another_calibration_is_refused(

@@ -31,7 +31,7 @@ def test_packing_is_reversible(n: int, k: int) -> None:
     packed = ops.pack_weight(weight)
     assert packed.shape == (-(-n // 32), k, 32)
     assert packed.is_contiguous()
-    assert torch.equal(ops.unpack_weight(packed, n), weight)
+    assert torch.equal(ops.unpack_weight(packed, n, k), weight)
     # Column j of panel p is output p*32+j; columns past n are zero.
     flat = packed.transpose(1, 2).reshape(-1, k)
     assert torch.count_nonzero(flat[n:]) == 0

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from edgecompile.errors import TargetError
+from edgecompile.precision import FP32, Precision
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +41,7 @@ class Backend(Protocol):
         store: TensorStore,
         index: int = 0,
         export_key: str | None = None,
+        precision: Precision = FP32,
         step: StepHandle | None = None,
     ) -> Artifact:
         """Builds the library of ``bucket`` for ``variant`` at ``output``."""

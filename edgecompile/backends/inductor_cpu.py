@@ -32,6 +32,7 @@ from edgecompile.backends.native import (
 from edgecompile.buckets import Bucket
 from edgecompile.errors import CompileError, MissingKernelError
 from edgecompile.export import ExportedModel
+from edgecompile.precision import FP32, Precision
 from edgecompile.progress import StepHandle
 from edgecompile.targets import VariantSpec
 from edgecompile.toolchain import (
@@ -103,6 +104,7 @@ class InductorCpuBackend:
         store: TensorStore,
         index: int = 0,
         export_key: str | None = None,
+        precision: Precision = FP32,
         step: StepHandle | None = None,
     ) -> Artifact:
         """Builds the library of ``bucket`` for ``variant`` at ``output``.
@@ -117,14 +119,16 @@ class InductorCpuBackend:
             store: where the program's constants are put.
             index: the bucket's number in the plan.
             export_key: identifies ``exported``; an artifact that an earlier call left at
-                ``output`` for the same key, variant, runtime and versions is returned as it is.
+                ``output`` for the same key, precision, variant, runtime and versions is returned
+                as it is.
+            precision: of the linears' weights.
             step: told what is being done.
 
         Raises:
             CompileError: code generation, compiling or linking failed.
             MissingKernelError: the program calls what the runtime lacks; lists all of it.
         """
-        key = artifact_key(export_key or uuid.uuid4().hex, bucket, variant, native)
+        key = artifact_key(export_key or uuid.uuid4().hex, bucket, variant, native, precision)
         known = _reusable(output, key, store)
         if known is not None:
             return known
@@ -135,7 +139,7 @@ class InductorCpuBackend:
             module = exported.program.module()
             signature = exported.program.graph_signature
             own = {*signature.parameters, *signature.buffers}
-            report = lower_graph(module)
+            report = lower_graph(module, precision)
             packed = {n for n, _ in module.named_buffers() if n.startswith(PACKED_PREFIX)}
             # A padded bucket's program is static, so its ranges decide and the hint doesn't matter.
             example = exported.example(
@@ -190,13 +194,18 @@ def _report_json(report: LoweringReport) -> dict[str, object]:
 
 
 def artifact_key(
-    export_key: str, bucket: Bucket, variant: VariantSpec, native: NativeRuntime
+    export_key: str,
+    bucket: Bucket,
+    variant: VariantSpec,
+    native: NativeRuntime,
+    precision: Precision = FP32,
 ) -> str:
     """Identifies everything that shapes a model library."""
     parts = [
         export_key,
         bucket.program_json(),
         variant.to_json(),
+        precision.to_json(),
         native.sha256,
         str(torch.__version__),
         edgecompile.__version__,

@@ -25,6 +25,7 @@ from edgecompile.backends.graph_constants import (
     make_constants_contiguous,
     value_of,
 )
+from edgecompile.precision import FP32, Precision
 
 aten = torch.ops.aten
 
@@ -42,6 +43,8 @@ class LoweringReport:
         activations: number of activations fused into a linear.
         attentions: number of ``ec_attention`` calls emitted.
         kept: reasons, by node name, why a candidate was left to Inductor.
+        packed: names of the weights behind each packed one, by the attribute of the latter.
+        narrowed: precision of each weight that isn't stored in fp32, by its name.
     """
 
     linears: int = 0
@@ -49,17 +52,19 @@ class LoweringReport:
     activations: int = 0
     attentions: int = 0
     kept: dict[str, str] = field(default_factory=dict)
+    packed: dict[str, list[str]] = field(default_factory=dict)
+    narrowed: dict[str, str] = field(default_factory=dict)
 
 
-def lower_graph(gm: GraphModule) -> LoweringReport:
-    """Rewrites ``gm`` in place.
+def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
+    """Rewrites ``gm`` in place, with the linears' weights in ``precision``.
 
     Constants that are only read through packed weights are removed from the module; every
     constant that remains is contiguous, so that the weights file can hold it as it is.
     """
     report = LoweringReport()
     _drop_dropout(gm)
-    _lower_linears(gm, report)
+    _lower_linears(gm, report, precision)
     report.attentions = lower_attention(gm, report.kept)
     gm.graph.eliminate_dead_code()
     drop_unused_constants(gm)
@@ -173,13 +178,21 @@ def _attribute(names: list[str]) -> str:
     return f"{text}_{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]}"
 
 
-def _packed_attr(gm: GraphModule, names: list[str], weights: list[Tensor]) -> str:
-    """Registers the packed concatenation of ``weights`` and returns its attribute name."""
+def _packed_attr(
+    gm: GraphModule, group: list[_Linear], report: LoweringReport, precision: Precision
+) -> str:
+    """Registers the packed concatenation of the weights and returns its attribute name."""
+    names = [match.weight_name for match in group]
     attr = _attribute(names)
     if not hasattr(gm, attr):
+        chosen = precision.of(names)
+        weights = [match.weight for match in group]
         gm.register_buffer(
-            attr, ops.pack_weight(torch.cat(weights) if len(weights) > 1 else weights[0])
+            attr, ops.pack_weight(torch.cat(weights) if len(weights) > 1 else weights[0], chosen)
         )
+        report.packed[attr] = names
+        if chosen != "fp32":
+            report.narrowed.update(dict.fromkeys(names, chosen))
     return attr
 
 
@@ -203,7 +216,7 @@ def _activation_of(node: Node) -> tuple[Node, int] | None:
     return None if name is None else (user, ops.ACTIVATIONS[name])
 
 
-def _lower_linears(gm: GraphModule, report: LoweringReport) -> None:
+def _lower_linears(gm: GraphModule, report: LoweringReport, precision: Precision) -> None:
     matches = [m for n in gm.graph.nodes if (m := _match_linear(gm, n, report)) is not None]
     groups: dict[tuple[str, int, bool], list[_Linear]] = {}
     for match in matches:
@@ -218,15 +231,17 @@ def _lower_linears(gm: GraphModule, report: LoweringReport) -> None:
             if _activation_of(m.node) is None and m.weight.shape[0] % ops.PANEL == 0
         ]
         if len(mergeable) > 1:
-            _emit_merged(gm, mergeable, report)
+            _emit_merged(gm, mergeable, report, precision)
             group = [m for m in group if m not in mergeable]
         for match in group:
-            _emit_linear(gm, match, report)
+            _emit_linear(gm, match, report, precision)
 
 
-def _emit_linear(gm: GraphModule, match: _Linear, report: LoweringReport) -> None:
+def _emit_linear(
+    gm: GraphModule, match: _Linear, report: LoweringReport, precision: Precision
+) -> None:
     n = int(match.weight.shape[0])
-    attr = _packed_attr(gm, [match.weight_name], [match.weight])
+    attr = _packed_attr(gm, [match], report, precision)
     last, code = match.node, 0
     fused = _activation_of(match.node)
     if fused is not None:
@@ -243,10 +258,12 @@ def _emit_linear(gm: GraphModule, match: _Linear, report: LoweringReport) -> Non
     report.linears += 1
 
 
-def _emit_merged(gm: GraphModule, group: list[_Linear], report: LoweringReport) -> None:
+def _emit_merged(
+    gm: GraphModule, group: list[_Linear], report: LoweringReport, precision: Precision
+) -> None:
     first = group[0].node
     widths = [int(m.weight.shape[0]) for m in group]
-    attr = _packed_attr(gm, [m.weight_name for m in group], [m.weight for m in group])
+    attr = _packed_attr(gm, group, report, precision)
     bias = None
     # A merged bias is a new constant with a name of its own: weights may be shared, biases not.
     if group[0].bias is not None:

@@ -5,8 +5,16 @@ They live in the ``edgecompile`` torch library. Inductor sees opaque calls with 
 and compared with the original before anything is compiled.
 
 Packed weights: a matrix ``W`` of shape ``[N, K]`` is stored as panels of :data:`PANEL` output
-columns, ``[ceil(N/32), K, 32]``, zero padded. One layout serves every vector width, so a bundle
-stores each weight once for all its variants.
+columns, zero padded. The packed tensor's dtype says how:
+
+* float32: ``[ceil(N/32), K, 32]``.
+* bfloat16: ``[ceil(N/32), ceil(K/2), 32, 2]``; element ``(p, j, c, i)`` is ``W[32p+c, 2j+i]``,
+  rounded to nearest, ties to even.
+* int8: ``[ceil(N/32), ceil(K/4)*128 + 256]``; each panel holds ``q [ceil(K/4), 32, 4]`` in
+  [-127, 127], then 32 float32 scales (``W[n, k]`` is about ``scale[n]*q[n, k]``), then 32 int32 sums
+  of each column's ``q``; all little endian.
+
+One layout serves every vector width, so a bundle stores each weight once for all its variants.
 """
 
 from __future__ import annotations
@@ -19,6 +27,9 @@ import torch
 from torch import Tensor
 
 PANEL = 32
+
+#: Values of one column that stand side by side in a panel.
+_GROUPS: Mapping[str, int] = {"fp32": 1, "bf16": 2, "int8": 4}
 
 #: Activation codes of ``ec_linear``; ``ec::Activation`` in the native runtime has the same values.
 ACTIVATIONS: Mapping[str, int] = {
@@ -41,19 +52,80 @@ _LIBRARY.define(
 )
 
 
-def pack_weight(weight: Tensor) -> Tensor:
-    """Packs ``weight`` ``[N, K]`` (any strides) into float32 panels ``[ceil(N/32), K, 32]``."""
+def pack_weight(weight: Tensor, precision: str = "fp32") -> Tensor:
+    """Packs ``weight`` ``[N, K]`` (any strides) for ``precision``: see the module.
+
+    A column with a NaN or an infinity has no int8 form that isn't silently wrong: its scale is NaN
+    then, and so is every result.
+    """
     n, k = weight.shape
     panels = -(-n // PANEL)
-    padded = torch.zeros(panels * PANEL, k, dtype=torch.float32)
-    padded[:n] = weight.detach().to(torch.float32)
-    return padded.view(panels, PANEL, k).transpose(1, 2).contiguous()
+    group = _GROUPS[precision]
+    groups = -(-k // group)
+    padded = torch.zeros(panels * PANEL, groups * group, dtype=torch.float32)
+    padded[:n, :k] = weight.detach().to(torch.float32)
+    if precision == "fp32":
+        return padded.view(panels, PANEL, k).transpose(1, 2).contiguous()
+    if precision == "bf16":
+        pairs = padded.to(torch.bfloat16).view(panels, PANEL, groups, group)
+        return pairs.permute(0, 2, 1, 3).contiguous()
+    quantised, scales = _quantise_columns(padded)
+    body = quantised.view(panels, PANEL, groups, group).permute(0, 2, 1, 3).reshape(panels, -1)
+    sums = quantised.sum(1, dtype=torch.int32).view(panels, PANEL)
+    tail = scales.view(panels, PANEL).view(torch.int8), sums.view(torch.int8)
+    return torch.cat([body, *tail], 1)
 
 
-def unpack_weight(packed: Tensor, n: int) -> Tensor:
-    """The inverse of :func:`pack_weight`: ``[n, K]``."""
-    panels, k, width = packed.shape
-    return packed.transpose(1, 2).reshape(panels * width, k)[:n].contiguous()
+def _quantise_columns(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 values in [-127, 127] of each row of ``[N, K]``, and the rows' float32 scales."""
+    largest = rows.abs().amax(1).to(torch.float64) if rows.shape[1] else rows.new_zeros(len(rows))
+    scales = (largest / 127).to(torch.float32)
+    good = scales.isfinite() & (scales > 0)
+    ratio = rows.to(torch.float64) / torch.where(good, scales, 1)[:, None]
+    values = torch.where(good[:, None], ratio.round().clamp(-127, 127), 0).to(torch.int8)
+    return values, torch.where(scales.isfinite(), scales, torch.nan)
+
+
+def _unpack_int8(packed: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
+    """The int8 values ``[n, k]`` of a packed weight, and the scales ``[n]``."""
+    panels = packed.shape[0]
+    end = packed.shape[1] - 8 * PANEL
+    body = packed[:, :end].reshape(panels, -1, PANEL, 4).permute(0, 2, 1, 3)
+    scales = packed[:, end : end + 4 * PANEL].contiguous().view(torch.float32)
+    return body.reshape(panels * PANEL, -1)[:n, :k], scales.reshape(-1)[:n]
+
+
+def unpack_weight(packed: Tensor, n: int, k: int) -> Tensor:
+    """What :func:`pack_weight` packed, as far as the precision kept it: float32 ``[n, k]``."""
+    if packed.dtype == torch.int8:
+        values, scales = _unpack_int8(packed, n, k)
+        return values.to(torch.float32) * scales[:, None]
+    if packed.dtype == torch.bfloat16:
+        packed = packed.permute(0, 2, 1, 3).flatten(2).transpose(1, 2).to(torch.float32)
+    panels, depth, width = packed.shape
+    return packed.transpose(1, 2).reshape(panels * width, depth)[:n, :k].contiguous()
+
+
+def activation_bits(k: int) -> int:
+    """Bits of the magnitudes that int8 products of depth ``k`` round their activations to.
+
+    The most, and 13 at most, with which the sum of ``k`` products fits into 32 bits.
+    """
+    return next(bits for bits in range(13, 0, -1) if k * 127 * 2**bits < 2**31 or bits == 1)
+
+
+def _linear_int8(x: Tensor, packed: Tensor, n: int) -> Tensor:
+    """As the native kernels do it: rows are rounded to integers, whose products add up exactly."""
+    values, scales = _unpack_int8(packed, n, x.shape[-1])
+    levels = 2 ** activation_bits(x.shape[-1]) - 1
+    wide = x.to(torch.float64)  # exact for integers below 2**53
+    largest = wide.abs().amax(-1, keepdim=True) if x.shape[-1] else wide.new_zeros(*x.shape[:-1], 1)
+    step = torch.where(largest > 0, largest, 1) / levels
+    # A row with an infinity gives NaN, as its other values would be lost.
+    rounded = torch.where(largest.isfinite(), (wide / step).round(), torch.nan)
+    sums = torch.nn.functional.linear(rounded, values.to(torch.float64))
+    result: Tensor = sums * step * scales
+    return result.to(torch.float32)
 
 
 def _activate(x: Tensor, act: int) -> Tensor:
@@ -72,7 +144,12 @@ def _activate(x: Tensor, act: int) -> Tensor:
 def _linear_cpu(
     x: Tensor, w_packed: Tensor, bias: Tensor | None, residual: Tensor | None, n: int, act: int
 ) -> Tensor:
-    y = _activate(torch.nn.functional.linear(x, unpack_weight(w_packed, n), bias), act)
+    if w_packed.dtype == torch.int8:
+        y = _linear_int8(x, w_packed, n)
+        y = _activate(y if bias is None else y + bias, act)
+    else:
+        weight = unpack_weight(w_packed, n, x.shape[-1])
+        y = _activate(torch.nn.functional.linear(x, weight, bias), act)
     return y if residual is None else y + residual
 
 

@@ -13,6 +13,7 @@ from edgecompile.cli.options import (
     check_traffic_options,
     jobs_option,
     model_argument,
+    precision_option,
     seed_option,
     target_option,
     threads_option,
@@ -44,13 +45,7 @@ Examples:
 )
 @plan_options
 @batch_option
-@click.option(
-    "--precision",
-    type=click.Choice(["fp32"]),
-    default="fp32",
-    show_default=True,
-    help="Of weights and arithmetic.",
-)
+@precision_option
 @click.option(
     "--work-dir",
     type=click.Path(file_okay=False, path_type=Path),

@@ -9,12 +9,19 @@ import click
 
 from edgecompile.cli.options import jobs_option, target_option
 from edgecompile.cli.session import Command, Session, output_options
-from edgecompile.cli.stages import find_exports, plan_option, read_plan, work_dir_option
+from edgecompile.cli.stages import (
+    find_exports,
+    plan_option,
+    read_plan,
+    stage_precision,
+    work_dir_option,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from edgecompile.compilation import CompiledModel
+    from edgecompile.precision import Precision
 
 __all__ = ["command"]
 
@@ -33,6 +40,11 @@ Example:
 @click.option(
     "--variant", "variants", multiple=True, metavar="NAME", help="Only this one of the target's."
 )
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "bf16", "int8"]),
+    help="Of the linear layers' weights. Default: DIR/precision.json, which plan leaves.",
+)
 @jobs_option
 @output_options
 @click.pass_obj
@@ -42,6 +54,7 @@ def command(
     plan_file: Path | None,
     target: str,
     variants: tuple[str, ...],
+    precision: str | None,
     jobs: int | None,
 ) -> None:
     """Compile the exported programs for every variant of the target.
@@ -54,6 +67,7 @@ def command(
     profile = load_target(target)
     chosen = [profile.variant(name) for name in variants] or None
     plan = read_plan(plan_file, work_dir)
+    chosen_precision = _precision(precision, work_dir)
     console = session.console
     folders = find_exports(plan, work_dir)
     with console.step("load the exported programs"):
@@ -69,15 +83,29 @@ def command(
             work_dir / "artifacts",
             keys=[folder.name for folder in folders],
             variants=chosen,
+            precision=chosen_precision,
             jobs=jobs,
             step=step,
         )
     session.emit(_document(compiled, target), lambda: _table(compiled))
 
 
+def _precision(given: str | None, work_dir: Path) -> Precision:
+    """What was asked for, left for the stages that follow; or what was left by those before."""
+    from edgecompile.cli.output import write_json
+    from edgecompile.precision import Precision
+
+    if given is None:
+        return stage_precision(work_dir)
+    precision = Precision(given)
+    write_json(work_dir / "precision.json", precision.to_json())
+    return precision
+
+
 def _document(compiled: CompiledModel, target: str) -> dict[str, Any]:
     return {
         "target": target,
+        "precision": compiled.precision.to_json(),
         "variants": {
             variant.name: {
                 "runtime": str(compiled.natives[variant.name].path),

@@ -22,6 +22,7 @@ __all__ = [
     "max_length_option",
     "mode_option",
     "model_argument",
+    "precision_option",
     "read_traffic",
     "seed_option",
     "target_option",
@@ -96,6 +97,14 @@ max_length_option: _Decorator[Any] = click.option(
     type=click.IntRange(min=1),
     metavar="N",
     help="Longest length to serve. Default: the model's limit, or the longest seen.",
+)
+
+precision_option: _Decorator[Any] = click.option(
+    "--precision",
+    type=click.Choice(["fp32", "bf16", "int8"]),
+    default="fp32",
+    show_default=True,
+    help="Of the linear layers' weights.",
 )
 
 threads_option: _Decorator[Any] = click.option(

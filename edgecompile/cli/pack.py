@@ -13,6 +13,7 @@ from edgecompile.cli.stages import (
     plan_option,
     read_plan,
     stage_lengths,
+    stage_precision,
     work_dir_option,
 )
 
@@ -83,6 +84,7 @@ def command(
             work_dir / "artifacts",
             keys=[folder.name for folder in folders],
             variants=chosen,
+            precision=stage_precision(work_dir),
         )
     with console.step("load the model"):
         from edgecompile.models import load_model

@@ -13,6 +13,7 @@ import click
 from edgecompile.cli.options import (
     batch_option,
     jobs_option,
+    precision_option,
     seed_option,
     target_option,
     threads_option,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from edgecompile.limits import BucketCost
     from edgecompile.plan_request import PlanRequest
     from edgecompile.plan_view import PlanJudgement
+    from edgecompile.precision import Precision
     from edgecompile.surfaces import CostSurface
 
 __all__ = ["command"]
@@ -58,6 +60,7 @@ Examples:
 @target_option
 @plan_options
 @batch_option
+@precision_option
 @threads_option
 @jobs_option
 @seed_option
@@ -101,6 +104,7 @@ def command(
     cost_points: Path | None,
     target: str,
     batch: tuple[int, int],
+    precision: str,
     seed: int,
     work_dir: Path | None,
     output: Path | None,
@@ -139,8 +143,11 @@ def command(
         made = _plan_from_points(traffic, joint, costs, wanted)
     else:
         from edgecompile.plan_request import PlanRequest
+        from edgecompile.precision import Precision
 
-        request = PlanRequest(traffic, joint, **wanted)
+        request = PlanRequest(traffic, joint, precision=Precision(precision), **wanted)
+        if work_dir is not None and kit is None:
+            _write_precision(work_dir, request.precision)
         subject = _Subject(str(model), target, batch, work_dir)
         if kit is not None:
             _write_kit(session, request, subject, kit)
@@ -231,6 +238,14 @@ def _plan_from_points(
         sizes = None if longest is None else {costs.axes[0]: longest}
         return _Made(plan_joint(joint, costs, max_sizes=sizes, **options))
     return _Made(plan_buckets(traffic, costs, max_length=longest, **options))
+
+
+def _write_precision(work_dir: Path, precision: Precision) -> None:
+    """Leaves what the plan is made for, for the stages that follow."""
+    from edgecompile.cli.output import write_json
+
+    work_dir.mkdir(parents=True, exist_ok=True)
+    write_json(work_dir / "precision.json", precision.to_json())
 
 
 def _plan_from_model(session: Session, request: PlanRequest, subject: _Subject) -> _Made:

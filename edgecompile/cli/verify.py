@@ -49,7 +49,7 @@ def command(
     bundle, and never loads torch.
     """
     from edgecompile.runtime.files import BundleFolder
-    from edgecompile.verify import check_report, verify_bundle
+    from edgecompile.verify import check_report, min_cosine, verify_bundle
 
     console = session.console
     with console.step("hash the files") as step:
@@ -71,7 +71,11 @@ def command(
             step.note(f"{len(cases)} cases")
     with console.step("run the bundle"):
         result = verify_bundle(
-            bundle, cases, [variant.name for variant in manifest.variants], manifest.tolerance
+            bundle,
+            cases,
+            [variant.name for variant in manifest.variants],
+            manifest.tolerance,
+            min_cosine=min_cosine(manifest.precision),
         )
     if report is not None:
         from edgecompile.cli.output import write_text
@@ -151,15 +155,25 @@ def _table(report: VerifyReport, buckets: tuple[Bucket, ...]) -> RenderableType:
             result.case,
             f"{result.max_abs_error:.1e}",
             format_share(result.max_abs_error / tolerance.limit(result.scale)),
+            "–" if result.cosine is None else f"{result.cosine:.6f}",
             "ok" if result.ok else "FAILED",
         )
         for result in report.results
     ]
-    columns = ("variant", "bucket", "case", "largest difference", "of what is allowed", "")
+    columns = (
+        "variant",
+        "bucket",
+        "case",
+        "largest difference",
+        "of what is allowed",
+        "cosine",
+        "",
+    )
     verdict = "agrees" if report.ok else "DIFFERS"
     lines = [
         f"{verdict}: {sum(result.ok for result in report.results)} of {len(rows)} cases, "
         f"allowed is {tolerance.atol:g} + {tolerance.rtol:g} · max |want|"
+        + ("" if report.min_cosine is None else f" and a cosine of {report.min_cosine:g} or more")
     ]
     lines += [f"{name} was not run here: {why}" for name, why in report.not_executed.items()]
     return stack(table(columns, rows, left=3), Text("\n".join(lines)))

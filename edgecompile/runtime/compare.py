@@ -14,7 +14,8 @@ class Agreement(NamedTuple):
     """How one output agrees with what was expected.
 
     ``max_abs_error`` and ``scale`` (the largest expected magnitude) are over finite values;
-    ``limit`` is what the tolerance allows, ``reason`` why it isn't ok.
+    ``limit`` is what the tolerance allows, ``reason`` why it isn't ok. ``cosine`` is that of all
+    finite values as one vector; None where there is nothing to compare directions of.
     """
 
     ok: bool
@@ -22,6 +23,7 @@ class Agreement(NamedTuple):
     scale: float
     limit: float
     reason: Optional[str] = None
+    cosine: Optional[float] = None
 
     def to_json(self) -> Dict[str, Any]:
         """Plain JSON values."""
@@ -51,14 +53,30 @@ def compare_arrays(got: "NDArray[Any]", want: "NDArray[Any]", tolerance: Toleran
     scale = float(np.abs(want64[np.isfinite(want64)]).max(initial=0.0))
     error = float(np.abs(got64[finite] - want64[finite]).max(initial=0.0))
     limit = tolerance.limit(scale)
+    cosine = _cosine(got64[finite], want64[finite])
     same = (got64 == want64) | (np.isnan(got64) & np.isnan(want64))
     odd = int(np.count_nonzero(~finite & ~same))
     if odd:
         text = (
             "{} of {} values are infinite or NaN where they mustn't be, or finite where they must"
         )
-        return Agreement(False, error, scale, limit, text.format(odd, want.size))
+        return Agreement(False, error, scale, limit, text.format(odd, want.size), cosine)
     if not error <= limit:
         text = "differs by {:.3g}, at most {:.3g} is allowed".format(error, limit)
-        return Agreement(False, error, scale, limit, text)
-    return Agreement(True, error, scale, limit)
+        return Agreement(False, error, scale, limit, text, cosine)
+    return Agreement(True, error, scale, limit, None, cosine)
+
+
+def _cosine(got: "NDArray[Any]", want: "NDArray[Any]") -> Optional[float]:
+    """The cosine of two vectors of finite float64 values; None if ``want`` is zero.
+
+    Each is scaled by its largest magnitude first, so that squares neither vanish nor overflow.
+    """
+    largest = np.abs(want).max(initial=0.0)
+    if largest == 0.0:
+        return None
+    want = want / largest
+    got = got / (np.abs(got).max(initial=0.0) or 1.0)
+    norms = float(np.linalg.norm(got) * np.linalg.norm(want))
+    # Rounding can carry it past one.
+    return min(1.0, float(np.dot(got, want)) / norms) if norms else 0.0

@@ -32,7 +32,7 @@ def run_selftest(
 
     Returns:
         Plain JSON values: "ok", "cases" (each with bucket, case, ok, max_abs_error, scale, limit,
-        ms, outputs and, where it failed, error), "missing_buckets" (without a vector; with the
+        cosine (the least of its outputs), ms, outputs and, where it failed, error), "missing_buckets" (without a vector; with the
         bundle's own vectors that is a failure) and "imported" (top-level modules of this process).
 
     Raises:
@@ -108,6 +108,7 @@ def _run_case(model: Model, bucket: int, name: str, load: _Loader) -> Dict[str, 
         "max_abs_error": None,
         "scale": None,
         "limit": None,
+        "cosine": None,
         "ms": None,
         "outputs": {},
     }
@@ -136,6 +137,7 @@ def _run_case(model: Model, bucket: int, name: str, load: _Loader) -> Dict[str, 
         max_abs_error=worst.max_abs_error,
         scale=worst.scale,
         limit=worst.limit,
+        cosine=min((a.cosine for a in agreements.values() if a.cosine is not None), default=None),
         outputs={key: item.to_json() for key, item in agreements.items()},
     )
     reasons = ["{} {}".format(key, item.reason) for key, item in agreements.items() if item.reason]

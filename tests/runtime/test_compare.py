@@ -48,3 +48,16 @@ def test_shape_and_dtype_must_agree() -> None:
     )
     assert not compare_arrays(floats(1).astype(np.float64), floats(1), TOLERANCE).ok
     assert compare_arrays(floats(), floats(), TOLERANCE).ok
+
+
+def test_the_cosine_is_that_of_the_finite_values() -> None:
+    def cosine(got: np.ndarray, want: np.ndarray) -> object:
+        return compare_arrays(got, want, Tolerance(9, 9)).cosine
+
+    assert cosine(floats(1, 2), floats(2, 4)) == pytest.approx(1.0)
+    assert cosine(floats(1, 0), floats(0, 1)) == 0
+    assert cosine(floats(3, 4), floats(4, 3)) == pytest.approx(24 / 25)
+    assert cosine(floats(3e30, 4e30, np.nan), floats(3e-40, 4e-40, np.nan)) == pytest.approx(1.0)
+    assert cosine(floats(1, 2), floats(0, 0)) is None
+    assert cosine(floats(0, 0), floats(1, 2)) == 0
+    assert cosine(np.array([1]), np.array([1])) is None

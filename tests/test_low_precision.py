@@ -1,0 +1,215 @@
+"""Narrow weights: their layout, what products make of them, and what lowering says it did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgecompile.backends import ops
+from edgecompile.backends.artifact import TensorStore
+from edgecompile.backends.lowering import LoweringReport, lower_graph
+from edgecompile.errors import CompileError
+from edgecompile.precision import Precision
+from edgecompile.runtime.dtypes import BY_NAME
+from edgecompile.runtime.weights import Weights
+from edgecompile.weights_file import write_weights
+
+SHAPES = [(1, 1), (31, 7), (32, 8), (33, 5), (64, 96), (70, 101)]
+
+
+def linear(x: Tensor, packed: Tensor, n: int, bias: Tensor | None = None, act: int = 0) -> Tensor:
+    return ops.LINEAR(x, packed, bias, None, n, act)
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_bf16_pairs_stand_side_by_side(n: int, k: int) -> None:
+    weight = torch.randn(n, k)
+    packed = ops.pack_weight(weight, "bf16")
+    assert packed.dtype == torch.bfloat16
+    assert packed.is_contiguous()
+    assert packed.shape == (-(-n // 32), -(-k // 2), 32, 2)
+    padded = torch.zeros(packed.shape[0] * 32, packed.shape[1] * 2)
+    padded[:n, :k] = weight
+    for panel, pair, column, i in np.ndindex(*packed.shape):
+        want = padded[32 * panel + column, 2 * pair + i].to(torch.bfloat16)
+        assert packed[panel, pair, column, i] == want
+    assert torch.equal(ops.unpack_weight(packed, n, k), weight.to(torch.bfloat16).float())
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_int8_panels_hold_values_scales_and_sums(n: int, k: int) -> None:
+    weight = torch.randn(n, k) * torch.rand(n, 1)
+    packed = ops.pack_weight(weight, "int8")
+    groups, panels = -(-k // 4), -(-n // 32)
+    assert packed.dtype == torch.int8
+    assert packed.is_contiguous()
+    assert packed.shape == (panels, groups * 128 + 256)
+    for panel in range(panels):
+        raw = packed[panel].numpy()
+        values = raw[: groups * 128].reshape(groups, 32, 4)
+        scales = raw[groups * 128 : groups * 128 + 128].view("<f4")
+        sums = raw[groups * 128 + 128 :].view("<i4")
+        columns = values.transpose(1, 0, 2).reshape(32, groups * 4).astype(np.int32)
+        assert (columns.sum(1) == sums).all()
+        assert np.abs(columns).max() == 127
+        for column in range(32):
+            index = 32 * panel + column
+            if index >= n:
+                assert scales[column] == 0
+                assert not columns[column].any()
+                continue
+            row = weight[index].numpy()
+            assert scales[column] == pytest.approx(np.abs(row).max() / 127, rel=1e-6)
+            assert not columns[column, k:].any()
+            error = np.abs(scales[column] * columns[column, :k] - row).max()
+            assert error <= scales[column] * 0.5001
+    unpacked = ops.unpack_weight(packed, n, k)
+    assert (unpacked - weight).abs().max() <= weight.abs().max() / 253
+
+
+@pytest.mark.parametrize(("precision", "cosine"), [("bf16", 0.99999), ("int8", 0.9999)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_are_near_those_of_float32(precision: str, cosine: float, bias: bool) -> None:
+    x, weight = torch.randn(3, 5, 200), torch.randn(70, 200)
+    vector = torch.randn(70) if bias else None
+    residual = torch.randn(3, 5, 70)
+    want = nn.functional.gelu(nn.functional.linear(x, weight, vector)) + residual
+    packed = ops.pack_weight(weight, precision)
+    got = ops.LINEAR(x, packed, vector, residual, 70, ops.ACTIVATIONS["gelu_erf"])
+    assert got.dtype == torch.float32
+    assert torch.cosine_similarity(got.flatten(), want.flatten(), 0) > cosine
+
+
+def test_int8_products_are_those_of_the_integers() -> None:
+    """Rounding the activations to 13 bits adds little to the error of the weights."""
+    x, weight = torch.randn(40, 384), torch.randn(64, 384)
+    packed = ops.pack_weight(weight, "int8")
+    only_weights = x @ ops.unpack_weight(packed, 64, 384).T
+    exact = x @ weight.T
+    added = (linear(x, packed, 64) - only_weights).norm()
+    assert added < 0.02 * (only_weights - exact).norm()
+
+
+@pytest.mark.parametrize("k", [1, 384, 2064, 2065, 3072, 40000, 10**7])
+def test_sums_of_int8_products_fit_32_bits(k: int) -> None:
+    bits = ops.activation_bits(k)
+    assert k * 127 * 2**bits < 2**31 or bits == 1
+    assert bits == 13 or k * 127 * 2 ** (bits + 1) >= 2**31
+
+
+def test_rows_of_zeros_and_zero_columns_give_zeros() -> None:
+    weight = torch.randn(5, 9)
+    weight[2] = 0
+    x = torch.randn(3, 9)
+    x[1] = 0
+    got = linear(x, ops.pack_weight(weight, "int8"), 5)
+    assert not got[1].any()
+    assert not got[:, 2].any()
+    assert got[0].abs().min() >= 0
+    assert got.isfinite().all()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_values_that_arent_finite_are_never_silent(value: float) -> None:
+    x, weight = torch.randn(3, 9), torch.randn(5, 9)
+    x[1, 4] = value
+    for precision in ("bf16", "int8"):
+        got = linear(x, ops.pack_weight(weight, precision), 5)
+        assert not got[1].isfinite().any()
+        assert got[[0, 2]].isfinite().all()
+    weight[2, 3] = value
+    got = linear(torch.randn(3, 9), ops.pack_weight(weight, "int8"), 5)
+    assert got[:, 2].isnan().all()
+    assert got[:, [0, 1, 3, 4]].isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [1e-44, 1e-38, 1e30])
+def test_extreme_weights_keep_their_scale(scale: float) -> None:
+    weight = torch.randn(4, 8) * scale
+    got = ops.unpack_weight(ops.pack_weight(weight, "int8"), 4, 8)
+    assert got.isfinite().all()
+    assert (got.double() - weight.double()).abs().max() <= weight.double().abs().max() / 200 + 1e-43
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(32, 32) for _ in range(3))
+        self.out = nn.Linear(32, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.out(self.q(x) * self.k(x) + self.v(x)))
+
+
+def lowered(precision: Precision) -> tuple[torch.fx.GraphModule, LoweringReport, Tensor, Tensor]:
+    torch.manual_seed(3)
+    module, x = Block().eval(), torch.randn(6, 32)
+    graph = torch.export.export(module, (x,), strict=False).module()
+    report = lower_graph(graph, precision)
+    return graph, report, x, module(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("int8", torch.int8)]
+)
+def test_lowering_packs_in_the_precision(name: str, dtype: torch.dtype) -> None:
+    graph, report, x, want = lowered(Precision(name))
+    assert report.linears == 2
+    packed = [getattr(graph, attr) for attr in report.packed]
+    assert [tensor.dtype for tensor in packed] == [dtype] * 2
+    names = {"q.weight", "k.weight", "v.weight", "out.weight"}
+    assert {name for group in report.packed.values() for name in group} == names
+    assert report.narrowed == ({} if name == "fp32" else dict.fromkeys(names, name))
+    torch.testing.assert_close(graph(x), want, rtol=0.02, atol=0.02)
+
+
+def test_products_of_one_input_take_the_widest_of_their_precisions() -> None:
+    _, report, _, _ = lowered(Precision("int8", (("k.weight", "bf16"),)))
+    wider = dict.fromkeys(("q.weight", "k.weight", "v.weight"), "bf16")
+    assert report.narrowed == {**wider, "out.weight": "int8"}
+    _, report, _, _ = lowered(Precision("bf16", (("out.weight", "fp32"),)))
+    assert report.narrowed == dict.fromkeys(("q.weight", "k.weight", "v.weight"), "bf16")
+
+
+def test_unlike_precisions_have_unlike_names() -> None:
+    mixed = Precision("int8", (("b", "fp32"), ("a", "bf16")))
+    assert mixed == Precision("int8", (("a", "bf16"), ("b", "fp32")))
+    assert Precision.from_json(mixed.to_json()) == mixed
+    labels = {p.label for p in (mixed, Precision("int8"), Precision("int8", (("a", "bf16"),)))}
+    assert len(labels) == 3
+    assert str(mixed) == "int8, 2 weights in fp32 or bf16"
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "message"),
+    [
+        ("fp16", (), "'fp16' is no precision"),
+        ("int8", (("a", "int4"),), "'int4' is no precision"),
+        ("bf16", (("a", "int8"), ("b", "fp32"), ("c", "bf16")), "a, c: what is kept from bf16"),
+    ],
+)
+def test_precisions_that_make_no_sense(
+    name: str, kept: tuple[tuple[str, str], ...], message: str
+) -> None:
+    with pytest.raises(CompileError, match=message):
+        Precision(name, kept)
+
+
+def test_the_weights_file_holds_narrow_tensors(tmp_path: Path) -> None:
+    store = TensorStore(tmp_path / "tensors")
+    weight = torch.randn(40, 70)
+    packed = {name: ops.pack_weight(weight, name) for name in ("fp32", "bf16", "int8")}
+    file = tmp_path / "weights"
+    write_weights(file, {name: store.add(tensor) for name, tensor in packed.items()}, store)
+    with file.open("rb") as stream:
+        weights = Weights(stream.fileno(), "weights")
+    for constant in weights.constants:
+        tensor = packed[constant.name]
+        assert constant.shape == tuple(tensor.shape)
+        assert constant.type == BY_NAME[str(tensor.dtype).removeprefix("torch.")]
+        raw = tensor.reshape(-1).view(torch.uint8).numpy()
+        assert (weights.array(constant.name).reshape(-1).view(np.uint8) == raw).all()
