@@ -13,8 +13,9 @@ from .errors import BundleError
 
 MAX_DEPTH = 32
 # The lone quote at the end is an unterminated string: trying every later quote would be quadratic.
-_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]|"', re.DOTALL)
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]+|[\]}]+|"', re.DOTALL)
 _MAX_LISTED = 40
+_TOO_MANY = 10000
 
 
 class Problem(NamedTuple):
@@ -31,13 +32,19 @@ class Problem(NamedTuple):
 class Problems:
     """Collects broken rules and raises them all at once.
 
-    Only the first 40 are kept and named, the others counted: a hostile document has millions.
+    Only the first 40 are kept and named, the others counted: a hostile document has millions. A
+    reader of many things stops once there are ``too_many``.
     """
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.items: List[Problem] = []
         self.count = 0
+
+    @property
+    def too_many(self) -> bool:
+        """Whether looking for more isn't worth the time."""
+        return self.count >= _TOO_MANY
 
     def add(self, rule: str, where: str, text: str) -> None:
         """Notes that ``rule`` is broken at ``where``."""
@@ -53,10 +60,12 @@ class Problems:
             return
         lines = [str(item) for item in self.items]
         if self.count > len(lines):
-            lines.append("... and {} more".format(self.count - len(lines)))
+            least = "at least " if self.too_many else ""
+            lines.append("... and {}{} more".format(least, self.count - len(lines)))
         if len(lines) == 1:
             raise error("{}: {}".format(self.source, lines[0]), hint)
-        head = "{}: {} problems".format(self.source, self.count)
+        most = " or more" if self.too_many else ""
+        head = "{}: {}{} problems".format(self.source, self.count, most)
         raise error("\n  ".join([head, *lines]), hint)
 
 
@@ -100,12 +109,12 @@ def _check_depth(text: str) -> None:
         token = match.group()
         if token == '"':
             raise _Refused("json-syntax", "unterminated string at {}".format(match.start()))
-        if token in ("[", "{"):
-            depth += 1
+        if token[0] in "[{":
+            depth += len(token)
             if depth > MAX_DEPTH:
                 raise _Refused("json-depth", "nested deeper than {} levels".format(MAX_DEPTH))
-        elif token in ("]", "}"):
-            depth -= 1
+        elif token[0] in "]}":
+            depth -= len(token)
 
 
 def shorten(value: object, limit: int = 60) -> str:

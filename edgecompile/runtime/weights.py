@@ -67,6 +67,8 @@ def read_constants(fd: int, size: int, source: str) -> Tuple[Constant, ...]:
         problems.add("weights-alignment", "header", text)
     constants = []
     for name, value in header.items():
+        if problems.too_many:
+            break
         if name != _METADATA:
             constant = _read_entry(reader, name, value, start)
             if constant is not None:
