@@ -9,15 +9,24 @@ from pathlib import Path
 
 import pytest
 
+from edgecompile.runtime import cpu
+from edgecompile.runtime.dispatch import Dispatcher
+from edgecompile.runtime.document import Problems
+from edgecompile.runtime.errors import BundleError, UnsupportedHostError
+from edgecompile.runtime.files import BundleFolder
 from edgecompile.runtime.manifest import MAX_MANIFEST_BYTES
-from edgecompile.runtime.weights import MAX_HEADER_BYTES
+from edgecompile.runtime.model import open_bundle
+from edgecompile.runtime.weights import MAX_HEADER_BYTES, read_constants
 from tests.hostile.cases import MANIFEST, Corpus
-from tests.hostile.fuzzer import CPU_SECONDS, MEMORY_MIB, build_programs
+from tests.hostile.conftest import Toy
+from tests.hostile.fuzzer import MEMORY_MIB, build_programs
 from tests.hostile.loaders import Loader, NativeLoader, PythonLoader
 from tests.hostile.toy import WEIGHTS, ToyLibraries
 
 #: Of resident memory, for the largest weights header; the largest manifest takes a quarter of it.
 MOST_MIB = 1024
+#: For opening one twice: the largest header takes some seconds.
+CPU_SECONDS = 60
 
 
 def fill(start: str, item: Callable[[int], str], end: str, size: int) -> bytes:
@@ -84,6 +93,39 @@ def loaders(libraries: ToyLibraries) -> Iterator[list[Loader]]:
 @pytest.fixture(scope="module")
 def corpus(libraries: ToyLibraries, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return Corpus(0, libraries, tmp_path_factory.mktemp("work") / "canary")
+
+
+def test_warm_up_inputs_of_more_than_half_of_the_memory_are_refused(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy.bundle.write()
+    sizes = [
+        Dispatcher(BundleFolder(str(toy.bundle.folder)).manifest).hint_sizes(i) for i in (0, 1)
+    ]
+    most = max(2 * 8 * item["batch"] * item["length"] for item in sizes)
+    monkeypatch.setattr(cpu, "_memory", lambda: 2 * most)
+    open_bundle(toy.bundle.folder, threads=1).close()
+    monkeypatch.setattr(cpu, "_memory", lambda: 2 * most - 2)
+    with pytest.raises(UnsupportedHostError, match=f"the inputs have {most} bytes"):
+        open_bundle(toy.bundle.folder, threads=1)
+    open_bundle(toy.bundle.folder, threads=1, warmup=False).close()
+
+
+def test_reading_stops_where_too_much_is_wrong(tmp_path: Path) -> None:
+    problems = Problems("document")
+    for i in range(10_000):
+        assert not problems.too_many
+        problems.add("key-type", str(i), "wrong")
+    assert problems.too_many
+    with pytest.raises(BundleError, match=r"10000 or more problems(.|\n)*at least 9960 more"):
+        problems.raise_if_any()
+    header = DOCUMENTS["keys"](1 << 20)
+    (tmp_path / "weights").write_bytes(len(header).to_bytes(8, "little") + header)
+    with (
+        (tmp_path / "weights").open("rb") as file,
+        pytest.raises(BundleError, match="10000 or more problems"),
+    ):
+        read_constants(file.fileno(), 8 + len(header), "weights")
 
 
 @pytest.mark.slow

@@ -26,6 +26,8 @@ from edgecompile.runtime.model import open_bundle
 from edgecompile.runtime.selftest import run_selftest
 from edgecompile.runtime.weights import map_weights
 from tests.hostile.conftest import Toy
+from tests.hostile.fuzzer import build_programs
+from tests.hostile.loaders import NativeLoader
 from tests.hostile.toy import PROBE, PROGRAMS, RUNTIME, WEIGHTS
 
 LIBRARIES = (PROBE, RUNTIME, *PROGRAMS)
@@ -227,6 +229,23 @@ def test_a_pinned_library_written_to_is_not_used_by_the_next_model(toy: Toy) -> 
     assert (first.sha256, first.fd) != (second.sha256, second.fd)
     assert pin_library(folder, PROGRAMS[0]) is second
     folder.close()
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_the_c_interface_looks_at_a_pinned_library_again(toy: Toy, name: str) -> None:
+    toy.bundle.write()
+    place = toy.bundle.folder / name
+    fast = NativeLoader("plain", build_programs()["plain"], wall_seconds=60, variables={})
+    fast._command[1] = "1"  # ECR_VERIFY_FAST: only what is loaded is hashed
+    assert fast.ask(toy.bundle.folder).code == 0
+    # The last byte belongs to no part of the library.
+    data = place.read_bytes()
+    write_into(place, data[:-1] + bytes([data[-1] ^ 1]))
+    answer = fast.ask(toy.bundle.folder)
+    assert (answer.code, answer.rules) == (22, {"file-hash"}), answer
+    exchange(place, data)
+    assert fast.ask(toy.bundle.folder).code == 0
+    assert fast.close() == []
 
 
 def test_a_new_name_is_no_change_of_the_content(toy: Toy, tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import os
 import random
+import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from edgecompile.runtime import golden
 from edgecompile.runtime.errors import BundleError
 from edgecompile.runtime.golden import Case, list_cases, read_case, write_case
 from edgecompile.runtime.manifest import Manifest
@@ -85,3 +88,64 @@ def test_any_bytes_give_a_case_or_a_bundle_error(
             outcomes.add("read")
             assert case.inputs["input_ids"].dtype == np.int64
     assert outcomes == {"read", "refused"}
+
+
+def pack(path: Path, members: list[tuple[str, bytes]], method: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return path
+
+
+def unpack() -> list[tuple[str, bytes]]:
+    with zipfile.ZipFile(io.BytesIO(write_case(*make_case(9)))) as archive:
+        return [(name, archive.read(name)) for name in archive.namelist()]
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_methods_that_may_need_gigabytes_are_refused(
+    tmp_path: Path, manifest: Manifest, method: int
+) -> None:
+    path = pack(tmp_path / "x.npz", unpack(), method)
+    with pytest.raises(BundleError, match=rf"method {method}, must be stored.*golden-array"):
+        read(path, manifest)
+
+
+def test_a_list_of_millions_of_members_is_refused_before_it_is_read(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    # An entry of the list for a member with a name of one character.
+    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", *[0] * 11, 1, *[0] * 6) + b"x"
+    size = golden.MAX_DIRECTORY_BYTES + len(entry)
+    count = size // len(entry)
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, count * len(entry), 0, 0)
+    (tmp_path / "x.npz").write_bytes(entry * count + end)
+    with pytest.raises(BundleError, match=r"list of members has more than.*golden-archive"):
+        read(tmp_path / "x.npz", manifest)
+
+
+def test_data_behind_an_array_is_refused(tmp_path: Path, manifest: Manifest) -> None:
+    members = unpack()
+    members[1] = (members[1][0], members[1][1] + b"\0")
+    with pytest.raises(BundleError, match=r"more than 72 bytes of data.*golden-array"):
+        read(pack(tmp_path / "x.npz", members), manifest)
+
+
+def test_an_array_larger_than_its_member_is_refused(tmp_path: Path, manifest: Manifest) -> None:
+    members = unpack()
+    name, content = members[0]
+    members[0] = (name, content.replace(b"(1, 9), ", b"(1, 99999999), ").replace(b" " * 7, b"", 1))
+    with pytest.raises(BundleError, match=r"799999992 bytes, at most \d+ can be here"):
+        read(pack(tmp_path / "x.npz", members), manifest)
+
+
+def test_arrays_share_their_limit(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pack(tmp_path / "x.npz", unpack())
+    total = sum(array.nbytes for part in make_case(9) for array in part.values())
+    monkeypatch.setattr(golden, "MAX_BYTES", total)
+    read(path, manifest)
+    monkeypatch.setattr(golden, "MAX_BYTES", total - 1)
+    with pytest.raises(BundleError, match="can be here"):
+        read(path, manifest)
