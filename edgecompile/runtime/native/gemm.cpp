@@ -4,6 +4,7 @@
 
 #include "gemm_kernel.h"
 #include "gemm_pack.h"
+#include "gemm_split.h"
 #include "scratch.h"
 #include "threads.h"
 
@@ -18,10 +19,6 @@ constexpr int64_t kDepth = 512;  // when there is more than one
 constexpr int64_t kBlockA = 96 * kLongest;
 // Prefetching pays from this many tiles per panel on; before, the hardware's own keeps up.
 constexpr int64_t kPrefetchCalls = 2;
-// Multiply-adds below which fork and join cost more than they save. Reading B from memory takes as
-// long as the multiply-adds of kMemoryRows rows with it, so fewer rows count as that many.
-constexpr int64_t kSerialWork = 200'000;
-constexpr int64_t kMemoryRows = 8;
 
 struct Product {
   int64_t m, n, k;
@@ -183,22 +180,9 @@ void run(int64_t batch, Product& p) {
       overlaps(p.c, (batch - 1) * p.c_batch + (p.m - 1) * p.ldc + p.n, p.epilogue.residual,
                (batch - 1) * p.epilogue.residual_batch + (p.m - 1) * p.epilogue.ld_residual + p.n);
   const int64_t panels = (p.n + kPanel - 1) / kPanel;
-  const int64_t most_rows = kBlockA / std::clamp<int64_t>(p.k, 64, kLongest);
-  int64_t chunks = (p.m + most_rows - 1) / most_rows;
-  int64_t groups = 1;
-  const int64_t threads = num_threads();
-  const int64_t work = batch * std::max(p.m, kMemoryRows) * p.n * std::max<int64_t>(p.k, 1);
-  if (threads > 1 && work >= kSerialWork) {
-    // Four tasks for each thread even out what other processes take from them. Splitting rows means
-    // reading B again, so it comes second, and down to two tiles only.
-    const int64_t wanted = 4 * threads;
-    groups = std::clamp<int64_t>(wanted / (batch * chunks), 1, panels);
-    if (2 * batch * chunks * groups < wanted) {
-      const int64_t enough = (wanted / 2 + batch * groups - 1) / (batch * groups);
-      chunks = std::clamp<int64_t>(p.m / (2 * kTileRows), chunks, std::max(chunks, enough));
-    }
-  }
-  parallel_for(batch * chunks * groups, [&](int64_t i) {
+  const auto [chunks, groups] =
+      divide(batch, p.m, p.n, p.k, {.most_rows = kBlockA / std::clamp<int64_t>(p.k, 64, kLongest)});
+  parallel_for(batch * chunks * groups, [&, chunks = chunks, groups = groups](int64_t i) {
     const int64_t group = i % groups, chunk = i / groups % chunks, matrix = i / groups / chunks;
     run_block(p, matrix, p.m * chunk / chunks, p.m * (chunk + 1) / chunks, panels * group / groups,
               panels * (group + 1) / groups);
