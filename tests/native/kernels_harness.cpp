@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "export.h"
 #include "gemm.h"
+#include "gemm_narrow.h"
 #include "threads.h"
 
 using namespace ec;
@@ -27,6 +28,24 @@ EC_API void t_gemm_batched(int64_t batch, int64_t m, int64_t n, int64_t k, const
                            int64_t ldc, const Epilogue* e) {
   gemm_batched(batch, m, n, k, a, a_batch, a_row, a_col, b, b_batch, b_row, b_col, c, c_batch, ldc,
                *e);
+}
+EC_API int64_t t_packed_elements_bf16(int64_t n, int64_t k) { return packed_elements_bf16(n, k); }
+EC_API int64_t t_packed_elements_int8(int64_t n, int64_t k) { return packed_elements_int8(n, k); }
+EC_API int32_t t_int8_row_limit(int64_t k) { return int8_row_limit(k); }
+EC_API bool t_bf16_rounds_a() {
+#if defined(__AVX512BF16__)
+  return true;
+#else
+  return false;
+#endif
+}
+EC_API void t_gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
+                        const uint16_t* b, float* c, int64_t ldc, const Epilogue* e) {
+  gemm_bf16(m, n, k, a, lda, b, c, ldc, *e);
+}
+EC_API void t_gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
+                        const int8_t* b, float* c, int64_t ldc, const Epilogue* e) {
+  gemm_int8(m, n, k, a, lda, b, c, ldc, *e);
 }
 EC_API void t_attention(const AttentionArgs* args) { attention(*args); }
 

@@ -14,22 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.native.conftest import FLAGS, HERE, NATIVE, Build
+from tests.native.conftest import FLAGS, HERE, KERNEL_SOURCES, NATIVE, Build
 
 I64 = ctypes.c_int64
-POOL = [
-    "threads.cpp",
-    "thread_count.cpp",
-    "gemm.cpp",
-    "gemm_pack.cpp",
-    "gemm_epilogue.cpp",
-    "attention.cpp",
-]
 
 
 @pytest.fixture(scope="module")
 def pool(build_native: Build) -> ctypes.CDLL:
-    lib = ctypes.CDLL(str(build_native("kernels", [*POOL, HERE / "kernels_harness.cpp"])))
+    lib = ctypes.CDLL(str(build_native("kernels", [*KERNEL_SOURCES, HERE / "kernels_harness.cpp"])))
     for name in ("t_many_jobs", "t_concurrent_hosts", "t_nested", "t_team_barriers"):
         getattr(lib, name).restype = I64
     return lib

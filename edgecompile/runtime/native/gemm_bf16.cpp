@@ -1,0 +1,119 @@
+// B in bfloat16: expanded to single precision in registers, or multiplied as pairs where the CPU
+// can.
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#include "gemm_narrow.h"
+#include "gemm_narrow_run.h"
+#include "gemm_pack.h"
+
+namespace ec {
+namespace {
+
+// What both ways have in common.
+struct Bf16 {
+  using Sum = float;
+  using Acc = vf32;
+  static constexpr int kRegisters = 1;
+  static constexpr int kSpare = 1;
+  static constexpr int kColumns = kFloatLanes;
+  static constexpr int kPerStore = 1;
+  static constexpr int kDepth = 2;
+  static constexpr bool kLongLatency = true;
+  static constexpr bool kScales = false;
+  static constexpr int64_t kSerialWork = 200'000;
+  static constexpr int64_t kMemoryRows = 4;
+
+  EC_INLINE static vf32 add(vf32 x, vf32 y) { return x + y; }
+  EC_INLINE static void keep(vf32& v) { keep_in_register(v); }
+  EC_INLINE static void store_sums(const vf32 (&acc)[1], float* out, bool accumulate) {
+    store(out, accumulate ? acc[0] + load(out) : acc[0]);
+  }
+};
+
+#if defined(__AVX512BF16__)
+struct Bf16Math : Bf16 {
+  using A = uint16_t;
+  static constexpr int kParts = 1;
+
+  EC_INLINE static vu32 load_b(const char* b, int) {
+    return load<vu32>(reinterpret_cast<const uint32_t*>(b));
+  }
+  EC_INLINE static vu32 load_a(const uint16_t* a, int) {
+    uint32_t pair;
+    std::memcpy(&pair, a, sizeof pair);
+    return broadcast<vu32>(pair);
+  }
+  EC_INLINE static vf32 multiply_add(vf32 acc, vu32 a, vu32 b) {
+    return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
+  }
+};
+
+// To the nearest, ties to even; a NaN stays one.
+uint16_t round_to_bf16(float x) {
+  uint32_t u;
+  std::memcpy(&u, &x, sizeof u);
+  if ((u & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(u >> 16 | 0x40);
+  return static_cast<uint16_t>((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+#else
+struct Bf16Math : Bf16 {
+  using A = float;
+  static constexpr int kParts = 2;
+
+  EC_INLINE static vf32 load_b(const char* b, int part) {
+#if defined(__x86_64__)
+    asm volatile("" : "+r"(b));  // each part loads again: registers are scarcer than loads
+#endif
+    const vu32 pairs = load<vu32>(reinterpret_cast<const uint32_t*>(b));
+    if (part == 0) return bits_as<vf32>(pairs << 16);
+    vf32 high = bits_as<vf32>(pairs >> 16);
+    keep_in_register(high);  // two shifts, since a mask would take a register
+    return bits_as<vf32>(bits_as<vu32>(high) << 16);
+  }
+  EC_INLINE static vf32 load_a(const float* a, int part) { return broadcast(a[part]); }
+  EC_INLINE static vf32 multiply_add(vf32 acc, vf32 a, vf32 b) { return fma(a, b, acc); }
+};
+#endif
+
+}  // namespace
+
+int64_t packed_elements_bf16(int64_t n, int64_t k) {
+  return (n + kPanel - 1) / kPanel * kPanel * ((k + 1) / 2) * 2;
+}
+
+void gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
+               const uint16_t* b_packed, float* c, int64_t ldc, const Epilogue& epilogue) {
+  NarrowProduct<Bf16Math> p{};
+  p.m = m;
+  p.n = n;
+  p.k = k;
+  p.b = reinterpret_cast<const char*>(b_packed);
+  p.panel_bytes = (k + 1) / 2 * kGroupBytes;
+  p.c = c;
+  p.ldc = ldc;
+  p.epilogue = epilogue;
+#if defined(__AVX512BF16__)
+  run_prepared(p, [&](int64_t r0, int64_t rows, uint16_t* to, int64_t ld, float*) {
+    for (int64_t r = 0; r < rows; ++r, to += ld) {
+      const float* const from = a + (r0 + r) * lda;
+      for (int64_t i = 0; i < k; ++i) to[i] = round_to_bf16(from[i]);
+      if (k % 2 != 0) to[k] = 0;
+    }
+  });
+#else
+  // Rows that lie a multiple of a page apart compete for the same few places of the first cache.
+  if (m > 1 && lda % 1024 == 0 && k * 4 > kNarrowRowBytes && n > kPanel) {
+    run_prepared(p, [&](int64_t r0, int64_t rows, float* to, int64_t ld, float*) {
+      copy_rows(a + r0 * lda, lda, 1, rows, k, 1.0f, to, ld);
+    });
+  } else {
+    p.a = a;
+    p.lda = lda;
+    run_narrow(p);
+  }
+#endif
+}
+
+}  // namespace ec

@@ -1,0 +1,287 @@
+"""Products with bfloat16 and int8 weights against numpy in float64, at the edges of memory."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.native.guarded import guarded
+from tests.native.narrow import (
+    PANEL,
+    pack_bf16,
+    pack_int8,
+    quantize_columns,
+    quantize_rows,
+    row_limit,
+)
+from tests.native.test_gemm import (
+    GELU_ERF,
+    NONE,
+    RELU,
+    SIGMOID,
+    TANH,
+    Epilogue,
+    F,
+    activate,
+    check,
+    random_epilogue,
+    random_floats,
+    random_size,
+    strided_output,
+    unwritten_outside,
+)
+
+I64 = ctypes.c_int64
+FORMATS = ["bf16", "int8"]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A narrow matrix as the kernels get it, and the numbers that it stands for ([K, N])."""
+
+    kind: str
+    packed: np.ndarray
+    values: np.ndarray
+
+    @classmethod
+    def of(cls, kind: str, b: np.ndarray) -> Weights:
+        if kind == "bf16":
+            packed, values = pack_bf16(b)
+            return cls(kind, guarded(packed), values)
+        q, scales = quantize_columns(b)
+        values = q.astype(np.float64) * scales.astype(np.float64)
+        return cls(kind, guarded(pack_int8(q, scales)), values)
+
+
+def run(lib: ctypes.CDLL, w: Weights, a: np.ndarray, c: np.ndarray, e: Epilogue) -> None:
+    (m, k), n = a.shape, w.values.shape[1]
+    getattr(lib, f"t_gemm_{w.kind}")(
+        I64(m), I64(n), I64(k), ctypes.c_void_p(a.ctypes.data), I64(a.strides[0] // 4),
+        ctypes.c_void_p(w.packed.ctypes.data), ctypes.c_void_p(c.ctypes.data),
+        I64(c.strides[0] // 4), ctypes.byref(e.native()),
+    )  # fmt: skip
+
+
+def verify(lib: ctypes.CDLL, w: Weights, c: np.ndarray, a: np.ndarray, e: Epilogue, what: str):
+    """bf16: as exact as float32's sums. int8: exact sums of rounded rows, then a few roundings."""
+    if w.kind == "int8":
+        check(c, quantize_rows(a), w.values, e, what, 8 * 2.0**-24)
+    else:
+        lib.t_bf16_rounds_a.restype = ctypes.c_bool
+        rounding = 2.0**-8 if lib.t_bf16_rounds_a() else None
+        check(c, a, w.values, e, what, rounding)
+
+
+def product(lib: ctypes.CDLL, w: Weights, a: np.ndarray, e: Epilogue | None = None) -> np.ndarray:
+    c, _ = strided_output((a.shape[0], w.values.shape[1]), w.values.shape[1], True)
+    run(lib, w, a, c, e or Epilogue())
+    return c
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (31, 2), (32, 3), (33, 4), (100, 65), (5, 0), (0, 7)])
+def test_packed_sizes(kernels: ctypes.CDLL, n: int, k: int) -> None:
+    b = np.ones((k, n), F)
+    for kind in FORMATS:
+        function = getattr(kernels, f"t_packed_elements_{kind}")
+        function.restype = I64
+        assert function(I64(n), I64(k)) == Weights.of(kind, b).packed.size
+
+
+def test_rows_are_as_fine_as_exact_sums_allow(kernels: ctypes.CDLL) -> None:
+    for k in [0, 1, 384, 2063, 2064, 2065, 4128, 4129, 8192, 1 << 20, 1 << 23, 1 << 40]:
+        limit = kernels.t_int8_row_limit(I64(k))
+        assert limit == row_limit(k), k
+        assert limit == 1 or k * 127 * (limit + 1) < 2**31, k
+    assert kernels.t_int8_row_limit(I64(2064)) == 2**13 - 1
+    assert kernels.t_int8_row_limit(I64(2065)) == 2**12 - 1
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("seed", range(6))
+def test_product_over_random_shapes(kernels: ctypes.CDLL, seed: int, kind: str) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(40):
+        m, n, k = random_size(rng, 512), random_size(rng, 200), random_size(rng, 900)
+        at_end = bool(rng.random() < 0.7)
+        kernels.t_set_num_threads(int(rng.integers(1, 4)))
+        padded = guarded(random_floats(rng, m, k + int(rng.choice([0, 0, 3, 16]))), at_end=at_end)
+        a = padded[:, padded.shape[1] - k :] if at_end else padded[:, :k]
+        w = Weights.of(kind, random_floats(rng, k, n))
+        e = random_epilogue(rng, (m, n))
+        c, memory = strided_output((m, n), n + int(rng.choice([0, 0, 1, 40])), at_end)
+        run(kernels, w, a, c, e)
+        verify(kernels, w, c, a, e, f"seed {seed}: m={m} n={n} k={k} {e.act=} {e.alpha=} {e.beta=}")
+        assert unwritten_outside(memory, c)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("m", [*range(1, 28), 49, 144, 145, 300, 512])
+def test_every_number_of_rows(kernels: ctypes.CDLL, m: int, kind: str) -> None:
+    rng = np.random.default_rng(m)
+    for n, k in [(96, 64), (47, 385), (33, 1537)]:
+        a, w = guarded(random_floats(rng, m, k)), Weights.of(kind, random_floats(rng, k, n))
+        e = Epilogue(bias=random_floats(rng, n), act=GELU_ERF, residual=random_floats(rng, m, n))
+        verify(kernels, w, product(kernels, w, a, e), a, e, f"{m=} {n=} {k=}")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("k", [2047, 2064, 2065, 3072, 8192])
+def test_long_rows(kernels: ctypes.CDLL, k: int, kind: str) -> None:
+    """K in slices; also with rows a whole number of pages apart, and more than 32 panels."""
+    rng = np.random.default_rng(k)
+    for m, n, ld in [(1, 40, k), (7, 1100, k), (25, 65, -(-k // 1024) * 1024)]:
+        a = guarded(random_floats(rng, m, ld))[:, ld - k :]
+        w = Weights.of(kind, random_floats(rng, k, n))
+        e = Epilogue(residual=random_floats(rng, m, n), act=TANH)
+        verify(kernels, w, product(kernels, w, a, e), a, e, f"{m=} {n=} {k=} {ld=}")
+
+
+def test_more_rows_than_are_rounded_at_once(kernels: ctypes.CDLL) -> None:
+    rng = np.random.default_rng(8)
+    a, w = random_floats(rng, 5000, 512), Weights.of("int8", random_floats(rng, 512, 3))
+    e = Epilogue(residual=random_floats(rng, 5000, 3), bias=random_floats(rng, 3))
+    verify(kernels, w, product(kernels, w, a, e), a, e, "5000 rows")
+    assert 5000 * 512 * 2 > 4 << 20
+
+
+@pytest.mark.parametrize("act", range(7))
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_activation(kernels: ctypes.CDLL, kind: str, act: int) -> None:
+    rng = np.random.default_rng(9)
+    a, w = random_floats(rng, 13, 50), Weights.of(kind, random_floats(rng, 50, 77))
+    e = Epilogue(bias=random_floats(rng, 77), residual=random_floats(rng, 13, 77), act=act)
+    verify(kernels, w, product(kernels, w, a, e), a, e, f"{act=}")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_empty_sizes(kernels: ctypes.CDLL, kind: str) -> None:
+    for m, n, k in [(0, 5, 3), (4, 0, 3), (3, 40, 0), (1, 1, 0)]:
+        w = Weights.of(kind, np.zeros((k, n), F))
+        bias = np.arange(n, dtype=F)
+        c = product(kernels, w, np.zeros((m, k), F), Epilogue(bias=bias))
+        assert (c == np.broadcast_to(bias, (m, n))).all()
+
+
+@pytest.mark.parametrize("act", [NONE, GELU_ERF])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_residual_may_be_the_output(kernels: ctypes.CDLL, kind: str, act: int) -> None:
+    rng = np.random.default_rng(5)
+    for m, n, k in [(5, 40, 30), (49, 100, 2000), (200, 33, 900)]:
+        a, r = random_floats(rng, m, k), random_floats(rng, m, n)
+        w = Weights.of(kind, random_floats(rng, k, n))
+        c = r.copy()
+        run(kernels, w, a, c, Epilogue(residual=c, act=act, beta=0.5))
+        verify(kernels, w, c, a, Epilogue(residual=r, act=act, beta=0.5), f"{m=} {n=} {k=}")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_nan_and_infinity_reach_their_rows_only(kernels: ctypes.CDLL, kind: str) -> None:
+    rng = np.random.default_rng(6)
+    for bad_column in (0, 17, 49):  # the last one: of a group that isn't full
+        a, w = random_floats(rng, 20, 50), Weights.of(kind, random_floats(rng, 50, 70))
+        a[3, bad_column], a[11, bad_column], a[14, bad_column] = np.nan, np.inf, -np.inf
+        for act in range(7):
+            c = product(kernels, w, a, Epilogue(act=act))
+            assert np.isnan(c[3]).all(), act
+            rows = [i for i in range(20) if i not in (3, 11, 14)]
+            assert np.isfinite(c[rows]).all(), act
+            if kind == "int8":
+                assert np.isnan(c[[11, 14]]).all(), act
+            elif act == NONE:
+                assert not np.isfinite(c[[11, 14]]).any()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_nan_reaches_columns_that_are_zero(kernels: ctypes.CDLL, kind: str) -> None:
+    w = Weights.of(kind, np.zeros((8, 40), F))
+    a = np.ones((2, 8), F)
+    a[1, 5] = np.nan
+    c = product(kernels, w, a, Epilogue(bias=np.ones(40, F), act=RELU))
+    assert (c[0] == 1).all() and np.isnan(c[1]).all()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_rows_and_columns_of_zeros_give_the_bias(kernels: ctypes.CDLL, kind: str) -> None:
+    rng = np.random.default_rng(10)
+    a, b, bias = random_floats(rng, 9, 37), random_floats(rng, 37, 45), random_floats(rng, 45)
+    a[4] = 0
+    b[:, 44] = 0
+    c = product(kernels, Weights.of(kind, b), a, Epilogue(bias=bias, act=SIGMOID))
+    want = activate(SIGMOID, bias.astype(np.float64))
+    np.testing.assert_allclose(c[4], want, rtol=1e-6)
+    np.testing.assert_allclose(c[:, 44], want[44], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_rows_of_any_magnitude(kernels: ctypes.CDLL, kind: str) -> None:
+    """One row's size has no influence on another's result; the largest numbers don't overflow."""
+    rng = np.random.default_rng(11)
+    sizes = np.array([1e-36, 1e-30, 1e-12, 1.0, 1e12, 1e30, 1e36], F)
+    a = rng.uniform(-1, 1, (7, 96)).astype(F) * sizes[:, None]
+    w = Weights.of(kind, rng.uniform(-1, 1, (96, 50)).astype(F))
+    c = product(kernels, w, a)
+    want = a.astype(np.float64) @ w.values
+    size = np.abs(a).astype(np.float64) @ np.abs(w.values)
+    assert (np.abs(c - want)[1:] <= 2.0**-8 * size[1:]).all()
+    assert (np.abs(c - want)[0] <= 2.0**-6 * size[0]).all()  # rounded to multiples of 2^-126
+
+
+def test_row_of_the_smallest_numbers(kernels: ctypes.CDLL) -> None:
+    w = Weights.of("int8", np.ones((16, 32), F))
+    for value in (1e-45, 1e-40, 1e-38, np.finfo(F).tiny):
+        c = product(kernels, w, np.full((1, 16), value, F))
+        assert (np.abs(c - 16 * value) <= 16 * 2.0**-126).all()
+
+
+@pytest.mark.parametrize("k", [1, 3, 384, 2064, 4128, 8192])
+def test_largest_sums_are_exact(kernels: ctypes.CDLL, k: int) -> None:
+    """Every factor at its limit: int32 holds the sum, of either sign."""
+    q = np.full((k, 34), 127, np.int8)
+    q[:, ::2] = -127
+    scales = np.full(34, 0.5, F)
+    w = Weights("int8", guarded(pack_int8(q, scales)), q * np.float64(0.5))
+    a = np.full((7, k), 3.0, F)
+    a[1] = -3.0
+    np.testing.assert_allclose(product(kernels, w, a), a.astype(np.float64) @ w.values, rtol=1e-6)
+
+
+def test_rounded_rows_add_little_to_the_weights_error(kernels: ctypes.CDLL) -> None:
+    """Next to what rounding the weights costs; also with an outlier of 30 in each row."""
+    rng = np.random.default_rng(12)
+    a, b = random_floats(rng, 64, 768), random_floats(rng, 768, 96)
+    a[:, 5] = 30
+    w = Weights.of("int8", b)
+    exact = a.astype(np.float64) @ b
+    of_weights = np.sqrt(np.mean((a @ w.values - exact) ** 2))
+    both = np.sqrt(np.mean((product(kernels, w, a) - exact) ** 2))
+    assert both < 1.05 * of_weights
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_result_does_not_depend_on_the_number_of_threads(kernels: ctypes.CDLL, kind: str) -> None:
+    rng = np.random.default_rng(7)
+    for m, n, k in [(1, 384, 384), (49, 384, 384), (300, 96, 1536)]:
+        a, w = random_floats(rng, m, k), Weights.of(kind, random_floats(rng, k, n))
+        results = []
+        for threads in (1, 2, 3):
+            kernels.t_set_num_threads(threads)
+            results.append(product(kernels, w, a))
+        for c in results[1:]:
+            if kind == "int8":
+                np.testing.assert_array_equal(c, results[0])
+            np.testing.assert_allclose(c, results[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_nothing_is_read_beside_the_panels(kernels: ctypes.CDLL, kind: str) -> None:
+    """The packed B begins, then ends, at an inaccessible page; prefetches don't matter."""
+    rng = np.random.default_rng(13)
+    for k in (1, 2, 5, 64):
+        w = Weights.of(kind, random_floats(rng, k, PANEL + 1))
+        a = random_floats(rng, 50, k)
+        for at_end in (False, True):
+            moved = Weights(kind, guarded(w.packed, at_end=at_end), w.values)
+            verify(kernels, moved, product(kernels, moved, a), a, Epilogue(), f"{k=} {at_end=}")
