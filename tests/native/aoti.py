@@ -25,6 +25,7 @@ DTYPES = {
     "float32": 6,
     "float64": 7,
     "bool": 11,
+    "bfloat16": 15,
 }
 NAMES = {code: name for name, code in DTYPES.items()}
 
@@ -147,8 +148,8 @@ class Shim:
             "_reinterpret_tensor", handle, len(sizes), sizes, strides, ctypes.c_int64(offset)
         )
 
-    def borrow(self, array: np.ndarray) -> Handle:
-        """A handle to the array's memory, which must outlive it."""
+    def borrow(self, array: np.ndarray, dtype: str | None = None) -> Handle:
+        """A handle to the array's memory, which must outlive it; `dtype` for those numpy lacks."""
         strides = [s // array.itemsize for s in array.strides]
         return self.make(
             "create_tensor_from_blob",
@@ -157,7 +158,7 @@ class Shim:
             int64s(array.shape),
             int64s(strides),
             ctypes.c_int64(0),
-            DTYPES[array.dtype.name],
+            DTYPES[dtype or array.dtype.name],
             0,
             0,
         )

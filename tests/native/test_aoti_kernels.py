@@ -9,6 +9,7 @@ import pytest
 
 from edgecompile.backends.ops import ACTIVATIONS, pack_weight
 from tests.native.aoti import Handle, ShimError, load_shim, load_torch_shim
+from tests.native.narrow import pack_bf16, pack_int8, quantize_columns, quantize_rows
 
 SDPA = "cpu__scaled_dot_product_flash_attention_for_cpu"
 
@@ -146,8 +147,8 @@ def test_sizes_that_do_not_agree_are_refused(shim):
 # ---- ec_linear ------------------------------------------------------------------------------------
 
 
-def linear(shim, x, packed, bias, residual, n, act="none") -> np.ndarray:
-    handles = [shim.borrow(x), shim.borrow(packed)]
+def linear(shim, x, packed, bias, residual, n, act="none", dtype=None) -> np.ndarray:
+    handles = [shim.borrow(x), shim.borrow(packed, dtype)]
     optional = []
     for array in (bias, residual):
         handle = None if array is None else shim.borrow(array)
@@ -186,6 +187,33 @@ def test_linear(shim, seed: int):
     close(linear(shim, x, packed, bias, residual, n), wanted, k)
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_linear_of_narrow_weights(shim, dtype: str, seed: int):
+    """The dtype of the packed weight decides what it is."""
+    rng = np.random.default_rng(seed)
+    n, k = int(rng.choice([1, 5, 32, 33, 96])), int(rng.choice([1, 3, 32, 70]))
+    lead = [int(s) for s in rng.integers(1, 6, int(rng.integers(0, 4)))]
+    x = strided(rng, (*lead, k)) if seed % 2 else rng.standard_normal((*lead, k)).astype("f4")
+    w = rng.standard_normal((k, n)).astype(np.float32)
+    bias = strided(rng, (n,)) if seed % 3 else None
+    residual = strided(rng, (*lead, n)) if seed % 4 == 1 else None
+    rows = x.reshape(-1, k).astype(np.float64)
+    if dtype == "int8":
+        q, scales = quantize_columns(w)
+        packed, values = pack_int8(q, scales), q.astype(np.float64) * scales
+        rows = quantize_rows(x.reshape(-1, k))
+    else:
+        packed, values = pack_bf16(w)
+    wanted = (rows @ values).reshape(*lead, n)
+    if bias is not None:
+        wanted = wanted + bias
+    wanted = np.maximum(wanted, 0)
+    if residual is not None:
+        wanted = wanted + residual
+    close(linear(shim, x, packed, bias, residual, n, "relu", dtype), wanted, k)
+
+
 @pytest.mark.parametrize("act", sorted(ACTIVATIONS))
 def test_linear_activates_before_the_residual(shim, act: str):
     torch = pytest.importorskip("torch")
@@ -210,7 +238,23 @@ def test_linear_activates_before_the_residual(shim, act: str):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"n": 33}, "w_packed has 1024 elements, a packed \\[33, 32\\] has 2048"),
+        ({"n": 33}, "w_packed has 1024 elements, a packed \\[33, 32\\] of float32 has 2048"),
+        (
+            {"packed": np.zeros((1, 32, 32), np.int8)},
+            "w_packed has 1024 elements, a packed \\[8, 32\\] of int8 has 1280",
+        ),
+        (
+            {"packed": np.zeros((1, 16, 32, 1), np.int16), "dtype": "bfloat16"},
+            "w_packed has 512 elements, a packed \\[8, 32\\] of bfloat16 has 1024",
+        ),
+        (
+            {"packed": np.zeros((1, 2560), np.int8)[:, ::2]},
+            "w_packed has 1280 elements",
+        ),
+        (
+            {"packed": np.zeros((1, 32, 32), np.int16)},
+            "w_packed is int16, this kernel reads float32, bfloat16 and int8 only",
+        ),
         ({"n": 0}, "n is 0"),
         ({"bias": np.zeros(5, np.float32)}, "bias is no vector of n elements"),
         ({"residual": np.zeros((2, 3, 7), np.float32)}, "residual has size 7 in dimension 2"),

@@ -4,6 +4,7 @@
 #include "aoti_abi.h"
 #include "arguments.h"
 #include "gemm.h"
+#include "gemm_narrow.h"
 
 namespace {
 
@@ -77,20 +78,35 @@ void multiply(Tensor* out, const Tensor& a, const Tensor& b, const Tensor* adden
   if (buffer.get() != nullptr) ec::copy_elements(*buffer, out);
 }
 
+// Elements of an [n, k] weight that is packed with this dtype.
+int64_t packed_count(const Tensor& packed, int64_t n, int64_t k) {
+  switch (packed.dtype) {
+    case ec::kFloat32:
+      return ec::packed_elements(n, k);
+    case ec::kBFloat16:
+      return ec::packed_elements_bf16(n, k);
+    case ec::kInt8:
+      return ec::packed_elements_int8(n, k);
+    default:
+      fail("w_packed is %s, this kernel reads float32, bfloat16 and int8 only",
+           ec::dtype_name(packed.dtype));
+  }
+}
+
 void linear(const Tensor& x, const Tensor& packed, const Tensor* bias, const Tensor* residual,
             int64_t n, int64_t act, AtenTensorHandle* ret) {
   ec::require_float32(x, "x");
-  ec::require_float32(packed, "w_packed");
   if (n < 1) fail("n is %lld", static_cast<long long>(n));
   if (act < 0 || act > static_cast<int64_t>(ec::Activation::kSigmoid)) {
     fail("activation %lld is unknown", static_cast<long long>(act));
   }
   const ec::RowsView rows(x);
   const int64_t k = rows.columns();
-  if (packed.numel() != ec::packed_elements(n, k) || !ec::is_contiguous(packed)) {
-    fail("w_packed has %lld elements, a packed [%lld, %lld] has %lld",
+  const int64_t count = packed_count(packed, n, k);
+  if (packed.numel() != count || !ec::is_contiguous(packed)) {
+    fail("w_packed has %lld elements, a packed [%lld, %lld] of %s has %lld",
          static_cast<long long>(packed.numel()), static_cast<long long>(n),
-         static_cast<long long>(k), static_cast<long long>(ec::packed_elements(n, k)));
+         static_cast<long long>(k), ec::dtype_name(packed.dtype), static_cast<long long>(count));
   }
   int64_t sizes[ec::kMaxDims];
   for (int i = 0; i < x.dims; ++i) sizes[i] = x.sizes[i];
@@ -118,8 +134,17 @@ void linear(const Tensor& x, const Tensor& packed, const Tensor* bias, const Ten
     epilogue.residual = source->as<float>();
     epilogue.ld_residual = rows.rows() == 1 ? 0 : n;
   }
-  ec::gemm_packed(rows.rows(), n, k, rows.data(), rows.row_stride(), packed.as<float>(),
-                  result->as<float>(), n, epilogue);
+  const auto run = [&](auto gemm, const auto* weights) {
+    gemm(rows.rows(), n, k, rows.data(), rows.row_stride(), weights, result->as<float>(), n,
+         epilogue);
+  };
+  if (packed.dtype == ec::kBFloat16) {
+    run(ec::gemm_bf16, packed.as<uint16_t>());
+  } else if (packed.dtype == ec::kInt8) {
+    run(ec::gemm_int8, packed.as<int8_t>());
+  } else {
+    run(ec::gemm_packed, packed.as<float>());
+  }
   *ret = ec::wrap(result.release());
 }
 
