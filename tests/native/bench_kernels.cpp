@@ -14,6 +14,7 @@
 
 #include "attention.h"
 #include "gemm.h"
+#include "gemm_narrow.h"
 #include "simd.h"
 #include "threads.h"
 
@@ -139,28 +140,42 @@ class Floats {
   float* data_;
 };
 
-void bench_gemm(int threads, int64_t m, int64_t n, int64_t k, bool cold, Activation act) {
-  const int64_t size = packed_elements(n, k);
-  const int64_t copies = cold ? (int64_t{96} << 20) / (size * 4) + 1 : 1;
+enum class Weights { kFloat32, kBfloat16, kInt8 };
+constexpr const char* kWeightNames[] = {"gemm_packed", "gemm_bf16", "gemm_int8"};
+
+void bench_gemm(Weights weights, int threads, int64_t m, int64_t n, int64_t k, bool cold,
+                Activation act) {
+  const int64_t bytes = weights == Weights::kFloat32    ? 4 * packed_elements(n, k)
+                        : weights == Weights::kBfloat16 ? 2 * packed_elements_bf16(n, k)
+                                                        : packed_elements_int8(n, k);
+  const int64_t copies = cold ? (int64_t{96} << 20) / bytes + 1 : 1;
+  // Numbers of a middling size, whichever way they are read.
   static const Floats b((int64_t{128} << 20) / 4);
+  const char* const memory = reinterpret_cast<const char*>(b.data());
   const Floats a(m * k), bias(n), c(m * n);
   Epilogue e;
   e.bias = bias.data();
   e.act = act;
+  const auto run = [&](int64_t i) {
+    const char* const from = memory + i % copies * bytes;
+    if (weights == Weights::kFloat32) {
+      gemm_packed(m, n, k, a.data(), k, reinterpret_cast<const float*>(from), c.data(), n, e);
+    } else if (weights == Weights::kBfloat16) {
+      gemm_bf16(m, n, k, a.data(), k, reinterpret_cast<const uint16_t*>(from), c.data(), n, e);
+    } else {
+      gemm_int8(m, n, k, a.data(), k, reinterpret_cast<const int8_t*>(from), c.data(), n, e);
+    }
+  };
   Peak peak(threads);
-  const double t = best_time(
-      [&](int64_t i) {
-        gemm_packed(m, n, k, a.data(), k, b.data() + i % copies * size, c.data(), n, e);
-      },
-      [&] { peak(); });
+  const double t = best_time(run, [&] { peak(); });
   const double g = 2.0 * static_cast<double>(m * n * k) / t / 1e9;
   std::printf(
-      "{\"kernel\": \"gemm_packed\", \"threads\": %d, \"b\": \"%s\", \"act\": %d, \"m\": %ld, "
+      "{\"kernel\": \"%s\", \"threads\": %d, \"b\": \"%s\", \"act\": %d, \"m\": %ld, "
       "\"n\": %ld, \"k\": %ld, \"us\": %.2f, \"gflops\": %.1f, \"of_peak\": %.3f, "
       "\"b_gb_per_s\": %.1f}\n",
-      threads, cold ? "cold" : "hot", static_cast<int>(act), static_cast<long>(m),
-      static_cast<long>(n), static_cast<long>(k), t * 1e6, g, g / peak.gflops(),
-      static_cast<double>(size) * 4e-9 / t);
+      kWeightNames[static_cast<int>(weights)], threads, cold ? "cold" : "hot",
+      static_cast<int>(act), static_cast<long>(m), static_cast<long>(n), static_cast<long>(k),
+      t * 1e6, g, g / peak.gflops(), static_cast<double>(bytes) * 1e-9 / t);
   std::fflush(stdout);
 }
 
@@ -267,13 +282,18 @@ int main(int argc, char** argv) {
                 peak.gflops());
     if (want("fork_join")) bench_fork_join(n_threads);
     for (const auto& s : shapes) {
-      if (!want("gemm") || (only_n && s[0] != only_n) || (only_k && s[1] != only_k)) continue;
+      if ((only_n && s[0] != only_n) || (only_k && s[1] != only_k)) continue;
+      std::vector<Weights> kinds;  // beside each other, so that their ratios are fair
+      if (want("gemm")) kinds.push_back(Weights::kFloat32);
+      if (want("gemm") || want("narrow")) kinds.push_back(Weights::kBfloat16);
+      if (want("gemm") || want("narrow")) kinds.push_back(Weights::kInt8);
       for (int64_t m : rows) {
         for (bool cold : {false, true}) {
-          bench_gemm(n_threads, m, s[0], s[1], cold, Activation::kNone);
+          for (Weights w : kinds) bench_gemm(w, n_threads, m, s[0], s[1], cold, Activation::kNone);
         }
       }
-      if (s[0] == 4 * s[1]) bench_gemm(n_threads, 49, s[0], s[1], true, Activation::kGeluErf);
+      if (s[0] != 4 * s[1]) continue;
+      for (Weights w : kinds) bench_gemm(w, n_threads, 49, s[0], s[1], true, Activation::kGeluErf);
     }
     for (int64_t length : {16, 49, 128, 256, 512}) {
       if (!want("attention") || (only_length && length != only_length)) continue;
