@@ -98,11 +98,23 @@ struct Int8Math {
     asm volatile("" : "+x"(v));
 #endif
   }
+  // Sums of neighbours, within 128 bits first: crossing them is dear. Then x and y have every
+  // other pair of columns.
   EC_INLINE static vi32 fold(Acc x, Acc y) {
+    constexpr int n = kFloatLanes;
+    const vi32 sums = [&]<int... i>(std::integer_sequence<int, i...>)
+                          __attribute__((always_inline)) {
+                            return add(__builtin_shuffle(x, y, vi32{from_pairs(i)...}),
+                                       __builtin_shuffle(x, y, vi32{from_pairs(i) + 1 ...}));
+                          }(std::make_integer_sequence<int, n>{});
+    if constexpr (n == 4) return sums;
     return [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
-      return add(__builtin_shuffle(x, y, vi32{2 * i...}),
-                 __builtin_shuffle(x, y, vi32{2 * i + 1 ...}));
-    }(std::make_integer_sequence<int, kFloatLanes>{});
+      return __builtin_shuffle(sums, vi32{(i % (n / 2) / 2 * 4 + i / (n / 2) * 2 + i % 2)...});
+    }(std::make_integer_sequence<int, n>{});
+  }
+  // Where the i-th sum's first half comes from, lanes of y counted after those of x.
+  static constexpr int from_pairs(int i) {
+    return i / 4 * 4 + i % 2 * 2 + (i % 4 < 2 ? 0 : kFloatLanes);
   }
 #endif
 

@@ -32,8 +32,8 @@ struct NarrowProduct {
 
 // What a panel's columns are multiplied by and start from.
 struct NarrowColumns {
-  const float* scales;  // null: none
-  const float* bias;    // null: none
+  const float* scales;  // where Math::kScales
+  const float* bias;
   int64_t count;
 };
 
@@ -46,15 +46,17 @@ void finish_narrow(const NarrowProduct<Math>& p, int64_t r0, int64_t rows, int64
   // The results take the place of the sums.
   static_assert(sizeof(typename Math::Sum) == sizeof(float));
   float* const results = reinterpret_cast<float*>(sums);
-  for (int64_t r = 0; r < rows; ++r) {
+  const auto scale_row = [&](int64_t r, int64_t count) __attribute__((always_inline)) {
     const float scale = p.row_scales == nullptr ? e.alpha : e.alpha * p.row_scales[r0 + r];
-    for (int64_t j = 0; j < columns.count; j += kL) {
-      vf32 x = convert<vf32>(load<Vector<typename Math::Sum, kL>>(sums + r * kPanel + j));
+    for (int64_t j = 0; j < count; j += kL) {
+      const vf32 x = convert<vf32>(load<Vector<typename Math::Sum, kL>>(sums + r * kPanel + j));
       vf32 factor = broadcast(scale);
-      if (columns.scales != nullptr) factor *= load(columns.scales + j);
-      x = columns.bias == nullptr ? x * factor : fma(x, factor, load(columns.bias + j));
-      store(results + r * kPanel + j, x);
+      if constexpr (Math::kScales) factor *= load(columns.scales + j);
+      store(results + r * kPanel + j, fma(x, factor, load(columns.bias + j)));
     }
+  };
+  for (int64_t r = 0; r < rows; ++r) {
+    columns.count == kPanel ? scale_row(r, kPanel) : scale_row(r, columns.count);
   }
   if (columns.count == kPanel) {
     activate(e.act, results, rows * kPanel);
@@ -124,14 +126,13 @@ void run_narrow_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int6
       }
       t.prefetch = calls >= 2 ? next : nullptr;  // a single tile's reading is prefetched by itself
       alignas(64) float bias[kPanel] = {};
-      NarrowColumns columns{nullptr, nullptr, std::min(kPanel, p.n - n0)};
+      NarrowColumns columns{nullptr, bias, std::min(kPanel, p.n - n0)};
       if (last) {
         if constexpr (Math::kScales) {
           columns.scales = reinterpret_cast<const float*>(b + groups * kGroupBytes);
         }
         if (e.bias != nullptr) {
           for (int64_t j = 0; j < columns.count; ++j) bias[j] = e.beta * e.bias[n0 + j];
-          columns.bias = bias;
         }
       }
       int64_t done = 0;
