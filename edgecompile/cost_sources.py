@@ -34,7 +34,7 @@ from edgecompile.surfaces import CostSurface
 from edgecompile.targets import TargetProfile, VariantSpec
 from edgecompile.workcount import count_work
 
-__all__ = ["Costs", "find_costs", "make_measuring_kit"]
+__all__ = ["Costs", "find_costs", "kit_for", "make_measuring_kit", "runnable_variants"]
 
 _MODELLED_POINTS = 64
 
@@ -74,10 +74,10 @@ def find_costs(
     """
     if request.calibration is not None:
         return _calibrated(exports.model, profile, request, scope, request.calibration)
-    runnable = _runnable(profile, work)
+    runnable = runnable_variants(profile, work)
     if not runnable:
         return _modelled(exports, profile, request, scope)
-    kit, note = _kit_for(exports, request, scope)
+    kit, note = kit_for(exports, request, scope)
     scratch = work / "measured.ecb"
     shutil.rmtree(scratch, ignore_errors=True)
     try:
@@ -129,7 +129,7 @@ def _modelled(
     exports: ExportStore, profile: TargetProfile, request: PlanRequest, scope: KitScope
 ) -> Costs:
     # A roofline says nothing of what can be exported or padded.
-    kit, why = _kit_for(exports, request, scope)
+    kit, why = kit_for(exports, request, scope)
     modes = tuple(dict.fromkeys(bucket.mode for bucket in kit.buckets))
     extent = scope.axes[0][1]
     span, count = extent.hi - extent.lo, min(extent.hi - extent.lo + 1, _MODELLED_POINTS)
@@ -190,7 +190,7 @@ def _only_surface(surface: CostSurface, modes: tuple[Mode, ...]) -> CostSurface:
     return replace(surface, slices=slices)
 
 
-def _kit_for(
+def kit_for(
     exports: ExportStore, request: PlanRequest, scope: KitScope
 ) -> tuple[MeasuringKit, str]:
     """The kit for the modes that the model can run in, and a note where that isn't all of them.
@@ -228,7 +228,7 @@ def _kit_for(
     return kit, note
 
 
-def _runnable(profile: TargetProfile, work: Path) -> list[VariantSpec]:
+def runnable_variants(profile: TargetProfile, work: Path) -> list[VariantSpec]:
     """The target's variants that this host can run, the best one last."""
     arch = architecture(platform.machine())
     if arch not in profile.archs:
@@ -253,7 +253,7 @@ def make_measuring_kit(
         As :func:`plan_model`.
     """
     scope = plan_scope(exports.model, request)
-    kit, _ = _kit_for(exports, request, scope)
+    kit, _ = kit_for(exports, request, scope)
     return build_kit(
         exports,
         kit,

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import edgecompile
 from edgecompile.backends.artifact import file_sha256
@@ -25,6 +26,7 @@ from edgecompile.progress import StepHandle
 from edgecompile.report import build_page
 from edgecompile.runtime.manifest import MANIFEST_NAME, Manifest
 from edgecompile.runtime.schema import BucketSpec, Extent, TensorSpec
+from edgecompile.samples import Samples
 from edgecompile.structure import model_structure
 from edgecompile.verify import (
     TOLERANCES,
@@ -32,8 +34,12 @@ from edgecompile.verify import (
     check_report,
     make_cases,
     min_cosine,
+    sample_cases,
     verify_bundle,
 )
+
+if TYPE_CHECKING:
+    from edgecompile.precision_choice import PrecisionChoice
 
 #: Which of the verification cases travel with the bundle as golden vectors.
 GOLDEN_CASES = ("lower", "hint", "upper")
@@ -58,11 +64,26 @@ def pack_bundle(
     *,
     lengths: LengthDistribution | JointDistribution | None = None,
     cost: BucketCost | None = None,
+    samples: Samples | None = None,
+    choice: PrecisionChoice | None = None,
     seed: int = 0,
     force: bool = False,
     step: StepHandle | None = None,
 ) -> PackedBundle:
     """Writes a bundle and verifies it before it gets its name.
+
+    Args:
+        model: what was compiled.
+        plan: its buckets.
+        compiled: of these buckets.
+        output: the bundle to write.
+        lengths: what the plan was made for, for the reports.
+        cost: what buckets take, likewise.
+        samples: inputs to verify with beside those of :func:`edgecompile.verify.make_cases`.
+        choice: how the precision was chosen, for the reports.
+        seed: of the inputs that are drawn.
+        force: replace a bundle of the same name.
+        step: told what is being done.
 
     Raises:
         VerificationError: an output differs from eager; nothing stands under the final name.
@@ -85,6 +106,8 @@ def pack_bundle(
         )
         tell("running eager")
         cases = list(make_cases(model, plan.buckets, seed=seed))
+        if samples is not None and samples.real:
+            cases += sample_cases(model, plan.buckets, samples)
         golden = tuple(
             writer.add_golden(c.bucket, c.name, c.inputs, c.outputs)
             for c in cases
@@ -101,7 +124,8 @@ def pack_bundle(
             min_cosine=min_cosine(manifest.precision),
         )
         check_report(report)
-        for name, data in _reports(manifest.name, plan, lengths, cost, compiled, report).items():
+        found = _reports(manifest.name, plan, lengths, cost, compiled, report, choice)
+        for name, data in found.items():
             writer.add_bytes(data, f"reports/{name}")
         writer.write_manifest(manifest)
         tell("naming it")
@@ -126,6 +150,7 @@ def _reports(
     cost: BucketCost | None,
     compiled: CompiledModel,
     report: VerifyReport,
+    choice: PrecisionChoice | None,
 ) -> dict[str, bytes]:
     """What the bundle says about itself: JSON for programs, one page for people."""
     files: dict[str, object] = {
@@ -133,6 +158,8 @@ def _reports(
         "audit.json": [verdict.to_json() for verdict in compiled.audit],
         "plan.json": plan.to_json(),
     }
+    if choice is not None:
+        files["precision.json"] = choice.to_json()
     joint = sizes if isinstance(sizes, JointDistribution) else None
     lengths = joint.marginal(joint.axes[0]) if joint is not None else sizes
     page = None
@@ -151,7 +178,7 @@ def _reports(
                 cost=cost,
             )
             files["plan.json"] = judgement.to_json()
-            page = build_page(name, judgement, report)
+            page = build_page(name, judgement, report, choice)
     result = {file: (json.dumps(value, indent=1) + "\n").encode() for file, value in files.items()}
     if page is not None:
         result["report.html"] = page.encode()

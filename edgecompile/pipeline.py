@@ -25,8 +25,9 @@ from edgecompile.errors import BundleWriteError
 from edgecompile.packing import pack_bundle
 from edgecompile.plan_request import PlanRequest
 from edgecompile.planning import plan_model
-from edgecompile.precision import Precision
-from edgecompile.progress import NULL_PROGRESS, Progress
+from edgecompile.precision_choice import PrecisionChoice, ResolvedPrecision, resolve_precision
+from edgecompile.progress import NULL_PROGRESS, Progress, StepHandle
+from edgecompile.samples import SampleTexts
 from edgecompile.targets import load_target
 from edgecompile.verify import VerifyReport
 
@@ -43,7 +44,10 @@ class BuildRequest:
         plan: the traffic, and what decides the buckets.
         output: path of the bundle; ``.ecb`` is appended if it is missing.
         batch: smallest and largest batch; equal values make it fixed.
-        precision: of the linears' weights.
+        precision: of the linears' weights: fp32, bf16, int8, or auto, the fastest that stays within
+            ``max_error``.
+        max_error: what ``auto`` may cost, of an output's scale; None: the default bound.
+        texts: real texts to try and verify with.
         work_dir: where the stages leave their files; None: a temporary folder.
         seed: of verification inputs.
         force: replace a bundle of the same name.
@@ -55,6 +59,8 @@ class BuildRequest:
     output: Path
     batch: tuple[int, int] = (1, 1)
     precision: str = "fp32"
+    max_error: float | None = None
+    texts: SampleTexts | None = None
     work_dir: Path | None = None
     seed: int = 0
     force: bool = False
@@ -73,6 +79,7 @@ class BuildResult:
         audit: what was found in each library.
         seconds: wall time by step.
         notes: what a person should know.
+        choice: how the precision was chosen, if it was.
     """
 
     bundle_path: Path
@@ -83,6 +90,7 @@ class BuildResult:
     audit: tuple[AuditVerdict, ...]
     seconds: Mapping[str, float]
     notes: tuple[str, ...] = field(default=())
+    choice: PrecisionChoice | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -90,6 +98,7 @@ class BuildResult:
             "size_bytes": self.size_bytes,
             "sha256": self.sha256,
             "plan": self.plan.to_json(),
+            "precision": None if self.choice is None else self.choice.to_json(),
             "verify": self.verify.to_json(),
             "audit": [v.to_json() for v in self.audit],
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
@@ -123,11 +132,27 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
 
     with _work_folder(request.work_dir) as work:
         _write_json(work / "lengths.json", traffic.to_json())
-        precision = Precision(request.precision)
-        _write_json(work / "precision.json", precision.to_json())
-        wanted = replace(request.plan, precision=precision)
         model = timed("load the model", lambda _: load_model(request.model, batch=request.batch))
         exports = ExportStore(model, work / "exported")
+
+        def resolve(step: StepHandle | None = None) -> ResolvedPrecision:
+            return resolve_precision(
+                request.precision,
+                exports,
+                profile,
+                request.plan,
+                request.texts,
+                work,
+                max_error=request.max_error,
+                seed=request.seed,
+                step=step,
+            )
+
+        auto = request.precision == "auto"
+        resolved = timed("choose the precision", resolve) if auto else resolve()
+        precision, choice, samples = resolved
+        _write_json(work / "precision.json", precision.to_json())
+        wanted = replace(request.plan, precision=precision)
         planned = timed(
             "measure and plan",
             lambda step: plan_model(exports, profile, wanted, work, step=step),
@@ -159,6 +184,8 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
                 output,
                 lengths=traffic,
                 cost=planned.cost,
+                samples=samples,
+                choice=choice,
                 seed=request.seed,
                 force=request.force,
                 step=step,
@@ -172,7 +199,8 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         verify=packed.verify,
         audit=compiled.audit,
         seconds=seconds,
-        notes=(*planned.notes, *packed.notes),
+        notes=(*(choice.notes if choice else ()), *planned.notes, *packed.notes),
+        choice=choice,
     )
 
 

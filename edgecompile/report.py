@@ -13,6 +13,7 @@ from edgecompile.plan_view import PlanJudgement
 from edgecompile.units import format_count, format_share
 
 if TYPE_CHECKING:
+    from edgecompile.precision_choice import PrecisionChoice
     from edgecompile.verify import CaseResult, VerifyReport
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "bench_section",
     "build_page",
     "plan_section",
+    "precision_section",
     "render_page",
     "verify_section",
 ]
@@ -31,6 +33,7 @@ def build_page(
     name: str,
     judgement: PlanJudgement,
     report: VerifyReport,
+    choice: PrecisionChoice | None = None,
     *,
     unit: str = "tokens",
     facts: Sequence[tuple[str, str]] = (),
@@ -41,14 +44,32 @@ def build_page(
         name: of the bundle.
         judgement: the plan and its rivals.
         report: of the verification.
+        choice: how the precision was chosen, if it was.
         unit: what a length counts.
         facts: versions and machine.
     """
     sections = [
         plan_section(judgement, unit=unit),
+        *([] if choice is None else [precision_section(choice)]),
         verify_section(report, judgement.plan.buckets),
     ]
     return render_page(name, sections, lead=f"Lengths: {judgement.traffic.source}", facts=facts)
+
+
+def precision_section(choice: PrecisionChoice) -> Section:
+    """What was tried and what it cost."""
+    from edgecompile.precision_choice import COLUMNS
+
+    strong = tuple(
+        i for i, trial in enumerate(choice.trials) if trial.precision == choice.precision
+    )
+    caption = (
+        f"Tried on {choice.samples}. Allowed: a largest difference of {100 * choice.max_error:g} % of "
+        "each output's largest magnitude"
+    )
+    rows = choice.rows()
+    parts = (Table("Trials", COLUMNS, rows, strong=strong, caption=caption),) if rows else ()
+    return Section("Precision", notes=choice.notes, parts=parts)
 
 
 def verify_section(report: VerifyReport, buckets: Sequence[Bucket]) -> Section:

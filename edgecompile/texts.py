@@ -37,7 +37,7 @@ def read_text_lengths(source: str | Path, tokenizer: Path) -> LengthDistribution
         MissingDependencyError: the package tokenizers isn't installed.
     """
     encoder = load_tokenizer(tokenizer)
-    lower = _wants_lower_case(tokenizer.parent)
+    lower = wants_lower_case(tokenizer.parent)
     name = "standard input" if str(source) == "-" else str(source)
     counts: Counter[int] = Counter()
     try:
@@ -121,7 +121,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _wants_lower_case(folder: Path) -> bool:
+def wants_lower_case(folder: Path) -> bool:
     # sentence-transformers can lower the text before its tokenizer sees it.
     path = folder / "sentence_bert_config.json"
     if not path.is_file():

@@ -26,6 +26,7 @@ from edgecompile.bundle import save_case
 from edgecompile.errors import VerificationError
 from edgecompile.models import LoadedModel
 from edgecompile.runtime.manifest import Tolerance
+from edgecompile.samples import Samples
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
@@ -160,6 +161,19 @@ def make_cases(model: LoadedModel, buckets: Sequence[Bucket], *, seed: int = 0) 
             inputs = model.make_example(sizes, seed=int(random.integers(1 << 31)))
             yield Case(index, name, _to_numpy(inputs), _eager(model, inputs))
         yield from _padded_cases(model, index, bucket, random)
+
+
+def sample_cases(model: LoadedModel, buckets: Sequence[Bucket], samples: Samples) -> Iterator[Case]:
+    """Given inputs with eager's answers, each in the first bucket that serves it."""
+    import torch
+
+    for number, (inputs, length) in enumerate(zip(samples.inputs, samples.lengths, strict=True)):
+        for index, bucket in enumerate(buckets):
+            others = all(e.lo <= model.axes[name].lo <= e.hi for name, e in bucket.other_axes)
+            if bucket.lo <= length <= bucket.hi and others:
+                tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+                yield Case(index, f"text{number}", inputs, _eager(model, tensors))
+                break
 
 
 def _padded_cases(
@@ -370,5 +384,6 @@ __all__ = [
     "check_report",
     "make_cases",
     "min_cosine",
+    "sample_cases",
     "verify_bundle",
 ]

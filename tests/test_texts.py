@@ -81,7 +81,7 @@ def test_text_is_lowered_where_the_model_asks_for_it(tmp_path: Path, tokenizer: 
     assert encoder.encode("CAT").ids != encoder.encode("cat").ids
     (tokenizer.parent / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
     assert read_text_lengths(path, tokenizer).lengths == (3,)
-    assert texts._wants_lower_case(tokenizer.parent)
+    assert texts.wants_lower_case(tokenizer.parent)
 
 
 @pytest.mark.parametrize(

@@ -114,21 +114,29 @@ def activation_bits(k: int) -> int:
     return next(bits for bits in range(13, 0, -1) if k * 127 * 2**bits < 2**31 or bits == 1)
 
 
-def _linear_int8(x: Tensor, packed: Tensor, n: int) -> Tensor:
-    """As the native kernels do it: rows are rounded to integers, whose products add up exactly."""
-    values, scales = _unpack_int8(packed, n, x.shape[-1])
+def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The integers that int8 products take in place of rows of ``x``, and the rows' step; float64.
+
+    A row with an infinity gives NaN, as its other values would be lost.
+    """
     levels = 2 ** activation_bits(x.shape[-1]) - 1
     wide = x.to(torch.float64)  # exact for integers below 2**53
     largest = wide.abs().amax(-1, keepdim=True) if x.shape[-1] else wide.new_zeros(*x.shape[:-1], 1)
     step = torch.where(largest > 0, largest, 1) / levels
-    # A row with an infinity gives NaN, as its other values would be lost.
-    rounded = torch.where(largest.isfinite(), (wide / step).round(), torch.nan)
+    return torch.where(largest.isfinite(), (wide / step).round(), torch.nan), step
+
+
+def _linear_int8(x: Tensor, packed: Tensor, n: int) -> Tensor:
+    """As the native kernels do it: rows are rounded to integers, whose products add up exactly."""
+    values, scales = _unpack_int8(packed, n, x.shape[-1])
+    rounded, step = round_rows(x)
     sums = torch.nn.functional.linear(rounded, values.to(torch.float64))
     result: Tensor = sums * step * scales
     return result.to(torch.float32)
 
 
-def _activate(x: Tensor, act: int) -> Tensor:
+def activate(x: Tensor, act: int) -> Tensor:
+    """Applies an activation by its code."""
     functions: dict[int, Callable[[Tensor], Tensor]] = {
         0: lambda t: t,
         1: torch.relu,
@@ -146,10 +154,10 @@ def _linear_cpu(
 ) -> Tensor:
     if w_packed.dtype == torch.int8:
         y = _linear_int8(x, w_packed, n)
-        y = _activate(y if bias is None else y + bias, act)
+        y = activate(y if bias is None else y + bias, act)
     else:
         weight = unpack_weight(w_packed, n, x.shape[-1])
-        y = _activate(torch.nn.functional.linear(x, weight, bias), act)
+        y = activate(torch.nn.functional.linear(x, weight, bias), act)
     return y if residual is None else y + residual
 
 

@@ -10,15 +10,18 @@ import click
 
 from edgecompile.cli.options import (
     batch_option,
+    check_max_error,
     check_traffic_options,
     jobs_option,
     model_argument,
-    precision_option,
+    precision_options,
+    sample_texts,
     seed_option,
     target_option,
     threads_option,
 )
 from edgecompile.cli.plan_options import plan_options, read_sizes, traffic_options
+from edgecompile.cli.plan_table import precision_table
 from edgecompile.cli.session import Command, Session, output_options
 
 __all__ = ["bundle_name", "command"]
@@ -27,6 +30,7 @@ _EPILOG = """\b
 Examples:
   edgecompile build ./minilm --target cpu-x86-64 --lengths lengths.txt
   edgecompile build ./minilm --texts queries.txt --max-length 256 --output search.ecb
+  edgecompile build ./minilm --texts queries.txt --precision auto --max-error 1%
   edgecompile build net.py:make_model --lengths counts.csv --batch 1:8 --keep-work
   cut -f3 access.log | edgecompile build ./minilm --lengths - --json
 """
@@ -45,7 +49,7 @@ Examples:
 )
 @plan_options
 @batch_option
-@precision_option
+@precision_options
 @click.option(
     "--work-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -71,6 +75,7 @@ def command(
     output: Path | None,
     batch: tuple[int, int],
     precision: str,
+    max_error: float | None,
     work_dir: Path | None,
     keep_work: bool,
     seed: int,
@@ -88,6 +93,7 @@ def command(
     """
     if not stats:
         check_traffic_options(lengths, texts, tokenizer, model)
+    check_max_error(precision, max_error)
 
     from edgecompile.bundle import bundle_path
     from edgecompile.pipeline import BuildRequest, build
@@ -133,12 +139,16 @@ def command(
             output=bundle,
             batch=batch,
             precision=precision,
+            max_error=max_error,
+            texts=sample_texts(texts, tokenizer, model),
             work_dir=work_dir,
             seed=seed,
             force=force,
         ),
         console,
     )
+    if result.choice is not None:
+        console.show(precision_table(result.choice))
     for note in result.notes:
         console.say(f"  note: {note}")
     console.summary(

@@ -151,6 +151,12 @@ class Console:
         """Why the run ends here, and what can be done about it."""
         self._labelled("error", "bold red", message, hint)
 
+    def show(self, renderable: RenderableType) -> None:
+        """A table beside the result, which --quiet silences."""
+        if not self._quiet:
+            self._print(Text())
+            self._print(renderable)
+
     def summary(self, rows: Iterable[tuple[str, str]]) -> None:
         """The outcome: size, time, hash."""
         if not self._quiet:

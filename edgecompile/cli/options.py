@@ -11,10 +11,12 @@ from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     from edgecompile.lengths import LengthDistribution
+    from edgecompile.samples import SampleTexts
 
 __all__ = [
     "DEFAULT_TARGET",
     "batch_option",
+    "check_max_error",
     "check_traffic_options",
     "complete_target",
     "jobs_option",
@@ -22,7 +24,8 @@ __all__ = [
     "max_length_option",
     "mode_option",
     "model_argument",
-    "precision_option",
+    "precision_options",
+    "sample_texts",
     "read_traffic",
     "seed_option",
     "target_option",
@@ -99,13 +102,45 @@ max_length_option: _Decorator[Any] = click.option(
     help="Longest length to serve. Default: the model's limit, or the longest seen.",
 )
 
-precision_option: _Decorator[Any] = click.option(
-    "--precision",
-    type=click.Choice(["fp32", "bf16", "int8"]),
-    default="fp32",
-    show_default=True,
-    help="Of the linear layers' weights.",
-)
+
+def precision_options(function: _Decorated) -> _Decorated:
+    """Adds --precision and --max-error."""
+    precision = click.option(
+        "--precision",
+        type=click.Choice(["fp32", "bf16", "int8", "auto"]),
+        default="fp32",
+        show_default=True,
+        help="Of the linear layers' weights. auto tries all on this machine and takes the fastest "
+        "that stays within --max-error.",
+    )
+    max_error = click.option(
+        "--max-error",
+        callback=_read_share,
+        metavar="SHARE",
+        help="How far --precision auto may get from eager: the largest difference as a share of "
+        "an output's largest magnitude, 0.01 or 1%.  [default: 2%]",
+    )
+    return precision(max_error(function))
+
+
+def check_max_error(precision: str, max_error: float | None) -> None:
+    """Raises click.UsageError where --max-error says nothing."""
+    if max_error is not None and precision != "auto":
+        raise click.UsageError("--max-error goes with --precision auto.")
+
+
+def _read_share(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    number = value.strip()
+    try:
+        share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        raise click.BadParameter(f"'{value}' is neither a number nor a percentage.") from None
+    if not 0 < share <= 1:
+        raise click.BadParameter(f"'{value}' isn't above 0 and at most 1.")
+    return share
+
 
 threads_option: _Decorator[Any] = click.option(
     "--threads",
@@ -193,6 +228,17 @@ def read_traffic(
     from edgecompile.texts import read_text_lengths
 
     return read_text_lengths(texts or "", tokenizer or _model_tokenizer(model or ""))
+
+
+def sample_texts(
+    texts: str | None, tokenizer: Path | None, model: str | None
+) -> SampleTexts | None:
+    """The texts of --texts as inputs to run; None without a file that can be read again."""
+    if texts is None or texts == "-":
+        return None
+    from edgecompile.samples import SampleTexts
+
+    return SampleTexts(Path(texts), tokenizer or _model_tokenizer(model or ""))
 
 
 def _model_tokenizer(model: str) -> Path:

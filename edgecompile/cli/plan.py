@@ -12,8 +12,10 @@ import click
 
 from edgecompile.cli.options import (
     batch_option,
+    check_max_error,
     jobs_option,
-    precision_option,
+    precision_options,
+    sample_texts,
     seed_option,
     target_option,
     threads_option,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from edgecompile.buckets import BucketPlan
+    from edgecompile.compilation import ExportStore
     from edgecompile.curves import CostCurve, Mode
     from edgecompile.joint import JointDistribution
     from edgecompile.lengths import LengthDistribution
@@ -32,7 +35,9 @@ if TYPE_CHECKING:
     from edgecompile.plan_request import PlanRequest
     from edgecompile.plan_view import PlanJudgement
     from edgecompile.precision import Precision
+    from edgecompile.samples import SampleTexts
     from edgecompile.surfaces import CostSurface
+    from edgecompile.targets import TargetProfile
 
 __all__ = ["command"]
 
@@ -41,8 +46,8 @@ Examples:
   edgecompile plan lengths.json --model ./minilm --report plan.html
   edgecompile plan lengths.csv --cost-points costs.csv --max-buckets 6 --json
   edgecompile plan --from-stats stats.json --model ./minilm --work-dir minilm.work
-  edgecompile plan lengths.json --model ./minilm --kit minilm-kit.ecb
-  edgecompile plan lengths.json --model ./minilm --calibration device.json
+  edgecompile plan lengths.json --model ./minilm --kit minilm-kit.ecb --precision int8
+  edgecompile plan lengths.json --model ./minilm --calibration device.json --precision int8
 """
 
 
@@ -60,7 +65,7 @@ Examples:
 @target_option
 @plan_options
 @batch_option
-@precision_option
+@precision_options
 @threads_option
 @jobs_option
 @seed_option
@@ -105,6 +110,7 @@ def command(
     target: str,
     batch: tuple[int, int],
     precision: str,
+    max_error: float | None,
     seed: int,
     work_dir: Path | None,
     output: Path | None,
@@ -123,7 +129,8 @@ def command(
     if file is not None and lengths is not None:
         raise click.UsageError("LENGTHS and --lengths are the same thing; give one of them.")
     if cost_points is not None:
-        _refuse_model_options(wanted, kit)
+        _refuse_model_options(wanted, kit, precision)
+    check_max_error(precision, max_error)
     source = file or lengths
     if source is None and texts is None and not stats and work_dir is not None:
         source = str(work_dir / "lengths.json")
@@ -143,12 +150,11 @@ def command(
         made = _plan_from_points(traffic, joint, costs, wanted)
     else:
         from edgecompile.plan_request import PlanRequest
-        from edgecompile.precision import Precision
 
-        request = PlanRequest(traffic, joint, precision=Precision(precision), **wanted)
-        if work_dir is not None and kit is None:
-            _write_precision(work_dir, request.precision)
-        subject = _Subject(str(model), target, batch, work_dir)
+        request = PlanRequest(traffic, joint, **wanted)
+        samples = sample_texts(texts, tokenizer, model)
+        asked = _Asked(precision, max_error, samples, seed)
+        subject = _Subject(str(model), target, batch, work_dir, asked)
         if kit is not None:
             _write_kit(session, request, subject, kit)
             return
@@ -174,6 +180,17 @@ class _Subject:
     target: str
     batch: tuple[int, int]
     work_dir: Path | None
+    asked: _Asked
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Which precision was asked for, and what to try it on."""
+
+    precision: str
+    max_error: float | None
+    texts: SampleTexts | None
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -190,7 +207,7 @@ def _modes(mode: str) -> tuple[Mode, ...]:
     return ("pad",) if mode == "pad" else ("exact",)
 
 
-def _refuse_model_options(wanted: dict[str, Any], kit: Path | None) -> None:
+def _refuse_model_options(wanted: dict[str, Any], kit: Path | None, precision: str) -> None:
     """Options that mean nothing without a model, all at once."""
     names = {
         "runs": "--runs",
@@ -200,6 +217,7 @@ def _refuse_model_options(wanted: dict[str, Any], kit: Path | None) -> None:
     }
     given = [option for name, option in names.items() if wanted[name] is not None]
     given += ["--kit"] if kit is not None else []
+    given += ["--precision"] if precision != "fp32" else []
     if given:
         raise click.UsageError(
             f"{', '.join(given)}: only with --model, as cost points don't say what programs take."
@@ -257,10 +275,49 @@ def _plan_from_model(session: Session, request: PlanRequest, subject: _Subject) 
     profile = load_target(subject.target)
     with session.console.step("load the model"):
         loaded = load_model(subject.model, batch=subject.batch)
-    with _folder(subject.work_dir) as work, session.console.step("measure and plan") as step:
+    with _folder(subject.work_dir) as work:
         exports = ExportStore(loaded, work / "exported")
-        planned = plan_model(exports, profile, request, work, step=step)
-    return _Made(replace(planned.plan, notes=planned.notes), planned.cost)
+        request, notes = _with_precision(session, request, subject, exports, profile, work)
+        with session.console.step("measure and plan") as step:
+            planned = plan_model(exports, profile, request, work, step=step)
+    if subject.work_dir is not None:
+        _write_precision(subject.work_dir, request.precision)
+    return _Made(replace(planned.plan, notes=(*notes, *planned.notes)), planned.cost)
+
+
+def _with_precision(
+    session: Session,
+    request: PlanRequest,
+    subject: _Subject,
+    exports: ExportStore,
+    profile: TargetProfile,
+    work: Path,
+) -> tuple[PlanRequest, tuple[str, ...]]:
+    """The request with the precision that was asked for or chosen, and what to say of that."""
+    from edgecompile.precision import Precision
+
+    asked = subject.asked
+    if asked.precision != "auto":
+        return replace(request, precision=Precision(asked.precision)), ()
+    from edgecompile.cli.plan_table import precision_table
+    from edgecompile.precision_choice import resolve_precision
+
+    with session.console.step("choose the precision") as step:
+        precision, choice, _ = resolve_precision(
+            asked.precision,
+            exports,
+            profile,
+            request,
+            asked.texts,
+            work,
+            max_error=asked.max_error,
+            seed=asked.seed,
+            step=step,
+        )
+    if choice is None:
+        return replace(request, precision=precision), ()
+    session.console.show(precision_table(choice))
+    return replace(request, precision=precision), choice.notes
 
 
 def _write_kit(session: Session, request: PlanRequest, subject: _Subject, kit: Path) -> None:
@@ -273,15 +330,20 @@ def _write_kit(session: Session, request: PlanRequest, subject: _Subject, kit: P
     profile = load_target(subject.target)
     with session.console.step("load the model"):
         loaded = load_model(subject.model, batch=subject.batch)
-    with _folder(subject.work_dir) as work, session.console.step("build the kit") as step:
+    with _folder(subject.work_dir) as work:
         exports = ExportStore(loaded, work / "exported")
-        built = make_measuring_kit(exports, profile, request, bundle_path(kit), work, step=step)
+        request, notes = _with_precision(session, request, subject, exports, profile, work)
+        with session.console.step("build the kit") as step:
+            built = make_measuring_kit(exports, profile, request, bundle_path(kit), work, step=step)
+    for note in notes:
+        session.console.say(f"  note: {note}")
     session.console.say(
         f"on the device: PYTHONPATH={built.path.name}/runtime python3 -m edgecompile.runtime "
         f"bench {built.path.name} --calibrate calibration.json"
     )
     document = {
         "kit": str(built.path),
+        "precision": request.precision.to_json(),
         "programs": [bucket.to_json() for bucket in built.kit.buckets],
         "runs": [{"bucket": index, "sizes": dict(sizes)} for index, sizes in built.kit.runs],
     }

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from edgecompile.plan_view import PlanJudgement
+    from edgecompile.precision_choice import PrecisionChoice
 
-__all__ = ["plan_page", "plan_table"]
+__all__ = ["plan_page", "plan_table", "precision_table"]
 
 _HEADING_WIDTH = 10  # "tuned for" stays on one line
 
@@ -34,6 +35,15 @@ def _fold(heading: str) -> str:
     """A heading over several lines: names of axes may be long, and the modes need room as well."""
     lines = textwrap.wrap(heading.replace("_", "_ "), _HEADING_WIDTH)
     return "\n".join(line.replace("_ ", "_") for line in lines)
+
+
+def precision_table(choice: PrecisionChoice) -> RenderableType:
+    """What ``--precision auto`` tried."""
+    from edgecompile.precision_choice import COLUMNS
+
+    chosen = [i for i, t in enumerate(choice.trials) if t.precision == choice.precision]
+    strong = chosen[0] if chosen else None
+    return stack(heading("Precision"), table(COLUMNS, choice.rows(), left=1, strong=strong))
 
 
 def plan_page(judgement: PlanJudgement, model: str | None) -> str:

@@ -1,0 +1,123 @@
+"""Inputs such as the model will see: real texts where there are some, else drawn at real lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgecompile.lengths import LengthDistribution
+from edgecompile.texts import load_tokenizer, read_lines, wants_lower_case
+
+if TYPE_CHECKING:
+    from edgecompile.models import LoadedModel
+
+__all__ = ["DEFAULT_SAMPLES", "SampleTexts", "Samples", "draw_samples", "text_samples"]
+
+DEFAULT_SAMPLES = 24
+_MAX_LINES = 20_000
+
+#: What of a tokenizer's answer an input of this name takes.
+_PARTS: Mapping[str, str] = {
+    "input_ids": "ids",
+    "ids": "ids",
+    "attention_mask": "attention_mask",
+    "mask": "attention_mask",
+    "token_type_ids": "type_ids",
+}
+
+
+@dataclass(frozen=True)
+class SampleTexts:
+    """A file of texts, one a line, and the ``tokenizer.json`` that makes tokens of them."""
+
+    file: Path
+    tokenizer: Path
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs at the smallest size of every axis but the length axis.
+
+    Attributes:
+        inputs: of one run each, by name.
+        lengths: of each.
+        source: what they are, in words.
+        real: whether their values are real, not drawn.
+    """
+
+    inputs: tuple[Mapping[str, npt.NDArray[np.generic]], ...]
+    lengths: tuple[int, ...]
+    source: str
+    real: bool = False
+
+
+def text_samples(
+    model: LoadedModel, texts: SampleTexts, longest: int, count: int = DEFAULT_SAMPLES
+) -> Samples | None:
+    """Samples of a file of texts, evenly spread over it; texts over ``longest`` tokens left out.
+
+    Returns:
+        None where the model has inputs that no tokenizer gives, or no text fits.
+
+    Raises:
+        LengthsError: the file isn't UTF-8 text.
+        ModelError, MissingDependencyError: the tokenizer can't be read.
+        OSError: the file can't be read.
+    """
+    if any(spec.name not in _PARTS or len(spec.shape) != 2 for spec in model.inputs):
+        return None
+    encoder = load_tokenizer(texts.tokenizer)
+    lower = wants_lower_case(texts.tokenizer.parent)
+    with texts.file.open("rb") as stream:
+        lines = list(islice(read_lines(stream, texts.file.name), _MAX_LINES))
+    shortest = model.axes[model.length_axis].lo if model.length_axis else 1
+    encoded = []
+    # Some may not fit: as many are tried as there are until enough do.
+    for index in _spread(len(lines), 4 * count):
+        found = encoder.encode(lines[index].lower() if lower else lines[index])
+        if shortest <= len(found.ids) <= longest:
+            encoded.append(found)
+    encoded = [encoded[index] for index in _spread(len(encoded), count)]
+    if not encoded:
+        return None
+    made = tuple(_inputs(model, found) for found in encoded)
+    lengths = tuple(len(found.ids) for found in encoded)
+    return Samples(made, lengths, f"{len(made)} texts of {texts.file.name}", real=True)
+
+
+def draw_samples(
+    model: LoadedModel, traffic: LengthDistribution, longest: int, *, count: int = 8, seed: int = 0
+) -> Samples:
+    """Samples with drawn values at the quantiles of the lengths."""
+    assert model.length_axis is not None
+    served, _ = traffic.clip(longest)
+    shortest = model.axes[model.length_axis].lo
+    lengths = tuple(max(shortest, served.quantile((i + 0.5) / count)) for i in range(count))
+    made = []
+    for index, length in enumerate(lengths):
+        sizes = {name: extent.lo for name, extent in model.axes.items()}
+        drawn = model.make_example({**sizes, model.length_axis: length}, seed=seed + index)
+        made.append({name: tensor.numpy() for name, tensor in drawn.items()})
+    return Samples(tuple(made), lengths, f"{count} drawn inputs of the traffic's lengths")
+
+
+def _spread(total: int, count: int) -> Sequence[int]:
+    """At most ``count`` indices below ``total``, evenly spread."""
+    count = min(total, count)
+    return [(2 * i + 1) * total // (2 * count) for i in range(count)]
+
+
+def _inputs(model: LoadedModel, encoded: Any) -> dict[str, npt.NDArray[np.generic]]:
+    made = {}
+    for spec in model.inputs:
+        row = np.asarray(getattr(encoded, _PARTS[spec.name]), dtype=spec.dtype)
+        first = spec.shape[0]
+        batch = model.axes[first].lo if isinstance(first, str) else first
+        made[spec.name] = np.repeat(row[None], batch, axis=0)
+    return made
