@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from edgecompile.backends.native import build_probe, build_runtime, native_sources
-from edgecompile.targets import load_target
+from edgecompile.targets import VariantSpec, load_target
 
 BUILD = Path(__file__).resolve().parents[2] / "build" / "tests-native" / "runtime"
 NATIVE = native_sources()
@@ -50,10 +51,20 @@ class NativeTensor(ctypes.Structure):
     )
 
 
+def own_variant() -> VariantSpec:
+    """x86-64-v3 with the code that ships, but with another content and so another SONAME.
+
+    Bundles that other tests open in this process bring the runtime too. Two copies of one SONAME
+    would be mixed up: a model library is linked to the one that was loaded first.
+    """
+    variant = load_target("cpu-x86-64").variants[0]
+    return dataclasses.replace(variant, extra_flags=(*variant.extra_flags, "-fno-ident"))
+
+
 @lru_cache(maxsize=1)
 def runtime_path() -> Path:
-    """The runtime library as it ships, built for x86-64-v3 (objects are cached by content)."""
-    return build_runtime(load_target("cpu-x86-64").variants[0], BUILD).path
+    """The runtime library for these tests (objects are cached by content)."""
+    return build_runtime(own_variant(), BUILD).path
 
 
 @lru_cache(maxsize=1)

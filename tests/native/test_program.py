@@ -21,8 +21,7 @@ from edgecompile.backends.native import build_runtime  # noqa: E402
 from edgecompile.export import export_model  # noqa: E402
 from edgecompile.models import load_model  # noqa: E402
 from edgecompile.ranges import AxisRange, Bucket  # noqa: E402
-from edgecompile.targets import load_target  # noqa: E402
-from tests.native.aoti import BUILD, NAMES, NativeTensor, describe, load_shim  # noqa: E402
+from tests.native.aoti import BUILD, NAMES, NativeTensor, describe, load_shim, own_variant  # noqa: E402
 
 VOCABULARY = 50
 LONGEST = 512
@@ -72,7 +71,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("program")
     loaded = load_model(make_lookup())
     exported = export_model(loaded)
-    variant = load_target("cpu-x86-64").variants[0]
+    variant = own_variant()
     store = TensorStore(folder / "tensors")
     artifact = InductorCpuBackend().compile_program(
         exported,
