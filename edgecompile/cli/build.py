@@ -21,7 +21,6 @@ from edgecompile.cli.options import (
     threads_option,
 )
 from edgecompile.cli.plan_options import plan_options, read_sizes, traffic_options
-from edgecompile.cli.plan_table import precision_table
 from edgecompile.cli.session import Command, Session, output_options
 
 __all__ = ["bundle_name", "command"]
@@ -148,6 +147,8 @@ def command(
         console,
     )
     if result.choice is not None:
+        from edgecompile.cli.plan_table import precision_table  # rich is dear to import
+
         console.show(precision_table(result.choice))
     for note in result.notes:
         console.say(f"  note: {note}")

@@ -164,8 +164,8 @@ def _table(report: VerifyReport, buckets: tuple[Bucket, ...]) -> RenderableType:
         "variant",
         "bucket",
         "case",
-        "largest difference",
-        "of what is allowed",
+        "difference",
+        "of allowed",
         "cosine",
         "",
     )

@@ -31,6 +31,8 @@ CONSTANTS = re.compile(
 )
 #: Declared in aoti_abi.h and not torch's.
 OWN = {"ec_check_failed"}
+#: numpy has no bfloat16.
+NUMPYS = sorted(set(DTYPES) - {"bfloat16"})
 
 
 @pytest.fixture
@@ -271,8 +273,8 @@ def test_clone_copies_any_layout(shim, seed: int):
     shim.delete(source)
 
 
-@pytest.mark.parametrize("source", sorted(DTYPES))
-@pytest.mark.parametrize("target", sorted(DTYPES))
+@pytest.mark.parametrize("source", NUMPYS)
+@pytest.mark.parametrize("target", NUMPYS)
 def test_copy_converts_as_torch(shim, source: str, target: str):
     torch = pytest.importorskip("torch")
     values = [0, 1, 2, 3.5, -1.75, 100, 0.1, 65519, 1e-7, 6e-8, 120.99]
