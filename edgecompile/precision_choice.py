@@ -29,7 +29,7 @@ from edgecompile.packing import stage_kit
 from edgecompile.plan_request import PlanRequest, plan_scope, served_length
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import StepHandle
-from edgecompile.samples import Samples, SampleTexts, draw_samples, text_samples
+from edgecompile.samples import Samples, SampleTexts, add_drawn, draw_samples, text_samples
 from edgecompile.targets import TargetProfile, VariantSpec
 from edgecompile.verify import COSINES, TOLERANCES, Case, verify_bundle
 
@@ -52,6 +52,8 @@ _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _ROUNDS = 2
 _SECONDS = 2.0
 _RANK_SAMPLES = 8
+#: Of what the verification allows: its inputs are others, and may come out worse.
+_MARGIN = 0.8
 _MAX_RETRIES = 4
 
 
@@ -212,11 +214,13 @@ def resolve_precision(
         samples = text_samples(model, texts, served_length(model, request))
     if name != "auto":
         return Precision(name), None, samples
+    longest = plan_scope(model, request).axes[0][1].hi
     if samples is None:
-        longest = plan_scope(model, request).axes[0][1].hi
         samples = draw_samples(model, request.lengths, longest, seed=seed)
     bound = DEFAULT_MAX_ERROR if max_error is None else max_error
-    choice = choose_precision(exports, profile, request, samples, work, max_error=bound, step=step)
+    # What is chosen has to pass the bundle's verification, which draws inputs too.
+    tried = add_drawn(samples, model, longest, seed=seed)
+    choice = choose_precision(exports, profile, request, tried, work, max_error=bound, step=step)
     return choice.precision, choice, samples
 
 
@@ -313,8 +317,12 @@ class _Trials:
 
     def _holds(self, name: str, deviation: Deviation) -> bool:
         # The bundle's verification asks for its own tolerance too, whatever the bound is.
-        most = min(self.max_error, TOLERANCES[name].rtol) if name != "fp32" else self.max_error
-        return deviation.within(most, COSINES.get(name))
+        most, cosine = self.max_error, COSINES.get(name)
+        if name != "fp32":
+            most = min(most, _MARGIN * TOLERANCES[name].rtol)
+        if cosine is not None:
+            cosine = 1 - _MARGIN * (1 - cosine)
+        return deviation.within(most, cosine)
 
     def _search(
         self, name: str, wider: str, program: NarrowedProgram, folders: list[Path]

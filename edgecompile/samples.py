@@ -17,7 +17,14 @@ from edgecompile.texts import load_tokenizer, read_lines, wants_lower_case
 if TYPE_CHECKING:
     from edgecompile.models import LoadedModel
 
-__all__ = ["DEFAULT_SAMPLES", "SampleTexts", "Samples", "draw_samples", "text_samples"]
+__all__ = [
+    "DEFAULT_SAMPLES",
+    "SampleTexts",
+    "Samples",
+    "add_drawn",
+    "draw_samples",
+    "text_samples",
+]
 
 DEFAULT_SAMPLES = 24
 _MAX_LINES = 20_000
@@ -105,6 +112,31 @@ def draw_samples(
         drawn = model.make_example({**sizes, model.length_axis: length}, seed=seed + index)
         made.append({name: tensor.numpy() for name, tensor in drawn.items()})
     return Samples(tuple(made), lengths, f"{count} drawn inputs of the traffic's lengths")
+
+
+def add_drawn(
+    samples: Samples, model: LoadedModel, longest: int, *, count: int = 8, seed: int = 0
+) -> Samples:
+    """The samples and inputs with drawn values at lengths from the least to ``longest``.
+
+    A bundle is verified with such inputs too, and values that no text has (random tokens, say)
+    can be harder than real ones. They alternate, as far as there are both.
+    """
+    assert model.length_axis is not None
+    shortest = model.axes[model.length_axis].lo
+    inputs, lengths = [], []
+    for index in range(max(count, len(samples.inputs))):
+        if index < len(samples.inputs):
+            inputs.append(samples.inputs[index])
+            lengths.append(samples.lengths[index])
+        if index < count:
+            length = shortest + round((longest - shortest) * index / max(1, count - 1))
+            sizes = {name: extent.lo for name, extent in model.axes.items()}
+            drawn = model.make_example({**sizes, model.length_axis: length}, seed=seed + index)
+            inputs.append({name: tensor.numpy() for name, tensor in drawn.items()})
+            lengths.append(length)
+    source = f"{samples.source} and {count} drawn inputs of all lengths"
+    return Samples(tuple(inputs), tuple(lengths), source, samples.real)
 
 
 def _spread(total: int, count: int) -> Sequence[int]:

@@ -25,7 +25,7 @@ from edgecompile.precision import Precision
 from edgecompile.precision_choice import PrecisionChoice, choose_precision
 from edgecompile.ranges import AxisRange, Bucket
 from edgecompile.runtime import open_bundle
-from edgecompile.samples import Samples, SampleTexts, draw_samples, text_samples
+from edgecompile.samples import Samples, SampleTexts, add_drawn, draw_samples, text_samples
 from edgecompile.targets import load_target
 
 TEXTS = ("the cat sat", "on a mat", "", "cat", "a cat and a day", "purred quietly all day " * 20)
@@ -64,6 +64,19 @@ def test_inputs_that_no_tokenizer_gives_are_drawn(texts: SampleTexts) -> None:
     assert not drawn.real
     assert max(drawn.lengths) <= 16
     assert [array.shape[1] for item in drawn.inputs for array in item.values()][:2] == [3, 3]
+
+
+def test_drawn_inputs_reach_from_the_shortest_to_the_longest(
+    model: LoadedModel, texts: SampleTexts
+) -> None:
+    real = text_samples(model, texts, 32)
+    assert real is not None
+    both = add_drawn(real, model, 32, count=3)
+    assert both.real and both.source == "4 texts of queries.txt and 3 drawn inputs of all lengths"
+    assert both.lengths == (5, 1, 5, 17, 3, 32, 7)  # in turn, as far as there are both
+    assert [inputs["input_ids"].shape[1] for inputs in both.inputs] == list(both.lengths)
+    assert add_drawn(real, model, 1, count=1).lengths == (5, 1, 5, 3, 7)
+    assert add_drawn(real, model, 32, count=6).lengths[-2:] == (26, 32)
 
 
 def program(
