@@ -84,6 +84,11 @@ def test_scalar_code_has_no_packed_arithmetic(tmp_path: Path) -> None:
         ("f16c", "(__m256i)_mm256_cvtph_ps(_mm256_castsi256_si128(x))", "f16c"),
         ("avx512bf16,avx512vl", "(__m256i)_mm256_dpbf16_ps((__m256)x, (__m256bh)x, (__m256bh)x)",
          "avx512_bf16"),
+        ("avx512bf16,avx512vl", "(__m256i)_mm256_cvtne2ps_pbh((__m256)x, (__m256)x)",
+         "avx512_bf16"),
+        ("amx-bf16,amx-tile", "({ _tile_dpbf16ps(0, 1, 2); x; })", "amx_bf16"),
+        ("amx-int8,amx-tile", "({ _tile_dpbssd(0, 1, 2); x; })", "amx_int8"),
+        ("amx-tile", "({ _tile_stored(3, &x, 32); x; })", "amx_tile"),
     ],
 )  # fmt: skip
 def test_newer_instructions(tmp_path: Path, target: str, intrinsic: str, feature: str) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from edgecompile.targets import list_variants, load_variant
+
 NATIVE = Path(__file__).resolve().parents[2] / "edgecompile" / "runtime" / "native"
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build" / "tests-native"
@@ -31,10 +33,10 @@ def _cpu_flags() -> set[str]:
 
 
 def runnable_marches() -> list[str]:
-    """The -march values of this CPU's variants, each with its own vector width.
+    """This CPU's variants, each with its own vector width, and that with tiles.
 
     On aarch64 the baseline: other variants have the same width. $EDGECOMPILE_TEST_MARCHES, words
-    separated by spaces, takes their place.
+    separated by spaces, takes their place: names of variants, or values of -march.
     """
     chosen = os.environ.get("EDGECOMPILE_TEST_MARCHES", "").split()
     if chosen:
@@ -47,7 +49,17 @@ def runnable_marches() -> list[str]:
         marches.append("x86-64-v3")
     if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= flags:
         marches.append("x86-64-v4")
+    if {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"} <= flags:
+        marches.append("x86-64-amx")
     return marches
+
+
+def march_flags(march: str) -> list[str]:
+    """The flags of a variant, or of a value of -march that is none."""
+    if march not in list_variants():
+        return [f"-march={march}"]
+    variant = load_variant(march)
+    return [f"-march={variant.march}", *variant.extra_flags]
 
 
 def _digest(command: Sequence[str]) -> str:
@@ -80,7 +92,7 @@ def build_native() -> Build:
     ) -> Path:
         march = march or runnable_marches()[-1]
         paths = [str(NATIVE / s) if isinstance(s, str) else str(s) for s in sources]
-        command = [compiler, *FLAGS, f"-march={march}", f"-I{NATIVE}", *flags, *paths]
+        command = [compiler, *FLAGS, *march_flags(march), f"-I{NATIVE}", *flags, *paths]
         if shared:
             command.append("-shared")
         folder = BUILD / f"{name}-{march}-{_digest(command)}"

@@ -8,6 +8,9 @@
 #include "gemm.h"
 #include "gemm_narrow.h"
 #include "threads.h"
+#if defined(__AMX_TILE__)
+#include "amx_tiles.h"
+#endif
 
 using namespace ec;
 
@@ -37,6 +40,14 @@ EC_API bool t_bf16_rounds_a() {
   return true;
 #else
   return false;
+#endif
+}
+// Whether products may use tiles: 1 or 0, or -1 in builds that have none.
+EC_API int t_amx_permitted() {
+#if defined(__AMX_TILE__)
+  return amx_permitted();
+#else
+  return -1;
 #endif
 }
 EC_API void t_gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,

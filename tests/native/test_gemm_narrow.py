@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +13,8 @@ import pytest
 from tests.native.guarded import guarded
 from tests.native.narrow import (
     PANEL,
+    bf16_bits,
+    bf16_values,
     pack_bf16,
     pack_int8,
     quantize_columns,
@@ -66,13 +70,14 @@ def run(lib: ctypes.CDLL, w: Weights, a: np.ndarray, c: np.ndarray, e: Epilogue)
 
 
 def verify(lib: ctypes.CDLL, w: Weights, c: np.ndarray, a: np.ndarray, e: Epilogue, what: str):
-    """bf16: as exact as float32's sums. int8: exact sums of rounded rows, then a few roundings."""
+    """bf16: float32's sums, of rounded rows where the CPU multiplies pairs. int8: exact sums of rounded rows, then a few roundings."""
     if w.kind == "int8":
         check(c, quantize_rows(a), w.values, e, what, 8 * 2.0**-24)
     else:
         lib.t_bf16_rounds_a.restype = ctypes.c_bool
-        rounding = 2.0**-8 if lib.t_bf16_rounds_a() else None
-        check(c, a, w.values, e, what, rounding)
+        if lib.t_bf16_rounds_a():
+            a = bf16_values(bf16_bits(a))
+        check(c, a, w.values, e, what)
 
 
 def product(lib: ctypes.CDLL, w: Weights, a: np.ndarray, e: Epilogue | None = None) -> np.ndarray:
@@ -285,3 +290,56 @@ def test_nothing_is_read_beside_the_panels(kernels: ctypes.CDLL, kind: str) -> N
         for at_end in (False, True):
             moved = Weights(kind, guarded(w.packed, at_end=at_end), w.values)
             verify(kernels, moved, product(kernels, moved, a), a, Epilogue(), f"{k=} {at_end=}")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("depth", [2, 4])
+def test_every_depth_of_tiles(kernels: ctypes.CDLL, depth: int, kind: str) -> None:
+    """Around whole steps of 16 groups, where the last step takes groups of the one before again."""
+    rng = np.random.default_rng(14)
+    step = 16 * depth
+    for k in [*range(1, depth + 2), step - 1, step, step + 1, 2 * step - depth, 3 * step + 5]:
+        for m, n in [(5, 33), (16, 64), (33, 31), (48, 40), (70, 100)]:
+            a, w = guarded(random_floats(rng, m, k)), Weights.of(kind, random_floats(rng, k, n))
+            verify(kernels, w, product(kernels, w, a), a, Epilogue(), f"{m=} {n=} {k=}")
+
+
+def test_tiles_give_the_sums_of_vectors(kernels: ctypes.CDLL) -> None:
+    """int8 sums are exact, so a row doesn't depend on how many there are, nor on who sums it."""
+    rng = np.random.default_rng(15)
+    for k in (384, 1537, 4128):
+        a, w = random_floats(rng, 49, k), Weights.of("int8", random_floats(rng, k, 70))
+        together = product(kernels, w, a)
+        for r in (0, 17, 48):
+            np.testing.assert_array_equal(product(kernels, w, a[r : r + 1])[0], together[r])
+
+
+# Tiles make signal frames larger by 8 KiB, so Linux refuses them to a process one of whose threads
+# has a smaller stack for signals.
+_REFUSED = """
+import ctypes, sys
+import numpy as np
+
+class Stack(ctypes.Structure):
+    _fields_ = (("sp", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+memory = ctypes.create_string_buffer(8192)
+stack = Stack(ctypes.addressof(memory), 0, 8192)
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None) == 0
+from tests.native import test_gemm_narrow as tests
+lib = ctypes.CDLL(sys.argv[1])
+assert lib.t_amx_permitted() == 0, "tiles were permitted"
+rng = np.random.default_rng(1)
+a, b = tests.random_floats(rng, 49, 130), tests.random_floats(rng, 130, 70)
+for kind in tests.FORMATS:
+    w = tests.Weights.of(kind, b)
+    tests.verify(lib, w, tests.product(lib, w, a), a, tests.Epilogue(), kind)
+"""
+
+
+def test_products_without_permission_for_tiles(kernels: ctypes.CDLL) -> None:
+    if kernels.t_amx_permitted() != 1:
+        pytest.skip("no tiles in this build, or none permitted on this machine")
+    command = [sys.executable, "-c", _REFUSED, kernels._name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

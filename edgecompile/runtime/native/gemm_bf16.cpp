@@ -1,5 +1,5 @@
-// B in bfloat16: expanded to single precision in registers, or multiplied as pairs where the CPU
-// can.
+// B in bfloat16: multiplied as pairs where the CPU can, on tiles or on vectors; else expanded to
+// single precision in registers.
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
 #endif
@@ -7,6 +7,9 @@
 #include "gemm_narrow.h"
 #include "gemm_narrow_run.h"
 #include "gemm_pack.h"
+#if defined(__AMX_BF16__)
+#include "gemm_amx.h"
+#endif
 
 namespace ec {
 namespace {
@@ -50,12 +53,19 @@ struct Bf16Math : Bf16 {
   }
 };
 
-// To the nearest, ties to even; a NaN stays one.
-uint16_t round_to_bf16(float x) {
-  uint32_t u;
-  std::memcpy(&u, &x, sizeof u);
-  if ((u & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(u >> 16 | 0x40);
-  return static_cast<uint16_t>((u + 0x7fff + (u >> 16 & 1)) >> 16);
+// To the nearest, ties to even; a NaN stays one, and denormal numbers become zeros, as they would
+// in the product.
+void round_to_bf16(const float* x, int64_t n, uint16_t* to) {
+  constexpr int kL = kFloatLanes;
+  int64_t i = 0;
+  for (; i + 2 * kL <= n; i += 2 * kL) {
+    const __m512bh pair = _mm512_cvtne2ps_pbh((__m512)load(x + i + kL), (__m512)load(x + i));
+    std::memcpy(to + i, &pair, sizeof pair);
+  }
+  for (; i < n; i += kL) {
+    const __m256bh some = _mm512_cvtneps_pbh((__m512)load_partial(x + i, n - i));
+    std::memcpy(to + i, &some, 2 * std::min<int64_t>(kL, n - i));
+  }
 }
 #else
 struct Bf16Math : Bf16 {
@@ -77,6 +87,28 @@ struct Bf16Math : Bf16 {
 };
 #endif
 
+#if defined(__AMX_BF16__)
+struct Bf16Tiles {
+  using A = uint16_t;
+  using Sum = float;
+  static constexpr int64_t kDepth = 2;
+  static constexpr int kPlanes = 1;
+  static constexpr bool kScales = false;
+  static constexpr int64_t kSerialWork = 1'600'000;
+  static constexpr int64_t kMemoryRows = 32;
+
+  template <int C, int A, int B>
+  EC_INLINE static void multiply() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+  }
+  static void add_halves(float* to, const float* from, int64_t n) {
+    for (int64_t i = 0; i < n; i += kFloatLanes) store(to + i, load(to + i) + load(from + i));
+  }
+};
+// Fewer rows leave most of each tile's product unused.
+constexpr int64_t kLeastTileRows = 5;
+#endif
+
 }  // namespace
 
 int64_t packed_elements_bf16(int64_t n, int64_t k) {
@@ -85,20 +117,27 @@ int64_t packed_elements_bf16(int64_t n, int64_t k) {
 
 void gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                const uint16_t* b_packed, float* c, int64_t ldc, const Epilogue& epilogue) {
-  NarrowProduct<Bf16Math> p{};
-  p.m = m;
-  p.n = n;
-  p.k = k;
-  p.b = reinterpret_cast<const char*>(b_packed);
-  p.panel_bytes = (k + 1) / 2 * kGroupBytes;
-  p.c = c;
-  p.ldc = ldc;
-  p.epilogue = epilogue;
+  const char* const b = reinterpret_cast<const char*>(b_packed);
+  const int64_t panel_bytes = (k + 1) / 2 * kGroupBytes;
+#if defined(__AMX_BF16__)
+  if (m >= kLeastTileRows && amx_permitted()) {
+    const AmxRow<Bf16Tiles> row(k);
+    NarrowProduct<Bf16Tiles> p{m, n, k, nullptr, 0, nullptr, b, panel_bytes, c, ldc, epilogue};
+    run_amx(p, [&](int64_t r0, int64_t rows, uint16_t* to, int64_t ld, float*) {
+      for (int64_t r = 0; r < rows; ++r, to += ld) {
+        row.write(k, to, [&](int64_t from, uint16_t* part, int64_t count) {
+          round_to_bf16(a + (r0 + r) * lda + from, count, part);
+        });
+      }
+    });
+    return;
+  }
+#endif
+  NarrowProduct<Bf16Math> p{m, n, k, nullptr, 0, nullptr, b, panel_bytes, c, ldc, epilogue};
 #if defined(__AVX512BF16__)
   run_prepared(p, [&](int64_t r0, int64_t rows, uint16_t* to, int64_t ld, float*) {
     for (int64_t r = 0; r < rows; ++r, to += ld) {
-      const float* const from = a + (r0 + r) * lda;
-      for (int64_t i = 0; i < k; ++i) to[i] = round_to_bf16(from[i]);
+      round_to_bf16(a + (r0 + r) * lda, k, to);
       if (k % 2 != 0) to[k] = 0;
     }
   });

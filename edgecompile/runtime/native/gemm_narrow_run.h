@@ -32,9 +32,21 @@ struct NarrowProduct {
 
 // What a panel's columns are multiplied by and start from.
 struct NarrowColumns {
-  const float* scales;  // where Math::kScales
-  const float* bias;
   int64_t count;
+  const float* scales;  // where Math::kScales
+  alignas(64) float bias[kPanel];
+
+  template <class Math>
+  NarrowColumns(const NarrowProduct<Math>& p, int64_t panel) : bias{} {
+    const int64_t n0 = panel * kPanel;
+    const Epilogue& e = p.epilogue;
+    count = std::min(kPanel, p.n - n0);
+    const int64_t groups = (p.k + Math::kDepth - 1) / Math::kDepth;
+    const char* const behind = p.b + panel * p.panel_bytes + groups * kGroupBytes;
+    scales = Math::kScales ? reinterpret_cast<const float*>(behind) : nullptr;
+    if (e.bias == nullptr) return;
+    for (int64_t j = 0; j < count; ++j) bias[j] = e.beta * e.bias[n0 + j];
+  }
 };
 
 // sums [rows][32] become rows of C, from row r0 and column n0 on.
@@ -88,7 +100,6 @@ void run_narrow_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int6
   constexpr int64_t kMostGroups =
       kNarrowRowBytes / static_cast<int64_t>(Math::kDepth * sizeof(typename Math::A));
   static thread_local Scratch t_sums;
-  const Epilogue& e = p.epilogue;
   const int64_t rows = m1 - m0;
   const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
   const int64_t groups = (p.k + Math::kDepth - 1) / Math::kDepth;
@@ -125,16 +136,7 @@ void run_narrow_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int6
         next = p.b + n_panel * p.panel_bytes + (ends ? 0 : g0) * kGroupBytes;
       }
       t.prefetch = calls >= 2 ? next : nullptr;  // a single tile's reading is prefetched by itself
-      alignas(64) float bias[kPanel] = {};
-      NarrowColumns columns{nullptr, bias, std::min(kPanel, p.n - n0)};
-      if (last) {
-        if constexpr (Math::kScales) {
-          columns.scales = reinterpret_cast<const float*>(b + groups * kGroupBytes);
-        }
-        if (e.bias != nullptr) {
-          for (int64_t j = 0; j < columns.count; ++j) bias[j] = e.beta * e.bias[n0 + j];
-        }
-      }
+      const NarrowColumns columns(p, panel);
       int64_t done = 0;
       for (int64_t i = 0; i < tiles; ++i) {
         const int64_t r0 = done;
@@ -158,9 +160,21 @@ void run_narrow_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int6
   }
 }
 
+// Calls block(p, m0, m1, p0, p1) for tasks that make up C.
+template <class Math, class Block>
+void divide_narrow(const NarrowProduct<Math>& p, const GridLimits& limits, const Block& block) {
+  if (p.m <= 0 || p.n <= 0) return;
+  const int64_t panels = (p.n + kPanel - 1) / kPanel;
+  const auto [chunks, groups] = divide(1, p.m, p.n, p.k, limits);
+  parallel_for(chunks * groups, [&, chunks = chunks, groups = groups](int64_t i) {
+    const int64_t group = i % groups, chunk = i / groups;
+    block(p, p.m * chunk / chunks, p.m * (chunk + 1) / chunks, panels * group / groups,
+          panels * (group + 1) / groups);
+  });
+}
+
 template <class Math>
 void run_narrow(const NarrowProduct<Math>& p) {
-  if (p.m <= 0 || p.n <= 0) return;
   constexpr int64_t kSize = sizeof(typename Math::A);
   const int64_t panels = (p.n + kPanel - 1) / kPanel;
   const int64_t row_bytes = std::clamp<int64_t>(p.k * kSize, 256, kNarrowRowBytes);
@@ -169,29 +183,25 @@ void run_narrow(const NarrowProduct<Math>& p) {
                     .memory_rows = Math::kMemoryRows};
   // Sums of slices are kept for a group of panels.
   if (p.k * kSize > kNarrowRowBytes) limits.least_groups = (panels + 31) / 32;
-  const auto [chunks, groups] = divide(1, p.m, p.n, p.k, limits);
-  parallel_for(chunks * groups, [&, chunks = chunks, groups = groups](int64_t i) {
-    const int64_t group = i % groups, chunk = i / groups;
-    run_narrow_block(p, p.m * chunk / chunks, p.m * (chunk + 1) / chunks, panels * group / groups,
-                     panels * (group + 1) / groups);
-  });
+  divide_narrow(p, limits, run_narrow_block<Math>);
 }
 
-// As run_narrow, of rows of A that prepare(r0, rows, to, ld, scales) writes, [M][ld] elements with
-// zeros beyond K up to a whole group, and scales [M] if the Math has any. Each row is prepared
-// once.
-template <class Math, class Prepare>
-void run_prepared(NarrowProduct<Math> p, const Prepare& prepare) {
+// run(p) with rows of A that prepare(r0, rows, to, ld, scales) writes, [M][ld] elements of which
+// `row_bytes` are wanted, and scales [M] if the Math has any. Each row is prepared once. Behind the
+// last one there is memory for `spare` rows more.
+template <class Math, class Prepare, class Run>
+void run_prepared(NarrowProduct<Math> p, int64_t row_bytes, int64_t spare, const Prepare& prepare,
+                  const Run& run) {
   if (p.m <= 0 || p.n <= 0) return;
   static thread_local Scratch t_prepared;
   using A = typename Math::A;
   constexpr int64_t kSize = sizeof(A);
   // Odd multiples of a line: rows a page apart would compete for the same places of the cache.
-  const int64_t ld = (((p.k + 3) * kSize + 63) / 64 | 1) * (64 / kSize);
+  const int64_t ld = ((row_bytes + 63) / 64 | 1) * (64 / kSize);
   const int64_t most = std::max<int64_t>(4 * kTileRows, kPreparedBytes / (ld * kSize));
   const int64_t m = p.m;
   const int64_t size = std::min(m, most);
-  float* const scales = t_prepared.get((size + 15) / 16 * 16 + size * ld * kSize / 4);
+  float* const scales = t_prepared.get((size + 15) / 16 * 16 + (size + spare) * ld * kSize / 4);
   A* const to = reinterpret_cast<A*>(scales + (size + 15) / 16 * 16);
   p.a = to;
   p.lda = ld;
@@ -207,8 +217,15 @@ void run_prepared(NarrowProduct<Math> p, const Prepare& prepare) {
     });
     p.c = c + m0 * p.ldc;
     if (residual != nullptr) p.epilogue.residual = residual + m0 * p.epilogue.ld_residual;
-    run_narrow(p);
+    run(p);
   }
+}
+
+// The same with run_narrow, whose rows have zeros beyond K up to a whole group.
+template <class Math, class Prepare>
+void run_prepared(const NarrowProduct<Math>& p, const Prepare& prepare) {
+  run_prepared(p, (p.k + 3) * static_cast<int64_t>(sizeof(typename Math::A)), 0, prepare,
+               run_narrow<Math>);
 }
 
 }  // namespace ec
