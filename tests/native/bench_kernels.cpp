@@ -4,6 +4,7 @@
 // Every figure is the best of several short rounds, which is what a quiet machine would give.
 // "cold" products take a different B each time, out of more memory than caches hold: that is how a
 // model's weights are met. "hot" ones use the same B again.
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -242,16 +243,30 @@ void bench_fork_join(int threads) {
   std::printf("{\"kernel\": \"fork_join\", \"threads\": %d, \"us\": %.3f}\n", threads, t * 1e6);
 }
 
+// "1,2,3"
+template <class T>
+std::vector<T> numbers(const char* text) {
+  std::vector<T> list;
+  for (const char* p = text; *p;) {
+    char* end;
+    list.push_back(static_cast<T>(std::strtol(p, &end, 10)));
+    if (end == p) break;
+    p = *end == ',' ? end + 1 : end;
+  }
+  return list;
+}
+
 }  // namespace
 
 // --clock cpu counts this thread's processor time, for one thread on a machine that is busy.
-// bench_kernels [--only KERNEL] [--clock cpu] [--threads 1,2] [--m 1,16,…] [--seconds PER_ROUND]
-// [--rounds N]
+// bench_kernels [--only KERNEL] [--clock cpu] [--threads 1,2] [--m 1,16,…] [--n 384,…] [--k 384,…]
+// [--seconds PER_ROUND] [--rounds N]
 int main(int argc, char** argv) {
   const char* only = "";
   std::vector<int> threads = {1, 2};
   std::vector<int64_t> rows = {1, 4, 16, 32, 49, 64, 128, 256};
-  int64_t only_n = 0, only_k = 0, only_length = 0;
+  std::vector<int64_t> columns, depths;  // empty: any
+  int64_t only_length = 0;
   for (int i = 1; i + 1 < argc; i += 2) {
     if (!std::strcmp(argv[i], "--only")) only = argv[i + 1];
     if (!std::strcmp(argv[i], "--seconds")) g_budget = std::atof(argv[i + 1]);
@@ -259,25 +274,15 @@ int main(int argc, char** argv) {
     if (!std::strcmp(argv[i], "--clock") && !std::strcmp(argv[i + 1], "cpu")) {
       g_clock = CLOCK_THREAD_CPUTIME_ID;
     }
-    if (!std::strcmp(argv[i], "--n")) only_n = std::atol(argv[i + 1]);
-    if (!std::strcmp(argv[i], "--k")) only_k = std::atol(argv[i + 1]);
     if (!std::strcmp(argv[i], "--length")) only_length = std::atol(argv[i + 1]);
-    if (!std::strcmp(argv[i], "--threads") || !std::strcmp(argv[i], "--m")) {
-      const bool is_m = argv[i][2] == 'm';
-      is_m ? rows.clear() : threads.clear();
-      for (const char* p = argv[i + 1]; *p;) {
-        char* end;
-        const long value = std::strtol(p, &end, 10);
-        if (is_m) {
-          rows.push_back(value);
-        } else {
-          threads.push_back(static_cast<int>(value));
-        }
-        p = *end == ',' ? end + 1 : end;
-        if (end == p && *p) break;
-      }
-    }
+    if (!std::strcmp(argv[i], "--threads")) threads = numbers<int>(argv[i + 1]);
+    if (!std::strcmp(argv[i], "--m")) rows = numbers<int64_t>(argv[i + 1]);
+    if (!std::strcmp(argv[i], "--n")) columns = numbers<int64_t>(argv[i + 1]);
+    if (!std::strcmp(argv[i], "--k")) depths = numbers<int64_t>(argv[i + 1]);
   }
+  const auto among = [](int64_t x, const std::vector<int64_t>& list) {
+    return list.empty() || std::find(list.begin(), list.end(), x) != list.end();
+  };
   const auto want = [&](const char* kernel) { return !*only || !std::strcmp(only, kernel); };
   const int64_t shapes[][2] = {{384, 384}, {1152, 384}, {1536, 384}, {384, 1536},
                                {768, 768}, {3072, 768}, {768, 3072}};
@@ -289,7 +294,7 @@ int main(int argc, char** argv) {
                 peak.gflops());
     if (want("fork_join")) bench_fork_join(n_threads);
     for (const auto& s : shapes) {
-      if ((only_n && s[0] != only_n) || (only_k && s[1] != only_k)) continue;
+      if (!among(s[0], columns) || !among(s[1], depths)) continue;
       std::vector<Weights> kinds;  // beside each other, so that their ratios are fair
       if (want("gemm")) kinds.push_back(Weights::kFloat32);
       if (want("gemm") || want("narrow")) kinds.push_back(Weights::kBfloat16);
