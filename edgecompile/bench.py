@@ -63,6 +63,8 @@ OPEN_TIMEOUT = 1800.0
 SPREAD_LIMIT = 0.05
 #: CPUs kept busy by others, on average, that are worth a warning.
 FOREIGN_LIMIT = 0.05
+#: To eager: less is worth a warning. Eight bits can't do what sixteen can.
+LEAST_COSINE = {"fp32": 0.9999, "bf16": 0.9999, "int8": 0.999}
 
 
 def default_cache() -> Path:
@@ -227,6 +229,7 @@ def _result(
     agreement = found.agreement.get(name)
     return ContenderResult(
         name=name,
+        precision=contender.precision,
         times=summarise(found.measured.rounds[name]),
         cold=found.cold.get(name),
         memory=found.memory[name],
@@ -345,7 +348,9 @@ def _warnings(
         threads = item.facts.get("threads")
         if threads != settings.threads:
             found.append(f"{item.name} says that it uses {threads} threads, not {settings.threads}")
-        if item.cosine is not None and not item.cosine >= 0.9999:
+        if item.cosine is not None and not item.cosine >= LEAST_COSINE.get(
+            item.precision_class, 0.9999
+        ):
             found.append(f"{item.name}: cosine to eager {item.cosine:.6f}")
     foreign = load.get("foreign_cpus", 0.0)
     if foreign > FOREIGN_LIMIT:

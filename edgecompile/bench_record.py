@@ -39,30 +39,35 @@ def render_record(report: BenchReport, title: str, *, remarks: Sequence[str] = (
 
 
 def _headline(report: BenchReport) -> str:
-    best = report.best_other
+    subject, best = report.subject, report.best_other
+    mine = f"{subject.name} ({subject.precision}, {format_ms(subject.times.mean_ms)} ms)"
     if best is None:
-        return f"{report.subject.name} alone: {format_ms(report.subject.times.mean_ms)} ms."
-    ratio = report.ratios[report.subject.name][best.name]
-    return (
-        f"{report.subject.name} takes **{ratio.median:.2f}** of the time of the best of the others, "
-        f"{best.name} ({format_ms(report.subject.times.mean_ms)} ms against "
-        f"{format_ms(best.times.mean_ms)} ms, mean over the lengths)."
-    )
+        return f"{mine} was measured alone."
+    parts = [
+        f"**{report.ratios[subject.name][item.name].median:.2f}** of the best {precision}, "
+        f"{item.name} ({format_ms(item.times.mean_ms)} ms)"
+        for precision, item in report.best_by_precision.items()
+    ]
+    text = f"{mine} takes, of the time of the others: " + "; ".join(parts) + "."
+    text += f" The best of all others is {best.name}."
+    if report.best_alike is None:
+        text += f" None of them computes in {subject.precision_class}."
+    return text + " Means over the lengths, ratios within each round."
 
 
 def _speed(report: BenchReport) -> str:
-    best = report.best_other
+    bests = report.best_by_precision
     rows = []
     for item in report.contenders:
         times = item.times
-        ratio = "–"
-        if best is not None:
-            same = item.name == best.name
-            ratio = "1" if same else f"{report.ratios[item.name][best.name].median:.2f}"
+        ratios = [
+            "1" if item is best else f"{report.ratios[item.name][best.name].median:.2f}"
+            for best in bests.values()
+        ]
         values = [format_ms(x) for x in (times.mean_ms, times.p50, times.p90, times.p99)]
-        rows.append([item.name, *values, f"{times.spread:.1%}", ratio])
-    columns = ["", "mean ms", "p50", "p90", "p99", "spread", "over the best other"]
-    return _table(columns, rows)
+        rows.append([item.name, item.precision, *values, f"{times.spread:.1%}", *ratios])
+    columns = ["", "precision", "mean ms", "p50", "p90", "p99", "spread"]
+    return _table([*columns, *(f"over the best {name}" for name in bests)], rows)
 
 
 def _by_length(report: BenchReport, rows: int = 10) -> str:
@@ -71,11 +76,17 @@ def _by_length(report: BenchReport, rows: int = 10) -> str:
     places = {round(i * (len(lengths) - 1) / max(1, count - 1)) for i in range(count)}
     shown = [lengths[place] for place in sorted(places)]
     names = [item.name for item in report.contenders]
-    table = [
-        [str(length), *(format_ms(report.by_length[name][length]) for name in names)]
-        for length in shown
-    ]
-    return _table(["length", *names], table)
+    mine = report.subject
+    alike = [x.name for x in report.contenders[1:] if x.precision_class == mine.precision_class]
+    table = []
+    for length in shown:
+        times = {name: report.by_length[name][length] for name in names}
+        row = [str(length), *map(format_ms, times.values())]
+        if alike:
+            row.append(f"{times[mine.name] / min(times[name] for name in alike):.2f}")
+        table.append(row)
+    last = [f"of the best {mine.precision_class}"] if alike else []
+    return _table(["length", *names, *last], table)
 
 
 def _rest(report: BenchReport) -> str:

@@ -83,6 +83,7 @@ class ContenderResult:
 
     Attributes:
         name: of the contender.
+        precision: what it multiplies weights in: a bundle's label, ``fp32``, ``bf16``, ``int8``.
         times: of its runs.
         cold: its cold start; None: not measured.
         memory: of its process; None: the system doesn't tell.
@@ -94,6 +95,7 @@ class ContenderResult:
     """
 
     name: str
+    precision: str
     times: TimeSummary
     cold: ColdStart | None
     memory: Memory | None
@@ -104,6 +106,11 @@ class ContenderResult:
     notes: tuple[str, ...] = ()
 
     @property
+    def precision_class(self) -> str:
+        """``fp32``, ``bf16`` or ``int8``: what a mixed label begins with."""
+        return self.precision.partition("-")[0]
+
+    @property
     def bytes(self) -> int:
         """Bytes that a device needs beside Python and numpy."""
         return sum(self.parts.values())
@@ -112,6 +119,7 @@ class ContenderResult:
         """Plain values; times in ms and s, memory in MB, sizes in bytes."""
         memory, cold = self.memory, self.cold
         return {
+            "precision": self.precision,
             "mean_ms": self.times.mean_ms,
             "p50": self.times.p50,
             "p90": self.times.p90,
@@ -182,6 +190,24 @@ class BenchReport:
         """The contender with the least mean time beside the bundle; None: it ran alone."""
         return min(self.contenders[1:], key=lambda item: item.times.mean_ms, default=None)
 
+    @property
+    def best_by_precision(self) -> dict[str, ContenderResult]:
+        """The fastest beside the bundle of each class of precision, the bundle's own class first."""
+        classes = {item.precision_class for item in self.contenders[1:]}
+        own = self.subject.precision_class
+        return {
+            name: min(
+                (item for item in self.contenders[1:] if item.precision_class == name),
+                key=lambda item: item.times.mean_ms,
+            )
+            for name in sorted(classes, key=lambda name: (name != own, name))
+        }
+
+    @property
+    def best_alike(self) -> ContenderResult | None:
+        """The fastest other of the bundle's own class of precision; None: there is none."""
+        return self.best_by_precision.get(self.subject.precision_class)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, without NaN or infinities."""
         best = self.best_other
@@ -197,6 +223,7 @@ class BenchReport:
             "lengths": dict(self.lengths),
             "contenders": {item.name: item.to_json() for item in self.contenders},
             "best_other": None if best is None else best.name,
+            "best_by_precision": {name: item.name for name, item in self.best_by_precision.items()},
             "ratios": {
                 name: {other: ratio.to_json() for other, ratio in row.items()}
                 for name, row in self.ratios.items()

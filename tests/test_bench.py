@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ def test_every_contender_has_its_figures(report: BenchReport) -> None:
         assert all(math.isfinite(item[key]) for key in KEYS), name
         assert 0 < item["p50"] <= item["p90"] <= item["p99"]
         assert len(item["round_means_ms"]) == 2
+        assert item["precision"] == "fp32"
         assert item["cosine"] > 0.999999 and item["max_abs_error"] < 1e-4
         assert item["bytes"] == sum(item["bytes_by_part"].values()) > 0
         memory = item["memory_mb"]
@@ -79,6 +81,31 @@ def test_ratios_are_of_rounds(report: BenchReport) -> None:
             assert min(each) <= ratio.p10 <= ratio.median <= ratio.p90 <= max(each)
     best = report.best_other
     assert best is not None and best.name != SUBJECT
+    assert report.best_by_precision == {"fp32": best} and report.best_alike is best
+
+
+def test_the_best_of_each_precision(report: BenchReport) -> None:
+    """A narrow bundle is compared with narrow contenders first, and with all."""
+    narrow = replace(report.subject, precision="int8-mixed-0123abcd")
+    eager, onnx = (
+        replace(item, times=replace(item.times, mean_ms=ms))
+        for item, ms in zip(report.contenders[1:], (3.0, 5.0), strict=True)
+    )
+    other = replace(report, contenders=(narrow, eager, replace(onnx, precision="int8")))
+    assert other.best_other is eager
+    assert list(other.best_by_precision) == ["int8", "fp32"]
+    assert other.best_alike is not None and other.best_alike.name == "onnxruntime"
+    document = other.to_json()
+    assert document["best_by_precision"] == {"int8": "onnxruntime", "fp32": "eager"}
+    assert document["contenders"][SUBJECT]["precision"] == "int8-mixed-0123abcd"
+    text = render_record(other, "Narrow")
+    assert "of the best int8, onnxruntime (5.00 ms); **" in text
+    assert "The best of all others is eager." in text
+    assert "| over the best int8 | over the best fp32 |" in text
+    assert "| of the best int8 |" in text
+    lonely = replace(other, contenders=(narrow, eager))
+    assert lonely.best_alike is None
+    assert "None of them computes in int8." in render_record(lonely, "Lonely")
 
 
 def test_all_run_the_same_lengths(report: BenchReport) -> None:
@@ -136,7 +163,7 @@ def test_a_bundle_alone_and_against_another(tiny_bundle: Path, tmp_path: Path) -
         **{**QUICK, "cold_runs": 0},  # type: ignore[arg-type]
     )
     assert alone.best_other is None and alone.ratios == {SUBJECT: {}}
-    assert "edgecompile alone" in render_record(alone, "One")
+    assert "was measured alone" in render_record(alone, "One")
 
 
 def test_what_makes_no_sense_is_refused_at_once(tiny_bundle: Path, tmp_path: Path) -> None:

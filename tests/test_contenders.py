@@ -23,10 +23,12 @@ from edgecompile.contenders import (
     check_needs,
     resolve_contenders,
 )
+from edgecompile.contenders.executorch import PYTHON_VARIABLE
 from edgecompile.contenders.process import WorkerProcess, clean_environment
 from edgecompile.contenders.sizes import folder_bytes, package_bytes
 from edgecompile.contenders.worker.inputs import make_inputs
 from edgecompile.errors import BenchError, MissingDependencyError, ModelError
+from tests.needs import lack
 
 SPECS = [
     {"name": "ids", "dtype": "int64", "shape": ["batch", "length"], "bounds": [0, 30521]},
@@ -123,6 +125,7 @@ def test_missing_packages_are_all_named() -> None:
         name: str
         needs: tuple[str, ...] = ("torch", "no_such_package")
         needs_model: bool = False
+        precision: str = "fp32"
         prepare = CONTENDERS["eager"].prepare
         measure_size = CONTENDERS["eager"].measure_size
 
@@ -341,7 +344,78 @@ def test_a_compiled_contender_agrees_with_eager(
         assert "linear_pointwise" in source, "frozen: weights are packed for oneDNN"
 
 
-def check_agreement(name: str, workshop: Workshop, folder: Path) -> Launch:
+@pytest.mark.parametrize("name", ["onnxruntime-int8", "onnxruntime-int8-reduced", "openvino-int8"])
+def test_a_narrow_contender_is_near_eager_and_smaller(
+    name: str, workshop: Workshop, tmp_path: Path
+) -> None:
+    assert CONTENDERS[name].precision == "int8"
+    launch = check_agreement(name, workshop, tmp_path, cosine=0.95, error=0.5)
+    wide = CONTENDERS[name.partition("-")[0]].prepare(workshop)
+    assert "int8" in launch.settings["path"] and launch.settings != wide.settings
+    with WorkerProcess(name, launch, 2) as worker, WorkerProcess("wide", wide, 2) as reference:
+        worker.open(launch, workload(), timeout=300)
+        reference.open(wide, workload(), timeout=300)
+        (tmp_path / "narrow").mkdir()
+        found = measure_agreement(reference, {name: worker}, [7], tmp_path / "narrow", seed=1)
+    assert found[name].max_abs_error > 1e-5, "it isn't the wide one that was run"
+
+
+def test_reduced_weights_are_another_file(workshop: Workshop) -> None:
+    pytest.importorskip("onnxruntime")
+    names = ("onnxruntime-int8", "onnxruntime-int8-reduced")
+    paths = {CONTENDERS[name].prepare(workshop).settings["path"] for name in names}
+    assert len(paths) == 2
+
+
+def test_bfloat16_is_refused_where_openvino_would_ignore_it(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    openvino = pytest.importorskip("openvino")
+    offered = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if "BF16" in offered:
+        launch = check_agreement("openvino-bf16", workshop, tmp_path, cosine=0.999, error=0.2)
+        assert launch.settings["precision"] == "bf16"
+    else:
+        with pytest.raises(BenchError, match="OpenVINO has no bfloat16"):
+            CONTENDERS["openvino-bf16"].prepare(workshop)
+
+
+# ExecuTorch, in the environment that has it
+
+
+def test_executorch_agrees_with_eager(workshop: Workshop, tmp_path: Path) -> None:
+    if not os.environ.get(PYTHON_VARIABLE) and "executorch" not in available_contenders():
+        lack(f"no ExecuTorch: {PYTHON_VARIABLE} names no Python that has it")
+    launch = check_agreement("executorch", workshop, tmp_path)
+    assert Path(launch.settings["path"]).stat().st_size > workshop.weight_bytes
+
+
+def test_executorch_is_missed_by_name(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    contender = CONTENDERS["executorch"]
+    monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
+    assert contender.needs == ("torch", "executorch")
+    monkeypatch.setenv(PYTHON_VARIABLE, str(tmp_path / "python"))
+    assert contender.needs == ("torch",)
+    with pytest.raises(MissingDependencyError, match="python can't be run") as caught:
+        contender.prepare(workshop)
+    assert PYTHON_VARIABLE in str(caught.value.hint)
+    bare = tmp_path / "python"
+    bare.write_text("#!/bin/sh\necho No package metadata was found for executorch >&2\nexit 1\n")
+    bare.chmod(0o755)
+    with pytest.raises(MissingDependencyError, match="has no ExecuTorch: No package metadata"):
+        contender.prepare(workshop)
+
+
+def check_agreement(
+    name: str,
+    workshop: Workshop,
+    folder: Path,
+    *,
+    cosine: float = 0.999999,
+    error: float = 1e-4,
+) -> Launch:
     contender = CONTENDERS[name]
     for package in contender.needs:
         pytest.importorskip(package)
@@ -353,9 +427,11 @@ def check_agreement(name: str, workshop: Workshop, folder: Path) -> Launch:
         assert opened["facts"]["threads"] == 2
         found = measure_agreement(reference, {name: worker}, [1, 2, 7, 32], folder, seed=1)
         alien = {"torch", "transformers"} & set(worker.facts()["loaded"])
-        assert name in ("aoti", "torch-compile") or not alien, "their memory would be counted"
-    assert found[name].cosine > 0.999999
-    assert found[name].max_abs_error < 1e-4
+        assert name in ("aoti", "torch-compile", "executorch") or not alien, (
+            "their memory would be counted"
+        )
+    assert found[name].cosine > cosine
+    assert found[name].max_abs_error < error
     parts = contender.measure_size(workshop, launch, opened["facts"])
     assert sum(parts.values()) > workshop.weight_bytes
     return launch

@@ -36,8 +36,9 @@ Examples:
     "-a",
     multiple=True,
     metavar="NAME",
-    help="Measure this beside it: eager, torch-compile, aoti, onnxruntime, openvino, or another "
-    "bundle. Several with commas, or by repeating it.",
+    help="Measure this beside it: eager, torch-compile, aoti, onnxruntime, onnxruntime-opset23, "
+    "onnxruntime-int8, onnxruntime-int8-reduced, openvino, openvino-bf16, openvino-int8, "
+    "executorch, or another bundle. Several with commas, or by repeating it.",
 )
 @click.option(
     "--model",
@@ -151,7 +152,7 @@ def _cells(result: BenchReport) -> list[tuple[str, ...]]:
 def _about(result: BenchReport) -> list[tuple[str, str]]:
     settings = result.settings
     return [
-        ("bundle", result.bundle),
+        ("bundle", f"{result.bundle}, {result.subject.precision}"),
         ("lengths", str(result.lengths.get("source", "–"))),
         ("threads", f"{settings.threads}"),
         ("rounds", f"{settings.rounds}, {settings.runs} runs each"),
@@ -178,10 +179,10 @@ def _page(result: BenchReport) -> str:
     if subject.cold is not None:
         figures.append(("cold start", format_duration(subject.cold.total_s)))
     figures.append(("beside numpy", format_bytes(subject.bytes)))
-    best = result.best_other
-    if best is not None:
-        share = subject.times.mean_ms / best.times.mean_ms
-        figures.append((f"of {best.name}'s time", f"{100 * share:.0f} %"))
+    shown = [result.best_other, result.best_alike]
+    for best in dict.fromkeys(item.name for item in shown if item is not None):
+        share = result.ratios[subject.name][best].median
+        figures.append((f"of {best}'s time", f"{100 * share:.0f} %"))
     section = bench_section(
         [item.name for item in result.contenders],
         {

@@ -15,6 +15,7 @@ from edgecompile.contenders.aoti import Aoti
 from edgecompile.contenders.base import Contender, Launch, Workshop
 from edgecompile.contenders.bundle import BundleContender, read_bundle
 from edgecompile.contenders.eager import Eager
+from edgecompile.contenders.executorch import PYTHON_VARIABLE, Executorch
 from edgecompile.contenders.onnx_runtime import OnnxRuntime
 from edgecompile.contenders.open_vino import OpenVino
 from edgecompile.errors import BenchError, MissingDependencyError
@@ -39,7 +40,12 @@ CONTENDERS: Final[Mapping[str, Contender]] = {
         Aoti(),
         OnnxRuntime("onnxruntime"),
         OnnxRuntime("onnxruntime-opset23", opset=23),
+        OnnxRuntime("onnxruntime-int8", opset=23, precision="int8"),
+        OnnxRuntime("onnxruntime-int8-reduced", opset=23, precision="int8", reduce_range=True),
         OpenVino(),
+        OpenVino("openvino-bf16", precision="bf16"),
+        OpenVino("openvino-int8", precision="int8", needs=(*OpenVino.needs, "nncf")),
+        Executorch(),
     )
 }
 
@@ -85,10 +91,14 @@ def check_needs(contenders: Sequence[Contender]) -> None:
     missing = {item.name: names for item in contenders if (names := _missing(item))}
     if missing:
         listed = "; ".join(f"{name} needs {', '.join(names)}" for name, names in missing.items())
-        raise MissingDependencyError(
-            f"contenders lack Python packages: {listed}",
-            hint="pip install 'edgecompile[bench]', or leave them out",
-        )
+        lacking = {package for names in missing.values() for package in names}
+        extra = "executorch" if lacking == {"executorch"} else "bench"
+        hint = f"pip install 'edgecompile[{extra}]', or leave them out"
+        if "executorch" in lacking:
+            hint += (
+                f"; ${PYTHON_VARIABLE} may name another environment's Python that has executorch"
+            )
+        raise MissingDependencyError(f"contenders lack Python packages: {listed}", hint=hint)
 
 
 def _missing(contender: Contender) -> tuple[str, ...]:

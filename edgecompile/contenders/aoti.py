@@ -24,6 +24,7 @@ class Aoti:
     name: str = "aoti"
     needs: tuple[str, ...] = ("torch",)
     needs_model: bool = True
+    precision: str = "fp32"
 
     def prepare(self, workshop: Workshop) -> Launch:
         """Compiles one program for the whole range, the weights packed for oneDNN.

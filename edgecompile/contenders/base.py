@@ -62,6 +62,10 @@ class Contender(Protocol):
     def needs_model(self) -> bool:
         """Whether it starts from the model rather than from a bundle."""
 
+    @property
+    def precision(self) -> str:
+        """What it multiplies weights in: ``fp32``, ``bf16``, ``int8``, or a bundle's own label."""
+
     def prepare(self, workshop: Workshop) -> Launch:
         """Makes what its process will load, or finds it in the cache.
 

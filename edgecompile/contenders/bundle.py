@@ -41,6 +41,15 @@ class BundleContender:
     needs: tuple[str, ...] = ()
     needs_model: bool = False
 
+    @property
+    def precision(self) -> str:
+        """The manifest's label: of the linears' weights.
+
+        Raises:
+            BundleError: the manifest is missing or malformed.
+        """
+        return read_bundle(self.path).precision
+
     def prepare(self, workshop: Workshop) -> Launch:
         """Puts the bundle's own runtime on the process' path; nothing else has to be made.
 

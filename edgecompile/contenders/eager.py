@@ -10,9 +10,10 @@ from typing import Any
 from edgecompile.contenders.base import Launch, Parts, Workshop
 from edgecompile.contenders.sizes import package_bytes
 
-__all__ = ["Eager"]
+__all__ = ["PACKAGE_ROOT", "Eager", "absolute_spec"]
 
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+#: The folder to put on the path of a process that imports this package.
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,14 @@ class Eager:
     compile: bool = False
     needs: tuple[str, ...] = ("torch",)
     needs_model: bool = True
+    precision: str = "fp32"
 
     def prepare(self, workshop: Workshop) -> Launch:
         """Nothing has to be made; torch.compile's own cache lies in the workshop's."""
         _ = workshop.model  # says here, not in another process, what is wrong with it
         batch = workshop.batch
         settings = {
-            "spec": _absolute(str(workshop.spec)),
+            "spec": absolute_spec(str(workshop.spec)),
             "batch": None if batch is None else list(batch),
             "threads": workshop.threads,
             "compile": self.compile,
@@ -43,7 +45,7 @@ class Eager:
             "eager",
             settings,
             workshop.python,
-            (str(_PACKAGE_ROOT),),
+            (str(PACKAGE_ROOT),),
             environment,
             notes=notes,
         )
@@ -56,7 +58,7 @@ class Eager:
         return {**package_bytes(*names), "weights": workshop.weight_bytes}
 
 
-def _absolute(spec: str) -> str:
+def absolute_spec(spec: str) -> str:
     """The specification with its path, if it has one, made absolute: processes run elsewhere."""
     where, colon, factory = spec.rpartition(":")
     if colon and Path(where).expanduser().is_file():

@@ -6,7 +6,16 @@ import sys
 from typing import Any
 
 # Frameworks whose presence in a process matters to what is claimed of it.
-_NOTABLE = ("torch", "onnxruntime", "openvino", "transformers", "onnx", "scipy")
+_NOTABLE = (
+    "torch",
+    "onnxruntime",
+    "openvino",
+    "executorch",
+    "transformers",
+    "torchao",
+    "onnx",
+    "scipy",
+)
 
 
 def read_memory() -> dict[str, int]:
