@@ -70,7 +70,7 @@ def run(lib: ctypes.CDLL, w: Weights, a: np.ndarray, c: np.ndarray, e: Epilogue)
 
 
 def verify(lib: ctypes.CDLL, w: Weights, c: np.ndarray, a: np.ndarray, e: Epilogue, what: str):
-    """bf16: float32's sums, of rounded rows where the CPU multiplies pairs. int8: exact sums of rounded rows, then a few roundings."""
+    """bf16: float32's sums, of rounded rows on AMX tiles. int8: exact sums of rounded rows, then a few roundings."""
     if w.kind == "int8":
         check(c, quantize_rows(a), w.values, e, what, 8 * 2.0**-24)
     else:

@@ -74,7 +74,10 @@ void run_amx_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int64_t
     const int64_t n0 = panel * kPanel;
     t.b = p.b + panel * p.panel_bytes;
     AmxPrefetch prefetch{nullptr, nullptr, lines};
-    if (const int64_t next = panel + direction; next >= 0 && next < all_panels) {
+    // To prefetch for a single block takes as long as to read: only what is this task's for sure.
+    const bool ends = i_panel + 1 == p1 - p0;
+    const int64_t next = panel + direction;
+    if (next >= 0 && next < all_panels && !(blocks == 1 && ends)) {
       prefetch.next = p.b + next * p.panel_bytes;
       prefetch.end = prefetch.next + p.panel_bytes;
     }

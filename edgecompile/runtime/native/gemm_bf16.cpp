@@ -1,21 +1,21 @@
-// B in bfloat16: multiplied as pairs where the CPU can, on tiles or on vectors; else expanded to
-// single precision in registers.
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
-
+// B in bfloat16: expanded to single precision in registers, or multiplied on AMX tiles. The vector
+// instruction for pairs (vdpbf16ps) is of no use: on the CPUs that have tiles, too, it is 1.7 times
+// slower than expanding.
 #include "gemm_narrow.h"
 #include "gemm_narrow_run.h"
 #include "gemm_pack.h"
-#if defined(__AMX_BF16__)
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#define EC_BF16_TILES 1
+#include <immintrin.h>
+
 #include "gemm_amx.h"
 #endif
 
 namespace ec {
 namespace {
 
-// What both ways have in common.
-struct Bf16 {
+struct Bf16Math {
+  using A = float;
   using Sum = float;
   using Acc = vf32;
   static constexpr int kRegisters = 1;
@@ -23,11 +23,24 @@ struct Bf16 {
   static constexpr int kColumns = kFloatLanes;
   static constexpr int kPerStore = 1;
   static constexpr int kDepth = 2;
+  static constexpr int kParts = 2;
   static constexpr bool kLongLatency = true;
   static constexpr bool kScales = false;
   static constexpr int64_t kSerialWork = 200'000;
   static constexpr int64_t kMemoryRows = 4;
 
+  EC_INLINE static vf32 load_b(const char* b, int part) {
+#if defined(__x86_64__)
+    asm volatile("" : "+r"(b));  // each part loads again: registers are scarcer than loads
+#endif
+    const vu32 pairs = load<vu32>(reinterpret_cast<const uint32_t*>(b));
+    if (part == 0) return bits_as<vf32>(pairs << 16);
+    vf32 high = bits_as<vf32>(pairs >> 16);
+    keep_in_register(high);  // two shifts, since a mask would take a register
+    return bits_as<vf32>(bits_as<vu32>(high) << 16);
+  }
+  EC_INLINE static vf32 load_a(const float* a, int part) { return broadcast(a[part]); }
+  EC_INLINE static vf32 multiply_add(vf32 acc, vf32 a, vf32 b) { return fma(a, b, acc); }
   EC_INLINE static vf32 add(vf32 x, vf32 y) { return x + y; }
   EC_INLINE static void keep(vf32& v) { keep_in_register(v); }
   EC_INLINE static void store_sums(const vf32 (&acc)[1], float* out, bool accumulate) {
@@ -35,24 +48,7 @@ struct Bf16 {
   }
 };
 
-#if defined(__AVX512BF16__)
-struct Bf16Math : Bf16 {
-  using A = uint16_t;
-  static constexpr int kParts = 1;
-
-  EC_INLINE static vu32 load_b(const char* b, int) {
-    return load<vu32>(reinterpret_cast<const uint32_t*>(b));
-  }
-  EC_INLINE static vu32 load_a(const uint16_t* a, int) {
-    uint32_t pair;
-    std::memcpy(&pair, a, sizeof pair);
-    return broadcast<vu32>(pair);
-  }
-  EC_INLINE static vf32 multiply_add(vf32 acc, vu32 a, vu32 b) {
-    return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
-  }
-};
-
+#if EC_BF16_TILES
 // To the nearest, ties to even; a NaN stays one, and denormal numbers become zeros, as they would
 // in the product.
 void round_to_bf16(const float* x, int64_t n, uint16_t* to) {
@@ -67,27 +63,7 @@ void round_to_bf16(const float* x, int64_t n, uint16_t* to) {
     std::memcpy(to + i, &some, 2 * std::min<int64_t>(kL, n - i));
   }
 }
-#else
-struct Bf16Math : Bf16 {
-  using A = float;
-  static constexpr int kParts = 2;
 
-  EC_INLINE static vf32 load_b(const char* b, int part) {
-#if defined(__x86_64__)
-    asm volatile("" : "+r"(b));  // each part loads again: registers are scarcer than loads
-#endif
-    const vu32 pairs = load<vu32>(reinterpret_cast<const uint32_t*>(b));
-    if (part == 0) return bits_as<vf32>(pairs << 16);
-    vf32 high = bits_as<vf32>(pairs >> 16);
-    keep_in_register(high);  // two shifts, since a mask would take a register
-    return bits_as<vf32>(bits_as<vu32>(high) << 16);
-  }
-  EC_INLINE static vf32 load_a(const float* a, int part) { return broadcast(a[part]); }
-  EC_INLINE static vf32 multiply_add(vf32 acc, vf32 a, vf32 b) { return fma(a, b, acc); }
-};
-#endif
-
-#if defined(__AMX_BF16__)
 struct Bf16Tiles {
   using A = uint16_t;
   using Sum = float;
@@ -105,8 +81,6 @@ struct Bf16Tiles {
     for (int64_t i = 0; i < n; i += kFloatLanes) store(to + i, load(to + i) + load(from + i));
   }
 };
-// Fewer rows leave most of each tile's product unused.
-constexpr int64_t kLeastTileRows = 5;
 #endif
 
 }  // namespace
@@ -119,8 +93,8 @@ void gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                const uint16_t* b_packed, float* c, int64_t ldc, const Epilogue& epilogue) {
   const char* const b = reinterpret_cast<const char*>(b_packed);
   const int64_t panel_bytes = (k + 1) / 2 * kGroupBytes;
-#if defined(__AMX_BF16__)
-  if (m >= kLeastTileRows && amx_permitted()) {
+#if EC_BF16_TILES
+  if (amx_permitted()) {
     const AmxRow<Bf16Tiles> row(k);
     NarrowProduct<Bf16Tiles> p{m, n, k, nullptr, 0, nullptr, b, panel_bytes, c, ldc, epilogue};
     run_amx(p, [&](int64_t r0, int64_t rows, uint16_t* to, int64_t ld, float*) {
@@ -134,14 +108,6 @@ void gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
   }
 #endif
   NarrowProduct<Bf16Math> p{m, n, k, nullptr, 0, nullptr, b, panel_bytes, c, ldc, epilogue};
-#if defined(__AVX512BF16__)
-  run_prepared(p, [&](int64_t r0, int64_t rows, uint16_t* to, int64_t ld, float*) {
-    for (int64_t r = 0; r < rows; ++r, to += ld) {
-      round_to_bf16(a + (r0 + r) * lda, k, to);
-      if (k % 2 != 0) to[k] = 0;
-    }
-  });
-#else
   // Rows that lie a multiple of a page apart compete for the same few places of the first cache.
   if (m > 1 && lda % 1024 == 0 && k * 4 > kNarrowRowBytes && n > kPanel) {
     run_prepared(p, [&](int64_t r0, int64_t rows, float* to, int64_t ld, float*) {
@@ -152,7 +118,6 @@ void gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
     p.lda = lda;
     run_narrow(p);
   }
-#endif
 }
 
 }  // namespace ec

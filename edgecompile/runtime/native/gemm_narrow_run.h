@@ -55,20 +55,40 @@ void finish_narrow(const NarrowProduct<Math>& p, int64_t r0, int64_t rows, int64
                    const NarrowColumns& columns, typename Math::Sum* sums) {
   constexpr int kL = kFloatLanes;
   const Epilogue& e = p.epilogue;
+  const auto factor_of = [&](int64_t r) __attribute__((always_inline)) {
+    return broadcast(p.row_scales == nullptr ? e.alpha : e.alpha * p.row_scales[r0 + r]);
+  };
+  const auto scaled = [&](int64_t r, int64_t j, vf32 factor) __attribute__((always_inline)) {
+    const vf32 x = convert<vf32>(load<Vector<typename Math::Sum, kL>>(sums + r * kPanel + j));
+    if constexpr (Math::kScales) factor *= load(columns.scales + j);
+    return fma(x, factor, load(columns.bias + j));
+  };
+  const auto residual_of = [&](int64_t r) __attribute__((always_inline)) {
+    return e.residual == nullptr ? nullptr : e.residual + (r0 + r) * e.ld_residual + n0;
+  };
+  const auto write = [&](float* to, const float* residual, int64_t j, vf32 x)
+                         __attribute__((always_inline)) {
+                           if (residual != nullptr)
+                             x = fma(broadcast(e.beta), load(residual + j), x);
+                           store(to + j, x);
+                         };
+  if (e.act == Activation::kNone && columns.count == kPanel) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const vf32 factor = factor_of(r);
+      const float* const residual = residual_of(r);
+      float* const to = p.c + (r0 + r) * p.ldc + n0;
+      for (int64_t j = 0; j < kPanel; j += kL) write(to, residual, j, scaled(r, j, factor));
+    }
+    return;
+  }
   // The results take the place of the sums.
   static_assert(sizeof(typename Math::Sum) == sizeof(float));
   float* const results = reinterpret_cast<float*>(sums);
-  const auto scale_row = [&](int64_t r, int64_t count) __attribute__((always_inline)) {
-    const float scale = p.row_scales == nullptr ? e.alpha : e.alpha * p.row_scales[r0 + r];
-    for (int64_t j = 0; j < count; j += kL) {
-      const vf32 x = convert<vf32>(load<Vector<typename Math::Sum, kL>>(sums + r * kPanel + j));
-      vf32 factor = broadcast(scale);
-      if constexpr (Math::kScales) factor *= load(columns.scales + j);
-      store(results + r * kPanel + j, fma(x, factor, load(columns.bias + j)));
-    }
-  };
   for (int64_t r = 0; r < rows; ++r) {
-    columns.count == kPanel ? scale_row(r, kPanel) : scale_row(r, columns.count);
+    const vf32 factor = factor_of(r);
+    for (int64_t j = 0; j < columns.count; j += kL) {
+      store(results + r * kPanel + j, scaled(r, j, factor));
+    }
   }
   if (columns.count == kPanel) {
     activate(e.act, results, rows * kPanel);
@@ -78,14 +98,9 @@ void finish_narrow(const NarrowProduct<Math>& p, int64_t r0, int64_t rows, int64
   for (int64_t r = 0; r < rows; ++r) {
     const float* const from = results + r * kPanel;
     float* const to = p.c + (r0 + r) * p.ldc + n0;
-    const float* const residual =
-        e.residual == nullptr ? nullptr : e.residual + (r0 + r) * e.ld_residual + n0;
+    const float* const residual = residual_of(r);
     int64_t j = 0;
-    for (; j + kL <= columns.count; j += kL) {
-      vf32 x = load(from + j);
-      if (residual != nullptr) x = fma(broadcast(e.beta), load(residual + j), x);
-      store(to + j, x);
-    }
+    for (; j + kL <= columns.count; j += kL) write(to, residual, j, load(from + j));
     for (; j < columns.count; ++j) {
       to[j] = residual == nullptr ? from[j] : from[j] + e.beta * residual[j];
     }
