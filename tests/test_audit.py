@@ -17,6 +17,7 @@ from edgecompile.targets import load_target, load_variant
 
 V3 = load_variant("x86-64-v3")
 V4 = load_variant("x86-64-v4")
+AMX = load_variant("x86-64-amx")
 NEON = load_variant("aarch64-neon")
 DOTPROD = load_variant("aarch64-dotprod")
 PROFILE = load_target("cpu-x86-64")
@@ -215,6 +216,18 @@ def test_too_new_instructions(build: Build) -> None:
     finding = only(judge(path, V3, PROFILE), "instructions")
     assert "need avx512f, first in scale: " in finding.what
     assert "-march=x86-64-v3" in finding.cure
+
+
+def test_tiles_are_for_the_variant_that_requires_them(build: Build) -> None:
+    text = """#include <immintrin.h>
+    void multiply(void* to) { _tile_dpbf16ps(0, 1, 2); _tile_stored(0, to, 64); }"""
+    wide = (f"-march={AMX.march}", *AMX.extra_flags, "-O3", "-mprefer-vector-width=512")
+    path = build(text + KERNEL, *wide)
+    assert judge(path, AMX, PROFILE).ok
+    verdict = judge(path, V4, PROFILE)
+    assert errors(verdict) == ["instructions"] * 2
+    found = [finding.what.split(", first in multiply: ")[0] for finding in verdict.findings]
+    assert found == ["2 instructions need amx_tile", "1 instructions need amx_bf16"]
 
 
 def test_scalar_code_is_caught_though_it_would_run(build: Build) -> None:
