@@ -53,7 +53,8 @@ Examples:
     "--work-dir",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Where the stages leave their files. Default: a temporary folder.",
+    help="Where the stages leave their files; a build that finds its own, with nothing changed, "
+    "leaves the bundle as it is. Default: a temporary folder.",
 )
 @click.option("--keep-work", is_flag=True, help="Keep them; without --work-dir in NAME.work.")
 @threads_option
@@ -95,9 +96,6 @@ def command(
     check_max_error(precision, max_error)
 
     from edgecompile.bundle import bundle_path
-    from edgecompile.pipeline import BuildRequest, build
-    from edgecompile.plan_request import PlanRequest
-    from edgecompile.units import format_bytes, format_duration
 
     console = session.console
     bundle = bundle_path(output or Path(bundle_name(model)))
@@ -130,6 +128,39 @@ def command(
             f"{summary.n:,} inputs, {summary.min} to {summary.max}, median {summary.p50}, "
             f"p99 {summary.p99}"
         )
+    samples = sample_texts(texts, tokenizer, model)
+    key = None
+    if work_dir is not None:
+        from edgecompile.build_stamp import build_key, find_built, write_stamp
+
+        with console.step("look for changes"):
+            key = build_key(
+                model,
+                target,
+                {
+                    "lengths": distribution.to_json(),
+                    "joint": None if joint is None else joint.to_json(),
+                    "batch": batch,
+                    "precision": [precision, max_error],
+                    "seed": seed,
+                    **{name: value for name, value in wanted.items() if name != "calibration"},
+                },
+                {
+                    "calibration": wanted["calibration"],
+                    "texts": None if samples is None else samples.file,
+                    "tokenizer": None if samples is None else samples.tokenizer,
+                },
+            )
+            built = None if key is None else find_built(work_dir, key, bundle)
+        if built is not None:
+            console.say(f"nothing has changed: {bundle} is what would be built")
+            session.emit({**built, "unchanged": True}, lambda: str(bundle))
+            return
+
+    from edgecompile.pipeline import BuildRequest, build
+    from edgecompile.plan_request import PlanRequest
+    from edgecompile.units import format_bytes, format_duration
+
     result = build(
         BuildRequest(
             model=model,
@@ -139,13 +170,15 @@ def command(
             batch=batch,
             precision=precision,
             max_error=max_error,
-            texts=sample_texts(texts, tokenizer, model),
+            texts=samples,
             work_dir=work_dir,
             seed=seed,
             force=force,
         ),
         console,
     )
+    if work_dir is not None and key is not None:
+        write_stamp(work_dir, key, result.bundle_path, result.to_json())
     if result.choice is not None:
         from edgecompile.cli.plan_table import precision_table  # rich is dear to import
 

@@ -1,0 +1,148 @@
+"""Whether a bundle is what the same build made before: then there is nothing to do.
+
+A build leaves ``built.json`` in its work folder: a key of everything that shaped the bundle, and
+the hash of the bundle's manifest, which names the hash of every file. Nothing here loads a
+framework, so that a build with nothing to do is over before torch would have been imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import edgecompile
+from edgecompile.machine import cpu_identity
+from edgecompile.runtime.errors import EdgecompileError
+from edgecompile.runtime.manifest import MANIFEST_NAME, parse_manifest
+from edgecompile.targets import load_target
+from edgecompile.toolchain import find_toolchain
+
+__all__ = ["STAMP_NAME", "build_key", "find_built", "write_stamp"]
+
+STAMP_NAME = "built.json"
+#: Files over this count by size and time of change: to hash them would be felt.
+_MAX_HASHED_BYTES = 2 << 30
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+_OWN_SUFFIXES = (".py", ".cpp", ".c", ".h", ".map", ".j2", ".toml", ".md")
+
+
+def build_key(
+    model: str, target: str, options: Mapping[str, Any], files: Mapping[str, Path | None]
+) -> str | None:
+    """A hash of all that shapes a bundle; equal keys mean that a build would make the same again.
+
+    Args:
+        model: a model specification.
+        target: name or path of a target profile.
+        options: plain values: lengths, limits, batch, precision, seed.
+        files: what is read beside them (calibrations, texts), by what it is for; None: nothing.
+
+    Returns:
+        None for a model whose files don't tell all of it: a factory's code may do anything.
+
+    Raises:
+        TargetError, ToolchainError: the target can't be built for.
+        OSError: a file can't be read.
+    """
+    where = Path(model).expanduser()
+    if not (where.is_dir() or (where.is_file() and where.suffix == ".pt2")):
+        return None
+    profile = load_target(target)
+    archs = sorted({variant.arch for variant in profile.variants})
+    parts = {
+        "model": _tree(where),
+        "target": repr(profile),
+        "options": options,
+        "files": {name: path and _tree(path) for name, path in files.items()},
+        "compilers": [[find_toolchain(arch).cxx, find_toolchain(arch).version] for arch in archs],
+        "packages": {name: _version(name) for name in _PACKAGES},
+        # Measured costs are this machine's.
+        "cpu": cpu_identity(),
+        "edgecompile": [edgecompile.__version__, _own_files()],
+    }
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_stamp(work: Path, key: str, bundle: Path, result: Mapping[str, Any]) -> None:
+    """Notes what a build made.
+
+    Args:
+        work: the build's work folder.
+        key: from :func:`build_key`, taken before the build began.
+        bundle: the bundle.
+        result: what the build says about itself; plain values.
+    """
+    manifest = hashlib.sha256((bundle / MANIFEST_NAME).read_bytes()).hexdigest()
+    stamp = {"key": key, "manifest_sha256": manifest, "result": dict(result)}
+    partial = work / (STAMP_NAME + ".partial")
+    partial.write_text(json.dumps(stamp, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, work / STAMP_NAME)
+
+
+def find_built(work: Path, key: str, bundle: Path) -> dict[str, Any] | None:
+    """What an earlier build said, if ``bundle`` is still exactly what it made; else None.
+
+    Args:
+        work: the build's work folder.
+        key: of what is asked for now.
+        bundle: where the bundle should be; every file of it is hashed.
+    """
+    try:
+        stamp = json.loads((work / STAMP_NAME).read_text(encoding="utf-8"))
+        if stamp["key"] != key:
+            return None
+        text = (bundle / MANIFEST_NAME).read_bytes()
+        if hashlib.sha256(text).hexdigest() != stamp["manifest_sha256"]:
+            return None
+        for name, entry in parse_manifest(text, str(bundle)).files.items():
+            if _digest(bundle / name) != entry.sha256:
+                return None
+        result: dict[str, Any] = stamp["result"]
+    except (OSError, ValueError, KeyError, TypeError, EdgecompileError):
+        return None
+    return result
+
+
+def _tree(path: Path) -> list[list[Any]]:
+    """Every file below ``path``, or the file itself: its name and its content's hash."""
+    files = sorted(item for item in path.rglob("*") if item.is_file()) if path.is_dir() else [path]
+    found: list[list[Any]] = []
+    for item in files:
+        name = item.relative_to(path).as_posix() if path.is_dir() else item.name
+        facts = item.stat()
+        if facts.st_size > _MAX_HASHED_BYTES:
+            found.append([name, facts.st_size, facts.st_mtime_ns])
+        else:
+            found.append([name, _digest(item)])
+    return found
+
+
+def _own_files() -> str:
+    """Of our own sources: a change to any of them may change what is built."""
+    root = Path(edgecompile.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.suffix in _OWN_SUFFIXES and path.is_file():
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

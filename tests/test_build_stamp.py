@@ -1,0 +1,122 @@
+"""When a build has nothing to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import edgecompile.build_stamp as build_stamp
+from edgecompile.build_stamp import STAMP_NAME, build_key, find_built, write_stamp
+
+# A build whose key is known, in a process that shows what was imported.
+COMMAND = """
+import sys
+from pathlib import Path
+import edgecompile.build_stamp as build_stamp
+from edgecompile.cli import main
+build_stamp.build_key = lambda *arguments: "key"
+sys.argv = ["edgecompile", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print("torch" in sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "inner" / "weights").write_bytes(b"123")
+    return folder
+
+
+def key_of(model: Path, **changes: object) -> str:
+    given = {"target": "cpu-x86-64", "options": {"lengths": [1, 2], "seed": 0}, "files": {}}
+    key = build_key(str(model), **{**given, **changes})  # type: ignore[arg-type]
+    assert key is not None
+    return key
+
+
+def test_the_key_holds_what_shapes_a_bundle(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = key_of(model)
+    assert key_of(model) == first
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(model, moved)
+    assert key_of(moved) == first, "the content counts, not the place"
+    texts = tmp_path / "texts"
+    texts.write_text("one")
+    with_texts = key_of(model, files={"texts": texts})
+    texts.write_text("two")
+    others = [
+        with_texts,
+        key_of(model, files={"texts": texts}),
+        key_of(model, target="cpu-any"),
+        key_of(model, options={"lengths": [1, 2], "seed": 1}),
+    ]
+    (model / "inner" / "weights").write_bytes(b"124")
+    others.append(key_of(model))
+    (model / "inner" / "weights").rename(model / "weights")
+    others.append(key_of(model))
+    monkeypatch.setattr(build_stamp, "_version", lambda name: f"{name} 9")
+    others.append(key_of(model))
+    monkeypatch.setattr(build_stamp, "_own_files", lambda: "changed")
+    others.append(key_of(model))
+    monkeypatch.setattr(build_stamp, "cpu_identity", lambda: "another CPU")
+    others.append(key_of(model))
+    assert len({first, *others}) == 1 + len(others)
+
+
+def test_what_a_factory_does_is_unknown(tmp_path: Path) -> None:
+    source = tmp_path / "net.py"
+    source.write_text("def make(): ...")
+    for spec in (f"{source}:make", "package.module:make", str(source), str(tmp_path / "absent")):
+        assert build_key(spec, "cpu-x86-64", {}, {}) is None
+    saved = tmp_path / "a.pt2"
+    saved.write_bytes(b"1")
+    assert build_key(str(saved), "cpu-x86-64", {}, {}) is not None
+
+
+def test_only_the_very_bundle_counts(tiny_bundle: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "it.ecb"
+    shutil.copytree(tiny_bundle, bundle)
+    write_stamp(tmp_path, "key", bundle, {"size_bytes": 5})
+    assert find_built(tmp_path, "key", bundle) == {"size_bytes": 5}
+    assert find_built(tmp_path, "other key", bundle) is None
+    assert find_built(tmp_path, "key", tmp_path / "absent.ecb") is None
+    assert find_built(tmp_path / "absent", "key", bundle) is None
+    weights = next(bundle.glob("weights.*"))
+    content = weights.read_bytes()
+    weights.chmod(0o644)
+    weights.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    assert find_built(tmp_path, "key", bundle) is None, "one bit of a file is another"
+    weights.write_bytes(content)
+    assert find_built(tmp_path, "key", bundle) is not None
+    for broken in ("", "[]", '{"key": "key"}'):
+        (tmp_path / STAMP_NAME).write_text(broken)
+        assert find_built(tmp_path, "key", bundle) is None
+
+
+def test_a_build_with_nothing_to_do_imports_no_torch(
+    tiny_bundle: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    write_stamp(tmp_path, "key", tiny_bundle, {"sha256": "0123"})
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("3\n9\n")
+    arguments = ["build", str(tiny_model), "--lengths", str(lengths), "--json"]
+    arguments += ["--work-dir", str(tmp_path), "--output", str(tiny_bundle)]
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, *arguments], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"sha256": "0123", "unchanged": True}
+    assert "nothing has changed" in done.stderr
+    assert done.stderr.strip().endswith("False"), "torch was imported"
