@@ -218,7 +218,7 @@ def _finish(
     assert len(placeholder_values(program)) == len(loaded.inputs)
     return ExportedModel(
         name=loaded.name,
-        program=program,
+        source=program,
         inputs=fill_bounds(program, loaded.inputs),
         outputs=loaded.outputs,
         ranges=dict(spans),

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from edgecompile.errors import ExportError
 from edgecompile.examples import make_example
 from edgecompile.folder_files import hash_files
 from edgecompile.models import InputSpec, OutputSpec
-from edgecompile.saved_programs import load_program
+from edgecompile.saved_programs import check_archive, load_program
 
 PROGRAM_FILE = "program.pt2"
 RECORD_FILE = "exported.json"
@@ -34,7 +35,8 @@ class ExportedModel:
 
     Attributes:
         name: the model's.
-        program: the graph and its weights.
+        source: the program, or the file that it is read from when it is first asked for: where
+            nothing has to be compiled anew, nobody waits for that.
         inputs: with the bounds of index inputs filled in from the graph where unknown before.
         outputs: as of the model.
         ranges: smallest and largest size of every axis, verified; an axis with both equal is
@@ -47,7 +49,7 @@ class ExportedModel:
     """
 
     name: str
-    program: torch.export.ExportedProgram
+    source: torch.export.ExportedProgram | Path
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
     ranges: Mapping[str, Range]
@@ -56,6 +58,15 @@ class ExportedModel:
     checked: tuple[Mapping[str, int], ...]
     max_error: float
     notes: tuple[str, ...] = ()
+
+    @cached_property
+    def program(self) -> torch.export.ExportedProgram:
+        """The graph and its weights.
+
+        Raises:
+            ModelError: the file can't be read.
+        """
+        return load_program(self.source) if isinstance(self.source, Path) else self.source
 
     @property
     def static(self) -> bool:
@@ -130,9 +141,10 @@ class ExportedModel:
                     f"'{folder / PROGRAM_FILE}' isn't the file that was exported",
                     hint="export the model again",
                 )
+            check_archive(folder / PROGRAM_FILE)
             return cls(
                 name=record["name"],
-                program=load_program(folder / PROGRAM_FILE),
+                source=folder / PROGRAM_FILE,
                 inputs=tuple(InputSpec.from_json(item) for item in record["inputs"]),
                 outputs=tuple(OutputSpec.from_json(item) for item in record["outputs"]),
                 ranges={axis: (span[0], span[1]) for axis, span in record["ranges"].items()},

@@ -240,6 +240,7 @@ def test_an_exported_model_goes_through_files(tmp_path: Path) -> None:
     assert sorted(p.name for p in folder.iterdir()) == ["exported.json", "program.pt2"]
     again = ExportedModel.load(folder)
     assert again.to_json() == exported.to_json()
+    assert "program" not in vars(again), "it is read when it is asked for"
     assert check_program(again.program, model, again.ranges, {"length": 9}).ok
     exported.save(folder)
     assert sorted(p.name for p in folder.iterdir()) == ["exported.json", "program.pt2"]
