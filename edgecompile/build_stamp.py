@@ -55,7 +55,8 @@ def build_key(
     profile = load_target(target)
     archs = sorted({variant.arch for variant in profile.variants})
     parts = {
-        "model": _tree(where),
+        # A bundle is called after its model's folder or file.
+        "model": [where.resolve().name, _tree(where)],
         "target": repr(profile),
         "options": options,
         "files": {name: path and _tree(path) for name, path in files.items()},

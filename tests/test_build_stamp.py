@@ -49,14 +49,17 @@ def test_the_key_holds_what_shapes_a_bundle(
 ) -> None:
     first = key_of(model)
     assert key_of(model) == first
-    moved = tmp_path / "elsewhere"
+    moved = tmp_path / "elsewhere" / "model"
     shutil.copytree(model, moved)
     assert key_of(moved) == first, "the content counts, not the place"
+    renamed = tmp_path / "renamed"
+    shutil.copytree(model, renamed)
     texts = tmp_path / "texts"
     texts.write_text("one")
     with_texts = key_of(model, files={"texts": texts})
     texts.write_text("two")
     others = [
+        key_of(renamed),  # the bundle would be called otherwise
         with_texts,
         key_of(model, files={"texts": texts}),
         key_of(model, target="cpu-any"),
