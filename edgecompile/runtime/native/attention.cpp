@@ -143,7 +143,6 @@ EC_INLINE void multiply_panel(const float* a, int64_t lda, int64_t rows, const f
   t.k = depth;
   t.a = a;
   t.lda = lda;
-  t.ldb = kWidth;
   t.ldc = ldc;
   const int width = kTiles.columns[rows - 1];
   for (int64_t j = 0; j < columns; j += width) {

@@ -86,7 +86,7 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
     }
     t.lda = lda;
     // A panel is 8 lines per 4 steps: spread over the tiles that meet the panel before it.
-    t.prefetch_lines = static_cast<int>((8 + calls - 1) / calls);
+    t.prefetch_lines = prefetch_rate(static_cast<int>((8 + calls - 1) / calls));
     for (int64_t i_panel = 0; i_panel < p1 - p0; ++i_panel) {
       const int64_t panel = step > 0 ? p0 + i_panel : p1 - 1 - i_panel;
       const int64_t n0 = panel * kPanel;
@@ -106,7 +106,6 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
                    scratch + a_floats);
         b = scratch + a_floats;
       }
-      t.ldb = kPanel;
       t.prefetch = calls >= kPrefetchCalls ? next : nullptr;
       alignas(64) float bias[kPanel] = {};
       const float* bias_from = nullptr;
@@ -159,7 +158,7 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
             }
           }
           if (t.prefetch != nullptr) {  // the next part of the next panel
-            t.prefetch += t.k / 4 * t.prefetch_lines * 16;
+            t.prefetch += t.k / kTileUnroll * t.prefetch_lines * 16;
             if (t.prefetch - next >= t.k * kPanel) t.prefetch = nullptr;
           }
         }

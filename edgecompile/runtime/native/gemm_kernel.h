@@ -18,7 +18,8 @@ constexpr int kVectorRegisters = 16;
 // B and a column of A, and one more vector stay in registers. Few rows get wide tiles, since enough
 // independent sums (8) must be under way to cover the latency of a multiply-add (4 cycles at 2 per
 // cycle); where even a whole panel is too narrow, several sums per element do.
-constexpr int kPanelVectors = 32 / kFloatLanes;
+constexpr int kTileStride = 32;
+constexpr int kPanelVectors = kTileStride / kFloatLanes;
 constexpr int kTileRows = kVectorRegisters == 32 && kFloatLanes == 16 ? 12 : 6;
 
 constexpr int widest_tile(int rows) {
@@ -46,12 +47,45 @@ EC_INLINE void keep_in_register(vf32& v) {
 #endif
 }
 
+// One element of A for a whole row of B: in all lanes, except where multiplication can take a lane.
+#if defined(__aarch64__)
+using Spread = float;
+#else
+using Spread = vf32;
+#endif
+EC_INLINE Spread spread(float x) {
+#if defined(__aarch64__)
+  return x;
+#else
+  return broadcast(x);
+#endif
+}
+
+// sum += x·y as one instruction on this very register. Left to itself, an unrolled loop of sixteen
+// sums gets copies between registers and spills from the compiler, and the loop that isn't unrolled
+// spends a sixth of its instructions on itself: too many where a neighbour shares the core.
+EC_INLINE void add_product(vf32& sum, Spread x, vf32 y) {
+#if defined(__AVX512F__)
+  asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
+#elif defined(__FMA__)
+  asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(x), "x"(y));
+#elif defined(__aarch64__)
+  asm volatile("fmla %0.4s, %2.4s, %1.s[0]" : "+w"(sum) : "w"(x), "w"(y));
+#else
+  sum = fma(x, y, sum);
+  keep_in_register(sum);
+#endif
+}
+
+// How far a tile prefetches: so many lines of 64 bytes for every kTileUnroll steps of k.
+constexpr int kTileUnroll = 4;
+constexpr int prefetch_rate(int lines) { return lines > 2 ? 4 : lines; }
+
 struct Tile {
   int64_t k;
   const float* a;  // rows of contiguous elements
   int64_t lda;
-  const float* b;  // k rows of contiguous elements
-  int64_t ldb;
+  const float* b;  // k rows of contiguous elements, kTileStride apart
   float* c;
   int64_t ldc;
   const float* bias;      // what each row of sums starts from, or null
@@ -59,17 +93,15 @@ struct Tile {
   const float* residual;  // added before the store, or null
   int64_t ld_residual;
   const float* prefetch;  // memory soon needed, or null
-  int prefetch_lines;     // of 64 bytes, for every 4 of the k steps
+  int prefetch_lines;     // a prefetch_rate
 };
 
-// `Ldb` is the distance between rows of B when it is known at compile time, else 0.
-template <int Rows, int Ldb>
+template <int Rows>
 inline void run_tile(const Tile& t) {
   constexpr int Vectors = kTileVectors<Rows>;
   constexpr int Sums = kTileSums<Rows>;
   constexpr int kL = kFloatLanes;
-  constexpr int kUnroll = 4;
-  static_assert(kUnroll % Sums == 0);
+  static_assert(kTileUnroll % Sums == 0);
   vf32 acc[Sums][Rows][Vectors];
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) {
@@ -94,19 +126,17 @@ inline void run_tile(const Tile& t) {
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) a[r] = t.a + r * t.lda;
   const float* b = t.b;
-  const int64_t ldb = Ldb != 0 ? Ldb : t.ldb;
-  const float* prefetch = t.prefetch;
   const auto step = [&](int64_t i, const float* row, vf32(&sum)[Rows][Vectors])
                         __attribute__((always_inline)) {
                           if constexpr (Rows < Vectors) {
-                            vf32 av[Rows];
+                            Spread av[Rows];
 #pragma GCC unroll 16
-                            for (int r = 0; r < Rows; ++r) av[r] = broadcast(a[r][i]);
+                            for (int r = 0; r < Rows; ++r) av[r] = spread(a[r][i]);
 #pragma GCC unroll 16
                             for (int v = 0; v < Vectors; ++v) {
                               const vf32 bv = load(row + v * kL);
 #pragma GCC unroll 16
-                              for (int r = 0; r < Rows; ++r) sum[r][v] = fma(av[r], bv, sum[r][v]);
+                              for (int r = 0; r < Rows; ++r) add_product(sum[r][v], av[r], bv);
                             }
                           } else {
                             vf32 bv[Vectors];
@@ -114,32 +144,36 @@ inline void run_tile(const Tile& t) {
                             for (int v = 0; v < Vectors; ++v) bv[v] = load(row + v * kL);
 #pragma GCC unroll 16
                             for (int r = 0; r < Rows; ++r) {
-                              const vf32 av = broadcast(a[r][i]);
+                              const Spread av = spread(a[r][i]);
 #pragma GCC unroll 16
-                              for (int v = 0; v < Vectors; ++v)
-                                sum[r][v] = fma(av, bv[v], sum[r][v]);
+                              for (int v = 0; v < Vectors; ++v) add_product(sum[r][v], av, bv[v]);
                             }
                           }
                         };
   int64_t i = 0;
-  for (; i + kUnroll <= t.k; i += kUnroll) {
-    if (prefetch != nullptr) {
-      for (int line = 0; line < t.prefetch_lines; ++line, prefetch += 16) {
-        __builtin_prefetch(prefetch, 0, 2);  // into the second-level cache
+  const auto run = [&](auto lines, const float* next,
+                       int64_t distance) __attribute__((always_inline)) {
+    for (; i + kTileUnroll <= t.k; i += kTileUnroll, next += distance) {
+#pragma GCC unroll 4
+      for (int line = 0; line < lines.value; ++line) {
+        __builtin_prefetch(next + 16 * line, 0, 2);  // into the second-level cache
       }
+#pragma GCC unroll 4
+      for (int u = 0; u < kTileUnroll; ++u) step(i + u, b + u * kTileStride, acc[u % Sums]);
+      b += kTileUnroll * kTileStride;
     }
-#pragma GCC unroll 1
-    for (int u = 0; u < kUnroll; ++u) {
-      step(i + u, b + u * ldb, acc[u % Sums]);
-#pragma GCC unroll 16
-      for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 16
-        for (int v = 0; v < Vectors; ++v) keep_in_register(acc[u % Sums][r][v]);
-      }
-    }
-    b += kUnroll * ldb;
+  };
+  // Without anything to prefetch the same line is asked for again: cheaper than another loop.
+  if (t.prefetch == nullptr) {
+    run(std::integral_constant<int, 1>{}, b, 0);
+  } else if (t.prefetch_lines == 1) {
+    run(std::integral_constant<int, 1>{}, t.prefetch, 16);
+  } else if (t.prefetch_lines == 2) {
+    run(std::integral_constant<int, 2>{}, t.prefetch, 32);
+  } else {
+    run(std::integral_constant<int, 4>{}, t.prefetch, 64);
   }
-  for (; i < t.k; ++i, b += ldb) step(i, b, acc[0]);
+  for (; i < t.k; ++i, b += kTileStride) step(i, b, acc[0]);
 
   float* const c = t.c;
   const int64_t ldc = t.ldc;
@@ -174,7 +208,7 @@ struct TileTable {
  private:
   template <int... R>
   explicit constexpr TileTable(std::integer_sequence<int, R...>)
-      : run{run_tile<R + 1, 32>...}, columns{kTileVectors<R + 1> * kFloatLanes...} {}
+      : run{run_tile<R + 1>...}, columns{kTileVectors<R + 1> * kFloatLanes...} {}
 };
 inline constexpr TileTable kTiles;
 

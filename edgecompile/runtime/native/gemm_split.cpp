@@ -7,15 +7,20 @@
 
 namespace ec {
 
+namespace {
+constexpr int64_t kTaskWork = 600'000;  // multiply-adds
+}
+
 Grid divide(int64_t batch, int64_t m, int64_t n, int64_t k, const GridLimits& limits) {
   const int64_t panels = (n + kPanel - 1) / kPanel;
   Grid grid{(m + limits.most_rows - 1) / limits.most_rows, std::min(limits.least_groups, panels)};
   const int64_t threads = num_threads();
   const int64_t work = batch * std::max(m, limits.memory_rows) * n * std::max<int64_t>(k, 1);
   if (threads > 1 && work >= limits.serial_work) {
-    // Four tasks for each thread even out what other processes take from them. Splitting rows means
-    // reading B again, so it comes second, and down to two tiles only.
-    const int64_t wanted = 4 * threads;
+    // Cores are seldom equally fast: other processes, or other machines on the same core, take from
+    // them. So tasks are short, some ten microseconds, but not so many that claiming them costs.
+    // Splitting rows means reading B again, so it comes second, and down to two tiles only.
+    const int64_t wanted = std::clamp<int64_t>(work / kTaskWork, 4 * threads, 64 * threads);
     grid.groups = std::clamp<int64_t>(wanted / (batch * grid.chunks), grid.groups, panels);
     if (2 * batch * grid.chunks * grid.groups < wanted) {
       const int64_t enough = (wanted / 2 + batch * grid.groups - 1) / (batch * grid.groups);
