@@ -45,6 +45,7 @@ ModelLibrary::ModelLibrary(const char* path, int32_t concurrency) {
     }
     check(create_(&container_, static_cast<size_t>(concurrency), "cpu", nullptr),
           "creating the model");
+    free_ = concurrency;
     size_t count = 0;
     check(num_inputs_(container_, &count), "counting inputs");
     input_count_ = static_cast<int64_t>(count);
@@ -113,9 +114,19 @@ void ModelLibrary::bind_constants(const std::vector<NamedHandle>& pairs) {
 }
 
 void ModelLibrary::run(AtenTensorHandle* inputs, AtenTensorHandle* outputs) {
-  check(run_(container_, inputs, static_cast<size_t>(input_count_), outputs, output_names_.size(),
-             nullptr, nullptr),
-        "running the model");
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    freed_.wait(lock, [this] { return free_ > 0; });
+    --free_;
+  }
+  const int32_t status = run_(container_, inputs, static_cast<size_t>(input_count_), outputs,
+                              output_names_.size(), nullptr, nullptr);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++free_;
+  }
+  freed_.notify_one();
+  check(status, "running the model");
 }
 
 }  // namespace ec

@@ -1,8 +1,10 @@
 // ModelLibrary: a shared library that AOTInductor generated, and the container it makes.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -41,7 +43,8 @@ class ModelLibrary {
   // The handles' memory stays borrowed, the handles themselves don't.
   void bind_constants(const std::vector<NamedHandle>& pairs);
 
-  // Inputs that were taken over are null in the array afterwards, also when the run fails.
+  // Waits while as many runs go on as the library was opened for. Inputs that were taken over are
+  // null in the array afterwards, also when the run fails.
   void run(AtenTensorHandle* inputs, AtenTensorHandle* outputs);
 
  private:
@@ -69,6 +72,11 @@ class ModelLibrary {
 
   void* library_ = nullptr;
   void* container_ = nullptr;
+  // Free runs. The container has a queue of its own, but a run that fails gives its model back
+  // without waking anybody there (model_container.h of torch 2.13): who waits might wait forever.
+  std::mutex mutex_;
+  std::condition_variable freed_;
+  int32_t free_ = 0;
   int64_t input_count_ = 0;
   std::vector<std::string> output_names_;
 };
