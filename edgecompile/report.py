@@ -13,6 +13,7 @@ from edgecompile.plan_view import PlanJudgement
 from edgecompile.units import format_count, format_share
 
 if TYPE_CHECKING:
+    from edgecompile.kernel_profile import KernelProfile
     from edgecompile.precision_choice import PrecisionChoice
     from edgecompile.verify import CaseResult, VerifyReport
 
@@ -24,6 +25,7 @@ __all__ = [
     "build_page",
     "plan_section",
     "precision_section",
+    "profile_section",
     "render_page",
     "verify_section",
 ]
@@ -143,3 +145,12 @@ def bench_section(
     drawing = Drawing("Time of one run", plots.bars(labels, series, unit="ms"))
     parts: tuple[Drawing | Table, ...] = (drawing,) if table is None else (drawing, table)
     return Section("Speed", tuple(figures), tuple(notes), parts)
+
+
+def profile_section(kernels: KernelProfile) -> Section:
+    """Where the time of a mean run goes."""
+    from edgecompile.kernel_profile import COLUMNS
+
+    drawing = Drawing("Time by kernel", plots.bars(kernels.labels, {"": kernels.times}, unit="ms"))
+    table = Table("Kernels", COLUMNS, kernels.rows(), caption=kernels.caption)
+    return Section("Where the time goes", parts=(drawing, table))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from edgecompile.bench_report import BenchReport
+    from edgecompile.kernel_profile import KernelProfile
 
 __all__ = ["command"]
 
@@ -25,6 +26,7 @@ Examples:
   edgecompile bench minilm.ecb --model ./minilm --against eager,onnxruntime
   edgecompile bench minilm.ecb --lengths lengths.txt --threads 2 --report bench.html
   edgecompile bench new.ecb --against old.ecb --json
+  edgecompile bench minilm.ecb --lengths lengths.txt --profile
 """
 
 
@@ -65,6 +67,11 @@ Examples:
     show_default=True,
     help="Fresh processes for the cold start.",
 )
+@click.option(
+    "--profile",
+    is_flag=True,
+    help="Show where the bundle's time goes, too: by kernel, against what this machine can do.",
+)
 @seed_option
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page.")
 @output_options
@@ -82,6 +89,7 @@ def command(
     rounds: int,
     runs: int,
     cold_runs: int,
+    profile: bool,
     seed: int,
     report: Path | None,
 ) -> None:
@@ -95,7 +103,8 @@ def command(
     if lengths is not None or texts is not None:
         traffic = read_traffic(lengths, texts, tokenizer, model)
 
-    from edgecompile.bench import bench_bundle
+    from edgecompile.bench import bench_bundle, default_cache
+    from edgecompile.kernel_profile import profile_kernels
 
     result = bench_bundle(
         bundle,
@@ -113,12 +122,26 @@ def command(
     )
     for warning in result.warnings:
         session.console.warn(warning)
+    kernels = None
+    if profile:
+        with session.console.step("profile"):
+            kernels = profile_kernels(
+                bundle,
+                lengths=traffic,
+                threads=threads,
+                variant=variant,
+                seed=seed,
+                cache=default_cache(),
+            )
     if report is not None:
         from edgecompile.cli.output import write_text
 
-        write_text(report, _page(result))
+        write_text(report, _page(result, kernels))
         session.console.say(f"wrote {report}")
-    session.emit(result.to_json(), lambda: _table(result))
+    document = result.to_json()
+    if kernels is not None:
+        document["profile"] = kernels.report
+    session.emit(document, lambda: _table(result, kernels))
 
 
 def _command_line() -> list[str]:
@@ -160,18 +183,24 @@ def _about(result: BenchReport) -> list[tuple[str, str]]:
     ]
 
 
-def _table(result: BenchReport) -> RenderableType:
+def _table(result: BenchReport, kernels: KernelProfile | None) -> RenderableType:
+    from rich.text import Text
+
     from edgecompile.cli.console import facts, stack, table
 
     drawn = table(_COLUMNS, _cells(result), strong=0)
     notes = table(("", ""), [("·", note) for note in result.notes], left=2)
     notes.show_header = False
     parts: list[RenderableType] = [drawn, facts(_about(result))]
+    if kernels is not None:
+        from edgecompile.kernel_profile import COLUMNS
+
+        parts += [table(COLUMNS, kernels.rows()), Text(kernels.caption)]
     return stack(*parts, notes) if result.notes else stack(*parts)
 
 
-def _page(result: BenchReport) -> str:
-    from edgecompile.report import Table, bench_section, render_page
+def _page(result: BenchReport, kernels: KernelProfile | None) -> str:
+    from edgecompile.report import Table, bench_section, profile_section, render_page
     from edgecompile.units import format_bytes, format_duration
 
     subject = result.subject
@@ -193,4 +222,5 @@ def _page(result: BenchReport) -> str:
         table=Table("Contenders", _COLUMNS, tuple(_cells(result)), strong=(0,)),
         notes=(*result.warnings, *result.notes),
     )
-    return render_page(result.bundle, [section], lead=result.started, facts=_about(result))
+    sections = [section] if kernels is None else [section, profile_section(kernels)]
+    return render_page(result.bundle, sections, lead=result.started, facts=_about(result))

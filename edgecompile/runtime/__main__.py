@@ -77,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="time every bucket instead, and write a calibration for edgecompile plan",
     )
+    bench.add_argument(
+        "--profile", action="store_true", help="show which kernels take the time instead"
+    )
     cold = add("coldstart", _coldstart, "One cold start, for bench.", "auto", hidden=True)
     cold.add_argument("--since", type=int, required=True)
     cold.add_argument("--length", type=int)
@@ -134,6 +137,8 @@ def _selftest(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     if options.calibrate is not None:
         return _calibrate(options)
+    if options.profile:
+        return _profile(options)
     from .bench import format_bench, run_bench
     from .workload import read_lengths
 
@@ -152,9 +157,29 @@ def _bench(options: argparse.Namespace) -> int:
     return 0
 
 
+def _profile(options: argparse.Namespace) -> int:
+    from .profile import format_profile, profile_bundle
+    from .workload import read_lengths
+
+    report = profile_bundle(
+        options.bundle,
+        lengths=None if options.lengths is None else read_lengths(options.lengths),
+        threads=options.threads,
+        variant=options.variant,
+        verify=options.verify,
+        seconds=options.seconds,
+        seed=options.seed,
+        say=_say,
+    )
+    _show(options, report, format_profile(report))
+    return 0
+
+
 def _calibrate(options: argparse.Namespace) -> int:
     from .calibrate import calibrate_bundle, format_calibration
 
+    if options.profile:
+        raise InputError("--profile and --calibrate don't go together")
     if options.lengths is not None:
         hint = "leave --lengths out: the bundle says what is run, or its buckets do"
         raise InputError("--lengths and --calibrate don't go together", hint)

@@ -6,33 +6,30 @@ program that was opened with it.
 
 import ctypes
 import threading
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Tuple
 
-import numpy as np
-
-from .dtypes import BY_CODE, BY_NAME
 from .errors import NativeError
 from .libraries import PinnedLibrary, load_library
+from .native_tensors import NativeTensor, fill_tensor
+from .program import Program
 from .weights import Weights
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 ABI_VERSION = 1
-MAX_DIMS = 8
 
 
-class NativeTensor(ctypes.Structure):
-    """ec_tensor: a borrowed view; sizes and strides count elements."""
+class ProfileRow(ctypes.Structure):
+    """ec_profile_row: what the kernels of one kind did."""
 
     _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("data", ctypes.c_void_p),
-        ("nbytes", ctypes.c_int64),
+        ("kernel", ctypes.c_char_p),
         ("dtype", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("sizes", ctypes.c_int64 * MAX_DIMS),
-        ("strides", ctypes.c_int64 * MAX_DIMS),
+        ("unused", ctypes.c_int32),
+        ("n", ctypes.c_int64),
+        ("k", ctypes.c_int64),
+        ("calls", ctypes.c_int64),
+        ("ns", ctypes.c_int64),
+        ("flops", ctypes.c_int64),
+        ("bytes", ctypes.c_int64),
     )
 
 
@@ -52,7 +49,7 @@ _FUNCTIONS: Tuple[Tuple[str, Any, Tuple[Any, ...]], ...] = (
     (
         "ec_program_run",
         ctypes.c_int32,
-        (_HANDLE, _POINTER, ctypes.c_int64, ctypes.POINTER(_HANDLE)),
+        (_HANDLE, ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(_HANDLE)),
     ),
     ("ec_program_input_count", ctypes.c_int64, (_HANDLE,)),
     ("ec_program_output_count", ctypes.c_int64, (_HANDLE,)),
@@ -64,6 +61,22 @@ _FUNCTIONS: Tuple[Tuple[str, Any, Tuple[Any, ...]], ...] = (
     ("ec_live_tensors", ctypes.c_int64, ()),
     ("ec_live_bytes", ctypes.c_int64, ()),
     ("ec_cached_bytes", ctypes.c_int64, ()),
+)
+
+# Of later additions: a bundle that was built before them carries a library without.
+_OPTIONAL: Tuple[Tuple[str, Any, Tuple[Any, ...]], ...] = (
+    ("ec_profile_start", None, ()),
+    ("ec_profile_stop", ctypes.c_int64, (ctypes.POINTER(ProfileRow), ctypes.c_int64)),
+    (
+        "ec_program_run_into",
+        ctypes.c_int32,
+        (_HANDLE, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64),
+    ),
+    (
+        "ec_measure_ceilings",
+        ctypes.c_int32,
+        (ctypes.POINTER(ctypes.c_double), ctypes.POINTER(ctypes.c_double)),
+    ),
 )
 
 _loaded: Dict[str, "RuntimeLibrary"] = {}
@@ -89,14 +102,15 @@ class RuntimeLibrary:
         self.label = pinned.label
         library = load_library(pinned)
         absent = []
-        for name, result, arguments in _FUNCTIONS:
-            try:
-                function = getattr(library, name)
-            except AttributeError:
+        for name, result, arguments in _FUNCTIONS + _OPTIONAL:
+            function = getattr(library, name, None)
+            if function is None:
                 absent.append(name)
                 continue
             function.restype = result
             function.argtypes = list(arguments)
+        self._lacks = {name for name, _, _ in _OPTIONAL}.intersection(absent)
+        absent = [name for name in absent if name not in self._lacks]
         if absent:
             raise NativeError(
                 "{}: has no {} [native-functions]".format(self.label, ", ".join(absent))
@@ -133,6 +147,33 @@ class RuntimeLibrary:
         """Gives buffers that are kept for reuse back to the system."""
         self._library.ec_trim()
 
+    @property
+    def can_profile(self) -> bool:
+        """Whether the library counts what its kernels do."""
+        return "ec_profile_start" not in self._lacks
+
+    @property
+    def runs_into(self) -> bool:
+        """Whether a program can write its results into the caller's memory."""
+        return "ec_program_run_into" not in self._lacks
+
+    def start_profile(self) -> None:
+        """Counts, from zero, what kernels do on every thread of the process."""
+        self._library.ec_profile_start()
+
+    def stop_profile(self) -> List[ProfileRow]:
+        """Ends that and returns the counts."""
+        capacity = 256
+        rows = (ProfileRow * capacity)()
+        return list(rows[: min(capacity, int(self._library.ec_profile_stop(rows, capacity)))])
+
+    def measure_ceilings(self) -> Tuple[float, float]:
+        """What the machine can do at most: float32 operations, and bytes read, per second."""
+        flops, bytes_read = ctypes.c_double(), ctypes.c_double()
+        status = self._library.ec_measure_ceilings(ctypes.byref(flops), ctypes.byref(bytes_read))
+        self.check(status, "measuring the machine")
+        return flops.value, bytes_read.value
+
     def check(self, status: int, doing: str) -> None:
         """Raises NativeError with the library's own message if ``status`` isn't 0."""
         if status != 0:
@@ -153,7 +194,7 @@ class RuntimeLibrary:
         """
         table = (NativeTensor * max(len(weights.constants), 1))()
         for slot, constant in zip(table, weights.constants):
-            _fill(
+            fill_tensor(
                 slot,
                 weights.address + constant.offset,
                 constant.nbytes,
@@ -172,114 +213,3 @@ class RuntimeLibrary:
         )
         self.check(status, "opening " + pinned.label)
         return Program(self, handle, pinned.label, weights)
-
-
-def _fill(slot: Any, data: int, nbytes: int, code: int, shape: Sequence[int]) -> None:
-    slot.data = data
-    slot.nbytes = nbytes
-    slot.dtype = code
-    slot.ndim = len(shape)
-    stride = 1
-    for i in range(len(shape) - 1, -1, -1):
-        slot.sizes[i] = shape[i]
-        slot.strides[i] = stride
-        stride *= max(shape[i], 1)
-
-
-class Program:
-    """One compiled bucket. ``run`` may be called from several threads; ``close`` may not overlap.
-
-    Nothing is checked here that the caller (dispatch.py) has checked: a wrong number of inputs or
-    a wrong dtype can end the process.
-    """
-
-    def __init__(
-        self, library: RuntimeLibrary, handle: ctypes.c_void_p, label: str, weights: Weights
-    ) -> None:
-        self._runtime = library
-        self._native = library._library
-        self._handle: Optional[ctypes.c_void_p] = handle
-        self._weights = weights
-        self.label = label
-        self.n_inputs = int(self._native.ec_program_input_count(handle))
-        self.n_outputs = int(self._native.ec_program_output_count(handle))
-
-    def run(
-        self,
-        arrays: Sequence["NDArray[Any]"],
-        crops: Optional[Sequence[Tuple[slice, ...]]] = None,
-    ) -> List["NDArray[Any]"]:
-        """Runs once.
-
-        Args:
-            arrays: C-contiguous inputs in the order of the manifest; borrowed for this call.
-            crops: for each output the part to return, as an index; None for all of it.
-
-        Returns:
-            New arrays that own their memory.
-
-        Raises:
-            NativeError: native code reported a failure.
-        """
-        if self._handle is None:
-            raise NativeError("{}: the program is closed".format(self.label))
-        table = (NativeTensor * max(len(arrays), 1))()
-        for slot, array in zip(table, arrays):
-            data = array.__array_interface__["data"][0]
-            _fill(slot, data, array.nbytes, BY_NAME[array.dtype.name].code, array.shape)
-        outputs = _HANDLE()
-        status = self._native.ec_program_run(
-            self._handle, table, len(arrays), ctypes.byref(outputs)
-        )
-        self._runtime.check(status, "running " + self.label)
-        try:
-            return self._copy_outputs(outputs, crops)
-        finally:
-            self._native.ec_outputs_free(outputs)
-
-    def _copy_outputs(
-        self, outputs: ctypes.c_void_p, crops: Optional[Sequence[Tuple[slice, ...]]]
-    ) -> List["NDArray[Any]"]:
-        count = self._native.ec_outputs_count(outputs)
-        if crops is not None and count != len(crops):
-            text = "{}: gave {} outputs, the manifest has {}"
-            raise NativeError(text.format(self.label, count, len(crops)))
-        result = []
-        view = NativeTensor()
-        for i in range(count):
-            status = self._native.ec_outputs_get(outputs, i, ctypes.byref(view))
-            self._runtime.check(status, "reading output {} of {}".format(i, self.label))
-            array = self._wrap(view)
-            if crops is not None:
-                if len(crops[i]) != array.ndim:
-                    text = "{}: output {} has {} dimensions, the manifest has {}"
-                    raise NativeError(text.format(self.label, i, array.ndim, len(crops[i])))
-                array = array[crops[i]]
-            # The view's memory goes back to native code with the outputs (and may belong to an
-            # input or a constant), so what is returned is always a copy.
-            result.append(np.array(array, order="C", copy=True))
-        return result
-
-    def _wrap(self, view: NativeTensor) -> "NDArray[Any]":
-        element = BY_CODE.get(view.dtype)
-        if element is None or element.numpy is None or not 0 <= view.ndim <= MAX_DIMS:
-            text = "{}: an output has dtype code {} and {} dimensions"
-            raise NativeError(text.format(self.label, view.dtype, view.ndim))
-        sizes = tuple(view.sizes[: view.ndim])
-        strides = tuple(view.strides[: view.ndim])
-        if 0 in sizes:
-            return np.empty(sizes, dtype=element.numpy)
-        span = 1 + sum((n - 1) * step for n, step in zip(sizes, strides))
-        buffer = (ctypes.c_ubyte * (span * element.size)).from_address(view.data)
-        return np.ndarray(
-            sizes,
-            dtype=element.numpy,
-            buffer=buffer,
-            strides=tuple(step * element.size for step in strides),
-        )
-
-    def close(self) -> None:
-        """Gives the program's memory back; runs must be over. A second call does nothing."""
-        if self._handle is not None:
-            self._native.ec_program_close(self._handle)
-            self._handle = None

@@ -1,4 +1,4 @@
-"""Chooses the bucket for the sizes of a run, pads inputs and cuts outputs back.
+"""Chooses the bucket for the sizes of a run, and pads inputs.
 
 The rule (FORMAT.md, "Choosing a bucket"): of the buckets that contain every axis' size, an exact
 one before a padded one; of equals the one with the smallest product of upper ends over the axes
@@ -102,13 +102,6 @@ class Dispatcher:
             padded[tuple(slice(n) for n in array.shape)] = array
             result.append(padded)
         return result
-
-    def crops(self, sizes: Mapping[str, int]) -> List[Tuple[slice, ...]]:
-        """For each output the part that belongs to inputs of these sizes."""
-        return [
-            tuple(slice(sizes[dim] if isinstance(dim, str) else dim) for dim in spec.shape)
-            for spec in self._manifest.outputs
-        ]
 
     def hint_sizes(self, index: int) -> Dict[str, int]:
         """The sizes that bucket ``index`` is tuned for; a padded axis runs at its upper end."""

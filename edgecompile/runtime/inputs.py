@@ -75,6 +75,8 @@ class InputChecker:
     def _convert(
         self, spec: TensorSpec, dtype: "np.dtype[Any]", value: object, problems: List[str]
     ) -> Optional["NDArray[Any]"]:
+        if type(value) is np.ndarray and value.dtype == dtype and value.flags.c_contiguous:
+            return value
         try:
             array = np.asarray(value)
         except Exception as error:  # whatever an object's __array__ raises
@@ -136,7 +138,8 @@ def _check_bounds(spec: TensorSpec, array: "NDArray[Any]", problems: List[str]) 
     if spec.bounds is None or array.size == 0:
         return
     low, high = spec.bounds
-    least, most = array.min(), array.max()
+    least = np.minimum.reduce(array, axis=None)
+    most = np.maximum.reduce(array, axis=None)
     # Written so that a NaN is outside.
     if least >= low and most <= high:
         return

@@ -13,7 +13,6 @@ from .dispatch import Dispatcher
 from .errors import (
     InputError,
     ModelClosedError,
-    NativeError,
     OutsideBucketsError,
 )
 from .files import BundleFolder
@@ -21,6 +20,7 @@ from .inputs import InputChecker
 from .libraries import pin_library
 from .manifest import Manifest
 from .programs import Programs
+from .results import ResultMaker
 from .stats import Stats
 from .stats_file import StatsWriter, check_schedule
 from .warmup import warm_up
@@ -143,6 +143,7 @@ class Model:
         self._programs = Programs(folder, self._variant, self._runtime, weights, concurrency)
         self._checker = InputChecker(manifest)
         self._dispatcher = Dispatcher(manifest)
+        self._results = ResultMaker(manifest)
         self._stats = Stats(manifest)
         self._writer = StatsWriter(
             self._stats, manifest, folder.manifest_sha256, self._variant.name, folder.path
@@ -195,23 +196,27 @@ class Model:
         """
         self._writer.write(path)
 
-    def run(self, inputs: Mapping[str, Any]) -> "Dict[str, NDArray[Any]]":
+    def run(
+        self, inputs: Mapping[str, Any], out: "Optional[Mapping[str, NDArray[Any]]]" = None
+    ) -> "Dict[str, NDArray[Any]]":
         """Runs the model once.
 
         Args:
             inputs: an array for every input name, of the dtype and shape that ``info`` tells
                 (narrower integers are widened). They are only read, and only during the call.
+            out: an array for every output name, to write the results to: of the output's dtype and
+                of the very shape that these inputs give. After an error they may hold anything.
 
         Returns:
-            A new array for every output name.
+            A new array for every output name, or those of ``out``.
 
         Raises:
-            InputError: lists everything that is wrong with the inputs.
+            InputError: lists everything that is wrong with the inputs, or with ``out``.
             OutsideBucketsError: no bucket takes these sizes.
             NativeError: native code reported a failure.
             ModelClosedError: the model is closed.
         """
-        return self._run(inputs, None)
+        return self._run(inputs, None, out)
 
     def run_bucket(self, bucket: int, inputs: Mapping[str, Any]) -> "Dict[str, NDArray[Any]]":
         """Like ``run``, with the program of one bucket even where another would be chosen.
@@ -223,7 +228,12 @@ class Model:
         self._check_bucket(bucket)
         return self._run(inputs, bucket)
 
-    def _run(self, inputs: Mapping[str, Any], bucket: Optional[int]) -> "Dict[str, NDArray[Any]]":
+    def _run(
+        self,
+        inputs: Mapping[str, Any],
+        bucket: Optional[int],
+        out: "Optional[Mapping[str, NDArray[Any]]]" = None,
+    ) -> "Dict[str, NDArray[Any]]":
         started = time.perf_counter_ns()
         forced = bucket is not None
         self._enter()
@@ -243,14 +253,7 @@ class Model:
                 raise
             program = self._programs.get(bucket)
             padded = self._dispatcher.pad(bucket, arrays, sizes)
-            results = program.run(padded, self._dispatcher.crops(sizes))
-            outputs = {}
-            for spec, array in zip(self.manifest.outputs, results):
-                if array.dtype.name != spec.dtype:
-                    text = "{}: the output {} has dtype {}, the manifest says {}"
-                    text = text.format(program.label, spec.name, array.dtype, spec.dtype)
-                    raise NativeError(text)
-                outputs[spec.name] = array
+            outputs = self._results.run(program, padded, sizes, out)
             ended = time.perf_counter_ns()
             self._stats.record(bucket, sizes, ended - started)
             self._writer.tick(ended)

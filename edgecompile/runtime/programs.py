@@ -3,11 +3,12 @@
 import threading
 from typing import List, Optional
 
-from .aoti import Program, RuntimeLibrary
+from .aoti import RuntimeLibrary
 from .errors import BundleError
 from .files import BundleFolder
 from .libraries import pin_library
 from .manifest import Variant
+from .program import Program
 from .weights import Weights
 
 

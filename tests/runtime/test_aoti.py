@@ -12,17 +12,12 @@ import pytest
 
 import edgecompile.runtime
 from edgecompile.runtime import Model, open_bundle
-from edgecompile.runtime.aoti import (
-    _FUNCTIONS,
-    ABI_VERSION,
-    MAX_DIMS,
-    NativeTensor,
-    Program,
-    load_runtime,
-)
+from edgecompile.runtime.aoti import _FUNCTIONS, _OPTIONAL, ABI_VERSION, ProfileRow, load_runtime
 from edgecompile.runtime.errors import NativeError
 from edgecompile.runtime.inputs import make_inputs
 from edgecompile.runtime.libraries import pin_library
+from edgecompile.runtime.native_tensors import MAX_DIMS, NativeTensor
+from edgecompile.runtime.program import Program
 
 HEADER = Path(edgecompile.runtime.__file__).parent / "native" / "edgecompile_abi.h"
 
@@ -48,13 +43,15 @@ def test_the_binding_agrees_with_the_header() -> None:
     assert f"#define EC_ABI_VERSION {ABI_VERSION}\n" in text
     assert f"#define EC_MAX_DIMS {MAX_DIMS}\n" in text
     declared = set(re.findall(r"^EC_API .*?(ec_\w+)\(", text, re.MULTILINE))
-    assert {name for name, _, _ in _FUNCTIONS} == declared
-    for name, _, arguments in _FUNCTIONS:
+    functions = _FUNCTIONS + _OPTIONAL
+    assert {name for name, _, _ in functions} == declared
+    for name, _, arguments in functions:
         found = re.search(rf"\b{name}\(([^)]*)\)", text)
         assert found is not None
         count = 0 if found.group(1) == "void" else found.group(1).count(",") + 1
         assert len(arguments) == count, name
     assert ctypes.sizeof(NativeTensor) == 8 + 8 + 8 + 4 + 4 + 2 * 8 * MAX_DIMS
+    assert ctypes.sizeof(ProfileRow) == 8 + 4 + 4 + 6 * 8
 
 
 def test_a_runtime_library_is_loaded_once(model: Model) -> None:
@@ -94,11 +91,62 @@ def test_native_failures_become_errors(model: Model) -> None:
     with pytest.raises(NativeError, match=r"running .* failed: ."):
         program.run(arrays[:-1])
     with pytest.raises(NativeError, match="outputs, the manifest has"):
-        program.run(arrays, [(slice(None),)] * (len(model.manifest.outputs) + 1))
+        program.run(arrays, [(None,)] * (len(model.manifest.outputs) + 1))
     with pytest.raises(NativeError, match="dimensions, the manifest has"):
-        program.run(arrays, [(slice(None),) * 7] * len(model.manifest.outputs))
+        program.run(arrays, [(None,) * 7] * len(model.manifest.outputs))
     for got, expected in zip(program.run(arrays), want):  # noqa: B905 (Python 3.8)
         np.testing.assert_array_equal(got, expected)
+
+
+def test_runs_into_given_memory(model: Model) -> None:
+    program, arrays = program_of(model), arrays_for(model)
+    want = program.run(arrays)
+    results = [np.full(x.shape, 7, x.dtype) for x in want]
+    program.run_into(arrays, results)
+    for got, expected in zip(results, want):  # noqa: B905 (Python 3.8)
+        np.testing.assert_array_equal(got, expected)
+    # Every other column of something wider, and less than there is.
+    wide = [np.full((*x.shape[:-1], 2 * x.shape[-1]), 7, x.dtype) for x in want]
+    program.run_into(arrays, [x[..., :-2:2] for x in wide])
+    for got, expected in zip(wide, want):  # noqa: B905 (Python 3.8)
+        np.testing.assert_array_equal(got[..., :-2:2], expected[..., :-1])
+        assert (got[..., 1::2] == 7).all() and (got[..., -2:] == 7).all()
+
+
+def test_memory_that_does_not_fit_is_refused(model: Model) -> None:
+    program, arrays = program_of(model), arrays_for(model)
+    results = [np.empty_like(x) for x in program.run(arrays)]
+    with pytest.raises(NativeError, match="memory for 0 was given"):
+        program.run_into(arrays, [])
+    longer = [np.empty((*x.shape[:-1], x.shape[-1] + 1), x.dtype) for x in results]
+    with pytest.raises(NativeError, match=r"output 0 is float32 \[.*\], memory for float32 \["):
+        program.run_into(arrays, longer)
+    with pytest.raises(NativeError, match=r"memory for float64 \[.*\] was given"):
+        program.run_into(arrays, [x.astype(np.float64) for x in results])
+    with pytest.raises(NativeError, match="inputs, 0 were given"):
+        program.run_into([], results)
+    before = model._runtime.live_tensors
+    program.run_into(arrays, results)
+    assert model._runtime.live_tensors == before
+
+
+def test_a_profile_counts_runs_and_kernels(model: Model) -> None:
+    program, arrays = program_of(model), arrays_for(model)
+    model._runtime.start_profile()
+    for _ in range(3):
+        program.run(arrays)
+    rows = {row.kernel: row for row in model._runtime.stop_profile()}
+    assert rows[b"run"].calls == 3
+    assert 0 < sum(row.ns for name, row in rows.items() if name != b"run") <= rows[b"run"].ns
+    assert all(row.calls % 3 == 0 for row in rows.values())
+    program.run(arrays)
+    model._runtime.start_profile()
+    assert model._runtime.stop_profile() == []
+
+
+def test_ceilings_are_plausible(model: Model) -> None:
+    flops, moved = model._runtime.measure_ceilings()
+    assert 1e8 < flops < 1e15 and 1e8 < moved < 1e13
 
 
 def test_missing_constants_are_named(model: Model) -> None:

@@ -6,6 +6,7 @@
 #include "aoti_abi.h"
 #include "arguments.h"
 #include "attention.h"
+#include "profile.h"
 #include "simd.h"
 #include "threads.h"
 
@@ -88,6 +89,12 @@ Tensor* new_heads_last(int64_t batch, int64_t heads, int64_t length, int64_t wid
 
 Tensor* new_attention(Prepared* prepared) {
   AttentionArgs& args = prepared->args;
+  const int64_t pairs = args.len_q * args.len_k / (args.causal ? 2 : 1);
+  const int64_t width = args.dim + args.dim_v;
+  const ec::WorkTimer timer(
+      ec::Work::kAttention,
+      {.flops = 2 * args.batch * args.heads_q * pairs * width,
+       .bytes = 4 * args.batch * width * (args.heads_q * args.len_q + args.heads_kv * args.len_k)});
   OwnedTensor result(new_heads_last(args.batch, args.heads_q, args.len_q, args.dim_v));
   args.out = result->as<float>();
   set_strides(*result, args.out_strides);

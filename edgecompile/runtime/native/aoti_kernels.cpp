@@ -5,6 +5,7 @@
 #include "arguments.h"
 #include "gemm.h"
 #include "gemm_narrow.h"
+#include "profile.h"
 
 namespace {
 
@@ -35,6 +36,12 @@ void multiply(Tensor* out, const Tensor& a, const Tensor& b, const Tensor* adden
          static_cast<long long>(result.columns));
   }
   if (out->numel() == 0) return;
+  const int64_t batch = result.batch, m = result.rows, n = result.columns, k = left.columns;
+  const ec::WorkTimer timer(ec::Work::kMatmul, {.n = n,
+                                                .k = k,
+                                                .dtype = ec::kFloat32,
+                                                .flops = 2 * batch * m * n * k,
+                                                .bytes = 4 * batch * (m * k + k * n + m * n)});
 
   Epilogue epilogue;
   epilogue.alpha = static_cast<float>(alpha);
@@ -108,6 +115,14 @@ void linear(const Tensor& x, const Tensor& packed, const Tensor* bias, const Ten
          static_cast<long long>(packed.numel()), static_cast<long long>(n),
          static_cast<long long>(k), ec::dtype_name(packed.dtype), static_cast<long long>(count));
   }
+  const int64_t m = rows.rows();
+  const int64_t activations = m * (k + n + (residual != nullptr ? n : 0));
+  const ec::WorkTimer timer(ec::Work::kLinear,
+                            {.n = n,
+                             .k = k,
+                             .dtype = packed.dtype,
+                             .flops = 2 * m * n * k,
+                             .bytes = count * ec::element_size(packed.dtype) + 4 * activations});
   int64_t sizes[ec::kMaxDims];
   for (int i = 0; i < x.dims; ++i) sizes[i] = x.sizes[i];
   sizes[x.dims - 1] = n;

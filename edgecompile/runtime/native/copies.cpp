@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "profile.h"
+
 namespace ec {
 namespace {
 
@@ -242,6 +244,8 @@ void copy_same(const Loop& loop, int64_t item, const void* source, void* target)
 void copy_elements(const Tensor& source, Tensor* target) {
   const Loop loop = broadcast_loop(source, *target);
   if (target->numel() == 0) return;
+  const int64_t bytes = element_size(source.dtype) + element_size(target->dtype);
+  const WorkTimer timer(Work::kCopy, {.bytes = target->numel() * bytes});
   const bool same_view = source.data == target->data && source.dtype == target->dtype;
   if (shares_memory(source, *target)) {
     bool identical = same_view;

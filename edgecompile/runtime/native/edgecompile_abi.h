@@ -55,6 +55,13 @@ EC_API int64_t ec_program_output_count(const ec_program* program);
 EC_API int32_t ec_program_run(ec_program* program, const ec_tensor* inputs, int64_t n_inputs,
                               ec_outputs** out);
 
+/* As ec_program_run, with the results written to `outputs`, in the model's order. Each describes
+ * memory of the caller, of the result's dtype and number of dimensions; where a size is less than
+ * the result's, the rest is left out. It must not overlap the inputs or another output. After a
+ * failure it may hold anything. */
+EC_API int32_t ec_program_run_into(ec_program* program, const ec_tensor* inputs, int64_t n_inputs,
+                                   const ec_tensor* outputs, int64_t n_outputs);
+
 EC_API int64_t ec_outputs_count(const ec_outputs* outputs);
 /* Describes output i; data and name are borrowed from outputs. */
 EC_API int32_t ec_outputs_get(const ec_outputs* outputs, int64_t i, ec_tensor* view);
@@ -65,6 +72,28 @@ EC_API void ec_program_close(ec_program* program);
 
 /* Gives cached buffers back to the system. */
 EC_API void ec_trim(void);
+
+/* What the kernels of one kind did between ec_profile_start and ec_profile_stop. */
+typedef struct {
+  const char* kernel; /* "run" is whole runs, the others are parts of them; a static text */
+  int32_t dtype;      /* of a product's weights, as in ec_tensor */
+  int32_t unused;
+  int64_t n, k; /* width and depth of a product, else 0 */
+  int64_t calls;
+  int64_t ns;    /* on the threads that called, waiting for others included */
+  int64_t flops; /* 0 where the runtime doesn't know */
+  int64_t bytes; /* operands and results, each counted once; 0 where it doesn't know */
+} ec_profile_row;
+
+/* Counts afresh what every thread of the process runs, until ec_profile_stop; one at a time. */
+EC_API void ec_profile_start(void);
+/* Writes up to `capacity` rows and returns how many there are. */
+EC_API int64_t ec_profile_stop(ec_profile_row* rows, int64_t capacity);
+
+/* Measures what this machine can do at most with ec_get_num_threads() threads, for about 0.3 s:
+ * single-precision operations per second on registers (a multiply-add is two), and bytes per second
+ * read from memory. */
+EC_API int32_t ec_measure_ceilings(double* flops, double* bytes);
 
 /* For leak tests: tensor handles that exist, and bytes of buffers in use and kept for reuse. */
 EC_API int64_t ec_live_tensors(void);

@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "export.h"
+#include "profile.h"
 #include "status.h"
 #include "threads.h"
 
@@ -126,7 +127,10 @@ void run_region(Body body, void* data, unsigned wanted, Team& team, uint32_t loo
     }
   };
   const int n = wanted != 0 && wanted < (1u << 20) ? static_cast<int>(wanted) : num_threads();
-  run_team(n, set_size, run_member, &region);
+  {
+    const WorkTimer timer(Work::kLoops, {});  // gone before what follows jumps out of here
+    run_team(n, set_size, run_member, &region);
+  }
   if (team.abandoned.load(std::memory_order_acquire)) {
     abandon_region(team.message);  // of an outer region, if there is one
     set_pending_failure(team.message);

@@ -8,6 +8,7 @@
 #include "copies.h"
 #include "edgecompile_abi.h"
 #include "model_library.h"
+#include "profile.h"
 #include "threads.h"
 
 static_assert(EC_MAX_DIMS == ec::kMaxDims);
@@ -103,6 +104,14 @@ void bind_constants(ec_program* program, const ec_tensor* constants, int64_t n_c
   program->library->bind_constants(pairs);
 }
 
+std::string text_of(const Tensor& tensor) {
+  std::string text;
+  for (int d = 0; d < tensor.dims; ++d) {
+    text += (d == 0 ? "" : ", ") + std::to_string(tensor.sizes[d]);
+  }
+  return text;
+}
+
 // Memory of inputs and constants may go away before the outputs do.
 void detach_outputs(ec_outputs* outputs) {
   for (Tensor*& tensor : outputs->tensors) {
@@ -112,6 +121,53 @@ void detach_outputs(ec_outputs* outputs) {
     ec::free_tensor(tensor);
     tensor = own;
   }
+}
+
+std::unique_ptr<ec_outputs> run(ec_program* program, const ec_tensor* inputs, int64_t n_inputs) {
+  ec::ModelLibrary& library = *program->library;
+  // The container would throw across its C ABI for a wrong count.
+  if (n_inputs != library.input_count() || (n_inputs > 0 && inputs == nullptr)) {
+    fail("the model has %lld inputs, %lld were given",
+         static_cast<long long>(library.input_count()), static_cast<long long>(n_inputs));
+  }
+  HandleArray input_handles(n_inputs);
+  for (int64_t i = 0; i < n_inputs; ++i) {
+    OwnedTensor borrowed(borrow(inputs[i], "input"));
+    if (!ec::is_contiguous(*borrowed)) borrowed.reset(ec::new_contiguous_copy(*borrowed));
+    input_handles.handles[static_cast<size_t>(i)] = ec::wrap(borrowed.release());
+  }
+  HandleArray output_handles(library.output_count());
+  {
+    // Generated code sizes arrays by omp_get_max_threads() before it enters a region.
+    const ec::FixedThreads fixed_threads;
+    const ec::WorkTimer timer(ec::Work::kRun, {});
+    library.run(input_handles.handles.data(), output_handles.handles.data());
+  }
+  if (ec::pending_failure() != nullptr) fail("%s", ec::pending_failure());
+
+  auto outputs = std::make_unique<ec_outputs>();
+  outputs->names = program->output_names;
+  outputs->tensors.reserve(output_handles.handles.size());
+  for (AtenTensorHandle& handle : output_handles.handles) {
+    if (handle == nullptr) fail("the model left an output undefined");
+    outputs->tensors.push_back(ec::unwrap(handle));
+    handle = nullptr;
+  }
+  return outputs;
+}
+
+// The leading part of a result that the caller has memory for.
+void copy_output(const Tensor& result, const ec_tensor& wanted, size_t index) {
+  const OwnedTensor target(borrow(wanted, "output"));
+  bool fits = result.dtype == target->dtype && result.dims == target->dims;
+  for (int d = 0; fits && d < result.dims; ++d) fits = target->sizes[d] <= result.sizes[d];
+  if (!fits) {
+    fail("output %zu is %s [%s], memory for %s [%s] was given", index, ec::dtype_name(result.dtype),
+         text_of(result).c_str(), ec::dtype_name(target->dtype), text_of(*target).c_str());
+  }
+  const OwnedTensor part(ec::new_view(result, result.dims, target->sizes, result.strides,
+                                      result.offset, result.dtype));
+  ec::copy_elements(*part, target.get());
 }
 
 }  // namespace
@@ -160,34 +216,30 @@ int32_t ec_program_run(ec_program* program, const ec_tensor* inputs, int64_t n_i
   ec::clear_pending_failure();
   const int32_t status = guarded("ec_program_run", [&] {
     if (program == nullptr || out == nullptr) fail("null pointer");
-    ec::ModelLibrary& library = *program->library;
-    // The container would throw across its C ABI for a wrong count.
-    if (n_inputs != library.input_count() || (n_inputs > 0 && inputs == nullptr)) {
-      fail("the model has %lld inputs, %lld were given",
-           static_cast<long long>(library.input_count()), static_cast<long long>(n_inputs));
-    }
-    HandleArray input_handles(n_inputs);
-    for (int64_t i = 0; i < n_inputs; ++i) {
-      OwnedTensor borrowed(borrow(inputs[i], "input"));
-      if (!ec::is_contiguous(*borrowed)) borrowed.reset(ec::new_contiguous_copy(*borrowed));
-      input_handles.handles[static_cast<size_t>(i)] = ec::wrap(borrowed.release());
-    }
-    HandleArray output_handles(library.output_count());
-    // Generated code sizes arrays by omp_get_max_threads() before it enters a region.
-    const ec::FixedThreads fixed_threads;
-    library.run(input_handles.handles.data(), output_handles.handles.data());
-    if (ec::pending_failure() != nullptr) fail("%s", ec::pending_failure());
-
-    auto outputs = std::make_unique<ec_outputs>();
-    outputs->names = program->output_names;
-    outputs->tensors.reserve(output_handles.handles.size());
-    for (AtenTensorHandle& handle : output_handles.handles) {
-      if (handle == nullptr) fail("the model left an output undefined");
-      outputs->tensors.push_back(ec::unwrap(handle));
-      handle = nullptr;
-    }
+    std::unique_ptr<ec_outputs> outputs = run(program, inputs, n_inputs);
     detach_outputs(outputs.get());
     *out = outputs.release();
+  });
+  ec::clear_pending_failure();
+  return status;
+}
+
+int32_t ec_program_run_into(ec_program* program, const ec_tensor* inputs, int64_t n_inputs,
+                            const ec_tensor* outputs, int64_t n_outputs) {
+  ec::clear_last_error();
+  ec::clear_pending_failure();
+  const int32_t status = guarded("ec_program_run_into", [&] {
+    if (program == nullptr) fail("null pointer");
+    const int64_t count = program->library->output_count();
+    if (n_outputs != count || (n_outputs > 0 && outputs == nullptr)) {
+      fail("the model has %lld outputs, memory for %lld was given", static_cast<long long>(count),
+           static_cast<long long>(n_outputs));
+    }
+    const std::unique_ptr<ec_outputs> results = run(program, inputs, n_inputs);
+    for (size_t i = 0; i < results->tensors.size(); ++i) {
+      if (results->tensors[i]->storage == nullptr) fail("the model left an output undefined");
+      copy_output(*results->tensors[i], outputs[i], i);
+    }
   });
   ec::clear_pending_failure();
   return status;

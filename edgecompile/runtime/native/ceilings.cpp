@@ -1,0 +1,102 @@
+// What this machine can do at most, for comparison with what kernels do.
+#include <time.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "edgecompile_abi.h"
+#include "simd.h"
+#include "status.h"
+#include "threads.h"
+
+namespace ec {
+namespace {
+
+constexpr int kRounds = 5;
+constexpr int64_t kSteps = 400'000;                   // a few milliseconds of multiply-adds
+constexpr int64_t kMemoryBytes = int64_t{192} << 20;  // of all threads: more than caches hold
+
+double now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+// No instruction; but the compiler has to have the value in a register.
+EC_INLINE void hold(vf32& v) {
+#if defined(__AVX512F__)
+  asm volatile("" : "+v"(v));
+#elif defined(__x86_64__)
+  asm volatile("" : "+x"(v));
+#elif defined(__aarch64__)
+  asm volatile("" : "+w"(v));
+#endif
+}
+
+// Ten sums keep two units of a latency of up to five cycles busy. A function of its own: with a
+// call in sight the compiler would keep the sums in memory.
+__attribute__((noinline)) void multiply_and_add(int64_t steps) {
+  vf32 x = broadcast(0.999f), y = broadcast(1e-3f);
+  hold(x);
+  hold(y);
+  vf32 a{}, b{}, c{}, d{}, e{}, f{}, g{}, h{}, i{}, j{};
+  for (int64_t step = 0; step < steps; ++step) {
+    a = fma(a, x, y), b = fma(b, x, y), c = fma(c, x, y), d = fma(d, x, y), e = fma(e, x, y);
+    f = fma(f, x, y), g = fma(g, x, y), h = fma(h, x, y), i = fma(i, x, y), j = fma(j, x, y);
+    hold(a), hold(b), hold(c), hold(d), hold(e), hold(f), hold(g), hold(h), hold(i), hold(j);
+  }
+}
+
+__attribute__((noinline)) void read_all(const float* from, int64_t count) {
+  vf32 a{}, b{}, c{}, d{};
+  for (int64_t i = 0; i + 4 * kFloatLanes <= count; i += 4 * kFloatLanes) {
+    a += load(from + i), b += load(from + i + kFloatLanes);
+    c += load(from + i + 2 * kFloatLanes), d += load(from + i + 3 * kFloatLanes);
+  }
+  a += b + c + d;
+  hold(a);
+}
+
+// The best of several rounds in which every thread calls f(member, members).
+template <class F>
+double best_seconds(int threads, const F& f) {
+  double best = 1e30;
+  for (int round = 0; round < kRounds; ++round) {
+    const double start = now();
+    run_team(
+        threads, [](void*, int) {},
+        [](void* ctx, int member, int members) { (*static_cast<const F*>(ctx))(member, members); },
+        const_cast<void*>(static_cast<const void*>(&f)));
+    best = std::min(best, now() - start);
+  }
+  return best;
+}
+
+}  // namespace
+}  // namespace ec
+
+int32_t ec_measure_ceilings(double* flops, double* bytes) {
+  return ec::guarded("ec_measure_ceilings", [&] {
+    if (flops == nullptr || bytes == nullptr) ec::fail("null pointer");
+    const int threads = ec::num_threads();
+    const double multiplying =
+        ec::best_seconds(threads, [](int, int) { ec::multiply_and_add(ec::kSteps); });
+    *flops = 2.0 * 10 * ec::kFloatLanes * static_cast<double>(ec::kSteps) * threads / multiplying;
+
+    struct Freed {
+      void operator()(float* p) const { std::free(p); }
+    };
+    const std::unique_ptr<float, Freed> memory(
+        static_cast<float*>(std::aligned_alloc(64, ec::kMemoryBytes)));
+    if (memory == nullptr) throw std::bad_alloc();
+    constexpr int64_t kCount = ec::kMemoryBytes / static_cast<int64_t>(sizeof(float));
+    std::fill_n(memory.get(), kCount, 1.0f);  // pages that were never written share one of zeros
+    const double reading = ec::best_seconds(threads, [&](int member, int members) {
+      const int64_t share = kCount / members / 64 * 64;
+      ec::read_all(memory.get() + member * share, share);
+    });
+    *bytes = static_cast<double>(ec::kMemoryBytes) / reading;
+  });
+}

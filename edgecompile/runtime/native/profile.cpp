@@ -1,0 +1,118 @@
+#include "profile.h"
+
+#include <time.h>
+
+#include <cstdio>
+#include <mutex>
+
+#include "dtypes.h"
+#include "edgecompile_abi.h"
+
+namespace ec {
+
+std::atomic<bool> g_profiling{false};
+
+namespace {
+
+// More kinds of calls than that are added up in the last row.
+constexpr int kRows = 128;
+
+struct Row {
+  Work work;
+  int64_t n, k;
+  int32_t dtype;
+  int64_t calls, ns, flops, bytes;
+};
+
+// One measurement at a time, of all threads together.
+std::mutex g_mutex;
+Row g_rows[kRows];
+int g_count = 0;
+
+thread_local bool t_in_kernel = false;
+
+int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
+
+const char* name_of(Work work) {
+  switch (work) {
+    case Work::kRun:
+      return "run";
+    case Work::kLinear:
+      return "linear";
+    case Work::kMatmul:
+      return "matmul";
+    case Work::kAttention:
+      return "attention";
+    case Work::kCopy:
+      return "copy";
+    case Work::kLoops:
+      return "loops";
+  }
+  return "?";
+}
+
+Row& find_row(Work work, const WorkSize& size) {
+  for (int i = 0; i < g_count; ++i) {
+    Row& row = g_rows[i];
+    if (row.work == work && row.n == size.n && row.k == size.k && row.dtype == size.dtype) {
+      return row;
+    }
+  }
+  if (g_count == kRows) return g_rows[kRows - 1];
+  g_rows[g_count] = Row{work, size.n, size.k, size.dtype, 0, 0, 0, 0};
+  return g_rows[g_count++];
+}
+
+}  // namespace
+
+void WorkTimer::start(Work work, const WorkSize& size) {
+  if (work != Work::kRun) {
+    if (t_in_kernel) return;
+    t_in_kernel = true;
+  }
+  work_ = work;
+  size_ = size;
+  start_ns_ = now_ns();
+}
+
+void WorkTimer::stop() noexcept {
+  const int64_t ns = now_ns() - start_ns_;
+  if (work_ != Work::kRun) t_in_kernel = false;
+  const std::lock_guard<std::mutex> lock(g_mutex);
+  if (!g_profiling.load(std::memory_order_relaxed)) return;
+  Row& row = find_row(work_, size_);
+  row.calls += 1;
+  row.ns += ns;
+  row.flops += size_.flops;
+  row.bytes += size_.bytes;
+}
+
+}  // namespace ec
+
+void ec_profile_start(void) {
+  const std::lock_guard<std::mutex> lock(ec::g_mutex);
+  ec::g_count = 0;
+  ec::g_profiling.store(true);
+}
+
+int64_t ec_profile_stop(ec_profile_row* rows, int64_t capacity) {
+  const std::lock_guard<std::mutex> lock(ec::g_mutex);
+  ec::g_profiling.store(false);
+  for (int64_t i = 0; i < ec::g_count && i < capacity; ++i) {
+    const ec::Row& row = ec::g_rows[i];
+    rows[i] = ec_profile_row{};
+    rows[i].kernel = ec::name_of(row.work);
+    rows[i].dtype = row.dtype;
+    rows[i].n = row.n;
+    rows[i].k = row.k;
+    rows[i].calls = row.calls;
+    rows[i].ns = row.ns;
+    rows[i].flops = row.flops;
+    rows[i].bytes = row.bytes;
+  }
+  return ec::g_count;
+}

@@ -1,0 +1,53 @@
+// Where the time of runs goes: kernels report what they did while somebody measures.
+//
+// Off, a kernel pays one load. Only the thread that called the kernel counts, and only the
+// outermost kernel of it: a copy that a product needs is part of the product.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace ec {
+
+enum class Work : int32_t {
+  kRun,     // a whole run of a program
+  kLinear,  // a product with packed weights
+  kMatmul,  // a product of two computed matrices
+  kAttention,
+  kCopy,
+  kLoops,  // a parallel region of generated code
+};
+
+// What one call has to do at the least: arithmetic operations, and bytes of operands and results
+// that are read and written once.
+struct WorkSize {
+  int64_t n = 0, k = 0;  // width and depth of a product
+  int32_t dtype = 0;     // of its weights
+  int64_t flops = 0, bytes = 0;
+};
+
+extern std::atomic<bool> g_profiling;
+
+class WorkTimer {
+ public:
+  WorkTimer(Work work, const WorkSize& size) {
+    if (g_profiling.load(std::memory_order_relaxed)) [[unlikely]]
+      start(work, size);
+  }
+  ~WorkTimer() {
+    if (start_ns_ != 0) [[unlikely]]
+      stop();
+  }
+  WorkTimer(const WorkTimer&) = delete;
+  WorkTimer& operator=(const WorkTimer&) = delete;
+
+ private:
+  void start(Work work, const WorkSize& size);
+  void stop() noexcept;
+
+  int64_t start_ns_ = 0;
+  Work work_{};
+  WorkSize size_;
+};
+
+}  // namespace ec
