@@ -299,3 +299,102 @@ def test_heads_that_eager_broadcasts(q: int, kv: int, attentions: int) -> None:
     graph, report = lowered(Bare(), example)
     assert report.attentions == attentions and len(report.kept) == 1 - attentions
     torch.testing.assert_close(graph(**example), Bare()(**example), rtol=1e-5, atol=1e-6)
+
+
+class Block(nn.Module):
+    """Sums around linears, before a norm and after it, as both kinds of transformers have them."""
+
+    def __init__(self, affine: bool = True) -> None:
+        super().__init__()
+        self.up, self.down, self.out = nn.Linear(32, 64), nn.Linear(64, 32), nn.Linear(32, 32)
+        self.after = nn.LayerNorm(32, elementwise_affine=affine)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.after(x + self.down(nn.functional.gelu(self.up(x))))
+        z: Tensor = self.out(y) + y
+        return z
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_residuals_and_norms_join_their_linear(affine: bool) -> None:
+    torch.manual_seed(0)
+    module = Block(affine)
+    if affine:
+        nn.init.normal_(module.after.weight)
+        nn.init.normal_(module.after.bias)
+    x = torch.randn(2, 5, 32)
+    graph, report = lowered(module, {"x": x})
+    assert (report.linears, report.residuals, report.norms) == (3, 2, 1)
+    assert not {torch.ops.aten.add.Tensor, torch.ops.aten.layer_norm.default} & set(targets(graph))
+    torch.testing.assert_close(graph(x=x), module(x), rtol=1e-5, atol=1e-5)
+
+
+class Apart(nn.Module):
+    """Sums and norms that have to stay as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.norm = nn.LayerNorm((5, 32))
+
+    def forward(self, x: Tensor, row: Tensor) -> tuple[Tensor, ...]:
+        both = self.a(x)
+        scaled = torch.add(self.b(x * 2), x, alpha=2)
+        return both + x, both * 2, self.b(x + 1) + row, scaled, self.norm(self.b(x * 3))
+
+
+def test_sums_that_would_change_stay() -> None:
+    module = Apart()
+    example = {"x": torch.randn(2, 5, 32), "row": torch.randn(32)}
+    graph, report = lowered(module, example)
+    # Read twice, of another shape, with a factor; a norm over more than rows.
+    assert (report.residuals, report.norms) == (0, 0)
+    for got, want in zip(graph(**example), module(**example), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+class Mutation(nn.Module):
+    """What the linear reads changes before the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 1
+        product = self.linear(y)
+        y.add_(1)
+        return product + y
+
+
+def test_a_product_does_not_move_past_a_change_of_its_input() -> None:
+    module = Mutation()
+    x = torch.randn(3, 32)
+    graph, _ = lowered(module, {"x": x})
+    torch.testing.assert_close(graph(x=x), module(x), rtol=1e-5, atol=1e-5)
+
+
+class Repetition(nn.Module):
+    """The same mask, made again for each of two attentions; noise that must differ."""
+
+    def forward(self, q: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        results = []
+        for _ in range(2):
+            allowed = mask[:, None, None, :] & torch.ones(q.shape[2], q.shape[2], dtype=torch.bool)
+            results.append(nn.functional.scaled_dot_product_attention(q, q, q, allowed))
+        return (*results, q * 1, q * 1.0, torch.rand_like(q), torch.rand_like(q))
+
+
+def test_what_is_computed_twice_is_computed_once() -> None:
+    module = Repetition()
+    example = {"q": torch.randn(1, 2, 6, 8), "mask": torch.tensor([[True] * 4 + [False] * 2])}
+    graph, report = lowered(module, example)
+    assert report.equal >= 4
+    attentions = [n for n in graph.graph.nodes if n.target is ops.ATTENTION]
+    # Attentions may be random, as they may drop; their masks are one buffer.
+    assert len(attentions) == 2 and len({n.args[3] for n in attentions}) == 1
+    assert targets(graph).count(torch.ops.aten.rand_like.default) == 2
+    scaled = [n for n in graph.graph.nodes if n.target is torch.ops.aten.mul.Tensor]
+    assert len(scaled) == 2, "1 and 1.0 differ in what they make of integers"
+    for got, want in zip(graph(**example)[:4], module(**example)[:4], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)

@@ -84,7 +84,8 @@ def _attention_obstacle(bound: dict[str, Any]) -> str | None:
 def _materialised(gm: GraphModule, mask: Any, done: dict[Node, Node]) -> Node | None:
     """The mask as a buffer of rank 4, made once for all the attentions that share it.
 
-    Inductor would recompute a mask that is still a view for each of its readers. The kernel
+    Inductor computes what it generates code for once for each operator that reads it, be it a view
+    or a clone; what an operator of the runtime made is a buffer that all of them read. The kernel
     broadcasts axes of size 1, so an expanded mask is passed as it was before the expansion.
     """
     if mask is None:
@@ -97,9 +98,7 @@ def _materialised(gm: GraphModule, mask: Any, done: dict[Node, Node]) -> Node | 
         for _ in range(4 - _rank(source)):
             result = gm.graph.call_function(aten.unsqueeze.default, (result, 0))
         if source.op == "call_function":
-            result = gm.graph.call_function(
-                aten.clone.default, (result,), {"memory_format": torch.contiguous_format}
-            )
+            result = gm.graph.call_function(ops.COPY, (result,))
         done[source] = result
     return done[source]
 

@@ -19,12 +19,14 @@ from torch.fx import GraphModule, Node
 
 from edgecompile.backends import ops
 from edgecompile.backends.attention_lowering import lower_attention
+from edgecompile.backends.equal_nodes import merge_equal_nodes
 from edgecompile.backends.graph_constants import (
     constant_of,
     drop_unused_constants,
     make_constants_contiguous,
     value_of,
 )
+from edgecompile.backends.residual_lowering import fuse_residuals, lower_layer_norms
 from edgecompile.precision import FP32, Precision
 
 aten = torch.ops.aten
@@ -41,6 +43,9 @@ class LoweringReport:
         linears: number of ``ec_linear`` calls emitted.
         merged: number of linears that were merged into a wider one because they share an input.
         activations: number of activations fused into a linear.
+        equal: number of nodes that computed what another one does.
+        residuals: number of sums fused into a linear.
+        norms: number of ``ec_layer_norm`` calls emitted.
         attentions: number of ``ec_attention`` calls emitted.
         kept: reasons, by node name, why a candidate was left to Inductor.
         packed: names of the weights behind each packed one, by the attribute of the latter.
@@ -50,6 +55,9 @@ class LoweringReport:
     linears: int = 0
     merged: int = 0
     activations: int = 0
+    equal: int = 0
+    residuals: int = 0
+    norms: int = 0
     attentions: int = 0
     kept: dict[str, str] = field(default_factory=dict)
     packed: dict[str, list[str]] = field(default_factory=dict)
@@ -64,7 +72,10 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     """
     report = LoweringReport()
     _drop_dropout(gm)
+    report.equal = merge_equal_nodes(gm)
     _lower_linears(gm, report, precision)
+    report.residuals = fuse_residuals(gm)
+    report.norms = lower_layer_norms(gm)
     report.attentions = lower_attention(gm, report.kept)
     gm.graph.eliminate_dead_code()
     drop_unused_constants(gm)

@@ -51,6 +51,10 @@ _LIBRARY.define(
     "ec_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale) -> Tensor"
 )
 
+_LIBRARY.define("ec_layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor")
+
+_LIBRARY.define("ec_copy(Tensor x) -> Tensor")
+
 
 def pack_weight(weight: Tensor, precision: str = "fp32") -> Tensor:
     """Packs ``weight`` ``[N, K]`` (any strides) for ``precision``: see the module.
@@ -183,13 +187,37 @@ def _attention_fake(
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])).transpose(1, 2)
 
 
+def _layer_norm_cpu(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps).contiguous()
+
+
+def _layer_norm_fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    return x.new_empty(x.shape)
+
+
 _LIBRARY.impl("ec_linear", _linear_cpu, "CPU")
 _LIBRARY.impl("ec_attention", _attention_cpu, "CPU")
 torch.library.register_fake("edgecompile::ec_linear", _linear_fake, lib=_LIBRARY)
+
+
+def _copy_cpu(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _copy_fake(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+_LIBRARY.impl("ec_layer_norm", _layer_norm_cpu, "CPU")
+_LIBRARY.impl("ec_copy", _copy_cpu, "CPU")
+torch.library.register_fake("edgecompile::ec_copy", _copy_fake, lib=_LIBRARY)
 torch.library.register_fake("edgecompile::ec_attention", _attention_fake, lib=_LIBRARY)
+torch.library.register_fake("edgecompile::ec_layer_norm", _layer_norm_fake, lib=_LIBRARY)
 
 LINEAR = torch.ops.edgecompile.ec_linear.default
 ATTENTION = torch.ops.edgecompile.ec_attention.default
+COPY = torch.ops.edgecompile.ec_copy.default
+LAYER_NORM = torch.ops.edgecompile.ec_layer_norm.default
 
 #: Declarations that Inductor copies into the generated C++ for direct calls.
 C_SHIMS = {
@@ -200,6 +228,11 @@ C_SHIMS = {
     ATTENTION: [
         "AOTITorchError aoti_torch_cpu_ec_attention(AtenTensorHandle, AtenTensorHandle, "
         "AtenTensorHandle, AtenTensorHandle*, int32_t, double, AtenTensorHandle*)"
+    ],
+    COPY: ["AOTITorchError aoti_torch_cpu_ec_copy(AtenTensorHandle, AtenTensorHandle*)"],
+    LAYER_NORM: [
+        "AOTITorchError aoti_torch_cpu_ec_layer_norm(AtenTensorHandle, AtenTensorHandle*, "
+        "AtenTensorHandle*, double, AtenTensorHandle*)"
     ],
 }
 

@@ -300,6 +300,57 @@ def optional_handle(shim, array):
     return None if array is None else shim.borrow(array)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_layer_norm(shim, seed: int):
+    rng = np.random.default_rng(seed)
+    width = int(rng.choice([1, 2, 7, 8, 31, 32, 33, 100, 384, 1000]))
+    shape = [(3,), (1, 5), (130,), ()][seed % 4] + (width,)
+    x = strided(rng, shape)
+    # Far from zero: variances that are differences of squares would have no digits left.
+    x += np.float32(rng.choice([0, 100]))
+    weight = strided(rng, (width,)) if seed & 1 else None
+    bias = strided(rng, (width,)) if seed & 2 else None
+    handles = [optional_handle(shim, array) for array in (weight, bias)]
+    pointers = [None if handle is None else ctypes.byref(handle) for handle in handles]
+    given = shim.borrow(x)
+    result = shim.make("cpu_ec_layer_norm", given, *pointers, ctypes.c_double(1e-5))
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean(-1, keepdims=True)
+    wanted = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    wanted = wanted * (1 if weight is None else weight) + (0 if bias is None else bias)
+    got = shim.array(result)
+    assert got.shape == x.shape and got.flags.c_contiguous
+    # A mean of 100 has an error of 100 roundings' size, which the deviation may magnify.
+    scale = 1 + np.abs(wide).max() / np.sqrt((centred**2).mean(-1).min() + 1e-5)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6 * scale * (1 + np.abs(wanted).max()))
+    shim.delete(given, result, *[handle for handle in handles if handle is not None])
+
+
+def test_layer_norm_refuses_what_does_not_fit(shim):
+    x, short = shim.empty((2, 8)), shim.empty((7,))
+    integers, scalar = shim.empty((2, 8), dtype=4), shim.empty(())
+    eps = ctypes.c_double(1e-5)
+    with pytest.raises(ShimError, match="weight is no vector of 8 elements"):
+        shim.make("cpu_ec_layer_norm", x, ctypes.byref(short), None, eps)
+    with pytest.raises(ShimError, match="bias is no vector of 8 elements"):
+        shim.make("cpu_ec_layer_norm", x, None, ctypes.byref(short), eps)
+    with pytest.raises(ShimError, match="x is int64"):
+        shim.make("cpu_ec_layer_norm", integers, None, None, eps)
+    with pytest.raises(ShimError, match="x has no dimension"):
+        shim.make("cpu_ec_layer_norm", scalar, None, None, eps)
+    shim.delete(x, short, integers, scalar)
+
+
+def test_copies_are_row_major_and_apart(shim):
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4).transpose(2, 0, 1)[:, :, ::2]
+    given = shim.borrow(x)
+    result = shim.make("cpu_ec_copy", given)
+    got = shim.array(result)
+    assert got.flags.c_contiguous and not np.shares_memory(got, x)
+    np.testing.assert_array_equal(got, x)
+    shim.delete(given, result)
+
+
 @pytest.mark.parametrize("seed", range(48))
 def test_attention(shim, seed: int):
     rng = np.random.default_rng(seed)

@@ -46,10 +46,10 @@ def count(program: Path, *arguments: object) -> int:
 @pytest.mark.parametrize(
     ("kind", "m", "n", "k", "bound"),
     [
-        ("gemm", 48, 384, 384, 3.0),
-        ("gemm", 48, 384, 1536, 3.0),
+        ("gemm", 48, 384, 384, 2.3),
+        ("gemm", 48, 384, 1536, 2.3),
         ("gemm", 7, 1536, 384, 3.7),
-        ("gemm", 1, 384, 384, 8.7),
+        ("gemm", 1, 384, 384, 3.5),
         ("bf16", 48, 384, 384, 3.2),
         ("int8", 48, 384, 384, 2.2),
     ],
@@ -75,7 +75,7 @@ def test_scalar_code_would_be_noticed(build_native: Build) -> None:
     sources = [*KERNEL_SOURCES, HERE / "count_kernels.cpp"]
     lesser = build_native("count_kernels", sources, march="x86-64-v2", shared=False)
     instructions = count(lesser, "gemm", 48, 384, 384)
-    assert instructions / (48 * 384 * 384 / LANES) > 1.25 * 3.0
+    assert instructions / (48 * 384 * 384 / LANES) > 1.25 * 2.3
 
 
 def test_the_count_is_exact(program: Path) -> None:

@@ -195,6 +195,14 @@ EC_API AOTITorchError ec_aoti_torch_cpu_ec_attention(AtenTensorHandle q, AtenTen
                                                      int32_t causal, double scale,
                                                      AtenTensorHandle* ret);
 
+// A row-major copy.
+EC_API AOTITorchError ec_aoti_torch_cpu_ec_copy(AtenTensorHandle x, AtenTensorHandle* ret);
+
+// Over the last dimension; weight and bias may be null. Result: as x, row-major.
+EC_API AOTITorchError ec_aoti_torch_cpu_ec_layer_norm(AtenTensorHandle x, AtenTensorHandle* weight,
+                                                      AtenTensorHandle* bias, double eps,
+                                                      AtenTensorHandle* ret);
+
 // Scans (aoti_scans.cpp).
 EC_API AOTITorchError ec_aoti_torch_cpu_cumsum(AtenTensorHandle self, int64_t dim, int32_t* dtype,
                                                AtenTensorHandle* ret0);

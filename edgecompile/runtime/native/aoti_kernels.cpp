@@ -5,6 +5,7 @@
 #include "arguments.h"
 #include "gemm.h"
 #include "gemm_narrow.h"
+#include "layer_norm.h"
 #include "profile.h"
 
 namespace {
@@ -163,6 +164,15 @@ void linear(const Tensor& x, const Tensor& packed, const Tensor* bias, const Ten
   *ret = ec::wrap(result.release());
 }
 
+const float* vector_of(const Tensor* tensor, int64_t n, const char* role, OwnedTensor* holder) {
+  if (tensor == nullptr) return nullptr;
+  ec::require_float32(*tensor, role);
+  if (tensor->dims != 1 || tensor->sizes[0] != n) {
+    fail("%s is no vector of %lld elements", role, static_cast<long long>(n));
+  }
+  return ec::with_contiguous_last(*tensor, holder).as<float>();
+}
+
 }  // namespace
 
 AOTITorchError ec_aoti_torch_cpu_addmm_out(AtenTensorHandle out, AtenTensorHandle self,
@@ -213,5 +223,25 @@ AOTITorchError ec_aoti_torch_cpu_ec_linear(AtenTensorHandle x, AtenTensorHandle 
   return guarded("aoti_torch_cpu_ec_linear", [&] {
     linear(*unwrap(x), *unwrap(w_packed), ec::unwrap_optional(bias), ec::unwrap_optional(residual),
            n, act, ret);
+  });
+}
+
+AOTITorchError ec_aoti_torch_cpu_ec_layer_norm(AtenTensorHandle x, AtenTensorHandle* weight,
+                                               AtenTensorHandle* bias, double eps,
+                                               AtenTensorHandle* ret) {
+  return guarded("aoti_torch_cpu_ec_layer_norm", [&] {
+    const Tensor& input = *unwrap(x);
+    ec::require_float32(input, "x");
+    if (input.dims < 1) fail("x has no dimension to normalise over");
+    const ec::RowsView rows(input);
+    const int64_t n = rows.columns();
+    OwnedTensor weight_copy, bias_copy;
+    const float* const scale = vector_of(ec::unwrap_optional(weight), n, "weight", &weight_copy);
+    const float* const shift = vector_of(ec::unwrap_optional(bias), n, "bias", &bias_copy);
+    const ec::WorkTimer timer(ec::Work::kLayerNorm, {.bytes = 8 * rows.rows() * n});
+    OwnedTensor result(ec::new_contiguous(input.dims, input.sizes, ec::kFloat32));
+    ec::layer_norm(rows.rows(), n, rows.data(), rows.row_stride(), scale, shift,
+                   static_cast<float>(eps), result->as<float>(), n);
+    *ret = ec::wrap(result.release());
   });
 }

@@ -218,6 +218,11 @@ AOTITorchError ec_aoti_torch_clone(AtenTensorHandle self, AtenTensorHandle* ret)
   return guarded("aoti_torch_clone", [&] { *ret = wrap(ec::new_clone(*unwrap(self))); });
 }
 
+AOTITorchError ec_aoti_torch_cpu_ec_copy(AtenTensorHandle x, AtenTensorHandle* ret) {
+  return guarded("aoti_torch_cpu_ec_copy",
+                 [&] { *ret = wrap(ec::new_contiguous_copy(*unwrap(x))); });
+}
+
 AOTITorchError ec_aoti_torch_clone_preserve_strides(AtenTensorHandle self, AtenTensorHandle* ret) {
   return guarded("aoti_torch_clone_preserve_strides", [&] {
     const Tensor& source = *unwrap(self);

@@ -47,6 +47,8 @@ const char* name_of(Work work) {
       return "matmul";
     case Work::kAttention:
       return "attention";
+    case Work::kLayerNorm:
+      return "layer norm";
     case Work::kCopy:
       return "copy";
     case Work::kLoops:

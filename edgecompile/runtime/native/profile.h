@@ -14,6 +14,7 @@ enum class Work : int32_t {
   kLinear,  // a product with packed weights
   kMatmul,  // a product of two computed matrices
   kAttention,
+  kLayerNorm,
   kCopy,
   kLoops,  // a parallel region of generated code
 };
