@@ -175,7 +175,7 @@ def test_busy_neighbours_cause_no_stalls(pool: ctypes.CDLL) -> None:
 
 # ---- OpenMP -------------------------------------------------------------------------------------
 
-OPENMP_SOURCES = ("openmp.cpp", "threads.cpp", "thread_count.cpp", "status.cpp")
+OPENMP_SOURCES = ("openmp.cpp", "profile.cpp", "threads.cpp", "thread_count.cpp", "status.cpp")
 
 
 def build_openmp(folder: Path, flags: tuple[str, ...] = ()) -> Path:

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <mutex>
 
-#include "dtypes.h"
 #include "edgecompile_abi.h"
 
 namespace ec {
