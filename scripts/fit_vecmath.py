@@ -122,6 +122,9 @@ FITS = [
     # erfc(x) = 2^q(x); what counts is the error of erf(x) = 1 - erfc(x)
     Fit("erf_f32_tail", 5, 0.924, 4.0, lambda x: log(erfc(x)) / log(2), lambda x: x,
         lambda x: erfc(x) * log(2), True),
+    # erfc(a / sqrt(2)) = 2^(a q(a)); what counts is the error of erfc, and far out the shape
+    Fit("gelu_f32", 7, 1e-4, 6.5, lambda a: log(erfc(a / mp.sqrt(2))) / log(2) / a, lambda a: a,
+        lambda a: a * (erfc(a / mp.sqrt(2)) * log(2) / 2 + mpf("2e-10")), True),
     # exp(r) - 1 = r + r^2 q(r)
     Fit("expm1_f64", 7, -HALF_LN2, HALF_LN2, lambda r: (exp(r) - 1 - r) / r**2, lambda r: r,
         lambda r: r**2 / (exp(r) - 1), False),

@@ -40,10 +40,18 @@ EC_INLINE V verfc(V x) {
   });
 }
 
-// x·Φ(x), as torch's gelu(approximate="none") writes it.
+// x·Φ(x) = max(x, 0) - a/2·erfc(a/√2) with a = |x|: one exponential without a case for small a, as
+// 2^(a·q(a)) has an error in proportion to a there. From 9.97 on it is 2^-127, flushed to 0; beyond
+// 12 the sum of an infinite polynomial would be no number.
 template <class V>
 EC_INLINE V vgelu_erf(V x) {
-  return 0.5f * x * (1.0f + verf(x * 0.70710678118654752f));
+  constexpr float q[] = {-1.15110517f,     -0.459208518f,    -0.0524952561f,  0.00706215668f,
+                         -0.000136017872f, -0.000186544799f, 3.94531708e-05f, -2.84142425e-06f};
+  const V a = min(broadcast<V>(12.0f), abs(x));
+  const V t = max(broadcast<V>(-127.0f), a * polynomial(a, q));
+  const V z = t + (kRoundF + 127);
+  const V complement = exp2_of_remainder(t - (z - (kRoundF + 127))) * bits_as<V>(bits(z) << 23);
+  return fma(-0.5f * a, complement, max(V{}, x));
 }
 
 // torch's gelu(approximate="tanh").
