@@ -108,14 +108,17 @@ def profile_kernels(
             pairs = zip(lengths.lengths, lengths.counts, strict=True)
             file.write_text("".join(f"{length},{n}\n" for length, n in pairs))
             command += ["--lengths", str(file)]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            env=clean_environment(launch, count),
-            cwd=os.fspath(folder),
-            timeout=TIMEOUT_S,
-        )
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                env=clean_environment(launch, count),
+                cwd=os.fspath(folder),
+                timeout=TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise BenchError(f"the profile took more than {TIMEOUT_S} s") from None
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.startswith(("error", "hint"))]
         raise BenchError("the profile failed: " + ("\n".join(lines) or done.stderr.strip()))

@@ -398,3 +398,31 @@ def test_what_is_computed_twice_is_computed_once() -> None:
     assert len(scaled) == 2, "1 and 1.0 differ in what they make of integers"
     for got, want in zip(graph(**example)[:4], module(**example)[:4], strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+class ChangedMask(nn.Module):
+    """Two attentions with a view of a mask that changes between them; and linears that read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, q: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        base = mask * 2
+        view = base.view(1, 1, 6, 6)
+        before = nn.functional.scaled_dot_product_attention(q, q, q, view)
+        x = q.transpose(1, 2).reshape(1, 6, 32) * 1
+        a = self.first(x)
+        base.sub_(100 * torch.ones(6, 6).tril(-1))
+        x.add_(1)
+        after = nn.functional.scaled_dot_product_attention(q, q, q, view)
+        return before, after, a, self.second(x)
+
+
+def test_what_changes_in_between_is_read_anew() -> None:
+    module = ChangedMask()
+    example = {"q": torch.randn(1, 2, 6, 16), "mask": torch.randn(6, 6)}
+    graph, report = lowered(module, example)
+    assert report.merged == 0
+    for got, want in zip(graph(**example), module(**example), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)

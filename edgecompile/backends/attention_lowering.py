@@ -8,7 +8,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends import ops
-from edgecompile.backends.graph_constants import value_of
+from edgecompile.backends.graph_constants import changes_in_place, value_of
 
 aten = torch.ops.aten
 
@@ -22,8 +22,11 @@ def lower_attention(gm: GraphModule, kept: dict[str, str]) -> int:
     """
     target = aten.scaled_dot_product_attention.default
     masks: dict[Node, Node] = {}
+    changes = set(changes_in_place(gm))
     count = 0
     for node in list(gm.graph.nodes):
+        if node in changes:
+            masks.clear()  # a view of what was changed is another mask now
         if node.target is not target:
             continue
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")

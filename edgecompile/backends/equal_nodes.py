@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from edgecompile.backends.graph_constants import changes_in_place
+
 __all__ = ["merge_equal_nodes"]
 
 
@@ -21,9 +23,9 @@ def merge_equal_nodes(gm: GraphModule) -> int:
     A graph in which anything is changed in place, or that calls what isn't an operator with a
     schema, is left alone there: two equal expressions need not be equal values then.
     """
-    nodes = list(gm.graph.nodes)
-    if any(_schema(node) is not None and _schema(node).is_mutable for node in nodes):
+    if changes_in_place(gm):
         return 0
+    nodes = list(gm.graph.nodes)
     first: dict[Any, Node] = {}
     merged = 0
     for node in nodes:
@@ -36,10 +38,6 @@ def merge_equal_nodes(gm: GraphModule) -> int:
             gm.graph.erase_node(node)
             merged += 1
     return merged
-
-
-def _schema(node: Node) -> Any:
-    return getattr(node.target, "_schema", None) if node.op == "call_function" else None
 
 
 def _key(node: Node) -> Any:
@@ -72,4 +70,4 @@ def _frozen(value: Any) -> Any:
         return ("dict", *((name, _frozen(item)) for name, item in sorted(value.items())))
     if isinstance(value, slice):
         return ("slice", _frozen(value.start), _frozen(value.stop), _frozen(value.step))
-    return (type(value).__name__, repr(value) if isinstance(value, float) else value)
+    return (type(value).__name__, repr(value) if isinstance(value, (float, complex)) else value)

@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends import ops
-from edgecompile.backends.graph_constants import constant_of, value_of
+from edgecompile.backends.graph_constants import changes_in_place, constant_of, value_of
 
 aten = torch.ops.aten
 
@@ -24,7 +24,7 @@ def fuse_residuals(gm: GraphModule) -> int:
     """Moves ``linear(x) + y`` into the linear where shapes agree; returns how often."""
     count = 0
     order = {node: i for i, node in enumerate(gm.graph.nodes)}
-    mutations = [i for node, i in order.items() if _mutates(node)]
+    mutations = [order[node] for node in changes_in_place(gm)]
     for node in list(gm.graph.nodes):
         if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
             continue
@@ -64,11 +64,6 @@ def _linear_and_other(add: Node) -> tuple[Node, Node] | None:
         ):
             return linear, other
     return None
-
-
-def _mutates(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
 
 
 def lower_layer_norms(gm: GraphModule) -> int:

@@ -253,7 +253,11 @@ class Model:
                 raise
             program = self._programs.get(bucket)
             padded = self._dispatcher.pad(bucket, arrays, sizes)
-            outputs = self._results.run(program, padded, sizes, out)
+            try:
+                outputs = self._results.run(program, padded, sizes, out)
+            except InputError:
+                self._stats.record_refusal()
+                raise
             ended = time.perf_counter_ns()
             self._stats.record(bucket, sizes, ended - started)
             self._writer.tick(ended)

@@ -73,9 +73,14 @@ def _span(array: "NDArray[Any]") -> int:
 
 def _pack_layout(char: str, shape: Tuple[int, ...], strides: Tuple[int, ...]) -> bytes:
     item = np.dtype(char).itemsize
-    steps = [step // item for step in strides]
-    # A stride that is never used may be anything in numpy; native code checks all of them.
-    steps = [0 if n <= 1 else step for n, step in zip(shape, steps)]
+    # Row-major strides; where a stride is never used, numpy's may be anything.
+    steps = [1] * len(shape)
+    for i in range(len(shape) - 1, 0, -1):
+        steps[i - 1] = steps[i] * max(shape[i], 1)
+    if 0 not in shape and any(
+        n > 1 and own != step * item for n, own, step in zip(shape, strides, steps)
+    ):
+        steps = [0 if n == 1 else step // item for n, step in zip(shape, strides)]
     fill = (0,) * (MAX_DIMS - len(shape))
     return _LAYOUT.pack(_CODES[char], len(shape), *shape, *fill, *steps, *fill)
 

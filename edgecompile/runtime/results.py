@@ -76,10 +76,13 @@ class ResultMaker:
 
     def _check_out(
         self,
-        out: "Mapping[str, NDArray[Any]]",
+        out: Any,
         shapes: "Sequence[Shape]",
         arrays: "Sequence[NDArray[Any]]",
     ) -> "List[NDArray[Any]]":
+        if not isinstance(out, Mapping):
+            text = "out must be a mapping of names to arrays, not {}"
+            raise InputError(text.format(type(out).__name__))
         problems = ["{}: is missing".format(x.name) for x in self._specs if x.name not in out]
         names = {spec.name for spec in self._specs}
         problems += [
@@ -93,16 +96,23 @@ class ResultMaker:
                 continue
             array = out[spec.name]
             problem = _misfit(array, dtype, shape)
-            if problem is None and any(np.may_share_memory(array, x) for x in arrays):
+            if problem is None and any(_overlap(array, x) for x in arrays):
                 problem = "overlaps an input"
-            if problem is None and any(np.may_share_memory(array, x) for x in results):
+            if problem is None and any(_overlap(array, x) for x in results):
                 problem = "overlaps another output"
-            if problem is not None:
+            if problem is None:
+                results.append(array)
+            else:
                 problems.append("{}: {}".format(spec.name, problem))
-            results.append(array)
         if problems:
             raise InputError("out: " + "\n  ".join(problems))
         return results
+
+
+def _overlap(a: "NDArray[Any]", b: "NDArray[Any]") -> bool:
+    # Exact where that is easily told, else whether their bounds overlap.
+    effort: Any = 1000
+    return bool(np.may_share_memory(a, b, max_work=effort))
 
 
 def _misfit(array: object, dtype: "np.dtype[Any]", shape: "Shape") -> Optional[str]:
@@ -120,4 +130,12 @@ def _misfit(array: object, dtype: "np.dtype[Any]", shape: "Shape") -> Optional[s
     steps = [step for n, step in zip(array.shape, array.strides) if n > 1]
     if array.ndim > MAX_DIMS or any(step <= 0 or step % array.itemsize for step in steps):
         return "has strides {} that native code can't write with".format(list(array.strides))
+    if not array.flags.aligned:
+        return "isn't aligned in memory"
+    # The elements of one row, then of what is made of rows: each must lie behind the ones before.
+    extent = array.itemsize
+    for step, n in sorted((step, n) for n, step in zip(array.shape, array.strides) if n > 1):
+        if step < extent:
+            return "overlaps itself"
+        extent += (n - 1) * step
     return None

@@ -42,10 +42,10 @@ class Lookup(torch.nn.Module):
         return {"y": torch.tanh(self.layer(rows)), "ids": ids, "bias": self.layer.bias}
 
 
-def make_lookup() -> dict[str, Any]:
+def make(kind: type[torch.nn.Module]) -> dict[str, Any]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = Lookup().eval()
+        model = kind().eval()
     return {
         "module": model,
         "inputs": {"ids": torch.zeros(1, 8, dtype=torch.int64)},
@@ -53,6 +53,14 @@ def make_lookup() -> dict[str, Any]:
         "limits": {"length": (1, LONGEST)},
         "bounds": {"ids": (0, VOCABULARY - 1)},
     }
+
+
+class Repeats(torch.nn.Module):
+    """Outputs that are one tensor, are computed alike, or are the input twice."""
+
+    def forward(self, ids: torch.Tensor) -> dict[str, Any]:
+        first = ids * 2.0 + 1.0
+        return {"a": first, "b": first, "c": ids * 2.0 + 1.0, "ids": ids, "same": ids}
 
 
 class Failure(Exception):
@@ -63,13 +71,16 @@ class Failure(Exception):
 class Built:
     library: Path
     weights: dict[str, np.ndarray]
-    model: Lookup
+    model: torch.nn.Module
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    folder = tmp_path_factory.mktemp("program")
-    loaded = load_model(make_lookup())
+    return build(Lookup, tmp_path_factory.mktemp("program"))
+
+
+def build(kind: type[torch.nn.Module], folder: Path) -> Built:
+    loaded = load_model(make(kind))
     exported = export_model(loaded)
     variant = own_variant()
     store = TensorStore(folder / "tensors")
@@ -176,6 +187,22 @@ def check(built: Built, ids: np.ndarray, got: list[np.ndarray]) -> None:
     np.testing.assert_allclose(got[0], wanted["y"].numpy(), rtol=0, atol=2e-6)
     np.testing.assert_array_equal(got[1], ids)
     np.testing.assert_array_equal(got[2], wanted["bias"].detach().numpy())
+
+
+def test_outputs_that_are_one_tensor(host: Host, tmp_path: Path):
+    """Generated code gives the same handle twice; every output has memory of its own all the same."""
+    built = build(Repeats, tmp_path)
+    program = host.open(built.library, built.weights)
+    for seed in range(4):
+        ids = draw(9, seed)
+        outputs = host.start(program, ids)
+        a, b, c, first, second = host.read(outputs)
+        for array in (a, b, c):
+            np.testing.assert_array_equal(array, ids * 2 + 1)
+        np.testing.assert_array_equal(first, ids)
+        np.testing.assert_array_equal(second, ids)
+        host.native.ec_outputs_free(outputs)
+    host.close(program)
 
 
 @pytest.mark.parametrize("length", LENGTHS)

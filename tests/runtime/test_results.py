@@ -56,6 +56,11 @@ def test_results_go_where_the_caller_says(
         assert (wide[name][..., 0] == 5).all() and (wide[name][..., -2:] == 5).all()
 
 
+def unaligned(array: Arrays) -> Arrays:
+    memory = bytearray(array.nbytes + 1)
+    return np.frombuffer(memory, array.dtype, array.size, 1).reshape(array.shape)
+
+
 def test_what_results_can_not_go_to(model: Model) -> None:
     inputs = inputs_for(model)
     good = model.run(inputs)
@@ -69,6 +74,8 @@ def test_what_results_can_not_go_to(model: Model) -> None:
         (array.tolist(), "is a list, must be an array"),
         (read_only, "is read-only"),
         (array[::-1, ..., ::-1], "has strides .* that native code can't write with"),
+        (np.lib.stride_tricks.as_strided(array, strides=(4,) * array.ndim), "overlaps itself"),
+        (unaligned(array), "isn't aligned in memory"),
     ):
         with pytest.raises(InputError, match=f"out: {name}: {text}"):
             model.run(inputs, {**good, name: bad})
@@ -76,6 +83,22 @@ def test_what_results_can_not_go_to(model: Model) -> None:
         model.run(inputs, {**good, "nonsense": array})
     with pytest.raises(InputError, match=f"{name}: is missing"):
         model.run(inputs, {})
+    with pytest.raises(InputError, match="out must be a mapping of names to arrays, not list"):
+        model.run(inputs, [array])  # type: ignore[arg-type]
+
+
+def test_parts_of_one_array_that_lie_apart(model: Model) -> None:
+    inputs = inputs_for(model)
+    want = model.run(inputs)
+    name, array = next(iter(want.items()))
+    both = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)
+    out = {**want, name: both[..., ::2]}
+    if len(want) > 1:
+        other, second = list(want.items())[1]
+        if second.shape == array.shape and second.dtype == array.dtype:
+            out[other] = both[..., 1::2]
+    model.run(inputs, out)
+    np.testing.assert_array_equal(both[..., ::2], array)
 
 
 def test_overlaps_are_refused(model: Model) -> None:

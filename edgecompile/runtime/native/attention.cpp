@@ -20,6 +20,7 @@ namespace {
 
 constexpr int kL = kFloatLanes;
 constexpr int64_t kWidth = 32;  // of a panel
+static_assert(kWidth == kTileStride);
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 // Floats of transposed keys, and of values, per block: together half of a second-level cache.

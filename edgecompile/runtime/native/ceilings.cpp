@@ -59,19 +59,23 @@ __attribute__((noinline)) void read_all(const float* from, int64_t count) {
   hold(a);
 }
 
-// The best of several rounds in which every thread calls f(member, members).
+// The most calls of f(member, members) a second, over several rounds in which each of `members`
+// threads calls once: fewer than were asked for while somebody else uses the pool.
 template <class F>
-double best_seconds(int threads, const F& f) {
-  double best = 1e30;
+double most_calls(int threads, const F& f) {
+  double most = 0;
   for (int round = 0; round < kRounds; ++round) {
+    struct Round {
+      const F& f;
+      int members;
+    } ctx{f, 1};
     const double start = now();
     run_team(
-        threads, [](void*, int) {},
-        [](void* ctx, int member, int members) { (*static_cast<const F*>(ctx))(member, members); },
-        const_cast<void*>(static_cast<const void*>(&f)));
-    best = std::min(best, now() - start);
+        threads, [](void* c, int members) { static_cast<Round*>(c)->members = members; },
+        [](void* c, int member, int members) { static_cast<Round*>(c)->f(member, members); }, &ctx);
+    most = std::max(most, ctx.members / (now() - start));
   }
-  return best;
+  return most;
 }
 
 }  // namespace
@@ -81,9 +85,9 @@ int32_t ec_measure_ceilings(double* flops, double* bytes) {
   return ec::guarded("ec_measure_ceilings", [&] {
     if (flops == nullptr || bytes == nullptr) ec::fail("null pointer");
     const int threads = ec::num_threads();
-    const double multiplying =
-        ec::best_seconds(threads, [](int, int) { ec::multiply_and_add(ec::kSteps); });
-    *flops = 2.0 * 10 * ec::kFloatLanes * static_cast<double>(ec::kSteps) * threads / multiplying;
+    const double calls =
+        ec::most_calls(threads, [](int, int) { ec::multiply_and_add(ec::kSteps); });
+    *flops = 2.0 * 10 * ec::kFloatLanes * static_cast<double>(ec::kSteps) * calls;
 
     struct Freed {
       void operator()(float* p) const { std::free(p); }
@@ -93,10 +97,9 @@ int32_t ec_measure_ceilings(double* flops, double* bytes) {
     if (memory == nullptr) throw std::bad_alloc();
     constexpr int64_t kCount = ec::kMemoryBytes / static_cast<int64_t>(sizeof(float));
     std::fill_n(memory.get(), kCount, 1.0f);  // pages that were never written share one of zeros
-    const double reading = ec::best_seconds(threads, [&](int member, int members) {
-      const int64_t share = kCount / members / 64 * 64;
-      ec::read_all(memory.get() + member * share, share);
-    });
-    *bytes = static_cast<double>(ec::kMemoryBytes) / reading;
+    const int64_t share = kCount / threads / 64 * 64;
+    const double reads = ec::most_calls(
+        threads, [&](int member, int) { ec::read_all(memory.get() + member * share, share); });
+    *bytes = static_cast<double>(share) * sizeof(float) * reads;
   });
 }

@@ -119,13 +119,22 @@ void ModelLibrary::run(AtenTensorHandle* inputs, AtenTensorHandle* outputs) {
     freed_.wait(lock, [this] { return free_ > 0; });
     --free_;
   }
-  const int32_t status = run_(container_, inputs, static_cast<size_t>(input_count_), outputs,
-                              output_names_.size(), nullptr, nullptr);
+  struct Turn {
+    ModelLibrary* library;
+    ~Turn() {
+      {
+        const std::lock_guard<std::mutex> lock(library->mutex_);
+        ++library->free_;
+      }
+      library->freed_.notify_one();
+    }
+  };
+  int32_t status;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ++free_;
+    const Turn turn{this};
+    status = run_(container_, inputs, static_cast<size_t>(input_count_), outputs,
+                  output_names_.size(), nullptr, nullptr);
   }
-  freed_.notify_one();
   check(status, "running the model");
 }
 

@@ -13,7 +13,7 @@ std::atomic<bool> g_profiling{false};
 
 namespace {
 
-// More kinds of calls than that are added up in the last row.
+// The first row is that of whole runs, the last one that of all kinds for which there is no other.
 constexpr int kRows = 128;
 
 struct Row {
@@ -52,6 +52,8 @@ const char* name_of(Work work) {
       return "copy";
     case Work::kLoops:
       return "loops";
+    case Work::kOther:
+      return "other";
   }
   return "?";
 }
@@ -62,6 +64,9 @@ Row& find_row(Work work, const WorkSize& size) {
     if (row.work == work && row.n == size.n && row.k == size.k && row.dtype == size.dtype) {
       return row;
     }
+  }
+  if (g_count == kRows - 1) {
+    g_rows[g_count++] = Row{Work::kOther, 0, 0, 0, 0, 0, 0, 0};
   }
   if (g_count == kRows) return g_rows[kRows - 1];
   g_rows[g_count] = Row{work, size.n, size.k, size.dtype, 0, 0, 0, 0};
@@ -96,24 +101,30 @@ void WorkTimer::stop() noexcept {
 
 void ec_profile_start(void) {
   const std::lock_guard<std::mutex> lock(ec::g_mutex);
-  ec::g_count = 0;
+  ec::g_rows[0] = ec::Row{ec::Work::kRun, 0, 0, 0, 0, 0, 0, 0};
+  ec::g_count = 1;
   ec::g_profiling.store(true);
 }
 
 int64_t ec_profile_stop(ec_profile_row* rows, int64_t capacity) {
   const std::lock_guard<std::mutex> lock(ec::g_mutex);
   ec::g_profiling.store(false);
-  for (int64_t i = 0; i < ec::g_count && i < capacity; ++i) {
+  int64_t count = 0;
+  for (int i = 0; i < ec::g_count; ++i) {
     const ec::Row& row = ec::g_rows[i];
-    rows[i] = ec_profile_row{};
-    rows[i].kernel = ec::name_of(row.work);
-    rows[i].dtype = row.dtype;
-    rows[i].n = row.n;
-    rows[i].k = row.k;
-    rows[i].calls = row.calls;
-    rows[i].ns = row.ns;
-    rows[i].flops = row.flops;
-    rows[i].bytes = row.bytes;
+    if (row.calls == 0) continue;  // no run has ended
+    if (count < capacity) {
+      rows[count] = ec_profile_row{};
+      rows[count].kernel = ec::name_of(row.work);
+      rows[count].dtype = row.dtype;
+      rows[count].n = row.n;
+      rows[count].k = row.k;
+      rows[count].calls = row.calls;
+      rows[count].ns = row.ns;
+      rows[count].flops = row.flops;
+      rows[count].bytes = row.bytes;
+    }
+    ++count;
   }
-  return ec::g_count;
+  return count;
 }

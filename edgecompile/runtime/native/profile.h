@@ -17,6 +17,7 @@ enum class Work : int32_t {
   kLayerNorm,
   kCopy,
   kLoops,  // a parallel region of generated code
+  kOther,  // of too many kinds to tell apart
 };
 
 // What one call has to do at the least: arithmetic operations, and bytes of operands and results

@@ -1,4 +1,6 @@
 // The host-facing C ABI: programs, runs and their outputs.
+#include <algorithm>
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -123,6 +125,17 @@ void detach_outputs(ec_outputs* outputs) {
   }
 }
 
+// A model that returns one tensor twice writes the same handle twice; each is to be freed.
+void separate(std::vector<AtenTensorHandle>* handles) {
+  for (size_t i = 1; i < handles->size(); ++i) {
+    const auto end = handles->begin() + static_cast<std::ptrdiff_t>(i);
+    const auto earlier = std::find(handles->begin(), end, *end);
+    if (*end == nullptr || earlier == end) continue;
+    *end = nullptr;  // should there be no memory for the alias
+    *end = ec::wrap(ec::new_alias(*ec::unwrap(*earlier)));
+  }
+}
+
 std::unique_ptr<ec_outputs> run(ec_program* program, const ec_tensor* inputs, int64_t n_inputs) {
   ec::ModelLibrary& library = *program->library;
   // The container would throw across its C ABI for a wrong count.
@@ -143,6 +156,7 @@ std::unique_ptr<ec_outputs> run(ec_program* program, const ec_tensor* inputs, in
     const ec::WorkTimer timer(ec::Work::kRun, {});
     library.run(input_handles.handles.data(), output_handles.handles.data());
   }
+  separate(&output_handles.handles);
   if (ec::pending_failure() != nullptr) fail("%s", ec::pending_failure());
 
   auto outputs = std::make_unique<ec_outputs>();
