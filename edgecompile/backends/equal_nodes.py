@@ -46,9 +46,10 @@ def _key(node: Node) -> Any:
         return (node.op, node.target)
     if node.op != "call_function":
         return None
-    if isinstance(node.target, torch._ops.OpOverload):
-        random = torch.Tag.nondeterministic_seeded in node.target.tags
-        if random or not node.target._schema.returns:
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None:
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if random or not schema.returns:
             return None
     elif getattr(node.target, "__module__", "") != "_operator":  # arithmetic on sizes, getitem
         return None

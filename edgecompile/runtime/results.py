@@ -1,6 +1,6 @@
 """Where a run's outputs go: new arrays, or the caller's own."""
 
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, cast
 
 import numpy as np
 
@@ -59,9 +59,8 @@ class ResultMaker:
                 for result, array in zip(results, program.run(arrays, shapes)):
                     result[...] = array
         elif program.runs_into and self._known:
-            # All sizes are numbers here.
             results = [
-                np.empty(shape, dtype=dtype)  # type: ignore[arg-type]
+                np.empty(cast("Tuple[int, ...]", shape), dtype=dtype)
                 for shape, dtype in zip(shapes, self._dtypes)
             ]
             program.run_into(arrays, results)
