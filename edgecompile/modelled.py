@@ -50,7 +50,7 @@ class Efficiency:
         return found
 
 
-#: Fitted to the milliseconds of whole runs in docs/benchmarks/2026-11-21-minilm-fp32.md: least
+#: Fitted to the milliseconds of whole runs in docs/benchmarks/2026-11-21-minilm-fp32-first.md: least
 #: squares of the logarithms at all 61 lengths, 5 to 256, with the peak that the record states
 #: (204 GFLOP/s), the bandwidth that profiles/cpu-x86-64-v3.toml assumes (38.4 GB/s; the record
 #: states none, so this part holds for that figure) and 60 calls of leaf modules. It agrees with
@@ -64,7 +64,7 @@ ENCODER_RECORD = Efficiency(
     arithmetic=0.72,
     bandwidth=0.86,
     call_us=14.0,
-    source="fitted to docs/benchmarks/2026-11-21-minilm-fp32.md: one model, one machine, 2 threads",
+    source="fitted to docs/benchmarks/2026-11-21-minilm-fp32-first.md: one model, one machine, 2 threads",
 )
 
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from bench_encoder import LOAD_LIMIT, MAX_LENGTH, REPOSITORY, read_traffic
+from bench_encoder import LOAD_LIMIT, REPOSITORY
+from bench_encoder_models import PRESETS, read_docstring_lengths
 from bench_plans_build import build_bundles
 from bench_plans_figures import BatchFigures, PlansReport, judge_policies, percent, pool_programs
 from bench_plans_process import measure_rounds
@@ -123,6 +124,9 @@ def wait_until_idle(seconds: float, force: bool) -> None:
         time.sleep(min(5.0, max(0.1, end - time.monotonic())))
 
 
+MAX_LENGTH = PRESETS["minilm"].max_length
+
+
 @dataclass(frozen=True)
 class Subject:
     """What is measured: a model's specification and the lengths that it gets."""
@@ -141,7 +145,7 @@ def choose_subject(options: argparse.Namespace, console: Console) -> Subject:
         return Subject(TINY, "masked_mlp", traffic.clip(TINY_LENGTH)[0], TINY_LENGTH)
     model = options.model or find_model()
     with console.step("count the tokens of docstrings") as step:
-        traffic, over = read_traffic(model).clip(MAX_LENGTH)
+        traffic, over = read_docstring_lengths(model).clip(MAX_LENGTH)
         step.note(
             f"{traffic.n} of them, mean {traffic.mean:.1f}, {format_share(over)} cut to {MAX_LENGTH}"
         )

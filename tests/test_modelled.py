@@ -17,7 +17,7 @@ from edgecompile.targets import TargetProfile, load_target
 from edgecompile.work import ModelWork
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-RECORD = REPOSITORY / "docs" / "benchmarks" / "2026-11-21-minilm-fp32.json"
+RECORD = REPOSITORY / "docs" / "benchmarks" / "2026-11-21-minilm-fp32-first.json"
 
 # all-MiniLM-L6-v2 in closed form: 6 layers, hidden 384, inner 1536, tables not counted.
 HIDDEN, INNER, LAYERS = 384, 1536, 6
@@ -133,8 +133,8 @@ def test_every_number_used_is_recorded() -> None:
         "flops_per_pair": "9216.0",
     }
     assert {key: found.get(key) for key in expected} == expected
-    assert "2026-11-21-minilm-fp32.md" in found["efficiency.source"]
-    assert (REPOSITORY / "docs/benchmarks/2026-11-21-minilm-fp32.md").is_file()
+    assert "2026-11-21-minilm-fp32-first.md" in found["efficiency.source"]
+    assert (REPOSITORY / "docs/benchmarks/2026-11-21-minilm-fp32-first.md").is_file()
 
 
 @pytest.mark.parametrize(
