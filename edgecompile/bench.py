@@ -51,6 +51,7 @@ from edgecompile.progress import NULL_PROGRESS, Progress
 from edgecompile.rounds import Measured, measure_rounds
 from edgecompile.runtime.manifest import MANIFEST_NAME
 from edgecompile.timings import compare, median_by_length, summarise
+from edgecompile.verify import min_cosine
 from edgecompile.workload import Workload, choose_workload
 
 __all__ = ["SUBJECT", "BenchReport", "BenchSettings", "bench_bundle", "default_cache"]
@@ -63,8 +64,8 @@ OPEN_TIMEOUT = 1800.0
 SPREAD_LIMIT = 0.05
 #: CPUs kept busy by others, on average, that are worth a warning.
 FOREIGN_LIMIT = 0.05
-#: To eager: less is worth a warning. Eight bits can't do what sixteen can.
-LEAST_COSINE = {"fp32": 0.9999, "bf16": 0.9999, "int8": 0.999}
+#: To eager: less is worth a warning, where the verification has no bound of its own (fp32).
+LEAST_COSINE = 0.9999
 
 
 def default_cache() -> Path:
@@ -348,9 +349,8 @@ def _warnings(
         threads = item.facts.get("threads")
         if threads != settings.threads:
             found.append(f"{item.name} says that it uses {threads} threads, not {settings.threads}")
-        if item.cosine is not None and not item.cosine >= LEAST_COSINE.get(
-            item.precision_class, 0.9999
-        ):
+        least = min_cosine(item.precision_class) or LEAST_COSINE
+        if item.cosine is not None and not item.cosine >= least:
             found.append(f"{item.name}: cosine to eager {item.cosine:.6f}")
     foreign = load.get("foreign_cpus", 0.0)
     if foreign > FOREIGN_LIMIT:

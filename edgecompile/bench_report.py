@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgecompile.precision import base_name
 from edgecompile.timings import Ratio, TimeSummary
 
 __all__ = ["BenchReport", "BenchSettings", "ColdStart", "ContenderResult", "Memory"]
@@ -108,7 +109,7 @@ class ContenderResult:
     @property
     def precision_class(self) -> str:
         """``fp32``, ``bf16`` or ``int8``: what a mixed label begins with."""
-        return self.precision.partition("-")[0]
+        return base_name(self.precision)
 
     @property
     def bytes(self) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import edgecompile
+from edgecompile.hashing import file_sha256
 from edgecompile.machine import cpu_identity
 from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.runtime.manifest import MANIFEST_NAME, parse_manifest
@@ -79,7 +80,7 @@ def write_stamp(work: Path, key: str, bundle: Path, result: Mapping[str, Any]) -
         bundle: the bundle.
         result: what the build says about itself; plain values.
     """
-    manifest = hashlib.sha256((bundle / MANIFEST_NAME).read_bytes()).hexdigest()
+    manifest = file_sha256(bundle / MANIFEST_NAME)
     stamp = {"key": key, "manifest_sha256": manifest, "result": dict(result)}
     partial = work / (STAMP_NAME + ".partial")
     partial.write_text(json.dumps(stamp, indent=1) + "\n", encoding="utf-8")
@@ -102,7 +103,7 @@ def find_built(work: Path, key: str, bundle: Path) -> dict[str, Any] | None:
         if hashlib.sha256(text).hexdigest() != stamp["manifest_sha256"]:
             return None
         for name, entry in parse_manifest(text, str(bundle)).files.items():
-            if _digest(bundle / name) != entry.sha256:
+            if file_sha256(bundle / name) != entry.sha256:
                 return None
         result: dict[str, Any] = stamp["result"]
     except (OSError, ValueError, KeyError, TypeError, EdgecompileError):
@@ -120,7 +121,7 @@ def _tree(path: Path) -> list[list[Any]]:
         if facts.st_size > _MAX_HASHED_BYTES:
             found.append([name, facts.st_size, facts.st_mtime_ns])
         else:
-            found.append([name, _digest(item)])
+            found.append([name, file_sha256(item)])
     return found
 
 
@@ -131,14 +132,6 @@ def _own_files() -> str:
     for path in sorted(root.rglob("*")):
         if path.suffix in _OWN_SUFFIXES and path.is_file():
             digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
     return digest.hexdigest()
 
 

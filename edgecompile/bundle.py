@@ -22,9 +22,10 @@ import numpy.typing as npt
 
 import edgecompile
 import edgecompile.runtime
-from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore, file_sha256
+from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore
 from edgecompile.backends.native import NativeRuntime
 from edgecompile.errors import BundleWriteError, DiskFullError
+from edgecompile.hashing import file_sha256
 from edgecompile.runtime.manifest import (
     AOTI_CPU,
     MANIFEST_NAME,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from edgecompile.errors import ModelError
+from edgecompile.hashing import file_sha256
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -74,20 +74,8 @@ def hash_files(folder: Path, files: Iterable[Path]) -> dict[str, str]:
     result = {}
     for file in files:
         if file.is_file() and file.stat().st_size <= _MAX_HASHED_BYTES:
-            with file.open("rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256") if _HAS_DIGEST else _digest(stream)
-            result[file.relative_to(folder).as_posix()] = digest.hexdigest()
+            result[file.relative_to(folder).as_posix()] = file_sha256(file)
     return result
-
-
-_HAS_DIGEST = hasattr(hashlib, "file_digest")  # Python 3.11
-
-
-def _digest(stream: Any) -> Any:
-    digest = hashlib.sha256()
-    while block := stream.read(1 << 20):
-        digest.update(block)
-    return digest
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import edgecompile
-from edgecompile.backends.artifact import file_sha256
 from edgecompile.buckets import Bucket, BucketPlan
 from edgecompile.bundle import BundleWriter, VariantParts, manifest_name, merge_constants
 from edgecompile.compilation import CompiledModel
+from edgecompile.hashing import file_sha256
 from edgecompile.joint import JointDistribution
 from edgecompile.joint_view import judge
 from edgecompile.lengths import LengthDistribution
@@ -39,7 +39,7 @@ from edgecompile.verify import (
 )
 
 if TYPE_CHECKING:
-    from edgecompile.precision_choice import PrecisionChoice
+    from edgecompile.precision_trials import PrecisionChoice
 
 #: Which of the verification cases travel with the bundle as golden vectors.
 GOLDEN_CASES = ("lower", "hint", "upper")

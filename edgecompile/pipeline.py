@@ -25,7 +25,8 @@ from edgecompile.errors import BundleWriteError
 from edgecompile.packing import pack_bundle
 from edgecompile.plan_request import PlanRequest
 from edgecompile.planning import plan_model
-from edgecompile.precision_choice import PrecisionChoice, ResolvedPrecision, resolve_precision
+from edgecompile.precision_choice import ResolvedPrecision, resolve_precision
+from edgecompile.precision_trials import PrecisionChoice
 from edgecompile.progress import NULL_PROGRESS, Progress, StepHandle
 from edgecompile.samples import SampleTexts
 from edgecompile.targets import load_target

@@ -10,7 +10,7 @@ from typing import Any
 
 from edgecompile.errors import CompileError
 
-__all__ = ["FP32", "PRECISIONS", "Precision", "widest"]
+__all__ = ["FP32", "PRECISIONS", "Precision", "base_name", "widest"]
 
 #: What a weight can be stored in, the widest first.
 PRECISIONS = ("fp32", "bf16", "int8")
@@ -19,6 +19,11 @@ PRECISIONS = ("fp32", "bf16", "int8")
 def widest(names: Iterable[str]) -> str:
     """The widest of some precisions."""
     return min(names, key=PRECISIONS.index)
+
+
+def base_name(label: str) -> str:
+    """What a label (:attr:`Precision.label`) begins with: the precision of most weights."""
+    return label.partition("-")[0]
 
 
 @dataclass(frozen=True)

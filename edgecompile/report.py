@@ -14,7 +14,7 @@ from edgecompile.units import format_count, format_share
 
 if TYPE_CHECKING:
     from edgecompile.kernel_profile import KernelProfile
-    from edgecompile.precision_choice import PrecisionChoice
+    from edgecompile.precision_trials import PrecisionChoice
     from edgecompile.verify import CaseResult, VerifyReport
 
 __all__ = [
@@ -60,7 +60,7 @@ def build_page(
 
 def precision_section(choice: PrecisionChoice) -> Section:
     """What was tried and what it cost."""
-    from edgecompile.precision_choice import COLUMNS
+    from edgecompile.precision_trials import COLUMNS
 
     strong = tuple(
         i for i, trial in enumerate(choice.trials) if trial.precision == choice.precision

@@ -25,6 +25,7 @@ from edgecompile.buckets import Bucket
 from edgecompile.bundle import save_case
 from edgecompile.errors import VerificationError
 from edgecompile.models import LoadedModel
+from edgecompile.precision import base_name
 from edgecompile.runtime.manifest import Tolerance
 from edgecompile.samples import Samples
 
@@ -276,7 +277,7 @@ def verify_bundle(
 
 def min_cosine(precision: str) -> float | None:
     """The least cosine that a bundle's precision allows; None if it isn't judged by that."""
-    return COSINES.get(precision.partition("-")[0])
+    return COSINES.get(base_name(precision))
 
 
 def _result(variant: str, entry: Mapping[str, Any], least: float | None) -> CaseResult:

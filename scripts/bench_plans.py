@@ -47,6 +47,7 @@ from edgecompile.timings import stream
 from edgecompile.units import format_ms, format_share
 
 TARGET = "cpu-x86-64"
+MAX_LENGTH = PRESETS["minilm"].max_length
 TINY = f"{REPOSITORY / 'tests' / 'factories' / 'tiny_models.py'}:masked_mlp"
 TINY_LENGTH = 64
 #: Runs after each change of policy that don't count.
@@ -122,9 +123,6 @@ def wait_until_idle(seconds: float, force: bool) -> None:
                 hint="--wait SECONDS for an idle one, with --work to keep what is built; or --force",
             )
         time.sleep(min(5.0, max(0.1, end - time.monotonic())))
-
-
-MAX_LENGTH = PRESETS["minilm"].max_length
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from edgecompile.narrowing import Deviation, NarrowedProgram, fewest_kept
 from edgecompile.pipeline import BuildRequest, build
 from edgecompile.plan_request import PlanRequest
 from edgecompile.precision import Precision
-from edgecompile.precision_choice import PrecisionChoice, choose_precision
+from edgecompile.precision_choice import choose_precision
+from edgecompile.precision_trials import PrecisionChoice
 from edgecompile.ranges import AxisRange, Bucket
 from edgecompile.runtime import open_bundle
 from edgecompile.samples import Samples, SampleTexts, add_drawn, draw_samples, text_samples

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgecompile.errors import CompileError
+from edgecompile.hashing import file_sha256
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -180,12 +181,3 @@ class Artifact:
                 hint="run the compile stage again",
             )
         return artifact
-
-
-def file_sha256(path: Path) -> str:
-    """Hex sha256 of a file, read in blocks."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

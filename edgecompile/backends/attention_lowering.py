@@ -8,7 +8,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends import ops
-from edgecompile.backends.graph_constants import changes_in_place, value_of
+from edgecompile.backends.graph_constants import value_of
+from edgecompile.backends.in_place import changes_in_place
 
 aten = torch.ops.aten
 

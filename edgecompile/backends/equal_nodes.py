@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from edgecompile.backends.graph_constants import changes_in_place
+from edgecompile.backends.in_place import changes_in_place
 
 __all__ = ["merge_equal_nodes"]
 
@@ -46,13 +46,11 @@ def _key(node: Node) -> Any:
         return (node.op, node.target)
     if node.op != "call_function":
         return None
-    schema = getattr(node.target, "_schema", None)
+    schema = getattr(node.target, "_schema", None)  # none: arithmetic on sizes, getitem
     if schema is not None:
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         if random or not schema.returns:
             return None
-    elif getattr(node.target, "__module__", "") != "_operator":  # arithmetic on sizes, getitem
-        return None
     try:
         key = (node.op, node.target, _frozen(node.args), _frozen(node.kwargs))
         hash(key)

@@ -25,24 +25,6 @@ def value_of(node: Any) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
-def changes_in_place(gm: GraphModule) -> list[Node]:
-    """The nodes that may change a tensor that another node made; what isn't known may."""
-    found = []
-    for node in gm.graph.nodes:
-        if node.op == "call_module":
-            # What export puts in front of a graph to check its inputs returns nothing.
-            changes = bool(node.users)
-        elif node.op == "call_function":
-            schema = getattr(node.target, "_schema", None)
-            module = getattr(node.target, "__module__", "")
-            changes = module != "_operator" if schema is None else bool(schema.is_mutable)
-        else:
-            changes = node.op == "call_method"
-        if changes:
-            found.append(node)
-    return found
-
-
 def drop_unused_constants(gm: GraphModule) -> None:
     """Removes the parameters and buffers that no node of the graph reads."""
     used = {str(n.target) for n in gm.graph.nodes if n.op == "get_attr"}

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import edgecompile
-from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore, file_sha256
+from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore
 from edgecompile.backends.inductor_compat import (
     GENERATING,
     GeneratedCpp,
@@ -32,6 +32,7 @@ from edgecompile.backends.native import (
 from edgecompile.buckets import Bucket
 from edgecompile.errors import CompileError, MissingKernelError
 from edgecompile.export import ExportedModel
+from edgecompile.hashing import file_sha256
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import StepHandle
 from edgecompile.targets import VariantSpec

@@ -21,12 +21,12 @@ from edgecompile.backends import ops
 from edgecompile.backends.attention_lowering import lower_attention
 from edgecompile.backends.equal_nodes import merge_equal_nodes
 from edgecompile.backends.graph_constants import (
-    changes_in_place,
     constant_of,
     drop_unused_constants,
     make_constants_contiguous,
     value_of,
 )
+from edgecompile.backends.in_place import ChangesInPlace
 from edgecompile.backends.residual_lowering import fuse_residuals, lower_layer_norms
 from edgecompile.precision import FP32, Precision
 
@@ -231,8 +231,7 @@ def _activation_of(node: Node) -> tuple[Node, int] | None:
 def _lower_linears(gm: GraphModule, report: LoweringReport, precision: Precision) -> None:
     matches = [m for n in gm.graph.nodes if (m := _match_linear(gm, n, report)) is not None]
     # A product that is merged with an earlier one reads the input there.
-    order = {node: i for i, node in enumerate(gm.graph.nodes)}
-    changes = [order[node] for node in changes_in_place(gm)]
+    changes = ChangesInPlace(gm)
     groups: dict[tuple[str, int, bool], list[_Linear]] = {}
     for match in matches:
         key = (match.x.name, int(match.weight.shape[1]), match.bias is not None)
@@ -240,13 +239,12 @@ def _lower_linears(gm: GraphModule, report: LoweringReport, precision: Precision
     for group in groups.values():
         # Linears that read the same input (query, key, value) become one wide product when no
         # activation follows and every width is a whole number of panels.
-        start = order[group[0].node]
         mergeable = [
             m
             for m in group
             if _activation_of(m.node) is None
             and m.weight.shape[0] % ops.PANEL == 0
-            and not any(start < i < order[m.node] for i in changes)
+            and not changes.between(group[0].node, m.node)
         ]
         if len(mergeable) > 1:
             _emit_merged(gm, mergeable, report, precision)

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import edgecompile.runtime
-from edgecompile.backends.artifact import file_sha256
+from edgecompile.hashing import file_sha256
 from edgecompile.targets import VariantSpec
 from edgecompile.toolchain import (
     BuiltObject,

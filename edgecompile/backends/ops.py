@@ -50,9 +50,7 @@ _LIBRARY.define(
 _LIBRARY.define(
     "ec_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale) -> Tensor"
 )
-
 _LIBRARY.define("ec_layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor")
-
 _LIBRARY.define("ec_copy(Tensor x) -> Tensor")
 
 
@@ -195,11 +193,6 @@ def _layer_norm_fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps:
     return x.new_empty(x.shape)
 
 
-_LIBRARY.impl("ec_linear", _linear_cpu, "CPU")
-_LIBRARY.impl("ec_attention", _attention_cpu, "CPU")
-torch.library.register_fake("edgecompile::ec_linear", _linear_fake, lib=_LIBRARY)
-
-
 def _copy_cpu(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
@@ -208,11 +201,14 @@ def _copy_fake(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-_LIBRARY.impl("ec_layer_norm", _layer_norm_cpu, "CPU")
-_LIBRARY.impl("ec_copy", _copy_cpu, "CPU")
-torch.library.register_fake("edgecompile::ec_copy", _copy_fake, lib=_LIBRARY)
-torch.library.register_fake("edgecompile::ec_attention", _attention_fake, lib=_LIBRARY)
-torch.library.register_fake("edgecompile::ec_layer_norm", _layer_norm_fake, lib=_LIBRARY)
+for _name, _cpu, _fake in (
+    ("ec_linear", _linear_cpu, _linear_fake),
+    ("ec_attention", _attention_cpu, _attention_fake),
+    ("ec_layer_norm", _layer_norm_cpu, _layer_norm_fake),
+    ("ec_copy", _copy_cpu, _copy_fake),
+):
+    _LIBRARY.impl(_name, _cpu, "CPU")
+    torch.library.register_fake(f"edgecompile::{_name}", _fake, lib=_LIBRARY)
 
 LINEAR = torch.ops.edgecompile.ec_linear.default
 ATTENTION = torch.ops.edgecompile.ec_attention.default

@@ -13,7 +13,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends import ops
-from edgecompile.backends.graph_constants import changes_in_place, constant_of, value_of
+from edgecompile.backends.graph_constants import constant_of, value_of
+from edgecompile.backends.in_place import ChangesInPlace
 
 aten = torch.ops.aten
 
@@ -23,8 +24,7 @@ _RESIDUAL = 3  # where ec_linear takes it
 def fuse_residuals(gm: GraphModule) -> int:
     """Moves ``linear(x) + y`` into the linear where shapes agree; returns how often."""
     count = 0
-    order = {node: i for i, node in enumerate(gm.graph.nodes)}
-    mutations = [order[node] for node in changes_in_place(gm)]
+    changes = ChangesInPlace(gm)
     for node in list(gm.graph.nodes):
         if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
             continue
@@ -33,13 +33,13 @@ def fuse_residuals(gm: GraphModule) -> int:
             continue
         linear, other = found
         # The product moves to the sum's place, so its inputs must still be what they were.
-        if any(order[linear] < i < order[node] for i in mutations):
+        if changes.between(linear, node):
             continue
         with gm.graph.inserting_before(node):
             args = (*linear.args[:_RESIDUAL], other, *linear.args[_RESIDUAL + 1 :])
             new = gm.graph.call_function(ops.LINEAR, args)
         new.meta = dict(node.meta)
-        order[new] = order[node]
+        changes.replace(node, new)
         node.replace_all_uses_with(new)
         gm.graph.erase_node(node)
         gm.graph.erase_node(linear)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from edgecompile.plan_view import PlanJudgement
-    from edgecompile.precision_choice import PrecisionChoice
+    from edgecompile.precision_trials import PrecisionChoice
 
 __all__ = ["plan_page", "plan_table", "precision_table"]
 
@@ -39,7 +39,7 @@ def _fold(heading: str) -> str:
 
 def precision_table(choice: PrecisionChoice) -> RenderableType:
     """What ``--precision auto`` tried."""
-    from edgecompile.precision_choice import COLUMNS
+    from edgecompile.precision_trials import COLUMNS
 
     chosen = [i for i, t in enumerate(choice.trials) if t.precision == choice.precision]
     strong = chosen[0] if chosen else None

@@ -93,10 +93,16 @@ def _versions(python: str) -> dict[str, str]:
     except OSError as error:
         raise MissingDependencyError(f"{python} can't be run: {error}", hint=_INSTALL) from error
     if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise MissingDependencyError(f"{python} has no ExecuTorch: {said}", hint=_INSTALL)
+        raise MissingDependencyError(
+            f"{python} has no ExecuTorch: {_reason(done.stderr)}", hint=_INSTALL
+        )
     found: dict[str, str] = json.loads(done.stdout)
     return found
+
+
+def _reason(stderr: str) -> str:
+    """The last line that a process wrote, which is what its exception says."""
+    return (stderr.strip().splitlines() or ["no reason given"])[-1]
 
 
 def _lower(workshop: Workshop, python: str, target: Path) -> None:
@@ -111,8 +117,7 @@ def _lower(workshop: Workshop, python: str, target: Path) -> None:
         cwd=tempfile.gettempdir(),
     )
     if done.returncode != 0 or not target.is_file():
-        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise BenchError(
-            f"ExecuTorch can't lower {workshop.model.name}: {said}",
+            f"ExecuTorch can't lower {workshop.model.name}: {_reason(done.stderr)}",
             hint="leave executorch out of the contenders",
         )

@@ -134,24 +134,33 @@ def _selftest(options: argparse.Namespace) -> int:
     return 0 if report["ok"] else SelftestError.exit_code
 
 
+def _how(options: argparse.Namespace) -> Dict[str, Any]:
+    """How a bundle is to be opened and run, as every kind of measurement takes it."""
+    return {
+        "threads": options.threads,
+        "variant": options.variant,
+        "verify": options.verify,
+        "seconds": options.seconds,
+        "seed": options.seed,
+        "say": _say,
+    }
+
+
+def _lengths(options: argparse.Namespace) -> Optional[Dict[int, int]]:
+    from .workload import read_lengths
+
+    return None if options.lengths is None else read_lengths(options.lengths)
+
+
 def _bench(options: argparse.Namespace) -> int:
     if options.calibrate is not None:
         return _calibrate(options)
     if options.profile:
         return _profile(options)
     from .bench import format_bench, run_bench
-    from .workload import read_lengths
 
     report = run_bench(
-        options.bundle,
-        lengths=None if options.lengths is None else read_lengths(options.lengths),
-        threads=options.threads,
-        variant=options.variant,
-        verify=options.verify,
-        seconds=options.seconds,
-        cold_runs=options.cold_runs,
-        seed=options.seed,
-        say=_say,
+        options.bundle, lengths=_lengths(options), cold_runs=options.cold_runs, **_how(options)
     )
     _show(options, report, format_bench(report))
     return 0
@@ -159,18 +168,8 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _profile(options: argparse.Namespace) -> int:
     from .profile import format_profile, profile_bundle
-    from .workload import read_lengths
 
-    report = profile_bundle(
-        options.bundle,
-        lengths=None if options.lengths is None else read_lengths(options.lengths),
-        threads=options.threads,
-        variant=options.variant,
-        verify=options.verify,
-        seconds=options.seconds,
-        seed=options.seed,
-        say=_say,
-    )
+    report = profile_bundle(options.bundle, lengths=_lengths(options), **_how(options))
     _show(options, report, format_profile(report))
     return 0
 
@@ -186,13 +185,8 @@ def _calibrate(options: argparse.Namespace) -> int:
     report = calibrate_bundle(
         options.bundle,
         options.calibrate,
-        threads=options.threads,
-        variant=options.variant,
-        verify=options.verify,
-        seconds=options.seconds,
         cold_runs=options.cold_runs,
-        seed=options.seed,
-        say=_say,
+        **_how(options),
     )
     _show(options, report, format_calibration(report))
     return 0

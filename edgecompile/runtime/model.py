@@ -244,17 +244,13 @@ class Model:
                     bucket = self._dispatcher.choose(sizes)
                 else:
                     self._dispatcher.check(bucket, sizes)
+                program = self._programs.get(bucket)
+                padded = self._dispatcher.pad(bucket, arrays, sizes)
+                outputs = self._results.run(program, padded, sizes, out)
             except OutsideBucketsError:
                 # What doesn't fit a bucket of the caller's choice may well fit another one.
                 self._stats.record_refusal(None if forced else sizes)
                 raise
-            except InputError:
-                self._stats.record_refusal()
-                raise
-            program = self._programs.get(bucket)
-            padded = self._dispatcher.pad(bucket, arrays, sizes)
-            try:
-                outputs = self._results.run(program, padded, sizes, out)
             except InputError:
                 self._stats.record_refusal()
                 raise

@@ -2,7 +2,7 @@
 
 import ctypes
 import struct
-from typing import TYPE_CHECKING, Any, Dict, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
@@ -73,10 +73,8 @@ def _span(array: "NDArray[Any]") -> int:
 
 def _pack_layout(char: str, shape: Tuple[int, ...], strides: Tuple[int, ...]) -> bytes:
     item = np.dtype(char).itemsize
-    # Row-major strides; where a stride is never used, numpy's may be anything.
-    steps = [1] * len(shape)
-    for i in range(len(shape) - 1, 0, -1):
-        steps[i - 1] = steps[i] * max(shape[i], 1)
+    steps = _row_major(shape)
+    # Where a stride is never used, numpy's may be anything.
     if 0 not in shape and any(
         n > 1 and own != step * item for n, own, step in zip(shape, strides, steps)
     ):
@@ -85,17 +83,23 @@ def _pack_layout(char: str, shape: Tuple[int, ...], strides: Tuple[int, ...]) ->
     return _LAYOUT.pack(_CODES[char], len(shape), *shape, *fill, *steps, *fill)
 
 
+def _row_major(shape: Sequence[int]) -> List[int]:
+    """Strides of an array without gaps, in elements."""
+    steps = [1] * len(shape)
+    for i in range(len(shape) - 1, 0, -1):
+        steps[i - 1] = steps[i] * max(shape[i], 1)
+    return steps
+
+
 def fill_tensor(slot: Any, data: int, nbytes: int, code: int, shape: Sequence[int]) -> None:
     """Describes a row-major array in ``slot``, a NativeTensor."""
     slot.data = data
     slot.nbytes = nbytes
     slot.dtype = code
     slot.ndim = len(shape)
-    stride = 1
-    for i in range(len(shape) - 1, -1, -1):
-        slot.sizes[i] = shape[i]
-        slot.strides[i] = stride
-        stride *= max(shape[i], 1)
+    for i, (size, step) in enumerate(zip(shape, _row_major(shape))):
+        slot.sizes[i] = size
+        slot.strides[i] = step
 
 
 def wrap_tensor(view: NativeTensor) -> "NDArray[Any]":

@@ -56,26 +56,17 @@ double best_time(const F& f, const G& between) {
   return best;
 }
 
-template <class V>
-EC_INLINE void hide(V& v) {
-#if defined(__x86_64__)
-  asm volatile("" : "+x"(v));
-#elif defined(__aarch64__)
-  asm volatile("" : "+w"(v));
-#endif
-}
-
 constexpr int kPeakSums = 12, kPeakSteps = 10'000;
 
 // Independent multiply-adds on registers. A function of its own: with a call in sight the compiler
 // keeps the sums in memory.
 __attribute__((noinline)) float run_multiply_adds() {
   vf32 x = broadcast(0.999f), y = broadcast(1e-3f);
-  hide(x);
-  hide(y);
+  keep_in_register(x);
+  keep_in_register(y);
   vf32 s0{}, s1{}, s2{}, s3{}, s4{}, s5{}, s6{}, s7{}, s8{}, s9{}, s10{}, s11{};
   for (int i = 0; i < kPeakSteps; ++i) {
-#define EC_STEP(s) s = fma(s, x, y), hide(s)
+#define EC_STEP(s) s = fma(s, x, y), keep_in_register(s)
     EC_STEP(s0), EC_STEP(s1), EC_STEP(s2), EC_STEP(s3), EC_STEP(s4), EC_STEP(s5);
     EC_STEP(s6), EC_STEP(s7), EC_STEP(s8), EC_STEP(s9), EC_STEP(s10), EC_STEP(s11);
 #undef EC_STEP

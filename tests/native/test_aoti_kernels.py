@@ -256,7 +256,7 @@ def test_linear_activates_before_the_residual(shim, act: str):
             "w_packed is int16, this kernel reads float32, bfloat16 and int8 only",
         ),
         ({"n": 0}, "n is 0"),
-        ({"bias": np.zeros(5, np.float32)}, "bias is no vector of n elements"),
+        ({"bias": np.zeros(5, np.float32)}, "bias is no vector of 8 elements"),
         ({"residual": np.zeros((2, 3, 7), np.float32)}, "residual has size 7 in dimension 2"),
         ({"x": np.zeros((2, 3, 32), np.float64)}, "x is float64"),
     ],

@@ -86,6 +86,15 @@ void multiply(Tensor* out, const Tensor& a, const Tensor& b, const Tensor* adden
   if (buffer.get() != nullptr) ec::copy_elements(*buffer, out);
 }
 
+const float* vector_of(const Tensor* tensor, int64_t n, const char* role, OwnedTensor* holder) {
+  if (tensor == nullptr) return nullptr;
+  ec::require_float32(*tensor, role);
+  if (tensor->dims != 1 || tensor->sizes[0] != n) {
+    fail("%s is no vector of %lld elements", role, static_cast<long long>(n));
+  }
+  return ec::with_contiguous_last(*tensor, holder).as<float>();
+}
+
 // Elements of an [n, k] weight that is packed with this dtype.
 int64_t packed_count(const Tensor& packed, int64_t n, int64_t k) {
   switch (packed.dtype) {
@@ -132,11 +141,7 @@ void linear(const Tensor& x, const Tensor& packed, const Tensor* bias, const Ten
   Epilogue epilogue;
   epilogue.act = static_cast<ec::Activation>(act);
   OwnedTensor bias_copy;
-  if (bias != nullptr) {
-    ec::require_float32(*bias, "bias");
-    if (bias->dims != 1 || bias->sizes[0] != n) fail("bias is no vector of n elements");
-    epilogue.bias = ec::with_contiguous_last(*bias, &bias_copy).as<float>();
-  }
+  epilogue.bias = vector_of(bias, n, "bias", &bias_copy);
   OwnedTensor residual_broadcast;
   OwnedTensor residual_copy;
   if (residual != nullptr) {
@@ -162,15 +167,6 @@ void linear(const Tensor& x, const Tensor& packed, const Tensor* bias, const Ten
     run(ec::gemm_packed, packed.as<float>());
   }
   *ret = ec::wrap(result.release());
-}
-
-const float* vector_of(const Tensor* tensor, int64_t n, const char* role, OwnedTensor* holder) {
-  if (tensor == nullptr) return nullptr;
-  ec::require_float32(*tensor, role);
-  if (tensor->dims != 1 || tensor->sizes[0] != n) {
-    fail("%s is no vector of %lld elements", role, static_cast<long long>(n));
-  }
-  return ec::with_contiguous_last(*tensor, holder).as<float>();
 }
 
 }  // namespace

@@ -19,8 +19,6 @@ namespace ec {
 namespace {
 
 constexpr int kL = kFloatLanes;
-constexpr int64_t kWidth = 32;  // of a panel
-static_assert(kWidth == kTileStride);
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 // Floats of transposed keys, and of values, per block: together half of a second-level cache.
@@ -120,7 +118,7 @@ EC_INLINE void softmax_row(float* s, int64_t n, const float* bias, RowState& row
 // Results of `rows` queries for one panel of values: out = (out·scale + sums)·factor.
 EC_INLINE void merge_panel(const float* sums, int64_t rows, int64_t columns, bool first,
                            const RowState* state, bool last, float* out, int64_t ld) {
-  for (int64_t r = 0; r < rows; ++r, sums += kWidth, out += ld) {
+  for (int64_t r = 0; r < rows; ++r, sums += kPanel, out += ld) {
     const float factor = last ? (state[r].sum == 0.0f ? 1.0f : 1.0f / state[r].sum) : 1.0f;
     const float scale = state[r].scale;
     const auto merge = [&](vf32 sum, vf32 old) {
@@ -178,15 +176,15 @@ void run_queries(const AttentionArgs& a, const Head& head, int64_t q0, int64_t q
   const int64_t queries = q1 - q0;
   const int64_t all_keys = a.causal ? std::min(a.len_k, q1) : a.len_k;
   const int64_t widest = std::max<int64_t>({a.dim, a.dim_v, 1});
-  const int64_t most = std::max(kWidth, kBlockFloats / widest / kWidth * kWidth);
+  const int64_t most = std::max(kPanel, kBlockFloats / widest / kPanel * kPanel);
   const int64_t blocks = std::max<int64_t>(1, (all_keys + most - 1) / most);
-  const int64_t block = std::max(kWidth, round_up((all_keys + blocks - 1) / blocks, kWidth));
-  const int64_t v_panels = (a.dim_v + kWidth - 1) / kWidth;
+  const int64_t block = std::max(kPanel, round_up((all_keys + blocks - 1) / blocks, kPanel));
+  const int64_t v_panels = (a.dim_v + kPanel - 1) / kPanel;
   const bool few = queries <= kFewQueries;
 
   const int64_t state_floats = round_up(queries * 3, 16);
   const int64_t k_floats = few ? 0 : block * a.dim;
-  const int64_t v_floats = block * v_panels * kWidth;
+  const int64_t v_floats = block * v_panels * kPanel;
   float* const scratch =
       t_scratch.get(state_floats + k_floats + v_floats + (kTileRows + 1) * block);
   static_assert(sizeof(RowState) == 3 * sizeof(float));
@@ -203,13 +201,13 @@ void run_queries(const AttentionArgs& a, const Head& head, int64_t q0, int64_t q
     const bool first = k0 == 0, last = k0 + block >= all_keys;
     const float* const k = head.k + k0 * a.k_strides[2];
     const float* const v = head.v + k0 * a.v_strides[2];
-    for (int64_t j = 0; !few && j < block_keys; j += kWidth) {
-      pack_panel(k + j * a.k_strides[2], 1, a.k_strides[2], a.dim, std::min(kWidth, block_keys - j),
+    for (int64_t j = 0; !few && j < block_keys; j += kPanel) {
+      pack_panel(k + j * a.k_strides[2], 1, a.k_strides[2], a.dim, std::min(kPanel, block_keys - j),
                  a.scale, k_panels + j * a.dim);
     }
     for (int64_t p = 0; p < v_panels; ++p) {
-      pack_panel(v + p * kWidth, a.v_strides[2], 1, block_keys,
-                 std::min(kWidth, a.dim_v - p * kWidth), 1.0f, v_copy + p * block * kWidth);
+      pack_panel(v + p * kPanel, a.v_strides[2], 1, block_keys,
+                 std::min(kPanel, a.dim_v - p * kPanel), 1.0f, v_copy + p * block * kPanel);
     }
     if (masked && a.mask_strides[2] == 0) {
       std::fill_n(bias_row, block, 0.0f);
@@ -226,9 +224,9 @@ void run_queries(const AttentionArgs& a, const Head& head, int64_t q0, int64_t q
       if (few) {
         dot_scores(a, q, rows, k, keys, scores, block);
       } else {
-        for (int64_t j = 0; j < keys; j += kWidth) {
+        for (int64_t j = 0; j < keys; j += kPanel) {
           multiply_panel(q, a.q_strides[2], rows, k_panels + j * a.dim, a.dim,
-                         std::min(kWidth, keys - j), scores + j, block);
+                         std::min(kPanel, keys - j), scores + j, block);
         }
       }
       for (int64_t r = 0; r < rows; ++r) {
@@ -247,12 +245,12 @@ void run_queries(const AttentionArgs& a, const Head& head, int64_t q0, int64_t q
         std::fill(s + std::min(keys, round_up(seen, kL)), s + keys, 0.0f);
       }
       for (int64_t p = 0; p < v_panels; ++p) {
-        alignas(64) float sums[kTileRows * kWidth];
-        const int64_t columns = std::min(kWidth, a.dim_v - p * kWidth);
-        multiply_panel(scores, block, rows, v_copy + p * block * kWidth, keys, columns, sums,
-                       kWidth);
+        alignas(64) float sums[kTileRows * kPanel];
+        const int64_t columns = std::min(kPanel, a.dim_v - p * kPanel);
+        multiply_panel(scores, block, rows, v_copy + p * block * kPanel, keys, columns, sums,
+                       kPanel);
         merge_panel(sums, rows, columns, first, state + r0, last,
-                    head.out + (q0 + r0) * a.out_strides[2] + p * kWidth, a.out_strides[2]);
+                    head.out + (q0 + r0) * a.out_strides[2] + p * kPanel, a.out_strides[2]);
       }
     }
   }

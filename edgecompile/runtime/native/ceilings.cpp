@@ -1,11 +1,10 @@
 // What this machine can do at most, for comparison with what kernels do.
-#include <time.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <new>
 
+#include "clock.h"
 #include "edgecompile_abi.h"
 #include "simd.h"
 #include "status.h"
@@ -18,34 +17,17 @@ constexpr int kRounds = 5;
 constexpr int64_t kSteps = 400'000;                   // a few milliseconds of multiply-adds
 constexpr int64_t kMemoryBytes = int64_t{192} << 20;  // of all threads: more than caches hold
 
-double now() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
-// No instruction; but the compiler has to have the value in a register.
-EC_INLINE void hold(vf32& v) {
-#if defined(__AVX512F__)
-  asm volatile("" : "+v"(v));
-#elif defined(__x86_64__)
-  asm volatile("" : "+x"(v));
-#elif defined(__aarch64__)
-  asm volatile("" : "+w"(v));
-#endif
-}
-
 // Ten sums keep two units of a latency of up to five cycles busy. A function of its own: with a
 // call in sight the compiler would keep the sums in memory.
 __attribute__((noinline)) void multiply_and_add(int64_t steps) {
   vf32 x = broadcast(0.999f), y = broadcast(1e-3f);
-  hold(x);
-  hold(y);
+  keep_in_register(x);
+  keep_in_register(y);
   vf32 a{}, b{}, c{}, d{}, e{}, f{}, g{}, h{}, i{}, j{};
   for (int64_t step = 0; step < steps; ++step) {
     a = fma(a, x, y), b = fma(b, x, y), c = fma(c, x, y), d = fma(d, x, y), e = fma(e, x, y);
     f = fma(f, x, y), g = fma(g, x, y), h = fma(h, x, y), i = fma(i, x, y), j = fma(j, x, y);
-    hold(a), hold(b), hold(c), hold(d), hold(e), hold(f), hold(g), hold(h), hold(i), hold(j);
+    for (vf32* sum : {&a, &b, &c, &d, &e, &f, &g, &h, &i, &j}) keep_in_register(*sum);
   }
 }
 
@@ -56,7 +38,7 @@ __attribute__((noinline)) void read_all(const float* from, int64_t count) {
     c += load(from + i + 2 * kFloatLanes), d += load(from + i + 3 * kFloatLanes);
   }
   a += b + c + d;
-  hold(a);
+  keep_in_register(a);
 }
 
 // The most calls of f(member, members) a second, over several rounds in which each of `members`
@@ -69,11 +51,11 @@ double most_calls(int threads, const F& f) {
       const F& f;
       int members;
     } ctx{f, 1};
-    const double start = now();
+    const int64_t start = now_ns();
     run_team(
         threads, [](void* c, int members) { static_cast<Round*>(c)->members = members; },
         [](void* c, int member, int members) { static_cast<Round*>(c)->f(member, members); }, &ctx);
-    most = std::max(most, ctx.members / (now() - start));
+    most = std::max(most, 1e9 * ctx.members / static_cast<double>(now_ns() - start));
   }
   return most;
 }

@@ -3,7 +3,7 @@
 //   A, kDepth            elements of a row of A; as many as a group has
 //   kPlanes              parts that a row of A is split in, each multiplied with B
 //   multiply<C, A, B>()  the instruction
-//   add_sums(to, from, n)   the first plane's sums and the second's
+//   add_planes(to, from, n)   the first plane's sums and the second's
 //   add_halves(to, from, n) sums of some steps and of the others
 #pragma once
 

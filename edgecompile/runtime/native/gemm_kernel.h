@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "gemm.h"
 #include "simd.h"
 
 namespace ec {
@@ -18,8 +19,7 @@ constexpr int kVectorRegisters = 16;
 // B and a column of A, and one more vector stay in registers. Few rows get wide tiles, since enough
 // independent sums (8) must be under way to cover the latency of a multiply-add (4 cycles at 2 per
 // cycle); where even a whole panel is too narrow, several sums per element do.
-constexpr int kTileStride = 32;
-constexpr int kPanelVectors = kTileStride / kFloatLanes;
+constexpr int kPanelVectors = int{kPanel} / kFloatLanes;
 constexpr int kTileRows = kVectorRegisters == 32 && kFloatLanes == 16 ? 12 : 6;
 
 constexpr int widest_tile(int rows) {
@@ -35,17 +35,6 @@ template <int Rows>
 constexpr int kTileSums = Rows * kTileVectors<Rows> >= 8   ? 1
                           : Rows * kTileVectors<Rows> >= 4 ? 2
                                                            : 4;
-
-// No instruction; but the compiler may neither spill the value here nor reorder across.
-EC_INLINE void keep_in_register(vf32& v) {
-#if defined(__AVX512F__)
-  asm volatile("" : "+v"(v));
-#elif defined(__x86_64__)
-  asm volatile("" : "+x"(v));
-#elif defined(__aarch64__)
-  asm volatile("" : "+w"(v));
-#endif
-}
 
 // One element of A for a whole row of B: in all lanes, except where multiplication can take a lane.
 #if defined(__aarch64__)
@@ -85,7 +74,7 @@ struct Tile {
   int64_t k;
   const float* a;  // rows of contiguous elements
   int64_t lda;
-  const float* b;  // k rows of contiguous elements, kTileStride apart
+  const float* b;  // k rows of contiguous elements, kPanel apart
   float* c;
   int64_t ldc;
   const float* bias;      // what each row of sums starts from, or null
@@ -159,8 +148,8 @@ inline void run_tile(const Tile& t) {
         __builtin_prefetch(next + 16 * line, 0, 2);  // into the second-level cache
       }
 #pragma GCC unroll 4
-      for (int u = 0; u < kTileUnroll; ++u) step(i + u, b + u * kTileStride, acc[u % Sums]);
-      b += kTileUnroll * kTileStride;
+      for (int u = 0; u < kTileUnroll; ++u) step(i + u, b + u * kPanel, acc[u % Sums]);
+      b += kTileUnroll * kPanel;
     }
   };
   // Without anything to prefetch the same line is asked for again: cheaper than another loop.
@@ -173,7 +162,7 @@ inline void run_tile(const Tile& t) {
   } else {
     run(std::integral_constant<int, 4>{}, t.prefetch, 64);
   }
-  for (; i < t.k; ++i, b += kTileStride) step(i, b, acc[0]);
+  for (; i < t.k; ++i, b += kPanel) step(i, b, acc[0]);
 
   float* const c = t.c;
   const int64_t ldc = t.ldc;

@@ -10,12 +10,12 @@
 #include <sched.h>
 #include <setjmp.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
 
+#include "clock.h"
 #include "export.h"
 #include "profile.h"
 #include "status.h"
@@ -335,9 +335,5 @@ EC_API void ec_omp_set_dynamic(int) {}
 EC_API int ec_omp_get_nested() { return 0; }
 EC_API void ec_omp_set_nested(int) {}
 EC_API int ec_omp_get_max_active_levels() { return 1; }
-EC_API double ec_omp_get_wtime() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
+EC_API double ec_omp_get_wtime() { return 1e-9 * static_cast<double>(ec::now_ns()); }
 EC_API double ec_omp_get_wtick() { return 1e-9; }

@@ -1,10 +1,8 @@
 #include "profile.h"
 
-#include <time.h>
-
-#include <cstdio>
 #include <mutex>
 
+#include "clock.h"
 #include "edgecompile_abi.h"
 
 namespace ec {
@@ -16,25 +14,12 @@ namespace {
 // The first row is that of whole runs, the last one that of all kinds for which there is no other.
 constexpr int kRows = 128;
 
-struct Row {
-  Work work;
-  int64_t n, k;
-  int32_t dtype;
-  int64_t calls, ns, flops, bytes;
-};
-
 // One measurement at a time, of all threads together.
 std::mutex g_mutex;
-Row g_rows[kRows];
+ec_profile_row g_rows[kRows];
 int g_count = 0;
 
 thread_local bool t_in_kernel = false;
-
-int64_t now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
-}
 
 const char* name_of(Work work) {
   switch (work) {
@@ -58,18 +43,28 @@ const char* name_of(Work work) {
   return "?";
 }
 
-Row& find_row(Work work, const WorkSize& size) {
+ec_profile_row new_row(Work work, const WorkSize& size) {
+  ec_profile_row row{};
+  row.kernel = name_of(work);
+  row.dtype = size.dtype;
+  row.n = size.n;
+  row.k = size.k;
+  return row;
+}
+
+ec_profile_row& find_row(Work work, const WorkSize& size) {
+  const char* const name = name_of(work);  // one pointer for each kind
   for (int i = 0; i < g_count; ++i) {
-    Row& row = g_rows[i];
-    if (row.work == work && row.n == size.n && row.k == size.k && row.dtype == size.dtype) {
+    ec_profile_row& row = g_rows[i];
+    if (row.kernel == name && row.n == size.n && row.k == size.k && row.dtype == size.dtype) {
       return row;
     }
   }
   if (g_count == kRows - 1) {
-    g_rows[g_count++] = Row{Work::kOther, 0, 0, 0, 0, 0, 0, 0};
+    g_rows[g_count++] = new_row(Work::kOther, {});
   }
   if (g_count == kRows) return g_rows[kRows - 1];
-  g_rows[g_count] = Row{work, size.n, size.k, size.dtype, 0, 0, 0, 0};
+  g_rows[g_count] = new_row(work, size);
   return g_rows[g_count++];
 }
 
@@ -90,7 +85,7 @@ void WorkTimer::stop() noexcept {
   if (work_ != Work::kRun) t_in_kernel = false;
   const std::lock_guard<std::mutex> lock(g_mutex);
   if (!g_profiling.load(std::memory_order_relaxed)) return;
-  Row& row = find_row(work_, size_);
+  ec_profile_row& row = find_row(work_, size_);
   row.calls += 1;
   row.ns += ns;
   row.flops += size_.flops;
@@ -101,7 +96,7 @@ void WorkTimer::stop() noexcept {
 
 void ec_profile_start(void) {
   const std::lock_guard<std::mutex> lock(ec::g_mutex);
-  ec::g_rows[0] = ec::Row{ec::Work::kRun, 0, 0, 0, 0, 0, 0, 0};
+  ec::g_rows[0] = ec::new_row(ec::Work::kRun, {});
   ec::g_count = 1;
   ec::g_profiling.store(true);
 }
@@ -111,19 +106,8 @@ int64_t ec_profile_stop(ec_profile_row* rows, int64_t capacity) {
   ec::g_profiling.store(false);
   int64_t count = 0;
   for (int i = 0; i < ec::g_count; ++i) {
-    const ec::Row& row = ec::g_rows[i];
-    if (row.calls == 0) continue;  // no run has ended
-    if (count < capacity) {
-      rows[count] = ec_profile_row{};
-      rows[count].kernel = ec::name_of(row.work);
-      rows[count].dtype = row.dtype;
-      rows[count].n = row.n;
-      rows[count].k = row.k;
-      rows[count].calls = row.calls;
-      rows[count].ns = row.ns;
-      rows[count].flops = row.flops;
-      rows[count].bytes = row.bytes;
-    }
+    if (ec::g_rows[i].calls == 0) continue;  // no run has ended
+    if (count < capacity) rows[count] = ec::g_rows[i];
     ++count;
   }
   return count;

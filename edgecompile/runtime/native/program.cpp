@@ -117,8 +117,7 @@ std::string text_of(const Tensor& tensor) {
 // Memory of inputs and constants may go away before the outputs do.
 void detach_outputs(ec_outputs* outputs) {
   for (Tensor*& tensor : outputs->tensors) {
-    if (tensor->storage != nullptr && tensor->storage->owned) continue;
-    if (tensor->storage == nullptr) fail("the model left an output undefined");
+    if (tensor->storage->owned) continue;
     Tensor* own = ec::new_clone(*tensor);
     ec::free_tensor(tensor);
     tensor = own;
@@ -163,11 +162,23 @@ std::unique_ptr<ec_outputs> run(ec_program* program, const ec_tensor* inputs, in
   outputs->names = program->output_names;
   outputs->tensors.reserve(output_handles.handles.size());
   for (AtenTensorHandle& handle : output_handles.handles) {
-    if (handle == nullptr) fail("the model left an output undefined");
+    if (handle == nullptr || ec::unwrap(handle)->storage == nullptr) {
+      fail("the model left an output undefined");
+    }
     outputs->tensors.push_back(ec::unwrap(handle));
     handle = nullptr;
   }
   return outputs;
+}
+
+// A failure that generated code can't report belongs to the run that it happened in.
+template <class F>
+int32_t guarded_run(const char* name, const F& f) {
+  ec::clear_last_error();
+  ec::clear_pending_failure();
+  const int32_t status = guarded(name, f);
+  ec::clear_pending_failure();
+  return status;
 }
 
 // The leading part of a result that the caller has memory for.
@@ -226,23 +237,17 @@ int64_t ec_program_output_count(const ec_program* program) {
 
 int32_t ec_program_run(ec_program* program, const ec_tensor* inputs, int64_t n_inputs,
                        ec_outputs** out) {
-  ec::clear_last_error();
-  ec::clear_pending_failure();
-  const int32_t status = guarded("ec_program_run", [&] {
+  return guarded_run("ec_program_run", [&] {
     if (program == nullptr || out == nullptr) fail("null pointer");
     std::unique_ptr<ec_outputs> outputs = run(program, inputs, n_inputs);
     detach_outputs(outputs.get());
     *out = outputs.release();
   });
-  ec::clear_pending_failure();
-  return status;
 }
 
 int32_t ec_program_run_into(ec_program* program, const ec_tensor* inputs, int64_t n_inputs,
                             const ec_tensor* outputs, int64_t n_outputs) {
-  ec::clear_last_error();
-  ec::clear_pending_failure();
-  const int32_t status = guarded("ec_program_run_into", [&] {
+  return guarded_run("ec_program_run_into", [&] {
     if (program == nullptr) fail("null pointer");
     const int64_t count = program->library->output_count();
     if (n_outputs != count || (n_outputs > 0 && outputs == nullptr)) {
@@ -251,12 +256,9 @@ int32_t ec_program_run_into(ec_program* program, const ec_tensor* inputs, int64_
     }
     const std::unique_ptr<ec_outputs> results = run(program, inputs, n_inputs);
     for (size_t i = 0; i < results->tensors.size(); ++i) {
-      if (results->tensors[i]->storage == nullptr) fail("the model left an output undefined");
       copy_output(*results->tensors[i], outputs[i], i);
     }
   });
-  ec::clear_pending_failure();
-  return status;
 }
 
 int64_t ec_outputs_count(const ec_outputs* outputs) {

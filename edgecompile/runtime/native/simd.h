@@ -199,6 +199,18 @@ EC_INLINE V opaque_constant(V v) {
 #endif
   return v;
 }
+// No instruction; but the compiler has to have the value in a register here, neither spilled nor
+// folded into a constant.
+EC_INLINE void keep_in_register(vf32& v) {
+#if defined(__AVX512F__)
+  asm volatile("" : "+v"(v));
+#elif defined(__x86_64__)
+  asm volatile("" : "+x"(v));
+#elif defined(__aarch64__)
+  asm volatile("" : "+w"(v));
+#endif
+}
+
 // As x86's minps/maxps: b when either is NaN, so put the operand whose NaN must survive second.
 template <class V>
 EC_INLINE V min(V a, V b) {

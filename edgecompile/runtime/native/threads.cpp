@@ -5,11 +5,12 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <new>
+
+#include "clock.h"
 
 namespace ec {
 namespace {
@@ -28,12 +29,6 @@ inline void pause_cpu() {
 #elif defined(__aarch64__)
   asm volatile("isb" ::: "memory");  // yield is a no-op on most cores; isb waits some cycles
 #endif
-}
-
-int64_t now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
 }
 
 // The unclaimed tasks of the current job, [front, back), with the job's number so that a claim by a

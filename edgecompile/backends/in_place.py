@@ -1,0 +1,42 @@
+"""What a graph changes in place, and whether a node may move past it."""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule, Node
+
+__all__ = ["ChangesInPlace", "changes_in_place"]
+
+
+def changes_in_place(gm: GraphModule) -> list[Node]:
+    """The nodes that may change a tensor that another node made; what isn't known may."""
+    found = []
+    for node in gm.graph.nodes:
+        if node.op == "call_module":
+            # What export puts in front of a graph to check its inputs returns nothing.
+            changes = bool(node.users)
+        elif node.op == "call_function":
+            schema = getattr(node.target, "_schema", None)
+            module = getattr(node.target, "__module__", "")
+            changes = module != "_operator" if schema is None else bool(schema.is_mutable)
+        else:
+            changes = node.op == "call_method"
+        if changes:
+            found.append(node)
+    return found
+
+
+class ChangesInPlace:
+    """Where a graph has its changes, as it was when this was made."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        self._order = {node: i for i, node in enumerate(gm.graph.nodes)}
+        self._changes = [self._order[node] for node in changes_in_place(gm)]
+
+    def between(self, first: Node, second: Node) -> bool:
+        """Whether anything is changed between two nodes, the first of which comes earlier."""
+        start, end = self._order[first], self._order[second]
+        return any(start < i < end for i in self._changes)
+
+    def replace(self, old: Node, new: Node) -> None:
+        """Notes that ``new`` stands at the place of ``old``."""
+        self._order[new] = self._order[old]
