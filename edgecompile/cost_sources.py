@@ -20,6 +20,7 @@ from edgecompile.calibration_files import read_calibration
 from edgecompile.compilation import ExportStore
 from edgecompile.curves import MODES, CostCurve, Mode
 from edgecompile.errors import CostError, ExportError, PlanError
+from edgecompile.gpu_modelled import gpu_curve
 from edgecompile.host import host_variants
 from edgecompile.kits import BuiltKit, KitScope, MeasuringKit, build_kit, make_kit
 from edgecompile.limits import BucketCost
@@ -74,6 +75,8 @@ def find_costs(
     """
     if request.calibration is not None:
         return _calibrated(exports.model, profile, request, scope, request.calibration)
+    if profile.gpu is not None:
+        return _modelled(exports, profile, request, scope)
     runnable = runnable_variants(profile, work)
     if not runnable:
         return _modelled(exports, profile, request, scope)
@@ -134,19 +137,25 @@ def _modelled(
     extent = scope.axes[0][1]
     span, count = extent.hi - extent.lo, min(extent.hi - extent.lo + 1, _MODELLED_POINTS)
     lengths = [extent.lo + round(i * span / max(1, count - 1)) for i in range(count)]
+    gpu = profile.gpu is not None
     note = (
         f"this host can't run the code of {profile.name}, so the costs are a roofline of its "
-        "profile; measure on the device: plan --kit, bench --calibrate, plan --calibration"
+        "profile; measure on the device: "
+        + ("finish, " if gpu else "plan --kit, ")
+        + "bench --calibrate, plan --calibration"
         + (f"; {why}" if why else "")
     )
 
     precision = request.precision.name
-    if precision != "fp32" and precision not in dict(profile.peak_gflops):
+    if not gpu and precision != "fp32" and precision not in dict(profile.peak_gflops):
         note += f"; the profile states no peak for {precision}, so they are those of fp32"
         precision = "fp32"
 
     def curve(sizes: dict[str, int]) -> CostCurve:
         work = count_work(exports.model, lengths, sizes=sizes)
+        if gpu:
+            whole = gpu_curve(work, profile, lengths, precision=request.gpu_precision)
+            return _only(whole, modes)
         threads = request.threads
         whole = modelled_curve(work, profile, lengths, precision=precision, threads=threads)
         return _only(whole, modes)

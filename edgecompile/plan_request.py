@@ -38,7 +38,8 @@ class PlanRequest:
         calibration: file of the costs that a device measured; None: measure here.
         threads: threads to measure with; None: all that the process may use.
         jobs: programs to compile side by side; None: one for each CPU.
-        precision: of the linears' weights; costs are those of this precision.
+        precision: of the linears' weights on a CPU; costs are those of this precision.
+        gpu_precision: what a target's GPU computes in: fp32, fp16 or int8.
 
     Raises:
         PlanError: more ``buckets`` are asked for than ``max_buckets`` allows.
@@ -58,6 +59,7 @@ class PlanRequest:
     threads: int | None = None
     jobs: int | None = None
     precision: Precision = FP32
+    gpu_precision: str = "fp16"
 
     def __post_init__(self) -> None:
         BucketLimits().most(self.max_buckets, self.buckets)

@@ -11,6 +11,8 @@ from typing import Any
 
 __all__ = [
     "FEATURES",
+    "GPU_KEYS",
+    "JETPACK_KEYS",
     "PROFILE_KEYS",
     "Key",
     "check_table",
@@ -34,7 +36,7 @@ FEATURES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-KINDS = ("cpu",)
+KINDS = ("cpu", "jetson")
 CAPABILITIES = ("AVX2", "AVX512", "DEFAULT", "NEON")
 WIDTHS = (128, 256, 512)
 
@@ -178,6 +180,10 @@ def _peaks(value: Any) -> str | None:
     return "; ".join(hints) or None
 
 
+def _table(value: Any) -> str | None:
+    return None if isinstance(value, Mapping) else f"expected a table, not {value!r}"
+
+
 _VARIANT_KEYS = (
     Key("name", _NAME),
     Key("description", _any_text, required=False),
@@ -202,6 +208,30 @@ PROFILE_KEYS = (
     Key("peak_gflops", _peaks, required=False),
     Key("glibc", _VERSION),
     Key("python", _matching(r"[0-9]+\.[0-9]+", "3.9")),
+    Key("gpu", _table, required=False),
+    Key("jetpacks", _list_of(_VERSION, least=1), required=False),
     Key("features", _table_of(_list_of(_text, least=0)), required=False),
+    Key("sources", _table_of(_text), required=False),
+)
+
+#: Of a profile's ``[gpu]``.
+GPU_KEYS = (
+    Key("compute_capability", _VERSION),
+    Key("sm_count", _integer(1, 1024), required=False),
+    Key("clock_mhz", _positive),
+    Key("bandwidth_gbs", _positive),
+    Key("memory_gib", _positive),
+    Key("models", _list_of(_text, least=1)),
+    Key("peak_gflops", _peaks),
+)
+
+#: Of a release of JetPack.
+JETPACK_KEYS = (
+    Key("name", _VERSION),
+    *(Key(name, _VERSION) for name in ("ubuntu", "glibc", "python", "cuda")),
+    Key("tensorrt", _matching(r"[0-9]+\.[0-9]+\.[0-9]+", "10.3.0")),
+    Key("tensorrt_least", _VERSION),
+    Key("tensorrt_below", _VERSION),
+    Key("opset", _integer(9, 30)),
     Key("sources", _table_of(_text), required=False),
 )

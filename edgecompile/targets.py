@@ -10,24 +10,20 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgecompile.errors import TargetError
+from edgecompile.gpu_specs import GpuSpec, gpu_problems
+from edgecompile.profile_files import PROFILES_VARIABLE, read_toml, search_path
 from edgecompile.profile_schema import (
     PROFILE_KEYS,
     check_table,
     features_problems,
     variant_problems,
 )
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = [
     "PROFILES_VARIABLE",
@@ -39,8 +35,6 @@ __all__ = [
     "load_variant",
     "search_path",
 ]
-
-PROFILES_VARIABLE = "EDGECOMPILE_PROFILES"
 
 
 @dataclass(frozen=True)
@@ -89,7 +83,7 @@ class TargetProfile:
 
     Attributes:
         name: as in ``--target``; the file's name without ``.toml``.
-        kind: which family of backends builds for it: ``cpu``.
+        kind: which family of backends builds for it: ``cpu`` or ``jetson``.
         description: for people.
         variants: what to build, highest rank last.
         cores: CPU cores that inference may use.
@@ -103,6 +97,8 @@ class TargetProfile:
         features: (arch, feature names) pairs that every member of the class has; where the
             profile names none, what its least demanding variant of that arch requires.
         sources: (key, where the figure comes from) pairs.
+        gpu: of a ``jetson``; its variants are then the module's own cores, to fall back to.
+        jetpacks: releases of a ``jetson``'s system to build for, the first by default.
     """
 
     name: str
@@ -118,6 +114,8 @@ class TargetProfile:
     peak_gflops: tuple[tuple[str, float], ...] = ()
     features: tuple[tuple[str, tuple[str, ...]], ...] = ()
     sources: tuple[tuple[str, str], ...] = ()
+    gpu: GpuSpec | None = None
+    jetpacks: tuple[str, ...] = ()
 
     @property
     def archs(self) -> tuple[str, ...]:
@@ -156,6 +154,10 @@ class TargetProfile:
         data = {key: _jsonable(value) for key, value in dataclasses.asdict(self).items()}
         for key in ("peak_gflops", "features", "sources"):
             data[key] = dict(data[key])
+        # A profile of a CPU has no key for what it hasn't got.
+        del data["gpu"], data["jetpacks"]
+        if self.gpu is not None:
+            data.update(gpu=self.gpu.to_json(), jetpacks=list(self.jetpacks))
         return data
 
     @classmethod
@@ -167,29 +169,6 @@ class TargetProfile:
             raise _target_error("a profile is malformed", problems or ["variants: not a list"])
         variants = tuple(VariantSpec.from_json(item) for item in data["variants"])
         return _assemble(rest, variants, "a profile is malformed")
-
-
-def search_path() -> tuple[Path, ...]:
-    """The folders in which names are looked up, in order: that of the environment variable
-    EDGECOMPILE_PROFILES, the packaged profiles, and the source tree's ``profiles/``.
-
-    Raises:
-        TargetError: the variable names no folder.
-    """
-    folders = []
-    chosen = os.environ.get(PROFILES_VARIABLE)
-    if chosen:
-        if not Path(chosen).is_dir():
-            raise TargetError(
-                f"{PROFILES_VARIABLE}={chosen} is not a folder",
-                hint=f"set it to a folder of profiles (*.toml), or unset {PROFILES_VARIABLE}",
-            )
-        folders.append(Path(chosen))
-    package = Path(__file__).resolve().parent
-    # The second exists in a source tree and in editable installs of it only.
-    shipped = (package / "_profiles", package.parent / "profiles")
-    folders += [folder for folder in shipped if folder.is_dir()]
-    return tuple(folders)
 
 
 def list_targets(folders: Sequence[Path] | None = None) -> tuple[str, ...]:
@@ -229,7 +208,7 @@ def load_target(name_or_path: str | Path, folders: Sequence[Path] | None = None)
         path = existing[0]
 
     where = f"the profile {path} is malformed"
-    table = _read_toml(path)
+    table = read_toml(path)
     problems = check_table(table, PROFILE_KEYS, "profile")
     if table.get("name") not in (None, path.stem):
         problems.append(f"name: {table['name']!r} differs from the file's name {path.stem!r}")
@@ -262,7 +241,7 @@ def load_variant(name: str, folders: Sequence[Path] | None = None) -> VariantSpe
     else:
         hint = _suggest(name, list_variants(tuple(folders)), "variants")
         raise TargetError(f"unknown variant {name!r}", hint=hint)
-    table = _read_toml(path)
+    table = read_toml(path)
     problems = variant_problems(table)
     if table.get("name") not in (None, path.stem):
         problems.append(f"name: {table['name']!r} differs from the file's name {path.stem!r}")
@@ -281,6 +260,15 @@ def _assemble(
         problems.append(f"variants: one is named twice: {', '.join(names)}")
     if table.get("peak_gflops") and "fp32" not in table["peak_gflops"]:
         problems.append("peak_gflops.fp32: missing")
+
+    jetson = table["kind"] == "jetson"
+    for key in ("gpu", "jetpacks"):
+        if jetson and key not in table:
+            problems.append(f"{key}: missing; a profile of kind jetson has it")
+        elif not jetson and key in table:
+            problems.append(f"{key}: only a profile of kind jetson has it")
+    if "gpu" in table:
+        problems += gpu_problems(table["gpu"])
 
     by_arch: dict[str, list[VariantSpec]] = {}
     for variant in sorted(variants, key=lambda variant: variant.rank):
@@ -309,23 +297,12 @@ def _assemble(
         "peak_gflops": tuple((key, float(v)) for key, v in table.get("peak_gflops", {}).items()),
         "sources": tuple(table.get("sources", {}).items()),
     }
+    if "gpu" in table:
+        data["gpu"] = GpuSpec.from_table(table["gpu"])
     for key in ("memory_gib", "bandwidth_gbs", "clock_ghz"):
         if data.get(key) is not None:
             data[key] = float(data[key])
     return TargetProfile(**data)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise TargetError(
-            f"there is no profile {path}", hint="`edgecompile targets list` names the known ones"
-        ) from None
-    except OSError as error:
-        raise TargetError(f"can't read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TargetError(f"{path} is not valid TOML: {error}") from error
 
 
 def _names(folders: Iterable[Path]) -> tuple[str, ...]:

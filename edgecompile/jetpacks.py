@@ -1,0 +1,69 @@
+"""Releases of JetPack, the system of Jetson modules (profiles/jetpacks/*.toml)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgecompile.errors import TargetError
+from edgecompile.profile_files import read_toml, search_path
+from edgecompile.profile_schema import JETPACK_KEYS, check_table, nearest
+
+__all__ = ["JetPack", "list_jetpacks", "load_jetpack"]
+
+_FOLDER = "jetpacks"
+
+
+@dataclass(frozen=True)
+class JetPack:
+    """What a release brings along.
+
+    Attributes:
+        name: such as "6.2".
+        ubuntu, glibc, python, cuda, tensorrt: versions.
+        tensorrt_least, tensorrt_below: which TensorRT may finish a bundle for this release: the
+            first and what lies above it, up to but without the second.
+        opset: newest ONNX opset to use.
+        sources: (key, where it comes from) pairs.
+    """
+
+    name: str
+    ubuntu: str
+    glibc: str
+    python: str
+    cuda: str
+    tensorrt: str
+    tensorrt_least: str
+    tensorrt_below: str
+    opset: int
+    sources: tuple[tuple[str, str], ...] = ()
+
+
+def list_jetpacks(folders: Sequence[Path] | None = None) -> tuple[str, ...]:
+    """The names that :func:`load_jetpack` knows, ascending."""
+    folders = search_path() if folders is None else folders
+    return tuple(sorted({path.stem for f in folders for path in (f / _FOLDER).glob("*.toml")}))
+
+
+def load_jetpack(name: str, folders: Sequence[Path] | None = None) -> JetPack:
+    """Reads ``jetpacks/NAME.toml`` from the first of the profiles' folders that has it.
+
+    Raises:
+        TargetError: there is none of that name, or its file is malformed; every problem is named.
+    """
+    folders = search_path() if folders is None else folders
+    known = list_jetpacks(folders)
+    if name not in known:
+        raise TargetError(
+            f"unknown JetPack {name!r}{nearest(name, known)}",
+            hint=f"known: {', '.join(known) or 'none'}",
+        )
+    path = next(p for f in folders if (p := f / _FOLDER / f"{name}.toml").is_file())
+    table = read_toml(path)
+    problems = check_table(table, JETPACK_KEYS, "release")
+    if table.get("name") not in (None, path.stem):
+        problems.append(f"name: {table['name']!r} differs from the file's name {path.stem!r}")
+    if problems:
+        raise TargetError("\n  ".join([f"the release {path} is malformed:", *problems]))
+    return JetPack(**{**table, "sources": tuple(table.get("sources", {}).items())})
