@@ -11,7 +11,9 @@ import click
 from edgecompile.cli.options import (
     batch_option,
     check_max_error,
+    check_precision,
     check_traffic_options,
+    jetpack_option,
     jobs_option,
     model_argument,
     precision_options,
@@ -31,6 +33,7 @@ Examples:
   edgecompile build ./minilm --texts queries.txt --max-length 256 --output search.ecb
   edgecompile build ./minilm --texts queries.txt --precision auto --max-error 1%
   edgecompile build net.py:make_model --lengths counts.csv --batch 1:8 --keep-work
+  edgecompile build ./minilm --target jetson-orin-nano --texts queries.txt --jetpack 6.2
   cut -f3 access.log | edgecompile build ./minilm --lengths - --json
 """
 
@@ -49,6 +52,7 @@ Examples:
 @plan_options
 @batch_option
 @precision_options
+@jetpack_option
 @click.option(
     "--work-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -74,8 +78,9 @@ def command(
     stats: tuple[Path, ...],
     output: Path | None,
     batch: tuple[int, int],
-    precision: str,
+    precision: str | None,
     max_error: float | None,
+    jetpack: str | None,
     work_dir: Path | None,
     keep_work: bool,
     seed: int,
@@ -94,6 +99,7 @@ def command(
     if not stats:
         check_traffic_options(lengths, texts, tokenizer, model)
     check_max_error(precision, max_error)
+    gpu = _check_gpu(target, precision, jetpack)
 
     from edgecompile.bundle import bundle_path
 
@@ -110,9 +116,10 @@ def command(
             "programs": _programs(wanted),
             "longest": wanted["max_length"] or "the model's limit, or the longest seen",
             "batch": f"{batch[0]}" if batch[0] == batch[1] else f"{batch[0]} to {batch[1]}",
-            "precision": precision,
+            "precision": precision or ("fp16" if gpu else "fp32"),
+            **({"JetPack": jetpack or gpu[0]} if gpu else {}),
             "mode": wanted["mode"],
-            "costs": wanted["calibration"] or "measured here",
+            "costs": wanted["calibration"] or ("a roofline of the module" if gpu else "measured here"),
             "work folder": work_dir or "temporary",
             "threads": wanted["threads"] or "all",
             "jobs": wanted["jobs"] or "one for each CPU",
@@ -141,7 +148,7 @@ def command(
                     "lengths": distribution.to_json(),
                     "joint": None if joint is None else joint.to_json(),
                     "batch": batch,
-                    "precision": [precision, max_error],
+                    "precision": [precision, max_error, jetpack],
                     "seed": seed,
                     **{name: value for name, value in wanted.items() if name != "calibration"},
                 },
@@ -174,6 +181,7 @@ def command(
             work_dir=work_dir,
             seed=seed,
             force=force,
+            jetpack=jetpack,
         ),
         console,
     )
@@ -194,6 +202,19 @@ def command(
         ]
     )
     session.emit(result.to_json(), lambda: str(result.bundle_path))
+
+
+def _check_gpu(target: str, precision: str | None, jetpack: str | None) -> tuple[str, ...]:
+    """The releases of JetPack that a target knows, () for a CPU's; refuses what doesn't fit it."""
+    from edgecompile.targets import load_target
+
+    profile = load_target(target)
+    check_precision(precision, gpu=profile.gpu is not None, target=profile.name)
+    if jetpack is not None and jetpack not in profile.jetpacks:
+        known = ", ".join(profile.jetpacks)
+        text = f"one of {known}" if known else "it goes with targets such as jetson-orin"
+        raise click.UsageError(f"--jetpack {jetpack} isn't there for {profile.name}: {text}.")
+    return profile.jetpacks
 
 
 def _programs(wanted: Mapping[str, Any]) -> str:

@@ -65,6 +65,10 @@ def command(
     from edgecompile.targets import load_target
 
     profile = load_target(target)
+    if profile.gpu is not None:
+        raise click.UsageError(
+            f"{target} has a GPU, which is built for in one go: edgecompile build --target {target}."
+        )
     chosen = [profile.variant(name) for name in variants] or None
     plan = read_plan(plan_file, work_dir)
     chosen_precision = _precision(precision, work_dir)

@@ -17,8 +17,10 @@ __all__ = [
     "DEFAULT_TARGET",
     "batch_option",
     "check_max_error",
+    "check_precision",
     "check_traffic_options",
     "complete_target",
+    "jetpack_option",
     "jobs_option",
     "lengths_options",
     "max_length_option",
@@ -107,11 +109,10 @@ def precision_options(function: _Decorated) -> _Decorated:
     """Adds --precision and --max-error."""
     precision = click.option(
         "--precision",
-        type=click.Choice(["fp32", "bf16", "int8", "auto"]),
-        default="fp32",
-        show_default=True,
-        help="Of the linear layers' weights. auto tries all on this machine and takes the fastest "
-        "that stays within --max-error.",
+        type=click.Choice(["fp32", "fp16", "bf16", "int8", "auto"]),
+        help="Of the linear layers' weights on a CPU: fp32, bf16, int8; auto tries all on this "
+        "machine and takes the fastest that stays within --max-error. What a Jetson's GPU computes "
+        "in: fp32, fp16, int8.  [default: fp32 on CPUs, fp16 on GPUs]",
     )
     max_error = click.option(
         "--max-error",
@@ -123,10 +124,26 @@ def precision_options(function: _Decorated) -> _Decorated:
     return precision(max_error(function))
 
 
-def check_max_error(precision: str, max_error: float | None) -> None:
+def check_max_error(precision: str | None, max_error: float | None) -> None:
     """Raises click.UsageError where --max-error says nothing."""
     if max_error is not None and precision != "auto":
         raise click.UsageError("--max-error goes with --precision auto.")
+
+
+def check_precision(precision: str | None, *, gpu: bool, target: str) -> None:
+    """Raises click.UsageError for a precision that the target's backend hasn't got."""
+    known = ("fp32", "fp16", "int8") if gpu else ("fp32", "bf16", "int8", "auto")
+    if precision is not None and precision not in known:
+        raise click.UsageError(
+            f"--precision {precision} isn't there for {target}: one of {', '.join(known)}."
+        )
+
+
+jetpack_option: _Decorator[Any] = click.option(
+    "--jetpack",
+    metavar="RELEASE",
+    help="What a Jetson runs: 6.2 or 7.2.  [default: the first that the target names]",
+)
 
 
 def _read_share(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:

@@ -13,6 +13,7 @@ import click
 from edgecompile.cli.options import (
     batch_option,
     check_max_error,
+    check_precision,
     jobs_option,
     precision_options,
     sample_texts,
@@ -109,7 +110,7 @@ def command(
     cost_points: Path | None,
     target: str,
     batch: tuple[int, int],
-    precision: str,
+    precision: str | None,
     max_error: float | None,
     seed: int,
     work_dir: Path | None,
@@ -131,6 +132,7 @@ def command(
     if cost_points is not None:
         _refuse_model_options(wanted, kit, precision)
     check_max_error(precision, max_error)
+    gpu = model is not None and _check_target(target, precision, kit)
     source = file or lengths
     if source is None and texts is None and not stats and work_dir is not None:
         source = str(work_dir / "lengths.json")
@@ -151,9 +153,11 @@ def command(
     else:
         from edgecompile.plan_request import PlanRequest
 
+        if gpu:
+            wanted["gpu_precision"] = precision or "fp16"
         request = PlanRequest(traffic, joint, **wanted)
         samples = sample_texts(texts, tokenizer, model)
-        asked = _Asked(precision, max_error, samples, seed)
+        asked = _Asked("fp32" if gpu else precision or "fp32", max_error, samples, seed)
         subject = _Subject(str(model), target, batch, work_dir, asked)
         if kit is not None:
             _write_kit(session, request, subject, kit)
@@ -170,6 +174,20 @@ def command(
         cost=made.cost,
     )
     _write(session, judgement, joint or traffic, model, work_dir, output, report)
+
+
+def _check_target(target: str, precision: str | None, kit: Path | None) -> bool:
+    """Whether the target is a GPU; refuses what isn't there for it."""
+    from edgecompile.targets import load_target
+
+    gpu = load_target(target).gpu is not None
+    check_precision(precision, gpu=gpu, target=target)
+    if gpu and kit is not None:
+        raise click.UsageError(
+            "--kit is for CPUs: what a GPU takes is measured with a bundle of several padded buckets "
+            "(build --mode pad --buckets K, on the device finish and bench --calibrate)."
+        )
+    return gpu
 
 
 @dataclass(frozen=True)
@@ -207,7 +225,9 @@ def _modes(mode: str) -> tuple[Mode, ...]:
     return ("pad",) if mode == "pad" else ("exact",)
 
 
-def _refuse_model_options(wanted: dict[str, Any], kit: Path | None, precision: str) -> None:
+def _refuse_model_options(
+    wanted: dict[str, Any], kit: Path | None, precision: str | None
+) -> None:
     """Options that mean nothing without a model, all at once."""
     names = {
         "runs": "--runs",
@@ -217,7 +237,7 @@ def _refuse_model_options(wanted: dict[str, Any], kit: Path | None, precision: s
     }
     given = [option for name, option in names.items() if wanted[name] is not None]
     given += ["--kit"] if kit is not None else []
-    given += ["--precision"] if precision != "fp32" else []
+    given += ["--precision"] if precision is not None else []
     if given:
         raise click.UsageError(
             f"{', '.join(given)}: only with --model, as cost points don't say what programs take."

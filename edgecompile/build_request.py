@@ -1,0 +1,92 @@
+"""What a build is asked for, and what it made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgecompile.audit import AuditVerdict
+from edgecompile.buckets import BucketPlan
+from edgecompile.plan_request import PlanRequest
+from edgecompile.precision_trials import PrecisionChoice
+from edgecompile.samples import SampleTexts
+from edgecompile.verify import VerifyReport
+
+__all__ = ["BuildRequest", "BuildResult"]
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """Everything that decides a build.
+
+    Attributes:
+        model: a model specification as :func:`edgecompile.models.load_model` takes it.
+        target: name or path of a target profile.
+        plan: the traffic, and what decides the buckets.
+        output: path of the bundle; ``.ecb`` is appended if it is missing.
+        batch: smallest and largest batch; equal values make it fixed.
+        precision: of the linears' weights on a CPU: fp32, bf16, int8, or auto, the fastest that
+            stays within ``max_error``; what a GPU computes in: fp32, fp16 or int8. None: fp32 on
+            CPUs, fp16 on GPUs.
+        max_error: what ``auto`` may cost, of an output's scale; None: the default bound.
+        texts: real texts to try and verify with.
+        work_dir: where the stages leave their files; None: a temporary folder.
+        seed: of verification inputs.
+        force: replace a bundle of the same name.
+        jetpack: the release that a Jetson has; None: the first of its profile.
+    """
+
+    model: str
+    target: str
+    plan: PlanRequest
+    output: Path
+    batch: tuple[int, int] = (1, 1)
+    precision: str | None = None
+    max_error: float | None = None
+    texts: SampleTexts | None = None
+    work_dir: Path | None = None
+    seed: int = 0
+    force: bool = False
+    jetpack: str | None = None
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What a build made.
+
+    Attributes:
+        bundle_path: the bundle.
+        size_bytes: of all its files together.
+        sha256: of its manifest, which names the hash of every other file.
+        plan: the buckets.
+        verify: how the bundle compared with eager.
+        audit: what was found in each library.
+        seconds: wall time by step.
+        notes: what a person should know.
+        choice: how the precision was chosen, if it was.
+    """
+
+    bundle_path: Path
+    size_bytes: int
+    sha256: str
+    plan: BucketPlan
+    verify: VerifyReport
+    audit: tuple[AuditVerdict, ...]
+    seconds: Mapping[str, float]
+    notes: tuple[str, ...] = field(default=())
+    choice: PrecisionChoice | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "bundle": str(self.bundle_path),
+            "size_bytes": self.size_bytes,
+            "sha256": self.sha256,
+            "plan": self.plan.to_json(),
+            "precision": None if self.choice is None else self.choice.to_json(),
+            "verify": self.verify.to_json(),
+            "audit": [v.to_json() for v in self.audit],
+            "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
+            "notes": list(self.notes),
+        }

@@ -1,0 +1,56 @@
+"""What every build has: named, timed steps, and a folder for the files that they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from edgecompile.progress import Progress, StepHandle
+
+__all__ = ["Stages", "work_folder", "write_json"]
+
+T = TypeVar("T")
+
+
+class Stages:
+    """Runs steps one after the other and notes their wall times, in ``seconds`` by title."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.seconds: dict[str, float] = {}
+
+    def run(self, title: str, action: Callable[[StepHandle], T]) -> T:
+        """The result of ``action``, which is given the step to tell what it is doing."""
+        start = time.perf_counter()
+        with self.progress.step(title) as step:
+            result = action(step)
+        self.seconds[title] = time.perf_counter() - start
+        return result
+
+
+@contextmanager
+def work_folder(given: Path | None) -> Iterator[Path]:
+    """The work folder that was named, or a temporary one that goes when the build ends."""
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given
+        return
+    folder = Path(tempfile.mkdtemp(prefix="edgecompile-work-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Writes a stage's file; a reader sees the old one or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(value, indent=1) + "\n")
+    os.replace(partial, path)
