@@ -78,3 +78,39 @@ class ModelClosedError(EdgecompileError):
     """A method of a ``Model`` was called after ``close()``."""
 
     exit_code = 28
+
+
+class FinishError(EdgecompileError):
+    """TensorRT didn't build or accept the engine of a bundle on this device."""
+
+    exit_code = 60
+
+
+class WrongDeviceError(FinishError):
+    """The bundle's recipe is for another module, JetPack or TensorRT."""
+
+    exit_code = 61
+
+
+class MissingTensorrtError(FinishError):
+    """Python finds no ``tensorrt`` on this device, or it can't be loaded."""
+
+    exit_code = 62
+
+
+class DeviceMemoryError(FinishError):
+    """This device hasn't the memory to build or run the engine."""
+
+    exit_code = 63
+
+
+class DeviceDiskError(FinishError):
+    """The disk that the engine would lie on hasn't the space for it."""
+
+    exit_code = 64
+
+
+class EngineCacheError(FinishError):
+    """The folder of finished engines can't be used."""
+
+    exit_code = 65
