@@ -1,159 +1,49 @@
-"""The recipe of a TensorRT variant: what a device needs to know to build the engine itself.
+"""Reads recipe.json: what a device builds the TensorRT engine of a bundle from.
 
 No engine can be built on another machine than the one that runs it, so a bundle holds the ONNX, its
-weights and this: recipe.json. Reading it is total, like the manifest's: whatever the bytes are, the
-result is a valid ``Recipe`` or a ``BundleError`` that lists every broken rule of FORMAT.md.
+weights and this recipe. Reading it is total, like the manifest's: whatever the bytes are, the result
+is a valid ``Recipe`` or a ``BundleError`` that lists every broken rule of FORMAT.md.
 """
 
-import json
 import os
 import posixpath
 import re
-from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from .document import Problems, Reader, join, parse_json, shorten
 from .errors import FormatVersionError
 from .files import BundleFolder
 from .manifest import check_path
+from .recipe_schema import (
+    RECIPE_VERSION,
+    Predicted,
+    Recipe,
+    ShapeRange,
+    TargetDevice,
+    TensorType,
+)
 from .schema import BucketSpec, Manifest, TensorSpec, Variant
 
-RECIPE_VERSION = 1
+__all__ = [
+    "MAX_RECIPE_BYTES",
+    "RECIPE_VERSION",
+    "Predicted",
+    "Recipe",
+    "ShapeRange",
+    "TargetDevice",
+    "TensorType",
+    "parse_recipe",
+    "read_recipe",
+    "sibling",
+    "version_pair",
+]
+
 MAX_RECIPE_BYTES = 4 << 20
 MAX_SIZE = 2**31 - 1
 MAX_BYTES = 1 << 48
 _VERSION = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
 _MODEL = re.compile(r"[ -~]{1,200}")
 _HINT = "the recipe was written wrongly or changed; build the bundle again"
-
-Shape = Tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ShapeRange:
-    """The shapes that one input has in one profile: smallest, the one tuned for, largest."""
-
-    min: Shape
-    opt: Shape
-    max: Shape
-
-    def to_json(self) -> Dict[str, List[int]]:
-        """{"min", "opt", "max"}."""
-        return {"min": list(self.min), "opt": list(self.opt), "max": list(self.max)}
-
-
-@dataclass(frozen=True)
-class TensorType:
-    """Name and dtype of an input or output, as the ONNX has them."""
-
-    name: str
-    dtype: str
-
-    def to_json(self) -> Dict[str, str]:
-        """{"name", "dtype"}."""
-        return {"name": self.name, "dtype": self.dtype}
-
-
-@dataclass(frozen=True)
-class TargetDevice:
-    """The module that the recipe is for; ``models`` are parts of what its device tree may say.
-
-    ``memory_bytes`` is all of its memory, which CPU and GPU share.
-    """
-
-    name: str
-    compute_capability: str
-    sm_count: int
-    memory_bytes: int
-    models: Tuple[str, ...]
-
-    def to_json(self) -> Dict[str, Any]:
-        """The recipe's entry."""
-        return {
-            "name": self.name,
-            "compute_capability": self.compute_capability,
-            "sm_count": self.sm_count,
-            "memory_bytes": self.memory_bytes,
-            "models": list(self.models),
-        }
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """What the build host expects: bytes, and seconds where it can tell; ``how`` says from what."""
-
-    build_bytes: int
-    engine_bytes: int
-    scratch_bytes: Tuple[int, ...]
-    build_seconds: Optional[float]
-    how: str
-
-    def to_json(self) -> Dict[str, Any]:
-        """The recipe's entry."""
-        return {
-            "build_bytes": self.build_bytes,
-            "engine_bytes": self.engine_bytes,
-            "scratch_bytes": list(self.scratch_bytes),
-            "build_seconds": self.build_seconds,
-            "how": self.how,
-        }
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """The whole recipe. ``profiles`` has one entry per bucket: ranges of shapes by input.
-
-    ``least`` and ``below`` are the TensorRT versions, major.minor, that it may be finished with:
-    least <= version < below. ``padding``: filling inputs up to a profile's ``max`` with the
-    manifest's pad values was verified to change nothing.
-    """
-
-    onnx: str
-    weights: str
-    opset: int
-    precision: str
-    padding: bool
-    jetpack: str
-    least: str
-    below: str
-    device: TargetDevice
-    inputs: Tuple[TensorType, ...]
-    outputs: Tuple[TensorType, ...]
-    profiles: Tuple[Mapping[str, ShapeRange], ...]
-    optimization_level: int
-    workspace_bytes: int
-    predicted: Predicted
-
-    def to_json(self) -> Dict[str, Any]:
-        """The recipe as plain JSON values, in the order of FORMAT.md."""
-        return {
-            "recipe_version": RECIPE_VERSION,
-            "onnx": self.onnx,
-            "weights": self.weights,
-            "opset": self.opset,
-            "precision": self.precision,
-            "strongly_typed": True,
-            "padding": self.padding,
-            "jetpack": self.jetpack,
-            "tensorrt": {"least": self.least, "below": self.below},
-            "device": self.device.to_json(),
-            "inputs": [item.to_json() for item in self.inputs],
-            "outputs": [item.to_json() for item in self.outputs],
-            "profiles": [
-                {name: shapes.to_json() for name, shapes in profile.items()}
-                for profile in self.profiles
-            ],
-            "builder": {
-                "optimization_level": self.optimization_level,
-                "workspace_bytes": self.workspace_bytes,
-            },
-            "predicted": self.predicted.to_json(),
-        }
-
-    def to_bytes(self) -> bytes:
-        """The bytes of recipe.json: deterministic, indented, ASCII, one final newline."""
-        text = json.dumps(self.to_json(), indent=1, ensure_ascii=True, allow_nan=False)
-        return text.encode("ascii") + b"\n"
 
 
 def version_pair(text: str) -> Tuple[int, int]:
@@ -306,10 +196,10 @@ class _RecipeReader:
             return "", ""
         least = self._version(entry, "least", "tensorrt")
         below = self._version(entry, "below", "tensorrt")
-        if _VERSION.fullmatch(least) and _VERSION.fullmatch(below):
-            if version_pair(least) >= version_pair(below):
-                text = "no version is at least {} and below {}".format(least, below)
-                self.add("recipe-versions", "tensorrt", text)
+        formed = _VERSION.fullmatch(least) and _VERSION.fullmatch(below)
+        if formed and version_pair(least) >= version_pair(below):
+            text = "no version is at least {} and below {}".format(least, below)
+            self.add("recipe-versions", "tensorrt", text)
         return least, below
 
     def _device(self) -> Optional[TargetDevice]:

@@ -29,8 +29,8 @@ from edgecompile.runtime.files import BundleFolder
 from edgecompile.runtime.golden import read_case
 from edgecompile.runtime.manifest import MAX_MANIFEST_BYTES
 from edgecompile.runtime.model import open_bundle
-from edgecompile.runtime.weights import map_weights
 from edgecompile.runtime.recipe import read_recipe
+from edgecompile.runtime.weights import map_weights
 from tests.runtime.bundles import DELETE, DummyBundle, make_weights, pack_weights, put
 from tests.runtime.recipes import HOSTILE_RECIPES
 
