@@ -92,25 +92,19 @@ class WrongDeviceError(FinishError):
     exit_code = 61
 
 
-class MissingTensorrtError(FinishError):
-    """Python finds no ``tensorrt`` on this device, or it can't be loaded."""
-
-    exit_code = 62
-
-
 class DeviceMemoryError(FinishError):
     """This device hasn't the memory to build or run the engine."""
 
-    exit_code = 63
+    exit_code = 62
 
 
 class DeviceDiskError(FinishError):
     """The disk that the engine would lie on hasn't the space for it."""
 
-    exit_code = 64
+    exit_code = 63
 
 
 class EngineCacheError(FinishError):
     """The folder of finished engines can't be used."""
 
-    exit_code = 65
+    exit_code = 64
