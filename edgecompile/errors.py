@@ -10,11 +10,14 @@ from edgecompile.runtime.errors import (
     DamagedBundleError,
     EdgecompileError,
     FormatVersionError,
+    GpuError,
+    GpuUnavailableError,
     InputError,
     ModelClosedError,
     NativeError,
     OutsideBucketsError,
     SelftestError,
+    UnfinishedBundleError,
     UnsupportedHostError,
 )
 
@@ -32,6 +35,8 @@ __all__ = [
     "ElfError",
     "ExportError",
     "FormatVersionError",
+    "GpuError",
+    "GpuUnavailableError",
     "InputError",
     "LengthsError",
     "MissingDependencyError",
@@ -44,6 +49,7 @@ __all__ = [
     "SelftestError",
     "TargetError",
     "ToolchainError",
+    "UnfinishedBundleError",
     "UnsupportedHostError",
     "VerificationError",
 ]
