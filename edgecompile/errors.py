@@ -8,14 +8,22 @@ from __future__ import annotations
 from edgecompile.runtime.errors import (
     BundleError,
     DamagedBundleError,
+    DeviceDiskError,
+    DeviceMemoryError,
     EdgecompileError,
+    EngineCacheError,
+    FinishError,
     FormatVersionError,
+    GpuError,
+    GpuUnavailableError,
     InputError,
     ModelClosedError,
     NativeError,
     OutsideBucketsError,
     SelftestError,
+    UnfinishedBundleError,
     UnsupportedHostError,
+    WrongDeviceError,
 )
 
 __all__ = [
@@ -26,12 +34,18 @@ __all__ = [
     "CompileError",
     "CostError",
     "DamagedBundleError",
+    "DeviceDiskError",
+    "DeviceMemoryError",
     "DiskFullError",
     "DriftError",
     "EdgecompileError",
     "ElfError",
+    "EngineCacheError",
     "ExportError",
+    "FinishError",
     "FormatVersionError",
+    "GpuError",
+    "GpuUnavailableError",
     "InputError",
     "LengthsError",
     "MissingDependencyError",
@@ -44,8 +58,10 @@ __all__ = [
     "SelftestError",
     "TargetError",
     "ToolchainError",
+    "UnfinishedBundleError",
     "UnsupportedHostError",
     "VerificationError",
+    "WrongDeviceError",
 ]
 
 

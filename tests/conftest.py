@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fake_gpu.build import FakeCudart, build_fake_cudart
 from tests.needs import lack, need
 
 FACTORIES = Path(__file__).parent / "factories"
@@ -86,3 +87,23 @@ def tiny_bundle(shared_folder: Path, tiny_model: Path) -> Path:
                 )
             )
     return output
+
+
+@pytest.fixture(scope="session")
+def fake_cudart_path(shared_folder: Path) -> Path:
+    """A fake of libcudart, which is no GPU; see tests/fake_gpu/fake_cudart.c."""
+    with one_at_a_time(shared_folder / "fake-cudart.lock"):
+        path = shared_folder / "libfake_cudart.so"
+        return path if path.is_file() else build_fake_cudart(shared_folder)
+
+
+@pytest.fixture
+def fake_cudart(fake_cudart_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCudart]:
+    """That fake as EDGECOMPILE_CUDART, as if the process had just begun."""
+    monkeypatch.setenv("EDGECOMPILE_CUDART", str(fake_cudart_path))
+    for name in ("FAKE_CUDART_FAIL", "FAKE_CUDART_DEVICE"):
+        monkeypatch.delenv(name, raising=False)
+    fake = FakeCudart(fake_cudart_path)
+    fake.reset()
+    yield fake
+    fake.reset()

@@ -13,14 +13,22 @@ from typing import TYPE_CHECKING, Any, List
 from .errors import (
     BundleError,
     DamagedBundleError,
+    DeviceDiskError,
+    DeviceMemoryError,
     EdgecompileError,
+    EngineCacheError,
+    FinishError,
     FormatVersionError,
+    GpuError,
+    GpuUnavailableError,
     InputError,
     ModelClosedError,
     NativeError,
     OutsideBucketsError,
     SelftestError,
+    UnfinishedBundleError,
     UnsupportedHostError,
+    WrongDeviceError,
 )
 
 if TYPE_CHECKING:
@@ -29,15 +37,23 @@ if TYPE_CHECKING:
 __all__ = [
     "BundleError",
     "DamagedBundleError",
+    "DeviceDiskError",
+    "DeviceMemoryError",
     "EdgecompileError",
+    "EngineCacheError",
+    "FinishError",
     "FormatVersionError",
+    "GpuError",
+    "GpuUnavailableError",
     "InputError",
     "Model",
     "ModelClosedError",
     "NativeError",
     "OutsideBucketsError",
     "SelftestError",
+    "UnfinishedBundleError",
     "UnsupportedHostError",
+    "WrongDeviceError",
     "open_bundle",
 ]
 

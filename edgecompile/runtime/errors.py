@@ -80,6 +80,45 @@ class ModelClosedError(EdgecompileError):
     exit_code = 28
 
 
+class GpuError(NativeError):
+    """A call of CUDA or of TensorRT failed.
+
+    Args:
+        message: as everywhere.
+        hint: as everywhere.
+        name: CUDA's own word for the error, such as cudaErrorMemoryAllocation; "" if it isn't one.
+        number: CUDA's number of it; 0 if it isn't one.
+        sticky: whether nothing can be done on this GPU by this process any more.
+    """
+
+    exit_code = 29
+
+    def __init__(
+        self,
+        message: str,
+        hint: Optional[str] = None,
+        name: str = "",
+        number: int = 0,
+        sticky: bool = False,
+    ) -> None:
+        super().__init__(message, hint)
+        self.name = name
+        self.number = number
+        self.sticky = sticky
+
+
+class GpuUnavailableError(GpuError):
+    """What a variant for a GPU needs isn't here: libcudart, the tensorrt module, or a GPU."""
+
+    exit_code = 19
+
+
+class UnfinishedBundleError(BundleError):
+    """The variant's engine hasn't been built on this device, or not for what is installed now."""
+
+    exit_code = 18
+
+
 class FinishError(EdgecompileError):
     """TensorRT didn't build or accept the engine of a bundle on this device."""
 
@@ -92,25 +131,19 @@ class WrongDeviceError(FinishError):
     exit_code = 61
 
 
-class MissingTensorrtError(FinishError):
-    """Python finds no ``tensorrt`` on this device, or it can't be loaded."""
-
-    exit_code = 62
-
-
 class DeviceMemoryError(FinishError):
     """This device hasn't the memory to build or run the engine."""
 
-    exit_code = 63
+    exit_code = 62
 
 
 class DeviceDiskError(FinishError):
     """The disk that the engine would lie on hasn't the space for it."""
 
-    exit_code = 64
+    exit_code = 63
 
 
 class EngineCacheError(FinishError):
     """The folder of finished engines can't be used."""
 
-    exit_code = 65
+    exit_code = 64
