@@ -117,3 +117,9 @@ class UnfinishedBundleError(BundleError):
     """The variant's engine hasn't been built on this device, or not for what is installed now."""
 
     exit_code = 18
+
+
+class ModeError(InputError):
+    """The bundle can't be run in the mode that was asked for."""
+
+    exit_code = 17
