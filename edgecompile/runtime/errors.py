@@ -147,3 +147,9 @@ class EngineCacheError(FinishError):
     """The folder of finished engines can't be used."""
 
     exit_code = 64
+
+
+class ModeError(InputError):
+    """The bundle can't be run in the mode that was asked for."""
+
+    exit_code = 17
