@@ -55,6 +55,7 @@ __all__ = [
     "ModelClosedError",
     "ModelError",
     "NativeError",
+    "OpsetError",
     "OutsideBucketsError",
     "PlanError",
     "SelftestError",
@@ -62,6 +63,7 @@ __all__ = [
     "ToolchainError",
     "UnfinishedBundleError",
     "UnsupportedHostError",
+    "UnsupportedOperatorError",
     "VerificationError",
     "WrongDeviceError",
 ]
@@ -175,3 +177,15 @@ class DriftError(EdgecompileError):
     """A bundle's traffic has drifted so far from its plan that a new plan pays."""
 
     exit_code = 46
+
+
+class UnsupportedOperatorError(EdgecompileError):
+    """The model has operators that the target's TensorRT doesn't take; all are listed."""
+
+    exit_code = 47
+
+
+class OpsetError(EdgecompileError):
+    """An ONNX graph's version of operators is one that the target's TensorRT doesn't take."""
+
+    exit_code = 48

@@ -9,11 +9,50 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgecompile.errors import CompileError
+from edgecompile.runtime.manifest import Tolerance
 
+<<<<<<< HEAD
 __all__ = ["FP32", "PRECISIONS", "Precision", "base_name", "widest"]
+=======
+__all__ = [
+    "COSINES",
+    "FP32",
+    "PRECISIONS",
+    "TOLERANCES",
+    "Precision",
+    "min_cosine",
+    "widest",
+]
+>>>>>>> 5b4116bcc7343bd541e478a35ba61e9005aeeec7
 
 #: What a weight can be stored in, the widest first.
 PRECISIONS = ("fp32", "bf16", "int8")
+
+
+#: Least cosine of each output with eager's, by precision. bf16 rounds a weight by 2**-9 of itself
+#: at most (0.1 % rms; CPUs with bf16 products round the activations alike), int8 by 1/254 of its
+#: column's largest (0.5 to 1 % rms of an ordinary column): independent errors of a few layers in a
+#: row stay within these. fp32 is held to its tolerance, which is narrower than any cosine says. fp16,
+#: in which a GPU calculates all of a model, rounds by 2**-11 at each step; GPUs may sum in it, too, so
+#: it is given what bf16 is.
+COSINES: Mapping[str, float] = {"bf16": 0.9999, "fp16": 0.9999, "int8": 0.999}
+
+#: Allowed difference by precision: ``|got - want| <= atol + rtol * max|want|`` for each output.
+#: fp32 sums in another order than eager: a few ulp of the output's scale, times the depth.
+#: The others follow from their cosine c: errors at its limit are sqrt(2 - 2c) of the output's rms
+#: (1.4 % and 4.5 %); the largest of some thousand errors is about 4 times their rms, the largest of
+#: as many values about 3 times theirs. It holds on every variant, however its kernels round.
+TOLERANCES: Mapping[str, Tolerance] = {
+    "fp32": Tolerance(atol=1e-6, rtol=2e-5),
+    "bf16": Tolerance(atol=1e-6, rtol=2e-2),
+    "fp16": Tolerance(atol=1e-6, rtol=2e-2),
+    "int8": Tolerance(atol=1e-6, rtol=6e-2),
+}
+
+
+def min_cosine(precision: str) -> float | None:
+    """The least cosine that a bundle's precision allows; None if it isn't judged by that."""
+    return COSINES.get(precision.partition("-")[0])
 
 
 def widest(names: Iterable[str]) -> str:

@@ -13,52 +13,21 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from edgecompile.buckets import Bucket
 from edgecompile.bundle import save_case
+from edgecompile.cases import Case, make_cases, sample_cases
 from edgecompile.errors import VerificationError
+<<<<<<< HEAD
 from edgecompile.models import LoadedModel
 from edgecompile.precision import base_name
+=======
+from edgecompile.precision import COSINES, TOLERANCES, min_cosine
+>>>>>>> 5b4116bcc7343bd541e478a35ba61e9005aeeec7
 from edgecompile.runtime.manifest import Tolerance
-from edgecompile.samples import Samples
-
-Arrays = Mapping[str, npt.NDArray[np.generic]]
-
-#: Least cosine of each output with eager's, by precision. bf16 rounds a weight by 2**-9 of itself
-#: at most (0.1 % rms; CPUs with bf16 products round the activations alike), int8 by 1/254 of its
-#: column's largest (0.5 to 1 % rms of an ordinary column): independent errors of a few layers in a
-#: row stay within these. fp32 is held to its tolerance, which is narrower than any cosine says.
-COSINES: Mapping[str, float] = {"bf16": 0.9999, "int8": 0.999}
-
-#: Allowed difference by precision: ``|got - want| <= atol + rtol * max|want|`` for each output.
-#: fp32 sums in another order than eager: a few ulp of the output's scale, times the depth.
-#: The others follow from their cosine c: errors at its limit are sqrt(2 - 2c) of the output's rms
-#: (1.4 % and 4.5 %); the largest of some thousand errors is about 4 times their rms, the largest of
-#: as many values about 3 times theirs. It holds on every variant, however its kernels round.
-TOLERANCES: Mapping[str, Tolerance] = {
-    "fp32": Tolerance(atol=1e-6, rtol=2e-5),
-    "bf16": Tolerance(atol=1e-6, rtol=2e-2),
-    "int8": Tolerance(atol=1e-6, rtol=6e-2),
-}
-
-RANDOM_LENGTHS = 3
-
-
-@dataclass(frozen=True)
-class Case:
-    """One test case: what goes in, and what eager gives for it."""
-
-    bucket: int
-    name: str
-    inputs: Arrays
-    outputs: Arrays
 
 
 @dataclass(frozen=True)
@@ -146,95 +115,6 @@ def _result_json(result: CaseResult) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and v != v else v for k, v in values.items()}
 
 
-def make_cases(model: LoadedModel, buckets: Sequence[Bucket], *, seed: int = 0) -> Iterator[Case]:
-    """Inputs for every bucket with eager's answers.
-
-    For each bucket: the lower and the upper edge, the hint and random lengths between; where the
-    model has a mask, the hint's input again at two wider lengths with the tail masked.
-    """
-    for index, bucket in enumerate(buckets):
-        random = np.random.default_rng([seed, index])
-        chosen = {"lower": bucket.lo, "upper": bucket.hi, "hint": bucket.hint}
-        for number in range(RANDOM_LENGTHS):
-            chosen[f"random{number}"] = int(random.integers(bucket.lo, bucket.hi + 1))
-        for name, length in chosen.items():
-            sizes = _sizes(bucket, length, random)
-            inputs = model.make_example(sizes, seed=int(random.integers(1 << 31)))
-            yield Case(index, name, _to_numpy(inputs), _eager(model, inputs))
-        yield from _padded_cases(model, index, bucket, random)
-
-
-def sample_cases(model: LoadedModel, buckets: Sequence[Bucket], samples: Samples) -> Iterator[Case]:
-    """Given inputs with eager's answers, each in the first bucket that serves it."""
-    import torch
-
-    for number, (inputs, length) in enumerate(zip(samples.inputs, samples.lengths, strict=True)):
-        for index, bucket in enumerate(buckets):
-            others = all(e.lo <= model.axes[name].lo <= e.hi for name, e in bucket.other_axes)
-            if bucket.lo <= length <= bucket.hi and others:
-                tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
-                yield Case(index, f"text{number}", inputs, _eager(model, tensors))
-                break
-
-
-def _padded_cases(
-    model: LoadedModel, index: int, bucket: Bucket, random: np.random.Generator
-) -> Iterator[Case]:
-    """The same content at two padded widths.
-
-    What must come out is what eager makes of the padded input. For most models that is its answer
-    to the unpadded one; a model that lets padding leak isn't made better, nor refused.
-    """
-    import torch
-
-    if not model.has_mask or bucket.hi == bucket.lo:
-        return
-    if bucket.mode == "pad" and any(model.length_axis in spec.shape for spec in model.outputs):
-        # The bucket pads further than eager did, and what stands at padded positions of such an
-        # output may depend on how far. The shorter lengths above have shown the real positions.
-        return
-    length = min(bucket.hint, bucket.hi - 1)
-    sizes = _sizes(bucket, length, random)
-    inputs = _to_numpy(model.make_example(sizes, seed=int(random.integers(1 << 31))))
-    for width in sorted({length + 1, bucket.hi}):
-        padded = {
-            spec.name: _pad(inputs[spec.name], spec.shape, model.length_axis, width, spec.pad)
-            for spec in model.inputs
-        }
-        want = _eager(model, {name: torch.from_numpy(array) for name, array in padded.items()})
-        yield Case(index, f"padded{width}", padded, want)
-
-
-def _sizes(bucket: Bucket, length: int, random: np.random.Generator) -> dict[str, int]:
-    sizes = {bucket.length_axis: length}
-    for name, extent in bucket.other_axes:
-        sizes[name] = int(random.choice([extent.lo, extent.hi, extent.hint]))
-    return sizes
-
-
-def _pad(
-    array: npt.NDArray[np.generic],
-    shape: Sequence[int | str],
-    axis: str | None,
-    width: int,
-    value: float | None,
-) -> npt.NDArray[np.generic]:
-    if value is None:
-        value = 0
-    widths = [
-        (0, width - n if name == axis else 0) for name, n in zip(shape, array.shape, strict=True)
-    ]
-    return np.pad(array, widths, constant_values=value)
-
-
-def _to_numpy(tensors: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
-    return {name: np.ascontiguousarray(t.detach().cpu().numpy()) for name, t in tensors.items()}
-
-
-def _eager(model: LoadedModel, inputs: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
-    return _to_numpy(model.run(inputs))
-
-
 def verify_bundle(
     bundle: Path,
     cases: Sequence[Case],
@@ -275,11 +155,14 @@ def verify_bundle(
     return dataclasses.replace(report, min_cosine=min_cosine)
 
 
+<<<<<<< HEAD
 def min_cosine(precision: str) -> float | None:
     """The least cosine that a bundle's precision allows; None if it isn't judged by that."""
     return COSINES.get(base_name(precision))
 
 
+=======
+>>>>>>> 5b4116bcc7343bd541e478a35ba61e9005aeeec7
 def _result(variant: str, entry: Mapping[str, Any], least: float | None) -> CaseResult:
     """One case of the self-test's answer, judged by its cosine too."""
     cosine = None if entry.get("cosine") is None else float(entry["cosine"])

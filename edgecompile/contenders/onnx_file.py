@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 from edgecompile.contenders.base import Workshop
 from edgecompile.errors import BenchError
+from edgecompile.onnx_export import translate
 
 __all__ = ["make_onnx"]
 
@@ -40,39 +36,12 @@ def make_onnx(workshop: Workshop, opset: int | None = None) -> Path:
 
 
 def _export(workshop: Workshop, opset: int | None, target: Path) -> None:
-    import torch
-
     exported = workshop.exported
     try:
-        with _silence():
-            program = torch.onnx.export(
-                exported.program,
-                dynamo=True,
-                input_names=[spec.name for spec in exported.inputs],
-                output_names=[spec.name for spec in exported.outputs],
-                opset_version=opset,
-                optimize=True,
-                verbose=False,
-            )
-            assert program is not None
-            program.save(str(target), external_data=True)
+        translate(exported, target, opset)
     except Exception as error:  # one class of its own, or whatever a translation raises
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise BenchError(
             f"{exported.name} can't be exported to ONNX: {lines[0]}",
             hint="leave the contenders that start from ONNX out",
         ) from error
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """The exporter speaks on stdout, and warns of optional packages and of torch's own code."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

@@ -1,0 +1,206 @@
+"""From a loaded model to the ONNX file that a device finishes, verified."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgecompile.buckets import Bucket
+from edgecompile.cases import Case, make_cases, sample_cases
+from edgecompile.errors import CompileError, VerificationError
+from edgecompile.export import export_model
+from edgecompile.exported import ExportedModel
+from edgecompile.models import LoadedModel
+from edgecompile.onnx_check import OnnxReport, check_onnx
+from edgecompile.onnx_export import export_onnx, need_onnx
+from edgecompile.onnx_ops import OnnxTarget, check_operators
+from edgecompile.onnx_report import Int8Report, KeptNode, OnnxArtifact
+from edgecompile.onnx_weights import write_onnx
+from edgecompile.precision import COSINES, TOLERANCES
+from edgecompile.samples import Samples
+
+if TYPE_CHECKING:
+    from edgecompile.progress import StepHandle
+
+__all__ = ["ONNX_PRECISIONS", "build_onnx"]
+
+#: What a file for TensorRT can calculate in, the widest first.
+ONNX_PRECISIONS = ("fp32", "fp16", "int8")
+
+_MODEL = "model.onnx"
+
+
+def build_onnx(
+    model: LoadedModel,
+    buckets: Sequence[Bucket],
+    precision: str,
+    cap: OnnxTarget,
+    samples: Samples | None,
+    folder: Path,
+    step: StepHandle | None = None,
+    *,
+    exported: ExportedModel | None = None,
+) -> OnnxArtifact:
+    """Writes ``model.onnx`` and ``weights.PRECISION`` into ``folder``.
+
+    One file serves all buckets: its axes are dynamic over the smallest to the largest size of any.
+    It is held against eager at every bucket's edges, hint and some sizes between, and on the
+    samples, before it gets its name.
+
+    Args:
+        model: the model.
+        buckets: what will be an optimization profile each.
+        precision: one of :data:`ONNX_PRECISIONS`. fp16: weights and calculation, but for nodes that
+            overflow; int8: products with constant matrices, as far as the error allows, the rest as
+            fp16. Inputs and outputs keep the model's dtypes.
+        cap: the TensorRT release and the newest opset.
+        samples: inputs such as the model will see, to find ranges of activations with and to verify
+            with; None: drawn ones at the buckets' sizes.
+        folder: where the files go; made if missing.
+        step: told what is being done.
+        exported: the program for at least the buckets' whole range, if there is one already.
+
+    Raises:
+        MissingDependencyError: onnx, onnxruntime or onnxscript isn't installed.
+        ExportError, ModelError: the model can't be exported.
+        UnsupportedOperatorError: TensorRT lacks operators; lists all.
+        OpsetError: the opset isn't one that TensorRT takes.
+        VerificationError: the file's outputs differ from eager's by more than the precision allows.
+        CompileError: there is no such precision.
+        OSError: the files can't be written.
+    """
+    if precision not in ONNX_PRECISIONS:
+        raise CompileError(
+            f"'{precision}' is no precision for TensorRT",
+            hint=f"one of {', '.join(ONNX_PRECISIONS)}",
+        )
+    need_onnx()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as name:
+        return _Build(model, tuple(buckets), precision, cap, samples, Path(name), step).run(
+            folder, exported
+        )
+
+
+class _Build:
+    """The steps, and what they share."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        buckets: tuple[Bucket, ...],
+        precision: str,
+        cap: OnnxTarget,
+        samples: Samples | None,
+        scratch: Path,
+        step: StepHandle | None,
+    ) -> None:
+        self.model = model
+        self.buckets = buckets
+        self.precision = precision
+        self.cap = cap
+        self.samples = samples
+        self.scratch = scratch
+        self.step = step
+
+    def run(self, folder: Path, exported: ExportedModel | None) -> OnnxArtifact:
+        """All steps; the files get their names last."""
+        self._say("export")
+        if exported is None:
+            exported = self._export()
+        graph = export_onnx(exported, self.cap.opset, self.scratch)
+        ops = check_operators(graph, self.cap)
+        ops.check()
+        self._say("eager's answers")
+        cases = self._cases()
+        kept: tuple[KeptNode, ...] = ()
+        fills: tuple[str, ...] = ()
+        int8: Int8Report | None = None
+        self._say("check")
+        weights = f"weights.{self.precision}"
+        path = self.scratch / _MODEL
+        write_onnx(graph, path, self.scratch / weights)
+        check_model(path)
+        report = self._check(path, cases)
+        if not report.ok:
+            raise refusal(report, self.precision)
+        write_onnx(graph, folder / _MODEL, folder / weights)
+        taken = graph.consumers()
+        return OnnxArtifact(
+            path=folder / _MODEL,
+            weights=folder / weights,
+            opset=graph.opset,
+            precision=self.precision,
+            inputs=graph.inputs,
+            outputs=graph.outputs,
+            unused_inputs=tuple(name for name in graph.inputs if name not in taken),
+            nodes=len(graph.nodes),
+            kept=kept,
+            fills=fills,
+            int8=int8,
+            ops=ops,
+            check=report,
+        )
+
+    def _export(self) -> ExportedModel:
+        ranges = {}
+        for name, _ in self.buckets[0].axes:
+            spans = [bucket.range(name) for bucket in self.buckets]
+            ranges[name] = (min(s.lo for s in spans), max(s.hi for s in spans))
+        widest = max(self.buckets, key=lambda bucket: bucket.hi)
+        hint = {name: span.hint for name, span in widest.axes}
+        return export_model(self.model, ranges, hint=hint)
+
+    def _cases(self) -> list[Case]:
+        cases = list(make_cases(self.model, self.buckets))
+        if self.samples is not None:
+            cases += sample_cases(self.model, self.buckets, self.samples)
+        return cases
+
+    def _check(self, path: Path, cases: Sequence[Case], padded: bool = True) -> OnnxReport:
+        return check_onnx(
+            path,
+            cases,
+            self.buckets,
+            self.model.inputs,
+            self.model.outputs,
+            TOLERANCES[self.precision],
+            min_cosine=COSINES.get(self.precision),
+            padded=padded,
+        )
+
+    def _say(self, text: str) -> None:
+        if self.step is not None:
+            self.step.update(text=f"ONNX: {text}")
+
+
+def check_model(path: Path) -> None:
+    """ONNX's own checker, on the file, so that it sees the weights' file too.
+
+    Raises:
+        VerificationError: it finds a fault.
+    """
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except Exception as error:  # the checker's errors have no common class
+        raise VerificationError(
+            f"the ONNX file breaks ONNX's rules: {error}",
+            hint="this is a defect of edgecompile; please report it with the model",
+        ) from error
+
+
+def refusal(report: OnnxReport, precision: str) -> VerificationError:
+    """The error that lists what differs."""
+    lines = [f"  {text}" for text in report.reasons[:20]]
+    if len(report.reasons) > 20:
+        lines.append(f"  … and {len(report.reasons) - 20} more")
+    wider = {"int8": "fp16", "fp16": "fp32"}.get(precision)
+    return VerificationError(
+        f"the ONNX model in {precision} differs from eager in {len(report.reasons)} cases:\n"
+        + "\n".join(lines),
+        hint=f"--precision {wider} is wider" if wider else "please report it with the model",
+    )

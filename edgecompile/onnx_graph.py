@@ -1,0 +1,233 @@
+"""An ONNX graph whose weights lie apart, and where in the model each of its nodes comes from.
+
+A ModelProto with weights inside ends at 2 GB and is copied at every step; here it holds the graph
+alone, and the initializers are numpy arrays by name, mostly views of one mapped file.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["EXTERNAL_ABOVE", "OnnxGraph", "Place"]
+
+Array = npt.NDArray[Any]
+
+#: Initializers of more bytes than this lie in the weights file, smaller ones in the graph.
+EXTERNAL_ABOVE = 1024
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the model a node comes from.
+
+    Attributes:
+        module: path of the torch module, as in its state's names; empty: the outermost one.
+        line: the line of the model's code, ``file.py:12``; empty where the exporter doesn't say.
+    """
+
+    module: str = ""
+    line: str = ""
+
+    def __str__(self) -> str:
+        module = self.module or "the model"
+        return f"{module} ({self.line})" if self.line else module
+
+
+@dataclass
+class OnnxGraph:
+    """A graph and its initializers.
+
+    Attributes:
+        proto: the model; its graph's list of initializers is empty.
+        tensors: the initializers, by name.
+        places: of the nodes, by their names.
+    """
+
+    proto: onnx.ModelProto
+    tensors: dict[str, Array]
+    places: dict[str, Place] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> Any:
+        """The graph's nodes, each behind those that it takes values of."""
+        return self.proto.graph.node
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """numpy's name of each input's dtype."""
+        return {value.name: _dtype(value) for value in self.proto.graph.input}
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """numpy's name of each output's dtype."""
+        return {value.name: _dtype(value) for value in self.proto.graph.output}
+
+    @property
+    def opset(self) -> int:
+        """Version of ONNX's own operators."""
+        return next(int(o.version) for o in self.proto.opset_import if o.domain in ("", "ai.onnx"))
+
+    def place(self, node: str) -> Place:
+        """Where a node comes from."""
+        return self.places.get(node, Place())
+
+    def copy(self) -> OnnxGraph:
+        """A copy that shares the arrays."""
+        return OnnxGraph(copy.deepcopy(self.proto), dict(self.tensors), dict(self.places))
+
+    def values(self) -> set[str]:
+        """Every name of a value."""
+        names = {*self.inputs, *self.tensors}
+        for node in self.nodes:
+            names.update(name for name in (*node.input, *node.output) if name)
+        return names
+
+    def producers(self) -> dict[str, Any]:
+        """The node that makes each value."""
+        return {name: node for node in self.nodes for name in node.output if name}
+
+    def consumers(self) -> dict[str, list[Any]]:
+        """The nodes that take each value, those with it in an inner graph among them."""
+        found: dict[str, list[Any]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(taken(node)):
+                found.setdefault(name, []).append(node)
+        return found
+
+    def drop_unused(self) -> None:
+        """Takes out nodes and initializers that no output depends on."""
+        needed = set(self.outputs)
+        kept = []
+        for node in reversed(self.nodes):
+            if any(name in needed for name in node.output):
+                kept.append(node)
+                needed.update(taken(node))
+        if len(kept) < len(self.nodes):
+            kept.reverse()
+            nodes = [copy.deepcopy(node) for node in kept]
+            del self.proto.graph.node[:]
+            self.proto.graph.node.extend(nodes)
+        self.tensors = {name: array for name, array in self.tensors.items() if name in needed}
+        names = {node.name for node in self.nodes}
+        self.places = {name: place for name, place in self.places.items() if name in names}
+
+    def merge_equal_tensors(self) -> None:
+        """Keeps one of the initializers that are equal bit for bit: tied weights are stored once."""
+        first: dict[tuple[object, ...], str] = {}
+        renamed: dict[str, str] = {}
+        outputs = set(self.outputs)
+        for name in sorted(self.tensors):
+            array = self.tensors[name]
+            key = (array.dtype.name, array.shape, _digest(array))
+            if name in outputs or first.setdefault(key, name) == name:
+                continue
+            renamed[name] = first[key]
+        if renamed:
+            for node in self.nodes:
+                rename_inputs(node, renamed)
+            self.tensors = {k: v for k, v in self.tensors.items() if k not in renamed}
+
+    def model(self, external: Mapping[str, tuple[str, int]] | None = None) -> onnx.ModelProto:
+        """The whole model.
+
+        Args:
+            external: file's name and offset of the initializers that lie in a file; the others'
+                bytes are in the model.
+        """
+        import onnx
+
+        model = onnx.ModelProto()
+        model.CopyFrom(self.proto)
+        for name in sorted(self.tensors):
+            array = self.tensors[name]
+            tensor = model.graph.initializer.add()
+            tensor.name = name
+            tensor.dims.extend(array.shape)
+            tensor.data_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+            if external is None or name not in external:
+                tensor.raw_data = np.ascontiguousarray(array).tobytes()
+                continue
+            location, offset = external[name]
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            for key, value in (
+                ("location", location),
+                ("offset", str(offset)),
+                ("length", str(array.nbytes)),
+            ):
+                entry = tensor.external_data.add()
+                entry.key, entry.value = key, value
+        return model
+
+
+def taken(node: Any) -> Iterator[str]:
+    """The values that a node takes, also those that an inner graph takes from outside."""
+    for name in node.input:
+        if name:
+            yield name
+    for graph in inner_graphs(node):
+        own = {value.name for value in graph.input} | {t.name for t in graph.initializer}
+        for inner in graph.node:
+            for name in taken(inner):
+                if name not in own:
+                    yield name
+            own.update(inner.output)
+        for value in graph.output:
+            if value.name not in own:
+                yield value.name
+
+
+def inner_graphs(node: Any) -> list[Any]:
+    """The graphs that a node holds (If, Loop, Scan)."""
+    import onnx
+
+    found = []
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            found.append(attribute.g)
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            found.extend(attribute.graphs)
+    return found
+
+
+def rename_inputs(node: Any, names: Mapping[str, str]) -> None:
+    """Renames what a node takes, in its inner graphs too."""
+    for index, name in enumerate(node.input):
+        if name in names:
+            node.input[index] = names[name]
+    for graph in inner_graphs(node):
+        for inner in graph.node:
+            rename_inputs(inner, names)
+        for value in graph.output:
+            if value.name in names:
+                value.name = names[value.name]
+
+
+def attribute(node: Any, name: str, default: Any = None) -> Any:
+    """The value of a node's attribute."""
+    import onnx
+
+    for item in node.attribute:
+        if item.name == name:
+            return onnx.helper.get_attribute_value(item)
+    return default
+
+
+def _digest(array: Array) -> str:
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return hashlib.sha256(flat.data if flat.size else b"").hexdigest()
+
+
+def _dtype(value: Any) -> str:
+    import onnx
+
+    return str(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name)
