@@ -51,7 +51,7 @@ from edgecompile.progress import NULL_PROGRESS, Progress
 from edgecompile.rounds import Measured, measure_rounds
 from edgecompile.runtime.manifest import MANIFEST_NAME
 from edgecompile.timings import compare, median_by_length, summarise
-from edgecompile.verify import min_cosine
+from edgecompile.precision import min_cosine
 from edgecompile.workload import Workload, choose_workload
 
 __all__ = ["SUBJECT", "BenchReport", "BenchSettings", "bench_bundle", "default_cache"]

@@ -9,6 +9,7 @@ from typing import Any
 
 from edgecompile.audit import AuditVerdict
 from edgecompile.buckets import BucketPlan
+from edgecompile.onnx_report import OnnxArtifact
 from edgecompile.plan_request import PlanRequest
 from edgecompile.precision_trials import PrecisionChoice
 from edgecompile.samples import SampleTexts
@@ -66,6 +67,7 @@ class BuildResult:
         seconds: wall time by step.
         notes: what a person should know.
         choice: how the precision was chosen, if it was.
+        gpu: the ONNX that a GPU's engine will be built from, if the target has one.
     """
 
     bundle_path: Path
@@ -77,6 +79,7 @@ class BuildResult:
     seconds: Mapping[str, float]
     notes: tuple[str, ...] = field(default=())
     choice: PrecisionChoice | None = None
+    gpu: OnnxArtifact | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -85,6 +88,7 @@ class BuildResult:
             "sha256": self.sha256,
             "plan": self.plan.to_json(),
             "precision": None if self.choice is None else self.choice.to_json(),
+            "onnx": None if self.gpu is None else self.gpu.to_json(),
             "verify": self.verify.to_json(),
             "audit": [v.to_json() for v in self.audit],
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},

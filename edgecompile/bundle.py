@@ -43,7 +43,10 @@ SUFFIX = ".ecb"
 
 @dataclass(frozen=True)
 class VariantParts:
-    """What a bundle holds for one variant: its runtime library and one program per bucket."""
+    """What a bundle holds for one variant: its runtime library and one program per bucket.
+
+    Buckets may share a program: then it is listed, and stored, once for all of them.
+    """
 
     spec: VariantSpec
     native: NativeRuntime
@@ -168,10 +171,12 @@ class BundleWriter:
         spec = parts.spec
         folder = f"code/{spec.name}"
         runtime = self.add_file(parts.native.path, f"{folder}/{parts.native.path.name}")
-        programs = [
-            self.add_file(artifact.library, f"{folder}/bucket-{index}.so")
-            for index, artifact in enumerate(parts.artifacts)
-        ]
+        programs: list[str] = []
+        for index, artifact in enumerate(parts.artifacts):
+            first = parts.artifacts.index(artifact)
+            known = programs[first] if first < index else None
+            name = f"{folder}/bucket-{index}.so"
+            programs.append(known or self.add_file(artifact.library, name))
         return Variant(
             name=spec.name,
             arch=spec.arch,
@@ -206,6 +211,11 @@ class BundleWriter:
         for source in sorted([*package.glob("*.py"), *package.glob("*.md")]):
             self.add_file(source, f"runtime/edgecompile/runtime/{source.name}")
 
+    @property
+    def files(self) -> dict[str, FileEntry]:
+        """What was added so far."""
+        return dict(self._files)
+
     def write_manifest(self, manifest: Manifest) -> None:
         """Writes the manifest for the files added so far; may be called again after adding more.
 
@@ -215,7 +225,7 @@ class BundleWriter:
         Raises:
             BundleError: the manifest breaks a rule of the format.
         """
-        complete = dataclasses.replace(manifest, files=dict(self._files))
+        complete = dataclasses.replace(manifest, files=self.files)
         data = complete.to_bytes()
         parse_manifest(data)
         path = self.staging / MANIFEST_NAME

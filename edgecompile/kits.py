@@ -107,6 +107,11 @@ def choose_sizes(sample: LengthDistribution, lo: int, hi: int, count: int = 9) -
     return sorted(chosen)
 
 
+def whole_bucket(scope: KitScope) -> Bucket:
+    """The program of dynamic length that serves every size."""
+    return _dynamic_program(scope, [])[0]
+
+
 def make_kit(scope: KitScope, modes: Sequence[Mode]) -> MeasuringKit:
     """The programs and runs that tell the costs of ``modes``."""
     statics = _static_lengths(scope, alone="exact" not in modes)

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import edgecompile
+from edgecompile.backends.artifact import Artifact
 from edgecompile.buckets import Bucket, BucketPlan
 from edgecompile.bundle import BundleWriter, VariantParts, manifest_name, merge_constants
 from edgecompile.compilation import CompiledModel
+from edgecompile.gpu_parts import GpuParts, add_gpu, with_gpu
 from edgecompile.hashing import file_sha256
 from edgecompile.joint import JointDistribution
 from edgecompile.joint_view import judge
@@ -24,7 +26,7 @@ from edgecompile.plan_view import rival_programs
 from edgecompile.precision import Precision
 from edgecompile.progress import StepHandle
 from edgecompile.report import build_page
-from edgecompile.runtime.manifest import MANIFEST_NAME, Manifest
+from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, Manifest
 from edgecompile.runtime.schema import BucketSpec, Extent, TensorSpec
 from edgecompile.samples import Samples
 from edgecompile.structure import model_structure
@@ -66,6 +68,7 @@ def pack_bundle(
     cost: BucketCost | None = None,
     samples: Samples | None = None,
     choice: PrecisionChoice | None = None,
+    gpu: GpuParts | None = None,
     seed: int = 0,
     force: bool = False,
     step: StepHandle | None = None,
@@ -75,12 +78,13 @@ def pack_bundle(
     Args:
         model: what was compiled.
         plan: its buckets.
-        compiled: of these buckets.
+        compiled: of these buckets; or of one that all of them share.
         output: the bundle to write.
         lengths: what the plan was made for, for the reports.
         cost: what buckets take, likewise.
         samples: inputs to verify with beside those of :func:`edgecompile.verify.make_cases`.
         choice: how the precision was chosen, for the reports.
+        gpu: what a GPU's engine will be built from, verified.
         seed: of the inputs that are drawn.
         force: replace a bundle of the same name.
         step: told what is being done.
@@ -104,6 +108,9 @@ def pack_bundle(
             plan=_plan_summary(plan, compiled.precision),
             expected=_expected(plan),
         )
+        if gpu is not None:
+            tolerance = TOLERANCES[gpu.artifact.precision]
+            manifest = add_gpu(writer, replace(manifest, tolerance=tolerance), gpu)
         tell("running eager")
         cases = list(make_cases(model, plan.buckets, seed=seed))
         if samples is not None and samples.real:
@@ -119,12 +126,14 @@ def pack_bundle(
         report = verify_bundle(
             writer.staging,
             cases,
-            [v.name for v in manifest.variants],
+            [v.name for v in manifest.variants if v.backend == AOTI_CPU],
             manifest.tolerance,
             min_cosine=min_cosine(manifest.precision),
         )
+        if gpu is not None:
+            report = with_gpu(report, gpu)
         check_report(report)
-        found = _reports(manifest.name, plan, lengths, cost, compiled, report, choice)
+        found = _reports(manifest.name, plan, lengths, cost, compiled, report, choice, gpu)
         for name, data in found.items():
             writer.add_bytes(data, f"reports/{name}")
         writer.write_manifest(manifest)
@@ -151,6 +160,7 @@ def _reports(
     compiled: CompiledModel,
     report: VerifyReport,
     choice: PrecisionChoice | None,
+    gpu: GpuParts | None,
 ) -> dict[str, bytes]:
     """What the bundle says about itself: JSON for programs, one page for people."""
     files: dict[str, object] = {
@@ -160,6 +170,8 @@ def _reports(
     }
     if choice is not None:
         files["precision.json"] = choice.to_json()
+    if gpu is not None:
+        files["onnx.json"] = gpu.artifact.to_json()
     joint = sizes if isinstance(sizes, JointDistribution) else None
     lengths = joint.marginal(joint.axes[0]) if joint is not None else sizes
     page = None
@@ -242,7 +254,7 @@ def _stage(
             VariantParts(
                 spec=spec,
                 native=compiled.natives[spec.name],
-                artifacts=compiled.artifacts[spec.name],
+                artifacts=_per_bucket(compiled.artifacts[spec.name], len(buckets)),
                 glibc=compiled.glibc(spec.name),
             )
         )
@@ -277,6 +289,10 @@ def _stage(
         files={},
         built_by=dict(built_by),
     )
+
+
+def _per_bucket(artifacts: tuple[Artifact, ...], count: int) -> tuple[Artifact, ...]:
+    return artifacts * count if len(artifacts) == 1 else artifacts
 
 
 def _axes(buckets: Sequence[Bucket]) -> dict[str, Extent]:

@@ -11,19 +11,16 @@ from typing import Any
 from edgecompile.errors import CompileError
 from edgecompile.runtime.manifest import Tolerance
 
-<<<<<<< HEAD
-__all__ = ["FP32", "PRECISIONS", "Precision", "base_name", "widest"]
-=======
 __all__ = [
     "COSINES",
     "FP32",
     "PRECISIONS",
     "TOLERANCES",
     "Precision",
+    "base_name",
     "min_cosine",
     "widest",
 ]
->>>>>>> 5b4116bcc7343bd541e478a35ba61e9005aeeec7
 
 #: What a weight can be stored in, the widest first.
 PRECISIONS = ("fp32", "bf16", "int8")
@@ -52,7 +49,7 @@ TOLERANCES: Mapping[str, Tolerance] = {
 
 def min_cosine(precision: str) -> float | None:
     """The least cosine that a bundle's precision allows; None if it isn't judged by that."""
-    return COSINES.get(precision.partition("-")[0])
+    return COSINES.get(base_name(precision))
 
 
 def widest(names: Iterable[str]) -> str:

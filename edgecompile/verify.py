@@ -21,12 +21,7 @@ from typing import Any
 from edgecompile.bundle import save_case
 from edgecompile.cases import Case, make_cases, sample_cases
 from edgecompile.errors import VerificationError
-<<<<<<< HEAD
-from edgecompile.models import LoadedModel
-from edgecompile.precision import base_name
-=======
 from edgecompile.precision import COSINES, TOLERANCES, min_cosine
->>>>>>> 5b4116bcc7343bd541e478a35ba61e9005aeeec7
 from edgecompile.runtime.manifest import Tolerance
 
 
@@ -155,14 +150,6 @@ def verify_bundle(
     return dataclasses.replace(report, min_cosine=min_cosine)
 
 
-<<<<<<< HEAD
-def min_cosine(precision: str) -> float | None:
-    """The least cosine that a bundle's precision allows; None if it isn't judged by that."""
-    return COSINES.get(base_name(precision))
-
-
-=======
->>>>>>> 5b4116bcc7343bd541e478a35ba61e9005aeeec7
 def _result(variant: str, entry: Mapping[str, Any], least: float | None) -> CaseResult:
     """One case of the self-test's answer, judged by its cosine too."""
     cosine = None if entry.get("cosine") is None else float(entry["cosine"])

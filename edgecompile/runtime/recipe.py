@@ -208,7 +208,9 @@ class _RecipeReader:
             return None
         name = self.reader.name(entry, "name", "device")
         capability = self._version(entry, "compute_capability", "device")
-        sm_count = self._ranged(entry, "sm_count", "device", 1, 4096)
+        sm_count = None
+        if self.reader.key(entry, "sm_count", "device") is not None:
+            sm_count = self._ranged(entry, "sm_count", "device", 1, 4096)
         memory = self._ranged(entry, "memory_bytes", "device", 1, MAX_BYTES)
         models = []
         for index, item in enumerate(self.reader.items(entry, "models", "device", 1, 16)):
@@ -218,7 +220,7 @@ class _RecipeReader:
                 text = "{!r} must be 1 to 200 printable ASCII characters".format(shorten(model))
                 self.add("recipe-model", place, text)
             models.append(model or "")
-        if name is None or sm_count is None or memory is None:
+        if name is None or memory is None:
             return None
         return TargetDevice(name, capability, sm_count, memory, tuple(models))
 

@@ -42,12 +42,12 @@ class TensorType:
 class TargetDevice:
     """The module that the recipe is for; ``models`` are parts of what its device tree may say.
 
-    ``memory_bytes`` is all of its memory, which CPU and GPU share.
+    ``sm_count`` None: modules of several counts will do. ``memory_bytes`` is all of its memory, which CPU and GPU share.
     """
 
     name: str
     compute_capability: str
-    sm_count: int
+    sm_count: Optional[int]
     memory_bytes: int
     models: Tuple[str, ...]
 

@@ -1,0 +1,111 @@
+"""What a bundle holds for a GPU that its build host hasn't got: ONNX, weights and recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edgecompile.bundle import BundleWriter
+from edgecompile.jetpacks import JetPack
+from edgecompile.onnx_report import OnnxArtifact
+from edgecompile.recipes import make_recipe
+from edgecompile.runtime.manifest import Manifest, Variant
+from edgecompile.runtime.recipe import parse_recipe
+from edgecompile.runtime.schema import TENSORRT
+from edgecompile.targets import TargetProfile
+from edgecompile.verify import CaseResult, VerifyReport
+
+__all__ = ["GpuParts", "add_gpu", "onnx_results", "with_gpu"]
+
+#: Over that of any CPU's variant.
+_RANK = 900
+_RECIPE = "recipe.json"
+
+
+@dataclass(frozen=True)
+class GpuParts:
+    """The ONNX of a model, and the device that will finish it.
+
+    Attributes:
+        profile: the target; it has a GPU.
+        jetpack: the release that the device has.
+        artifact: the files, checked against eager.
+    """
+
+    profile: TargetProfile
+    jetpack: JetPack
+    artifact: OnnxArtifact
+
+    @property
+    def variant(self) -> str:
+        """What the bundle calls it."""
+        return self.profile.name
+
+
+def add_gpu(writer: BundleWriter, manifest: Manifest, parts: GpuParts) -> Manifest:
+    """Copies the files in and writes the recipe; returns the manifest with the variant.
+
+    Raises:
+        PlanError: a build is predicted to need more memory than the module has.
+        BundleError: the recipe breaks a rule of the format.
+    """
+    folder = f"code/{parts.variant}"
+    artifact = parts.artifact
+    for path in (artifact.path, artifact.weights):
+        writer.add_file(path, f"{folder}/{path.name}")
+    variant = Variant(
+        name=parts.variant,
+        arch=parts.profile.archs[0],
+        backend=TENSORRT,
+        requires=(),
+        glibc=None,
+        rank=_RANK,
+        recipe=f"{folder}/{_RECIPE}",
+    )
+    recipe = make_recipe(
+        manifest,
+        parts.profile,
+        parts.jetpack,
+        artifact.path,
+        artifact.weights,
+        opset=artifact.opset,
+        precision=artifact.precision,
+        padding=artifact.check.padding,
+    )
+    data = recipe.to_bytes()
+    # The device's own reader first: what it would refuse is never written.
+    parse_recipe(data, replace(manifest, files=writer.files), variant)
+    writer.add_bytes(data, variant.recipe)
+    return replace(manifest, variants=(*manifest.variants, variant))
+
+
+def with_gpu(report: VerifyReport, parts: GpuParts) -> VerifyReport:
+    """A report with what is known of the GPU's variant: of its ONNX, not of an engine."""
+    reason = (
+        "its engine can only be built on the device (edgecompile.runtime finish), which tests it "
+        "on the golden vectors; here its ONNX was run by onnxruntime"
+    )
+    return replace(
+        report,
+        results=(*report.results, *onnx_results(parts)),
+        not_executed={**report.not_executed, parts.variant: reason},
+    )
+
+
+def onnx_results(parts: GpuParts) -> tuple[CaseResult, ...]:
+    """How the ONNX came out in onnxruntime, one result for each bucket and way of running."""
+    check = parts.artifact.check
+    return tuple(
+        CaseResult(
+            variant=f"{parts.variant} (ONNX)",
+            bucket=item.bucket,
+            case=f"{item.worst}, padded" if item.padded else item.worst,
+            max_abs_error=item.max_abs_error,
+            scale=item.scale,
+            ok=item.ok,
+            error="; ".join(item.reasons),
+            cosine=item.cosine,
+        )
+        for item in check.results
+        # Where padding changes results, the recipe says so and nothing is padded.
+        if not item.padded or check.padding
+    )

@@ -1,0 +1,130 @@
+"""build() for a Jetson: all that can be done away from the device.
+
+No TensorRT engine for one can be built elsewhere. The bundle holds the ONNX, checked against eager,
+a recipe that the device finishes, and a program for the module's own cores to fall back to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from edgecompile.build_request import BuildRequest, BuildResult
+from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets
+from edgecompile.errors import PlanError
+from edgecompile.gpu_parts import GpuParts
+from edgecompile.jetpacks import load_jetpack
+from edgecompile.kits import whole_bucket
+from edgecompile.models import load_model
+from edgecompile.onnx_build import build_onnx
+from edgecompile.onnx_ops import OnnxTarget
+from edgecompile.onnx_report import OnnxArtifact
+from edgecompile.packing import pack_bundle
+from edgecompile.plan_request import plan_scope
+from edgecompile.planning import plan_model
+from edgecompile.progress import NULL_PROGRESS, Progress, StepHandle
+from edgecompile.samples import text_samples
+from edgecompile.stages import Stages, work_folder, write_json
+from edgecompile.targets import TargetProfile
+
+__all__ = ["DEFAULT_PRECISION", "build_for_gpu"]
+
+DEFAULT_PRECISION = "fp16"
+
+
+def build_for_gpu(
+    request: BuildRequest,
+    profile: TargetProfile,
+    output: Path,
+    progress: Progress = NULL_PROGRESS,
+) -> BuildResult:
+    """Builds, verifies and writes a bundle that a device with a GPU finishes.
+
+    Args:
+        request: what is asked for.
+        profile: its target; it has a GPU.
+        output: where the bundle goes.
+        progress: is told of the steps.
+
+    Raises:
+        EdgecompileError: a subclass for each cause; nothing stands under the final name then.
+    """
+    jetpack = load_jetpack(request.jetpack or profile.jetpacks[0])
+    if jetpack.name not in profile.jetpacks:
+        raise PlanError(
+            f"{profile.name} knows no JetPack {jetpack.name}",
+            hint=f"it knows {', '.join(profile.jetpacks)}",
+        )
+    precision = request.precision or DEFAULT_PRECISION
+    traffic = request.plan.joint or request.plan.lengths
+    stages = Stages(progress)
+    with work_folder(request.work_dir) as work:
+        write_json(work / "lengths.json", traffic.to_json())
+        model = stages.run(
+            "load the model", lambda _: load_model(request.model, batch=request.batch)
+        )
+        exports = ExportStore(model, work / "exported")
+        wanted = replace(request.plan, gpu_precision=precision)
+        planned = stages.run(
+            "plan", lambda step: plan_model(exports, profile, wanted, work, step=step)
+        )
+        write_json(work / "plan.json", planned.plan.to_json())
+        whole = whole_bucket(plan_scope(model, wanted))
+        exported = stages.run("export", lambda _: exports.get(whole))
+        samples = None
+        if request.texts is not None:
+            samples = text_samples(model, request.texts, planned.plan.max_length)
+
+        def make_onnx(step: StepHandle) -> OnnxArtifact:
+            return build_onnx(
+                model,
+                planned.plan.buckets,
+                precision,
+                OnnxTarget(jetpack.tensorrt_least, jetpack.opset),
+                samples,
+                work / "onnx",
+                step,
+                exported=exported,
+            )
+
+        artifact = stages.run("write and check the ONNX", make_onnx)
+        compiled: CompiledModel = stages.run(
+            "compile for the module's own cores",
+            lambda step: compile_buckets(
+                [exported],
+                [whole],
+                profile,
+                work / "artifacts",
+                keys=[exports.key(whole)],
+                jobs=request.plan.jobs,
+                step=step,
+            ),
+        )
+        gpu = GpuParts(profile, jetpack, artifact)
+        packed = stages.run(
+            "verify and pack",
+            lambda step: pack_bundle(
+                model,
+                planned.plan,
+                compiled,
+                output,
+                lengths=traffic,
+                cost=planned.cost,
+                samples=samples,
+                gpu=gpu,
+                seed=request.seed,
+                force=request.force,
+                step=step,
+            ),
+        )
+    return BuildResult(
+        bundle_path=packed.path,
+        size_bytes=packed.size_bytes,
+        sha256=packed.sha256,
+        plan=planned.plan,
+        verify=packed.verify,
+        audit=compiled.audit,
+        seconds=stages.seconds,
+        notes=(*planned.notes, *artifact.notes, *packed.notes),
+        gpu=artifact,
+    )
