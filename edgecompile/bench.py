@@ -47,11 +47,11 @@ from edgecompile.contenders.process import WorkerProcess
 from edgecompile.errors import BenchError
 from edgecompile.lengths import LengthDistribution
 from edgecompile.machine import describe_machine, load_average, usable_cpus
+from edgecompile.precision import min_cosine
 from edgecompile.progress import NULL_PROGRESS, Progress
 from edgecompile.rounds import Measured, measure_rounds
 from edgecompile.runtime.manifest import MANIFEST_NAME
 from edgecompile.timings import compare, median_by_length, summarise
-from edgecompile.precision import min_cosine
 from edgecompile.workload import Workload, choose_workload
 
 __all__ = ["SUBJECT", "BenchReport", "BenchSettings", "bench_bundle", "default_cache"]

@@ -107,3 +107,28 @@ def fake_cudart(fake_cudart_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     fake.reset()
     yield fake
     fake.reset()
+
+
+@pytest.fixture(scope="session")
+def jetson_bundle(shared_folder: Path, tiny_model: Path) -> Path:
+    """The tiny model built for jetson-orin-nano in fp16, in two padded buckets and an exact one."""
+    pytest.importorskip("onnxruntime")
+    need("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
+    from edgecompile.lengths import LengthDistribution
+    from edgecompile.pipeline import BuildRequest, build
+    from edgecompile.plan_request import PlanRequest
+
+    output = shared_folder / "jetson.ecb"
+    with one_at_a_time(shared_folder / "jetson.lock"):
+        if not output.exists():
+            lengths = LengthDistribution.from_samples([3, 4, 4, 7, 9, 9, 9, 20, 31])
+            build(
+                BuildRequest(
+                    model=str(tiny_model),
+                    target="jetson-orin-nano",
+                    plan=PlanRequest(lengths, buckets=3, max_length=32),
+                    output=output,
+                    work_dir=shared_folder / "jetson.work",
+                )
+            )
+    return output

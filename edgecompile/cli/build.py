@@ -119,7 +119,8 @@ def command(
             "precision": precision or ("fp16" if gpu else "fp32"),
             **({"JetPack": jetpack or gpu[0]} if gpu else {}),
             "mode": wanted["mode"],
-            "costs": wanted["calibration"] or ("a roofline of the module" if gpu else "measured here"),
+            "costs": wanted["calibration"]
+            or ("a roofline of the module" if gpu else "measured here"),
             "work folder": work_dir or "temporary",
             "threads": wanted["threads"] or "all",
             "jobs": wanted["jobs"] or "one for each CPU",

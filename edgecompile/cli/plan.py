@@ -225,9 +225,7 @@ def _modes(mode: str) -> tuple[Mode, ...]:
     return ("pad",) if mode == "pad" else ("exact",)
 
 
-def _refuse_model_options(
-    wanted: dict[str, Any], kit: Path | None, precision: str | None
-) -> None:
+def _refuse_model_options(wanted: dict[str, Any], kit: Path | None, precision: str | None) -> None:
     """Options that mean nothing without a model, all at once."""
     names = {
         "runs": "--runs",

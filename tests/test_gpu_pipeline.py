@@ -1,0 +1,223 @@
+"""build() for a Jetson: everything but the engine, which no build host can make."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper
+
+from edgecompile.cli import cli
+from edgecompile.errors import CompileError, PlanError
+from edgecompile.jetpacks import load_jetpack
+from edgecompile.onnx_memory import estimate_memory, peak_live_bytes
+from edgecompile.recipes import make_recipe, require_memory, shape_ranges
+from edgecompile.runtime.files import BundleFolder
+from edgecompile.runtime.recipe import read_recipe
+from edgecompile.runtime.schema import BucketSpec, Extent, Manifest, TensorSpec, Variant
+from edgecompile.targets import load_target
+
+MIB = 1 << 20
+
+
+def gpu_variant(manifest: Manifest) -> Variant:
+    (found,) = (item for item in manifest.variants if item.backend == "tensorrt")
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(jetson_bundle: Path) -> BundleFolder:
+    return BundleFolder(str(jetson_bundle))
+
+
+def test_the_gpu_comes_before_the_cores(folder: BundleFolder) -> None:
+    gpu, *cpus = sorted(folder.manifest.variants, key=lambda item: -item.rank)
+    assert (gpu.name, gpu.backend, gpu.arch) == ("jetson-orin-nano", "tensorrt", "aarch64")
+    assert [item.name for item in cpus] == ["aarch64-dotprod"]
+    folder.check_hashes()
+
+
+def test_one_profile_for_each_bucket_and_one_program_for_all(folder: BundleFolder) -> None:
+    manifest = folder.manifest
+    recipe = read_recipe(folder, gpu_variant(manifest))
+    assert len(manifest.buckets) == len(recipe.profiles) == 3
+    for bucket, profile in zip(manifest.buckets, recipe.profiles, strict=True):
+        length = bucket.axes["length"]
+        for shapes in profile.values():
+            assert (shapes.min, shapes.max) == ((1, length.lo), (1, length.hi))
+            assert shapes.opt == (1, length.hi if bucket.mode == "pad" else length.hint)
+    (cpu,) = (item for item in manifest.variants if item.backend != "tensorrt")
+    assert len(cpu.programs) == 3 and len(set(cpu.programs)) == 1
+
+
+def test_the_recipe_is_for_the_module_and_its_system(folder: BundleFolder) -> None:
+    recipe = read_recipe(folder, gpu_variant(folder.manifest))
+    gpu = load_target("jetson-orin-nano").gpu
+    assert gpu is not None
+    assert recipe.device.compute_capability == "8.7" and recipe.device.sm_count == 8
+    assert recipe.device.memory_bytes == gpu.memory_bytes
+    assert (recipe.jetpack, recipe.least, recipe.below, recipe.opset) == ("6.2", "10.3", "10.4", 20)
+    assert recipe.precision == "fp16" and recipe.padding
+    scratch = recipe.predicted.scratch_bytes
+    assert list(scratch) == sorted(scratch) and scratch[0] > 0
+    assert recipe.predicted.build_bytes > recipe.predicted.engine_bytes > 0
+
+
+def test_the_onnx_gives_what_eager_gave(folder: BundleFolder) -> None:
+    import onnxruntime
+
+    manifest = folder.manifest
+    recipe = read_recipe(folder, gpu_variant(manifest))
+    path = Path(folder.path) / "code" / "jetson-orin-nano" / recipe.onnx
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert len(manifest.golden) == 9
+    for case in manifest.golden:
+        with np.load(Path(folder.path) / case.file) as arrays:
+            inputs = {k[3:]: arrays[k] for k in arrays.files if k.startswith("in.")}
+            names = [item.name for item in manifest.outputs]
+            for name, got in zip(names, session.run(names, inputs), strict=True):
+                want = arrays[f"out.{name}"]
+                assert np.abs(got - want).max() <= 0.01 * np.abs(want).max()
+
+
+def test_reports_say_what_was_run(folder: BundleFolder) -> None:
+    reports = Path(folder.path) / "reports"
+    verify = json.loads((reports / "verify.json").read_text())
+    assert verify["ok"] and set(verify["not_executed"]) == {"jetson-orin-nano", "aarch64-dotprod"}
+    assert "only be built on the device" in verify["not_executed"]["jetson-orin-nano"]
+    assert {item["variant"] for item in verify["results"]} == {"jetson-orin-nano (ONNX)"}
+    found = json.loads((reports / "onnx.json").read_text())
+    assert found["check"]["ok"] and found["check"]["padding"]
+    plan = json.loads((reports / "plan.json").read_text())
+    assert "modelled" in json.dumps(plan)
+    assert (reports / "report.html").is_file()
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, list(arguments))
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("--target", "jetson-orin", "--precision", "bf16"),
+            "--precision bf16 isn't there for jetson",
+        ),
+        (("--target", "jetson-orin", "--precision", "auto"), "one of fp32, fp16, int8"),
+        (("--target", "cpu-x86-64", "--precision", "fp16"), "one of fp32, bf16, int8, auto"),
+        (("--target", "jetson-orin", "--jetpack", "5.1"), "one of 6.2, 7.2"),
+        (("--target", "cpu-x86-64", "--jetpack", "6.2"), "it goes with targets such as jetson"),
+    ],
+)
+def test_options_that_do_not_fit_the_target(
+    arguments: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "lengths.txt").write_text("3\n")
+    code, output = command("build", "m", "--lengths", str(tmp_path / "lengths.txt"), *arguments)
+    assert code == 2 and said in output
+
+
+def test_kits_and_stages_are_for_cpus(tmp_path: Path) -> None:
+    (tmp_path / "lengths.txt").write_text("3\n")
+    lengths = str(tmp_path / "lengths.txt")
+    code, output = command(
+        *("plan", lengths, "--model", "m", "--target", "jetson-orin", "--kit", "k.ecb")
+    )
+    assert code == 2 and "--kit is for CPUs" in output
+    code, output = command("compile", "--work-dir", str(tmp_path), "--target", "jetson-orin")
+    assert code == 2 and "edgecompile build --target jetson-orin" in output
+
+
+def chain(*sizes: int) -> onnx.ModelProto:
+    """x -> a -> b -> y, where a and b have so many times the elements of x."""
+    first, second = sizes
+    nodes = [
+        helper.make_node("Tile", ["x", "first"], ["a"]),
+        helper.make_node("Tile", ["a", "second"], ["b"]),
+        helper.make_node("ReduceSum", ["b"], ["y"], keepdims=1),
+    ]
+    constants = [
+        helper.make_tensor("first", TensorProto.INT64, [2], [first, 1]),
+        helper.make_tensor("second", TensorProto.INT64, [2], [second, 1]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "length"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1])],
+        constants,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+
+
+def test_live_bytes_are_those_of_tensors_that_wait_for_their_readers() -> None:
+    model = chain(4, 2)
+    # a and b live together: 4 and 8 times 64 x 128 floats; x isn't counted, y is 256 bytes by then.
+    once = 4 * 64 * 128
+    assert peak_live_bytes(model, {"batch": 64, "length": 128}) == 12 * once
+    assert peak_live_bytes(model, {"batch": 128, "length": 128}) == 24 * once
+
+
+def test_live_bytes_need_every_size() -> None:
+    with pytest.raises(CompileError, match="aren't known: length"):
+        peak_live_bytes(chain(1, 1), {"batch": 1})
+
+
+def test_a_build_that_does_not_fit_is_refused_with_its_numbers(
+    folder: BundleFolder, tmp_path: Path
+) -> None:
+    onnx.save(chain(4, 2), tmp_path / "model.onnx")
+    (tmp_path / "weights.fp16").write_bytes(b"")
+    manifest = replace(
+        folder.manifest,
+        inputs=(TensorSpec("x", "float32", ("batch", "length")),),
+        outputs=(TensorSpec("y", "float32", (1, 1)),),
+        axes={"batch": Extent(1, 4096), "length": Extent(1, 65536)},
+        buckets=(
+            BucketSpec("exact", {"batch": Extent(1, 1, 1), "length": Extent(1, 8, 8)}),
+            BucketSpec("exact", {"batch": Extent(1, 4096, 1), "length": Extent(9, 65536, 9)}),
+        ),
+    )
+    with pytest.raises(PlanError) as caught:
+        make_recipe(
+            manifest,
+            load_target("jetson-orin-nano"),
+            load_jetpack("6.2"),
+            tmp_path / "model.onnx",
+            tmp_path / "weights.fp16",
+            opset=20,
+            precision="fp16",
+            padding=True,
+        )
+    assert "bucket 1" in caught.value.message and "8,192 MiB" in caught.value.message
+    assert f"{12 * 4 * 4096 * 65536 / MIB:,.0f} MiB of scratch" in caught.value.message
+
+
+def test_what_fits_is_not_refused(folder: BundleFolder, tmp_path: Path) -> None:
+    onnx.save(chain(1, 1), tmp_path / "model.onnx")
+    memory = estimate_memory(
+        tmp_path / "model.onnx", [{"batch": 1, "length": 1}], 100 * MIB, 8 << 30
+    )
+    require_memory(memory, folder.manifest, load_target("jetson-orin-nano"))
+    assert memory.predicted.engine_bytes >= 100 * MIB
+    assert memory.predicted.build_bytes >= 300 * MIB
+    more = estimate_memory(
+        tmp_path / "model.onnx", [{"batch": 1, "length": 1}] * 4, 100 * MIB, 8 << 30
+    )
+    assert more.predicted.engine_bytes > memory.predicted.engine_bytes
+
+
+def test_a_padded_bucket_is_tuned_for_its_upper_edge() -> None:
+    spec = TensorSpec("x", "float32", (2, "batch", "length"))
+    axes = {"batch": Extent(1, 4, 2), "length": Extent(5, 9, 6)}
+    exact = shape_ranges(spec, BucketSpec("exact", axes))
+    assert (exact.min, exact.opt, exact.max) == ((2, 1, 5), (2, 2, 6), (2, 4, 9))
+    padded = shape_ranges(spec, BucketSpec("pad", axes))
+    assert padded.opt[2] == 9

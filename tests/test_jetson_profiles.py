@@ -1,0 +1,200 @@
+"""Profiles of Jetson modules: GPUs, releases of JetPack, and the costs that they make likely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgecompile.errors import CostError, TargetError
+from edgecompile.gpu_modelled import LAUNCH_US, MLPERF_RECORD, gpu_curve
+from edgecompile.gpu_specs import GpuSpec
+from edgecompile.jetpacks import list_jetpacks, load_jetpack
+from edgecompile.modelled import Efficiency
+from edgecompile.onnx_ops import known_releases
+from edgecompile.targets import TargetProfile, list_targets, load_target
+from tests.test_modelled import MINILM
+
+JETSONS = [name for name in list_targets() if load_target(name).gpu is not None]
+PROFILE = """
+name = "mine"
+kind = "jetson"
+description = "a module of mine"
+variants = ["aarch64-neon"]
+jetpacks = ["6.2"]
+cores = 4
+memory_gib = 8
+glibc = "2.35"
+python = "3.10"
+
+[gpu]
+compute_capability = "8.7"
+clock_mhz = 600
+bandwidth_gbs = 60
+memory_gib = 8
+models = ["Mine"]
+peak_gflops = { fp32 = 1000, fp16 = 8000, int8 = 16000 }
+"""
+
+
+def gpu_of(name: str) -> GpuSpec:
+    gpu = load_target(name).gpu
+    assert gpu is not None
+    return gpu
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Writes PROFILE, with replacements, as mine.toml."""
+
+    def write_profile(*replacements: tuple[str, str]) -> Path:
+        text = PROFILE
+        for old, new in replacements:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        return path
+
+    return write_profile
+
+
+def test_the_modules_of_the_mission_are_there() -> None:
+    assert JETSONS == ["jetson-agx-orin", "jetson-orin", "jetson-orin-nano", "jetson-orin-nx"]
+
+
+@pytest.mark.parametrize("name", JETSONS)
+def test_a_module_is_whole(name: str) -> None:
+    profile = load_target(name)
+    assert profile.kind == "jetson" and profile.archs == ("aarch64",)
+    assert set(profile.jetpacks) <= set(list_jetpacks()) and profile.jetpacks[0] == "6.2"
+    assert "gpu" in dict(profile.sources)
+    assert TargetProfile.from_json(profile.to_json()) == profile
+    # Its own cores are those of the CPU's profile.
+    cpu = load_target(f"{name}-cpu")
+    assert (profile.cores, profile.glibc, profile.variants) == (cpu.cores, cpu.glibc, cpu.variants)
+    assert gpu_of(name).memory_gib == profile.memory_gib
+
+
+@pytest.mark.parametrize("name", [name for name in JETSONS if name != "jetson-orin"])
+def test_peaks_are_made_of_multiprocessors_and_clock(name: str) -> None:
+    gpu = gpu_of(name)
+    assert gpu.sm_count is not None
+    cycles = gpu.sm_count * gpu.clock_mhz / 1e3  # 1e9 a second
+    for precision, multiply_adds in {"fp32": 128, "fp16": 1024, "int8": 2048}.items():
+        made = 2 * multiply_adds * cycles
+        assert dict(gpu.peak_gflops)[precision] == pytest.approx(made, rel=0.01)
+
+
+def test_any_orin_takes_any_number_of_multiprocessors() -> None:
+    assert gpu_of("jetson-orin").sm_count is None
+    assert all(any("Orin" in model for model in gpu_of(name).models) for name in JETSONS)
+
+
+def test_releases_say_what_may_finish_a_bundle() -> None:
+    assert list_jetpacks() == ("6.2", "7.2")
+    for name in list_jetpacks():
+        release = load_jetpack(name)
+        least, below, own = (
+            tuple(map(int, text.split(".")[:2]))
+            for text in (release.tensorrt_least, release.tensorrt_below, release.tensorrt)
+        )
+        assert least <= own < below
+        # What is compared with the list of operators has to be a release that the list knows.
+        assert release.tensorrt_least in known_releases()
+        assert release.opset <= 20
+
+
+@pytest.mark.parametrize(("name", "hint"), [("6.3", "6.2, 7.2"), ("../6.2", "6.2, 7.2")])
+def test_unknown_release(name: str, hint: str) -> None:
+    with pytest.raises(TargetError) as caught:
+        load_jetpack(name)
+    assert hint in str(caught.value.hint)
+
+
+def test_malformed_release(tmp_path: Path) -> None:
+    folder = tmp_path / "jetpacks"
+    folder.mkdir()
+    (folder / "9.9.toml").write_text('name = "9.8"\nubuntu = 3\nopset = 99\nbogus = 1\n')
+    with pytest.raises(TargetError) as caught:
+        load_jetpack("9.9", [tmp_path])
+    for problem in ("'9.8' differs", "ubuntu: expected", "opset: expected", "bogus: unknown key"):
+        assert problem in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('kind = "jetson"', 'kind = "cpu"', "gpu: only a profile of kind jetson has it"),
+        ('jetpacks = ["6.2"]', "", "jetpacks: missing"),
+        ("clock_mhz = 600", "", "gpu.clock_mhz: missing"),
+        ("clock_mhz = 600", "clock_mhz = -1", "gpu.clock_mhz: expected a number above 0"),
+        ("clock_mhz = 600", "clock_mhz = 600\nsm_count = 0", "gpu.sm_count: expected a whole"),
+        ("fp16 = 8000, ", "", "gpu.peak_gflops.fp16: missing"),
+        ("fp16 = 8000", "fp16 = 8000, fp8 = 1", "unknown precision 'fp8'"),
+        ('"8.7"', "8.7", "gpu.compute_capability: expected a string"),
+        ('models = ["Mine"]', "models = []", "gpu.models: expected at least 1"),
+        ("bandwidth_gbs = 60", "bandwith_gbs = 60", "did you mean bandwidth_gbs?"),
+    ],
+)
+def test_malformed_gpu(write: Callable[..., Path], old: str, new: str, problem: str) -> None:
+    with pytest.raises(TargetError) as caught:
+        load_target(write((old, new)))
+    assert problem in caught.value.message
+
+
+def test_a_profile_of_ones_own(write: Callable[..., Path]) -> None:
+    profile = load_target(write())
+    assert profile.gpu is not None and profile.gpu.memory_bytes == 8 << 30
+    assert profile.gpu.sm_count is None
+
+
+def test_a_curve_in_closed_form(write: Callable[..., Path]) -> None:
+    profile = load_target(write())
+    work = replace(
+        MINILM,
+        flops_per_element=1e9,
+        flops_per_pair=0.0,
+        weight_bytes=4e8,
+        bytes_per_element=0.0,
+        calls=100,
+    )
+    curve = gpu_curve(work, profile, [1, 100], efficiency=Efficiency(0.5, 0.5, 2.0, "made up"))
+    first, last = curve.points
+    # 0.2 GB of half-precision weights at 30 GB/s, and 1e11 operations at 4e12 a second.
+    assert first.pad_ms == pytest.approx(0.2 / 30 * 1e3 + 0.2)
+    assert last.pad_ms == pytest.approx(25 + 0.2)
+    for point in curve.points:
+        assert point.exact_ms is not None and point.pad_ms is not None
+        assert point.exact_ms - point.pad_ms == pytest.approx(100 * (LAUNCH_US - 2.0) / 1e3)
+    assert curve.kind == "modelled" and "not measured" in dict(curve.provenance)["how"]
+
+
+def test_narrower_is_cheaper() -> None:
+    profile = load_target("jetson-orin-nano")
+    times = [
+        gpu_curve(MINILM, profile, [256], precision=precision).points[0].pad_ms
+        for precision in ("fp32", "fp16", "int8")
+    ]
+    assert times == sorted(times, reverse=True, key=lambda ms: ms or 0.0) and len(set(times)) == 3
+
+
+def test_the_efficiency_is_that_of_the_record() -> None:
+    """BERT-Large in int8 at 384 tokens took 6.55 ms on an AGX Orin and 16.89 on an Orin NX."""
+    hidden, layers, tokens = 1024, 24, 384
+    flops = layers * (24 * hidden**2 * tokens + 4 * hidden * tokens**2)
+    for name, ms in {"jetson-agx-orin": 6.55, "jetson-orin-nx": 16.89}.items():
+        peak = 1e9 * dict(gpu_of(name).peak_gflops)["int8"]
+        assert flops / peak / MLPERF_RECORD.arithmetic * 1e3 == pytest.approx(ms, rel=0.06)
+    for name, ms in {"jetson-agx-orin": 3.27, "jetson-orin-nx": 5.71}.items():
+        seconds = layers * 12 * hidden**2 / (1e9 * gpu_of(name).bandwidth_gbs)
+        assert seconds / MLPERF_RECORD.bandwidth * 1e3 == pytest.approx(ms, rel=0.1)
+
+
+def test_no_gpu_has_no_curve() -> None:
+    with pytest.raises(CostError, match="describes no GPU"):
+        gpu_curve(MINILM, load_target("cpu-x86-64-v3"), [1])
+    with pytest.raises(CostError, match="'bf16' is none of"):
+        gpu_curve(MINILM, load_target("jetson-orin"), [1], precision="bf16")
