@@ -28,3 +28,20 @@ from .types import (
 )
 
 __version__ = _version()
+__all__ = [
+    "Builder",
+    "DataType",
+    "IBuilderConfig",
+    "IHostMemory",
+    "ILogger",
+    "INetworkDefinition",
+    "IOptimizationProfile",
+    "IProgressMonitor",
+    "ITensor",
+    "ITimingCache",
+    "Logger",
+    "MemoryPoolType",
+    "NetworkDefinitionCreationFlag",
+    "OnnxParser",
+    "ParserError",
+]
