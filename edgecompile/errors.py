@@ -8,7 +8,11 @@ from __future__ import annotations
 from edgecompile.runtime.errors import (
     BundleError,
     DamagedBundleError,
+    DeviceDiskError,
+    DeviceMemoryError,
     EdgecompileError,
+    EngineCacheError,
+    FinishError,
     FormatVersionError,
     GpuError,
     GpuUnavailableError,
@@ -20,6 +24,7 @@ from edgecompile.runtime.errors import (
     SelftestError,
     UnfinishedBundleError,
     UnsupportedHostError,
+    WrongDeviceError,
 )
 
 __all__ = [
@@ -30,11 +35,15 @@ __all__ = [
     "CompileError",
     "CostError",
     "DamagedBundleError",
+    "DeviceDiskError",
+    "DeviceMemoryError",
     "DiskFullError",
     "DriftError",
     "EdgecompileError",
     "ElfError",
+    "EngineCacheError",
     "ExportError",
+    "FinishError",
     "FormatVersionError",
     "GpuError",
     "GpuUnavailableError",
@@ -54,6 +63,7 @@ __all__ = [
     "UnfinishedBundleError",
     "UnsupportedHostError",
     "VerificationError",
+    "WrongDeviceError",
 ]
 
 

@@ -90,6 +90,10 @@ def test_device_files_evaluate_no_newer_types(path: Path) -> None:
             assert not none, f"line {node.lineno}: {ast.unparse(node)}"
 
 
+# JetPack's TensorRT, which only they may import, and only when it is needed.
+TENSORRT_FILES = {"device.py", "trt_build.py"}
+
+
 @pytest.mark.parametrize("path", DEVICE_FILES, ids=module_id)
 def test_device_files_import_nothing_else(path: Path) -> None:
     """Also what is imported inside functions."""
@@ -98,6 +102,8 @@ def test_device_files_import_nothing_else(path: Path) -> None:
         if top == "edgecompile":
             device = name in ("edgecompile", "edgecompile.__version__")
             assert device or name.startswith("edgecompile.runtime"), name
+        elif top == "tensorrt":
+            assert path.name in TENSORRT_FILES, name
         else:
             assert top == "numpy" or top in sys.stdlib_module_names, name
 

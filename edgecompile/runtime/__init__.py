@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any, List
 from .errors import (
     BundleError,
     DamagedBundleError,
+    DeviceDiskError,
+    DeviceMemoryError,
     EdgecompileError,
+    EngineCacheError,
+    FinishError,
     FormatVersionError,
     GpuError,
     GpuUnavailableError,
@@ -25,6 +29,7 @@ from .errors import (
     SelftestError,
     UnfinishedBundleError,
     UnsupportedHostError,
+    WrongDeviceError,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +38,11 @@ if TYPE_CHECKING:
 __all__ = [
     "BundleError",
     "DamagedBundleError",
+    "DeviceDiskError",
+    "DeviceMemoryError",
     "EdgecompileError",
+    "EngineCacheError",
+    "FinishError",
     "FormatVersionError",
     "GpuError",
     "GpuUnavailableError",
@@ -46,6 +55,7 @@ __all__ = [
     "SelftestError",
     "UnfinishedBundleError",
     "UnsupportedHostError",
+    "WrongDeviceError",
     "open_bundle",
 ]
 

@@ -270,6 +270,14 @@ class Reader:
         value = self.key(parent, key, where)
         return self.as_integer(value, join(where, key)) if key in parent else None
 
+    def boolean(self, parent: Dict[str, Any], key: str, where: str) -> Optional[bool]:
+        """True or false under ``key``."""
+        value = self.key(parent, key, where)
+        if key in parent and self._typed(value, join(where, key), (bool,), "true or false"):
+            assert isinstance(value, bool)
+            return value
+        return None
+
     def number(self, parent: Dict[str, Any], key: str, where: str) -> Optional[float]:
         """A number under ``key``."""
         value = self.key(parent, key, where)

@@ -123,3 +123,33 @@ class ModeError(InputError):
     """The bundle can't be run in the mode that was asked for."""
 
     exit_code = 17
+
+
+class FinishError(EdgecompileError):
+    """TensorRT didn't build or accept the engine of a bundle on this device."""
+
+    exit_code = 60
+
+
+class WrongDeviceError(FinishError):
+    """The bundle's recipe is for another module, JetPack or TensorRT."""
+
+    exit_code = 61
+
+
+class DeviceMemoryError(FinishError):
+    """This device hasn't the memory to build or run the engine."""
+
+    exit_code = 62
+
+
+class DeviceDiskError(FinishError):
+    """The disk that the engine would lie on hasn't the space for it."""
+
+    exit_code = 63
+
+
+class EngineCacheError(FinishError):
+    """The folder of finished engines can't be used."""
+
+    exit_code = 64

@@ -13,6 +13,7 @@ from .schema import (
     AOTI_CPU,
     FORMAT_VERSION,
     MANIFEST_NAME,
+    TENSORRT,
     BucketSpec,
     Extent,
     FileEntry,
@@ -29,6 +30,7 @@ __all__ = [
     "FORMAT_VERSION",
     "MANIFEST_NAME",
     "MAX_MANIFEST_BYTES",
+    "TENSORRT",
     "BucketSpec",
     "Extent",
     "FileEntry",
@@ -209,7 +211,7 @@ class _ManifestReader:
                     features.append(feature)
             glibc = self._glibc(entry, where)
             rank = self.reader.integer(entry, "rank", where)
-            runtime, programs = "", []
+            runtime, recipe, programs = "", "", []
             if backend == AOTI_CPU:
                 if arch is not None and arch not in probes:
                     text = "no probe for the architecture {!r}".format(arch)
@@ -219,6 +221,11 @@ class _ManifestReader:
                     self._listed(path, join(where, "runtime"))
                     runtime = path
                 programs = self._programs(entry, where, n_buckets)
+            elif backend == TENSORRT:
+                path = self.reader.string(entry, "recipe", where)
+                if path is not None:
+                    self._listed(path, join(where, "recipe"))
+                    recipe = path
             result.append(
                 Variant(
                     name=name or "",
@@ -229,6 +236,7 @@ class _ManifestReader:
                     rank=rank or 0,
                     runtime=runtime,
                     programs=tuple(programs),
+                    recipe=recipe,
                 )
             )
         return result

@@ -63,11 +63,16 @@ def check_output(path: "Path", name: str, bundle: str) -> str:
     return real
 
 
-def write_output(path: str, data: bytes) -> None:
+def write_output(path: str, data: bytes, durable: bool = False) -> None:
     """Replaces the file ``path`` (of ``check_output``) by one that holds ``data``, at once.
 
     Whoever reads it sees the old or the new one. A process that is killed meanwhile may leave a
     file ``.edgecompile-*.tmp`` beside it.
+
+    Args:
+        path: of the file.
+        data: what it is to hold.
+        durable: wait until the disk has it, so that it also outlives a loss of power.
 
     Raises:
         OSError: it can't be written; the old file is still there.
@@ -78,7 +83,16 @@ def write_output(path: str, data: bytes) -> None:
     try:
         with os.fdopen(os.open(beside, flags, 0o666), "wb") as stream:
             stream.write(data)
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
         os.replace(beside, path)
+        if durable:
+            folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(beside)

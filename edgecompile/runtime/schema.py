@@ -15,6 +15,7 @@ FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 MODES = ("exact", "pad")
 AOTI_CPU = "aoti-cpu"
+TENSORRT = "tensorrt"
 
 Dim = Union[int, str, None]
 
@@ -109,10 +110,11 @@ class BucketSpec:
 
 @dataclass(frozen=True)
 class Variant:
-    """One instruction set of one architecture; ``programs`` holds one library per bucket.
+    """One instruction set of one architecture, or one kind of GPU.
 
-    Variants of a backend other than "aoti-cpu" have empty ``runtime`` and ``programs`` here:
-    this runtime can't run them and says so.
+    For the backend "aoti-cpu" ``programs`` holds one library per bucket; for "tensorrt" ``recipe``
+    is the path of what the device builds its engine from. Those that don't belong to the backend
+    are empty, all of them where it is another one: this runtime can't run it and says so.
     """
 
     name: str
@@ -123,19 +125,23 @@ class Variant:
     rank: int
     runtime: str = ""
     programs: Tuple[str, ...] = ()
+    recipe: str = ""
 
     def to_json(self) -> Dict[str, Any]:
         """The manifest's entry."""
-        return {
+        entry: Dict[str, Any] = {
             "name": self.name,
             "arch": self.arch,
             "backend": self.backend,
             "requires": list(self.requires),
             "glibc": self.glibc,
-            "runtime": self.runtime,
-            "programs": list(self.programs),
-            "rank": self.rank,
         }
+        if self.backend == TENSORRT:
+            entry["recipe"] = self.recipe
+        else:
+            entry.update(runtime=self.runtime, programs=list(self.programs))
+        entry["rank"] = self.rank
+        return entry
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,75 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
+RECIPE: dict[str, Any] = {
+    "recipe_version": 1,
+    "onnx": "model.onnx",
+    "weights": "weights.fp16",
+    "opset": 20,
+    "precision": "fp16",
+    "strongly_typed": True,
+    "padding": True,
+    "jetpack": "6.2",
+    "tensorrt": {"least": "10.3", "below": "11.0"},
+    "device": {
+        "name": "jetson-orin-nano",
+        "compute_capability": "8.7",
+        "sm_count": 8,
+        "memory_bytes": 8 << 30,
+        "models": ["Jetson Orin Nano", "Jetson-Orin-Nano"],
+    },
+    "inputs": [
+        {"name": "input_ids", "dtype": "int64"},
+        {"name": "attention_mask", "dtype": "int64"},
+    ],
+    "outputs": [
+        {"name": "embedding", "dtype": "float32"},
+        {"name": "states", "dtype": "float32"},
+    ],
+    "profiles": [
+        {
+            "input_ids": {"min": [1, 1], "opt": [1, 16], "max": [2, 32]},
+            "attention_mask": {"min": [1, 1], "opt": [1, 16], "max": [2, 32]},
+        },
+        {
+            "input_ids": {"min": [1, 64], "opt": [1, 64], "max": [2, 64]},
+            "attention_mask": {"min": [1, 64], "opt": [1, 64], "max": [2, 64]},
+        },
+    ],
+    "builder": {"optimization_level": 3, "workspace_bytes": 1 << 30},
+    "predicted": {
+        "build_bytes": 1 << 30,
+        "engine_bytes": 1 << 20,
+        "scratch_bytes": [1 << 20, 2 << 20],
+        "build_seconds": None,
+        "how": "a guess for tests",
+    },
+}
+ORIN: dict[str, Any] = {
+    "name": "jetson-orin",
+    "arch": "aarch64",
+    "backend": "tensorrt",
+    "requires": [],
+    "glibc": None,
+    "recipe": "code/jetson-orin/recipe.json",
+    "rank": 100,
+}
+DELETE = object()
+
+
+def put(document: Any, path: str, value: Any) -> None:
+    """Sets ``path`` ("a.0.b"; "~" stands for a dot within a key) or deletes it."""
+    *parents, last = [part.replace("~", ".") for part in path.split(".")]
+    if parents and parents[0] == "files" and isinstance(value, dict):
+        parents, last = ["files"], path[len("files.") :].replace("~", ".")  # paths keep their dots
+    for part in parents:
+        document = document[int(part)] if isinstance(document, list) else document[part]
+    if value is DELETE:
+        del document[int(last) if isinstance(document, list) else last]
+    else:
+        document[int(last) if isinstance(document, list) else last] = value
+
+
 def make_weights(header: dict[str, Any] | None = None, data: bytes | None = None) -> bytes:
     """The bytes of a weights file; by default three tensors, one of them of 6 bytes."""
     if header is None:
@@ -142,6 +211,18 @@ class DummyBundle:
         }
         for bucket, length in LENGTHS.items():
             self.files[f"golden/{bucket}-hint.npz"] = write_case(*make_case(length))
+
+    def add_tensorrt(self) -> dict[str, Any]:
+        """Adds a TensorRT variant, its files dummies, and returns a copy of its recipe."""
+        self.document["variants"].append(copy.deepcopy(ORIN))
+        self.files["code/jetson-orin/model.onnx"] = b"no model"
+        self.files["code/jetson-orin/weights.fp16"] = make_weights()
+        self.put_recipe(RECIPE)
+        return copy.deepcopy(RECIPE)
+
+    def put_recipe(self, recipe: dict[str, Any]) -> None:
+        """Replaces the recipe of that variant."""
+        self.files[ORIN["recipe"]] = json.dumps(recipe).encode()
 
     def listed(self) -> dict[str, Any]:
         """The manifest with all its files listed."""

@@ -29,8 +29,10 @@ from edgecompile.runtime.files import BundleFolder
 from edgecompile.runtime.golden import read_case
 from edgecompile.runtime.manifest import MAX_MANIFEST_BYTES
 from edgecompile.runtime.model import open_bundle
+from edgecompile.runtime.recipe import read_recipe
 from edgecompile.runtime.weights import map_weights
-from tests.runtime.bundles import DummyBundle, make_weights, pack_weights
+from tests.runtime.bundles import DELETE, DummyBundle, make_weights, pack_weights, put
+from tests.runtime.recipes import HOSTILE_RECIPES
 
 FORMAT = Path(edgecompile.runtime.__file__).with_name("FORMAT.md").read_text()
 RUNTIME_SOURCES = sorted(Path(edgecompile.runtime.__file__).parent.glob("*.py"))
@@ -43,6 +45,9 @@ def read_everything(path: str) -> None:
         folder.check_sizes()
         for name in folder.manifest.weights.values():
             map_weights(folder, name, check_hash=False)
+        for variant in folder.manifest.variants:
+            if variant.recipe:
+                read_recipe(folder, variant)
         for item in folder.manifest.golden:
             fd = folder.open(item.file)
             try:
@@ -59,7 +64,6 @@ def test_the_fixture_itself_is_valid(bundle: DummyBundle) -> None:
 
 
 # --- The manifest: (rule, key path, value that breaks the rule, text of the error). DELETE removes.
-DELETE = object()
 LONG = "n" * 201
 HOSTILE_VALUES: list[tuple[str, str, Any, str]] = [
     ("key-missing", "name", DELETE, "name: is required"),
@@ -151,6 +155,7 @@ HOSTILE_VALUES: list[tuple[str, str, Any, str]] = [
     ("path-listed", "variants.0.runtime", "", "variants[0].runtime: '' isn't listed"),
     ("path-listed", "variants.0.programs.0", "x", "variants[0].programs[0]"),
     ("path-listed", "golden.0.file", "x", "golden[0].file"),
+    ("key-missing", "variants.0.backend", "tensorrt", "variants[0].recipe: is required"),
     ("path-manifest", "files.manifest~json", {"size": 1, "sha256": "0" * 64}, "list itself"),
     ("file-size", "files.weights~fp32.size", -1, "-1 is negative"),
     ("file-sha256", "files.weights~fp32.sha256", "0" * 63, "isn't 64 lower-case hex digits"),
@@ -175,19 +180,6 @@ HOSTILE_VALUES: list[tuple[str, str, Any, str]] = [
 ]
 
 
-def put(document: Any, path: str, value: Any) -> None:
-    """Sets ``path`` ("a.0.b"; "~" stands for a dot within a key) or deletes it."""
-    *parents, last = [part.replace("~", ".") for part in path.split(".")]
-    if parents and parents[0] == "files" and isinstance(value, dict):
-        parents, last = ["files"], path[len("files.") :].replace("~", ".")  # paths keep their dots
-    for part in parents:
-        document = document[int(part)] if isinstance(document, list) else document[part]
-    if value is DELETE:
-        del document[int(last) if isinstance(document, list) else last]
-    else:
-        document[int(last) if isinstance(document, list) else last] = value
-
-
 @pytest.mark.parametrize(
     ("rule", "path", "value", "text"),
     HOSTILE_VALUES,
@@ -204,6 +196,23 @@ def test_hostile_value(bundle: DummyBundle, rule: str, path: str, value: Any, te
     assert f"[{rule}]" in caught.value.message
     assert text in caught.value.message
     assert (caught.type is FormatVersionError) == (rule == "version-known")
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "value", "text"),
+    HOSTILE_RECIPES,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_RECIPES)],
+)
+def test_hostile_recipe(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    recipe = bundle.add_tensorrt()
+    put(recipe, path, value)
+    bundle.put_recipe(recipe)
+    with pytest.raises(BundleError) as caught:
+        read_everything(bundle.write())
+    assert f"[{rule}]" in caught.value.message
+    assert text in caught.value.message
+    assert "recipe.json: " in caught.value.message
+    assert (caught.type is FormatVersionError) == (rule == "recipe-version")
 
 
 @pytest.mark.parametrize(
@@ -497,6 +506,7 @@ def test_every_rule_has_a_fixture_and_a_check() -> None:
     written = set(re.findall(r"^- `\[([a-z0-9-]+)\]`", FORMAT, re.MULTILINE))
     tables: list[Any] = [
         HOSTILE_VALUES,
+        HOSTILE_RECIPES,
         HOSTILE_BYTES,
         HOSTILE_FOLDERS,
         HOSTILE_WEIGHTS,

@@ -94,7 +94,7 @@ def test_variants_of_unknown_backends_are_read(bundle: DummyBundle) -> None:
         {
             "name": "orin",
             "arch": "aarch64",
-            "backend": "tensorrt",
+            "backend": "of-later",
             "requires": ["sm_87"],
             "glibc": None,
             "rank": 100,
@@ -102,7 +102,7 @@ def test_variants_of_unknown_backends_are_read(bundle: DummyBundle) -> None:
         }
     )
     variant = parse_manifest(json.dumps(document).encode()).variants[1]
-    assert variant == Variant("orin", "aarch64", "tensorrt", ("sm_87",), None, 100)
+    assert variant == Variant("orin", "aarch64", "of-later", ("sm_87",), None, 100)
 
 
 def test_a_model_without_a_length_axis(bundle: DummyBundle) -> None:

@@ -1,0 +1,140 @@
+"""What a recipe says, as frozen dataclasses; FORMAT.md is normative.
+
+Construction checks nothing: ``recipe.parse_recipe`` does, and every writer sends its bytes through
+it before they leave.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+RECIPE_VERSION = 1
+
+Shape = Tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShapeRange:
+    """The shapes that one input has in one profile: smallest, the one tuned for, largest."""
+
+    min: Shape
+    opt: Shape
+    max: Shape
+
+    def to_json(self) -> Dict[str, List[int]]:
+        """{"min", "opt", "max"}."""
+        return {"min": list(self.min), "opt": list(self.opt), "max": list(self.max)}
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Name and dtype of an input or output, as the ONNX has them."""
+
+    name: str
+    dtype: str
+
+    def to_json(self) -> Dict[str, str]:
+        """{"name", "dtype"}."""
+        return {"name": self.name, "dtype": self.dtype}
+
+
+@dataclass(frozen=True)
+class TargetDevice:
+    """The module that the recipe is for; ``models`` are parts of what its device tree may say.
+
+    ``memory_bytes`` is all of its memory, which CPU and GPU share.
+    """
+
+    name: str
+    compute_capability: str
+    sm_count: int
+    memory_bytes: int
+    models: Tuple[str, ...]
+
+    def to_json(self) -> Dict[str, Any]:
+        """The recipe's entry."""
+        return {
+            "name": self.name,
+            "compute_capability": self.compute_capability,
+            "sm_count": self.sm_count,
+            "memory_bytes": self.memory_bytes,
+            "models": list(self.models),
+        }
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What the build host expects: bytes, and seconds where it can tell; ``how`` says from what."""
+
+    build_bytes: int
+    engine_bytes: int
+    scratch_bytes: Tuple[int, ...]
+    build_seconds: Optional[float]
+    how: str
+
+    def to_json(self) -> Dict[str, Any]:
+        """The recipe's entry."""
+        return {
+            "build_bytes": self.build_bytes,
+            "engine_bytes": self.engine_bytes,
+            "scratch_bytes": list(self.scratch_bytes),
+            "build_seconds": self.build_seconds,
+            "how": self.how,
+        }
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The whole recipe. ``profiles`` has one entry per bucket: ranges of shapes by input.
+
+    ``least`` and ``below`` are the TensorRT versions, major.minor, that it may be finished with:
+    least <= version < below. ``padding``: filling inputs up to a profile's ``max`` with the
+    manifest's pad values was verified to change nothing.
+    """
+
+    onnx: str
+    weights: str
+    opset: int
+    precision: str
+    padding: bool
+    jetpack: str
+    least: str
+    below: str
+    device: TargetDevice
+    inputs: Tuple[TensorType, ...]
+    outputs: Tuple[TensorType, ...]
+    profiles: Tuple[Mapping[str, ShapeRange], ...]
+    optimization_level: int
+    workspace_bytes: int
+    predicted: Predicted
+
+    def to_json(self) -> Dict[str, Any]:
+        """The recipe as plain JSON values, in the order of FORMAT.md."""
+        return {
+            "recipe_version": RECIPE_VERSION,
+            "onnx": self.onnx,
+            "weights": self.weights,
+            "opset": self.opset,
+            "precision": self.precision,
+            "strongly_typed": True,
+            "padding": self.padding,
+            "jetpack": self.jetpack,
+            "tensorrt": {"least": self.least, "below": self.below},
+            "device": self.device.to_json(),
+            "inputs": [item.to_json() for item in self.inputs],
+            "outputs": [item.to_json() for item in self.outputs],
+            "profiles": [
+                {name: shapes.to_json() for name, shapes in profile.items()}
+                for profile in self.profiles
+            ],
+            "builder": {
+                "optimization_level": self.optimization_level,
+                "workspace_bytes": self.workspace_bytes,
+            },
+            "predicted": self.predicted.to_json(),
+        }
+
+    def to_bytes(self) -> bytes:
+        """The bytes of recipe.json: deterministic, indented, ASCII, one final newline."""
+        text = json.dumps(self.to_json(), indent=1, ensure_ascii=True, allow_nan=False)
+        return text.encode("ascii") + b"\n"

@@ -1,0 +1,111 @@
+"""Reading and writing recipes; hostile ones are in test_format.py."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from edgecompile.runtime.errors import BundleError, DamagedBundleError
+from edgecompile.runtime.files import BundleFolder
+from edgecompile.runtime.manifest import TENSORRT, parse_manifest
+from edgecompile.runtime.recipe import (
+    MAX_RECIPE_BYTES,
+    Recipe,
+    ShapeRange,
+    parse_recipe,
+    read_recipe,
+    sibling,
+    version_pair,
+)
+from tests.runtime.bundles import ORIN, RECIPE, DummyBundle
+
+
+def parse(bundle: DummyBundle, recipe: dict[str, Any]) -> Recipe:
+    manifest = parse_manifest(json.dumps(bundle.listed()).encode())
+    return parse_recipe(json.dumps(recipe).encode(), manifest, manifest.variants[1])
+
+
+def test_a_recipe_is_read_whole(bundle: DummyBundle) -> None:
+    recipe = parse(bundle, bundle.add_tensorrt())
+    assert recipe.to_json() == RECIPE
+    assert (recipe.least, recipe.below, recipe.device.sm_count) == ("10.3", "11.0", 8)
+    assert recipe.profiles[1]["input_ids"] == ShapeRange((1, 64), (1, 64), (2, 64))
+    assert recipe.predicted.scratch_bytes == (1 << 20, 2 << 20)
+
+
+def test_what_is_written_is_read_again(bundle: DummyBundle) -> None:
+    recipe = parse(bundle, bundle.add_tensorrt())
+    data = recipe.to_bytes()
+    assert parse(bundle, json.loads(data)) == recipe
+    assert parse(bundle, json.loads(data)).to_bytes() == data
+
+
+def test_unknown_keys_are_ignored(bundle: DummyBundle) -> None:
+    recipe = bundle.add_tensorrt()
+    expected = parse(bundle, recipe)
+    recipe["later"] = {"x": [1]}
+    recipe["device"]["later"] = None
+    assert parse(bundle, recipe) == expected
+
+
+def test_every_problem_is_named(bundle: DummyBundle) -> None:
+    recipe = bundle.add_tensorrt()
+    recipe["opset"] = 3
+    recipe["onnx"] = "a/b"
+    recipe["device"]["sm_count"] = 0
+    del recipe["profiles"][0]["input_ids"]
+    with pytest.raises(BundleError) as caught:
+        parse(bundle, recipe)
+    for rule in ("recipe-range", "recipe-files", "recipe-profiles"):
+        assert f"[{rule}]" in caught.value.message
+    assert "4 problems" in caught.value.message
+
+
+def test_a_profile_may_be_wider_than_its_bucket(bundle: DummyBundle) -> None:
+    recipe = bundle.add_tensorrt()
+    recipe["profiles"][1]["input_ids"] = {"min": [1, 1], "opt": [2, 50], "max": [4, 128]}
+    assert parse(bundle, recipe).profiles[1]["input_ids"].max == (4, 128)
+
+
+def test_the_manifest_s_variant_is_written_as_it_was_read(bundle: DummyBundle) -> None:
+    bundle.add_tensorrt()
+    manifest = parse_manifest(json.dumps(bundle.listed()).encode())
+    variant = manifest.variants[1]
+    assert (variant.backend, variant.recipe) == (TENSORRT, ORIN["recipe"])
+    assert variant.to_json() == ORIN
+    assert "recipe" not in manifest.variants[0].to_json()
+    assert parse_manifest(manifest.to_bytes()) == manifest
+    assert sibling(variant, "model.onnx") == "code/jetson-orin/model.onnx"
+
+
+def test_a_recipe_of_a_bundle(bundle: DummyBundle) -> None:
+    bundle.add_tensorrt()
+    folder = BundleFolder(bundle.write())
+    try:
+        variant = folder.manifest.variants[1]
+        assert read_recipe(folder, variant).to_json() == RECIPE
+        path = bundle.folder / ORIN["recipe"]
+        path.write_bytes(path.read_bytes().replace(b"fp16", b"fp61"))
+        with pytest.raises(DamagedBundleError, match=r"recipe\.json.*\[file-hash\]"):
+            read_recipe(folder, variant)
+    finally:
+        folder.close()
+
+
+def test_a_recipe_that_is_too_large(bundle: DummyBundle) -> None:
+    recipe = bundle.add_tensorrt()
+    recipe["later"] = "x" * MAX_RECIPE_BYTES
+    bundle.put_recipe(recipe)
+    folder = BundleFolder(bundle.write())
+    try:
+        with pytest.raises(BundleError, match=r"\[json-size\]"):
+            read_recipe(folder, folder.manifest.variants[1])
+    finally:
+        folder.close()
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    assert version_pair("10.16.2.10") == (10, 16) > version_pair("10.3.0")
+    assert version_pair("none") == (0, 0)
