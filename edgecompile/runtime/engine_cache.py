@@ -197,9 +197,7 @@ class EngineFolder:
             raise BundleError("{}: belongs to something else".format(source))
         if any(not 0 <= item < count for item in profile_of):
             raise BundleError("{}: names a profile that doesn't exist".format(source))
-        return FinishedEngine(
-            self.join(engine_name(sha256)), sha256, size, profile_of, document
-        )
+        return FinishedEngine(self.join(engine_name(sha256)), sha256, size, profile_of, document)
 
     def write_stamp(self, entries: Mapping[str, Any], tested: bool) -> None:
         """Writes the stamp, or without a test what says that an engine was built; durably.

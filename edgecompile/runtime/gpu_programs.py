@@ -46,7 +46,9 @@ def pad_everything(manifest: Manifest, verified: bool) -> Manifest:
         if padded and None in spec.shape:
             problems.append("the shape of {} doesn't follow from the inputs'".format(spec.name))
     if problems:
-        text = 'the mode "{}" pads every bucket to its upper end, which this bundle doesn\'t allow: '
+        text = (
+            'the mode "{}" pads every bucket to its upper end, which this bundle doesn\'t allow: '
+        )
         raise ModeError(
             text.format(REDUCE_OVERHEAD) + "; ".join(problems),
             'open it with mode="default", or build it with buckets of one size each',
@@ -120,9 +122,7 @@ class GpuPrograms:
             if isinstance(error, GpuError) and lane is not None:
                 text = "{}: {} bytes of scratch memory: {}"
                 text = text.format(engine.label, self.scratch_bytes, error.message)
-                raise GpuError(
-                    text, error.hint, error.name, error.number, error.sticky
-                ) from None
+                raise GpuError(text, error.hint, error.name, error.number, error.sticky) from None
             raise
         self._lane = lane
 
