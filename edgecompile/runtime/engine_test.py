@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 from .cuda import Cuda
 from .dispatch import Dispatcher
 from .engine_cache import FinishedEngine
-from .errors import BundleError, ModeError
+from .errors import BundleError, GpuError, ModeError
 from .files import BundleFolder
 from .gpu_programs import DEFAULT, MODES, GpuPrograms, pad_everything
 from .inputs import InputChecker
@@ -19,6 +19,14 @@ from .trt_engine import load_engine
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+class _GpuFailed(Exception):
+    """Carries a GpuError past the judge of cases: the GPU failed, which says nothing of results."""
+
+    def __init__(self, error: GpuError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 class EngineRunner:
@@ -40,9 +48,11 @@ class EngineRunner:
         """See ``Model.run_bucket``."""
         arrays, sizes = self._checker.check(inputs)
         self._dispatcher.check(bucket, sizes)
-        program = self._programs.get(bucket)
         padded = self._dispatcher.pad(bucket, arrays, sizes)
-        return self._results.run(program, padded, sizes, None)
+        try:
+            return self._results.run(self._programs.get(bucket), padded, sizes, None)
+        except GpuError as error:
+            raise _GpuFailed(error) from None
 
     def open_file(self, name: str) -> int:
         """See ``Model.open_file``."""
@@ -98,6 +108,8 @@ def test_engine(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
                 continue
             try:
                 found = run_cases(runner)
+            except _GpuFailed as carrier:
+                raise carrier.error from None
             finally:
                 runner.close()
             modes.append(mode)

@@ -57,8 +57,11 @@ class Options(NamedTuple):
     debug: bool = False
 
 
+_NOTHING = Options()
+
+
 def finish_bundle(
-    path: str, options: Options = Options(), say: Say = lambda text: None
+    path: str, options: Options = _NOTHING, say: Say = lambda text: None
 ) -> Dict[str, Any]:
     """Builds and tests the engine of a bundle's TensorRT variant, unless that was done before.
 
@@ -296,8 +299,9 @@ class _Run:
             self._refuse(built, served)
             kept = "the one from before still serves" if served else "nothing serves this bundle"
             raise SelftestError(
-                "the engine doesn't reproduce the golden vectors and isn't served: "
-                "{}; {}".format(result["worst"], kept),
+                "the engine doesn't reproduce the golden vectors and isn't served: {}; {}".format(
+                    result["worst"], kept
+                ),
                 "run finish again with another --level, or build the bundle with another precision",
             )
         tested: Dict[str, Any] = {key: result[key] for key in ("ok", "cases", "modes")}

@@ -34,7 +34,8 @@ class ProgressLine:
         self._stream = sys.stderr if stream is None else stream
         self._terminal = self._stream.isatty()
         self._shown = False
-        self._next = 0.0
+        # The first one comes when there is something to tell.
+        self._next = time.monotonic() + _EVERY / 5
 
     def show(self, progress: "Mapping[str, Any]") -> None:
         """Takes {"phase", "fraction", "seconds"} of a worker's message."""
