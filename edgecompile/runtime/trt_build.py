@@ -121,7 +121,7 @@ def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
 
     started = time.monotonic()
     log = BuildLog()
-    logger = _make_logger(log)
+    logger = make_logger(log)
     builder = tensorrt.Builder(logger)
     network = builder.create_network(
         1 << int(tensorrt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
@@ -150,7 +150,8 @@ def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
     }
 
 
-def _make_logger(log: BuildLog) -> "tensorrt.ILogger":
+def make_logger(log: BuildLog) -> "tensorrt.ILogger":
+    """A logger of TensorRT that keeps errors and warnings in ``log``."""
     import tensorrt
 
     class Logger(tensorrt.ILogger):
