@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from .device import DeviceIdentity
 from .document import Problems, Reader, parse_json
@@ -218,25 +218,20 @@ class EngineFolder:
         sync_folder(self.path)
         return target
 
-    def tidy(self, keep: str) -> int:
-        """Removes what killed processes left and engines other than ``keep``; returns the bytes.
+    def tidy(self, keep: Sequence[str], untested: bool = False) -> None:
+        """Removes what killed processes left, and engines whose names aren't in ``keep``.
 
-        Only while the lock is held.
+        With ``untested`` also the word that one was built. Only while the lock is held.
         """
-        freed = 0
+        if untested:
+            self._remove(_BUILT)
         for name in _names(self.path):
-            left = name.endswith(".tmp") or (name.startswith("engine-") and name != keep)
-            if left or (name == _BUILT and keep == ""):
-                with contextlib.suppress(OSError):
-                    size = os.stat(self.join(name)).st_size
-                    os.unlink(self.join(name))
-                    freed += size
-        return freed
+            if name.endswith(".tmp") or (name.startswith("engine-") and name not in keep):
+                self._remove(name)
 
-    def forget_built(self) -> None:
-        """Removes the word that an engine was built: it was tested."""
+    def _remove(self, name: str) -> None:
         with contextlib.suppress(OSError):
-            os.unlink(self.join(_BUILT))
+            os.unlink(self.join(name))
 
     def others(self) -> List[Tuple[str, Mapping[str, Any], int]]:
         """(key, stamp or {}, bytes) of the engines of other keys."""

@@ -145,7 +145,7 @@ def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
         "size": size,
         "sha256": sha256,
         "seconds": time.monotonic() - started,
-        "timing_cache": used if not kept else kept,
+        "timing_cache": kept or used,
         "warnings": log.warnings[-5:],
     }
 
