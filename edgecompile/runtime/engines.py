@@ -10,7 +10,7 @@ Sizes = Tuple[int, ...]
 
 #: How a GPU runs, named as users of PyTorch know it: see ``gpu_programs``.
 DEFAULT, REDUCE_OVERHEAD = "default", "reduce-overhead"
-RUN_MODES = (DEFAULT, REDUCE_OVERHEAD)
+MODES = (DEFAULT, REDUCE_OVERHEAD)
 
 
 class Context(Protocol):

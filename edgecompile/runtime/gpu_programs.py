@@ -10,7 +10,7 @@ import threading
 from typing import Any, Dict, List, Optional, Sequence
 
 from .cuda import Cuda, check_not_forked
-from .engines import DEFAULT, REDUCE_OVERHEAD, RUN_MODES, Engine
+from .engines import DEFAULT, MODES, REDUCE_OVERHEAD, Engine
 from .errors import EdgecompileError, GpuError, ModeError
 from .gpu_program import GpuLane, GpuProgram, attempt
 from .inputs import InputChecker, make_inputs
@@ -85,14 +85,14 @@ class GpuPrograms:
             engine: what computes.
             manifest: of the bundle; for "reduce-overhead" what ``pad_everything`` made of it.
             profile_of: the profile of the engine for each bucket.
-            mode: one of ``engines.RUN_MODES``.
+            mode: one of ``engines.MODES``.
             zero_copy: let the GPU reach into the CPU's memory instead of copying; None: where both
                 share their memory.
 
         Raises:
             GpuError: CUDA reported a failure, too little memory for example.
         """
-        assert mode in RUN_MODES and len(profile_of) == len(manifest.buckets)
+        assert mode in MODES and len(profile_of) == len(manifest.buckets)
         self.manifest = manifest
         self.mode = mode
         #: Of the engine's file, where it has one: for ``describe``.

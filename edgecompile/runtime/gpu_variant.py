@@ -1,7 +1,5 @@
 """Opens a bundle's variant for a GPU: finds the engine that was finished here and loads it."""
 
-from typing import Optional
-
 from .cuda import Cuda
 from .device import describe_device
 from .engine_cache import EngineFolder, FinishedEngine, describe_content
@@ -19,16 +17,14 @@ def open_gpu_variant(
     variant: Variant,
     mode: str,
     finish: bool = False,
-    engine: Optional[FinishedEngine] = None,
 ) -> GpuPrograms:
     """The programs of a variant of the backend ``tensorrt``; none is loaded yet.
 
     Args:
         folder: the bundle.
         variant: of it.
-        mode: one of ``engines.RUN_MODES``.
+        mode: one of ``engines.MODES``.
         finish: build the engine if there is none for this device, which takes minutes.
-        engine: to be used instead of what the cache has, for the test of what was just built.
 
     Raises:
         GpuUnavailableError: libcudart, ``tensorrt`` or a GPU is missing.
@@ -44,8 +40,7 @@ def open_gpu_variant(
         # Before anything is built: it can be told from the bundle alone.
         manifest = pad_everything(manifest, recipe.padding)
     cuda = Cuda.load()
-    if engine is None:
-        engine = _find(folder, variant, recipe, cuda, finish)
+    engine = _find(folder, variant, recipe, cuda, finish)
     programs = GpuPrograms(
         cuda, load_engine(cuda, engine, manifest), manifest, engine.profile_of, mode
     )
@@ -60,9 +55,9 @@ def _find(
     kept = EngineFolder(describe_content(folder.manifest, variant, recipe), identity)
     engine, why = kept.read_stamp()
     if engine is None and finish:
-        from .finish import finish_bundle
+        from .finish import Options, finish_bundle
 
-        finish_bundle(folder.path, variant=variant.name)
+        finish_bundle(folder.path, Options(variant=variant.name))
         engine, why = kept.read_stamp()
     if engine is None:
         text = "{}: the variant {} has no finished engine on {}: {}"

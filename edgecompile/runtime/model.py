@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .aoti import RuntimeLibrary
-    from .engine_cache import FinishedEngine
     from .output import Path
 
-__all__ = ["VARIANT_VARIABLE", "Model", "open_bundle", "open_engine"]
+__all__ = ["VARIANT_VARIABLE", "Model", "open_bundle"]
 
 
 def open_bundle(
@@ -89,12 +88,6 @@ def open_bundle(
         if instead is None:
             raise
     return _open(path, instead, warmup, stats_file, stats_every)
-
-
-def open_engine(path: "Path", variant: str, engine: "FinishedEngine", mode: str) -> "Model":
-    """Opens a bundle with an engine that was just built, to test it: see ``open_bundle``."""
-    request = Request(variant=variant, mode=mode, engine=engine)
-    return _open(path, request, False, None, 0.0)
 
 
 def _open(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Union
 
 from .cpu import Host, choose_variant
-from .engines import DEFAULT, RUN_MODES
+from .engines import DEFAULT, MODES
 from .errors import (
     EdgecompileError,
     FinishError,
@@ -21,7 +21,6 @@ from .manifest import TENSORRT, Variant
 from .programs import Programs, open_cpu_variant
 
 if TYPE_CHECKING:
-    from .engine_cache import FinishedEngine
     from .gpu_programs import GpuPrograms
 
 MODE_VARIABLE = "EDGECOMPILE_MODE"
@@ -39,8 +38,7 @@ GPU_FAILURES = (GpuError, UnfinishedBundleError, FinishError)
 class Request:
     """What ``open_bundle`` was asked for, checked; see there. ``concurrency`` 0: the default.
 
-    ``without`` has the backends that mustn't be used, each with the reason; ``engine`` is what to
-    use instead of the cache's.
+    ``without`` has the backends that mustn't be used, each with the reason.
     """
 
     threads: Optional[int] = None
@@ -51,7 +49,6 @@ class Request:
     fallback: Optional[str] = None
     finish: bool = False
     without: Mapping[str, str] = field(default_factory=dict)
-    engine: "Optional[FinishedEngine]" = None
 
     def after(self, error: EdgecompileError) -> "Optional[Request]":
         """What to try after the GPU failed; None: nothing, the error is to be raised.
@@ -98,8 +95,8 @@ def make_request(
         text = "fallback is {!r}, must be None or one of {}"
         raise InputError(text.format(fallback, FALLBACKS))
     mode = mode if mode is not None else os.environ.get(MODE_VARIABLE) or DEFAULT
-    if mode not in RUN_MODES:
-        raise InputError("mode is {!r}, must be one of {}".format(mode, RUN_MODES))
+    if mode not in MODES:
+        raise InputError("mode is {!r}, must be one of {}".format(mode, MODES))
     return Request(
         threads=threads,
         variant=variant if variant is not None else os.environ.get(VARIANT_VARIABLE) or None,
@@ -125,9 +122,7 @@ def open_programs(folder: BundleFolder, host: Host, request: Request) -> Opened:
         from .gpu_variant import open_gpu_variant
 
         try:
-            programs = open_gpu_variant(
-                folder, variant, request.mode, request.finish, request.engine
-            )
+            programs = open_gpu_variant(folder, variant, request.mode, request.finish)
         except (GpuUnavailableError, UnfinishedBundleError) as error:
             if request.after(error) is None:
                 _add_hint(error, folder, host)
