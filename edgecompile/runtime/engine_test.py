@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 from .cuda import Cuda
 from .dispatch import Dispatcher
 from .engine_cache import FinishedEngine
+from .engines import DEFAULT, MODES
 from .errors import BundleError, GpuError, ModeError
 from .files import BundleFolder
-from .gpu_programs import DEFAULT, MODES, GpuPrograms, pad_everything
+from .gpu_programs import GpuPrograms, pad_everything
 from .inputs import InputChecker
 from .manifest import Manifest
 from .results import ResultMaker

@@ -15,8 +15,9 @@ import pytest
 
 from edgecompile.runtime.cuda import Cuda
 from edgecompile.runtime.dispatch import Dispatcher
+from edgecompile.runtime.engines import DEFAULT, REDUCE_OVERHEAD
 from edgecompile.runtime.errors import GpuError, ModeError
-from edgecompile.runtime.gpu_programs import DEFAULT, REDUCE_OVERHEAD, GpuPrograms, pad_everything
+from edgecompile.runtime.gpu_programs import GpuPrograms, pad_everything
 from edgecompile.runtime.inputs import make_inputs
 from edgecompile.runtime.manifest import Manifest, parse_manifest
 from edgecompile.runtime.results import ResultMaker
@@ -281,7 +282,7 @@ def test_closed_programs_refuse(make: Make) -> None:
     rig.programs.close()
     rig.programs.close()
     assert rig.programs.loaded == []
-    with pytest.raises(GpuError, match="bucket 0 .* is closed"):
+    with pytest.raises(GpuError, match=r"bucket 0 .* is closed"):
         program.run([np.ones((1, 3), np.int64)] * 2)
 
 

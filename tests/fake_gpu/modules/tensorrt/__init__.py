@@ -16,22 +16,28 @@ from .builder import (
     OnnxParser,
     ParserError,
 )
+from .execution import ICudaEngine, IExecutionContext, Runtime
 from .hooks import version as _version
 from .types import (
     DataType,
+    ExecutionContextAllocationStrategy,
     IHostMemory,
     ILogger,
     IProgressMonitor,
     Logger,
     MemoryPoolType,
     NetworkDefinitionCreationFlag,
+    TensorIOMode,
 )
 
 __version__ = _version()
 __all__ = [
     "Builder",
     "DataType",
+    "ExecutionContextAllocationStrategy",
     "IBuilderConfig",
+    "ICudaEngine",
+    "IExecutionContext",
     "IHostMemory",
     "ILogger",
     "INetworkDefinition",
@@ -44,4 +50,6 @@ __all__ = [
     "NetworkDefinitionCreationFlag",
     "OnnxParser",
     "ParserError",
+    "Runtime",
+    "TensorIOMode",
 ]

@@ -82,6 +82,18 @@ class DataType(_Enum):
     BOOL = "bool"
 
 
+class TensorIOMode(_Enum):
+    NONE = "none"
+    INPUT = "input"
+    OUTPUT = "output"
+
+
+class ExecutionContextAllocationStrategy(_Enum):
+    STATIC = "static"
+    ON_PROFILE_CHANGE = "on profile change"
+    USER_MANAGED = "user managed"
+
+
 class IHostMemory(bytes):
     """Memory of the host that TensorRT owns."""
 
