@@ -100,7 +100,7 @@ def test_a_tensorrt_whose_libraries_are_missing(
     (tmp_path / "tensorrt.py").write_text(text)
     monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(GpuUnavailableError, match="libnvinfer.so.10: cannot open"):
+    with pytest.raises(GpuUnavailableError, match=r"libnvinfer\.so\.10: cannot open"):
         tensorrt_version()
 
 

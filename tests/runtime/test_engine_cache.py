@@ -277,9 +277,9 @@ def test_a_cache_that_is_a_file(
     monkeypatch.setenv("EDGECOMPILE_CACHE", str(tmp_path / depth))
     bundle.add_tensorrt()
     engines = EngineFolder(content_of(bundle), ORIN)
-    with pytest.raises(EngineCacheError, match="can't be used for engines") as caught:
-        with engines.locked(print):
-            pass
+    text = "can't be used for engines"
+    with pytest.raises(EngineCacheError, match=text) as caught, engines.locked(print):
+        pass
     assert "EDGECOMPILE_CACHE" in (caught.value.hint or "")
 
 
