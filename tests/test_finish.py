@@ -21,7 +21,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 MIB = 1 << 20
-WHOLE = ["engine", "lock", "stamp.json"]
+WHOLE = ["engine", "stamp.json"]
 RUN = """
 import json, sys
 import numpy as np
@@ -194,7 +194,9 @@ def test_options_of_the_build(rig: Rig) -> None:
     again = rig.finish("--level", "2")
     assert "it was finished with other options" in again.stderr
     assert again.report["built"]["optimization_level"] == 2
-    assert rig.names() == WHOLE and Path(first).exists() == (again.report["engine"]["path"] == first)
+    assert rig.names() == WHOLE and Path(first).exists() == (
+        again.report["engine"]["path"] == first
+    )
 
 
 def test_force_builds_anew_from_the_timing_cache(rig: Rig) -> None:
@@ -355,7 +357,7 @@ def test_memory_that_does_for_nothing(rig: Rig) -> None:
     assert "workspace 1024 MiB, optimization level 3, 2 profiles: " in done.stderr
     assert "workspace 64 MiB, optimization level 1, 1 profile: " in done.stderr
     assert "hint: end other programs, add swap space" in done.stderr
-    assert rig.names() == ["lock"]
+    assert rig.names() == []
     assert rig.finish().report["state"] == "finished"
 
 
@@ -363,7 +365,8 @@ def test_memory_that_does_for_nothing(rig: Rig) -> None:
 def test_a_builder_that_dies_once(rig: Rig, how: str) -> None:
     (rig.folder / "counts").mkdir()
     done = rig.finish(
-        FAKE_TRT_FAIL=f"build_serialized_network:1:{how}", FAKE_TRT_COUNTS=str(rig.folder / "counts")
+        FAKE_TRT_FAIL=f"build_serialized_network:1:{how}",
+        FAKE_TRT_COUNTS=str(rig.folder / "counts"),
     )
     assert [item["workspace_bytes"] // MIB for item in done.report["attempts"]] == [1024, 256]
     signal_name = {"kill": "SIGKILL", "segv": "SIGSEGV", "abort": "SIGABRT"}[how]
@@ -420,24 +423,34 @@ def test_an_engine_that_is_wrong_isn_t_served(rig: Rig) -> None:
     assert "the largest error is 1, " in error and "times its limit of " in error
     assert "nothing serves this bundle" in error
     assert "bucket 0 " in done.stderr  # all of them are told
-    assert rig.names() == ["lock"]
+    assert rig.names() == []
     assert "UnfinishedBundleError" in serve(rig, [3]).stderr
     # What was measured would lead to the same engine.
     assert list((rig.cache / "timing").iterdir()) == []
 
 
 def test_the_engine_from_before_still_serves(rig: Rig) -> None:
-    assert rig.finish().code == 0
-    good = Path(rig.bundle.folder / "golden/1-hint.npz").read_bytes()
+    before = rig.finish().report
+    good = (rig.bundle.folder / "golden/1-hint.npz").read_bytes()
     spoil(rig.bundle, 1, 1.0)
     rig.bundle.write()
-    done = rig.finish("--level", "2", FAKE_TRT_LACKS="")
-    assert done.code == 27
+    done = rig.finish("--level", "2")
+    assert done.code == 27 and "the one from before still serves" in done.stderr
+    assert rig.names() == WHOLE
     rig.bundle.files["golden/1-hint.npz"] = good
     rig.bundle.write()
-    # The same engine came out again, so it was dropped with its stamp's word: it has to be built.
-    assert rig.finish().report["state"] == "finished"
+    after = rig.finish().report
+    assert after["state"] == "already finished" and after["engine"] == before["engine"]
     check_served(rig, [3])
+
+
+def test_the_same_engine_that_fails_now(rig: Rig) -> None:
+    assert rig.finish().code == 0
+    spoil(rig.bundle, 1, 1.0)
+    rig.bundle.write()
+    done = rig.finish("--force")
+    assert done.code == 27 and "nothing serves this bundle" in done.stderr
+    assert "UnfinishedBundleError" in serve(rig, [3]).stderr
 
 
 def test_a_bucket_without_a_vector(rig: Rig) -> None:
@@ -450,7 +463,7 @@ def test_padding_that_wasn_t_verified_isn_t_tested(rig: Rig) -> None:
     rig.bundle.recipe["padding"] = False
     done = rig.finish()
     assert done.report["selftest"]["modes"] == ["default"]
-    assert "not tested: the mode \"reduce-overhead\" pads" in done.stderr
+    assert 'not tested: the mode "reduce-overhead" pads' in done.stderr
 
 
 # --- Failures at each call
@@ -460,7 +473,7 @@ def test_operators_that_tensorrt_lacks_are_all_listed(rig: Rig) -> None:
     assert "node 0 lookup (Gather): no importer registered" in done.stderr
     assert "node 4 sum (ReduceSum)" in done.stderr
     assert len(rig.calls("parse_from_file")) == 1  # not tried again
-    assert rig.names() == ["lock"]
+    assert rig.names() == []
 
 
 BUILD_CALLS = ["Builder", "parse_from_file", "add_optimization_profile", "build_serialized_network"]
@@ -482,7 +495,7 @@ def test_a_call_of_tensorrt_that_fails(rig: Rig, name: str, how: str) -> None:
     done = rig.finish(FAKE_TRT_FAIL=f"{name}:1:{how}")
     assert done.code in (29, 60) and "error: " in done.stderr
     built = name in RUN_CALLS
-    assert rig.names() == (["built.json", "engine", "lock"] if built else ["lock"])
+    assert rig.names() == (["built.json", "engine"] if built else [])
     assert rig.finish().report["state"] == "finished"
     wanted = 1 + (name == "build_serialized_network")
     assert len(rig.calls("build_serialized_network")) == wanted  # nothing was lost
@@ -586,7 +599,7 @@ def test_the_tester_is_killed(rig: Rig, point: str) -> None:
 @pytest.mark.parametrize("how", ["segv", "abort"])
 def test_an_engine_that_ends_its_process_is_dropped(rig: Rig, how: str) -> None:
     done = rig.finish(FAKE_TRT_FAIL=f"execute_async_v3:1:{how}")
-    assert done.code == 60 and rig.names() == ["lock"]
+    assert done.code == 60 and rig.names() == []
     assert rig.finish().report["state"] == "finished"
 
 
@@ -692,7 +705,8 @@ def test_the_second_goes_on_where_the_first_was_killed(rig: Rig) -> None:
     assert len(rig.calls("build_serialized_network")) == 1
 
 
-def test_two_bundles_don_t_wait_for_each_other(rig: Rig, fake_cudart_path: Path) -> None:
+def test_two_bundles_take_turns(rig: Rig, fake_cudart_path: Path) -> None:
+    """Who builds measures kernels; two at once would measure each other."""
     (rig.folder / "other").mkdir()
     other = Rig(rig.folder / "other", fake_cudart_path)
     other.environment["EDGECOMPILE_CACHE"] = str(rig.cache)
@@ -700,6 +714,12 @@ def test_two_bundles_don_t_wait_for_each_other(rig: Rig, fake_cudart_path: Path)
     pause = rig.folder / "paused"
     with rig.start(FAKE_TRT_PAUSE=f"build_serialized_network:1:{pause}") as first:
         wait_for_pause(pause, first)
-        assert other.finish().report["state"] == "finished"
-        pause.unlink()
-        assert first.wait() == 0
+        with other.start() as second:
+            assert second.stderr is not None
+            while "waiting until it is done" not in second.stderr.readline():
+                assert second.poll() is None
+            assert other.calls("build_serialized_network") == []
+            pause.unlink()
+            assert json.loads(second.communicate()[0])["state"] == "finished"
+        assert json.loads(first.communicate()[0])["state"] == "finished"
+    assert len(rig.engines) == 2

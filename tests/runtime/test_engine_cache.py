@@ -220,9 +220,7 @@ def test_tidying_keeps_what_is_served(engines: EngineFolder) -> None:
     for name in ("building-1.tmp", ".edgecompile-1.tmp", "engine-0123456789abcdef.plan"):
         Path(engines.join(name)).write_bytes(b"left")
     engines.tidy([os.path.basename(engine.path)])
-    assert sorted(os.listdir(engines.path)) == sorted(
-        ["lock", "stamp.json", os.path.basename(engine.path)]
-    )
+    assert sorted(os.listdir(engines.path)) == sorted(["stamp.json", os.path.basename(engine.path)])
 
 
 HOLDER = """
@@ -254,12 +252,12 @@ def test_one_at_a_time(engines: EngineFolder) -> None:
 
         with engines.locked(let_go):
             assert said == [
-                f"another process ({child.pid}) finishes this engine: waiting until it is done"
+                f"another process ({child.pid}) finishes an engine: waiting until it is done"
             ]
 
 
 def test_the_cache_is_emptied_while_somebody_waits(engines: EngineFolder, cache: Path) -> None:
-    lock = Path(engines.join("lock"))
+    lock = cache / "lock"
     stale = os.open(lock, os.O_RDWR)
     lock.rename(cache / "elsewhere")
     try:

@@ -201,6 +201,7 @@ class Builder:
         header = {
             "version": version(),
             "device": device(),
+            "level": level,
             "inputs": [[i.name, i.dtype.value, list(i.shape)] for i in network._inputs],
             "outputs": [[o.name, o.dtype.value, list(o.shape)] for o in network._outputs],
             "profiles": [
