@@ -1,4 +1,4 @@
-"""``python -m edgecompile.runtime info|selftest|bench BUNDLE``: for the device, no extras needed."""
+"""``python -m edgecompile.runtime info|selftest|bench|finish BUNDLE``: for the device, no extras."""
 
 import argparse
 import json
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--json", action="store_true", help="print one JSON object")
         sub.add_argument("--debug", action="store_true", help="show tracebacks")
         sub.add_argument("--variant", metavar="NAME", help="use this variant, not the best one")
-        if name != "info":
+        if name not in ("info", "finish"):
             sub.add_argument("--threads", metavar="N", type=int, help="threads of one run")
             sub.add_argument(
                 "--verify",
@@ -79,6 +79,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     bench.add_argument(
         "--profile", action="store_true", help="show which kernels take the time instead"
+    )
+    finish = add("finish", _finish, "Build this device's TensorRT engine and test it.", "full")
+    finish.add_argument("--workspace", metavar="BYTES", type=int, help="memory for kernels to try")
+    finish.add_argument("--level", metavar="N", type=int, choices=range(6), help="of optimization")
+    finish.add_argument(
+        "--force",
+        action="store_true",
+        help="build anew, and in spite of predictions or of another GPU",
     )
     cold = add("coldstart", _coldstart, "One cold start, for bench.", "auto", hidden=True)
     cold.add_argument("--since", type=int, required=True)
@@ -189,6 +197,23 @@ def _calibrate(options: argparse.Namespace) -> int:
         **_how(options),
     )
     _show(options, report, format_calibration(report))
+    return 0
+
+
+def _finish(options: argparse.Namespace) -> int:
+    from .finish import Options, finish_bundle, format_finish
+
+    if options.workspace is not None and options.workspace < 1:
+        raise InputError("--workspace is {}, must be at least 1 byte".format(options.workspace))
+    asked = Options(
+        variant=options.variant,
+        workspace=options.workspace,
+        level=options.level,
+        force=options.force,
+        debug=options.debug,
+    )
+    report = finish_bundle(options.bundle, asked, say=_say)
+    _show(options, report, format_finish(report))
     return 0
 
 

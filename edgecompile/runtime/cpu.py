@@ -11,14 +11,14 @@ import platform
 import struct
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Dict, FrozenSet, List, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from .errors import NativeError, UnsupportedHostError
 from .files import BundleFolder
 from .libraries import load_library, pin_library
-from .manifest import AOTI_CPU, Manifest, Variant
+from .manifest import AOTI_CPU, TENSORRT, Manifest, Variant
 
-BACKENDS = (AOTI_CPU,)
+BACKENDS = (AOTI_CPU, TENSORRT)
 _ARCHITECTURES = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "aarch64", "arm64": "aarch64"}
 _PROBE_BYTES = 8192
 
@@ -174,7 +174,10 @@ def missing(variant: Variant, host: Host) -> List[str]:
 
 
 def choose_variant(
-    manifest: Manifest, host: Host, wanted: Optional[str] = None
+    manifest: Manifest,
+    host: Host,
+    wanted: Optional[str] = None,
+    without: Optional[Mapping[str, str]] = None,
 ) -> Tuple[Variant, Dict[str, List[str]]]:
     """The variant of the highest rank that ``host`` can run, the first of equals.
 
@@ -182,6 +185,7 @@ def choose_variant(
         manifest: the bundle's manifest.
         host: the machine.
         wanted: the name of the variant to take instead.
+        without: backends that can't be used, each with the reason.
 
     Returns:
         The variant, and for each one that can't run here the reasons.
@@ -194,6 +198,8 @@ def choose_variant(
     fitting = []
     for variant in manifest.variants:
         reasons = missing(variant, host)
+        if without is not None and variant.backend in without and not reasons:
+            reasons.append(without[variant.backend])
         if reasons:
             refused[variant.name] = reasons
         else:

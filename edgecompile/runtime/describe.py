@@ -6,8 +6,8 @@ from typing import Any, Dict, List, Optional
 from .cpu import choose_variant, describe_host, missing
 from .errors import UnsupportedHostError
 from .files import BundleFolder
-from .manifest import MANIFEST_NAME, Manifest, Variant
-from .model import VARIANT_VARIABLE
+from .manifest import MANIFEST_NAME, TENSORRT, Manifest, Variant
+from .opening import VARIANT_VARIABLE
 
 _HERE = ("host", "variants", "chosen", "problem", "device_bytes")
 
@@ -66,7 +66,7 @@ def _judge_host(folder: BundleFolder, wanted: Optional[str]) -> Dict[str, Any]:
     variants = []
     for item in manifest.variants:
         reasons = missing(item, host)
-        verdict = "; ".join(reasons) or "runs here"
+        verdict = "; ".join(reasons) or _ready(folder, item)
         if chosen is not None and chosen is not item and not reasons:
             why = "was asked for" if chosen.name == wanted else "ranks higher"
             verdict += ", but {} {}".format(chosen.name, why)
@@ -82,6 +82,15 @@ def _judge_host(folder: BundleFolder, wanted: Optional[str]) -> Dict[str, Any]:
     }
 
 
+def _ready(folder: BundleFolder, variant: Variant) -> str:
+    """What is to be said of a variant that this machine's CPU can run."""
+    if variant.backend != TENSORRT:
+        return "runs here"
+    from .gpu_variant import judge_gpu_variant
+
+    return judge_gpu_variant(folder, variant)
+
+
 def device_bytes(manifest: Manifest, variant: Variant) -> Dict[str, int]:
     """Bytes that running one variant needs, by kind; golden vectors and reports aren't needed."""
     files = manifest.files
@@ -90,6 +99,13 @@ def device_bytes(manifest: Manifest, variant: Variant) -> Dict[str, int]:
         return sum(files[name].size for name in set(names))
 
     python = [name for name in files if name.startswith("runtime/") and name.endswith(".py")]
+    if variant.backend == TENSORRT:
+        # What the engine is built from lies beside the recipe. The engine isn't of the bundle.
+        beside = variant.recipe.rpartition("/")[0] + "/"
+        model = [name for name in files if name.startswith(beside)]
+        result = {"model": size(*model), "python_runtime": size(*python)}
+        result["total"] = sum(result.values())
+        return result
     result = {
         "weights": size(manifest.weights[manifest.precision]),
         "programs": size(*variant.programs),

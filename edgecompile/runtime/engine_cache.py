@@ -6,7 +6,6 @@ was built from; neither names nor times are part of it. A folder holds
     engine-<digest>.plan   the engine, its name made of its own SHA-256
     built.json             it was built, but not tested yet
     stamp.json             it was tested: which file, from what, for what, with which result
-    lock                   held by whoever finishes
 
 Every file comes by a rename. Without a stamp an engine isn't used, so nothing here has to be tidy.
 """
@@ -17,7 +16,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from .device import DeviceIdentity
 from .document import Problems, Reader, parse_json
@@ -111,6 +110,9 @@ class EngineFolder:
     def locked(self, say: Callable[[str], None]) -> Iterator[int]:
         """Holds the lock, waiting for it; gives its descriptor, which a child may inherit.
 
+        There is one for all engines: who builds measures kernels, and two at once would measure
+        each other and share the memory.
+
         A child that has the descriptor holds the lock as long as it lives, so that nobody else
         begins while it still works, whatever became of its parent.
 
@@ -124,7 +126,7 @@ class EngineFolder:
             os.close(fd)
 
     def _lock(self, say: Callable[[str], None]) -> int:
-        path = self.join(_LOCK)
+        path = os.path.join(cache_root(), _LOCK)
         while True:
             self.make()
             try:
@@ -136,7 +138,7 @@ class EngineFolder:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
-                    text = "another process{} finishes this engine: waiting until it is done"
+                    text = "another process{} finishes an engine: waiting until it is done"
                     say(text.format(" ({})".format(holder) if holder.isdigit() else ""))
                     fcntl.flock(fd, fcntl.LOCK_EX)
                 if _is_same_file(fd, path):
@@ -218,25 +220,20 @@ class EngineFolder:
         sync_folder(self.path)
         return target
 
-    def tidy(self, keep: str) -> int:
-        """Removes what killed processes left and engines other than ``keep``; returns the bytes.
+    def tidy(self, keep: Sequence[str], untested: bool = False) -> None:
+        """Removes what killed processes left, and engines whose names aren't in ``keep``.
 
-        Only while the lock is held.
+        With ``untested`` also the word that one was built. Only while the lock is held.
         """
-        freed = 0
+        if untested:
+            self._remove(_BUILT)
         for name in _names(self.path):
-            left = name.endswith(".tmp") or (name.startswith("engine-") and name != keep)
-            if left or (name == _BUILT and keep == ""):
-                with contextlib.suppress(OSError):
-                    size = os.stat(self.join(name)).st_size
-                    os.unlink(self.join(name))
-                    freed += size
-        return freed
+            if name.endswith(".tmp") or (name.startswith("engine-") and name not in keep):
+                self._remove(name)
 
-    def forget_built(self) -> None:
-        """Removes the word that an engine was built: it was tested."""
+    def _remove(self, name: str) -> None:
         with contextlib.suppress(OSError):
-            os.unlink(self.join(_BUILT))
+            os.unlink(self.join(name))
 
     def others(self) -> List[Tuple[str, Mapping[str, Any], int]]:
         """(key, stamp or {}, bytes) of the engines of other keys."""

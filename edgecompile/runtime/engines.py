@@ -8,6 +8,10 @@ from typing import Dict, Mapping, Protocol, Tuple
 
 Sizes = Tuple[int, ...]
 
+#: How a GPU runs, named as users of PyTorch know it: see ``gpu_programs``.
+DEFAULT, REDUCE_OVERHEAD = "default", "reduce-overhead"
+MODES = (DEFAULT, REDUCE_OVERHEAD)
+
 
 class Context(Protocol):
     """One profile of an engine made ready to run: not from two threads at once."""

@@ -119,6 +119,12 @@ class UnfinishedBundleError(BundleError):
     exit_code = 18
 
 
+class ModeError(InputError):
+    """The bundle can't be run in the mode that was asked for."""
+
+    exit_code = 17
+
+
 class FinishError(EdgecompileError):
     """TensorRT didn't build or accept the engine of a bundle on this device."""
 
@@ -147,9 +153,3 @@ class EngineCacheError(FinishError):
     """The folder of finished engines can't be used."""
 
     exit_code = 64
-
-
-class ModeError(InputError):
-    """The bundle can't be run in the mode that was asked for."""
-
-    exit_code = 17

@@ -71,7 +71,7 @@ class Buffers:
         self._base = base
         self.addresses = {name: base + offset for name, offset in self._offsets.items()}
         memory = (ctypes.c_uint8 * end).from_address(self._host)
-        self._bytes: NDArray[Any] = np.frombuffer(memory, dtype=np.uint8)
+        self._bytes: NDArray[Any] = np.ctypeslib.as_array(memory)
 
     def view(self, name: str, shape: Sizes) -> "NDArray[Any]":
         """A tensor of this shape in the memory of the CPU: what is copied there, or came from there.

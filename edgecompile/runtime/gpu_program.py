@@ -52,12 +52,23 @@ class GpuLane:
         if isinstance(error, GpuError) and error.sticky and self._broken is None:
             self._broken = error
 
-    def settle(self) -> None:
-        """After a failure: waits until nothing uses the buffers, whatever the GPU says."""
+    def settle(self, failure: BaseException) -> BaseException:
+        """After a failure: waits until nothing uses the buffers; returns what is to be raised.
+
+        An engine may only know that CUDA failed: then the wait tells how.
+        """
+        self.note(failure)
+        if self.broken:
+            return failure
         try:
             self.cuda.synchronize(self.stream)
         except GpuError as error:
             self.note(error)
+            if isinstance(failure, GpuError) and not failure.number:
+                text = "{}; {}".format(failure.message, error.message)
+                hint = failure.hint or error.hint
+                return GpuError(text, hint, error.name, error.number, error.sticky)
+        return failure
 
 
 class GpuProgram:
@@ -152,15 +163,15 @@ class GpuProgram:
             try:
                 self._executable = self._record()
             except GpuError as error:
-                self._lane.note(error)
-                self._lane.settle()
+                settled = self._lane.settle(error)
+                assert isinstance(settled, GpuError)
                 text = "{}: its run can't be captured as a graph: {}"
                 raise GpuError(
-                    text.format(self.label, error.message),
-                    error.hint or 'open the bundle with mode="default"',
-                    error.name,
-                    error.number,
-                    error.sticky,
+                    text.format(self.label, settled.message),
+                    settled.hint or 'open the bundle with mode="default"',
+                    settled.name,
+                    settled.number,
+                    settled.sticky,
                 ) from None
 
     def _record(self) -> int:
@@ -262,10 +273,10 @@ class GpuProgram:
                     self._queue()
                 self._cuda.synchronize(lane.stream)
             except BaseException as error:
-                lane.note(error)
-                if not lane.broken:
-                    lane.settle()
-                raise
+                settled = lane.settle(error)
+                if settled is error:
+                    raise
+                raise settled from None
 
     def _explain(self, error: GpuError) -> GpuError:
         if error.message.startswith(self.label):

@@ -10,14 +10,11 @@ import threading
 from typing import Any, Dict, List, Optional, Sequence
 
 from .cuda import Cuda, check_not_forked
-from .engines import Engine
+from .engines import DEFAULT, MODES, REDUCE_OVERHEAD, Engine
 from .errors import EdgecompileError, GpuError, ModeError
 from .gpu_program import GpuLane, GpuProgram, attempt
 from .inputs import InputChecker, make_inputs
 from .manifest import BucketSpec, Manifest
-
-DEFAULT, REDUCE_OVERHEAD = "default", "reduce-overhead"
-MODES = (DEFAULT, REDUCE_OVERHEAD)
 
 
 def pad_everything(manifest: Manifest, verified: bool) -> Manifest:
@@ -88,7 +85,7 @@ class GpuPrograms:
             engine: what computes.
             manifest: of the bundle; for "reduce-overhead" what ``pad_everything`` made of it.
             profile_of: the profile of the engine for each bucket.
-            mode: one of ``MODES``.
+            mode: one of ``engines.MODES``.
             zero_copy: let the GPU reach into the CPU's memory instead of copying; None: where both
                 share their memory.
 
@@ -98,6 +95,8 @@ class GpuPrograms:
         assert mode in MODES and len(profile_of) == len(manifest.buckets)
         self.manifest = manifest
         self.mode = mode
+        #: Of the engine's file, where it has one: for ``describe``.
+        self.engine_path = self.engine_sha256 = ""
         self._cuda = cuda
         self._engine = engine
         self._profile_of = tuple(profile_of)
@@ -146,6 +145,7 @@ class GpuPrograms:
         return {
             "mode": self.mode,
             "gpu": self.device.to_json(),
+            "engine": {"path": self.engine_path, "sha256": self.engine_sha256},
             "zero_copy": self.zero_copy,
             "scratch_bytes": self.scratch_bytes,
             "buffer_bytes": sum(item.nbytes for item in loaded),

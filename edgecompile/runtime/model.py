@@ -7,33 +7,25 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Type
 
-from .aoti import load_runtime
-from .cpu import Host, choose_variant, describe_host
+from .cpu import Host, describe_host
 from .dispatch import Dispatcher
-from .errors import (
-    InputError,
-    ModelClosedError,
-    OutsideBucketsError,
-)
+from .errors import InputError, ModelClosedError, OutsideBucketsError
 from .files import BundleFolder
 from .inputs import InputChecker
-from .libraries import pin_library
-from .manifest import Manifest
-from .programs import Programs
+from .manifest import TENSORRT, Manifest
+from .opening import GPU_FAILURES, VARIANT_VARIABLE, Opened, Request, make_request, open_programs
 from .results import ResultMaker
 from .stats import Stats
 from .stats_file import StatsWriter, check_schedule
 from .warmup import warm_up
-from .weights import map_weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .aoti import RuntimeLibrary
     from .output import Path
 
-VERIFY_LEVELS = ("fast", "auto", "full")
-VARIANT_VARIABLE = "EDGECOMPILE_VARIANT"
-MAX_THREADS = 4096
+__all__ = ["VARIANT_VARIABLE", "Model", "open_bundle"]
 
 
 def open_bundle(
@@ -46,6 +38,9 @@ def open_bundle(
     concurrency: Optional[int] = None,
     stats_file: "Optional[Path]" = None,
     stats_every: float = 60.0,
+    mode: Optional[str] = None,
+    fallback: Optional[str] = None,
+    finish: bool = False,
 ) -> "Model":
     """Opens a bundle, chooses the variant for this machine and loads its programs.
 
@@ -66,37 +61,54 @@ def open_bundle(
             stands for the process' number, which several processes of one bundle need. The file is
             replaced atomically. What goes wrong is in ``Model.stats["file_error"]``, never raised.
         stats_every: at most so often, in seconds, a call of ``run`` writes the file on its way.
+        mode: how a GPU runs. "default" queues every run anew; "reduce-overhead" pads each bucket to
+            its upper end and replays a CUDA graph. None looks at the environment variable
+            EDGECOMPILE_MODE. A CPU has one mode.
+        fallback: "cpu" takes the best variant for the CPU where the GPU's can't be used, and
+            ``Model.info`` says why; None looks at EDGECOMPILE_FALLBACK. Without, that is an error.
+        finish: build the GPU's engine first if there is none for this device, which takes minutes.
 
     Raises:
         BundleError: it is missing, malformed or damaged, or of an unknown format version.
         UnsupportedHostError: no variant can run on this machine.
-        NativeError: native code can't be loaded, or a warm-up run failed.
+        GpuUnavailableError: the variant is for a GPU, and what that needs is missing here.
+        UnfinishedBundleError: the variant's engine hasn't been built on this device.
+        FinishError: building it, which was asked for, failed.
+        NativeError: native code can't be loaded, or a warm-up run failed; of a GPU a GpuError.
         InputError: an argument of this function is out of its range, or no file can be written at
-            ``stats_file``.
+            ``stats_file``; a ModeError if the bundle can't be run in ``mode``.
     """
-    _check_arguments(threads, verify, concurrency)
+    request = make_request(threads, variant, verify, concurrency, mode, fallback, finish)
     if stats_file is not None:
         check_schedule(stats_file, stats_every, os.fspath(path))
+    try:
+        return _open(path, request, warmup, stats_file, stats_every)
+    except GPU_FAILURES as error:
+        instead = request.after(error)
+        if instead is None:
+            raise
+    return _open(path, instead, warmup, stats_file, stats_every)
+
+
+def _open(
+    path: "Path",
+    request: Request,
+    warmup: bool,
+    stats_file: "Optional[Path]",
+    stats_every: float,
+) -> "Model":
     folder = BundleFolder(os.fspath(path))
     try:
-        if verify == "full":
+        if request.verify == "full":
             folder.check_hashes()
         else:
             folder.check_sizes()
         host = describe_host(folder)
-        wanted = variant if variant is not None else os.environ.get(VARIANT_VARIABLE) or None
-        model = Model(
-            folder,
-            host,
-            wanted,
-            threads=threads,
-            concurrency=concurrency or min(4, max(host.cpus, 1)),
-            # Under "full" too: what was hashed then may have been exchanged since.
-            check_weights=verify != "fast",
-        )
+        opened = open_programs(folder, host, request)
     except BaseException:
         folder.close()
         raise
+    model = Model(folder, host, opened, request.without.get(TENSORRT))
     try:
         if stats_file is not None:
             model._writer.schedule(stats_file, stats_every)
@@ -108,43 +120,24 @@ def open_bundle(
     return model
 
 
-def _check_arguments(threads: Optional[int], verify: str, concurrency: Optional[int]) -> None:
-    if verify not in VERIFY_LEVELS:
-        raise InputError("verify is {!r}, must be one of {}".format(verify, VERIFY_LEVELS))
-    for name, value in (("threads", threads), ("concurrency", concurrency)):
-        if value is not None and not (isinstance(value, int) and 1 <= value <= MAX_THREADS):
-            text = "{} is {!r}, must be an integer from 1 to {}"
-            raise InputError(text.format(name, value, MAX_THREADS))
-
-
 class Model:
     """An open bundle; made by ``open_bundle``. Every method may be called from any thread."""
 
     def __init__(
-        self,
-        folder: BundleFolder,
-        host: Host,
-        wanted: Optional[str],
-        *,
-        threads: Optional[int],
-        concurrency: int,
-        check_weights: bool,
+        self, folder: BundleFolder, host: Host, opened: Opened, fallback: Optional[str] = None
     ) -> None:
-        """Takes over ``folder``; maps the weights and loads the runtime, but no program."""
+        """Takes over ``folder`` and the programs; ``fallback`` says why it isn't the GPU's."""
         manifest = folder.manifest
         self._folder = folder
         self._host = host
-        self._variant, self._refused = choose_variant(manifest, host, wanted)
-        self._concurrency = concurrency
-        self._runtime = load_runtime(pin_library(folder, self._variant.runtime))
-        if threads is not None:
-            self._runtime.threads = threads
-        weights = map_weights(folder, manifest.weights[manifest.precision], check_weights)
-        self._programs = Programs(folder, self._variant, self._runtime, weights, concurrency)
+        self._variant, self._refused = opened.variant, opened.refused
+        self._fallback = fallback
+        self._programs = opened.programs
         self._checker = InputChecker(manifest)
-        self._dispatcher = Dispatcher(manifest)
+        # A mode may pad more than the manifest says, and that counts as padding.
+        self._dispatcher = Dispatcher(opened.programs.manifest)
         self._results = ResultMaker(manifest)
-        self._stats = Stats(manifest)
+        self._stats = Stats(opened.programs.manifest)
         self._writer = StatsWriter(
             self._stats, manifest, folder.manifest_sha256, self._variant.name, folder.path
         )
@@ -172,13 +165,19 @@ class Model:
             buckets=whole["buckets"],
             tolerance=whole["tolerance"],
             variant=self._variant.name,
+            backend=self._variant.backend,
             refused_variants=dict(self._refused),
-            threads=self._runtime.threads,
-            concurrency=self._concurrency,
+            fallback=self._fallback,
             loaded_buckets=self._programs.loaded,
             host=self._host.to_json(),
         )
+        result.update(self._programs.describe())
         return result
+
+    @property
+    def native_runtime(self) -> "Optional[RuntimeLibrary]":
+        """The CPU's runtime library, for profiles; None where a GPU runs."""
+        return getattr(self._programs, "runtime", None)
 
     @property
     def stats(self) -> Dict[str, Any]:
@@ -213,7 +212,8 @@ class Model:
         Raises:
             InputError: lists everything that is wrong with the inputs, or with ``out``.
             OutsideBucketsError: no bucket takes these sizes.
-            NativeError: native code reported a failure.
+            NativeError: native code reported a failure; of a GPU a GpuError, after some of which
+                every further run is refused.
             ModelClosedError: the model is closed.
         """
         return self._run(inputs, None, out)
@@ -333,10 +333,11 @@ class Model:
             self._closed = True
             while self._running:
                 self._state.wait()
-        self._programs.close()
-        self._writer.finish()
-        self._runtime.trim()
-        self._folder.close()
+        try:
+            self._programs.close()
+        finally:
+            self._writer.finish()
+            self._folder.close()
 
     def _begin_anew(self) -> None:
         """In a process after a fork, where the threads whose calls were under way don't exist."""

@@ -56,7 +56,14 @@ def profile_bundle(
     """
     check_budget(seconds, 0)
     with open_bundle(path, threads=threads, variant=variant, verify=verify) as model:
-        runtime = model._runtime
+        runtime = model.native_runtime
+        if runtime is None:
+            raise UnsupportedHostError(
+                "{}: the variant {} runs on a GPU, of which no profile is kept here".format(
+                    path, model.info["variant"]
+                ),
+                "use NVIDIA's tools, or choose a variant of the CPU with --variant",
+            )
         if not runtime.can_profile:
             raise UnsupportedHostError(
                 "{}: its native runtime keeps no profile".format(path),

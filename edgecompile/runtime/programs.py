@@ -1,15 +1,37 @@
 """The programs of one variant, each loaded when it is first asked for."""
 
 import threading
-from typing import List, Optional
+from typing import Any, Dict, List, Optional
 
-from .aoti import RuntimeLibrary
+from .aoti import RuntimeLibrary, load_runtime
 from .errors import BundleError
 from .files import BundleFolder
 from .libraries import pin_library
 from .manifest import Variant
 from .program import Program
-from .weights import Weights
+from .weights import Weights, map_weights
+
+
+def open_cpu_variant(
+    folder: BundleFolder,
+    variant: Variant,
+    threads: Optional[int],
+    concurrency: int,
+    check_weights: bool,
+) -> "Programs":
+    """Maps the weights and loads the runtime library of a variant, but no program.
+
+    Raises:
+        DamagedBundleError: a file differs from its hash.
+        BundleError: the weights break a rule.
+        NativeError: the library can't be loaded.
+    """
+    runtime = load_runtime(pin_library(folder, variant.runtime))
+    if threads is not None:
+        runtime.threads = threads
+    manifest = folder.manifest
+    weights = map_weights(folder, manifest.weights[manifest.precision], check_weights)
+    return Programs(folder, variant, runtime, weights, concurrency)
 
 
 class Programs:
@@ -23,9 +45,10 @@ class Programs:
         weights: Weights,
         concurrency: int,
     ) -> None:
+        self.manifest = folder.manifest
+        self.runtime = runtime
         self._folder = folder
         self._variant = variant
-        self._runtime = runtime
         self._weights: Optional[Weights] = weights
         self._concurrency = concurrency
         self._programs: List[Optional[Program]] = [None] * len(folder.manifest.buckets)
@@ -43,6 +66,14 @@ class Programs:
         """The buckets whose programs are loaded."""
         return [i for i, item in enumerate(self._programs) if item is not None]
 
+    def describe(self) -> Dict[str, Any]:
+        """For ``Model.info``, plain JSON values."""
+        return {
+            "mode": "default",
+            "threads": self.runtime.threads,
+            "concurrency": self._concurrency,
+        }
+
     def get(self, bucket: int) -> Program:
         """The program of a bucket, which must exist.
 
@@ -57,7 +88,7 @@ class Programs:
             program = self._programs[bucket]
             if program is None:
                 assert self._weights is not None
-                program = self._runtime.open_program(
+                program = self.runtime.open_program(
                     pin_library(self._folder, self._variant.programs[bucket]),
                     self._weights,
                     self._concurrency,
@@ -80,3 +111,4 @@ class Programs:
                 program.close()
                 self._programs[bucket] = None
         self._weights = None
+        self.runtime.trim()

@@ -1,6 +1,6 @@
 """Where a run's outputs go: new arrays, or the caller's own."""
 
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, cast
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, cast
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from .native_tensors import MAX_DIMS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .gpu_program import GpuProgram
     from .program import Program, Shape
 
 
@@ -33,7 +34,7 @@ class ResultMaker:
 
     def run(
         self,
-        program: "Program",
+        program: "Union[Program, GpuProgram]",
         arrays: "Sequence[NDArray[Any]]",
         sizes: Mapping[str, int],
         out: "Optional[Mapping[str, NDArray[Any]]]" = None,

@@ -88,9 +88,9 @@ class BucketSpec:
 
     def padded(self, length_axis: Optional[str]) -> Tuple[str, ...]:
         """The axes that inputs are filled up along; () in exact mode."""
-        if self.mode != "pad" or length_axis is None:
+        if self.mode != "pad":
             return ()
-        return self.pad_axes or (length_axis,)
+        return self.pad_axes or (() if length_axis is None else (length_axis,))
 
     def __str__(self) -> str:
         ranges = ", ".join("{} {}".format(axis, item) for axis, item in self.axes.items())

@@ -3,12 +3,16 @@
 import os
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple
 
 from .compare import compare_arrays
 from .errors import EdgecompileError
 from .golden import Case, list_cases, read_case
-from .model import Model, open_bundle
+from .manifest import Manifest
+from .model import open_bundle
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def run_selftest(
@@ -43,9 +47,7 @@ def run_selftest(
         opened = time.perf_counter()
         info = model.info
         say("opened {} as {} in {:.2f} s".format(path, info["variant"], opened - started))
-        results = []
-        for bucket, name, load in _cases(model, cases):
-            results.append(_run_case(model, bucket, name, load))
+        results = run_cases(model, cases)
         covered = {item["bucket"] for item in results}
         absent = [i for i in range(len(model.manifest.buckets)) if i not in covered]
         tolerance = model.manifest.tolerance.to_json()
@@ -71,7 +73,29 @@ def run_selftest(
 _Loader = Callable[[], Case]
 
 
-def _cases(model: Model, cases: Optional[str]) -> List[Tuple[int, str, _Loader]]:
+class Runner(Protocol):
+    """What the cases are run with: an open ``Model``, or an engine that isn't finished yet."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The bundle's."""
+        ...
+
+    def open_file(self, name: str) -> int:
+        """See ``Model.open_file``."""
+        ...
+
+    def run_bucket(self, bucket: int, inputs: Mapping[str, Any]) -> "Dict[str, NDArray[Any]]":
+        """See ``Model.run_bucket``."""
+        ...
+
+
+def run_cases(model: Runner, cases: Optional[str] = None) -> List[Dict[str, Any]]:
+    """What became of each golden vector, or of each in the folder ``cases``; see ``run_selftest``."""
+    return [_run_case(model, *item) for item in _cases(model, cases)]
+
+
+def _cases(model: Runner, cases: Optional[str]) -> List[Tuple[int, str, _Loader]]:
     manifest = model.manifest
     if cases is not None:
         return [
@@ -84,7 +108,7 @@ def _cases(model: Model, cases: Optional[str]) -> List[Tuple[int, str, _Loader]]
     ]
 
 
-def _load_file(model: Model, file: str) -> Case:
+def _load_file(model: Runner, file: str) -> Case:
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return read_case(fd, file, model.manifest)
@@ -92,7 +116,7 @@ def _load_file(model: Model, file: str) -> Case:
         os.close(fd)
 
 
-def _load_golden(model: Model, name: str) -> Case:
+def _load_golden(model: Runner, name: str) -> Case:
     fd = model.open_file(name)
     try:
         return read_case(fd, name, model.manifest)
@@ -100,7 +124,7 @@ def _load_golden(model: Model, name: str) -> Case:
         os.close(fd)
 
 
-def _run_case(model: Model, bucket: int, name: str, load: _Loader) -> Dict[str, Any]:
+def _run_case(model: Runner, bucket: int, name: str, load: _Loader) -> Dict[str, Any]:
     result: Dict[str, Any] = {
         "bucket": bucket,
         "case": name,

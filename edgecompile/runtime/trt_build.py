@@ -121,7 +121,7 @@ def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
 
     started = time.monotonic()
     log = BuildLog()
-    logger = _make_logger(log)
+    logger = make_logger(log)
     builder = tensorrt.Builder(logger)
     network = builder.create_network(
         1 << int(tensorrt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
@@ -145,12 +145,13 @@ def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
         "size": size,
         "sha256": sha256,
         "seconds": time.monotonic() - started,
-        "timing_cache": used if not kept else kept,
+        "timing_cache": kept or used,
         "warnings": log.warnings[-5:],
     }
 
 
-def _make_logger(log: BuildLog) -> "tensorrt.ILogger":
+def make_logger(log: BuildLog) -> "tensorrt.ILogger":
+    """A logger of TensorRT that keeps errors and warnings in ``log``."""
     import tensorrt
 
     class Logger(tensorrt.ILogger):

@@ -1,16 +1,24 @@
 """Runs every program of a model once, so that no caller waits for the first run."""
 
-from typing import Mapping, Optional
+from typing import TYPE_CHECKING, Mapping, Optional, Union
 
 from .dispatch import Dispatcher
 from .dtypes import BY_NAME
 from .errors import UnsupportedHostError
 from .inputs import InputChecker, make_inputs
 from .manifest import Manifest
-from .programs import Programs
+
+if TYPE_CHECKING:
+    from .gpu_programs import GpuPrograms
+    from .programs import Programs
 
 
-def warm_up(manifest: Manifest, programs: Programs, dispatcher: Dispatcher, memory: int) -> None:
+def warm_up(
+    manifest: Manifest,
+    programs: "Union[Programs, GpuPrograms]",
+    dispatcher: Dispatcher,
+    memory: int,
+) -> None:
     """Loads every bucket's program and runs it once at its hint.
 
     Args:

@@ -9,6 +9,7 @@ messages, a JSON object a line, to the descriptor FD:
 The other end is in worker_process.py.
 """
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -109,10 +110,8 @@ def _error(name: str, message: str, hint: Any) -> Dict[str, Any]:
 
 def _die_with(parent: int) -> None:
     """Ends this process when its parent ends: nobody would be there to take what it makes."""
-    try:
+    with contextlib.suppress(AttributeError, OSError):  # another system than Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    except (AttributeError, OSError):  # another system than Linux
-        pass
     if os.getppid() != parent:  # it ended before
         os.kill(os.getpid(), signal.SIGKILL)
 

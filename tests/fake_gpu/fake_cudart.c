@@ -567,6 +567,13 @@ int fake_cudart_reaches(const void* address, size_t size) {
   return leave(reaches(1, address, size));
 }
 
+/* Whether a stream records: 0 or 1. */
+int fake_cudart_capturing(void* stream) {
+  pthread_mutex_lock(&lock);
+  object* item = find(stream, STREAM);
+  return leave(item != NULL && item->capturing);
+}
+
 /* What a kernel that goes astray does: from now on everything fails with this number. */
 void fake_cudart_fault(int number) {
   pthread_mutex_lock(&lock);

@@ -35,7 +35,7 @@ PROBE_SOURCE = Path(edgecompile.runtime.__file__).parent / "native" / "probe" / 
         ({"arch": "aarch64"}, "is for aarch64, this is x86-64"),
         ({"glibc": "2.37"}, "needs glibc 2.37, this is 2.36"),
         ({"glibc": "3.0"}, "needs glibc 3.0"),
-        ({"backend": "tensorrt"}, "needs the backend tensorrt"),
+        ({"backend": "tensorflow"}, "needs the backend tensorflow"),
     ],
 )
 def test_what_a_variant_lacks(change: dict, reason: str) -> None:

@@ -1,0 +1,150 @@
+"""Which variant of a bundle is opened, for what is asked and what this machine has."""
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Union
+
+from .cpu import Host, choose_variant
+from .engines import DEFAULT, MODES
+from .errors import (
+    EdgecompileError,
+    FinishError,
+    GpuError,
+    GpuUnavailableError,
+    InputError,
+    UnfinishedBundleError,
+    UnsupportedHostError,
+)
+from .files import BundleFolder
+from .manifest import TENSORRT, Variant
+from .programs import Programs, open_cpu_variant
+
+if TYPE_CHECKING:
+    from .gpu_programs import GpuPrograms
+
+MODE_VARIABLE = "EDGECOMPILE_MODE"
+VARIANT_VARIABLE = "EDGECOMPILE_VARIANT"
+FALLBACK_VARIABLE = "EDGECOMPILE_FALLBACK"
+FALLBACKS = ("cpu",)
+VERIFY_LEVELS = ("fast", "auto", "full")
+MAX_THREADS = 4096
+
+#: What the CPU is taken for instead, where that was asked for.
+GPU_FAILURES = (GpuError, UnfinishedBundleError, FinishError)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What ``open_bundle`` was asked for, checked; see there. ``concurrency`` 0: the default.
+
+    ``without`` has the backends that mustn't be used, each with the reason.
+    """
+
+    threads: Optional[int] = None
+    variant: Optional[str] = None
+    verify: str = "auto"
+    concurrency: int = 0
+    mode: str = DEFAULT
+    fallback: Optional[str] = None
+    finish: bool = False
+    without: Mapping[str, str] = field(default_factory=dict)
+
+    def after(self, error: EdgecompileError) -> "Optional[Request]":
+        """What to try after the GPU failed; None: nothing, the error is to be raised.
+
+        A variant that was asked for by name isn't replaced by another one.
+        """
+        if self.fallback is None or self.variant is not None or self.without:
+            return None
+        reason = "can't be used here: {}".format(error.message)
+        return dataclasses.replace(self, without={TENSORRT: reason})
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A variant, why each of the others can't run here, and the programs."""
+
+    variant: Variant
+    refused: Dict[str, List[str]]
+    programs: "Union[Programs, GpuPrograms]"
+
+
+def make_request(
+    threads: Optional[int],
+    variant: Optional[str],
+    verify: str,
+    concurrency: Optional[int],
+    mode: Optional[str],
+    fallback: Optional[str],
+    finish: bool,
+) -> Request:
+    """Checks the arguments of ``open_bundle`` and looks at the environment for the absent ones.
+
+    Raises:
+        InputError: one is out of its range.
+    """
+    if verify not in VERIFY_LEVELS:
+        raise InputError("verify is {!r}, must be one of {}".format(verify, VERIFY_LEVELS))
+    for name, value in (("threads", threads), ("concurrency", concurrency)):
+        if value is not None and not (isinstance(value, int) and 1 <= value <= MAX_THREADS):
+            text = "{} is {!r}, must be an integer from 1 to {}"
+            raise InputError(text.format(name, value, MAX_THREADS))
+    fallback = fallback if fallback is not None else os.environ.get(FALLBACK_VARIABLE) or None
+    if fallback is not None and fallback not in FALLBACKS:
+        text = "fallback is {!r}, must be None or one of {}"
+        raise InputError(text.format(fallback, FALLBACKS))
+    mode = mode if mode is not None else os.environ.get(MODE_VARIABLE) or DEFAULT
+    if mode not in MODES:
+        raise InputError("mode is {!r}, must be one of {}".format(mode, MODES))
+    return Request(
+        threads=threads,
+        variant=variant if variant is not None else os.environ.get(VARIANT_VARIABLE) or None,
+        verify=verify,
+        concurrency=concurrency or 0,
+        mode=mode,
+        fallback=fallback,
+        finish=bool(finish),
+    )
+
+
+def open_programs(folder: BundleFolder, host: Host, request: Request) -> Opened:
+    """Chooses the variant and opens its programs; loads none of them.
+
+    Raises:
+        UnsupportedHostError: no variant can run on this machine.
+        BundleError, NativeError, GpuError, FinishError: it can't be opened.
+    """
+    variant, refused = choose_variant(folder.manifest, host, request.variant, request.without)
+    programs: Union[Programs, GpuPrograms]
+    if variant.backend == TENSORRT:
+        # Here alone: who runs on the CPU doesn't wait for these imports.
+        from .gpu_variant import open_gpu_variant
+
+        try:
+            programs = open_gpu_variant(folder, variant, request.mode, request.finish)
+        except (GpuUnavailableError, UnfinishedBundleError) as error:
+            if request.after(error) is None:
+                _add_hint(error, folder, host)
+            raise
+    else:
+        programs = open_cpu_variant(
+            folder,
+            variant,
+            request.threads,
+            request.concurrency or min(4, max(host.cpus, 1)),
+            # Under "full" too: what was hashed then may have been exchanged since.
+            request.verify != "fast",
+        )
+    return Opened(variant, refused, programs)
+
+
+def _add_hint(error: EdgecompileError, folder: BundleFolder, host: Host) -> None:
+    """Says that the bundle has a variant for the CPU, where it does."""
+    try:
+        other, _ = choose_variant(folder.manifest, host, None, {TENSORRT: ""})
+    except UnsupportedHostError:
+        return
+    text = 'or let the CPU run it, with the variant {}: fallback="cpu", or {}=cpu'
+    parts = [error.hint] if error.hint else []
+    error.hint = "; ".join([*parts, text.format(other.name, FALLBACK_VARIABLE)])
