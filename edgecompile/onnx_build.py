@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,20 @@ from edgecompile.exported import ExportedModel
 from edgecompile.models import LoadedModel
 from edgecompile.onnx_check import OnnxReport, check_onnx
 from edgecompile.onnx_export import export_onnx, need_onnx
+from edgecompile.onnx_fills import Fill, find_fills, masked_values
+from edgecompile.onnx_graph import OnnxGraph
 from edgecompile.onnx_ops import OnnxTarget, check_operators
+from edgecompile.onnx_precision import (
+    SENSITIVE,
+    Narrowed,
+    find_kept,
+    narrow,
+    round_halves,
+    undefined_nodes,
+)
 from edgecompile.onnx_report import Int8Report, KeptNode, OnnxArtifact
+from edgecompile.onnx_runs import Arrays
+from edgecompile.onnx_scan import Scan, scan_values
 from edgecompile.onnx_weights import write_onnx
 from edgecompile.precision import COSINES, TOLERANCES
 from edgecompile.samples import Samples
@@ -30,6 +42,7 @@ __all__ = ["ONNX_PRECISIONS", "build_onnx"]
 ONNX_PRECISIONS = ("fp32", "fp16", "int8")
 
 _MODEL = "model.onnx"
+_ROUNDS = 4
 
 
 def build_onnx(
@@ -115,17 +128,23 @@ class _Build:
         ops.check()
         self._say("eager's answers")
         cases = self._cases()
+        inputs = scan_inputs(cases)
         kept: tuple[KeptNode, ...] = ()
-        fills: tuple[str, ...] = ()
+        fills: Mapping[str, Fill] = {}
         int8: Int8Report | None = None
-        self._say("check")
-        weights = f"weights.{self.precision}"
-        path = self.scratch / _MODEL
-        write_onnx(graph, path, self.scratch / weights)
-        check_model(path)
-        report = self._check(path, cases)
+        if self.precision == "fp32":
+            report = self._verify(graph, cases)
+        else:
+            fills = find_fills(graph)
+            self._say("ranges of values")
+            scan = scan_values(graph, inputs, self.scratch, masked=masked_values(fills))
+            narrowed, report = self._narrow(graph, scan, fills, inputs, cases)
+            graph, kept = narrowed.graph, narrowed.kept
         if not report.ok:
             raise refusal(report, self.precision)
+        ops = check_operators(graph, self.cap)
+        ops.check()
+        weights = f"weights.{self.precision}"
         write_onnx(graph, folder / _MODEL, folder / weights)
         taken = graph.consumers()
         return OnnxArtifact(
@@ -138,11 +157,79 @@ class _Build:
             unused_inputs=tuple(name for name in graph.inputs if name not in taken),
             nodes=len(graph.nodes),
             kept=kept,
-            fills=fills,
+            fills=tuple(str(fill) for fill in fills.values()),
             int8=int8,
             ops=ops,
             check=report,
         )
+
+    def _narrow(
+        self,
+        graph: OnnxGraph,
+        scan: Scan,
+        fills: Mapping[str, Fill],
+        inputs: Sequence[Arrays],
+        cases: Sequence[Case],
+    ) -> tuple[Narrowed, OnnxReport]:
+        """The float16 graph with as few nodes in float32 as agree with eager."""
+        reasons = find_kept(graph, scan, fills)
+        for wider in (False, True):
+            if wider:
+                self._note("float16 as such differs from eager: norms and softmax stay in float32")
+                for node in graph.nodes:
+                    if node.op_type in SENSITIVE:
+                        reasons.setdefault(node.name, "without it the outputs differ from eager's")
+            narrowed = self._keep_undefined(graph, scan, fills, reasons, inputs)
+            report = self._verify(narrowed.graph, cases)
+            if report.ok:
+                break
+        return narrowed, report
+
+    def _keep_undefined(
+        self,
+        graph: OnnxGraph,
+        scan: Scan,
+        fills: Mapping[str, Fill],
+        reasons: dict[str, str],
+        inputs: Sequence[Arrays],
+    ) -> Narrowed:
+        """Narrows, runs the result, and keeps what gives infinities or NaNs that float32 doesn't.
+
+        Raises:
+            VerificationError: there are some however much is kept.
+        """
+        for _ in range(_ROUNDS):
+            narrowed = narrow(graph, reasons, fills)
+            self._say("float16's values")
+            found = undefined_nodes(narrowed.graph, scan, inputs, self.scratch)
+            fresh = {name: why for name, why in found.items() if name not in reasons}
+            if not found:
+                return narrowed
+            if not fresh:
+                break
+            reasons.update(fresh)
+        lines = [f"  {graph.place(name)}: {why}" for name, why in found.items()]
+        raise VerificationError(
+            "the ONNX model in float16 has infinities or NaNs:\n" + "\n".join(lines[:20]),
+            hint="--precision fp32",
+        )
+
+    def _verify(self, graph: OnnxGraph, cases: Sequence[Case], padded: bool = True) -> OnnxReport:
+        """Writes the graph as it would ship and runs it, then with every float16 value rounded.
+
+        Returns:
+            The second, which is the stricter, unless the first one fails.
+        """
+        self._say("check against eager")
+        path = self.scratch / _MODEL
+        write_onnx(graph, path, self.scratch / f"weights.{self.precision}")
+        check_model(path)
+        report = self._check(path, cases, padded)
+        if self.precision == "fp32" or not report.ok:
+            return report
+        self._say("check against eager, rounded")
+        write_onnx(round_halves(graph), path, self.scratch / f"weights.{self.precision}")
+        return self._check(path, cases, padded)
 
     def _export(self) -> ExportedModel:
         ranges = {}
@@ -174,6 +261,16 @@ class _Build:
     def _say(self, text: str) -> None:
         if self.step is not None:
             self.step.update(text=f"ONNX: {text}")
+
+    def _note(self, text: str) -> None:
+        if self.step is not None:
+            self.step.note(text)
+
+
+def scan_inputs(cases: Sequence[Case]) -> list[Arrays]:
+    """The cases whose values are looked at: all edges and hints, also padded, and real samples. Cases
+    of random sizes have nothing that these don't have."""
+    return [case.inputs for case in cases if not case.name.startswith("random")]
 
 
 def check_model(path: Path) -> None:

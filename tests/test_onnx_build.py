@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
-pytest.importorskip("onnxscript")
-
 import onnx
+import pytest
 
 from edgecompile.errors import CompileError
 from edgecompile.models import load_model

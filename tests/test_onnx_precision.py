@@ -1,0 +1,236 @@
+"""Narrowing to float16: what is kept wider, why, and that the result is what was meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from edgecompile.onnx_fills import FILL, find_fills, masked_values
+from edgecompile.onnx_graph import OnnxGraph
+from edgecompile.onnx_precision import LIMIT, find_kept, narrow, round_halves, undefined_nodes
+from edgecompile.onnx_runs import OnnxRunner
+from edgecompile.onnx_scan import ValueVisitor, scan_values
+from edgecompile.onnx_values import value_dtypes
+from edgecompile.onnx_weights import write_onnx
+
+Array = npt.NDArray[np.generic]
+
+
+def graph_of(text: str, **tensors: Array) -> OnnxGraph:
+    """A graph in ONNX's own text form; nodes are named after their operator and output."""
+    proto = onnx.parser.parse_model('<ir_version: 9, opset_import: ["" : 20]>\n' + text)
+    for node in proto.graph.node:
+        node.name = f"{node.op_type}:{node.output[0]}"
+    return OnnxGraph(proto, dict(tensors))
+
+
+def f32(*values: float) -> Array:
+    return np.array(values, np.float32)
+
+
+def kept_of(graph: OnnxGraph, tmp_path: Path, *inputs: dict[str, Array]) -> dict[str, str]:
+    fills = find_fills(graph)
+    scan = scan_values(graph, inputs, tmp_path, masked=masked_values(fills))
+    return find_kept(graph, scan, fills)
+
+
+def run(graph: OnnxGraph, tmp_path: Path, **inputs: Array) -> dict[str, Array]:
+    write_onnx(graph, tmp_path / "m.onnx", tmp_path / "m.weights")
+    onnx.checker.check_model(str(tmp_path / "m.onnx"), full_check=True)
+    return OnnxRunner(tmp_path / "m.onnx").run(inputs)
+
+
+ATTENTION = """
+agraph (float[n] scores, bool[n] real) => (float[n] weights) {
+  mask = Where(real, zero, lowest)
+  sum = Add(scores, mask)
+  weights = Softmax<axis=-1>(sum)
+}"""
+
+
+def attention() -> OnnxGraph:
+    lowest = np.array(np.finfo(np.float32).min)
+    return graph_of(ATTENTION, zero=np.array(0, np.float32), lowest=lowest)
+
+
+def test_a_masks_fill_is_cut_down_and_nothing_is_kept(tmp_path: Path) -> None:
+    graph = attention()
+    inputs = {"scores": f32(-90, 20, 3), "real": np.array([True, True, False])}
+    assert kept_of(graph, tmp_path, inputs) == {}
+    fills = find_fills(graph)
+    assert fills["lowest"].becomes == FILL
+    made = narrow(graph, {}, fills)
+    assert made.graph.tensors["lowest"].dtype == np.float16
+    got = run(made.graph, tmp_path, **inputs)["weights"]
+    assert got.dtype == np.float32
+    assert np.allclose(got, [0, 1, 0], atol=1e-3)
+
+
+def test_a_wholly_masked_row_is_no_nan_in_fp16(tmp_path: Path) -> None:
+    graph = attention()
+    made = narrow(graph, {}, find_fills(graph)).graph
+    none = {"scores": f32(-900, -20, 30), "real": np.zeros(3, bool)}
+    assert np.isfinite(run(made, tmp_path, **none)["weights"]).all()
+
+
+def test_a_large_constant_that_is_no_mask_keeps_its_node(tmp_path: Path) -> None:
+    graph = graph_of(
+        "agraph (float[n] x) => (float[n] y) { a = Mul(x, big)\n y = Mul(a, small) }",
+        big=f32(-1e9),
+        small=f32(1e-3),
+    )
+    assert find_fills(graph) == {}
+    kept = kept_of(graph, tmp_path, {"x": f32(1e-6, 2e-6)})
+    assert "1e+09" in kept["Mul:a"]
+    # What it gives is small enough, so what comes behind is in float16 again.
+    assert list(kept) == ["Mul:a"]
+    made = narrow(graph, kept, {})
+    got = run(made.graph, tmp_path, x=f32(1e-6, 2e-6))["y"]
+    assert np.allclose(got, [-1, -2], rtol=2e-3)
+    assert [k.node for k in made.kept] == ["Mul:a"]
+
+
+def test_what_overflows_is_kept_with_what_takes_it(tmp_path: Path) -> None:
+    graph = graph_of(
+        """agraph (float[n] x) => (float[n] y) {
+          wide = Mul(x, x)
+          root = Sqrt(wide)
+          y = Add(root, one)
+        }""",
+        one=f32(1),
+    )
+    below, above = np.sqrt(LIMIT) * 0.99, np.sqrt(LIMIT) * 1.01
+    assert kept_of(graph, tmp_path, {"x": f32(below)}) == {}
+    kept = kept_of(graph, tmp_path, {"x": f32(1)}, {"x": f32(above)})
+    assert set(kept) == {"Mul:wide", "Sqrt:root"}
+    got = run(narrow(graph, kept, {}).graph, tmp_path, x=f32(3000))["y"]
+    assert np.allclose(got, 3001, rtol=1e-3)
+
+
+def test_sums_inside_a_node_count(tmp_path: Path) -> None:
+    graph = graph_of(
+        "agraph (float[n] x) => (float[1] y) { y = ReduceMean<keepdims=1>(x, axes) }",
+        axes=np.array([0]),
+    )
+    kept = kept_of(graph, tmp_path, {"x": np.full(3000, 8, np.float32)})
+    assert "2.4e+04 inside" in kept["ReduceMean:y"]
+
+
+def test_a_tiny_constant_is_kept_down_to_what_it_divides(tmp_path: Path) -> None:
+    graph = graph_of(
+        """agraph (float[n] x, float[n] norm) => (float[n] y) {
+          least = Max(norm, tiny)
+          wide = Expand(least, shape)
+          y = Div(x, wide)
+        }""",
+        tiny=f32(1e-12),
+        shape=np.array([1]),
+    )
+    kept = kept_of(graph, tmp_path, {"x": f32(0), "norm": f32(0)})
+    assert set(kept) == {"Max:least", "Expand:wide", "Div:y"}
+    made = narrow(graph, kept, {}).graph
+    assert run(made, tmp_path, x=f32(0), norm=f32(0))["y"].tolist() == [0]
+
+
+def test_angles_and_whole_numbers_are_kept(tmp_path: Path) -> None:
+    graph = graph_of(
+        """agraph (int64[n] at, float[n] x) => (float[n] y, int64[n] which) {
+          position = Cast<to=1>(at)
+          angle = Mul(position, step)
+          sine = Sin(angle)
+          y = Mul(sine, x)
+          scaled = Mul(position, step)
+          which = Cast<to=7>(scaled)
+        }""",
+        step=f32(0.7),
+    )
+    at = np.arange(2000)
+    inputs = {"at": at, "x": np.ones(2000, np.float32)}
+    kept = kept_of(graph, tmp_path, inputs)
+    assert set(kept) == {"Cast:position", "Mul:angle", "Sin:sine", "Mul:scaled", "Cast:which"}
+    got = run(narrow(graph, kept, {}).graph, tmp_path, **inputs)
+    want = at.astype(np.float32) * np.float32(0.7)
+    assert np.abs(got["y"] - np.sin(want)).max() < 1e-3
+    assert (got["which"] == want.astype(np.int64)).all()
+
+
+def test_an_operator_without_a_half_form_is_kept(tmp_path: Path) -> None:
+    graph = graph_of(
+        """agraph (float[n] x) => (float[m] y, float[n] z) {
+          y = Range(zero, four, one)
+          z = LayerNormalization(x, scale)
+        }""",
+        zero=np.array(0, np.float32),
+        four=np.array(4, np.float32),
+        one=np.array(1, np.float32),
+        scale=f32(1, 1, 1),
+    )
+    # LayerNormalization's second output has no float16 form, but isn't there.
+    kept = kept_of(graph, tmp_path, {"x": f32(1, 2, 4)})
+    assert list(kept) == ["Range:y"] and "no float16 form" in kept["Range:y"]
+    got = run(narrow(graph, kept, {}).graph, tmp_path, x=f32(1, 2, 4))
+    assert got["y"].tolist() == [0, 1, 2, 3]
+
+
+def test_inputs_and_outputs_keep_their_dtypes_and_names(tmp_path: Path) -> None:
+    graph = graph_of(
+        """agraph (float[n] x) => (float[n] y, float[n] z, float[n] same) {
+          y = Mul(x, w)
+          z = Add(y, w)
+          same = Identity(x)
+        }""",
+        w=f32(0.1),
+    )
+    made = narrow(graph, {}, {}).graph
+    assert made.inputs == {"x": "float32"}
+    assert made.outputs == dict.fromkeys(("y", "z", "same"), "float32")
+    dtypes = value_dtypes(made)
+    assert dtypes["w"] == "float16" and made.tensors["w"].dtype == np.float16
+    assert {
+        node.op_type: dtypes[node.output[0]] for node in made.nodes if node.op_type != "Cast"
+    } == {"Mul": "float16", "Add": "float16", "Identity": "float16"}
+
+
+def test_values_are_rounded_though_onnxruntime_calculates_in_float32(tmp_path: Path) -> None:
+    graph = graph_of("agraph (float[n] x) => (float[n] y) { a = Mul(x, x)\n y = Sub(a, x) }")
+    made = narrow(graph, {}, {}).graph
+    # 63 * 63 = 3969 lies between two of float16's numbers, which are 2 apart there.
+    assert run(round_halves(made), tmp_path, x=f32(63))["y"].tolist() == [3904]
+
+
+def test_a_weight_of_wide_and_narrow_nodes_is_there_in_both(tmp_path: Path) -> None:
+    graph = graph_of(
+        "agraph (float[n] x) => (float[n] y) { a = Mul(x, w)\n y = Add(a, w) }", w=f32(3)
+    )
+    made = narrow(graph, {"Mul:a": "because"}, {}).graph
+    assert {a.dtype.name for a in made.tensors.values()} == {"float16", "float32"}
+    assert run(made, tmp_path, x=f32(2))["y"].tolist() == [9]
+
+
+def test_nans_that_float16_makes_are_laid_at_the_node_that_makes_them(tmp_path: Path) -> None:
+    graph = graph_of(
+        """agraph (float[n] x) => (float[n] y) {
+          wide = Mul(x, x)
+          zero = Sub(wide, wide)
+          y = Add(zero, x)
+        }"""
+    )
+    scan = scan_values(graph, [{"x": f32(1000)}], tmp_path)
+    made = narrow(graph, {}, {}).graph
+    found = undefined_nodes(made, scan, [{"x": f32(1000)}], tmp_path)
+    assert found == {"Mul:wide": "in float16 it gives an infinity"}
+    good = narrow(graph, {"Mul:wide": "", "Sub:zero": ""}, {}).graph
+    assert undefined_nodes(good, scan, [{"x": f32(1000)}], tmp_path) == {}
+
+
+def test_values_are_looked_at_in_groups_that_fit(tmp_path: Path) -> None:
+    lines = "\n".join(f"v{i + 1} = Add(v{i}, one)" for i in range(40))
+    graph = graph_of(f"agraph (float[n] v0) => (float[n] v40) {{ {lines} }}", one=f32(1))
+    seen: dict[str, float] = {}
+    visitor = ValueVisitor(graph, tmp_path, budget=4 * 10 * 3)
+    names = [f"v{i}" for i in range(1, 41)]
+    visitor.visit(names, [{"v0": np.zeros(10, np.float32)}], lambda n, a: seen.update({n: a[0]}))
+    assert seen == {f"v{i}": i for i in range(1, 41)}
