@@ -6,7 +6,6 @@ was built from; neither names nor times are part of it. A folder holds
     engine-<digest>.plan   the engine, its name made of its own SHA-256
     built.json             it was built, but not tested yet
     stamp.json             it was tested: which file, from what, for what, with which result
-    lock                   held by whoever finishes
 
 Every file comes by a rename. Without a stamp an engine isn't used, so nothing here has to be tidy.
 """
@@ -111,6 +110,9 @@ class EngineFolder:
     def locked(self, say: Callable[[str], None]) -> Iterator[int]:
         """Holds the lock, waiting for it; gives its descriptor, which a child may inherit.
 
+        There is one for all engines: who builds measures kernels, and two at once would measure
+        each other and share the memory.
+
         A child that has the descriptor holds the lock as long as it lives, so that nobody else
         begins while it still works, whatever became of its parent.
 
@@ -124,7 +126,7 @@ class EngineFolder:
             os.close(fd)
 
     def _lock(self, say: Callable[[str], None]) -> int:
-        path = self.join(_LOCK)
+        path = os.path.join(cache_root(), _LOCK)
         while True:
             self.make()
             try:
@@ -136,7 +138,7 @@ class EngineFolder:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
-                    text = "another process{} finishes this engine: waiting until it is done"
+                    text = "another process{} finishes an engine: waiting until it is done"
                     say(text.format(" ({})".format(holder) if holder.isdigit() else ""))
                     fcntl.flock(fd, fcntl.LOCK_EX)
                 if _is_same_file(fd, path):

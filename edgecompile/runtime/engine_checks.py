@@ -28,7 +28,8 @@ def check_device(recipe: Recipe, identity: DeviceIdentity, force: bool) -> List[
     Raises:
         WrongDeviceError: names everything that does matter.
     """
-    wrong, notes = [], []
+    wrong: List[str] = []
+    notes: List[str] = []
     least, below = version_pair(recipe.least), version_pair(recipe.below)
     if not least <= version_pair(identity.tensorrt) < below:
         text = "TensorRT {} is installed, the recipe is for {} and later, below {}"

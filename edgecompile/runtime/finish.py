@@ -105,9 +105,8 @@ class _Run:
         self.manifest: Manifest = folder.manifest
         self.variant: Variant = choose_variant(folder.manifest, options.variant)
         self.recipe: Recipe = read_recipe(folder, self.variant)
-        described = self._work("describe", {})
-        self.identity = DeviceIdentity(**described["device"])
-        self.free = int(described["free_bytes"])
+        self.identity = DeviceIdentity(**self._describe()["device"])
+        self.free = 0
         content = describe_content(self.manifest, self.variant, self.recipe)
         self.engines = EngineFolder(content, self.identity)
 
@@ -127,6 +126,15 @@ class _Run:
                         return self._finish_locked(lock)
         self.say("finished already: {}".format(engine.path))
         return self._report("already finished", engine)
+
+    def _describe(self) -> Dict[str, Any]:
+        try:
+            return self._work("describe", {})
+        except BuildFailure as failure:
+            text = "there isn't even the memory to ask CUDA what it has: {}".format(failure)
+            raise DeviceMemoryError(text, "end other programs first") from None
+        except WorkerDied as died:
+            raise FinishError(str(died)) from None
 
     def _finished(self) -> Tuple[Optional[FinishedEngine], str]:
         if self.options.force:
@@ -185,6 +193,8 @@ class _Run:
         for name in (recipe.onnx, recipe.weights):
             self._check_hash(sibling(self.variant, name))
         check_disk(self.engines.path, recipe)
+        # Now, not when this began: it may have waited for another process, which used much.
+        self.free = int(self._describe()["free_bytes"])
         workspace, notes = check_memory(
             self.manifest,
             recipe,
@@ -296,8 +306,9 @@ class _Run:
         for line in result["lines"]:
             self.say("  " + line)
         if not result["ok"]:
-            self._refuse(built, served)
-            kept = "the one from before still serves" if served else "nothing serves this bundle"
+            kept = "nothing serves this bundle"
+            if self._refuse(built, served):
+                kept = "the one from before still serves"
             raise SelftestError(
                 "the engine doesn't reproduce the golden vectors and isn't served: {}; {}".format(
                     result["worst"], kept
@@ -307,13 +318,18 @@ class _Run:
         tested: Dict[str, Any] = {key: result[key] for key in ("ok", "cases", "modes")}
         return tested
 
-    def _refuse(self, built: FinishedEngine, served: Optional[FinishedEngine]) -> None:
-        """Drops an engine, and the measurements that would lead to the same one again."""
-        same = served is not None and served.sha256 == built.sha256
-        keep = [engine_name(served.sha256)] if served is not None and not same else []
+    def _refuse(self, built: FinishedEngine, served: Optional[FinishedEngine]) -> bool:
+        """Drops an engine, and the measurements that would lead to the same one again.
+
+        True if another one, from before, is left.
+        """
+        keep = []
+        if served is not None and served.sha256 != built.sha256:
+            keep.append(engine_name(served.sha256))
         self.engines.tidy(keep, untested=True)
         with contextlib.suppress(OSError):
             os.unlink(self.engines.timing_cache)
+        return bool(keep)
 
     def _path(self, name: str) -> str:
         return sibling(self.variant, name)
@@ -335,10 +351,6 @@ class _Run:
         try:
             whole = dict(request, debug=self.options.debug)
             return run_worker(task, whole, keep_open=[lock] if lock >= 0 else [], tell=tell)
-        except WorkerDied as died:
-            if task == "describe":
-                raise FinishError(str(died)) from None
-            raise
         finally:
             line.end()
 

@@ -44,9 +44,14 @@ def run_worker(
         EdgecompileError: the one that it raised.
     """
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    found = os.environ.get("PYTHONPATH")
     environment = dict(os.environ)
-    environment["PYTHONPATH"] = package + os.pathsep + found if found else package
+    # Its working folder is another one, so what is relative wouldn't be found.
+    found = [
+        os.path.abspath(item)
+        for item in environment.get("PYTHONPATH", "").split(os.pathsep)
+        if item
+    ]
+    environment["PYTHONPATH"] = os.pathsep.join([package, *found])
     reading, writing = os.pipe()
     with os.fdopen(reading, "r", encoding="utf-8", errors="replace") as messages:
         try:

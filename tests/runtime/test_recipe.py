@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from edgecompile.runtime.recipe import (
     sibling,
     version_pair,
 )
+from tests.hostile.trees import mutate, mutate_bytes, render, to_tree
 from tests.runtime.bundles import ORIN, RECIPE, DummyBundle
 
 
@@ -104,6 +107,30 @@ def test_a_recipe_that_is_too_large(bundle: DummyBundle) -> None:
             read_recipe(folder, folder.manifest.variants[1])
     finally:
         folder.close()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_reading_is_total(bundle: DummyBundle, seed: int) -> None:
+    """Whatever the bytes are: a recipe that can be written and read again, or a BundleError."""
+    tree = to_tree(bundle.add_tensorrt())
+    manifest = parse_manifest(json.dumps(bundle.listed()).encode())
+    rng = random.Random(seed)
+    read = 0
+    for _ in range(50):
+        changed = copy.deepcopy(tree)
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            mutate(rng, changed)
+        data = render(changed).encode("utf-8", "surrogatepass")
+        if rng.random() < 0.2:
+            data = mutate_bytes(rng, data, 1 << 16)
+        try:
+            recipe = parse_recipe(data, manifest, manifest.variants[1])
+        except BundleError as error:
+            assert "recipe.json" in error.message
+            continue
+        read += 1
+        assert parse_recipe(recipe.to_bytes(), manifest, manifest.variants[1]) == recipe
+    assert read < 40  # most of them are broken
 
 
 def test_versions_are_compared_as_numbers() -> None:

@@ -6,9 +6,7 @@ import json
 import os
 import signal
 import time
-from typing import Any
-
-import onnx
+from typing import TYPE_CHECKING, Any
 
 from .hooks import called, device, note, require, version
 from .types import (
@@ -21,17 +19,21 @@ from .types import (
     is_made,
 )
 
+if TYPE_CHECKING:
+    import onnx
+
 MAGIC = b"FAKE TENSORRT PLAN\n"
 _LAST_OPSET = 20
+#: By ONNX's numbers of element types.
 _TYPES = {
-    onnx.TensorProto.FLOAT: DataType.FLOAT,
-    onnx.TensorProto.FLOAT16: DataType.HALF,
-    onnx.TensorProto.BFLOAT16: DataType.BF16,
-    onnx.TensorProto.INT8: DataType.INT8,
-    onnx.TensorProto.INT32: DataType.INT32,
-    onnx.TensorProto.INT64: DataType.INT64,
-    onnx.TensorProto.UINT8: DataType.UINT8,
-    onnx.TensorProto.BOOL: DataType.BOOL,
+    1: DataType.FLOAT,
+    2: DataType.UINT8,
+    3: DataType.INT8,
+    6: DataType.INT32,
+    7: DataType.INT64,
+    9: DataType.BOOL,
+    10: DataType.HALF,
+    16: DataType.BF16,
 }
 
 
@@ -199,6 +201,7 @@ class Builder:
         header = {
             "version": version(),
             "device": device(),
+            "level": level,
             "inputs": [[i.name, i.dtype.value, list(i.shape)] for i in network._inputs],
             "outputs": [[o.name, o.dtype.value, list(o.shape)] for o in network._outputs],
             "profiles": [
@@ -308,6 +311,8 @@ class OnnxParser:
         if called("parse_from_file"):
             self._logger.log(ILogger.ERROR, "a fake failure of the parser")
             return False
+        import onnx  # it takes a second, which not every process needs
+
         try:
             loaded = onnx.load(model)  # with the weights beside it
         except Exception as error:
