@@ -54,12 +54,12 @@ _HOST_PORTABLE, _HOST_MAPPED = 1, 2  # cudaHostAlloc's flags
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: doesn't wait for what other libraries put on stream 0
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal: other threads may allocate meanwhile
 _SM_COUNT, _INTEGRATED, _CAN_MAP_HOST, _MAJOR, _MINOR = 16, 18, 19, 75, 76  # cudaDeviceAttr
-# cudaDeviceProp begins with the name. Its size differs by version: 744 bytes in 11, 1032 in 12.
+# cudaDeviceProp begins with the name. Its size differs by version, 1008 bytes in CUDA 13.
 _PROPERTIES_BYTES, _NAME_BYTES = 16384, 256
 
 # After one of these, every further call of this process fails the same way: memory errors found by
 # the hardware, faults and traps of kernels. Of 999, cudaErrorUnknown, nothing better is known.
-STICKY = frozenset((214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 999))
+STICKY = frozenset((214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 911, 999))
 _NO_MEMORY, _NOT_INITIALIZED, _OLD_DRIVER, _NO_DEVICE = 2, 3, 35, 100
 
 
@@ -187,7 +187,7 @@ class Cuda:
         elif number == _NOT_INITIALIZED:
             hint = "CUDA can't be used in a process that was forked after its parent had used it"
         elif number == _OLD_DRIVER:
-            hint = "install a driver as new as {}".format(self.path)
+            hint = "there is no NVIDIA driver here, or it is older than {}".format(self.path)
         return GpuError(message, hint, name, number, number in STICKY)
 
     def _integer(self, name: str, *arguments: Any) -> int:

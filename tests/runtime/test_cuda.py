@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -217,3 +218,46 @@ def test_after_a_fork_it_says_so(fake_cudart: FakeCudart) -> None:
     assert "gave 3" in in_child(lambda: fake_cudart.library.cudaFree(ctypes.c_void_p(block)))
     cuda.free(block)
     assert fake_cudart.calls("cudaMalloc") == calls and fake_cudart.live == 0
+
+
+def test_a_real_library_has_every_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EDGECOMPILE_CUDART", raising=False)
+    try:
+        found = cuda_module._open("")
+    except GpuUnavailableError as error:
+        assert "no libcudart can be loaded" in error.message
+        pytest.skip("needs CUDA's runtime library, a driver isn't needed")
+    # Nothing but its answer shows that this isn't a fake: without a driver it is error 35.
+    number = found._library.cudaGetDeviceCount(ctypes.byref(ctypes.c_int()))
+    assert number in (0, 35, 100)
+    if number:
+        assert found._error(number, "it").message.startswith("it failed: cudaError")
+
+
+def test_numbers_are_those_of_the_header() -> None:
+    header = Path("/usr/local/cuda/include/driver_types.h")
+    if not header.is_file():
+        pytest.skip("needs CUDA's headers")
+    text = header.read_text()
+    for name, value in (
+        ("cudaMemcpyHostToDevice", cuda_module._TO_DEVICE),
+        ("cudaMemcpyDeviceToHost", cuda_module._TO_HOST),
+        ("cudaMemcpyDeviceToDevice", cuda_module._ON_DEVICE),
+        ("cudaStreamCaptureModeThreadLocal", cuda_module._THREAD_LOCAL),
+        ("cudaDevAttrMultiProcessorCount", cuda_module._SM_COUNT),
+        ("cudaDevAttrIntegrated", cuda_module._INTEGRATED),
+        ("cudaDevAttrCanMapHostMemory", cuda_module._CAN_MAP_HOST),
+        ("cudaDevAttrComputeCapabilityMajor", cuda_module._MAJOR),
+        ("cudaDevAttrComputeCapabilityMinor", cuda_module._MINOR),
+    ):
+        assert re.search(rf"\b{name}\s*=\s*{value}\b", text), name
+    for name, value in (
+        ("cudaHostAllocPortable", cuda_module._HOST_PORTABLE),
+        ("cudaHostAllocMapped", cuda_module._HOST_MAPPED),
+        ("cudaStreamNonBlocking", cuda_module._NON_BLOCKING),
+    ):
+        assert re.search(rf"define {name}\s+0x0*{value}\b", text), name
+    # Whatever the header says leaves the process unusable is sticky.
+    sticky = re.findall(r"inconsistent state[^=]*?(cudaError\w+)\s*=\s*(\d+)", text)
+    assert len(sticky) >= 8
+    assert {int(number) for _, number in sticky} <= cuda_module.STICKY
