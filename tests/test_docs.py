@@ -86,7 +86,9 @@ def test_links_lead_to_files(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_paths_that_are_named_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for name in re.findall(r"`((?:scripts|tests|docs|profiles|edgecompile|\.ci)/[\w./-]*)`", text):
+    for name in re.findall(
+        r"`((?:scripts|tests|docs|profiles|edgecompile|docker|examples|\.ci)/[\w./-]*)`", text
+    ):
         assert (REPOSITORY / name).exists(), f"{page.name} names {name}"
 
 
