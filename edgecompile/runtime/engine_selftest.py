@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 from .cuda import Cuda
 from .dispatch import Dispatcher
 from .engine_cache import FinishedEngine
-from .engines import DEFAULT, MODES
+from .engines import MODES, REDUCE_OVERHEAD
 from .errors import BundleError, GpuError, ModeError
 from .files import BundleFolder
 from .gpu_programs import GpuPrograms, pad_everything
@@ -37,7 +37,9 @@ class EngineRunner:
         """Raises ModeError where the bundle can't be run in ``mode``."""
         self.manifest: Manifest = folder.manifest
         padding = bool(engine.stamp["padding"])
-        run = self.manifest if mode == DEFAULT else pad_everything(self.manifest, padding)
+        run = self.manifest
+        if mode == REDUCE_OVERHEAD:
+            run = pad_everything(run, padding)
         loaded = load_engine(cuda, engine, self.manifest)
         self._folder = folder
         self._programs = GpuPrograms(cuda, loaded, run, engine.profile_of, mode)

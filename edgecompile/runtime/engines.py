@@ -8,9 +8,10 @@ from typing import Dict, Mapping, Protocol, Tuple
 
 Sizes = Tuple[int, ...]
 
-#: How a GPU runs, named as users of PyTorch know it: see ``gpu_programs``.
-DEFAULT, REDUCE_OVERHEAD = "default", "reduce-overhead"
-MODES = (DEFAULT, REDUCE_OVERHEAD)
+#: How a GPU runs: as the buckets were planned, or one of two ways that users of PyTorch know by
+#: these names; see ``gpu_programs``.
+PLANNED, DEFAULT, REDUCE_OVERHEAD = "planned", "default", "reduce-overhead"
+MODES = (PLANNED, DEFAULT, REDUCE_OVERHEAD)
 
 
 class Context(Protocol):

@@ -1,8 +1,9 @@
 """The programs of one variant on a GPU: one per bucket, on one stream, with one scratch memory.
 
-Two modes, named as PyTorch's users know them: "default" queues each run anew, and exact buckets
-run at the very sizes of their inputs; "reduce-overhead" pads every bucket to its upper end and
-replays a CUDA graph that was captured for it once.
+Three modes. "planned" is what the buckets' costs were planned for: one of a single shape, as padded
+ones are, replays a CUDA graph that was captured for it once; others are queued anew for each run, at
+the very sizes of its inputs. The two others are named as PyTorch's users know them: "default" queues
+every run anew; "reduce-overhead" pads every bucket to its upper end and replays graphs only.
 """
 
 import dataclasses
@@ -10,7 +11,7 @@ import threading
 from typing import Any, Dict, List, Optional, Sequence
 
 from .cuda import Cuda, check_not_forked
-from .engines import DEFAULT, MODES, REDUCE_OVERHEAD, Engine
+from .engines import MODES, PLANNED, REDUCE_OVERHEAD, Engine
 from .errors import EdgecompileError, GpuError, ModeError
 from .gpu_program import GpuLane, GpuProgram, attempt
 from .inputs import InputChecker, make_inputs
@@ -75,7 +76,7 @@ class GpuPrograms:
         engine: Engine,
         manifest: Manifest,
         profile_of: Sequence[int],
-        mode: str = DEFAULT,
+        mode: str = PLANNED,
         zero_copy: Optional[bool] = None,
     ) -> None:
         """Takes over ``engine``; allocates the scratch memory and nothing of any bucket.
@@ -184,7 +185,7 @@ class GpuPrograms:
             except GpuError as error:
                 self._lane.note(error)
                 raise
-        if self.mode == REDUCE_OVERHEAD:
+        if self._replays(bucket):
             extents = self.manifest.buckets[bucket].axes
             sizes = {axis: extent.hi for axis, extent in extents.items()}
             try:
@@ -195,6 +196,13 @@ class GpuPrograms:
                 attempt(failed, program.close)
                 raise
         return program
+
+    def _replays(self, bucket: int) -> bool:
+        """Whether a bucket's program runs as a graph, which has one shape."""
+        spec = self.manifest.buckets[bucket]
+        padded = spec.padded(self.manifest.length_axis)
+        one_shape = all(e.lo == e.hi or axis in padded for axis, e in spec.axes.items())
+        return self.mode == REDUCE_OVERHEAD or (self.mode == PLANNED and one_shape)
 
     def close(self) -> None:
         """Gives everything back; runs must be over. A second call does nothing.

@@ -61,9 +61,10 @@ def open_bundle(
             stands for the process' number, which several processes of one bundle need. The file is
             replaced atomically. What goes wrong is in ``Model.stats["file_error"]``, never raised.
         stats_every: at most so often, in seconds, a call of ``run`` writes the file on its way.
-        mode: how a GPU runs. "default" queues every run anew; "reduce-overhead" pads each bucket to
-            its upper end and replays a CUDA graph. None looks at the environment variable
-            EDGECOMPILE_MODE. A CPU has one mode.
+        mode: how a GPU runs. "planned" replays a CUDA graph in buckets of one shape, as padded ones
+            are, and queues the runs of others anew; "default" queues every run anew;
+            "reduce-overhead" pads each bucket to its upper end and replays graphs only. None looks
+            at the environment variable EDGECOMPILE_MODE, and then is "planned". A CPU has one mode.
         fallback: "cpu" takes the best variant for the CPU where the GPU's can't be used, and
             ``Model.info`` says why; None looks at EDGECOMPILE_FALLBACK. Without, that is an error.
         finish: build the GPU's engine first if there is none for this device, which takes minutes.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Union
 
 from .cpu import Host, choose_variant
-from .engines import DEFAULT, MODES
+from .engines import MODES, PLANNED
 from .errors import (
     EdgecompileError,
     FinishError,
@@ -45,7 +45,7 @@ class Request:
     variant: Optional[str] = None
     verify: str = "auto"
     concurrency: int = 0
-    mode: str = DEFAULT
+    mode: str = PLANNED
     fallback: Optional[str] = None
     finish: bool = False
     without: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +94,7 @@ def make_request(
     if fallback is not None and fallback not in FALLBACKS:
         text = "fallback is {!r}, must be None or one of {}"
         raise InputError(text.format(fallback, FALLBACKS))
-    mode = mode if mode is not None else os.environ.get(MODE_VARIABLE) or DEFAULT
+    mode = mode if mode is not None else os.environ.get(MODE_VARIABLE) or PLANNED
     if mode not in MODES:
         raise InputError("mode is {!r}, must be one of {}".format(mode, MODES))
     return Request(

@@ -15,11 +15,11 @@ import pytest
 
 from edgecompile.runtime.cuda import Cuda
 from edgecompile.runtime.dispatch import Dispatcher
-from edgecompile.runtime.engines import DEFAULT, REDUCE_OVERHEAD
+from edgecompile.runtime.engines import DEFAULT, PLANNED, REDUCE_OVERHEAD
 from edgecompile.runtime.errors import GpuError, ModeError
 from edgecompile.runtime.gpu_programs import GpuPrograms, pad_everything
 from edgecompile.runtime.inputs import make_inputs
-from edgecompile.runtime.manifest import Manifest, parse_manifest
+from edgecompile.runtime.manifest import Extent, Manifest, parse_manifest
 from edgecompile.runtime.results import ResultMaker
 from tests.fake_gpu.build import FakeCudart
 from tests.fake_gpu.numpy_engine import NumpyEngine, embed
@@ -75,7 +75,7 @@ def make(fake_cudart: FakeCudart, manifest: Manifest) -> Iterator[Make]:
 
 
 @pytest.mark.parametrize("zero_copy", [False, True])
-@pytest.mark.parametrize("mode", [DEFAULT, REDUCE_OVERHEAD])
+@pytest.mark.parametrize("mode", [PLANNED, DEFAULT, REDUCE_OVERHEAD])
 def test_every_size_gives_what_the_model_gives(make: Make, mode: str, zero_copy: bool) -> None:
     rig = make(mode, zero_copy=zero_copy)
     for length in (1, 7, 8, 32, 33, 40, 64, 5):
@@ -111,6 +111,18 @@ def test_exact_buckets_run_at_their_own_sizes(make: Make) -> None:
     assert context.reshapes == before  # the shape is only set where it changes
     rig.check(40)
     assert rig.engine.opened[1].shapes["input_ids"] == (1, 64)
+
+
+def test_what_was_planned_replays_where_there_is_one_shape(make: Make, manifest: Manifest) -> None:
+    one = {"batch": Extent(1, 1, 1)}
+    buckets = [dataclasses.replace(b, axes={**b.axes, **one}) for b in manifest.buckets]
+    rig = make(PLANNED, manifest=dataclasses.replace(manifest, buckets=tuple(buckets)))
+    assert [b.mode for b in buckets] == ["exact", "pad"]
+    for length in (7, 40, 8, 41):
+        rig.check(length, seed=length)
+    assert [rig.programs.get(i).captured for i in (0, 1)] == [False, True]
+    assert rig.engine.opened[0].shapes["input_ids"] == (1, 8)
+    assert rig.fake.calls("cudaGraphLaunch") == 2
 
 
 def test_a_graph_is_captured_once_and_replayed(make: Make) -> None:
