@@ -189,7 +189,8 @@ def check_calibration(
     Args:
         calibration: what a device measured.
         structure: hash of the structure of the model that is planned for.
-        target: what is built for; its variants are the machines that are accepted.
+        target: what is built for; its variants are the machines that are accepted, of a target with
+            a GPU that alone.
         edgecompile_version: the version that builds.
         threads: the threads that are planned for; None accepts any number.
         length_axis: the axis that the plan divides.
@@ -208,6 +209,9 @@ def check_calibration(
             f"model's {structure}"
         )
     variants = {variant.name: variant.arch for variant in target.variants}
+    if target.gpu is not None:
+        # The bundle calls the GPU's variant after the target. Its own cores cost something else.
+        variants = {target.name: target.archs[0]}
     if variants.get(found.variant) != found.arch:
         known = ", ".join(f"{name} ({arch})" for name, arch in variants.items())
         problems.append(

@@ -118,7 +118,7 @@ def _calibrated(
         edgecompile_version=edgecompile.__version__,
         threads=request.threads,
         length_axis=scope.axis,
-        precision=request.precision.label,
+        precision=request.gpu_precision if profile.gpu else request.precision.label,
     )
     if scope.second is None:
         # Costs at another batch would make another plan.

@@ -110,7 +110,7 @@ def calibrate_bundle(
         "host": info["host"],
         "date": format_time(time.time()),
         "length_axis": manifest.length_axis,
-        "precision": manifest.precision,
+        "precision": info.get("gpu_precision") or manifest.precision,
         "bucket_cost": bucket_cost(manifest),
         "points": [_summarise(manifest, point, times) for point, times in zip(points, samples)],
     }

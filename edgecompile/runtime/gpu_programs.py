@@ -98,6 +98,8 @@ class GpuPrograms:
         self.mode = mode
         #: Of the engine's file, where it has one: for ``describe``.
         self.engine_path = self.engine_sha256 = ""
+        #: What the engine computes in, where that is known.
+        self.precision = ""
         self._cuda = cuda
         self._engine = engine
         self._profile_of = tuple(profile_of)
@@ -145,6 +147,7 @@ class GpuPrograms:
         loaded = [item for item in self._programs if item is not None]
         return {
             "mode": self.mode,
+            "gpu_precision": self.precision,
             "gpu": self.device.to_json(),
             "engine": {"path": self.engine_path, "sha256": self.engine_sha256},
             "zero_copy": self.zero_copy,

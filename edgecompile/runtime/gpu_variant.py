@@ -44,6 +44,7 @@ def open_gpu_variant(
     programs = GpuPrograms(
         cuda, load_engine(cuda, engine, manifest), manifest, engine.profile_of, mode
     )
+    programs.precision = recipe.precision
     programs.engine_path, programs.engine_sha256 = engine.path, engine.sha256
     return programs
 
