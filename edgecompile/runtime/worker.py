@@ -46,10 +46,10 @@ def build(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
 
 
 def selftest(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
-    """See ``engine_test.test_engine``."""
-    from .engine_test import test_engine
+    """See ``engine_selftest.selftest_engine``."""
+    from .engine_selftest import selftest_engine
 
-    return test_engine(request, tell)
+    return selftest_engine(request, tell)
 
 
 _TASKS: Dict[str, Callable[[Mapping[str, Any], Tell], Dict[str, Any]]] = {

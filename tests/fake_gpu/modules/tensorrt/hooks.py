@@ -2,7 +2,7 @@
 
 FAKE_TRT_VERSION   the version that it says it is, by default 10.3.0
 FAKE_TRT_FAIL      NAME:N[:HOW], several with commas: call N (or *) of NAME fails. HOW is "" (as
-                   that call fails), raise, kill (SIGKILL, as out of memory), segv, abort, sleep
+                   that call fails), raise, kill (SIGKILL, as out of memory), segv, abort
 FAKE_TRT_COUNTS    a folder: calls are counted over all processes that have it
 FAKE_TRT_PAUSE     NAME:N:FILE: at call N of NAME, writes the process' number to FILE and sleeps
 FAKE_TRT_LOG       a file that gets a line per call
@@ -62,9 +62,8 @@ def called(name: str, details: str = "") -> bool:
         if how == "raise":
             raise RuntimeError(f"fake failure of {name}")
         if how in ("kill", "segv", "abort"):
-            number = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "abort": signal.SIGABRT}[how]
-            signal.signal(number, signal.SIG_DFL) if how != "kill" else None
-            os.kill(os.getpid(), number)
+            deadly = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "abort": signal.SIGABRT}
+            os.kill(os.getpid(), deadly[how])
             time.sleep(60)
         return True
     return False

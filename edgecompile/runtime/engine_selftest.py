@@ -70,7 +70,7 @@ class EngineRunner:
         self._programs.close()
 
 
-def test_engine(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
+def selftest_engine(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
     """Runs every golden vector through an engine, as ``open_bundle`` would run it.
 
     Args:
