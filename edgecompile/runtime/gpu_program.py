@@ -114,11 +114,10 @@ class GpuProgram:
             )
             context.bind(self._buffers.addresses)
             self._adopt(largest, outputs)
-        except GpuError as error:
-            self.close()
-            raise self._explain(error) from None
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            attempt([], self.close)
+            if isinstance(error, GpuError):
+                raise self._explain(error) from None
             raise
 
     @property

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import open_bundle
+from edgecompile.runtime.bench import run_bench
+from edgecompile.runtime.calibrate import calibrate_bundle
 from edgecompile.runtime.cpu import architecture
 from edgecompile.runtime.describe import describe_bundle
 from edgecompile.runtime.errors import (
@@ -38,8 +40,6 @@ from tests.fake_gpu.bundles import DEVICE, TABLE, GpuBundle, make_device_root, r
 from tests.runtime.bundles import ORIN, RECIPE
 
 ROOT = Path(__file__).parents[2]
-# Newer than any real CPU's: no variant of the dummies is for it.
-PROBE = "int ec_probe(char *words, int size) { words[0] = 0; return size ? 0 : -1; }"
 
 
 @pytest.fixture
@@ -63,18 +63,15 @@ def fake_device(
     assert fake_cudart.live == 0 and fake_cudart.misuses == 0
 
 
-def write_bundle(folder: Path, compile_c: Callable[[str], bytes], **changes: Any) -> str:
+def write_bundle(folder: Path, **changes: Any) -> str:
     bundle = GpuBundle(folder)
-    arch = architecture(os.uname().machine)
-    bundle.document["probes"] = {arch: "code/libecprobe.so", "x86-64": "code/libecprobe.so"}
-    bundle.files["code/libecprobe.so"] = compile_c(PROBE)
     bundle.recipe.update(changes)
     return bundle.write()
 
 
 @pytest.fixture
-def unfinished(tmp_path: Path, compile_c: Callable[[str], bytes]) -> str:
-    return write_bundle(tmp_path / "tiny.ecb", compile_c)
+def unfinished(tmp_path: Path) -> str:
+    return write_bundle(tmp_path / "tiny.ecb")
 
 
 @pytest.fixture
@@ -275,10 +272,8 @@ def test_after_a_fork_the_child_says_so_and_ends_well(finished: str) -> None:
         run(model, 4)
 
 
-def test_a_mode_needs_padding_that_was_verified(
-    tmp_path: Path, compile_c: Callable[[str], bytes], fake_device: FakeCudart
-) -> None:
-    path = write_bundle(tmp_path / "plain.ecb", compile_c, padding=False)
+def test_a_mode_needs_padding_that_was_verified(tmp_path: Path, fake_device: FakeCudart) -> None:
+    path = write_bundle(tmp_path / "plain.ecb", padding=False)
     finish_bundle(path)
     with pytest.raises(ModeError, match="didn't verify that padding changes nothing"):
         open_bundle(path, mode="reduce-overhead")
@@ -304,7 +299,7 @@ def test_what_is_missing_is_named(
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(GpuUnavailableError, match="module tensorrt can't be used") as caught:
         open_bundle(unfinished)
-    # The only other variant isn't for this CPU, so nobody is told to use it.
+    # The bundle has no variant for the CPU, so nobody is told to use it.
     assert caught.value.hint is not None and "fallback" not in caught.value.hint
     with pytest.raises(UnsupportedHostError, match="jetson-orin: can't be used here: Python's"):
         open_bundle(unfinished, fallback="cpu")
@@ -313,21 +308,31 @@ def test_what_is_missing_is_named(
         GpuUnavailableError, match=r"/nowhere/libcudart\.so, which EDGECOMPILE_CUDA"
     ):
         open_bundle(unfinished)
-    assert "/nowhere" in describe_bundle(unfinished)["variants"][1]["verdict"]
+    assert "/nowhere" in describe_bundle(unfinished)["variants"][-1]["verdict"]
 
 
 def test_info_says_whether_it_is_finished(unfinished: str, fake_device: FakeCudart) -> None:
     report = describe_bundle(unfinished)
     assert report["chosen"] == "jetson-orin"
-    assert "has no finished engine" in report["variants"][1]["verdict"]
+    assert "has no finished engine" in report["variants"][-1]["verdict"]
     finish_bundle(unfinished)
     report = describe_bundle(unfinished)
-    assert report["variants"][1]["verdict"].startswith("finished: ")
+    assert report["variants"][-1]["verdict"].startswith("finished: ")
     beside = [n for n in os.listdir(Path(unfinished) / "code/jetson-orin")]
     sizes = sum(os.path.getsize(Path(unfinished) / "code/jetson-orin" / n) for n in beside)
     assert report["device_bytes"]["model"] == sizes
     with pytest.raises(UnsupportedHostError, match="runs on a GPU, of which no profile"):
         profile_bundle(unfinished, seconds=0.1)
+
+
+def test_tools_measure_it(finished: str, tmp_path: Path) -> None:
+    report = run_bench(finished, lengths={5: 2, 40: 1}, seconds=0.1, cold_runs=1)
+    assert report["variant"] == "jetson-orin" and report["threads"] == 1
+    assert [item["length"] for item in report["lengths"]] == [5, 40]
+    assert report["cold_start"]["open_ms"] > 0
+    calibration = calibrate_bundle(finished, str(tmp_path / "c.json"), seconds=0.1, cold_runs=1)
+    assert calibration["variant"] == "jetson-orin" and calibration["load_ms"] is not None
+    assert {point["bucket"] for point in calibration["points"]} == {0, 1}
 
 
 def graft(native_copy: Path) -> str:

@@ -1,0 +1,327 @@
+"""Makes an engine while the lock is held: attempts at building it, then the test, then the stamp.
+
+Nothing here loads CUDA or TensorRT: what does runs in fresh processes (worker.py), so that all the
+memory is the builder's, and an end by the system is an event among others.
+"""
+
+import contextlib
+import errno
+import os
+import time
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional
+
+from .attempts import Attempt, list_attempts, merge_profiles
+from .device import DeviceIdentity
+from .engine_cache import EngineFolder, FinishedEngine, engine_name, is_whole
+from .engine_checks import check_disk, check_memory
+from .errors import (
+    DeviceDiskError,
+    DeviceMemoryError,
+    EngineCacheError,
+    FinishError,
+    SelftestError,
+)
+from .files import BundleFolder
+from .finish_progress import ProgressLine
+from .manifest import Variant
+from .recipe import Recipe, sibling
+from .stats_file import format_time
+from .trt_build import BuildFailure, BuildJob
+from .worker_process import Message, WorkerDied, run_worker
+
+Say = Callable[[str], None]
+
+
+class Options(NamedTuple):
+    """What the user asks for; None leaves it to the recipe and to the device.
+
+    ``force``: build anew even if it was done, and in spite of predictions and another GPU.
+    """
+
+    variant: Optional[str] = None
+    workspace: Optional[int] = None
+    level: Optional[int] = None
+    force: bool = False
+    debug: bool = False
+
+    def asked(self) -> Dict[str, Any]:
+        """What an engine has to have been built with, as the stamp keeps it."""
+        return {"workspace_bytes": self.workspace, "level": self.level}
+
+
+class Workers:
+    """Runs tasks in fresh processes, the progress of each on a line of its own."""
+
+    def __init__(self, predicted_seconds: Optional[float], debug: bool) -> None:
+        self._predicted = predicted_seconds
+        self._debug = debug
+
+    def run(self, task: str, request: Mapping[str, Any], lock: int = -1) -> Dict[str, Any]:
+        """See ``run_worker``; the process holds the lock too, if there is one."""
+        line = ProgressLine(self._predicted)
+
+        def tell(message: Message) -> None:
+            if "progress" in message:
+                line.show(message["progress"])
+
+        try:
+            whole = dict(request, debug=self._debug)
+            return run_worker(task, whole, keep_open=[lock] if lock >= 0 else [], tell=tell)
+        finally:
+            line.end()
+
+    def describe(self) -> Dict[str, Any]:
+        """The device and its free memory; see ``worker.describe``.
+
+        Raises:
+            GpuError: CUDA or TensorRT don't answer.
+            DeviceMemoryError, FinishError: the process failed.
+        """
+        try:
+            return self.run("describe", {})
+        except BuildFailure as failure:
+            text = "there isn't even the memory to ask CUDA what it has: {}".format(failure)
+            raise DeviceMemoryError(text, "end other programs first") from None
+        except WorkerDied as died:
+            raise FinishError(str(died)) from None
+
+
+class EngineMaker:
+    """Makes the engine of one variant on one device. ``attempts`` tells what was tried."""
+
+    def __init__(
+        self,
+        folder: BundleFolder,
+        variant: Variant,
+        recipe: Recipe,
+        engines: EngineFolder,
+        options: Options,
+        workers: Workers,
+        say: Say,
+    ) -> None:
+        self.folder = folder
+        self.manifest = folder.manifest
+        self.variant = variant
+        self.recipe = recipe
+        self.engines = engines
+        self.identity: DeviceIdentity = engines.identity
+        self.options = options
+        self.workers = workers
+        self.say = say
+        self.attempts: List[Dict[str, Any]] = []
+        self.notes: List[str] = []
+        self.free = 0
+
+    def make(self, lock: int) -> FinishedEngine:
+        """A new engine, or one that was built before and not tested yet, with its stamp.
+
+        Args:
+            lock: the descriptor of the cache's lock.
+
+        Raises:
+            EdgecompileError: one of those of ``finish_bundle``.
+        """
+        with _disk_errors(self.engines.path):
+            return self._make(lock)
+
+    def _make(self, lock: int) -> FinishedEngine:
+        served, _ = self.engines.read_stamp()
+        built, _ = self.engines.read_stamp(tested=False)
+        usable = built is not None and built.stamp.get("asked") == self.options.asked()
+        if built is not None and usable and not self.options.force and is_whole(built):
+            self.say("built before, not tested yet: {}".format(built.path))
+        else:
+            built = None
+        names = [engine_name(item.sha256) for item in (served, built) if item is not None]
+        self.engines.tidy(names)
+        if built is None:
+            built = self._build(lock)
+        tested = self._test(built, lock, served)
+        entries = dict(built.stamp)
+        entries.update(selftest=tested, finished=format_time(time.time()))
+        self.engines.write_stamp(entries, tested=True)
+        engine, reason = self.engines.read_stamp()
+        if engine is None:
+            raise EngineCacheError("the engine is gone again: {}".format(reason))
+        self.engines.tidy([engine_name(engine.sha256)], untested=True)
+        self.say("finished: {}".format(engine.path))
+        return engine
+
+    def _build(self, lock: int) -> FinishedEngine:
+        recipe = self.recipe
+        for name in (recipe.onnx, recipe.weights):
+            self._check_hash(sibling(self.variant, name))
+        check_disk(self.engines.path, recipe)
+        # Now, not when this began: it may have waited for another process, which used much.
+        self.free = int(self.workers.describe()["free_bytes"])
+        workspace, notes = check_memory(
+            self.manifest,
+            recipe,
+            self.identity,
+            self.free,
+            self.options.workspace,
+            self.options.force,
+        )
+        for note in notes:
+            self._note(note)
+        level = recipe.optimization_level if self.options.level is None else self.options.level
+        for number, attempt in enumerate(list_attempts(recipe, workspace, level)):
+            self.say("{}: {}".format("trying again" if number else "building", attempt))
+            if len(attempt.groups) < len(recipe.profiles):
+                self._note("buckets share profiles: {}".format(_groups_text(attempt)))
+            built = self._attempt(attempt, lock)
+            if built is not None:
+                return built
+        lines = ["{}: {}".format(item["settings"], item["outcome"]) for item in self.attempts]
+        raise DeviceMemoryError(
+            "the memory doesn't do for building the engine ({:,} MiB of {:,} MiB were free); "
+            "tried\n  {}".format(
+                self.free >> 20, self.identity.memory_bytes >> 20, "\n  ".join(lines)
+            ),
+            "end other programs, add swap space, or build the bundle with fewer or smaller buckets",
+        )
+
+    def _attempt(self, attempt: Attempt, lock: int) -> Optional[FinishedEngine]:
+        """The engine, built and in place; None where memory ran out."""
+        started = time.monotonic()
+        output = self.engines.join("building-{}-{}.tmp".format(os.getpid(), os.urandom(4).hex()))
+        job = BuildJob(
+            onnx=os.path.join(os.path.abspath(self.folder.path), self._path(self.recipe.onnx)),
+            profiles=tuple(merge_profiles(self.recipe.profiles, attempt.groups)),
+            workspace_bytes=attempt.workspace_bytes,
+            optimization_level=attempt.optimization_level,
+            timing_cache=self.engines.timing_cache,
+            output=output,
+        )
+        entry = dict(attempt.to_json(), settings=str(attempt), outcome="", seconds=0.0)
+        self.attempts.append(entry)
+        result: Dict[str, Any] = {}
+        try:
+            result = self.workers.run("build", {"job": job.to_json()}, lock)
+            entry["outcome"] = "built"
+        except (BuildFailure, WorkerDied) as failure:
+            entry["outcome"] = str(failure)
+            self.say("  " + str(failure))
+            if not _for_want_of_memory(failure):
+                hint = "docs/jetson.md of edgecompile says what to send along with a report"
+                raise FinishError(str(failure), hint) from None
+            return None
+        finally:
+            entry["seconds"] = time.monotonic() - started
+            if not result:
+                with contextlib.suppress(OSError):
+                    os.unlink(output)
+        self.say(
+            "built {:,} MiB in {:.0f} s, timing cache: {}".format(
+                result["size"] >> 20, result["seconds"], result["timing_cache"]
+            )
+        )
+        return self._adopt(attempt, output, result)
+
+    def _adopt(self, attempt: Attempt, output: str, result: Mapping[str, Any]) -> FinishedEngine:
+        path = self.engines.adopt(output, result["sha256"])
+        built = dict(attempt.to_json(), seconds=result["seconds"], attempts=len(self.attempts))
+        entries = {
+            "bundle": {
+                "name": self.manifest.name,
+                "manifest_sha256": self.folder.manifest_sha256,
+                "variant": self.variant.name,
+            },
+            "engine": {"size": result["size"], "sha256": result["sha256"]},
+            "profile_of": list(attempt.profile_of()),
+            "asked": self.options.asked(),
+            "built": dict(built, timing_cache=result["timing_cache"]),
+        }
+        self.engines.write_stamp(entries, tested=False)
+        engine, reason = self.engines.read_stamp(tested=False)
+        if engine is None or engine.path != path:
+            raise EngineCacheError("the engine is gone again: {}".format(reason or path))
+        return engine
+
+    def _test(
+        self, built: FinishedEngine, lock: int, served: Optional[FinishedEngine]
+    ) -> Dict[str, Any]:
+        self.say("testing the engine on the golden vectors")
+        request = {
+            "bundle": os.path.abspath(self.folder.path),
+            "manifest_sha256": self.folder.manifest_sha256,
+            "variant": self.variant.name,
+            "engine": built.path,
+            "sha256": built.sha256,
+            "size": built.size,
+            "profile_of": list(built.profile_of),
+            "padding": self.recipe.padding,
+        }
+        try:
+            result = self.workers.run("selftest", request, lock)
+        except BuildFailure as failure:
+            text = "the engine was built, but can't be tested: {}".format(failure)
+            hint = "end other programs and run finish again: it goes on from here"
+            raise DeviceMemoryError(text, hint) from None
+        except WorkerDied as died:
+            if died.signal not in (0, 9):
+                self._refuse(built, served)  # it would end the next process too
+            raise FinishError("the engine can't be tested: {}".format(died)) from None
+        for line in result["lines"]:
+            self.say("  " + line)
+        if not result["ok"]:
+            kept = "nothing serves this bundle"
+            if self._refuse(built, served):
+                kept = "the one from before still serves"
+            raise SelftestError(
+                "the engine doesn't reproduce the golden vectors and isn't served: {}; {}".format(
+                    result["worst"], kept
+                ),
+                "run finish again with another --level, or build the bundle with another precision",
+            )
+        tested: Dict[str, Any] = {key: result[key] for key in ("ok", "cases", "modes")}
+        return tested
+
+    def _refuse(self, built: FinishedEngine, served: Optional[FinishedEngine]) -> bool:
+        """Drops an engine, and the measurements that would lead to the same one again.
+
+        True if another one, from before, is left.
+        """
+        keep = []
+        if served is not None and served.sha256 != built.sha256:
+            keep.append(engine_name(served.sha256))
+        self.engines.tidy(keep, untested=True)
+        with contextlib.suppress(OSError):
+            os.unlink(self.engines.timing_cache)
+        return bool(keep)
+
+    def _path(self, name: str) -> str:
+        return sibling(self.variant, name)
+
+    def _check_hash(self, name: str) -> None:
+        fd = self.folder.open(name)
+        try:
+            self.folder.check_hash(name, fd)
+        finally:
+            os.close(fd)
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self.say("note: " + text)
+
+
+def _for_want_of_memory(failure: Exception) -> bool:
+    # Whatever signal ended the builder, memory is the commonest cause, and less of it is tried.
+    if isinstance(failure, WorkerDied):
+        return failure.signal != 0
+    return isinstance(failure, BuildFailure) and failure.memory
+
+
+def _groups_text(attempt: Attempt) -> str:
+    return ", ".join("+".join(str(bucket) for bucket in group) for group in attempt.groups)
+
+
+@contextlib.contextmanager
+def _disk_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        text = "{}: {}".format(error.filename or path, error.strerror or error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DeviceDiskError(text, "make space and run finish again") from None
+        raise EngineCacheError(text) from None
