@@ -24,10 +24,9 @@ from edgecompile.onnx_precision import (
     Narrowed,
     find_kept,
     narrow,
-    round_halves,
-    undefined_nodes,
 )
 from edgecompile.onnx_report import Int8Report, KeptNode, OnnxArtifact
+from edgecompile.onnx_rounding import round_halves, undefined_nodes
 from edgecompile.onnx_runs import Arrays
 from edgecompile.onnx_scan import Scan, scan_values
 from edgecompile.onnx_weights import write_onnx

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from edgecompile.onnx_graph import OnnxGraph
+from edgecompile.onnx_graph import Array, OnnxGraph
 from edgecompile.onnx_int8_scales import ActivationScale, Layer, quantize_weight, round_up
 from edgecompile.onnx_values import value_dtypes
 
-__all__ = ["Trial", "choose_layers", "quantize"]
+__all__ = ["Trial", "choose_layers", "harm", "quantize"]
 
 _ZERO = "int8/zero"
 
@@ -25,7 +25,8 @@ def quantize(
 ) -> OnnxGraph:
     """A graph with these layers in int8.
 
-    The activation goes through QuantizeLinear and DequantizeLinear, once for all that take it. The
+    The activation goes through QuantizeLinear and DequantizeLinear, once for all that take it, and
+    before that through a Mul with a factor for each channel where there are such. The
     matrix is stored in int8 behind a DequantizeLinear. Scales have the dtype that the layer
     calculates in, which strongly typed networks ask for.
 
@@ -44,6 +45,7 @@ def quantize(
     del proto.graph.node[:]
     result = OnnxGraph(proto, dict(graph.tensors), dict(graph.places))
     made: dict[str, str] = {}
+    owners: dict[str, str] = {}
 
     def add(operator: str, inputs: list[str], output: str, place: Any, **attributes: Any) -> None:
         node = onnx.helper.make_node(
@@ -62,28 +64,46 @@ def quantize(
             dtype = np.dtype(dtypes[value])
             if value not in made:
                 scale = f"{value}/scale"
+                source = value
+                factors = scales[layer.value].factors
+                if factors is not None:
+                    source = f"{value}/smooth"
+                    result.tensors[f"{value}/factors"] = factors.astype(dtype)
+                    add("Mul", [value, f"{value}/factors"], source, place)
                 wanted = np.array(scales[layer.value].scale, np.float64)
                 result.tensors[scale] = round_up(wanted, dtype)
                 result.tensors[_ZERO] = np.zeros((), np.int8)
                 made[value] = f"{value}/int8/{dtype.name}"
-                add("QuantizeLinear", [value, scale, _ZERO], f"{value}/int8", place)
+                add("QuantizeLinear", [source, scale, _ZERO], f"{value}/int8", place)
                 add("DequantizeLinear", [f"{value}/int8", scale, _ZERO], made[value], place)
-            if weight not in made:
-                whole, steps = quantize_weight(wide.tensors[layer.weight], layer.axis, dtype)
-                result.tensors[f"{weight}/int8"] = whole
-                result.tensors[f"{weight}/scale"] = steps
-                made[weight] = f"{weight}/int8/{dtype.name}"
+            # One matrix may be taken by two activations, with other factors each.
+            own = owners.setdefault(weight, value) == value
+            stored = f"{weight}/int8" if own else f"{weight}/int8/{value}"
+            if stored not in made:
+                matrix = _divided(wide.tensors[layer.weight], layer, scales[layer.value])
+                whole, steps = quantize_weight(matrix, layer.axis, dtype)
+                result.tensors[stored] = whole
+                result.tensors[f"{stored}/scale"] = steps
+                made[stored] = f"{stored}/{dtype.name}"
                 add(
                     "DequantizeLinear",
-                    [f"{weight}/int8", f"{weight}/scale"],
-                    made[weight],
+                    [stored, f"{stored}/scale"],
+                    made[stored],
                     place,
                     axis=layer.axis,
                 )
-            node.input[0], node.input[1] = made[value], made[weight]
+            node.input[0], node.input[1] = made[value], made[stored]
         result.nodes.append(node)
     result.drop_unused()
     return result
+
+
+def _divided(matrix: Array, layer: Layer, scale: ActivationScale) -> Array:
+    """The matrix as it is to be multiplied by the activation times its factors."""
+    if scale.factors is None:
+        return matrix
+    factors = scale.factors.astype(np.float64)
+    return np.asarray(matrix / (factors[:, None] if layer.axis == 1 else factors[None, :]))
 
 
 @dataclass(frozen=True)
@@ -106,8 +126,8 @@ def choose_layers(
 ) -> tuple[list[Layer], list[tuple[int, Trial]]]:
     """As many layers as can be in int8 together.
 
-    Those that do most harm alone are left out first, as few as will do; found by halving, since what
-    fails with some layers fails with more.
+    Those that do most harm for what they save are left out first (:func:`harm`), as few as will do;
+    found by halving, since what fails with some layers fails with more.
 
     Args:
         layers: all.
@@ -117,7 +137,7 @@ def choose_layers(
     Returns:
         The layers in their order, and (number of layers, trial) of what was tried.
     """
-    ranked = sorted(layers, key=lambda layer: (alone[layer.node], layer.node))
+    ranked = sorted(layers, key=lambda layer: (harm(layer, alone), layer.node))
     trials: list[tuple[int, Trial]] = []
 
     def good(count: int) -> bool:
@@ -137,3 +157,8 @@ def choose_layers(
             high = middle
     wanted = {layer.node for layer in ranked[:low]}
     return [layer for layer in layers if layer.node in wanted], trials
+
+
+def harm(layer: Layer, alone: Mapping[str, float]) -> float:
+    """What a layer costs for what it saves: independent errors add up by their squares."""
+    return alone[layer.node] ** 2 / layer.size

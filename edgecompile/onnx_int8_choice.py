@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edgecompile.cases import Case
 from edgecompile.onnx_graph import EXTERNAL_ABOVE, OnnxGraph
-from edgecompile.onnx_int8 import Trial, choose_layers, quantize
+from edgecompile.onnx_int8 import Trial, choose_layers, harm, quantize
 from edgecompile.onnx_int8_scales import ActivationScale, Layer, find_layers, find_scales
 from edgecompile.onnx_report import Int8Layer, Int8Report
 from edgecompile.onnx_runs import Arrays, OnnxRunner
@@ -82,7 +82,7 @@ class Int8Choice:
     def without_worst(self, layers: Sequence[Layer]) -> list[Layer]:
         """A tenth of the layers fewer, at least one."""
         count = max(1, len(layers) // 10)
-        worst = sorted(layers, key=lambda layer: -self._alone[layer.node])[:count]
+        worst = sorted(layers, key=lambda layer: -harm(layer, self._alone))[:count]
         return [layer for layer in layers if layer not in worst]
 
     def report(

@@ -7,29 +7,19 @@ Inputs and outputs keep their dtypes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edgecompile.onnx_fills import Fill
-from edgecompile.onnx_graph import OnnxGraph, Place, inner_graphs, rename_inputs, taken
+from edgecompile.onnx_graph import OnnxGraph, Place, inner_graphs, rename_inputs, retarget, taken
 from edgecompile.onnx_report import KeptNode
-from edgecompile.onnx_runs import Arrays
-from edgecompile.onnx_scan import Scan, scan_values
+from edgecompile.onnx_scan import Scan
 from edgecompile.onnx_values import value_dtypes
 
-__all__ = [
-    "LIMIT",
-    "SENSITIVE",
-    "Narrowed",
-    "find_kept",
-    "narrow",
-    "round_halves",
-    "undefined_nodes",
-]
+__all__ = ["LIMIT", "SENSITIVE", "Narrowed", "find_kept", "narrow"]
 
 _TOP = 65504.0
 
@@ -60,7 +50,6 @@ SENSITIVE = (
 #: A constant that float16 changes by more than this share of itself isn't that constant any more.
 _CONSTANT_ERROR = 0.01
 
-_ROUNDED = "/rounded"
 _SMALL = "its constant"
 _DIVIDES = ("Div", "Reciprocal", "Log")
 _HANDS_ON = (
@@ -133,62 +122,6 @@ def narrow(graph: OnnxGraph, kept: Mapping[str, str], fills: Mapping[str, Fill])
     return _Narrowing(graph, kept, fills).run()
 
 
-def round_halves(graph: OnnxGraph) -> OnnxGraph:
-    """The graph with an Identity behind every float16 value, for onnxruntime alone.
-
-    On CPUs it calculates float16 operators in float32 between Casts, and takes Casts out that follow
-    each other: nothing would be rounded, nothing could overflow. It has Identity in float16.
-    """
-    import onnx
-
-    dtypes = value_dtypes(graph)
-    result = OnnxGraph(_without_nodes(graph), dict(graph.tensors), dict(graph.places))
-    names: dict[str, str] = {}
-    for old in graph.nodes:
-        node = result.nodes.add()
-        node.CopyFrom(old)
-        rename_inputs(node, names)
-        for name in old.output:
-            if dtypes.get(name) == "float16" and name not in graph.outputs:
-                names[name] = f"{name}{_ROUNDED}"
-                rounding = onnx.helper.make_node(
-                    "Identity", [name], [names[name]], name=f"{name}{_ROUNDED}/Identity"
-                )
-                result.nodes.append(rounding)
-    return result
-
-
-def undefined_nodes(
-    graph: OnnxGraph, scan: Scan, inputs: Sequence[Arrays], scratch: Path
-) -> dict[str, str]:
-    """The nodes of a narrowed graph that give infinities or NaNs of values that have none, with why.
-
-    Args:
-        graph: with float16.
-        scan: of the float32 graph, on the same inputs.
-        inputs: to run it on.
-        scratch: a folder for files.
-
-    Raises:
-        VerificationError: the graph can't be run.
-    """
-    got = scan_values(round_halves(graph), inputs, scratch)
-    found = {}
-    bad: set[str] = set()
-    for node in graph.nodes:
-        for name in node.output:
-            plain = name.removesuffix("/fp16").removesuffix("/fp32")
-            undefined = name in got.undefined and plain not in scan.undefined
-            if not undefined and (name not in got.infinite or plain in scan.infinite):
-                continue
-            # What only passes a bad value on isn't to blame.
-            if not bad.intersection(n.removesuffix(_ROUNDED) for n in node.input):
-                what = "NaN" if undefined else "an infinity"
-                found[node.name] = f"in float16 it gives {what}"
-            bad.add(name)
-    return found
-
-
 class _Narrowing:
     """One pass over the nodes in their order."""
 
@@ -229,6 +162,8 @@ class _Narrowing:
         return Narrowed(self.result, tuple(kept))
 
     def _take(self, node: Any, stays: bool) -> None:
+        import onnx
+
         place = self.old.place(node.name)
         if inner_graphs(node):
             self._take_outer(node, place)
@@ -242,7 +177,7 @@ class _Narrowing:
             wide = stays or index in fixed
             node.input[index] = self._single(name, place) if wide else self._half(name, place)
         if not stays:
-            _retarget(node)
+            retarget(node, onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 
     def _take_outer(self, node: Any, place: Place) -> None:
         """What a node with an inner graph takes from outside stays as it was."""
@@ -443,24 +378,6 @@ def _single_inputs(node: Any) -> set[int]:
         return set()
     formals = list(schema.inputs)
     return {i for i, f in enumerate(formals[: len(node.input)]) if f.type_str == "tensor(float)"}
-
-
-def _retarget(node: Any) -> None:
-    """Attributes that name float32 name float16."""
-    import onnx
-
-    half, single = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
-    for item in node.attribute:
-        named = item.name == "dtype" or (node.op_type == "Cast" and item.name == "to")
-        if named and item.i == single:
-            item.i = half
-        if (
-            node.op_type == "ConstantOfShape"
-            and item.name == "value"
-            and item.t.data_type == single
-        ):
-            array = onnx.numpy_helper.to_array(item.t).astype(np.float16)
-            item.t.CopyFrom(onnx.numpy_helper.from_array(array, item.t.name))
 
 
 def _schema(node: Any) -> Any:
