@@ -18,13 +18,9 @@ from edgecompile.onnx_export import export_onnx, need_onnx
 from edgecompile.onnx_fills import Fill, find_fills, masked_values
 from edgecompile.onnx_graph import OnnxGraph
 from edgecompile.onnx_int8_choice import Int8Choice
+from edgecompile.onnx_kept import SENSITIVE, find_kept
 from edgecompile.onnx_ops import OnnxTarget, check_operators
-from edgecompile.onnx_precision import (
-    SENSITIVE,
-    Narrowed,
-    find_kept,
-    narrow,
-)
+from edgecompile.onnx_precision import Narrowed, narrow
 from edgecompile.onnx_report import Int8Report, KeptNode, OnnxArtifact
 from edgecompile.onnx_rounding import round_halves, undefined_nodes
 from edgecompile.onnx_runs import Arrays

@@ -186,7 +186,8 @@ def _best_scale(seen: _Seen, weights: Sequence[Floats]) -> ActivationScale:
         wide = np.ones_like(seen.most) if factors is None else factors.astype(np.float64)
         largest = float((seen.most * wide).max()) or 1.0
         moved = rows * wide.astype(np.float32)
-        matrices = [_rounded(weight / wide[:, None].astype(np.float32)) for weight in weights]
+        rows_by = np.asarray(wide[:, None], np.float32)
+        matrices = [_rounded(np.asarray(weight / rows_by)) for weight in weights]
         magnitudes = np.abs(moved)
         for share in _SHARES:
             clip = largest if share == 1.0 else float(np.quantile(magnitudes, share))

@@ -8,7 +8,8 @@ import numpy as np
 
 from edgecompile.onnx_fills import FILL, find_fills, masked_values
 from edgecompile.onnx_graph import OnnxGraph
-from edgecompile.onnx_precision import LIMIT, find_kept, narrow
+from edgecompile.onnx_kept import LIMIT, find_kept
+from edgecompile.onnx_precision import narrow
 from edgecompile.onnx_rounding import round_halves, undefined_nodes
 from edgecompile.onnx_scan import ValueVisitor, scan_values
 from edgecompile.onnx_values import value_dtypes
