@@ -17,16 +17,12 @@ from edgecompile.onnx_check import OnnxReport, check_onnx
 from edgecompile.onnx_export import export_onnx, need_onnx
 from edgecompile.onnx_fills import Fill, find_fills, masked_values
 from edgecompile.onnx_graph import OnnxGraph
+from edgecompile.onnx_int8_choice import Int8Choice
+from edgecompile.onnx_kept import SENSITIVE, find_kept
 from edgecompile.onnx_ops import OnnxTarget, check_operators
-from edgecompile.onnx_precision import (
-    SENSITIVE,
-    Narrowed,
-    find_kept,
-    narrow,
-    round_halves,
-    undefined_nodes,
-)
+from edgecompile.onnx_precision import Narrowed, narrow
 from edgecompile.onnx_report import Int8Report, KeptNode, OnnxArtifact
+from edgecompile.onnx_rounding import round_halves, undefined_nodes
 from edgecompile.onnx_runs import Arrays
 from edgecompile.onnx_scan import Scan, scan_values
 from edgecompile.onnx_weights import write_onnx
@@ -133,13 +129,17 @@ class _Build:
         fills: Mapping[str, Fill] = {}
         int8: Int8Report | None = None
         if self.precision == "fp32":
-            report = self._verify(graph, cases)
+            report = self._verify(graph, cases, "fp32")
         else:
             fills = find_fills(graph)
             self._say("ranges of values")
             scan = scan_values(graph, inputs, self.scratch, masked=masked_values(fills))
             narrowed, report = self._narrow(graph, scan, fills, inputs, cases)
-            graph, kept = narrowed.graph, narrowed.kept
+            if not report.ok:
+                raise refusal(report, "fp16")
+            wide, graph, kept = graph, narrowed.graph, narrowed.kept
+            if self.precision == "int8":
+                graph, report, int8 = self._quantize(wide, graph, inputs, cases)
         if not report.ok:
             raise refusal(report, self.precision)
         ops = check_operators(graph, self.cap)
@@ -180,7 +180,7 @@ class _Build:
                     if node.op_type in SENSITIVE:
                         reasons.setdefault(node.name, "without it the outputs differ from eager's")
             narrowed = self._keep_undefined(graph, scan, fills, reasons, inputs)
-            report = self._verify(narrowed.graph, cases)
+            report = self._verify(narrowed.graph, cases, "fp16")
             if report.ok:
                 break
         return narrowed, report
@@ -214,7 +214,38 @@ class _Build:
             hint="--precision fp32",
         )
 
-    def _verify(self, graph: OnnxGraph, cases: Sequence[Case], padded: bool = True) -> OnnxReport:
+    def _quantize(
+        self,
+        wide: OnnxGraph,
+        narrow: OnnxGraph,
+        inputs: Sequence[Arrays],
+        cases: Sequence[Case],
+    ) -> tuple[OnnxGraph, OnnxReport, Int8Report]:
+        """The float16 graph with as many layers in int8 as agree with eager."""
+        plain = [case for case in cases if not case.name.startswith(("random", "padded"))]
+        choice = Int8Choice(
+            wide,
+            narrow,
+            inputs,
+            plain,
+            TOLERANCES["int8"],
+            COSINES["int8"],
+            self.scratch,
+            self._say,
+        )
+        layers, trials = choice.choose()
+        graph = choice.graph(layers)
+        report = self._verify(graph, cases, "int8")
+        while not report.ok and layers:
+            layers = choice.without_worst(layers)
+            graph = choice.graph(layers)
+            report = self._verify(graph, cases, "int8")
+        self._note(f"int8: {len(layers)} of {len(choice.layers)} layers, the others in float16")
+        calibrated_on = self.samples.source if self.samples is not None else "drawn inputs"
+        found = choice.report(layers, trials, calibrated_on, report.error, report.cosine)
+        return graph, report, found
+
+    def _verify(self, graph: OnnxGraph, cases: Sequence[Case], precision: str) -> OnnxReport:
         """Writes the graph as it would ship and runs it, then with every float16 value rounded.
 
         Returns:
@@ -222,14 +253,15 @@ class _Build:
         """
         self._say("check against eager")
         path = self.scratch / _MODEL
-        write_onnx(graph, path, self.scratch / f"weights.{self.precision}")
+        weights = self.scratch / f"weights.{self.precision}"
+        write_onnx(graph, path, weights)
         check_model(path)
-        report = self._check(path, cases, padded)
-        if self.precision == "fp32" or not report.ok:
+        report = self._check(path, cases, precision)
+        if precision == "fp32" or not report.ok:
             return report
         self._say("check against eager, rounded")
-        write_onnx(round_halves(graph), path, self.scratch / f"weights.{self.precision}")
-        return self._check(path, cases, padded)
+        write_onnx(round_halves(graph), path, weights)
+        return self._check(path, cases, precision)
 
     def _export(self) -> ExportedModel:
         ranges = {}
@@ -246,16 +278,15 @@ class _Build:
             cases += sample_cases(self.model, self.buckets, self.samples)
         return cases
 
-    def _check(self, path: Path, cases: Sequence[Case], padded: bool = True) -> OnnxReport:
+    def _check(self, path: Path, cases: Sequence[Case], precision: str) -> OnnxReport:
         return check_onnx(
             path,
             cases,
             self.buckets,
             self.model.inputs,
             self.model.outputs,
-            TOLERANCES[self.precision],
-            min_cosine=COSINES.get(self.precision),
-            padded=padded,
+            TOLERANCES[precision],
+            min_cosine=COSINES.get(precision),
         )
 
     def _say(self, text: str) -> None:

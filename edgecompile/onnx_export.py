@@ -218,14 +218,15 @@ def _name_axes(graph: OnnxGraph, exported: ExportedModel) -> None:
             if shape is None or len(shape) != len(dims):
                 continue  # _check tells of it
             for dim, size in zip(dims, shape, strict=True):
-                low, high = exported.ranges.get(size, (0, 0)) if isinstance(size, str) else (0, 0)
                 dim.Clear()
                 if isinstance(size, int):
                     dim.dim_value = size
-                elif size is not None and low == high:
-                    dim.dim_value = low
                 elif size is not None:
-                    dim.dim_param = size
+                    low, high = exported.ranges[size]
+                    if low == high:
+                        dim.dim_value = low
+                    else:
+                        dim.dim_param = size
 
 
 def _name_nodes(graph: OnnxGraph) -> None:

@@ -72,7 +72,7 @@ class Fill:
     def apply(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The constant with such entries cut down."""
         if not self.reaches:
-            return np.clip(array, _LOWEST, -_LOWEST)
+            return np.asarray(np.clip(array, _LOWEST, -_LOWEST))
         return np.where(np.isfinite(array) & (array < _LOWEST), np.float32(self.becomes), array)
 
     def __str__(self) -> str:

@@ -212,6 +212,20 @@ def rename_inputs(node: Any, names: Mapping[str, str]) -> None:
                 value.name = names[value.name]
 
 
+def retarget(node: Any, old: int, new: int) -> None:
+    """Attributes that name one of ONNX's element types, or hold a value of it, have another."""
+    import onnx
+
+    for item in node.attribute:
+        named = item.name == "dtype" or (node.op_type == "Cast" and item.name == "to")
+        if named and item.i == old:
+            item.i = new
+        if node.op_type == "ConstantOfShape" and item.name == "value" and item.t.data_type == old:
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(new)
+            array = onnx.numpy_helper.to_array(item.t).astype(dtype)
+            item.t.CopyFrom(onnx.numpy_helper.from_array(array, item.t.name))
+
+
 def attribute(node: Any, name: str, default: Any = None) -> Any:
     """The value of a node's attribute."""
     import onnx

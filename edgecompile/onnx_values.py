@@ -7,7 +7,10 @@ from typing import Any
 from edgecompile.errors import ExportError
 from edgecompile.onnx_graph import EXTERNAL_ABOVE, OnnxGraph
 
-__all__ = ["infer_values", "value_dtypes"]
+__all__ = ["infer_values", "schema_of", "value_dtypes"]
+
+#: Operators are looked up at the opset that graphs are made in.
+_OPSET = 20
 
 
 def value_dtypes(graph: OnnxGraph) -> dict[str, str]:
@@ -39,6 +42,16 @@ def infer_values(graph: OnnxGraph) -> dict[str, tuple[str, int | None]]:
         if kind.elem_type:
             found[value.name] = _describe(kind)
     return found
+
+
+def schema_of(node: Any) -> Any:
+    """ONNX's definition of a node's operator; None if it has none."""
+    import onnx
+
+    try:
+        return onnx.defs.get_schema(node.op_type, max_inclusive_version=_OPSET, domain=node.domain)
+    except Exception:  # the class of the error differs between versions of onnx
+        return None
 
 
 def _describe(kind: Any) -> tuple[str, int | None]:

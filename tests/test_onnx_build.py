@@ -4,39 +4,164 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
-from edgecompile.errors import CompileError
-from edgecompile.models import load_model
+from edgecompile.errors import (
+    CompileError,
+    OpsetError,
+    UnsupportedOperatorError,
+    VerificationError,
+)
+from edgecompile.models import LoadedModel, load_model
 from edgecompile.onnx_build import build_onnx
 from edgecompile.onnx_ops import OnnxTarget
+from edgecompile.onnx_report import OnnxArtifact
 from edgecompile.ranges import AxisRange, Bucket
+from edgecompile.runtime.weights import read_constants
+from tests.conftest import FACTORIES
+from tests.factories.folders import write_model
+
+TARGET = OnnxTarget("10.3")
 
 
-def bucket(lo: int, hi: int, hint: int, batch: tuple[int, int] = (1, 2)) -> Bucket:
-    return Bucket(
-        "exact",
-        (("length", AxisRange(lo, hi, hint)), ("batch", AxisRange(*batch, batch[0]))),
-    )
+def bucket(lo: int, hi: int, batch: tuple[int, int] | None = (1, 2)) -> Bucket:
+    axes = [("length", AxisRange(lo, hi, (lo + hi) // 2))]
+    if batch is not None:
+        axes.append(("batch", AxisRange(*batch, batch[0])))
+    return Bucket("exact", tuple(axes))
 
 
-BUCKETS = [bucket(1, 8, 5), bucket(9, 32, 20)]
+BUCKETS = [bucket(1, 8), bucket(9, 32)]
 
 
-def test_a_bert_in_fp32(tiny_model: Path, tmp_path: Path) -> None:
-    model = load_model(tiny_model, batch=(1, 2))
-    made = build_onnx(model, BUCKETS, "fp32", OnnxTarget("10.3"), None, tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "weights.fp32"]
-    assert made.check.ok and made.check.padding, made.check.reasons
-    assert made.opset == 20
-    proto = onnx.load(str(made.path), load_external_data=False)
-    dims = {i.name: [d.dim_param for d in i.type.tensor_type.shape.dim] for i in proto.graph.input}
-    assert dims == {"input_ids": ["batch", "length"], "attention_mask": ["batch", "length"]}
+@pytest.fixture(scope="module")
+def bert(tiny_model: Path) -> LoadedModel:
+    return load_model(tiny_model, batch=(1, 2))
+
+
+@pytest.fixture(scope="module")
+def plain(bert: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> OnnxArtifact:
+    folder = tmp_path_factory.mktemp("fp32")
+    return build_onnx(bert, BUCKETS, "fp32", TARGET, None, folder)
+
+
+def test_a_bert_in_fp32(plain: OnnxArtifact) -> None:
+    assert sorted(p.name for p in plain.path.parent.iterdir()) == ["model.onnx", "weights.fp32"]
+    assert plain.check.ok and plain.check.padding, plain.check.padding_reason
+    assert plain.opset == 20 and plain.kept == () and plain.int8 is None
+    proto = onnx.load(str(plain.path), load_external_data=False)
+    dims = {
+        value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*proto.graph.input, *proto.graph.output)
+    }
+    assert dims == {
+        "input_ids": ["batch", "length"],
+        "attention_mask": ["batch", "length"],
+        "last_hidden_state": ["batch", "length", 16],
+        "pooler_output": ["batch", 16],
+    }
+    assert plain.inputs == {"input_ids": "int64", "attention_mask": "int64"}
+
+
+def test_nodes_say_where_they_come_from_and_nothing_tells_of_the_machine(
+    plain: OnnxArtifact,
+) -> None:
+    proto = onnx.load(str(plain.path), load_external_data=False)
+    names = [node.name for node in proto.graph.node]
+    assert len(names) == len(set(names))
+    assert "encoder.layer.1.attention.self.query/MatMul" in names
     assert not proto.graph.value_info and not proto.metadata_props
+    assert not any(node.metadata_props or node.doc_string for node in proto.graph.node)
+    assert b"site-packages" not in plain.path.read_bytes()
+    assert b"modeling_bert" not in plain.path.read_bytes()
 
 
-def test_an_unknown_precision_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    model = load_model(tiny_model)
+def test_the_same_model_gives_the_same_bytes(
+    bert: LoadedModel, plain: OnnxArtifact, tmp_path: Path
+) -> None:
+    again = build_onnx(bert, BUCKETS, "fp32", TARGET, None, tmp_path)
+    assert again.path.read_bytes() == plain.path.read_bytes()
+    assert again.weights.read_bytes() == plain.weights.read_bytes()
+
+
+def test_a_bert_in_fp16(bert: LoadedModel, tmp_path: Path) -> None:
+    made = build_onnx(bert, BUCKETS, "fp16", TARGET, None, tmp_path)
+    assert made.check.ok and made.check.padding and made.check.cosine is not None
+    assert made.check.cosine > 0.99999
+    assert made.outputs == {"last_hidden_state": "float32", "pooler_output": "float32"}
+    # torch.finfo.min or -inf: either way no mask is kept in float32.
+    assert made.kept == ()
+    with made.weights.open("rb") as file:
+        constants = read_constants(file.fileno(), made.weights.stat().st_size, "weights")
+    assert {c.type.name for c in constants} == {"float16"}
+
+
+def test_a_bert_in_int8(bert: LoadedModel, tmp_path: Path) -> None:
+    made = build_onnx(bert, BUCKETS, "int8", TARGET, None, tmp_path)
+    assert made.check.ok and made.int8 is not None
+    assert len(made.int8.layers) == 13 and 1 <= made.int8.quantized <= 13
+    assert made.int8.cosine is not None and 0.999 <= made.int8.cosine < 0.999999
+    assert made.ops.operators["QuantizeLinear"] >= 1
+    proto = onnx.load(str(made.path), load_external_data=False)
+    kinds = {t.name: t.data_type for t in proto.graph.initializer}
+    whole = [name for name, kind in kinds.items() if kind == onnx.TensorProto.INT8]
+    assert len(whole) == made.int8.quantized + 1
+
+
+def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", "gpt2", "LMHeadModel")
+    model = load_model(tmp_path / "model")
+    made = build_onnx(model, [bucket(1, 16, (1, 1))], "fp16", TARGET, None, tmp_path)
+    proto = onnx.load(str(made.path))
+    seen = [(t.data_type, tuple(t.dims), t.raw_data) for t in proto.graph.initializer]
+    assert len(seen) == len(set(seen))
+
+
+def test_a_model_that_overflows_keeps_what_does(tmp_path: Path) -> None:
+    model = load_model(f"{FACTORIES / 'overflowing.py'}:overflowing")
+    made = build_onnx(model, [bucket(1, 12)], "fp16", TARGET, None, tmp_path)
+    assert made.check.ok, made.check.reasons
+    found = {item.place.module: item.reason for item in made.kept}
+    assert "wide" in found and "float16 ends at 65504" in found["wide"]
+    assert not any(item.place.module == "narrow" for item in made.kept)
+    assert all(item.place.line.startswith("overflowing.py:") for item in made.kept)
+
+
+def test_operators_that_tensorrt_lacks_are_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    model = load_model(f"{FACTORIES / 'overflowing.py'}:bitwise")
+    with pytest.raises(UnsupportedOperatorError, match="BitwiseXor in mixer") as caught:
+        build_onnx(model, [bucket(1, 12)], "fp16", TARGET, None, tmp_path / "out")
+    assert "BitShift" in caught.value.message
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_unknown_precision_and_an_opset_below_what_is_needed(
+    bert: LoadedModel, tmp_path: Path
+) -> None:
     with pytest.raises(CompileError, match="bf17"):
-        build_onnx(model, BUCKETS, "bf17", OnnxTarget(), None, tmp_path)
+        build_onnx(bert, BUCKETS, "bf17", TARGET, None, tmp_path)
+    with pytest.raises(OpsetError, match="9 to 20"):
+        build_onnx(bert, BUCKETS, "fp32", OnnxTarget("10.3", opset=21), None, tmp_path)
+
+
+def test_wrong_answers_are_refused(
+    bert: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import edgecompile.onnx_build as module
+
+    real = module.export_onnx
+
+    def spoiled(*args: object) -> object:
+        graph = real(*args)  # type: ignore[arg-type]
+        name = max(graph.tensors, key=lambda n: graph.tensors[n].nbytes)
+        graph.tensors[name] = np.ascontiguousarray(graph.tensors[name]) * np.float32(1.5)
+        return graph
+
+    monkeypatch.setattr(module, "export_onnx", spoiled)
+    with pytest.raises(VerificationError, match="in fp32 differs from eager"):
+        build_onnx(bert, BUCKETS, "fp32", TARGET, None, tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -5,42 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-import onnx
 
 from edgecompile.onnx_fills import FILL, find_fills, masked_values
 from edgecompile.onnx_graph import OnnxGraph
-from edgecompile.onnx_precision import LIMIT, find_kept, narrow, round_halves, undefined_nodes
-from edgecompile.onnx_runs import OnnxRunner
+from edgecompile.onnx_kept import LIMIT, find_kept
+from edgecompile.onnx_precision import narrow
+from edgecompile.onnx_rounding import round_halves, undefined_nodes
 from edgecompile.onnx_scan import ValueVisitor, scan_values
 from edgecompile.onnx_values import value_dtypes
-from edgecompile.onnx_weights import write_onnx
-
-Array = npt.NDArray[np.generic]
-
-
-def graph_of(text: str, **tensors: Array) -> OnnxGraph:
-    """A graph in ONNX's own text form; nodes are named after their operator and output."""
-    proto = onnx.parser.parse_model('<ir_version: 9, opset_import: ["" : 20]>\n' + text)
-    for node in proto.graph.node:
-        node.name = f"{node.op_type}:{node.output[0]}"
-    return OnnxGraph(proto, dict(tensors))
-
-
-def f32(*values: float) -> Array:
-    return np.array(values, np.float32)
+from tests.onnx_graphs import Array, f32, graph_of, run
 
 
 def kept_of(graph: OnnxGraph, tmp_path: Path, *inputs: dict[str, Array]) -> dict[str, str]:
     fills = find_fills(graph)
     scan = scan_values(graph, inputs, tmp_path, masked=masked_values(fills))
     return find_kept(graph, scan, fills)
-
-
-def run(graph: OnnxGraph, tmp_path: Path, **inputs: Array) -> dict[str, Array]:
-    write_onnx(graph, tmp_path / "m.onnx", tmp_path / "m.weights")
-    onnx.checker.check_model(str(tmp_path / "m.onnx"), full_check=True)
-    return OnnxRunner(tmp_path / "m.onnx").run(inputs)
 
 
 ATTENTION = """

@@ -1,0 +1,117 @@
+"""Graphs against TensorRT's lists of operators."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgecompile.errors import OpsetError, TargetError, UnsupportedOperatorError
+from edgecompile.onnx_graph import OnnxGraph, Place
+from edgecompile.onnx_ops import OnnxTarget, check_operators, known_releases
+from tests.onnx_graphs import f32, graph_of
+
+
+def problems(graph: OnnxGraph, tensorrt: str = "10.3") -> list[str]:
+    return [str(item) for item in check_operators(graph, OnnxTarget(tensorrt)).violations]
+
+
+def test_every_violation_is_listed_with_its_place() -> None:
+    graph = graph_of(
+        """agraph (float[n] x, double[n] wide) => (float[n] y, double[n] z) {
+          found = Unique(x)
+          window = BlackmanWindow(size)
+          part = Gather(found, index)
+          y = Add(part, window)
+          z = Exp(wide)
+        }""",
+        size=np.array(4),
+        index=np.array([0]),
+    )
+    graph.places["Unique:found"] = Place("encoder.layer.3", "model.py:12")
+    report = check_operators(graph, OnnxTarget("10.3"))
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        report.check()
+    message = caught.value.message
+    assert "Unique in encoder.layer.3 (model.py:12): TensorRT 10.3 has no such operator" in message
+    assert "BlackmanWindow in the model: TensorRT has it from 10.4 on" in message
+    assert "the input 'wide' is float64" in message and "the output 'z' is float64" in message
+    assert "Exp in the model: 'wide' is float64" in message
+    assert message.startswith("TensorRT 10.3 doesn't take 5 parts")
+    assert caught.value.exit_code == 47
+    assert report.operators == {"Unique": 1, "BlackmanWindow": 1, "Gather": 1, "Add": 1, "Exp": 1}
+    assert not [text for text in problems(graph, "10.7") if "Blackman" in text]
+
+
+def test_what_later_releases_take() -> None:
+    graph = graph_of(
+        "agraph (int64[n] x) => (int64[n] y, float[n] z) { y = Pow(x, two)\n z = CumSum(w, at) \n"
+        "at = Cast<to=7>(one) }".replace("z = CumSum(w, at) \n", "").replace(
+            "at = Cast<to=7>(one) }", "at = Cast<to=7>(one)\n z = CumSum(w, at) }"
+        ),
+        two=np.array([2]),
+        one=np.array(0.0, np.float32),
+        w=f32(1, 2),
+    )
+    assert problems(graph) == [
+        "Pow in the model: 'x' is int64; it takes float32, float16, bfloat16",
+        "CumSum in the model: its axis are calculated, they must be constants",
+    ]
+    assert problems(graph, "10.16") == []
+
+
+def test_rules_of_attributes_outputs_and_zero_points() -> None:
+    graph = graph_of(
+        """agraph (float[n,4] x) => (float[n,4] y, float[m,1] mean, float[n] s, float[n,4] d) {
+          y, mean = LayerNormalization(x, w)
+          top, at = TopK<sorted=0>(x, one)
+          s = Einsum<equation="...i->...">(top)
+          q = QuantizeLinear(x, step, odd)
+          d = DequantizeLinear(q, step, odd)
+        }""",
+        w=f32(1, 1, 1, 1),
+        one=np.array([1]),
+        step=np.array(0.1, np.float32),
+        odd=np.array(3, np.int8),
+    )
+    found = problems(graph)
+    assert len(found) == 5
+    assert "only its first 1 of 2 outputs may be used" in found[0]
+    assert "sorted is 0, not one of [1]" in found[1]
+    assert "with '...'" in found[2]
+    assert "zero point isn't zero" in found[3] and "zero point isn't zero" in found[4]
+    assert not [text for text in problems(graph, "11.4") if "Einsum" in text]
+
+
+def test_an_operator_of_another_domain_and_one_in_an_inner_graph() -> None:
+    graph = graph_of(
+        """agraph (bool c, float[n] x) => (float[n] y) {
+          y = If (c) <then_branch = g1 () => (float[n] a) { a = Bernoulli(x) },
+                      else_branch = g2 () => (float[n] b) { b = Identity(x) }>
+        }"""
+    )
+    assert problems(graph) == ["Bernoulli in the model: TensorRT 10.3 has no such operator"]
+
+
+def test_an_opset_that_is_too_new() -> None:
+    graph = graph_of("agraph (float[n] x) => (float[n] y) { y = Abs(x) }", opset=21)
+    with pytest.raises(OpsetError, match=r"opset 21, TensorRT 10\.3 may be given 9 to 20"):
+        check_operators(graph, OnnxTarget("10.3"))
+    with pytest.raises(OpsetError, match="9 to 18"):
+        check_operators(graph, OnnxTarget("10.16", opset=18))
+
+
+def test_targets() -> None:
+    assert known_releases() == ("10.3", "10.7", "10.16", "11.4")
+    assert {OnnxTarget.of(release).opset for release in known_releases()} == {20}
+    with pytest.raises(TargetError, match=r"of TensorRT 8\.5"):
+        OnnxTarget.of("8.5")
+    with pytest.raises(TargetError, match="'new' is no TensorRT release"):
+        OnnxTarget.of("new")
+    # A release between two known ones is the earlier of them, with what came since.
+    graph = graph_of(
+        "agraph (float[n] x) => (float[n] y) { y = Add(x, w)\n w = HannWindow(size) }".replace(
+            "y = Add(x, w)\n w = HannWindow(size)", "w = HannWindow(size)\n y = Add(x, w)"
+        ),
+        size=np.array(3),
+    )
+    assert problems(graph, "10.4") == [] and len(problems(graph, "10.3")) == 1
