@@ -1,0 +1,135 @@
+"""A bundle of ``edgecompile build --target jetson-orin-nano``, all the way on a device of fakes.
+
+TensorRT and CUDA are fakes (tests/fake_gpu): the fake engine runs the shipped ONNX with onnxruntime.
+What is real are the bundle, the finishing, the loader and the plan that a calibration makes. The one
+thing changed is the architecture that the bundle says, so that this machine takes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgecompile.calibration import check_calibration
+from edgecompile.calibration_files import read_calibration
+from edgecompile.errors import CostError
+from edgecompile.models import load_model
+from edgecompile.runtime import open_bundle
+from edgecompile.runtime.calibrate import calibrate_bundle
+from edgecompile.runtime.cpu import architecture
+from edgecompile.runtime.errors import UnfinishedBundleError
+from edgecompile.runtime.finish import finish_bundle
+from edgecompile.runtime.selftest import run_selftest
+from edgecompile.structure import model_structure
+from edgecompile.targets import load_target
+from tests.fake_gpu.build import MODULES, FakeCudart
+from tests.fake_gpu.bundles import DEVICE, make_device_root
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def device(
+    fake_cudart: FakeCudart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeCudart]:
+    """The environment of an Orin Nano made of fakes, with an empty cache; nothing may leak."""
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", DEVICE)
+    monkeypatch.setenv("EDGECOMPILE_DEVICE_ROOT", str(make_device_root(tmp_path / "root")))
+    monkeypatch.setenv("EDGECOMPILE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(MODULES), str(ROOT)]))
+    monkeypatch.syspath_prepend(str(MODULES))
+    for name in [*os.environ]:
+        if name.startswith("FAKE_TRT_") or name in ("EDGECOMPILE_MODE", "EDGECOMPILE_FALLBACK"):
+            monkeypatch.delenv(name)
+    yield fake_cudart
+    for name in [*sys.modules]:
+        if name.partition(".")[0] == "tensorrt":
+            del sys.modules[name]
+    assert fake_cudart.live == 0 and fake_cudart.misuses == 0
+
+
+@pytest.fixture
+def bundle(jetson_bundle: Path, tmp_path: Path) -> str:
+    """A copy whose GPU variant says that it is for this machine's architecture."""
+    copy = tmp_path / "jetson.ecb"
+    shutil.copytree(jetson_bundle, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    here = architecture(platform.machine())
+    for variant in manifest["variants"]:
+        if variant["backend"] == "tensorrt":
+            variant["arch"] = here
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    return str(copy)
+
+
+def test_finish_open_run_and_plan_anew(
+    bundle: str, device: FakeCudart, tiny_model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UnfinishedBundleError) as caught:
+        open_bundle(bundle)
+    assert caught.value.hint is not None and "edgecompile.runtime finish" in caught.value.hint
+    said: list[str] = []
+    report = finish_bundle(bundle, say=said.append)
+    assert report["ok"] and report["selftest"]["cases"]
+    assert report["profile_of"] == [0, 1, 2]
+
+    import torch
+
+    eager = load_model(str(tiny_model))
+    with open_bundle(bundle) as model:
+        modes = [bucket.mode for bucket in model.manifest.buckets]
+        assert model.info["backend"] == "tensorrt" and model.info["mode"] == "planned"
+        # Buckets of one shape replay graphs.
+        assert model.info["graphs"] == modes.count("pad")
+        random = np.random.default_rng(0)
+        for length in range(1, 33):
+            ids = random.integers(3, 15, (1, length))
+            inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+            got = model.run(inputs)
+            want = eager.run({k: torch.from_numpy(v) for k, v in inputs.items()})
+            assert set(got) == set(want)
+            for name, tensor in want.items():
+                array = tensor.numpy()
+                assert got[name].shape == array.shape
+                assert np.abs(got[name] - array).max() <= 0.01 * np.abs(array).max()
+    assert run_selftest(bundle)["ok"]
+
+    file = tmp_path / "calibration.json"
+    calibrate_bundle(bundle, str(file), seconds=0.1, cold_runs=0)
+    found = read_calibration(file)
+    wanted = {
+        "structure": model_structure(eager),
+        "edgecompile_version": found.edgecompile,
+        "precision": "fp16",
+    }
+    # The bundle was made to say this machine's architecture, so the calibration says it as well.
+    here = architecture(platform.machine())
+    if here == "aarch64":
+        check_calibration(found, target=load_target("jetson-orin-nano"), **wanted)
+    with pytest.raises(CostError) as refused:
+        check_calibration(found, target=load_target("jetson-orin-nx"), **wanted)
+    assert "jetson-orin-nx has jetson-orin-nx (aarch64)" in refused.value.message
+    assert "measured in" not in refused.value.message
+    with pytest.raises(CostError, match="measured in fp16, not in int8"):
+        check_calibration(
+            found, target=load_target("jetson-orin-nano"), **{**wanted, "precision": "int8"}
+        )
+
+
+def test_a_changed_weight_is_damage_not_an_engine(bundle: str, device: FakeCudart) -> None:
+    from edgecompile.runtime.errors import DamagedBundleError
+
+    weights = Path(bundle) / "code" / "jetson-orin-nano" / "weights.fp16"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(bytes(data))
+    with pytest.raises(DamagedBundleError, match="weights.fp16"):
+        finish_bundle(bundle)
