@@ -131,5 +131,5 @@ def test_a_changed_weight_is_damage_not_an_engine(bundle: str, device: FakeCudar
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(bytes(data))
-    with pytest.raises(DamagedBundleError, match="weights.fp16"):
+    with pytest.raises(DamagedBundleError, match=r"weights\.fp16"):
         finish_bundle(bundle)
