@@ -8,7 +8,7 @@
 # docs/containers.md has the rest. What may be set with `docker run --env`:
 #
 #   EDGECOMPILE_VARIANT    use this variant of the bundle, not the best one for the CPU
-#   EDGECOMPILE_FALLBACK   cpu: for a bundle with a TensorRT variant, which this image can't run
+#   EDGECOMPILE_FALLBACK   cpu here: a bundle's TensorRT variant is passed over, for its CPU variant
 
 # Debian from 12 on or Ubuntu from 22.04 on: a bundle's libraries need glibc 2.34.
 ARG BASE=debian:bookworm-slim
@@ -37,7 +37,8 @@ RUN python3 -m compileall -q /opt/model.ecb/runtime
 # python3 -m looks in the working directory first.
 WORKDIR /
 ENV PYTHONPATH=/opt/model.ecb/runtime \
-    PYTHONDONTWRITEBYTECODE=1
+    PYTHONDONTWRITEBYTECODE=1 \
+    EDGECOMPILE_FALLBACK=cpu
 USER 10001
 
 # No HEALTHCHECK: a self-test runs the whole model beside the one that serves, and a container that

@@ -3,6 +3,8 @@
 #
 #   docker build --platform linux/arm64 -f docker/jetson.Dockerfile -t minilm-jetson minilm.ecb
 #   docker run --rm --runtime nvidia --read-only --tmpfs /tmp \
+#     --security-opt systempaths=unconfined \
+#     --volume /etc/nv_tegra_release:/etc/nv_tegra_release:ro \
 #     --volume minilm-engines:/var/cache/edgecompile minilm-jetson
 #
 # THIS IMAGE WAS NEVER BUILT AND NEVER RUN ON A JETSON by the project: it was written from NVIDIA's
@@ -16,9 +18,14 @@
 # files and the driver's libraries of the host (libcuda, libnvdla_compiler and others), which must
 # not be in an image. Without it `import tensorrt` fails. `--gpus all` isn't the way on a Jetson.
 #
+# systempaths=unconfined: engines hide /sys/firmware from containers, and with it the module's name in
+# /proc/device-tree. /etc/nv_tegra_release has the release of L4T. Without both it can't be seen that
+# a bundle is for another module or JetPack, and the engine's key in the volume leaves them out.
+#
 # What may be set with `docker run --env`:
 #
 #   EDGECOMPILE_CACHE      where engines are kept (default here: /var/cache/edgecompile)
+#   EDGECOMPILE_MODE       reduce-overhead: replay one captured CUDA graph per bucket
 #   EDGECOMPILE_VARIANT    use this variant of the bundle
 #   EDGECOMPILE_FALLBACK   cpu: run on the Jetson's CPU cores where the GPU can't be used
 #   EDGECOMPILE_CUDART     another libcudart than the one that the linker finds

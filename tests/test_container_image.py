@@ -109,7 +109,7 @@ def image(
     try:
         built = subprocess.run(
             [*script, "--base-root", str(folder / "root"), "--tag", TAG],
-            env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=variables, capture_output=True, text=True,
         )  # fmt: skip
         assert built.returncode == 0, built.stderr[-4000:]
         assert built.stdout == f"{TAG}\n"
@@ -152,11 +152,8 @@ except OSError as error:
 
 def test_neither_torch_nor_a_compiler_is_in_it(image: Image) -> None:
     names = {name for _, _, files in os.walk(image.root, followlinks=False) for name in files}
-    assert {
-        "manifest.json",
-        "apt-get",
-        "_multiarray_umath.cpython-311-x86_64-linux-gnu.so",
-    } <= names
+    assert {"manifest.json", "apt-get", "python3.11"} <= names
+    assert [name for name in names if name.startswith("_multiarray_umath.")]
     tools = {"cc", "gcc", "g++", "c++", "clang", "tcc", "cc1", "cc1plus", "ld", "as", "nvcc"}
     assert not names & tools
     assert not [name for name in names if name.startswith(("libtorch", "x86_64-linux-gnu-gcc"))]
@@ -182,15 +179,14 @@ def test_nothing_of_the_building_machine_is_in_it(image: Image) -> None:
 
 def test_byte_code_does_not_hang_on_times(image: Image) -> None:
     """With all times at 0, byte code that is checked by time would be compiled at each start."""
-    compiled = [
-        path
+    library, packages, own = (
+        list((image.root / folder).rglob("*.pyc"))
         for folder in ("usr/lib/python3.11", "usr/lib/python3", "opt/model.ecb/runtime")
-        for path in (image.root / folder).rglob("*.pyc")
-    ]
-    assert [path for path in compiled if "opt" in path.parts]
-    assert len(compiled) > 500
+    )
+    assert min(len(library), len(packages)) > 200 and len(own) > 20
     # PEP 552: bit 0 of the second word says that a hash stands in the place of time and size.
-    assert not [path for path in compiled if not path.read_bytes()[4] & 1]
+    found = [*library, *packages, *own]
+    assert [path for path in found if not path.read_bytes()[4] & 1] == []
 
 
 def test_it_serves_and_stops_when_it_is_told_to(image: Image) -> None:

@@ -106,15 +106,12 @@ class TestDockerfiles:
         assert "--mount=type=secret" not in path.read_text()
 
     @every_dockerfile
-    def test_what_is_copied_is_the_bundle(self, path: Path, tiny_bundle: Path) -> None:
-        (copied,) = values(path, "COPY")
-        source, target = copied.split()
-        assert (source, target) == (".", INSIDE)
+    def test_what_is_copied_is_the_bundle(self, path: Path) -> None:
+        # The context is the bundle's folder; there is no other path that could be missing.
+        assert values(path, "COPY") == [f". {INSIDE}"]
         (settings,) = values(path, "ENV")
-        python_path = re.search(r"PYTHONPATH=(\S+)", settings)
-        assert python_path is not None
-        runtime = tiny_bundle / Path(python_path[1]).relative_to(target)
-        assert (runtime / "edgecompile" / "runtime" / "__main__.py").is_file()
+        assert f"PYTHONPATH={INSIDE}/runtime" in settings.split()
+        assert f"{INSIDE}/runtime" in values(path, "RUN")[-1]
         # python3 -m looks in the working directory before PYTHONPATH.
         assert values(path, "WORKDIR") == ["/"]
 
