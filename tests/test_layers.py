@@ -91,7 +91,7 @@ def test_device_files_evaluate_no_newer_types(path: Path) -> None:
 
 
 # JetPack's TensorRT, which only they may import, and only when it is needed.
-TENSORRT_FILES = {"device.py", "trt_build.py"}
+TENSORRT_FILES = {"device.py", "trt_build.py", "trt_engine.py"}
 
 
 @pytest.mark.parametrize("path", DEVICE_FILES, ids=module_id)
