@@ -32,6 +32,8 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 _TRACE = "pkg.torch.onnx.stack_trace"
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+)')
 _OWN = ("named_module.py",)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_UNKNOWN = re.compile(r"No ONNX function found for <OpOverload\(op='(?P<name>[^']+)'")
 
 # The oldest version of the file's form that has all operators of an opset (ONNX's own table,
 # docs/Versioning.md of onnx/onnx); a newer one may be refused by an older parser.
@@ -71,10 +73,11 @@ def export_onnx(exported: ExportedModel, opset: int, scratch: Path) -> OnnxGraph
     try:
         translate(exported, path, opset)
     except Exception as error:  # one class of its own, or whatever a translation raises
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ExportError(
-            f"the model '{exported.name}' can't be translated to ONNX: {lines[0]}",
-            hint="torch's ONNX exporter has no translation for a part of it; --debug shows all",
+            f"the model '{exported.name}' can't be translated to ONNX: "
+            + _refusal(str(error), exported),
+            hint="write that part of the model with other operators, or build for the module's own "
+            "cores (--target jetson-orin-cpu); --debug shows all that the exporter says",
             details=str(error),
         ) from error
     graph = load_graph(path)
@@ -88,6 +91,23 @@ def export_onnx(exported: ExportedModel, opset: int, scratch: Path) -> OnnxGraph
     _strip(graph)
     _check(graph, exported, opset)
     return graph
+
+
+def _refusal(said: str, exported: ExportedModel) -> str:
+    """What the exporter couldn't do, in a line: the operator and where it stands, if it says so."""
+    text = _COLOUR.sub("", said).strip()
+    found = _UNKNOWN.search(text)
+    if found is None:
+        return (text.splitlines() or ["it doesn't say why"])[0]
+    name = found["name"]
+    places = []
+    for node in exported.program.graph.nodes:
+        if str(node.target).rpartition(".")[0] == name:
+            frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+            lines = [f"{os.path.basename(x['file'])}:{x['line']}" for x in frames]
+            places += lines[-1:]
+    where = f" ({', '.join(dict.fromkeys(places))})" if places else ""
+    return f"torch's exporter has no translation of {name}{where}"
 
 
 def translate(exported: ExportedModel, target: Path, opset: int | None) -> None:
