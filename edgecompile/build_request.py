@@ -12,6 +12,7 @@ from edgecompile.buckets import BucketPlan
 from edgecompile.onnx_report import OnnxArtifact
 from edgecompile.plan_request import PlanRequest
 from edgecompile.precision_trials import PrecisionChoice
+from edgecompile.rtx_check import RtxReport
 from edgecompile.samples import SampleTexts
 from edgecompile.verify import VerifyReport
 
@@ -68,6 +69,7 @@ class BuildResult:
         notes: what a person should know.
         choice: how the precision was chosen, if it was.
         gpu: the ONNX that a GPU's engine will be built from, if the target has one.
+        rtx: what TensorRT-RTX made of that, where it is installed.
     """
 
     bundle_path: Path
@@ -80,6 +82,7 @@ class BuildResult:
     notes: tuple[str, ...] = field(default=())
     choice: PrecisionChoice | None = None
     gpu: OnnxArtifact | None = None
+    rtx: RtxReport | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -89,6 +92,7 @@ class BuildResult:
             "plan": self.plan.to_json(),
             "precision": None if self.choice is None else self.choice.to_json(),
             "onnx": None if self.gpu is None else self.gpu.to_json(),
+            "rtx": None if self.rtx is None else self.rtx.to_json(),
             "verify": self.verify.to_json(),
             "audit": [v.to_json() for v in self.audit],
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},

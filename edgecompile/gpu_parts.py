@@ -8,13 +8,14 @@ from edgecompile.bundle import BundleWriter
 from edgecompile.jetpacks import JetPack
 from edgecompile.onnx_report import OnnxArtifact
 from edgecompile.recipes import make_recipe
+from edgecompile.rtx_check import RtxReport
 from edgecompile.runtime.manifest import Manifest, Variant
 from edgecompile.runtime.recipe import parse_recipe
 from edgecompile.runtime.schema import TENSORRT
 from edgecompile.targets import TargetProfile
 from edgecompile.verify import CaseResult, VerifyReport
 
-__all__ = ["GpuParts", "add_gpu", "onnx_results", "with_gpu"]
+__all__ = ["GpuParts", "add_gpu", "onnx_results", "rtx_notes", "with_gpu"]
 
 #: Over that of any CPU's variant.
 _RANK = 900
@@ -29,11 +30,13 @@ class GpuParts:
         profile: the target; it has a GPU.
         jetpack: the release that the device has.
         artifact: the files, checked against eager.
+        rtx: what TensorRT-RTX made of them, where it is installed.
     """
 
     profile: TargetProfile
     jetpack: JetPack
     artifact: OnnxArtifact
+    rtx: RtxReport | None = None
 
     @property
     def variant(self) -> str:
@@ -89,6 +92,20 @@ def with_gpu(report: VerifyReport, parts: GpuParts) -> VerifyReport:
         results=(*report.results, *onnx_results(parts)),
         not_executed={**report.not_executed, parts.variant: reason},
     )
+
+
+def rtx_notes(report: RtxReport | None) -> tuple[str, ...]:
+    """What a person should know of TensorRT-RTX's build, a sentence or none."""
+    if report is None:
+        return ()
+    if report.ok:
+        return (
+            f"TensorRT-RTX {report.version} took the ONNX with {report.profiles} profiles: "
+            f"{report.status}",
+        )
+    # It is another TensorRT than the device's: what it refuses is a warning.
+    reasons = "; ".join(str(error) for error in report.errors[:3]) or "it said nothing"
+    return (f"TensorRT-RTX {report.version} didn't take the ONNX, {report.status}: {reasons}",)
 
 
 def onnx_results(parts: GpuParts) -> tuple[CaseResult, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from edgecompile.build_request import BuildRequest, BuildResult
 from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets
 from edgecompile.errors import PlanError
-from edgecompile.gpu_parts import GpuParts
+from edgecompile.gpu_parts import GpuParts, rtx_notes
 from edgecompile.jetpacks import load_jetpack
 from edgecompile.kits import whole_bucket
 from edgecompile.models import load_model
@@ -23,6 +23,7 @@ from edgecompile.packing import pack_bundle
 from edgecompile.plan_request import plan_scope
 from edgecompile.planning import plan_model
 from edgecompile.progress import NULL_PROGRESS, Progress, StepHandle
+from edgecompile.rtx_check import RtxReport, bucket_profiles, check_rtx, has_rtx
 from edgecompile.samples import text_samples
 from edgecompile.stages import Stages, work_folder, write_json
 from edgecompile.targets import TargetProfile
@@ -88,6 +89,12 @@ def build_for_gpu(
             )
 
         artifact = stages.run("write and check the ONNX", make_onnx)
+        rtx: RtxReport | None = None
+        if has_rtx():
+            profiles = bucket_profiles(planned.plan.buckets, model.inputs)
+            rtx = stages.run(
+                "parse and build it with TensorRT-RTX", lambda _: check_rtx(artifact.path, profiles)
+            )
         compiled: CompiledModel = stages.run(
             "compile for the module's own cores",
             lambda step: compile_buckets(
@@ -100,7 +107,7 @@ def build_for_gpu(
                 step=step,
             ),
         )
-        gpu = GpuParts(profile, jetpack, artifact)
+        gpu = GpuParts(profile, jetpack, artifact, rtx)
         packed = stages.run(
             "verify and pack",
             lambda step: pack_bundle(
@@ -125,6 +132,7 @@ def build_for_gpu(
         verify=packed.verify,
         audit=compiled.audit,
         seconds=stages.seconds,
-        notes=(*planned.notes, *artifact.notes, *packed.notes),
+        notes=(*planned.notes, *artifact.notes, *packed.notes, *rtx_notes(rtx)),
         gpu=artifact,
+        rtx=rtx,
     )

@@ -172,6 +172,8 @@ def _reports(
         files["precision.json"] = choice.to_json()
     if gpu is not None:
         files["onnx.json"] = gpu.artifact.to_json()
+        if gpu.rtx is not None:
+            files["rtx.json"] = gpu.rtx.to_json()
     joint = sizes if isinstance(sizes, JointDistribution) else None
     lengths = joint.marginal(joint.axes[0]) if joint is not None else sizes
     page = None
