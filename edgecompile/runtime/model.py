@@ -175,7 +175,7 @@ class Model:
         return result
 
     @property
-    def native_runtime(self) -> "Optional[RuntimeLibrary]":
+    def _runtime(self) -> "Optional[RuntimeLibrary]":
         """The CPU's runtime library, for profiles; None where a GPU runs."""
         return getattr(self._programs, "runtime", None)
 

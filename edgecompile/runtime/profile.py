@@ -56,7 +56,7 @@ def profile_bundle(
     """
     check_budget(seconds, 0)
     with open_bundle(path, threads=threads, variant=variant, verify=verify) as model:
-        runtime = model.native_runtime
+        runtime = model._runtime
         if runtime is None:
             raise UnsupportedHostError(
                 "{}: the variant {} runs on a GPU, of which no profile is kept here".format(

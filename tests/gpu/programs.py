@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,12 @@ from tests.gpu.torch_engine import Program
 #: From the fastest on. "aoti-hidden" is "aoti" whose link hides what static libraries export: a
 #: libstdc++ that is linked statically must not answer for the process' own.
 KINDS = ("aoti", "aoti-hidden", "compile", "eager")
-_WRAPPER = '#!/bin/sh\nexec {} "$@" -Wl,--exclude-libs,ALL\n'
+_WRAPPER = """#!/bin/sh
+for word in "$@"; do
+  if [ "$word" = -shared ]; then exec {0} "$@" -Wl,--exclude-libs,ALL; fi
+done
+exec {0} "$@"
+"""
 
 
 def prepare_kind(kind: str, folder: Path) -> None:
@@ -25,7 +31,7 @@ def prepare_kind(kind: str, folder: Path) -> None:
         # Named like the compiler that it stands for: torch looks at the name.
         wrapper = folder / "bin" / "g++"
         wrapper.parent.mkdir(parents=True, exist_ok=True)
-        wrapper.write_text(_WRAPPER.format(os.environ.get("CXX", "/usr/bin/g++")))
+        wrapper.write_text(_WRAPPER.format(os.environ.get("CXX") or shutil.which("g++") or "g++"))
         wrapper.chmod(0o755)
         os.environ["CXX"] = str(wrapper)
 
@@ -73,7 +79,10 @@ def _compile_ahead(
         exported = torch.export.export(model, inputs, dynamic_shapes=shapes, strict=False)
         torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
     # Without its bookkeeping about threads, which asks events that a capture forbids to ask.
-    program = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+    try:
+        program = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+    except TypeError:  # a torch that is older than this argument
+        program = torch._inductor.aoti_load_package(str(path))
     with torch.no_grad():
         program(*inputs)
     return program

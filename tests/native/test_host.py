@@ -353,7 +353,7 @@ def test_nothing_leaks(library: HostLibrary, path: str, python_model: Model) -> 
             opened.run(inputs)
             with pytest.raises(HostError):
                 opened.run({})
-        return len(os.listdir("/proc/self/fd")), python_model._programs.runtime.live_tensors
+        return len(os.listdir("/proc/self/fd")), python_model._runtime.live_tensors
 
     first = use()
     for _ in range(3):

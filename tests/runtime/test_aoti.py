@@ -58,31 +58,31 @@ def test_a_runtime_library_is_loaded_once(model: Model) -> None:
     variant = model.manifest.variants[
         [item.name for item in model.manifest.variants].index(model.info["variant"])
     ]
-    assert load_runtime(pin_library(model._folder, variant.runtime)) is model._programs.runtime
+    assert load_runtime(pin_library(model._folder, variant.runtime)) is model._runtime
 
 
 def test_number_of_threads(model: Model) -> None:
-    before = model._programs.runtime.threads
+    before = model._runtime.threads
     try:
         for count in (1, 2):
-            model._programs.runtime.threads = count
-            assert model._programs.runtime.threads == count
+            model._runtime.threads = count
+            assert model._runtime.threads == count
         with pytest.raises(NativeError, match=r"setting -1 threads failed: ."):
-            model._programs.runtime.threads = -1
+            model._runtime.threads = -1
     finally:
-        model._programs.runtime.threads = before
+        model._runtime.threads = before
 
 
 def test_runs_leak_no_handles(model: Model) -> None:
     program, arrays = program_of(model), arrays_for(model)
     program.run(arrays)
-    before = model._programs.runtime.live_tensors
+    before = model._runtime.live_tensors
     for _ in range(20):
         program.run(arrays)
-    assert model._programs.runtime.live_tensors == before
-    used, _ = model._programs.runtime.buffer_bytes
-    model._programs.runtime.trim()
-    assert model._programs.runtime.buffer_bytes == (used, 0)
+    assert model._runtime.live_tensors == before
+    used, _ = model._runtime.buffer_bytes
+    model._runtime.trim()
+    assert model._runtime.buffer_bytes == (used, 0)
 
 
 def test_native_failures_become_errors(model: Model) -> None:
@@ -125,27 +125,27 @@ def test_memory_that_does_not_fit_is_refused(model: Model) -> None:
         program.run_into(arrays, [x.astype(np.float64) for x in results])
     with pytest.raises(NativeError, match="inputs, 0 were given"):
         program.run_into([], results)
-    before = model._programs.runtime.live_tensors
+    before = model._runtime.live_tensors
     program.run_into(arrays, results)
-    assert model._programs.runtime.live_tensors == before
+    assert model._runtime.live_tensors == before
 
 
 def test_a_profile_counts_runs_and_kernels(model: Model) -> None:
     program, arrays = program_of(model), arrays_for(model)
-    model._programs.runtime.start_profile()
+    model._runtime.start_profile()
     for _ in range(3):
         program.run(arrays)
-    rows = {row.kernel: row for row in model._programs.runtime.stop_profile()}
+    rows = {row.kernel: row for row in model._runtime.stop_profile()}
     assert rows[b"run"].calls == 3
     assert 0 < sum(row.ns for name, row in rows.items() if name != b"run") <= rows[b"run"].ns
     assert all(row.calls % 3 == 0 for row in rows.values())
     program.run(arrays)
-    model._programs.runtime.start_profile()
-    assert model._programs.runtime.stop_profile() == []
+    model._runtime.start_profile()
+    assert model._runtime.stop_profile() == []
 
 
 def test_ceilings_are_plausible(model: Model) -> None:
-    flops, moved = model._programs.runtime.measure_ceilings()
+    flops, moved = model._runtime.measure_ceilings()
     assert 1e8 < flops < 1e15 and 1e8 < moved < 1e13
 
 
@@ -158,7 +158,7 @@ def test_missing_constants_are_named(model: Model) -> None:
     weights.constants = ()
     try:
         with pytest.raises(NativeError) as caught:
-            model._programs.runtime.open_program(pinned, weights, 1)
+            model._runtime.open_program(pinned, weights, 1)
     finally:
         weights.constants = kept
     assert any(name in caught.value.message for name in needed)

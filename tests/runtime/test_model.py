@@ -248,7 +248,7 @@ def test_opening_again_and_again_leaks_nothing(native_bundle: str) -> None:
     def cycle() -> tuple[int, int]:
         with open_bundle(native_bundle) as model:
             model.run(make_inputs(model.manifest, edges(model.manifest)[0]))
-            runtime = model._programs.runtime
+            runtime = model._runtime
         return len(os.listdir("/proc/self/fd")), runtime.live_tensors
 
     cycle()
