@@ -50,6 +50,7 @@ class NumpyEngine:
         self.manifest = manifest
         self.compute = compute
         self.pause = pause
+        self.enqueue_pause = 0.0
         self.profiles = len(manifest.buckets)
         self.opened: list[NumpyContext] = []
         self.closed = self.abandoned = False
@@ -128,6 +129,7 @@ class NumpyContext:
     def enqueue(self, stream: int) -> None:
         """Puts a call into the stream that computes when the fake gets there."""
         assert not self.closed
+        time.sleep(self.engine.enqueue_pause)
         shapes, engine = dict(self.shapes), self.engine
 
         def work(_: Any) -> None:

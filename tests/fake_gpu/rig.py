@@ -70,6 +70,7 @@ class Rig:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=_heed_signals,
         )
 
     def finish(self, *arguments: str, **environment: str) -> Finished:
@@ -111,6 +112,12 @@ class Rig:
         return sorted(
             "engine" if path.name.startswith("engine-") else path.name for path in folder.iterdir()
         )
+
+
+def _heed_signals() -> None:
+    """A shell starts what runs in its background with some of them ignored."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def wait_for_pause(path: Path, child: subprocess.Popen[str]) -> int:

@@ -180,6 +180,47 @@ def test_threads_never_share_the_scratch_memory(make: Make) -> None:
         assert rig.programs.loaded == [0, 1]
 
 
+def test_nobody_runs_into_a_capture(make: Make) -> None:
+    rig = make(REDUCE_OVERHEAD)
+    rig.check(40)
+    rig.engine.enqueue_pause = 0.05
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            while not done.is_set():
+                rig.check(40)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        rig.check(5)  # captured while the other bucket is run
+    finally:
+        done.set()
+        thread.join()
+    assert failures == []
+
+
+def test_a_shape_that_was_refused_is_not_taken_for_set(make: Make) -> None:
+    rig = make(DEFAULT)
+    rig.check(7)
+    context = rig.engine.opened[0]
+    plain = context.reshape
+
+    def refuse(shapes: Any) -> Any:
+        plain(shapes)
+        raise GpuError("refused")
+
+    context.reshape = refuse  # type: ignore[method-assign]
+    with pytest.raises(GpuError, match=r"bucket 0 .*: refused"):
+        rig.run(9)
+    context.reshape = plain  # type: ignore[method-assign]
+    rig.check(7)
+
+
 FAILURES = {
     "cudaStreamCreateWithFlags:1": "cudaErrorInvalidValue",
     "cudaMalloc:1": "2000 bytes of scratch memory: cudaMalloc failed: cudaErrorMemoryAllocation",
