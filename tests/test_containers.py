@@ -183,7 +183,7 @@ class TestFirstStartOnAJetson:
         assert process.returncode == 0
 
     def test_stopping_it_ends_what_finishes(self, folder: Path) -> None:
-        process = self.start(folder, SLOW="exec sleep 600")
+        process = self.start(folder, SLOW="exec sleep 60")
         while not (folder / "log").exists():
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
