@@ -57,7 +57,7 @@ def _seeded(module: type[nn.Module], inputs: dict[str, Tensor], pad: float) -> d
         "inputs": inputs,
         "axes": {name: {0: "batch", 1: "length"}},
         "pad": {name: pad},
-        "max_length": 64,
+        "limits": {"batch": (1, 2), "length": (1, 64)},
     }
 
 
