@@ -52,7 +52,7 @@ def serve(rig: Rig, lengths: list[int], mode: str = "default") -> subprocess.Com
 
 
 def check_served(
-    rig: Rig, lengths: list[int], modes: tuple[str, ...] = ("default", "reduce-overhead")
+    rig: Rig, lengths: list[int], modes: tuple[str, ...] = ("planned", "default", "reduce-overhead")
 ) -> None:
     """The engine that was finished gives what eager gives."""
     for mode in modes:
@@ -145,7 +145,7 @@ def test_a_bundle_is_finished_once(rig: Rig) -> None:
     check_schema(first, REPORT)
     assert first["state"] == "finished" and first["profile_of"] == [0, 1]
     assert [item["outcome"] for item in first["attempts"]] == ["built"]
-    assert first["selftest"]["modes"] == ["default", "reduce-overhead"]
+    assert first["selftest"]["modes"] == ["planned", "default", "reduce-overhead"]
     assert len(first["selftest"]["cases"]) == 4 and first["notes"] == []
     assert rig.names() == WHOLE
     second = rig.finish().report
@@ -165,7 +165,7 @@ def test_what_people_are_told(rig: Rig) -> None:
     assert lines[0].startswith("finished: jetson-orin for NVIDIA Jetson Orin Nano") or lines[
         0
     ].startswith("already finished: jetson-orin for NVIDIA Jetson Orin Nano")
-    assert lines[-1] == "golden vectors: 4 cases ok, modes default, reduce-overhead"
+    assert lines[-1] == "golden vectors: 4 cases ok, modes planned, default, reduce-overhead"
 
 
 def test_an_unfinished_bundle_says_how_to_finish_it(rig: Rig) -> None:
@@ -462,7 +462,7 @@ def test_a_bucket_without_a_vector(rig: Rig) -> None:
 def test_padding_that_wasn_t_verified_isn_t_tested(rig: Rig) -> None:
     rig.bundle.recipe["padding"] = False
     done = rig.finish()
-    assert done.report["selftest"]["modes"] == ["default"]
+    assert done.report["selftest"]["modes"] == ["planned", "default"]
     assert 'not tested: the mode "reduce-overhead" pads' in done.stderr
 
 
