@@ -146,7 +146,7 @@ def test_a_bundle_is_finished_once(rig: Rig) -> None:
     assert first["state"] == "finished" and first["profile_of"] == [0, 1]
     assert [item["outcome"] for item in first["attempts"]] == ["built"]
     assert first["selftest"]["modes"] == ["planned", "default", "reduce-overhead"]
-    assert len(first["selftest"]["cases"]) == 4 and first["notes"] == []
+    assert len(first["selftest"]["cases"]) == 6 and first["notes"] == []
     assert rig.names() == WHOLE
     second = rig.finish().report
     check_schema(second, REPORT)
@@ -165,7 +165,7 @@ def test_what_people_are_told(rig: Rig) -> None:
     assert lines[0].startswith("finished: jetson-orin for NVIDIA Jetson Orin Nano") or lines[
         0
     ].startswith("already finished: jetson-orin for NVIDIA Jetson Orin Nano")
-    assert lines[-1] == "golden vectors: 4 cases ok, modes planned, default, reduce-overhead"
+    assert lines[-1] == "golden vectors: 6 cases ok, modes planned, default, reduce-overhead"
 
 
 def test_an_unfinished_bundle_says_how_to_finish_it(rig: Rig) -> None:
@@ -346,7 +346,7 @@ def test_fewer_profiles_where_memory_runs_out(rig: Rig, how: str) -> None:
     assert report["built"]["attempts"] == 4 and report["profile_of"] == [0, 0, 1, 1]
     assert "buckets share profiles: 0+1, 2+3" in report["notes"]
     assert done.stderr.count("trying again: workspace") == 3
-    assert len(report["selftest"]["cases"]) == 8
+    assert len(report["selftest"]["cases"]) == 12
     assert rig.names() == WHOLE
     check_served(rig, [1, 32, 33, 64, 65, 80, 96])
 
