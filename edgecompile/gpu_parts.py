@@ -99,9 +99,11 @@ def rtx_notes(report: RtxReport | None) -> tuple[str, ...]:
     if report is None:
         return ()
     if report.ok:
+        missing = ", ".join(report.missing_inputs)
         return (
             f"TensorRT-RTX {report.version} took the ONNX with {report.profiles} profiles: "
-            f"{report.status}",
+            + report.status
+            + (f"; its network hasn't got the inputs {missing}" if missing else ""),
         )
     # It is another TensorRT than the device's: what it refuses is a warning.
     reasons = "; ".join(str(error) for error in report.errors[:3]) or "it said nothing"
@@ -123,6 +125,6 @@ def onnx_results(parts: GpuParts) -> tuple[CaseResult, ...]:
             cosine=item.cosine,
         )
         for item in check.results
-        # Where padding changes results, the recipe says so and nothing is padded.
-        if not item.padded or check.padding
+        # Where padding changes results but nothing has to pad, the recipe says so and nothing does.
+        if item.counts or check.padding
     )

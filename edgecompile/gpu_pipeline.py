@@ -17,7 +17,7 @@ from edgecompile.jetpacks import load_jetpack
 from edgecompile.kits import whole_bucket
 from edgecompile.models import load_model
 from edgecompile.onnx_build import build_onnx
-from edgecompile.onnx_ops import OnnxTarget
+from edgecompile.onnx_ops import OnnxTarget, known_releases
 from edgecompile.onnx_report import OnnxArtifact
 from edgecompile.packing import pack_bundle
 from edgecompile.plan_request import plan_scope
@@ -27,6 +27,7 @@ from edgecompile.rtx_check import RtxReport, bucket_profiles, check_rtx, has_rtx
 from edgecompile.samples import text_samples
 from edgecompile.stages import Stages, work_folder, write_json
 from edgecompile.targets import TargetProfile
+from edgecompile.toolchain import find_toolchain
 
 __all__ = ["DEFAULT_PRECISION", "build_for_gpu"]
 
@@ -56,6 +57,8 @@ def build_for_gpu(
             f"{profile.name} knows no JetPack {jetpack.name}",
             hint=f"it knows {', '.join(profile.jetpacks)}",
         )
+    for arch in profile.archs:
+        find_toolchain(arch)  # the program for the module's own cores comes late, and needs it
     precision = request.precision or DEFAULT_PRECISION
     traffic = request.plan.joint or request.plan.lengths
     stages = Stages(progress)
@@ -86,6 +89,7 @@ def build_for_gpu(
                 work / "onnx",
                 step,
                 exported=exported,
+                also=[OnnxTarget(name, jetpack.opset) for name in jetpack.releases(known_releases())],
             )
 
         artifact = stages.run("write and check the ONNX", make_onnx)
