@@ -89,7 +89,9 @@ def build_for_gpu(
                 work / "onnx",
                 step,
                 exported=exported,
-                also=[OnnxTarget(name, jetpack.opset) for name in jetpack.releases(known_releases())],
+                also=[
+                    OnnxTarget(name, jetpack.opset) for name in jetpack.releases(known_releases())
+                ],
             )
 
         artifact = stages.run("write and check the ONNX", make_onnx)
