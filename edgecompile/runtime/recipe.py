@@ -126,7 +126,7 @@ class _RecipeReader:
         if reader.boolean(top, "strongly_typed", "") is False:
             self.add("recipe-typed", "strongly_typed", "must be true")
         padding = reader.boolean(top, "padding", "")
-        jetpack = self._version(top, "jetpack", "")
+        jetpack = self._version(top, "jetpack", "", may_be_empty=True)
         least, below = self._versions()
         device = self._device()
         inputs = self._tensors("inputs", self.manifest.inputs)
@@ -183,9 +183,11 @@ class _RecipeReader:
             self.add("recipe-range", join(where, key), text)
         return value
 
-    def _version(self, parent: Dict[str, Any], key: str, where: str) -> str:
+    def _version(
+        self, parent: Dict[str, Any], key: str, where: str, may_be_empty: bool = False
+    ) -> str:
         value = self.reader.string(parent, key, where)
-        if value is not None and not _VERSION.fullmatch(value):
+        if value is not None and not _VERSION.fullmatch(value) and (value or not may_be_empty):
             text = "{!r} must look like 10.3".format(shorten(value))
             self.add("recipe-versions", join(where, key), text)
         return value or ""

@@ -42,6 +42,8 @@ class TensorType:
 class TargetDevice:
     """The module that the recipe is for; ``models`` are parts of what its device tree may say.
 
+    Of a recipe that is for no Jetson, they are parts of what CUDA may call the GPU.
+
     ``sm_count`` None: modules of several counts will do. ``memory_bytes`` is all of its memory, which CPU and GPU share.
     """
 
@@ -89,7 +91,8 @@ class Recipe:
 
     ``least`` and ``below`` are the TensorRT versions, major.minor, that it may be finished with:
     least <= version < below. ``padding``: filling inputs up to a profile's ``max`` with the
-    manifest's pad values was verified to change nothing.
+    manifest's pad values was verified to change nothing. ``jetpack`` is "" where the device isn't a
+    Jetson.
     """
 
     onnx: str
