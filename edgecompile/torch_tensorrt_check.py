@@ -13,8 +13,8 @@ from edgecompile.errors import GpuError, MissingDependencyError, TargetError
 from edgecompile.jetpacks import NO_JETPACK, load_jetpack
 from edgecompile.runtime.cpu import architecture
 from edgecompile.runtime.device import DeviceIdentity
-from edgecompile.runtime.engine_maker import Workers
 from edgecompile.runtime.recipe import version_pair
+from edgecompile.runtime.workers import Workers
 from edgecompile.targets import TargetProfile
 
 __all__ = ["PRECISIONS", "need_torch_tensorrt", "torch_tensorrt_version"]
