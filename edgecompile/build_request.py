@@ -16,7 +16,12 @@ from edgecompile.rtx_check import RtxReport
 from edgecompile.samples import SampleTexts
 from edgecompile.verify import VerifyReport
 
-__all__ = ["BuildRequest", "BuildResult"]
+__all__ = ["AUTO", "BACKENDS", "TORCH_TENSORRT", "BuildRequest", "BuildResult"]
+
+#: What makes a GPU's engine: the device, from the bundle's ONNX; or torch-tensorrt, here and now, for
+#: the very GPU of this machine.
+AUTO, TORCH_TENSORRT = "auto", "torch-tensorrt"
+BACKENDS = (AUTO, TORCH_TENSORRT)
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class BuildRequest:
         seed: of verification inputs.
         force: replace a bundle of the same name.
         jetpack: the release that a Jetson has; None: the first of its profile.
+        backend: one of :data:`BACKENDS`.
     """
 
     model: str
@@ -52,6 +58,7 @@ class BuildRequest:
     seed: int = 0
     force: bool = False
     jetpack: str | None = None
+    backend: str = AUTO
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""build() for a Jetson: all that can be done away from the device.
+"""build() for a GPU: all that can be done away from the device.
 
-No TensorRT engine for one can be built elsewhere. The bundle holds the ONNX, checked against eager,
+No TensorRT engine can be built elsewhere than on the GPU that runs it. The bundle holds the ONNX, checked against eager,
 a recipe that the device finishes, and a program for the module's own cores to fall back to.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from edgecompile.build_request import BuildRequest, BuildResult
+from edgecompile.build_request import TORCH_TENSORRT, BuildRequest, BuildResult
 from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets
 from edgecompile.errors import PlanError
 from edgecompile.gpu_parts import GpuParts, rtx_notes
-from edgecompile.jetpacks import load_jetpack
+from edgecompile.jetpacks import NO_JETPACK, JetPack, load_jetpack
 from edgecompile.kits import whole_bucket
 from edgecompile.models import load_model
 from edgecompile.onnx_build import build_onnx
@@ -28,6 +28,7 @@ from edgecompile.samples import text_samples
 from edgecompile.stages import Stages, work_folder, write_json
 from edgecompile.targets import TargetProfile
 from edgecompile.toolchain import find_toolchain
+from edgecompile.torch_tensorrt_check import need_torch_tensorrt
 
 __all__ = ["DEFAULT_PRECISION", "build_for_gpu"]
 
@@ -51,15 +52,12 @@ def build_for_gpu(
     Raises:
         EdgecompileError: a subclass for each cause; nothing stands under the final name then.
     """
-    jetpack = load_jetpack(request.jetpack or profile.jetpacks[0])
-    if jetpack.name not in profile.jetpacks:
-        raise PlanError(
-            f"{profile.name} knows no JetPack {jetpack.name}",
-            hint=f"it knows {', '.join(profile.jetpacks)}",
-        )
+    jetpack = _release(request, profile)
     for arch in profile.archs:
-        find_toolchain(arch)  # the program for the module's own cores comes late, and needs it
+        find_toolchain(arch)  # the program for the device's own cores comes late, and needs it
     precision = request.precision or DEFAULT_PRECISION
+    if request.backend == TORCH_TENSORRT:
+        need_torch_tensorrt(profile, precision)
     traffic = request.plan.joint or request.plan.lengths
     stages = Stages(progress)
     with work_folder(request.work_dir) as work:
@@ -142,3 +140,15 @@ def build_for_gpu(
         gpu=artifact,
         rtx=rtx,
     )
+
+
+def _release(request: BuildRequest, profile: TargetProfile) -> JetPack:
+    if not profile.jetpacks and request.jetpack is None:
+        return NO_JETPACK
+    jetpack = load_jetpack(request.jetpack or profile.jetpacks[0])
+    if jetpack.name not in profile.jetpacks:
+        raise PlanError(
+            f"{profile.name} knows no JetPack {jetpack.name}",
+            hint=f"it knows {', '.join(profile.jetpacks) or 'none: it is no Jetson'}",
+        )
+    return jetpack

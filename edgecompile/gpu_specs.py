@@ -23,7 +23,7 @@ class GpuSpec:
         clock_mhz: of its multiprocessors, sustained.
         bandwidth_gbs: of its memory, 1e9 bytes per second.
         memory_gib: GiB that it can use; a Jetson's is the whole machine's, which the CPU uses too.
-        models: one of these is part of what the device tree calls the machine.
+        models: one of these is part of what the device tree calls a Jetson, or CUDA another GPU.
         peak_gflops: (precision, 1e9 dense operations per second) pairs; a multiply-add is two.
         sm_count: multiprocessors; None: any number.
     """

@@ -1,4 +1,5 @@
-"""Releases of JetPack, the system of Jetson modules (profiles/jetpacks/*.toml)."""
+"""Releases of JetPack, the system of Jetson modules (profiles/jetpacks/*.toml), and what stands in
+their place where a GPU isn't a Jetson's."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from edgecompile.errors import TargetError
 from edgecompile.profile_files import read_toml, search_path
 from edgecompile.profile_schema import JETPACK_KEYS, check_table, nearest
 
-__all__ = ["JetPack", "list_jetpacks", "load_jetpack"]
+__all__ = ["NO_JETPACK", "JetPack", "list_jetpacks", "load_jetpack"]
 
 _FOLDER = "jetpacks"
 
@@ -20,8 +21,8 @@ class JetPack:
     """What a release brings along.
 
     Attributes:
-        name: such as "6.2".
-        ubuntu, glibc, python, cuda, tensorrt: versions.
+        name: such as "6.2"; "" of :data:`NO_JETPACK`.
+        ubuntu, glibc, python, cuda, tensorrt: versions; "" where any will do.
         tensorrt_least, tensorrt_below: which TensorRT may finish a bundle for this release: the
             first and what lies above it, up to but without the second.
         opset: newest ONNX opset to use.
@@ -48,6 +49,11 @@ class JetPack:
 def _pair(version: str) -> tuple[int, int]:
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
+
+
+#: Of a machine that is no Jetson: whoever runs it installs what TensorRT they like. The bounds are
+#: those of the names that the runtime uses and of the operators that are known.
+NO_JETPACK = JetPack("", "", "", "", "", "", "10.3", "11.5", 20)
 
 
 def list_jetpacks(folders: Sequence[Path] | None = None) -> tuple[str, ...]:

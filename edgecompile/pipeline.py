@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from edgecompile.build_request import BuildRequest, BuildResult
+from edgecompile.build_request import AUTO, BuildRequest, BuildResult
 from edgecompile.bundle import bundle_path
 from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets, export_buckets
 from edgecompile.errors import BundleWriteError
@@ -19,6 +19,7 @@ from edgecompile.precision_choice import ResolvedPrecision, resolve_precision
 from edgecompile.progress import NULL_PROGRESS, Progress, StepHandle
 from edgecompile.stages import Stages, work_folder, write_json
 from edgecompile.targets import load_target
+from edgecompile.torch_tensorrt_check import need_torch_tensorrt
 
 
 def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildResult:
@@ -39,6 +40,8 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         from edgecompile.gpu_pipeline import build_for_gpu
 
         return build_for_gpu(request, profile, output, progress)
+    if request.backend != AUTO:
+        need_torch_tensorrt(profile, request.precision or "fp32")  # refuses: there is no GPU
     asked = request.precision or "fp32"
     traffic = request.plan.joint or request.plan.lengths
     stages = Stages(progress)

@@ -36,7 +36,7 @@ FEATURES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-KINDS = ("cpu", "jetson")
+KINDS = ("cpu", "cuda", "jetson")
 CAPABILITIES = ("AVX2", "AVX512", "DEFAULT", "NEON")
 WIDTHS = (128, 256, 512)
 

@@ -83,7 +83,8 @@ class TargetProfile:
 
     Attributes:
         name: as in ``--target``; the file's name without ``.toml``.
-        kind: which family of backends builds for it: ``cpu`` or ``jetson``.
+        kind: which family of backends builds for it: ``cpu``, ``jetson``, or ``cuda`` for another
+            machine with a GPU.
         description: for people.
         variants: what to build, highest rank last.
         cores: CPU cores that inference may use.
@@ -97,7 +98,8 @@ class TargetProfile:
         features: (arch, feature names) pairs that every member of the class has; where the
             profile names none, what its least demanding variant of that arch requires.
         sources: (key, where the figure comes from) pairs.
-        gpu: of a ``jetson``; its variants are then the module's own cores, to fall back to.
+        gpu: of a ``jetson`` or ``cuda``; its variants are then for the machine's own cores, to fall
+            back to.
         jetpacks: releases of a ``jetson``'s system to build for, the first by default.
     """
 
@@ -157,7 +159,9 @@ class TargetProfile:
         # A profile of a CPU has no key for what it hasn't got.
         del data["gpu"], data["jetpacks"]
         if self.gpu is not None:
-            data.update(gpu=self.gpu.to_json(), jetpacks=list(self.jetpacks))
+            data.update(gpu=self.gpu.to_json())
+        if self.jetpacks:
+            data.update(jetpacks=list(self.jetpacks))
         return data
 
     @classmethod
@@ -261,12 +265,11 @@ def _assemble(
     if table.get("peak_gflops") and "fp32" not in table["peak_gflops"]:
         problems.append("peak_gflops.fp32: missing")
 
-    jetson = table["kind"] == "jetson"
-    for key in ("gpu", "jetpacks"):
-        if jetson and key not in table:
-            problems.append(f"{key}: missing; a profile of kind jetson has it")
-        elif not jetson and key in table:
-            problems.append(f"{key}: only a profile of kind jetson has it")
+    for key, kinds in (("gpu", ("jetson", "cuda")), ("jetpacks", ("jetson",))):
+        if table["kind"] in kinds and key not in table:
+            problems.append(f"{key}: missing; a profile of kind {table['kind']} has it")
+        elif table["kind"] not in kinds and key in table:
+            problems.append(f"{key}: only a profile of kind {' or '.join(kinds)} has it")
     if "gpu" in table:
         problems += gpu_problems(table["gpu"])
 

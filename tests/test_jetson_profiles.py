@@ -133,7 +133,7 @@ def test_malformed_release(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ('kind = "jetson"', 'kind = "cpu"', "gpu: only a profile of kind jetson has it"),
+        ('kind = "jetson"', 'kind = "cpu"', "gpu: only a profile of kind jetson or cuda has it"),
         ('jetpacks = ["6.2"]', "", "jetpacks: missing"),
         ("clock_mhz = 600", "", "gpu.clock_mhz: missing"),
         ("clock_mhz = 600", "clock_mhz = -1", "gpu.clock_mhz: expected a number above 0"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgecompile.cli.options import (
+    backend_option,
     batch_option,
     check_max_error,
     check_precision,
@@ -25,6 +26,9 @@ from edgecompile.cli.options import (
 from edgecompile.cli.plan_options import plan_options, read_sizes, traffic_options
 from edgecompile.cli.session import Command, Session, output_options
 
+if TYPE_CHECKING:
+    from edgecompile.targets import TargetProfile
+
 __all__ = ["bundle_name", "command"]
 
 _EPILOG = """\b
@@ -34,6 +38,7 @@ Examples:
   edgecompile build ./minilm --texts queries.txt --precision auto --max-error 1%
   edgecompile build net.py:make_model --lengths counts.csv --batch 1:8 --keep-work
   edgecompile build ./minilm --target jetson-orin-nano --texts queries.txt --jetpack 6.2
+  edgecompile build ./minilm --target my-gpu.toml --texts queries.txt --backend torch-tensorrt
   cut -f3 access.log | edgecompile build ./minilm --lengths - --json
 """
 
@@ -53,6 +58,7 @@ Examples:
 @batch_option
 @precision_options
 @jetpack_option
+@backend_option
 @click.option(
     "--work-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -81,6 +87,7 @@ def command(
     precision: str | None,
     max_error: float | None,
     jetpack: str | None,
+    backend: str,
     work_dir: Path | None,
     keep_work: bool,
     seed: int,
@@ -99,7 +106,8 @@ def command(
     if not stats:
         check_traffic_options(lengths, texts, tokenizer, model)
     check_max_error(precision, max_error)
-    gpu = _check_gpu(target, precision, jetpack)
+    profile = _check_gpu(target, precision, jetpack, backend)
+    gpu = profile.gpu is not None
 
     from edgecompile.bundle import bundle_path
 
@@ -117,10 +125,11 @@ def command(
             "longest": wanted["max_length"] or "the model's limit, or the longest seen",
             "batch": f"{batch[0]}" if batch[0] == batch[1] else f"{batch[0]} to {batch[1]}",
             "precision": precision or ("fp16" if gpu else "fp32"),
-            **({"JetPack": jetpack or gpu[0]} if gpu else {}),
+            **({"JetPack": jetpack or profile.jetpacks[0]} if profile.jetpacks else {}),
+            **({"engine": backend} if backend != "auto" else {}),
             "mode": wanted["mode"],
             "costs": wanted["calibration"]
-            or ("a roofline of the module" if gpu else "measured here"),
+            or ("a roofline of the profile" if gpu else "measured here"),
             "work folder": work_dir or "temporary",
             "threads": wanted["threads"] or "all",
             "jobs": wanted["jobs"] or "one for each CPU",
@@ -149,7 +158,7 @@ def command(
                     "lengths": distribution.to_json(),
                     "joint": None if joint is None else joint.to_json(),
                     "batch": batch,
-                    "precision": [precision, max_error, jetpack],
+                    "precision": [precision, max_error, jetpack, backend],
                     "seed": seed,
                     **{name: value for name, value in wanted.items() if name != "calibration"},
                 },
@@ -183,6 +192,7 @@ def command(
             seed=seed,
             force=force,
             jetpack=jetpack,
+            backend=backend,
         ),
         console,
     )
@@ -205,8 +215,10 @@ def command(
     session.emit(result.to_json(), lambda: str(result.bundle_path))
 
 
-def _check_gpu(target: str, precision: str | None, jetpack: str | None) -> tuple[str, ...]:
-    """The releases of JetPack that a target knows, () for a CPU's; refuses what doesn't fit it."""
+def _check_gpu(
+    target: str, precision: str | None, jetpack: str | None, backend: str
+) -> TargetProfile:
+    """The target; refuses what doesn't fit it, before anything is read."""
     from edgecompile.targets import load_target
 
     profile = load_target(target)
@@ -215,7 +227,11 @@ def _check_gpu(target: str, precision: str | None, jetpack: str | None) -> tuple
         known = ", ".join(profile.jetpacks)
         text = f"one of {known}" if known else "it goes with targets such as jetson-orin"
         raise click.UsageError(f"--jetpack {jetpack} isn't there for {profile.name}: {text}.")
-    return profile.jetpacks
+    if backend == "torch-tensorrt":
+        from edgecompile.torch_tensorrt_check import need_torch_tensorrt
+
+        need_torch_tensorrt(profile, precision or "fp16")
+    return profile
 
 
 def _programs(wanted: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ __all__ = [
     "check_precision",
     "check_traffic_options",
     "complete_target",
+    "backend_option",
     "jetpack_option",
     "jobs_option",
     "lengths_options",
@@ -138,6 +139,15 @@ def check_precision(precision: str | None, *, gpu: bool, target: str) -> None:
             f"--precision {precision} isn't there for {target}: one of {', '.join(known)}."
         )
 
+
+backend_option: _Decorator[Any] = click.option(
+    "--backend",
+    type=click.Choice(["auto", "torch-tensorrt"]),
+    default="auto",
+    show_default=True,
+    help="What makes a GPU's engine. auto: the device, from the bundle's ONNX. torch-tensorrt: this "
+    "machine, for its own GPU; the ONNX comes along for others.",
+)
 
 jetpack_option: _Decorator[Any] = click.option(
     "--jetpack",

@@ -15,7 +15,7 @@ import fcntl
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from .device import DeviceIdentity
@@ -36,7 +36,8 @@ _STAMP, _BUILT, _LOCK = "stamp.json", "built.json", "lock"
 class FinishedEngine:
     """An engine that passed its self-test here. ``profile_of`` has the profile of each bucket.
 
-    The file's size was compared, its hash wasn't: whoever loads the engine does that.
+    The file's size was compared, its hash wasn't: whoever loads the engine does that. ``tensors`` has
+    what the engine calls an input or output where it isn't the manifest's name, by that name.
     """
 
     path: str
@@ -44,6 +45,7 @@ class FinishedEngine:
     size: int
     profile_of: Tuple[int, ...]
     stamp: Mapping[str, Any]
+    tensors: Mapping[str, str] = field(default_factory=dict)
 
 
 def cache_root() -> str:
@@ -64,8 +66,12 @@ def digest(value: object) -> str:
 
 
 def describe_content(manifest: Manifest, variant: Variant, recipe: Recipe) -> Dict[str, Any]:
-    """What an engine is built from: hashes of ONNX and weights, profiles, options."""
+    """What an engine is built from: hashes of ONNX and weights, profiles, options; and the engine
+    that comes along, which may take their place."""
     whole = recipe.to_json()
+    shipped = {}
+    if recipe.engine is not None:
+        shipped["engine_sha256"] = manifest.files[sibling(variant, recipe.engine.file)].sha256
     return {
         "onnx_sha256": manifest.files[sibling(variant, recipe.onnx)].sha256,
         "weights_sha256": manifest.files[sibling(variant, recipe.weights)].sha256,
@@ -73,6 +79,7 @@ def describe_content(manifest: Manifest, variant: Variant, recipe: Recipe) -> Di
         "weights": recipe.weights,
         "profiles": whole["profiles"],
         "builder": whole["builder"],
+        **shipped,
     }
 
 
@@ -192,6 +199,9 @@ class EngineFolder:
         items = reader.items(document, "profile_of", "", count, count)
         numbers = [reader.as_integer(item, "profile_of") for item in items]
         profile_of = tuple(item for item in numbers if item is not None)
+        tensors: Dict[str, str] = {}
+        for name in reader.mapping(document, "tensors", "") if "tensors" in document else ():
+            tensors[name] = reader.string(document["tensors"], name, "tensors") or ""
         problems.raise_if_any()
         assert size is not None and sha256 is not None
         well = version == STAMP_VERSION and key == self.key
@@ -199,7 +209,8 @@ class EngineFolder:
             raise BundleError("{}: belongs to something else".format(source))
         if any(not 0 <= item < count for item in profile_of):
             raise BundleError("{}: names a profile that doesn't exist".format(source))
-        return FinishedEngine(self.join(engine_name(sha256)), sha256, size, profile_of, document)
+        path = self.join(engine_name(sha256))
+        return FinishedEngine(path, sha256, size, profile_of, document, tensors)
 
     def write_stamp(self, entries: Mapping[str, Any], tested: bool) -> None:
         """Writes the stamp, or without a test what says that an engine was built; durably.

@@ -36,8 +36,9 @@ def check_device(recipe: Recipe, identity: DeviceIdentity, force: bool) -> List[
         wrong.append(text.format(identity.tensorrt, recipe.least, recipe.below))
     wanted = recipe.jetpack.partition(".")[0]
     if identity.jetpack not in ("", wanted):
-        text = "JetPack {} (L4T {}) is installed, the recipe is for JetPack {}"
-        wrong.append(text.format(identity.jetpack, identity.l4t, recipe.jetpack))
+        text = "JetPack {} (L4T {}) is installed, the recipe is for {}"
+        made_for = "JetPack " + recipe.jetpack if wanted else "machines without JetPack"
+        wrong.append(text.format(identity.jetpack, identity.l4t, made_for))
     target = recipe.device
     if identity.compute_capability != target.compute_capability:
         text = "the GPU has compute capability {}, the recipe is for {}"
@@ -47,9 +48,11 @@ def check_device(recipe: Recipe, identity: DeviceIdentity, force: bool) -> List[
         head = "{} can't be finished on {}: ".format(target.name, identity)
         hint = "build the bundle for this device (edgecompile build --target, --jetpack)"
         raise WrongDeviceError(head + "; ".join(wrong), hint)
-    if identity.model and not any(part in identity.model for part in target.models):
+    # CUDA calls every Orin "Orin"; elsewhere there may be no device tree, or one that says little.
+    model = identity.model if recipe.jetpack else identity.name
+    if model and not any(part in model for part in target.models):
         text = "this is {}, the recipe was made for {}: its buckets suit that one better"
-        notes.append(text.format(identity.model, target.name))
+        notes.append(text.format(model, target.name))
     elif identity.sm_count != target.sm_count:
         text = "the GPU has {} SMs, the recipe was made for {}"
         notes.append(text.format(identity.sm_count, target.sm_count))

@@ -8,7 +8,7 @@ import contextlib
 import errno
 import os
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from .attempts import Attempt, list_attempts, merge_profiles
 from .device import DeviceIdentity
@@ -22,12 +22,13 @@ from .errors import (
     SelftestError,
 )
 from .files import BundleFolder
-from .finish_progress import ProgressLine
 from .manifest import Variant
-from .recipe import Recipe, sibling
+from .recipe import Recipe, ShippedEngine, sibling
+from .shipped_engine import copy_engine, list_differences
 from .stats_file import format_time
 from .trt_build import BuildFailure, BuildJob
-from .worker_process import Message, WorkerDied, run_worker
+from .worker_process import WorkerDied
+from .workers import Workers
 
 Say = Callable[[str], None]
 
@@ -47,43 +48,6 @@ class Options(NamedTuple):
     def asked(self) -> Dict[str, Any]:
         """What an engine has to have been built with, as the stamp keeps it."""
         return {"workspace_bytes": self.workspace, "level": self.level}
-
-
-class Workers:
-    """Runs tasks in fresh processes, the progress of each on a line of its own."""
-
-    def __init__(self, predicted_seconds: Optional[float], debug: bool) -> None:
-        self._predicted = predicted_seconds
-        self._debug = debug
-
-    def run(self, task: str, request: Mapping[str, Any], lock: int = -1) -> Dict[str, Any]:
-        """See ``run_worker``; the process holds the lock too, if there is one."""
-        line = ProgressLine(self._predicted)
-
-        def tell(message: Message) -> None:
-            if "progress" in message:
-                line.show(message["progress"])
-
-        try:
-            whole = dict(request, debug=self._debug)
-            return run_worker(task, whole, keep_open=[lock] if lock >= 0 else [], tell=tell)
-        finally:
-            line.end()
-
-    def describe(self) -> Dict[str, Any]:
-        """The device and its free memory; see ``worker.describe``.
-
-        Raises:
-            GpuError: CUDA or TensorRT don't answer.
-            DeviceMemoryError, FinishError: the process failed.
-        """
-        try:
-            return self.run("describe", {})
-        except BuildFailure as failure:
-            text = "there isn't even the memory to ask CUDA what it has: {}".format(failure)
-            raise DeviceMemoryError(text, "end other programs first") from None
-        except WorkerDied as died:
-            raise FinishError(str(died)) from None
 
 
 class EngineMaker:
@@ -135,7 +99,7 @@ class EngineMaker:
         names = [engine_name(item.sha256) for item in (served, built) if item is not None]
         self.engines.tidy(names)
         if built is None:
-            built = self._build(lock)
+            built = self._take_shipped() or self._build(lock)
         tested = self._test(built, lock, served)
         entries = dict(built.stamp)
         entries.update(selftest=tested, finished=format_time(time.time()))
@@ -146,6 +110,42 @@ class EngineMaker:
         self.engines.tidy([engine_name(engine.sha256)], untested=True)
         self.say("finished: {}".format(engine.path))
         return engine
+
+    def _take_shipped(self) -> Optional[FinishedEngine]:
+        """The engine that the bundle brings, in place, if it is one of this very device."""
+        shipped = self.recipe.engine
+        if shipped is None:
+            return None
+        if self.options.force or self.options.asked() != Options().asked():
+            self.say("the bundle brings an engine; another one is built, as asked for")
+            return None
+        differences = list_differences(shipped, self.identity)
+        if differences:
+            text = "the engine that the bundle brings is another device's: {}"
+            self._note(text.format("; ".join(differences)))
+            return None
+        self.say("the bundle brings an engine of this device, by {}".format(shipped.made_by))
+        check_disk(self.engines.path, self.recipe)
+        name = self._path(shipped.file)
+        output = self._scratch_name()
+        try:
+            copy_engine(self.folder, name, output)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(output)
+            raise
+        entry = self.manifest.files[name]
+        return self._adopt_shipped(shipped, output, {"size": entry.size, "sha256": entry.sha256})
+
+    def _adopt_shipped(
+        self, shipped: ShippedEngine, output: str, result: Mapping[str, Any]
+    ) -> FinishedEngine:
+        built = {"made_by": shipped.made_by, "profiles": len(set(shipped.profile_of))}
+        extra = {"tensors": dict(shipped.tensors)}
+        return self._adopt(output, result, shipped.profile_of, built, extra)
+
+    def _scratch_name(self) -> str:
+        return self.engines.join("building-{}-{}.tmp".format(os.getpid(), os.urandom(4).hex()))
 
     def _build(self, lock: int) -> FinishedEngine:
         recipe = self.recipe
@@ -184,7 +184,7 @@ class EngineMaker:
     def _attempt(self, attempt: Attempt, lock: int) -> Optional[FinishedEngine]:
         """The engine, built and in place; None where memory ran out."""
         started = time.monotonic()
-        output = self.engines.join("building-{}-{}.tmp".format(os.getpid(), os.urandom(4).hex()))
+        output = self._scratch_name()
         job = BuildJob(
             onnx=os.path.join(os.path.abspath(self.folder.path), self._path(self.recipe.onnx)),
             profiles=tuple(merge_profiles(self.recipe.profiles, attempt.groups)),
@@ -216,11 +216,19 @@ class EngineMaker:
                 result["size"] >> 20, result["seconds"], result["timing_cache"]
             )
         )
-        return self._adopt(attempt, output, result)
-
-    def _adopt(self, attempt: Attempt, output: str, result: Mapping[str, Any]) -> FinishedEngine:
-        path = self.engines.adopt(output, result["sha256"])
         built = dict(attempt.to_json(), seconds=result["seconds"], attempts=len(self.attempts))
+        built["timing_cache"] = result["timing_cache"]
+        return self._adopt(output, result, attempt.profile_of(), built, {})
+
+    def _adopt(
+        self,
+        output: str,
+        result: Mapping[str, Any],
+        profile_of: Sequence[int],
+        built: Mapping[str, Any],
+        extra: Mapping[str, Any],
+    ) -> FinishedEngine:
+        path = self.engines.adopt(output, result["sha256"])
         entries = {
             "bundle": {
                 "name": self.manifest.name,
@@ -228,9 +236,10 @@ class EngineMaker:
                 "variant": self.variant.name,
             },
             "engine": {"size": result["size"], "sha256": result["sha256"]},
-            "profile_of": list(attempt.profile_of()),
+            "profile_of": list(profile_of),
             "asked": self.options.asked(),
-            "built": dict(built, timing_cache=result["timing_cache"]),
+            "built": dict(built),
+            **extra,
         }
         self.engines.write_stamp(entries, tested=False)
         engine, reason = self.engines.read_stamp(tested=False)
@@ -251,6 +260,7 @@ class EngineMaker:
             "size": built.size,
             "profile_of": list(built.profile_of),
             "padding": self.recipe.padding,
+            "tensors": dict(built.tensors),
         }
         try:
             result = self.workers.run("selftest", request, lock)
@@ -272,7 +282,9 @@ class EngineMaker:
                 "the engine doesn't reproduce the golden vectors and isn't served: {}; {}".format(
                     result["worst"], kept
                 ),
-                "run finish again with another --level, or build the bundle with another precision",
+                "run finish again with --force, which builds one from the ONNX"
+                if _is_shipped(built)
+                else "run finish again with another --level, or build the bundle with another precision",
             )
         tested: Dict[str, Any] = {key: result[key] for key in ("ok", "cases", "modes")}
         return tested
@@ -286,8 +298,9 @@ class EngineMaker:
         if served is not None and served.sha256 != built.sha256:
             keep.append(engine_name(served.sha256))
         self.engines.tidy(keep, untested=True)
-        with contextlib.suppress(OSError):
-            os.unlink(self.engines.timing_cache)
+        if not _is_shipped(built):
+            with contextlib.suppress(OSError):
+                os.unlink(self.engines.timing_cache)
         return bool(keep)
 
     def _path(self, name: str) -> str:
@@ -303,6 +316,10 @@ class EngineMaker:
     def _note(self, text: str) -> None:
         self.notes.append(text)
         self.say("note: " + text)
+
+
+def _is_shipped(engine: FinishedEngine) -> bool:
+    return "made_by" in engine.stamp["built"]
 
 
 def _for_want_of_memory(failure: Exception) -> bool:

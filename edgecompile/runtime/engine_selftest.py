@@ -77,7 +77,7 @@ def selftest_engine(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
 
     Args:
         request: "bundle", "manifest_sha256", "engine" (a path), "sha256", "size", "profile_of",
-            "padding".
+            "padding", "tensors".
         tell: unused.
 
     Returns:
@@ -98,6 +98,7 @@ def selftest_engine(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
             size=request["size"],
             profile_of=tuple(request["profile_of"]),
             stamp=MappingProxyType({"padding": request["padding"]}),
+            tensors=request["tensors"],
         )
         cuda = Cuda.load()
         cases: List[Dict[str, Any]] = []

@@ -11,7 +11,6 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from .cpu import architecture
 from .device import DeviceIdentity
-from .document import shorten
 from .engine_cache import (
     EngineFolder,
     FinishedEngine,
@@ -20,12 +19,14 @@ from .engine_cache import (
     is_whole,
 )
 from .engine_checks import check_device
-from .engine_maker import EngineMaker, Options, Say, Workers
+from .engine_maker import EngineMaker, Options, Say
 from .errors import UnsupportedHostError
 from .files import BundleFolder
 from .manifest import TENSORRT, Manifest, Variant
 from .opening import VARIANT_VARIABLE
 from .recipe import Recipe, read_recipe
+from .shipped_engine import compare_devices
+from .workers import Workers
 
 __all__ = ["Options", "choose_variant", "finish_bundle", "format_finish"]
 
@@ -118,11 +119,7 @@ class _Run:
         for key, stamp, _ in self.engines.others():
             before = stamp.get("device")
             if stamp.get("content") == self.engines.content and isinstance(before, dict):
-                changed = [
-                    "{} was {}, is {}".format(name, shorten(before.get(name)), value)
-                    for name, value in now.items()
-                    if before.get(name) != value
-                ]
+                changed = compare_devices(before, now)
                 self._note("finished before, as {}: {}".format(key[:12], "; ".join(changed)))
 
     def _note(self, text: str) -> None:
@@ -184,7 +181,8 @@ def format_finish(report: Mapping[str, Any]) -> List[str]:
     """The report for people, a line each."""
     built, tested = report["built"] or {}, report["selftest"] or {}
     engine = report["engine"]
-    text = "{}: {} for {}, {:,} MiB, {} profiles, optimization level {}"
+    how = "made by {}".format(built["made_by"]) if "made_by" in built else ""
+    text = "{}: {} for {}, {:,} MiB, {} profiles, {}"
     lines = [
         text.format(
             report["state"],
@@ -192,7 +190,7 @@ def format_finish(report: Mapping[str, Any]) -> List[str]:
             report["device"]["model"] or report["device"]["name"],
             engine["size"] >> 20,
             built.get("profiles"),
-            built.get("optimization_level"),
+            how or "optimization level {}".format(built.get("optimization_level")),
         ),
         "engine {}".format(engine["path"]),
         "sha256 {}".format(engine["sha256"]),

@@ -19,10 +19,12 @@ from .recipe_schema import (
     Predicted,
     Recipe,
     ShapeRange,
+    ShippedEngine,
     TargetDevice,
     TensorType,
 )
 from .schema import BucketSpec, Manifest, TensorSpec, Variant
+from .shipped_engine import read_shipped
 
 __all__ = [
     "MAX_RECIPE_BYTES",
@@ -30,6 +32,7 @@ __all__ = [
     "Predicted",
     "Recipe",
     "ShapeRange",
+    "ShippedEngine",
     "TargetDevice",
     "TensorType",
     "parse_recipe",
@@ -120,13 +123,13 @@ class _RecipeReader:
     def read(self) -> Optional[Recipe]:
         """The recipe; None when a problem was noted."""
         top, reader = self.document, self.reader
-        onnx, weights = self._file("onnx"), self._file("weights")
+        onnx, weights = self._file(top, "onnx", ""), self._file(top, "weights", "")
         opset = self._ranged(top, "opset", "", 9, 99)
         precision = reader.name(top, "precision", "")
         if reader.boolean(top, "strongly_typed", "") is False:
             self.add("recipe-typed", "strongly_typed", "must be true")
         padding = reader.boolean(top, "padding", "")
-        jetpack = self._version(top, "jetpack", "")
+        jetpack = self._version(top, "jetpack", "", may_be_empty=True)
         least, below = self._versions()
         device = self._device()
         inputs = self._tensors("inputs", self.manifest.inputs)
@@ -138,6 +141,7 @@ class _RecipeReader:
             level = self._ranged(builder, "optimization_level", "builder", 0, 5)
             workspace = self._ranged(builder, "workspace_bytes", "builder", 1, MAX_BYTES)
         predicted = self._predicted()
+        engine = self._engine()
         if reader.problems.items:
             return None
         assert opset is not None and precision is not None and padding is not None
@@ -159,20 +163,31 @@ class _RecipeReader:
             optimization_level=level,
             workspace_bytes=workspace,
             predicted=predicted,
+            engine=engine,
         )
 
-    def _file(self, key: str) -> str:
-        name = self.reader.string(self.document, key, "")
+    def _file(self, parent: Dict[str, Any], key: str, where: str) -> str:
+        name = self.reader.string(parent, key, where)
+        place = join(where, key)
         if name is None:
             return ""
         if "/" in name or check_path(name) is not None:
             self.add(
-                "recipe-files", key, "{!r} isn't the bare name of a file".format(shorten(name))
+                "recipe-files", place, "{!r} isn't the bare name of a file".format(shorten(name))
             )
         elif sibling(self.variant, name) not in self.manifest.files:
             text = "{!r} isn't listed in the manifest's files"
-            self.add("recipe-files", key, text.format(shorten(sibling(self.variant, name), 200)))
+            self.add("recipe-files", place, text.format(shorten(sibling(self.variant, name), 200)))
         return name
+
+    def _engine(self) -> Optional[ShippedEngine]:
+        if self.document.get("engine") is None:
+            return None
+        entry = self.reader.mapping(self.document, "engine", "")
+        if entry is not self.document["engine"]:
+            return None
+        file = self._file(entry, "file", "engine")
+        return read_shipped(self.reader, entry, file, self.manifest)
 
     def _ranged(
         self, parent: Dict[str, Any], key: str, where: str, least: int, most: int
@@ -183,9 +198,11 @@ class _RecipeReader:
             self.add("recipe-range", join(where, key), text)
         return value
 
-    def _version(self, parent: Dict[str, Any], key: str, where: str) -> str:
+    def _version(
+        self, parent: Dict[str, Any], key: str, where: str, may_be_empty: bool = False
+    ) -> str:
         value = self.reader.string(parent, key, where)
-        if value is not None and not _VERSION.fullmatch(value):
+        if value is not None and not _VERSION.fullmatch(value) and (value or not may_be_empty):
             text = "{!r} must look like 10.3".format(shorten(value))
             self.add("recipe-versions", join(where, key), text)
         return value or ""

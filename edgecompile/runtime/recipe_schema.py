@@ -42,6 +42,8 @@ class TensorType:
 class TargetDevice:
     """The module that the recipe is for; ``models`` are parts of what its device tree may say.
 
+    Of a recipe that is for no Jetson, they are parts of what CUDA may call the GPU.
+
     ``sm_count`` None: modules of several counts will do. ``memory_bytes`` is all of its memory, which CPU and GPU share.
     """
 
@@ -84,12 +86,43 @@ class Predicted:
 
 
 @dataclass(frozen=True)
+class ShippedEngine:
+    """An engine that lies beside the recipe, for one very device.
+
+    Attributes:
+        file: its name.
+        made_by: the tool and its version, for people.
+        device: all that an engine depends on, as ``DeviceIdentity.key_json`` has it.
+        profile_of: the engine's profile for each bucket.
+        tensors: what the engine calls an input or output, by the manifest's name.
+    """
+
+    file: str
+    made_by: str
+    device: Mapping[str, Any]
+    profile_of: Tuple[int, ...]
+    tensors: Mapping[str, str]
+
+    def to_json(self) -> Dict[str, Any]:
+        """The recipe's entry."""
+        return {
+            "file": self.file,
+            "made_by": self.made_by,
+            "device": dict(self.device),
+            "profile_of": list(self.profile_of),
+            "tensors": dict(self.tensors),
+        }
+
+
+@dataclass(frozen=True)
 class Recipe:
     """The whole recipe. ``profiles`` has one entry per bucket: ranges of shapes by input.
 
     ``least`` and ``below`` are the TensorRT versions, major.minor, that it may be finished with:
     least <= version < below. ``padding``: filling inputs up to a profile's ``max`` with the
-    manifest's pad values was verified to change nothing.
+    manifest's pad values was verified to change nothing. ``engine`` saves devices like the build host
+    the building. ``jetpack`` is "" where the device isn't a
+    Jetson.
     """
 
     onnx: str
@@ -107,9 +140,11 @@ class Recipe:
     optimization_level: int
     workspace_bytes: int
     predicted: Predicted
+    engine: Optional[ShippedEngine] = None
 
     def to_json(self) -> Dict[str, Any]:
         """The recipe as plain JSON values, in the order of FORMAT.md."""
+        engine = {} if self.engine is None else {"engine": self.engine.to_json()}
         return {
             "recipe_version": RECIPE_VERSION,
             "onnx": self.onnx,
@@ -132,6 +167,7 @@ class Recipe:
                 "workspace_bytes": self.workspace_bytes,
             },
             "predicted": self.predicted.to_json(),
+            **engine,
         }
 
     def to_bytes(self) -> bytes:

@@ -42,9 +42,9 @@ def load_engine(cuda: Cuda, finished: FinishedEngine, manifest: Manifest) -> "Tr
         text = "{}: TensorRT {} doesn't accept this engine{}"
         text = text.format(finished.path, tensorrt.__version__, _last_words(log))
         raise GpuError(text, _AGAIN)
-    result = TrtEngine(cuda, runtime, engine, log, finished.path)
+    result = TrtEngine(cuda, runtime, engine, log, finished.path, finished.tensors)
     try:
-        result.check(manifest)
+        result.check(manifest, max(finished.profile_of))
     except BaseException:
         result.close()
         raise
@@ -82,7 +82,9 @@ class TrtEngine:
         engine: "tensorrt.ICudaEngine",
         log: BuildLog,
         label: str,
+        tensors: Mapping[str, str],
     ) -> None:
+        """``tensors``: what the engine calls an input or output, by the name that it has here."""
         import tensorrt
 
         self.label = label
@@ -92,6 +94,8 @@ class TrtEngine:
         self._engine: Optional[tensorrt.ICudaEngine] = engine
         self._log = log
         self._contexts: List[TrtContext] = []
+        self._tensors = dict(tensors)
+        names = {native: name for name, native in tensors.items()}
         self.inputs: Dict[str, str] = {}
         self.outputs: Dict[str, str] = {}
         types = {
@@ -108,11 +112,18 @@ class TrtEngine:
             dtype = engine.get_tensor_dtype(name)
             is_input = engine.get_tensor_mode(name) == tensorrt.TensorIOMode.INPUT
             table = self.inputs if is_input else self.outputs
-            table[name] = types.get(dtype, str(dtype))
+            table[names.get(name, name)] = types.get(dtype, str(dtype))
 
-    def check(self, manifest: Manifest) -> None:
-        """Raises GpuError unless inputs and outputs have the manifest's names and dtypes."""
+    def native(self, name: str) -> str:
+        """What TensorRT calls an input or output."""
+        return self._tensors.get(name, name)
+
+    def check(self, manifest: Manifest, last: int) -> None:
+        """Raises GpuError unless it has a profile of the number ``last``, and inputs and outputs have
+        the manifest's names and dtypes."""
         problems = []
+        if last >= self.profiles:
+            problems.append("has {} profiles, must have {}".format(self.profiles, last + 1))
         for kind, found, specs in (
             ("inputs", self.inputs, manifest.inputs),
             ("outputs", self.outputs, manifest.outputs),
@@ -191,14 +202,14 @@ class TrtContext:
         """See ``engines.Context.reshape``; -1 in a shape is a size that TensorRT can't tell."""
         context = self._open()
         for name, shape in shapes.items():
-            if not context.set_input_shape(name, shape):
+            if not context.set_input_shape(self._engine.native(name), shape):
                 raise self._engine.failure("setting {} to shape {}".format(name, list(shape)))
         lacking = context.infer_shapes()
         if lacking:
             text = "inferring shapes, for which it needs {}"
             raise self._engine.failure(text.format(", ".join(lacking)))
         return {
-            name: tuple([int(size) for size in context.get_tensor_shape(name)])
+            name: tuple([int(size) for size in context.get_tensor_shape(self._engine.native(name))])
             for name in self._engine.outputs
         }
 
@@ -206,7 +217,7 @@ class TrtContext:
         """See ``engines.Context.bind``."""
         context = self._open()
         for name, address in addresses.items():
-            if not context.set_tensor_address(name, address):
+            if not context.set_tensor_address(self._engine.native(name), address):
                 raise self._engine.failure("setting the address of {}".format(name))
 
     def enqueue(self, stream: int) -> None:

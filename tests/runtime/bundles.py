@@ -220,6 +220,33 @@ class DummyBundle:
         self.put_recipe(RECIPE)
         return copy.deepcopy(RECIPE)
 
+    def add_engine(self, recipe: dict[str, Any], data: bytes = b"no engine") -> None:
+        """Gives the recipe an engine that comes along: one profile, its outputs named by number."""
+        name = "engine-0.plan"
+        self.files["code/jetson-orin/" + name] = data
+        recipe["engine"] = {
+            "file": name,
+            "made_by": "a test",
+            "device": {
+                "model": "",
+                "l4t": "",
+                "name": "FAKE H1",
+                "compute_capability": "9.0",
+                "sm_count": 132,
+                "integrated": False,
+                "driver": "13.0",
+                "runtime": "13.0",
+                "tensorrt": "10.16.1",
+            },
+            "profile_of": [0 for _ in recipe["profiles"]],
+            "tensors": {
+                "input_ids": "input_ids",
+                "attention_mask": "attention_mask",
+                "embedding": "output0",
+                "states": "output1",
+            },
+        }
+
     def put_recipe(self, recipe: dict[str, Any]) -> None:
         """Replaces the recipe of that variant."""
         self.files[ORIN["recipe"]] = json.dumps(recipe).encode()

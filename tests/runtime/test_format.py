@@ -32,7 +32,7 @@ from edgecompile.runtime.model import open_bundle
 from edgecompile.runtime.recipe import read_recipe
 from edgecompile.runtime.weights import map_weights
 from tests.runtime.bundles import DELETE, DummyBundle, make_weights, pack_weights, put
-from tests.runtime.recipes import HOSTILE_RECIPES
+from tests.runtime.recipes import HOSTILE_ENGINES, HOSTILE_RECIPES
 
 FORMAT = Path(edgecompile.runtime.__file__).with_name("FORMAT.md").read_text()
 RUNTIME_SOURCES = sorted(Path(edgecompile.runtime.__file__).parent.glob("*.py"))
@@ -213,6 +213,24 @@ def test_hostile_recipe(bundle: DummyBundle, rule: str, path: str, value: Any, t
     assert text in caught.value.message
     assert "recipe.json: " in caught.value.message
     assert (caught.type is FormatVersionError) == (rule == "recipe-version")
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "value", "text"),
+    HOSTILE_ENGINES,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_ENGINES)],
+)
+def test_hostile_engine(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    recipe = bundle.add_tensorrt()
+    bundle.add_engine(recipe)
+    put(recipe["engine"], path, value)
+    bundle.put_recipe(recipe)
+    with pytest.raises(BundleError) as caught:
+        read_everything(bundle.write())
+    assert f"[{rule}]" in caught.value.message
+    assert text in caught.value.message
+    assert "recipe.json: " in caught.value.message
+    assert "1 problems" not in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -507,6 +525,7 @@ def test_every_rule_has_a_fixture_and_a_check() -> None:
     tables: list[Any] = [
         HOSTILE_VALUES,
         HOSTILE_RECIPES,
+        HOSTILE_ENGINES,
         HOSTILE_BYTES,
         HOSTILE_FOLDERS,
         HOSTILE_WEIGHTS,

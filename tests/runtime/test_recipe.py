@@ -38,6 +38,27 @@ def test_a_recipe_is_read_whole(bundle: DummyBundle) -> None:
     assert recipe.predicted.scratch_bytes == (1 << 20, 2 << 20)
 
 
+def test_a_recipe_with_an_engine(bundle: DummyBundle) -> None:
+    document = bundle.add_tensorrt()
+    bundle.add_engine(document)
+    recipe = parse(bundle, document)
+    assert recipe.to_json() == document and recipe.engine is not None
+    assert recipe.engine.profile_of == (0, 0)
+    assert recipe.engine.tensors["states"] == "output1"
+    assert parse(bundle, json.loads(recipe.to_bytes())) == recipe
+    # A later version may say more of the device, or say that there is none.
+    document["engine"]["device"]["later"] = 1
+    assert parse(bundle, document) == recipe
+    document["engine"] = None
+    assert parse(bundle, document).engine is None
+
+
+def test_a_recipe_for_no_jetson(bundle: DummyBundle) -> None:
+    recipe = bundle.add_tensorrt()
+    recipe["jetpack"] = ""
+    assert parse(bundle, recipe).jetpack == ""
+
+
 def test_what_is_written_is_read_again(bundle: DummyBundle) -> None:
     recipe = parse(bundle, bundle.add_tensorrt())
     data = recipe.to_bytes()
@@ -112,7 +133,10 @@ def test_a_recipe_that_is_too_large(bundle: DummyBundle) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_reading_is_total(bundle: DummyBundle, seed: int) -> None:
     """Whatever the bytes are: a recipe that can be written and read again, or a BundleError."""
-    tree = to_tree(bundle.add_tensorrt())
+    whole = bundle.add_tensorrt()
+    if seed % 2:
+        bundle.add_engine(whole)
+    tree = to_tree(whole)
     manifest = parse_manifest(json.dumps(bundle.listed()).encode())
     rng = random.Random(seed)
     read = 0
