@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Tell = Callable[[Dict[str, Any]], None]
 
+#: Of the settings that no recipe has, part of an engine's key: raised whenever one changes. 2: no TF32.
+SETTINGS_VERSION = 2
+
 _EVERY = 0.2  # seconds between two messages about progress
 _KEPT = 40  # messages of TensorRT
 # Words of TensorRT's log that tell a lack of memory from other failures.
@@ -131,6 +134,8 @@ def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
         raise BuildFailure(_parser_errors(parser, log), log.about_memory())
     config = builder.create_builder_config()
     config.builder_optimization_level = job.optimization_level
+    # On by default, and strong types leave it on: float32 would be multiplied with 10 bits of mantissa.
+    config.clear_flag(tensorrt.BuilderFlag.TF32)
     config.set_memory_pool_limit(tensorrt.MemoryPoolType.WORKSPACE, job.workspace_bytes)
     _add_profiles(builder, network, config, job.profiles, log)
     used = _set_timing_cache(config, job.timing_cache)

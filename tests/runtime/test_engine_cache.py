@@ -149,6 +149,13 @@ def test_any_change_of_the_build_is_another_key(
     assert EngineFolder(content_of(bundle), ORIN).key != engines.key
 
 
+def test_other_settings_of_the_builder_are_another_key(
+    bundle: DummyBundle, engines: EngineFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgecompile.runtime.engine_cache.SETTINGS_VERSION", 1)
+    assert EngineFolder(content_of(bundle), ORIN).key != engines.key
+
+
 @pytest.mark.parametrize("name", ["model.onnx", "weights.fp16"])
 def test_any_change_of_the_model_is_another_key(
     bundle: DummyBundle, engines: EngineFolder, name: str

@@ -122,6 +122,20 @@ def test_a_build(job: BuildJob, tmp_path: Path) -> None:
     assert build_engine(second, told.append)["timing_cache"] == "used"
 
 
+def test_float32_is_not_computed_in_tf32(
+    job: BuildJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fake begins with the flag, as TensorRT does, and refuses to build with it."""
+    monkeypatch.setenv("FAKE_TRT_LOG", str(tmp_path / "log"))
+    build_engine(job, lambda message: None)
+    assert "clear_flag TF32" in (tmp_path / "log").read_text()
+    import tensorrt
+
+    monkeypatch.setattr(tensorrt.IBuilderConfig, "clear_flag", lambda self, flag: None)
+    with pytest.raises(AssertionError, match="TF32"):
+        build_engine(changed(job, output=job.output + "2"), lambda message: None)
+
+
 def test_an_engine_replaces_no_file(job: BuildJob) -> None:
     Path(job.output).write_bytes(b"somebody's")
     with pytest.raises(FileExistsError):

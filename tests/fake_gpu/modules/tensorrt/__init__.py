@@ -19,6 +19,7 @@ from .builder import (
 from .execution import ICudaEngine, IExecutionContext, Runtime
 from .hooks import version as _version
 from .types import (
+    BuilderFlag,
     DataType,
     ExecutionContextAllocationStrategy,
     IHostMemory,
@@ -33,6 +34,7 @@ from .types import (
 __version__ = _version()
 __all__ = [
     "Builder",
+    "BuilderFlag",
     "DataType",
     "ExecutionContextAllocationStrategy",
     "IBuilderConfig",
