@@ -2,6 +2,7 @@
 
 Only names that 10.3, 10.16 and 11.4 all have (tests/test_tensorrt_names.py compares), with the
 types that their documentation gives. None where TensorRT returns it instead of raising.
+set_optimization_profile_async and infer_shapes raise RuntimeError where they fail.
 """
 
 import enum
