@@ -256,6 +256,16 @@ def test_a_change_is_noticed(rig: Rig, environment: dict[str, str], text: str) -
     assert rig.finish().report["state"] == "already finished"
 
 
+def test_another_libcudart_in_the_process_is_no_change(rig: Rig) -> None:
+    """An application may have loaded one of its own, before it opens a bundle or finishes one."""
+    before = rig.finish().report
+    rig.environment["FAKE_CUDART_DEVICE"] += ";runtime=13000"
+    check_served(rig, [3, 40], ("default",))
+    again = rig.finish().report
+    assert again["state"] == "already finished" and again["engine"] == before["engine"]
+    assert (before["device"]["runtime"], again["device"]["runtime"]) == ("12.6", "13.0")
+
+
 def test_another_module(rig: Rig) -> None:
     assert rig.finish().code == 0
     (rig.root / "proc/device-tree/model").write_text("NVIDIA Jetson Orin NX\0")
