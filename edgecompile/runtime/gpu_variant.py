@@ -45,6 +45,7 @@ def open_gpu_variant(
         cuda, load_engine(cuda, engine, manifest), manifest, engine.profile_of, mode
     )
     programs.precision = recipe.precision
+    programs.tolerance, programs.min_cosine = recipe.tolerance, recipe.min_cosine
     programs.engine_path, programs.engine_sha256 = engine.path, engine.sha256
     return programs
 

@@ -12,7 +12,7 @@ from .dispatch import Dispatcher
 from .errors import InputError, ModelClosedError, OutsideBucketsError
 from .files import BundleFolder
 from .inputs import InputChecker
-from .manifest import TENSORRT, Manifest
+from .manifest import TENSORRT, Manifest, Tolerance
 from .opening import GPU_FAILURES, VARIANT_VARIABLE, Opened, Request, make_request, open_programs
 from .results import ResultMaker
 from .stats import Stats
@@ -151,6 +151,16 @@ class Model:
     def manifest(self) -> Manifest:
         """The bundle's manifest."""
         return self._folder.manifest
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """What golden vectors are judged by: the manifest's, on a GPU that of its recipe."""
+        return self._programs.tolerance
+
+    @property
+    def min_cosine(self) -> Optional[float]:
+        """The least cosine that an output may have to a golden vector's; None: any."""
+        return self._programs.min_cosine
 
     @property
     def info(self) -> Dict[str, Any]:
