@@ -32,6 +32,7 @@ def open_gpu_variant(
         ModeError: the bundle can't be run in this mode.
         GpuError: CUDA or TensorRT reported a failure.
         FinishError: ``finish`` was asked for and failed.
+        SelftestError: it was, and the engine doesn't reproduce the golden vectors.
         BundleError: the recipe is damaged.
     """
     recipe = read_recipe(folder, variant)

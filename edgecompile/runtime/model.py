@@ -75,6 +75,7 @@ def open_bundle(
         GpuUnavailableError: the variant is for a GPU, and what that needs is missing here.
         UnfinishedBundleError: the variant's engine hasn't been built on this device.
         FinishError: building it, which was asked for, failed.
+        SelftestError: it was built, and doesn't reproduce the golden vectors.
         NativeError: native code can't be loaded, or a warm-up run failed; of a GPU a GpuError.
         InputError: an argument of this function is out of its range, or no file can be written at
             ``stats_file``; a ModeError if the bundle can't be run in ``mode``.
