@@ -87,6 +87,9 @@ def with_gpu(report: VerifyReport, parts: GpuParts) -> VerifyReport:
         "its engine can only be built on the device (edgecompile.runtime finish), which tests it "
         "on the golden vectors; here its ONNX was run by onnxruntime"
     )
+    check = parts.artifact.check
+    if not report.results:  # nothing but the ONNX was run, so its bounds are the report's
+        report = replace(report, tolerance=check.tolerance, min_cosine=check.min_cosine)
     return replace(
         report,
         results=(*report.results, *onnx_results(parts)),

@@ -439,6 +439,38 @@ def test_an_engine_that_is_wrong_isn_t_served(rig: Rig) -> None:
     assert list((rig.cache / "timing").iterdir()) == []
 
 
+def test_the_recipe_s_tolerance_judges_the_engine(rig: Rig) -> None:
+    """The manifest's is that of the variants for the CPU, whose precision may be another."""
+    spoil(rig.bundle, 0, 0.01)
+    rig.bundle.recipe.update(tolerance={"atol": 1e-5, "rtol": 0.1}, min_cosine=None)
+    assert rig.bundle.document["tolerance"]["rtol"] < 0.001
+    assert rig.finish().report["state"] == "finished"
+    command = [sys.executable, "-m", "edgecompile.runtime", "selftest", str(rig.bundle.folder)]
+    done = subprocess.run(
+        [*command, "--json"],
+        env=rig.environment,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["tolerance"] == {"atol": 1e-5, "rtol": 0.1} and report["min_cosine"] is None
+    assert max(item["max_abs_error"] for item in report["cases"]) == pytest.approx(0.01, rel=0.01)
+
+
+def test_the_least_cosine_counts(rig: Rig) -> None:
+    spoil(rig.bundle, 1, 0.1)
+    rig.bundle.recipe.update(tolerance={"atol": 1e-5, "rtol": 0.5}, min_cosine=0.9999)
+    done = rig.finish()
+    assert done.code == 27
+    assert "case hint, mode " in done.stderr and "states has the cosine 0.99" in done.stderr
+    assert "at least 0.9999 is asked for" in done.stderr
+    rig.bundle.recipe["min_cosine"] = 0.9
+    rig.bundle.write()
+    assert rig.finish().report["state"] == "finished"
+
+
 def test_the_engine_from_before_still_serves(rig: Rig) -> None:
     before = rig.finish().report
     good = (rig.bundle.folder / "golden/1-hint.npz").read_bytes()

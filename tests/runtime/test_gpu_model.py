@@ -28,10 +28,12 @@ from edgecompile.runtime.errors import (
     GpuUnavailableError,
     InputError,
     ModeError,
+    SelftestError,
     UnfinishedBundleError,
     UnsupportedHostError,
 )
 from edgecompile.runtime.finish import finish_bundle
+from edgecompile.runtime.golden import write_case
 from edgecompile.runtime.inputs import make_inputs
 from edgecompile.runtime.profile import profile_bundle
 from edgecompile.runtime.selftest import run_selftest
@@ -151,6 +153,20 @@ def test_finish_on_opening(unfinished: str, fake_device: FakeCudart) -> None:
         run(model, 20)
     with open_bundle(unfinished) as model:
         run(model, 40)
+
+
+def test_an_engine_that_fails_its_test_on_opening(tmp_path: Path, fake_device: FakeCudart) -> None:
+    bundle = GpuBundle(tmp_path / "tiny.ecb")
+    inputs, outputs = run_eager(7, 0)
+    outputs["states"] = outputs["states"] + np.float32(1)
+    bundle.files["golden/0-hint.npz"] = write_case(inputs, outputs)
+    path = bundle.write()
+    with pytest.raises(SelftestError, match="doesn't reproduce the golden vectors"):
+        open_bundle(path, finish=True)
+    # The bundle has no variant for the CPU, so it is looked for in vain, but it is looked for.
+    text = "jetson-orin: can't be used here: the engine doesn't reproduce the golden vectors"
+    with pytest.raises(UnsupportedHostError, match=text):
+        open_bundle(path, finish=True, fallback="cpu")
 
 
 def test_threads_share_a_model(finished: str) -> None:
