@@ -9,7 +9,6 @@ from edgecompile.errors import PlanError, TargetError
 from edgecompile.jetpacks import JetPack
 from edgecompile.onnx_memory import MemoryEstimate, estimate_memory
 from edgecompile.precision import TOLERANCES, min_cosine
-from edgecompile.precision import COSINES, TOLERANCES
 from edgecompile.runtime.recipe_schema import Recipe, ShapeRange, TargetDevice, TensorType
 from edgecompile.runtime.schema import BucketSpec, Manifest, TensorSpec
 from edgecompile.targets import TargetProfile
@@ -84,8 +83,6 @@ def make_recipe(
         optimization_level=_LEVEL,
         workspace_bytes=memory.workspace_bytes,
         predicted=memory.predicted,
-        tolerance=TOLERANCES[precision],
-        min_cosine=COSINES.get(precision),
     )
 
 
