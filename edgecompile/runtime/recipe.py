@@ -220,10 +220,10 @@ class _RecipeReader:
         value = self.reader.key(self.document, "min_cosine", "")
         if value is None:
             return None
-        value = self.reader.as_number(value, "min_cosine")
-        if value is not None and not 0 <= value <= 1:
-            self.add("recipe-tolerance", "min_cosine", "{} isn't within 0..1".format(value))
-        return value
+        cosine: Optional[float] = self.reader.as_number(value, "min_cosine")
+        if cosine is not None and not 0 <= cosine <= 1:
+            self.add("recipe-tolerance", "min_cosine", "{} isn't within 0..1".format(cosine))
+        return cosine
 
     def _version(
         self, parent: Dict[str, Any], key: str, where: str, may_be_empty: bool = False
