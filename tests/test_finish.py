@@ -638,7 +638,17 @@ def test_the_tester_is_killed(rig: Rig, point: str) -> None:
     assert len(rig.calls("build_serialized_network")) == 1
 
 
-@pytest.mark.parametrize("how", ["segv", "abort"])
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGHUP", "SIGINT", "SIGXCPU"])
+def test_a_tester_that_is_told_to_end_accuses_no_engine(rig: Rig, how: str) -> None:
+    done = rig.finish(FAKE_TRT_FAIL=f"execute_async_v3:1:{how}")
+    assert done.code == 60 and how in done.stderr
+    assert rig.names() == ["built.json", "engine"]
+    assert len(list((rig.cache / "timing").iterdir())) == 1
+    assert rig.finish().report["state"] == "finished"
+    assert len(rig.calls("build_serialized_network")) == 1
+
+
+@pytest.mark.parametrize("how", ["segv", "abort", "SIGBUS", "SIGILL", "SIGFPE"])
 def test_an_engine_that_ends_its_process_is_dropped(rig: Rig, how: str) -> None:
     done = rig.finish(FAKE_TRT_FAIL=f"execute_async_v3:1:{how}")
     assert done.code == 60 and rig.names() == []

@@ -7,6 +7,7 @@ memory is the builder's, and an end by the system is an event among others.
 import contextlib
 import errno
 import os
+import signal
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional
 
@@ -30,6 +31,8 @@ from .trt_build import BuildFailure, BuildJob
 from .worker_process import Message, WorkerDied, run_worker
 
 Say = Callable[[str], None]
+#: Signals by which code ends its own process. Others come from outside: of a service manager, say.
+_FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
 class Options(NamedTuple):
@@ -259,7 +262,7 @@ class EngineMaker:
             hint = "end other programs and run finish again: it goes on from here"
             raise DeviceMemoryError(text, hint) from None
         except WorkerDied as died:
-            if died.signal not in (0, 9):
+            if died.signal in _FAULTS:
                 self._refuse(built, served)  # it would end the next process too
             raise FinishError("the engine can't be tested: {}".format(died)) from None
         for line in result["lines"]:
