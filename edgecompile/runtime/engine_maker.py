@@ -115,6 +115,16 @@ class EngineMaker:
         self.notes: List[str] = []
         self.free = 0
 
+    def refusal(self, engine: FinishedEngine) -> str:
+        """Why TensorRT doesn't take an engine that is whole and whose key fits; "" if it does."""
+        request = {"path": engine.path, "sha256": engine.sha256, "size": engine.size}
+        try:
+            return str(self.workers.run("accept", request)["refusal"])
+        except BuildFailure:  # too little memory now: that says nothing of the engine
+            return ""
+        except WorkerDied as died:
+            return str(died) if died.signal in _FAULTS else ""
+
     def make(self, lock: int) -> FinishedEngine:
         """A new engine, or one that was built before and not tested yet, with its stamp.
 
@@ -131,7 +141,7 @@ class EngineMaker:
         served, _ = self.engines.read_stamp()
         built, _ = self.engines.read_stamp(tested=False)
         usable = built is not None and built.stamp.get("asked") == self.options.asked()
-        if built is not None and usable and not self.options.force and is_whole(built):
+        if built is not None and usable and not self.options.force and self._takes(built):
             self.say("built before, not tested yet: {}".format(built.path))
         else:
             built = None
@@ -149,6 +159,14 @@ class EngineMaker:
         self.engines.tidy([engine_name(engine.sha256)], untested=True)
         self.say("finished: {}".format(engine.path))
         return engine
+
+    def _takes(self, built: FinishedEngine) -> bool:
+        if not is_whole(built):
+            return False
+        refusal = self.refusal(built)
+        if refusal:
+            self.say("{}: {}".format(built.path, refusal))
+        return not refusal
 
     def _build(self, lock: int) -> FinishedEngine:
         recipe = self.recipe
