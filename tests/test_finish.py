@@ -723,7 +723,7 @@ def deadly(name, when):
         return real(*arguments, **options)
     setattr(os, name, call)
 always = lambda *arguments: True
-for name in ("replace", "unlink", "fsync", "makedirs", "ftruncate", "pwrite"):
+for name in ("replace", "unlink", "fsync", "mkdir", "ftruncate", "pwrite"):
     deadly(name, always)
 deadly("open", lambda path, flags=0, *rest: flags & os.O_CREAT)
 sys.exit(main(["finish", sys.argv[2], "--json"]))
