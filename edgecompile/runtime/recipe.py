@@ -205,10 +205,10 @@ class _RecipeReader:
         value = self.reader.key(self.document, "min_cosine", "")
         if value is None:
             return None
-        value = self.reader.as_number(value, "min_cosine")
-        if value is not None and not 0 <= value <= 1:
-            self.add("recipe-tolerance", "min_cosine", "{} isn't within 0..1".format(value))
-        return value
+        least = self.reader.as_number(value, "min_cosine")
+        if least is not None and not 0 <= least <= 1:
+            self.add("recipe-tolerance", "min_cosine", "{} isn't within 0..1".format(least))
+        return least
 
     def _version(self, parent: Dict[str, Any], key: str, where: str) -> str:
         value = self.reader.string(parent, key, where)
