@@ -364,9 +364,7 @@ def test_info_says_whether_it_is_finished(unfinished: str, fake_device: FakeCuda
         profile_bundle(unfinished, seconds=0.1)
 
 
-def test_tools_measure_it(
-    finished: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tools_measure_it(finished: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = run_bench(finished, lengths={5: 2, 40: 1}, seconds=0.1, cold_runs=1)
     assert report["variant"] == "jetson-orin" and report["threads"] == 1
     assert [item["length"] for item in report["lengths"]] == [5, 40]
