@@ -14,6 +14,7 @@ from edgecompile.plan_request import PlanRequest
 from edgecompile.precision_trials import PrecisionChoice
 from edgecompile.rtx_check import RtxReport
 from edgecompile.samples import SampleTexts
+from edgecompile.torch_tensorrt_build import BuiltEngine
 from edgecompile.verify import VerifyReport
 
 __all__ = ["AUTO", "BACKENDS", "TORCH_TENSORRT", "BuildRequest", "BuildResult"]
@@ -77,6 +78,7 @@ class BuildResult:
         choice: how the precision was chosen, if it was.
         gpu: the ONNX that a GPU's engine will be built from, if the target has one.
         rtx: what TensorRT-RTX made of that, where it is installed.
+        engine: what torch-tensorrt made of the program, where it was asked to.
     """
 
     bundle_path: Path
@@ -90,6 +92,7 @@ class BuildResult:
     choice: PrecisionChoice | None = None
     gpu: OnnxArtifact | None = None
     rtx: RtxReport | None = None
+    engine: BuiltEngine | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -100,6 +103,7 @@ class BuildResult:
             "precision": None if self.choice is None else self.choice.to_json(),
             "onnx": None if self.gpu is None else self.gpu.to_json(),
             "rtx": None if self.rtx is None else self.rtx.to_json(),
+            "engine": None if self.engine is None else self.engine.to_json(),
             "verify": self.verify.to_json(),
             "audit": [v.to_json() for v in self.audit],
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},

@@ -1,21 +1,34 @@
-"""What a bundle holds for a GPU that its build host hasn't got: ONNX, weights and recipe."""
+"""What a bundle holds for a GPU: ONNX, weights and recipe, and an engine where the build host has that
+very GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from edgecompile.bundle import BundleWriter
 from edgecompile.jetpacks import JetPack
 from edgecompile.onnx_report import OnnxArtifact
 from edgecompile.recipes import make_recipe
 from edgecompile.rtx_check import RtxReport
+from edgecompile.runtime.finish import Options, finish_bundle
 from edgecompile.runtime.manifest import Manifest, Variant
 from edgecompile.runtime.recipe import parse_recipe
 from edgecompile.runtime.schema import TENSORRT
 from edgecompile.targets import TargetProfile
+from edgecompile.torch_tensorrt_build import BuiltEngine
 from edgecompile.verify import CaseResult, VerifyReport
 
-__all__ = ["GpuParts", "add_gpu", "onnx_results", "rtx_notes", "with_gpu"]
+__all__ = [
+    "GpuParts",
+    "add_gpu",
+    "engine_notes",
+    "onnx_results",
+    "rtx_notes",
+    "try_engine",
+    "with_gpu",
+]
 
 #: Over that of any CPU's variant.
 _RANK = 900
@@ -31,12 +44,14 @@ class GpuParts:
         jetpack: the release that the device has.
         artifact: the files, checked against eager.
         rtx: what TensorRT-RTX made of them, where it is installed.
+        engine: what torch-tensorrt made of the program, for this machine.
     """
 
     profile: TargetProfile
     jetpack: JetPack
     artifact: OnnxArtifact
     rtx: RtxReport | None = None
+    engine: BuiltEngine | None = None
 
     @property
     def variant(self) -> str:
@@ -74,6 +89,10 @@ def add_gpu(writer: BundleWriter, manifest: Manifest, parts: GpuParts) -> Manife
         precision=artifact.precision,
         padding=artifact.check.padding,
     )
+    if parts.engine is not None:
+        shipped = parts.engine.shipped
+        writer.add_file(parts.engine.path, f"{folder}/{shipped.file}")
+        recipe = replace(recipe, engine=shipped)
     data = recipe.to_bytes()
     # The device's own reader first: what it would refuse is never written.
     parse_recipe(data, replace(manifest, files=writer.files), variant)
@@ -81,8 +100,55 @@ def add_gpu(writer: BundleWriter, manifest: Manifest, parts: GpuParts) -> Manife
     return replace(manifest, variants=(*manifest.variants, variant))
 
 
-def with_gpu(report: VerifyReport, parts: GpuParts) -> VerifyReport:
-    """A report with what is known of the GPU's variant: of its ONNX, not of an engine."""
+def try_engine(
+    bundle: Path, parts: GpuParts, tell: Callable[[str], None]
+) -> tuple[CaseResult, ...]:
+    """Finishes a bundle on this machine, whose engine it brings: runs it on the golden vectors.
+
+    Returns:
+        How each case came out, () where the bundle brings no engine.
+
+    Raises:
+        SelftestError: it doesn't reproduce them.
+        EdgecompileError: as :func:`edgecompile.runtime.finish.finish_bundle` says.
+    """
+    if parts.engine is None:
+        return ()
+    report = finish_bundle(str(bundle), Options(variant=parts.variant), tell)
+    return tuple(
+        CaseResult(
+            variant=parts.variant,
+            bucket=item["bucket"],
+            case=f"{item['case']}, mode {item['mode']}",
+            max_abs_error=item["max_abs_error"],
+            scale=item["scale"],
+            ok=item["ok"],
+            cosine=item["cosine"],
+        )
+        for item in report["selftest"]["cases"]
+    )
+
+
+def engine_notes(engine: BuiltEngine | None) -> tuple[str, ...]:
+    """What a person should know of the engine that comes along."""
+    if engine is None:
+        return ()
+    text = (
+        f"{engine.shipped.made_by} made an engine with {engine.profiles} profiles, "
+        f"{engine.size_bytes / 2**20:,.1f} MiB, for {engine.device}: it passed the golden vectors here, "
+        "other devices build theirs from the ONNX"
+    )
+    return (text, *engine.notes)
+
+
+def with_gpu(
+    report: VerifyReport, parts: GpuParts, tested: tuple[CaseResult, ...] = ()
+) -> VerifyReport:
+    """A report with what is known of the GPU's variant: of its ONNX, and of an engine if there is one
+    that was ``tested``."""
+    results = (*report.results, *tested, *onnx_results(parts))
+    if tested:
+        return replace(report, results=results)
     reason = (
         "its engine can only be built on the device (edgecompile.runtime finish), which tests it "
         "on the golden vectors; here its ONNX was run by onnxruntime"
@@ -92,7 +158,7 @@ def with_gpu(report: VerifyReport, parts: GpuParts) -> VerifyReport:
         report = replace(report, tolerance=check.tolerance, min_cosine=check.min_cosine)
     return replace(
         report,
-        results=(*report.results, *onnx_results(parts)),
+        results=results,
         not_executed={**report.not_executed, parts.variant: reason},
     )
 

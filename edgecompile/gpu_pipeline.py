@@ -12,7 +12,7 @@ from pathlib import Path
 from edgecompile.build_request import TORCH_TENSORRT, BuildRequest, BuildResult
 from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets
 from edgecompile.errors import PlanError
-from edgecompile.gpu_parts import GpuParts, rtx_notes
+from edgecompile.gpu_parts import GpuParts, engine_notes, rtx_notes
 from edgecompile.jetpacks import NO_JETPACK, JetPack, load_jetpack
 from edgecompile.kits import whole_bucket
 from edgecompile.models import load_model
@@ -24,10 +24,12 @@ from edgecompile.plan_request import plan_scope
 from edgecompile.planning import plan_model
 from edgecompile.progress import NULL_PROGRESS, Progress, StepHandle
 from edgecompile.rtx_check import RtxReport, bucket_profiles, check_rtx, has_rtx
+from edgecompile.runtime.device import DeviceIdentity
 from edgecompile.samples import text_samples
 from edgecompile.stages import Stages, work_folder, write_json
 from edgecompile.targets import TargetProfile
 from edgecompile.toolchain import find_toolchain
+from edgecompile.torch_tensorrt_build import BuiltEngine, build_engine
 from edgecompile.torch_tensorrt_check import need_torch_tensorrt
 
 __all__ = ["DEFAULT_PRECISION", "build_for_gpu"]
@@ -56,8 +58,9 @@ def build_for_gpu(
     for arch in profile.archs:
         find_toolchain(arch)  # the program for the device's own cores comes late, and needs it
     precision = request.precision or DEFAULT_PRECISION
+    device: DeviceIdentity | None = None
     if request.backend == TORCH_TENSORRT:
-        need_torch_tensorrt(profile, precision)
+        device = need_torch_tensorrt(profile, precision)
     traffic = request.plan.joint or request.plan.lengths
     stages = Stages(progress)
     with work_folder(request.work_dir) as work:
@@ -111,7 +114,16 @@ def build_for_gpu(
                 step=step,
             ),
         )
-        gpu = GpuParts(profile, jetpack, artifact, rtx)
+        engine: BuiltEngine | None = None
+        if device is not None:
+            here = device
+            engine = stages.run(
+                "convert with torch-tensorrt",
+                lambda _: build_engine(
+                    exported, planned.plan.buckets, precision, here, work / "torch-tensorrt"
+                ),
+            )
+        gpu = GpuParts(profile, jetpack, artifact, rtx, engine)
         packed = stages.run(
             "verify and pack",
             lambda step: pack_bundle(
@@ -136,9 +148,16 @@ def build_for_gpu(
         verify=packed.verify,
         audit=compiled.audit,
         seconds=stages.seconds,
-        notes=(*planned.notes, *artifact.notes, *packed.notes, *rtx_notes(rtx)),
+        notes=(
+            *planned.notes,
+            *artifact.notes,
+            *packed.notes,
+            *rtx_notes(rtx),
+            *engine_notes(engine),
+        ),
         gpu=artifact,
         rtx=rtx,
+        engine=engine,
     )
 
 

@@ -15,7 +15,7 @@ from edgecompile.backends.artifact import Artifact
 from edgecompile.buckets import Bucket, BucketPlan
 from edgecompile.bundle import BundleWriter, VariantParts, manifest_name, merge_constants
 from edgecompile.compilation import CompiledModel
-from edgecompile.gpu_parts import GpuParts, add_gpu, with_gpu
+from edgecompile.gpu_parts import GpuParts, add_gpu, try_engine, with_gpu
 from edgecompile.hashing import file_sha256
 from edgecompile.joint import JointDistribution
 from edgecompile.joint_view import judge
@@ -121,6 +121,7 @@ def pack_bundle(
         )
         manifest = replace(manifest, golden=golden)
         writer.write_manifest(manifest)
+        tested = () if gpu is None else try_engine(writer.staging, gpu, tell)
         tell("running the bundle")
         report = verify_bundle(
             writer.staging,
@@ -130,7 +131,7 @@ def pack_bundle(
             min_cosine=min_cosine(manifest.precision),
         )
         if gpu is not None:
-            report = with_gpu(report, gpu)
+            report = with_gpu(report, gpu, tested)
         check_report(report)
         found = _reports(manifest.name, plan, lengths, cost, compiled, report, choice, gpu)
         for name, data in found.items():
@@ -173,6 +174,8 @@ def _reports(
         files["onnx.json"] = gpu.artifact.to_json()
         if gpu.rtx is not None:
             files["rtx.json"] = gpu.rtx.to_json()
+        if gpu.engine is not None:
+            files["engine.json"] = gpu.engine.to_json()
     joint = sizes if isinstance(sizes, JointDistribution) else None
     lengths = joint.marginal(joint.axes[0]) if joint is not None else sizes
     page = None

@@ -92,10 +92,16 @@ def _missing() -> list[str]:
             f"{_PACKAGE} {version} goes with another torch than {torch.__version__}, which is "
             "installed: the first two numbers have to be equal"
         )
-    if not torch.cuda.is_available():
+    if not _sees_gpu():
         reason = "is built for CPUs" if torch.version.cuda is None else "sees no CUDA GPU"
         problems.append(f"no GPU can be used: torch {torch.__version__} {reason}")
     return problems
+
+
+def _sees_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
 
 
 def _differences(profile: TargetProfile, device: DeviceIdentity) -> list[str]:

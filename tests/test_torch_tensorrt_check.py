@@ -40,7 +40,7 @@ def pretend(fake_cudart: FakeCudart, monkeypatch: pytest.MonkeyPatch) -> pytest.
     monkeypatch.setenv("FAKE_CUDART_DEVICE", GPU)
     monkeypatch.setenv("FAKE_TRT_VERSION", "10.16.1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(MODULES), str(ROOT)]))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch_tensorrt_check, "_sees_gpu", lambda: True)
     monkeypatch.setattr(
         torch_tensorrt_check, "torch_tensorrt_version", lambda: torch.__version__.partition("+")[0]
     )
