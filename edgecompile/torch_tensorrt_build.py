@@ -145,7 +145,8 @@ def engine_profiles(
     for bucket in buckets:
         axes = {name: Extent(e.lo, e.hi, e.hint) for name, e in bucket.axes}
         spec = BucketSpec(bucket.mode, axes)
-        result.append({item.name: shape_ranges(item, spec) for item in specs})
+        axis = bucket.length_axis
+        result.append({item.name: shape_ranges(item, spec, axis) for item in specs})
     return result
 
 
