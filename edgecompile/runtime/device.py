@@ -127,7 +127,7 @@ def tensorrt_version() -> str:
 
 
 def _library_build(major: str) -> str:
-    """ ".30" of the libnvinfer that the module has loaded; "" if there is none or it doesn't say."""
+    """The libnvinfer that the module has loaded, as ".30"; "" if there is none or it doesn't say."""
     try:
         library = ctypes.CDLL("libnvinfer.so." + major, mode=os.RTLD_NOLOAD)
         return ".{}".format(int(library.getInferLibBuildVersion()))
