@@ -237,7 +237,6 @@ class DummyBundle:
                 "sm_count": 132,
                 "integrated": False,
                 "driver": "13.0",
-                "runtime": "13.0",
                 "tensorrt": "10.16.1",
             },
             "profile_of": [0 for _ in recipe["profiles"]],
