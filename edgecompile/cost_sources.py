@@ -154,7 +154,10 @@ def _modelled(
     def curve(sizes: dict[str, int]) -> CostCurve:
         work = count_work(exports.model, lengths, sizes=sizes)
         if gpu:
-            whole = gpu_curve(work, profile, lengths, precision=request.gpu_precision)
+            one_shape = all(r.lo == r.hi for _, r in scope.axes[1:])
+            whole = gpu_curve(
+                work, profile, lengths, precision=request.gpu_precision, graphs=one_shape
+            )
             return _only(whole, modes)
         threads = request.threads
         whole = modelled_curve(work, profile, lengths, precision=precision, threads=threads)

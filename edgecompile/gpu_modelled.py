@@ -35,8 +35,8 @@ MLPERF_RECORD = Efficiency(
 
 
 #: Microseconds for each call that is launched by itself, as in a program of dynamic length, which
-#: no CUDA graph can hold. An assumption for a Jetson's cores; PyTorch on a server with an H200 takes
-#: three times as long without graphs as with them.
+#: no CUDA graph can hold. An assumption for a Jetson's cores: three times what a graph takes, where
+#: PyTorch's programs on a server with an H200 took 4.6 times (2026-11-21-cuda-h200.md).
 LAUNCH_US = 6.0
 
 
@@ -46,12 +46,13 @@ def gpu_curve(
     lengths: Sequence[int],
     *,
     precision: str = "fp16",
+    graphs: bool = True,
     efficiency: Efficiency = MLPERF_RECORD,
 ) -> CostCurve:
     """The cost curve that the figures of a profile's GPU make likely.
 
-    A padded program has one shape and runs as a CUDA graph; one of dynamic length is launched call
-    by call, for :data:`LAUNCH_US` each.
+    A padded program of one shape runs as a CUDA graph; others are launched call by call, for
+    :data:`LAUNCH_US` each.
 
     ms(L) = calls · call_us + 1e3 · max(flops(L) / (e₁ · peak), bytes(L) / (e₂ · bandwidth)), see
     :func:`edgecompile.costs.roofline`.
@@ -61,6 +62,7 @@ def gpu_curve(
         profile: the target; it has a GPU.
         lengths: where to put the points.
         precision: fp32, fp16 or int8.
+        graphs: whether padded programs run as graphs: not if another axis varies within a bucket.
         efficiency: how much of the figures is reached.
 
     Returns:
@@ -98,7 +100,7 @@ def gpu_curve(
         "work.misfit": repr(work.misfit),
         **({"work.notes": "; ".join(work.notes)} if work.notes else {}),
     }
-    graphs, launches = (
+    replayed, launched = (
         roofline(
             lengths,
             peak_gflops=efficiency.arithmetic * peak,
@@ -112,10 +114,10 @@ def gpu_curve(
             overhead_ms=1e-3 * call_us * work.calls,
             provenance=numbers,
         )
-        for call_us in (efficiency.call_us, LAUNCH_US)
+        for call_us in (efficiency.call_us if graphs else LAUNCH_US, LAUNCH_US)
     )
     points = tuple(
-        replace(graph, exact_ms=launched.exact_ms)
-        for graph, launched in zip(graphs.points, launches.points, strict=True)
+        replace(one, exact_ms=other.exact_ms)
+        for one, other in zip(replayed.points, launched.points, strict=True)
     )
-    return replace(graphs, points=points)
+    return replace(replayed, points=points)

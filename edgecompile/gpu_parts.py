@@ -146,7 +146,10 @@ def with_gpu(
 ) -> VerifyReport:
     """A report with what is known of the GPU's variant: of its ONNX, and of an engine if there is one
     that was ``tested``."""
+    check = parts.artifact.check
     results = (*report.results, *tested, *onnx_results(parts))
+    if not report.results:  # nothing of the CPU's was run, so the GPU's bounds are the report's
+        report = replace(report, tolerance=check.tolerance, min_cosine=check.min_cosine)
     if tested:
         return replace(report, results=results)
     reason = (
@@ -165,9 +168,11 @@ def rtx_notes(report: RtxReport | None) -> tuple[str, ...]:
     if report is None:
         return ()
     if report.ok:
+        missing = ", ".join(report.missing_inputs)
         return (
             f"TensorRT-RTX {report.version} took the ONNX with {report.profiles} profiles: "
-            f"{report.status}",
+            + report.status
+            + (f"; its network hasn't got the inputs {missing}" if missing else ""),
         )
     # It is another TensorRT than the device's: what it refuses is a warning.
     reasons = "; ".join(str(error) for error in report.errors[:3]) or "it said nothing"
@@ -189,6 +194,6 @@ def onnx_results(parts: GpuParts) -> tuple[CaseResult, ...]:
             cosine=item.cosine,
         )
         for item in check.results
-        # Where padding changes results, the recipe says so and nothing is padded.
-        if not item.padded or check.padding
+        # Where padding changes results but nothing has to pad, the recipe says so and nothing does.
+        if item.counts or check.padding
     )

@@ -17,7 +17,7 @@ from edgecompile.jetpacks import NO_JETPACK, JetPack, load_jetpack
 from edgecompile.kits import whole_bucket
 from edgecompile.models import load_model
 from edgecompile.onnx_build import build_onnx
-from edgecompile.onnx_ops import OnnxTarget
+from edgecompile.onnx_ops import OnnxTarget, known_releases
 from edgecompile.onnx_report import OnnxArtifact
 from edgecompile.packing import pack_bundle
 from edgecompile.plan_request import plan_scope
@@ -28,6 +28,7 @@ from edgecompile.runtime.device import DeviceIdentity
 from edgecompile.samples import text_samples
 from edgecompile.stages import Stages, work_folder, write_json
 from edgecompile.targets import TargetProfile
+from edgecompile.toolchain import find_toolchain
 from edgecompile.torch_tensorrt_build import BuiltEngine, build_engine
 from edgecompile.torch_tensorrt_check import need_torch_tensorrt
 
@@ -54,6 +55,8 @@ def build_for_gpu(
         EdgecompileError: a subclass for each cause; nothing stands under the final name then.
     """
     jetpack = _release(request, profile)
+    for arch in profile.archs:
+        find_toolchain(arch)  # the program for the device's own cores comes late, and needs it
     precision = request.precision or DEFAULT_PRECISION
     device: DeviceIdentity | None = None
     if request.backend == TORCH_TENSORRT:
@@ -87,6 +90,9 @@ def build_for_gpu(
                 work / "onnx",
                 step,
                 exported=exported,
+                also=[
+                    OnnxTarget(name, jetpack.opset) for name in jetpack.releases(known_releases())
+                ],
             )
 
         artifact = stages.run("write and check the ONNX", make_onnx)

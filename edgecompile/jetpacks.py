@@ -40,6 +40,16 @@ class JetPack:
     opset: int
     sources: tuple[tuple[str, str], ...] = ()
 
+    def releases(self, known: Sequence[str]) -> tuple[str, ...]:
+        """Those of some TensorRT releases (major.minor) that may finish a bundle."""
+        least, below = _pair(self.tensorrt_least), _pair(self.tensorrt_below)
+        return tuple(name for name in known if least <= _pair(name) < below)
+
+
+def _pair(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
 
 #: Of a machine that is no Jetson: whoever runs it installs what TensorRT they like. The bounds are
 #: those of the names that the runtime uses and of the operators that are known.

@@ -12,8 +12,8 @@ from edgecompile.cases import Case, make_cases, sample_cases
 from edgecompile.errors import CompileError, VerificationError
 from edgecompile.export import export_model
 from edgecompile.exported import ExportedModel
-from edgecompile.models import LoadedModel
-from edgecompile.onnx_check import OnnxReport, check_onnx
+from edgecompile.models import InputSpec, LoadedModel
+from edgecompile.onnx_check import OnnxReport, axis_sizes, check_onnx, fill_up
 from edgecompile.onnx_export import export_onnx, need_onnx
 from edgecompile.onnx_fills import Fill, find_fills, masked_values
 from edgecompile.onnx_graph import OnnxGraph
@@ -51,6 +51,7 @@ def build_onnx(
     step: StepHandle | None = None,
     *,
     exported: ExportedModel | None = None,
+    also: Sequence[OnnxTarget] = (),
 ) -> OnnxArtifact:
     """Writes ``model.onnx`` and ``weights.PRECISION`` into ``folder``.
 
@@ -70,6 +71,7 @@ def build_onnx(
         folder: where the files go; made if missing.
         step: told what is being done.
         exported: the program for at least the buckets' whole range, if there is one already.
+        also: further releases whose operators are compared.
 
     Raises:
         MissingDependencyError: onnx, onnxruntime or onnxscript isn't installed.
@@ -89,7 +91,7 @@ def build_onnx(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as name:
         return _Build(model, tuple(buckets), precision, cap, samples, Path(name), step).run(
-            folder, exported
+            folder, exported, also
         )
 
 
@@ -114,17 +116,19 @@ class _Build:
         self.scratch = scratch
         self.step = step
 
-    def run(self, folder: Path, exported: ExportedModel | None) -> OnnxArtifact:
+    def run(
+        self, folder: Path, exported: ExportedModel | None, also: Sequence[OnnxTarget]
+    ) -> OnnxArtifact:
         """All steps; the files get their names last."""
         self._say("export")
         if exported is None:
             exported = self._export()
         graph = export_onnx(exported, self.cap.opset, self.scratch)
-        ops = check_operators(graph, self.cap)
-        ops.check()
+        for target in (*also, self.cap):
+            check_operators(graph, target).check()
         self._say("eager's answers")
         cases = self._cases()
-        inputs = scan_inputs(cases)
+        inputs = scan_inputs(cases, self.buckets, self.model.inputs)
         kept: tuple[KeptNode, ...] = ()
         fills: Mapping[str, Fill] = {}
         int8: Int8Report | None = None
@@ -142,8 +146,9 @@ class _Build:
                 graph, report, int8 = self._quantize(wide, graph, inputs, cases)
         if not report.ok:
             raise refusal(report, self.precision)
-        ops = check_operators(graph, self.cap)
-        ops.check()
+        for target in (*also, self.cap):
+            ops = check_operators(graph, target)
+            ops.check()
         weights = f"weights.{self.precision}"
         write_onnx(graph, folder / _MODEL, folder / weights)
         taken = graph.consumers()
@@ -298,10 +303,22 @@ class _Build:
             self.step.note(text)
 
 
-def scan_inputs(cases: Sequence[Case]) -> list[Arrays]:
-    """The cases whose values are looked at: all edges and hints, also padded, and real samples. Cases
-    of random sizes have nothing that these don't have."""
-    return [case.inputs for case in cases if not case.name.startswith("random")]
+def scan_inputs(
+    cases: Sequence[Case], buckets: Sequence[Bucket], inputs: Sequence[InputSpec]
+) -> list[Arrays]:
+    """The inputs whose values are looked at: all edges and hints, and real samples; where a bucket
+    always pads, as the loader fills them up, too. Cases of random sizes have nothing more."""
+    found: list[Arrays] = []
+    for case in cases:
+        if case.name.startswith("random"):
+            continue
+        found.append(case.inputs)
+        bucket = buckets[case.bucket]
+        sizes = {name: bucket.range(name).hi for name in bucket.pad_axes}
+        now = axis_sizes(inputs, case.inputs)
+        if bucket.mode == "pad" and any(now.get(name, hi) < hi for name, hi in sizes.items()):
+            found.append(fill_up(case.inputs, inputs, sizes))
+    return found
 
 
 def check_model(path: Path) -> None:

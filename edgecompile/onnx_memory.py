@@ -22,17 +22,18 @@ __all__ = ["MemoryEstimate", "estimate_memory", "peak_live_bytes"]
 #: TensorRT aligns what it places in its scratch memory.
 _ALIGNMENT = 256
 
-#: TensorRT-RTX 1.7 on a build host took 1.6 GB of main memory for BERT-base (440 MB of weights in
-#: fp32, four profiles) and 1.67 GB for MiniLM (45 MB in fp16, five profiles): the builder itself takes
-#: most of it. The weights are added once, since nobody knows what of them it held at its peak.
-_BUILD_FIXED = 1600 << 20
+#: Builds by TensorRT-RTX 1.7 on a build host took 1.6 GB of main memory for BERT-base (440 MB of
+#: weights in fp32), 0.57 to 0.65 GB for MiniLM in fp32 (90 MB), 0.45 to 0.49 in fp16 (45 MB): three
+#: times the weights, and 0.3 GB beside.
+_BUILD_WEIGHTS = 3
+_BUILD_FIXED = 300 << 20
 #: The CUDA context and the libraries of TensorRT on a Jetson, as users report it.
 _CONTEXT = 500 << 20
 #: What kernels may try out beside; more makes few of them faster on transformers.
 _WORKSPACE = 512 << 20
 _LEAST_WORKSPACE = 64 << 20
-#: That BERT's engine grew by 18 MB from one to four profiles, and MiniLM's had 23 MB beside its
-#: weights with five.
+#: Engines of MiniLM had 5 MB beside their weights with one profile and 20 with four; BERT-base's grew
+#: by 18 MB from one to four.
 _ENGINE_PER_PROFILE = 5 << 20
 
 
@@ -75,14 +76,14 @@ def estimate_memory(
     engine = weight_bytes + _ENGINE_PER_PROFILE * len(profiles)
     room = available_bytes // 8
     workspace = max(_LEAST_WORKSPACE, min(_WORKSPACE, room))
-    build = weight_bytes + _BUILD_FIXED + _CONTEXT + workspace + max(scratch)
+    build = _BUILD_WEIGHTS * weight_bytes + _BUILD_FIXED + _CONTEXT + workspace + max(scratch)
     predicted = Predicted(
         build_bytes=build,
         engine_bytes=engine,
         scratch_bytes=scratch,
         build_seconds=None,
-        how="scratch: the tensors of the ONNX that are alive at once, nothing fused; build: weights, "
-        "1.6 GB as TensorRT-RTX took for BERT-base and for MiniLM, 0.5 GB for CUDA, workspace, "
+        how="scratch: the tensors of the ONNX that are alive at once, nothing fused; build: 3 x "
+        "weights and 0.3 GB, as TensorRT-RTX took for BERT-base and MiniLM, 0.5 GB for CUDA, workspace, "
         "scratch; engine: weights and 5 MB for each profile, as there",
     )
     return MemoryEstimate(predicted, workspace, available_bytes)

@@ -120,7 +120,7 @@ class OnnxArtifact:
         opset: version of ONNX's operators.
         precision: fp32, fp16 or int8.
         inputs, outputs: numpy's name of each dtype, in the file's order.
-        unused_inputs: inputs that no output depends on; TensorRT may leave them out.
+        unused_inputs: inputs that no output depends on. TensorRT-RTX keeps them in the network.
         nodes: how many nodes there are.
         kept: those in float32 in a file that isn't.
         fills: constants that stand for "masked" and were cut down to fit, with what they became.

@@ -109,8 +109,7 @@ def pack_bundle(
             expected=_expected(plan),
         )
         if gpu is not None:
-            tolerance = TOLERANCES[gpu.artifact.precision]
-            manifest = add_gpu(writer, replace(manifest, tolerance=tolerance), gpu)
+            manifest = add_gpu(writer, manifest, gpu)
         tell("running eager")
         cases = list(make_cases(model, plan.buckets, seed=seed))
         if samples is not None and samples.real:

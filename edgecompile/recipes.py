@@ -8,6 +8,7 @@ from pathlib import Path
 from edgecompile.errors import PlanError, TargetError
 from edgecompile.jetpacks import JetPack
 from edgecompile.onnx_memory import MemoryEstimate, estimate_memory
+from edgecompile.precision import TOLERANCES, min_cosine
 from edgecompile.runtime.recipe_schema import Recipe, ShapeRange, TargetDevice, TensorType
 from edgecompile.runtime.schema import BucketSpec, Manifest, TensorSpec
 from edgecompile.targets import TargetProfile
@@ -58,6 +59,8 @@ def make_recipe(
         opset=opset,
         precision=precision,
         padding=padding,
+        tolerance=TOLERANCES[precision],
+        min_cosine=min_cosine(precision),
         jetpack=jetpack.name,
         least=jetpack.tensorrt_least,
         below=jetpack.tensorrt_below,
@@ -71,7 +74,10 @@ def make_recipe(
         inputs=tuple(TensorType(item.name, item.dtype) for item in manifest.inputs),
         outputs=tuple(TensorType(item.name, item.dtype) for item in manifest.outputs),
         profiles=tuple(
-            {item.name: shape_ranges(item, bucket) for item in manifest.inputs}
+            {
+                item.name: shape_ranges(item, bucket, manifest.length_axis)
+                for item in manifest.inputs
+            }
             for bucket in manifest.buckets
         ),
         optimization_level=_LEVEL,
@@ -96,7 +102,7 @@ def require_memory(memory: MemoryEstimate, manifest: Manifest, profile: TargetPr
     )
 
 
-def shape_ranges(spec: TensorSpec, bucket: BucketSpec) -> ShapeRange:
+def shape_ranges(spec: TensorSpec, bucket: BucketSpec, length_axis: str | None) -> ShapeRange:
     """The shapes of one input in one bucket: lower edges, what it is tuned for, upper edges.
 
     A padded axis comes at its upper edge only, but the profile takes the smaller sizes too, so
@@ -108,7 +114,8 @@ def shape_ranges(spec: TensorSpec, bucket: BucketSpec) -> ShapeRange:
             sizes = (dim, dim, dim)
         else:
             extent = bucket.axes[str(dim)]
-            tuned = extent.hi if bucket.mode == "pad" else extent.hint or extent.hi
+            padded = dim in bucket.padded(length_axis)
+            tuned = extent.hi if padded else extent.hint or extent.hi
             sizes = (extent.lo, tuned, extent.hi)
         for key, size in zip(("min", "opt", "max"), sizes, strict=True):
             shapes[key].append(size)

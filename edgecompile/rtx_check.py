@@ -19,6 +19,7 @@ from typing import Any
 from edgecompile.buckets import Bucket
 from edgecompile.errors import MissingDependencyError
 from edgecompile.models import InputSpec
+from edgecompile.ranges import AxisRange
 
 __all__ = ["STATUS", "RtxError", "RtxReport", "bucket_profiles", "check_rtx", "has_rtx"]
 
@@ -29,6 +30,8 @@ STATUS = "built, not executed, not Jetson"
 _CAPABILITY = "SM80"
 _WORKER = Path(__file__).with_name("rtx_worker.py")
 _SHOWN = 20
+#: A build that hangs is no reason for ours to: it only tells more than is known anyway.
+_PATIENCE_S = 1800.0
 
 
 @dataclass(frozen=True)
@@ -109,11 +112,12 @@ def bucket_profiles(
     profiles = []
     for bucket in buckets:
         spans = dict(bucket.axes)
+        padded = bucket.pad_axes if bucket.mode == "pad" else ()
         profiles.append(
             {
                 spec.name: {
                     key: [
-                        dim if isinstance(dim, int) else getattr(spans[dim], edge)
+                        dim if isinstance(dim, int) else _size(spans[dim], edge, dim in padded)
                         for dim in spec.shape
                     ]
                     for key, edge in (("min", "lo"), ("opt", "hint"), ("max", "hi"))
@@ -123,6 +127,12 @@ def bucket_profiles(
             }
         )
     return profiles
+
+
+def _size(span: AxisRange, edge: str, padded: bool) -> int:
+    """A padded axis comes at its upper edge: that is what its kernels are tuned for."""
+    size: int = getattr(span, "hi" if padded and edge == "hint" else edge)
+    return size
 
 
 def has_rtx(python: str = sys.executable) -> bool:
@@ -176,7 +186,18 @@ def check_rtx(
             encoding="utf-8",
         )
         command = [python, "-I", str(_WORKER), str(request)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=name, errors="replace")
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                cwd=name,
+                errors="replace",
+                timeout=_PATIENCE_S,
+            )
+        except subprocess.TimeoutExpired:
+            late = f"it took more than {_PATIENCE_S:.0f} s"
+            done = subprocess.CompletedProcess(command, -9, "", late)
         found = json.loads(answer.read_text(encoding="utf-8")) if answer.is_file() else {}
     return _report(found, done, onnx, len(profiles), compute_capability)
 

@@ -298,6 +298,22 @@ class TestScript:
         assert build[build.index("--platform") + 1] == "linux/arm64"
         assert build[build.index("--file") + 1] == str(JETSON)
 
+    @pytest.mark.parametrize(
+        ("least", "below", "fits"), [("10.3", "10.4", True), ("10.16", "11.5", False)]
+    )
+    def test_the_base_has_to_have_the_recipe_s_tensorrt(
+        self, tmp_path: Path, least: str, below: str, fits: bool
+    ) -> None:
+        bundle = self.make_bundle(tmp_path, tensorrt=True)
+        (recipe,) = bundle.rglob("recipe.json")
+        recipe.chmod(0o644)
+        changed = {**json.loads(recipe.read_text()), "tensorrt": {"least": least, "below": below}}
+        recipe.write_text(json.dumps(changed))
+        done = self.run(tmp_path, bundle, "--target", "jetson")
+        assert (done.returncode == 0) is fits
+        assert ("for another TensorRT than the Dockerfile's base" in done.stderr) is not fits
+        assert self.run(tmp_path, bundle, "--target", "jetson", "--base", "x:1").returncode == 0
+
     def test_all_that_is_wrong_with_a_bundle_is_said(self, tmp_path: Path, bundle: Path) -> None:
         (bundle / "runtime" / "edgecompile" / "runtime" / "__main__.py").unlink()
         (bundle / "weights.fp32").chmod(0o600)

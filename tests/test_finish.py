@@ -146,7 +146,7 @@ def test_a_bundle_is_finished_once(rig: Rig) -> None:
     assert first["state"] == "finished" and first["profile_of"] == [0, 1]
     assert [item["outcome"] for item in first["attempts"]] == ["built"]
     assert first["selftest"]["modes"] == ["planned", "default", "reduce-overhead"]
-    assert len(first["selftest"]["cases"]) == 4 and first["notes"] == []
+    assert len(first["selftest"]["cases"]) == 6 and first["notes"] == []
     assert rig.names() == WHOLE
     second = rig.finish().report
     check_schema(second, REPORT)
@@ -165,7 +165,7 @@ def test_what_people_are_told(rig: Rig) -> None:
     assert lines[0].startswith("finished: jetson-orin for NVIDIA Jetson Orin Nano") or lines[
         0
     ].startswith("already finished: jetson-orin for NVIDIA Jetson Orin Nano")
-    assert lines[-1] == "golden vectors: 4 cases ok, modes planned, default, reduce-overhead"
+    assert lines[-1] == "golden vectors: 6 cases ok, modes planned, default, reduce-overhead"
 
 
 def test_an_unfinished_bundle_says_how_to_finish_it(rig: Rig) -> None:
@@ -254,6 +254,16 @@ def test_a_change_is_noticed(rig: Rig, environment: dict[str, str], text: str) -
     assert changed.report["others"]["count"] == 1 and changed.report["others"]["bytes"] > 0
     # The other one is still there for the day when the change is undone.
     assert rig.finish().report["state"] == "already finished"
+
+
+def test_another_libcudart_in_the_process_is_no_change(rig: Rig) -> None:
+    """An application may have loaded one of its own, before it opens a bundle or finishes one."""
+    before = rig.finish().report
+    rig.environment["FAKE_CUDART_DEVICE"] += ";runtime=13000"
+    check_served(rig, [3, 40], ("default",))
+    again = rig.finish().report
+    assert again["state"] == "already finished" and again["engine"] == before["engine"]
+    assert (before["device"]["runtime"], again["device"]["runtime"]) == ("12.6", "13.0")
 
 
 def test_another_module(rig: Rig) -> None:
@@ -346,7 +356,7 @@ def test_fewer_profiles_where_memory_runs_out(rig: Rig, how: str) -> None:
     assert report["built"]["attempts"] == 4 and report["profile_of"] == [0, 0, 1, 1]
     assert "buckets share profiles: 0+1, 2+3" in report["notes"]
     assert done.stderr.count("trying again: workspace") == 3
-    assert len(report["selftest"]["cases"]) == 8
+    assert len(report["selftest"]["cases"]) == 12
     assert rig.names() == WHOLE
     check_served(rig, [1, 32, 33, 64, 65, 80, 96])
 
@@ -427,6 +437,38 @@ def test_an_engine_that_is_wrong_isn_t_served(rig: Rig) -> None:
     assert "UnfinishedBundleError" in serve(rig, [3]).stderr
     # What was measured would lead to the same engine.
     assert list((rig.cache / "timing").iterdir()) == []
+
+
+def test_the_recipe_s_tolerance_judges_the_engine(rig: Rig) -> None:
+    """The manifest's is that of the variants for the CPU, whose precision may be another."""
+    spoil(rig.bundle, 0, 0.01)
+    rig.bundle.recipe.update(tolerance={"atol": 1e-5, "rtol": 0.1}, min_cosine=None)
+    assert rig.bundle.document["tolerance"]["rtol"] < 0.001
+    assert rig.finish().report["state"] == "finished"
+    command = [sys.executable, "-m", "edgecompile.runtime", "selftest", str(rig.bundle.folder)]
+    done = subprocess.run(
+        [*command, "--json"],
+        env=rig.environment,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["tolerance"] == {"atol": 1e-5, "rtol": 0.1} and report["min_cosine"] is None
+    assert max(item["max_abs_error"] for item in report["cases"]) == pytest.approx(0.01, rel=0.01)
+
+
+def test_the_least_cosine_counts(rig: Rig) -> None:
+    spoil(rig.bundle, 1, 0.1)
+    rig.bundle.recipe.update(tolerance={"atol": 1e-5, "rtol": 0.5}, min_cosine=0.9999)
+    done = rig.finish()
+    assert done.code == 27
+    assert "case hint, mode " in done.stderr and "states has the cosine 0.99" in done.stderr
+    assert "at least 0.9999 is asked for" in done.stderr
+    rig.bundle.recipe["min_cosine"] = 0.9
+    rig.bundle.write()
+    assert rig.finish().report["state"] == "finished"
 
 
 def test_the_engine_from_before_still_serves(rig: Rig) -> None:

@@ -217,7 +217,7 @@ def test_what_fits_is_not_refused(folder: BundleFolder, tmp_path: Path) -> None:
 def test_a_padded_bucket_is_tuned_for_its_upper_edge() -> None:
     spec = TensorSpec("x", "float32", (2, "batch", "length"))
     axes = {"batch": Extent(1, 4, 2), "length": Extent(5, 9, 6)}
-    exact = shape_ranges(spec, BucketSpec("exact", axes))
+    exact = shape_ranges(spec, BucketSpec("exact", axes), "length")
     assert (exact.min, exact.opt, exact.max) == ((2, 1, 5), (2, 2, 6), (2, 4, 9))
-    padded = shape_ranges(spec, BucketSpec("pad", axes))
-    assert padded.opt[2] == 9
+    padded = shape_ranges(spec, BucketSpec("pad", axes), "length")
+    assert padded.opt == (2, 2, 9)  # the batch isn't padded

@@ -20,8 +20,12 @@ import pytest
 
 from edgecompile.calibration import check_calibration
 from edgecompile.calibration_files import read_calibration
+from edgecompile.compilation import ExportStore
 from edgecompile.errors import CostError
+from edgecompile.lengths import LengthDistribution
 from edgecompile.models import load_model
+from edgecompile.plan_request import PlanRequest
+from edgecompile.planning import plan_model
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.calibrate import calibrate_bundle
 from edgecompile.runtime.cpu import architecture
@@ -110,10 +114,20 @@ def test_finish_open_run_and_plan_anew(
         "edgecompile_version": found.edgecompile,
         "precision": "fp16",
     }
-    # The bundle was made to say this machine's architecture, so the calibration says it as well.
-    here = architecture(platform.machine())
-    if here == "aarch64":
-        check_calibration(found, target=load_target("jetson-orin-nano"), **wanted)
+    # The bundle was made to say this machine's architecture; on an Orin the file would say its own.
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps({**document, "arch": "aarch64"}))
+    found = read_calibration(file)
+    check_calibration(found, target=load_target("jetson-orin-nano"), **wanted)
+    lengths = LengthDistribution.from_samples([3, 4, 4, 7, 9, 9, 9, 20, 31])
+    planned = plan_model(
+        ExportStore(eager, tmp_path / "exported"),
+        load_target("jetson-orin-nano"),
+        PlanRequest(lengths, max_length=32, calibration=file),
+        tmp_path,
+    )
+    assert planned.plan.cost_model is not None and planned.plan.cost_model.kind == "calibrated"
+    assert planned.plan.max_length == 32
     with pytest.raises(CostError) as refused:
         check_calibration(found, target=load_target("jetson-orin-nx"), **wanted)
     assert "jetson-orin-nx has jetson-orin-nx (aarch64)" in refused.value.message

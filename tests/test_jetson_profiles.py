@@ -107,6 +107,12 @@ def test_releases_say_what_may_finish_a_bundle() -> None:
         assert release.opset <= 20
 
 
+def test_every_release_that_may_finish_is_compared() -> None:
+    known = ("10.3", "10.7", "10.16", "11.4", "11.6")
+    assert load_jetpack("6.2").releases(known) == ("10.3",)
+    assert load_jetpack("7.2").releases(known) == ("10.16", "11.4")
+
+
 @pytest.mark.parametrize(("name", "hint"), [("6.3", "6.2, 7.2"), ("../6.2", "6.2, 7.2")])
 def test_unknown_release(name: str, hint: str) -> None:
     with pytest.raises(TargetError) as caught:
@@ -170,6 +176,14 @@ def test_a_curve_in_closed_form(write: Callable[..., Path]) -> None:
         assert point.exact_ms is not None and point.pad_ms is not None
         assert point.exact_ms - point.pad_ms == pytest.approx(100 * (LAUNCH_US - 2.0) / 1e3)
     assert curve.kind == "modelled" and "not measured" in dict(curve.provenance)["how"]
+
+
+def test_without_graphs_padding_saves_no_launches() -> None:
+    profile = load_target("jetson-orin-nano")
+    (point,) = gpu_curve(MINILM, profile, [64], graphs=False).points
+    assert point.pad_ms == point.exact_ms
+    (graph,) = gpu_curve(MINILM, profile, [64]).points
+    assert graph.pad_ms is not None and point.pad_ms is not None and graph.pad_ms < point.pad_ms
 
 
 def test_narrower_is_cheaper() -> None:

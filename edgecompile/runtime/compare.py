@@ -30,11 +30,17 @@ class Agreement(NamedTuple):
         return dict(self._asdict())
 
 
-def compare_arrays(got: "NDArray[Any]", want: "NDArray[Any]", tolerance: Tolerance) -> Agreement:
+def compare_arrays(
+    got: "NDArray[Any]",
+    want: "NDArray[Any]",
+    tolerance: Tolerance,
+    min_cosine: Optional[float] = None,
+) -> Agreement:
     """Compares one output.
 
     Floats agree if every |got - want| <= atol + rtol * max|want|, with infinities and NaNs at the
-    same places; integers and booleans agree if they are equal.
+    same places, and if their cosine isn't less than ``min_cosine``; integers and booleans agree if
+    they are equal.
     """
     if got.shape != want.shape or got.dtype != want.dtype:
         text = "is {}{}, expected {}{}"
@@ -63,6 +69,9 @@ def compare_arrays(got: "NDArray[Any]", want: "NDArray[Any]", tolerance: Toleran
         return Agreement(False, error, scale, limit, text.format(odd, want.size), cosine)
     if not error <= limit:
         text = "differs by {:.3g}, at most {:.3g} is allowed".format(error, limit)
+        return Agreement(False, error, scale, limit, text, cosine)
+    if min_cosine is not None and cosine is not None and cosine < min_cosine:
+        text = "has the cosine {:.6f}, at least {:g} is asked for".format(cosine, min_cosine)
         return Agreement(False, error, scale, limit, text, cosine)
     return Agreement(True, error, scale, limit, None, cosine)
 

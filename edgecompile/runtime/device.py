@@ -33,8 +33,10 @@ class DeviceIdentity:
     """A device as far as an engine depends on it; strings are "" where the system doesn't say.
 
     ``model`` is the device tree's, ``name`` CUDA's, ``l4t`` NVIDIA's release of Linux such as
-    "36.4.3", ``driver`` and ``runtime`` CUDA versions. ``memory_bytes`` isn't part of the key: the
-    kernel reserves another share of it at every update.
+    "36.4.3", ``driver`` and ``runtime`` CUDA versions. Two aren't part of the key: ``memory_bytes``, as
+    the kernel reserves another share of it at every update, and ``runtime``, which is that of the
+    libcudart that this process has loaded. TensorRT doesn't use that one, and an application may have
+    brought one of its own, which ``finish`` doesn't see.
     """
 
     model: str
@@ -55,7 +57,7 @@ class DeviceIdentity:
     def key_json(self) -> Dict[str, Any]:
         """What an engine depends on."""
         result = self.to_json()
-        del result["memory_bytes"]
+        del result["memory_bytes"], result["runtime"]
         return result
 
     @property

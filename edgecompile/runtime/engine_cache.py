@@ -25,6 +25,7 @@ from .files import BundleFolder, hash_descriptor
 from .output import write_output
 from .recipe import Recipe, read_recipe, sibling
 from .schema import Manifest, Variant
+from .trt_build import SETTINGS_VERSION
 
 CACHE_VARIABLE = "EDGECOMPILE_CACHE"
 STAMP_VERSION = 1
@@ -79,6 +80,7 @@ def describe_content(manifest: Manifest, variant: Variant, recipe: Recipe) -> Di
         "weights": recipe.weights,
         "profiles": whole["profiles"],
         "builder": whole["builder"],
+        "settings": SETTINGS_VERSION,
         **shipped,
     }
 

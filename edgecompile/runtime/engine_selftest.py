@@ -12,7 +12,8 @@ from .errors import BundleError, GpuError, ModeError
 from .files import BundleFolder
 from .gpu_programs import GpuPrograms, pad_everything
 from .inputs import InputChecker
-from .manifest import Manifest
+from .manifest import Manifest, Tolerance
+from .recipe import Recipe, read_recipe
 from .results import ResultMaker
 from .selftest import run_cases
 from .trt_build import Tell
@@ -33,9 +34,13 @@ class _GpuFailed(Exception):
 class EngineRunner:
     """An engine without a stamp in the place of a ``Model``: what the self-test needs of one."""
 
-    def __init__(self, folder: BundleFolder, cuda: Cuda, engine: FinishedEngine, mode: str) -> None:
+    def __init__(
+        self, folder: BundleFolder, recipe: Recipe, cuda: Cuda, engine: FinishedEngine, mode: str
+    ) -> None:
         """Raises ModeError where the bundle can't be run in ``mode``."""
         self.manifest: Manifest = folder.manifest
+        self.tolerance: Tolerance = recipe.tolerance
+        self.min_cosine = recipe.min_cosine
         padding = bool(engine.stamp["padding"])
         run = self.manifest
         if mode == REDUCE_OVERHEAD:
@@ -76,8 +81,8 @@ def selftest_engine(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
     """Runs every golden vector through an engine, as ``open_bundle`` would run it.
 
     Args:
-        request: "bundle", "manifest_sha256", "engine" (a path), "sha256", "size", "profile_of",
-            "padding", "tensors".
+        request: "bundle", "manifest_sha256", "variant", "engine" (a path), "sha256", "size",
+            "profile_of", "padding", "tensors".
         tell: unused.
 
     Returns:
@@ -92,6 +97,8 @@ def selftest_engine(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
     try:
         if folder.manifest_sha256 != request["manifest_sha256"]:
             raise BundleError("{}: was exchanged meanwhile".format(folder.path))
+        named = [item for item in folder.manifest.variants if item.name == request["variant"]]
+        recipe = read_recipe(folder, named[0])
         engine = FinishedEngine(
             path=request["engine"],
             sha256=request["sha256"],
@@ -106,7 +113,7 @@ def selftest_engine(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
         lines = []
         for mode in MODES:
             try:
-                runner = EngineRunner(folder, cuda, engine, mode)
+                runner = EngineRunner(folder, recipe, cuda, engine, mode)
             except ModeError as error:
                 lines.append("not tested: {}".format(error.message))
                 continue

@@ -100,6 +100,9 @@ class GpuPrograms:
         self.engine_path = self.engine_sha256 = ""
         #: What the engine computes in, where that is known.
         self.precision = ""
+        #: What golden vectors are judged by; a recipe has its own.
+        self.tolerance = manifest.tolerance
+        self.min_cosine: Optional[float] = None
         self._cuda = cuda
         self._engine = engine
         self._profile_of = tuple(profile_of)
@@ -148,6 +151,8 @@ class GpuPrograms:
         return {
             "mode": self.mode,
             "gpu_precision": self.precision,
+            "tolerance": self.tolerance.to_json(),
+            "min_cosine": self.min_cosine,
             "gpu": self.device.to_json(),
             "engine": {"path": self.engine_path, "sha256": self.engine_sha256},
             "zero_copy": self.zero_copy,

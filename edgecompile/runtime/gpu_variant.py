@@ -32,6 +32,7 @@ def open_gpu_variant(
         ModeError: the bundle can't be run in this mode.
         GpuError: CUDA or TensorRT reported a failure.
         FinishError: ``finish`` was asked for and failed.
+        SelftestError: it was, and the engine doesn't reproduce the golden vectors.
         BundleError: the recipe is damaged.
     """
     recipe = read_recipe(folder, variant)
@@ -45,6 +46,7 @@ def open_gpu_variant(
         cuda, load_engine(cuda, engine, manifest), manifest, engine.profile_of, mode
     )
     programs.precision = recipe.precision
+    programs.tolerance, programs.min_cosine = recipe.tolerance, recipe.min_cosine
     programs.engine_path, programs.engine_sha256 = engine.path, engine.sha256
     return programs
 

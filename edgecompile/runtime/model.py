@@ -12,7 +12,7 @@ from .dispatch import Dispatcher
 from .errors import InputError, ModelClosedError, OutsideBucketsError
 from .files import BundleFolder
 from .inputs import InputChecker
-from .manifest import TENSORRT, Manifest
+from .manifest import TENSORRT, Manifest, Tolerance
 from .opening import GPU_FAILURES, VARIANT_VARIABLE, Opened, Request, make_request, open_programs
 from .results import ResultMaker
 from .stats import Stats
@@ -75,6 +75,7 @@ def open_bundle(
         GpuUnavailableError: the variant is for a GPU, and what that needs is missing here.
         UnfinishedBundleError: the variant's engine hasn't been built on this device.
         FinishError: building it, which was asked for, failed.
+        SelftestError: it was built, and doesn't reproduce the golden vectors.
         NativeError: native code can't be loaded, or a warm-up run failed; of a GPU a GpuError.
         InputError: an argument of this function is out of its range, or no file can be written at
             ``stats_file``; a ModeError if the bundle can't be run in ``mode``.
@@ -151,6 +152,16 @@ class Model:
     def manifest(self) -> Manifest:
         """The bundle's manifest."""
         return self._folder.manifest
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """What golden vectors are judged by: the manifest's, on a GPU that of its recipe."""
+        return self._programs.tolerance
+
+    @property
+    def min_cosine(self) -> Optional[float]:
+        """The least cosine that an output may have to a golden vector's; None: any."""
+        return self._programs.min_cosine
 
     @property
     def info(self) -> Dict[str, Any]:

@@ -13,6 +13,7 @@ from .errors import (
     GpuError,
     GpuUnavailableError,
     InputError,
+    SelftestError,
     UnfinishedBundleError,
     UnsupportedHostError,
 )
@@ -31,7 +32,7 @@ VERIFY_LEVELS = ("fast", "auto", "full")
 MAX_THREADS = 4096
 
 #: What the CPU is taken for instead, where that was asked for.
-GPU_FAILURES = (GpuError, UnfinishedBundleError, FinishError)
+GPU_FAILURES = (GpuError, UnfinishedBundleError, FinishError, SelftestError)
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def open_programs(folder: BundleFolder, host: Host, request: Request) -> Opened:
 
     Raises:
         UnsupportedHostError: no variant can run on this machine.
-        BundleError, NativeError, GpuError, FinishError: it can't be opened.
+        BundleError, NativeError, GpuError, FinishError, SelftestError: it can't be opened.
     """
     variant, refused = choose_variant(folder.manifest, host, request.variant, request.without)
     programs: Union[Programs, GpuPrograms]

@@ -47,6 +47,8 @@ class Programs:
     ) -> None:
         self.manifest = folder.manifest
         self.runtime = runtime
+        #: What golden vectors are judged by.
+        self.tolerance, self.min_cosine = folder.manifest.tolerance, None
         self._folder = folder
         self._variant = variant
         self._weights: Optional[Weights] = weights

@@ -23,7 +23,7 @@ from .recipe_schema import (
     TargetDevice,
     TensorType,
 )
-from .schema import BucketSpec, Manifest, TensorSpec, Variant
+from .schema import BucketSpec, Manifest, TensorSpec, Tolerance, Variant
 from .shipped_engine import read_shipped
 
 __all__ = [
@@ -129,6 +129,7 @@ class _RecipeReader:
         if reader.boolean(top, "strongly_typed", "") is False:
             self.add("recipe-typed", "strongly_typed", "must be true")
         padding = reader.boolean(top, "padding", "")
+        tolerance, min_cosine = self._tolerance(), self._min_cosine()
         jetpack = self._version(top, "jetpack", "", may_be_empty=True)
         least, below = self._versions()
         device = self._device()
@@ -145,6 +146,7 @@ class _RecipeReader:
         if reader.problems.items:
             return None
         assert opset is not None and precision is not None and padding is not None
+        assert tolerance is not None
         assert device is not None and predicted is not None
         assert level is not None and workspace is not None
         return Recipe(
@@ -153,6 +155,8 @@ class _RecipeReader:
             opset=opset,
             precision=precision,
             padding=padding,
+            tolerance=tolerance,
+            min_cosine=min_cosine,
             jetpack=jetpack,
             least=least,
             below=below,
@@ -197,6 +201,29 @@ class _RecipeReader:
             text = "{} isn't within {}..{}".format(value, least, most)
             self.add("recipe-range", join(where, key), text)
         return value
+
+    def _tolerance(self) -> Optional[Tolerance]:
+        entry = self.reader.mapping(self.document, "tolerance", "")
+        if entry is not self.document.get("tolerance"):
+            return None
+        values = []
+        for key in ("atol", "rtol"):
+            value = self.reader.number(entry, key, "tolerance")
+            if value is not None and not value >= 0:
+                self.add("recipe-tolerance", join("tolerance", key), "{} is negative".format(value))
+            values.append(value)
+        if values[0] is None or values[1] is None:
+            return None
+        return Tolerance(values[0], values[1])
+
+    def _min_cosine(self) -> Optional[float]:
+        value = self.reader.key(self.document, "min_cosine", "")
+        if value is None:
+            return None
+        cosine: Optional[float] = self.reader.as_number(value, "min_cosine")
+        if cosine is not None and not 0 <= cosine <= 1:
+            self.add("recipe-tolerance", "min_cosine", "{} isn't within 0..1".format(cosine))
+        return cosine
 
     def _version(
         self, parent: Dict[str, Any], key: str, where: str, may_be_empty: bool = False

@@ -8,6 +8,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from .schema import Tolerance
+
 RECIPE_VERSION = 1
 
 Shape = Tuple[int, ...]
@@ -120,8 +122,9 @@ class Recipe:
 
     ``least`` and ``below`` are the TensorRT versions, major.minor, that it may be finished with:
     least <= version < below. ``padding``: filling inputs up to a profile's ``max`` with the
-    manifest's pad values was verified to change nothing. ``engine`` saves devices like the build host
-    the building. ``jetpack`` is "" where the device isn't a
+    manifest's pad values was verified to change nothing. ``tolerance`` and ``min_cosine`` judge what
+    the engine gives, as its precision isn't that of the variants for a CPU; None: any cosine will do.
+    ``engine`` saves devices like the build host the building. ``jetpack`` is "" where the device isn't a
     Jetson.
     """
 
@@ -130,6 +133,8 @@ class Recipe:
     opset: int
     precision: str
     padding: bool
+    tolerance: Tolerance
+    min_cosine: Optional[float]
     jetpack: str
     least: str
     below: str
@@ -153,6 +158,8 @@ class Recipe:
             "precision": self.precision,
             "strongly_typed": True,
             "padding": self.padding,
+            "tolerance": self.tolerance.to_json(),
+            "min_cosine": self.min_cosine,
             "jetpack": self.jetpack,
             "tensorrt": {"least": self.least, "below": self.below},
             "device": self.device.to_json(),

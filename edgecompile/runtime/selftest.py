@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 from .compare import compare_arrays
 from .errors import EdgecompileError
 from .golden import Case, list_cases, read_case
-from .manifest import Manifest
+from .manifest import Manifest, Tolerance
 from .model import open_bundle
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def run_selftest(
         say: gets a line of text for every step.
 
     Returns:
-        Plain JSON values: "ok", "cases" (each with bucket, case, ok, max_abs_error, scale, limit,
+        Plain JSON values: "ok", "tolerance" and "min_cosine" (of the variant that ran), "cases" (each with bucket, case, ok, max_abs_error, scale, limit,
         cosine (the least of its outputs), ms, outputs and, where it failed, error), "missing_buckets" (without a vector; with the
         bundle's own vectors that is a failure) and "imported" (top-level modules of this process).
 
@@ -50,7 +50,7 @@ def run_selftest(
         results = run_cases(model, cases)
         covered = {item["bucket"] for item in results}
         absent = [i for i in range(len(model.manifest.buckets)) if i not in covered]
-        tolerance = model.manifest.tolerance.to_json()
+        tolerance, min_cosine = model.tolerance.to_json(), model.min_cosine
     failed = [item for item in results if not item["ok"]]
     return {
         "ok": not failed and bool(results) and (cases is not None or not absent),
@@ -61,6 +61,7 @@ def run_selftest(
         "threads": info["threads"],
         "verify": verify,
         "tolerance": tolerance,
+        "min_cosine": min_cosine,
         "open_seconds": opened - started,
         "cases": results,
         "failed": len(failed),
@@ -79,6 +80,16 @@ class Runner(Protocol):
     @property
     def manifest(self) -> Manifest:
         """The bundle's."""
+        ...
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """Of what runs here."""
+        ...
+
+    @property
+    def min_cosine(self) -> Optional[float]:
+        """The least cosine of an output; None: any."""
         ...
 
     def open_file(self, name: str) -> int:
@@ -147,9 +158,9 @@ def _run_case(model: Runner, bucket: int, name: str, load: _Loader) -> Dict[str,
     except OSError as error:
         result["error"] = "can't be read: {}".format(error.strerror)
         return result
-    tolerance = model.manifest.tolerance
     agreements = {
-        key: compare_arrays(outputs[key], want, tolerance) for key, want in case.outputs.items()
+        key: compare_arrays(outputs[key], want, model.tolerance, model.min_cosine)
+        for key, want in case.outputs.items()
     }
     # The case is as bad as its worst output: a failed one, or the one nearest to its limit.
     worst = max(

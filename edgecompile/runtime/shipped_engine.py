@@ -18,7 +18,7 @@ from .schema import Manifest
 _TEXT = re.compile(r"[ -~]{1,200}")
 _MAX_SMS = 4096
 #: What ``DeviceIdentity.key_json`` has; the others are strings.
-_STRINGS = ("model", "l4t", "name", "compute_capability", "driver", "runtime", "tensorrt")
+_STRINGS = ("model", "l4t", "name", "compute_capability", "driver", "tensorrt")
 
 
 def read_shipped(

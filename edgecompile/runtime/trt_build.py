@@ -4,8 +4,10 @@ TensorRT says why it can't build in its log alone, and returns None; so the log 
 end the whole process where memory runs out, which is why it has one of its own: worker.py.
 """
 
+import contextlib
 import hashlib
 import os
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     import tensorrt
 
 Tell = Callable[[Dict[str, Any]], None]
+
+#: Of the settings that no recipe has, part of an engine's key: raised whenever one changes. 2: no TF32.
+SETTINGS_VERSION = 2
 
 _EVERY = 0.2  # seconds between two messages about progress
 _KEPT = 40  # messages of TensorRT
@@ -131,6 +136,8 @@ def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
         raise BuildFailure(_parser_errors(parser, log), log.about_memory())
     config = builder.create_builder_config()
     config.builder_optimization_level = job.optimization_level
+    # On by default, and strong types leave it on: float32 would be multiplied with 10 bits of mantissa.
+    config.clear_flag(tensorrt.BuilderFlag.TF32)
     config.set_memory_pool_limit(tensorrt.MemoryPoolType.WORKSPACE, job.workspace_bytes)
     _add_profiles(builder, network, config, job.profiles, log)
     used = _set_timing_cache(config, job.timing_cache)
@@ -250,35 +257,40 @@ class Phases:
     """How far a build is, from the phases within phases that TensorRT reports.
 
     A phase of N steps counts for one step of its parent; the fraction of the outermost one is that
-    of the build.
+    of the build. TensorRT reports from several threads at once, so every method takes a lock.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._open: Dict[str, Tuple[Optional[str], int]] = {}
         self._done: Dict[str, int] = {}
 
     def start(self, name: str, parent: Optional[str], steps: int) -> None:
         """A phase begins."""
-        self._open[name] = (parent, max(steps, 1))
-        self._done[name] = 0
+        with self._lock:
+            self._open[name] = (parent, max(steps, 1))
+            self._done[name] = 0
 
     def step(self, name: str, step: int) -> None:
         """Step ``step``, counted from 0, is done."""
-        if name in self._done:
-            self._done[name] = max(self._done[name], step + 1)
+        with self._lock:
+            if name in self._done:
+                self._done[name] = max(self._done[name], step + 1)
 
     def finish(self, name: str) -> None:
         """A phase ends."""
-        self._open.pop(name, None)
-        self._done.pop(name, None)
+        with self._lock:
+            self._open.pop(name, None)
+            self._done.pop(name, None)
 
     def fraction(self) -> float:
         """What is done of the outermost phase, 0 to 1; what runs side by side isn't added."""
         best: Dict[Optional[str], float] = {}
-        # Children begin after their parents, so the last ones come first here.
-        for name, (parent, steps) in reversed(list(self._open.items())):
-            own = min((self._done[name] + best.get(name, 0.0)) / steps, 1.0)
-            best[parent] = max(best.get(parent, 0.0), own)
+        with self._lock:
+            # Children begin after their parents, so the last ones come first here.
+            for name, (parent, steps) in reversed(list(self._open.items())):
+                own = min((self._done[name] + best.get(name, 0.0)) / steps, 1.0)
+                best[parent] = max(best.get(parent, 0.0), own)
         return best.get(None, 0.0)
 
 
@@ -286,29 +298,36 @@ def _make_monitor(tell: Tell, started: float) -> "tensorrt.IProgressMonitor":
     import tensorrt
 
     phases = Phases()
+    lock = threading.Lock()
     last = [0.0]
 
     def report(name: str) -> None:
-        now = time.monotonic()
-        if now - last[0] >= _EVERY:
-            last[0] = now
-            progress = {"phase": shorten(name, 80), "fraction": phases.fraction()}
-            tell({"progress": dict(progress, seconds=now - started)})
+        with lock:  # one message at a time, so that fractions come in order
+            now = time.monotonic()
+            if now - last[0] >= _EVERY:
+                last[0] = now
+                progress = {"phase": shorten(name, 80), "fraction": phases.fraction()}
+                tell({"progress": dict(progress, seconds=now - started)})
 
+    # The bindings take an exception in step_complete for False, which cancels the build. No word about
+    # progress is worth that, so nothing of ours gets out of the three.
     class Monitor(tensorrt.IProgressMonitor):
         def __init__(self) -> None:
             tensorrt.IProgressMonitor.__init__(self)
 
         def phase_start(self, phase_name: str, parent_phase: Optional[str], num_steps: int) -> None:
-            phases.start(phase_name, parent_phase, num_steps)
-            report(phase_name)
+            with contextlib.suppress(Exception):
+                phases.start(phase_name, parent_phase, num_steps)
+                report(phase_name)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            phases.step(phase_name, step)
-            report(phase_name)
+            with contextlib.suppress(Exception):
+                phases.step(phase_name, step)
+                report(phase_name)
             return True
 
         def phase_finish(self, phase_name: str) -> None:
-            phases.finish(phase_name)
+            with contextlib.suppress(Exception):
+                phases.finish(phase_name)
 
     return Monitor()

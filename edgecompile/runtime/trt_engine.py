@@ -1,7 +1,8 @@
 """TensorRT's engines and contexts, as ``engines`` describes them.
 
 Only names that TensorRT 10.3, 10.16 and 11.4 all have. TensorRT reports failures by None or False,
-and says why in its log alone, so the log's last words are part of every message here.
+its bindings some of them by a RuntimeError without a reason. Why is in the log alone, so the log's last
+words are part of every message here.
 """
 
 import ctypes
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
 from .cuda import Cuda
 from .device import tensorrt_version
+from .document import shorten
 from .engine_cache import FinishedEngine
 from .engines import Sizes
 from .errors import GpuError, UnfinishedBundleError
@@ -150,17 +152,24 @@ class TrtEngine:
         )
         if context is None:
             raise self.failure("creating a context of profile {}".format(profile))
-        context.set_device_memory(scratch, size)
-        if not context.set_optimization_profile_async(profile, stream):
-            raise self.failure("choosing profile {}".format(profile))
+        doing = "choosing profile {}".format(profile)
+        try:
+            context.set_device_memory(scratch, size)
+            done = context.set_optimization_profile_async(profile, stream)
+        except RuntimeError as error:
+            raise self.failure(doing, error) from None
+        if not done:
+            raise self.failure(doing)
         # The profile isn't chosen before that is done, and shapes are checked against it.
         self._cuda.synchronize(stream)
         result = TrtContext(self, context)
         self._contexts.append(result)
         return result
 
-    def failure(self, doing: str) -> GpuError:
-        """What to raise where TensorRT said no."""
+    def failure(self, doing: str, error: Optional[RuntimeError] = None) -> GpuError:
+        """What to raise where TensorRT said no, or its bindings raised ``error``."""
+        if error is not None:
+            doing += " ({})".format(shorten(error, 200))
         text = "{}: TensorRT failed at {}{}".format(self.label, doing, _last_words(self._log))
         self._log.errors.clear()
         return GpuError(text)
@@ -204,7 +213,10 @@ class TrtContext:
         for name, shape in shapes.items():
             if not context.set_input_shape(self._engine.native(name), shape):
                 raise self._engine.failure("setting {} to shape {}".format(name, list(shape)))
-        lacking = context.infer_shapes()
+        try:
+            lacking = context.infer_shapes()
+        except RuntimeError as error:
+            raise self._engine.failure("inferring shapes", error) from None
         if lacking:
             text = "inferring shapes, for which it needs {}"
             raise self._engine.failure(text.format(", ".join(lacking)))

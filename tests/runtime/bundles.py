@@ -92,6 +92,8 @@ RECIPE: dict[str, Any] = {
     "precision": "fp16",
     "strongly_typed": True,
     "padding": True,
+    "tolerance": {"atol": 1e-5, "rtol": 1e-4},
+    "min_cosine": 0.9999,
     "jetpack": "6.2",
     "tensorrt": {"least": "10.3", "below": "11.0"},
     "device": {
@@ -235,7 +237,6 @@ class DummyBundle:
                 "sm_count": 132,
                 "integrated": False,
                 "driver": "13.0",
-                "runtime": "13.0",
                 "tensorrt": "10.16.1",
             },
             "profile_of": [0 for _ in recipe["profiles"]],

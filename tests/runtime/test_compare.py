@@ -50,6 +50,18 @@ def test_shape_and_dtype_must_agree() -> None:
     assert compare_arrays(floats(), floats(), TOLERANCE).ok
 
 
+def test_the_least_cosine() -> None:
+    def judge(got: np.ndarray, want: np.ndarray) -> bool:
+        return compare_arrays(got, want, Tolerance(9, 9), 0.97).ok
+
+    assert judge(floats(3, 4), floats(3.1, 4.2)) and not judge(floats(3, 4), floats(4, 3))
+    reason = compare_arrays(floats(3, 4), floats(4, 3), Tolerance(9, 9), 0.97).reason
+    assert reason == "has the cosine 0.960000, at least 0.97 is asked for"
+    # The tolerance counts as well, and zeros have no direction.
+    assert not compare_arrays(floats(2), floats(1), Tolerance(0, 0.5), 0.9).ok
+    assert judge(floats(1, 2), floats(0, 0)) and judge(np.array([1]), np.array([1]))
+
+
 def test_the_cosine_is_that_of_the_finite_values() -> None:
     def cosine(got: np.ndarray, want: np.ndarray) -> object:
         return compare_arrays(got, want, Tolerance(9, 9)).cosine

@@ -89,7 +89,8 @@ def test_a_finished_engine_is_found(bundle: DummyBundle, engines: EngineFolder) 
         assert engine is not None and engine.profile_of == (0, 0)
         assert Path(engine.path).read_bytes() == PLAN and is_whole(engine)
         assert engine.stamp["device"]["model"] == ORIN.model
-        less = dataclasses.replace(ORIN, memory_bytes=1)
+        assert engine.stamp["device"]["runtime"] == ORIN.runtime  # known, but not compared
+        less = dataclasses.replace(ORIN, memory_bytes=1, runtime="13.0")
         assert find(folder, folder.manifest.variants[1], less) == engine
     finally:
         folder.close()
@@ -106,7 +107,6 @@ def test_a_finished_engine_is_found(bundle: DummyBundle, engines: EngineFolder) 
         {"sm_count": 16},
         {"integrated": False},
         {"driver": "12.8"},
-        {"runtime": "12.8"},
         {"tensorrt": "10.3.1"},
     ],
     ids=lambda changed: next(iter(changed)),
@@ -127,6 +127,7 @@ def test_any_change_of_the_device_is_another_key(
 
 def test_every_field_of_a_device_was_changed_above() -> None:
     names = {field.name for field in dataclasses.fields(DeviceIdentity)} - {"memory_bytes"}
+    names.remove("runtime")  # the process', not the device's
     mark = test_any_change_of_the_device_is_another_key.pytestmark[0]  # type: ignore[attr-defined]
     assert {name for changed in mark.args[1] for name in changed} == names
 
@@ -146,6 +147,13 @@ def test_any_change_of_the_build_is_another_key(
     bundle.document["variants"].pop()
     put(recipe, path, value)
     bundle.put_recipe(recipe)
+    assert EngineFolder(content_of(bundle), ORIN).key != engines.key
+
+
+def test_other_settings_of_the_builder_are_another_key(
+    bundle: DummyBundle, engines: EngineFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgecompile.runtime.engine_cache.SETTINGS_VERSION", 1)
     assert EngineFolder(content_of(bundle), ORIN).key != engines.key
 
 

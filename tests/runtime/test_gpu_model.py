@@ -28,10 +28,12 @@ from edgecompile.runtime.errors import (
     GpuUnavailableError,
     InputError,
     ModeError,
+    SelftestError,
     UnfinishedBundleError,
     UnsupportedHostError,
 )
 from edgecompile.runtime.finish import finish_bundle
+from edgecompile.runtime.golden import write_case
 from edgecompile.runtime.inputs import make_inputs
 from edgecompile.runtime.profile import profile_bundle
 from edgecompile.runtime.selftest import run_selftest
@@ -153,6 +155,20 @@ def test_finish_on_opening(unfinished: str, fake_device: FakeCudart) -> None:
         run(model, 40)
 
 
+def test_an_engine_that_fails_its_test_on_opening(tmp_path: Path, fake_device: FakeCudart) -> None:
+    bundle = GpuBundle(tmp_path / "tiny.ecb")
+    inputs, outputs = run_eager(7, 0)
+    outputs["states"] = outputs["states"] + np.float32(1)
+    bundle.files["golden/0-hint.npz"] = write_case(inputs, outputs)
+    path = bundle.write()
+    with pytest.raises(SelftestError, match="doesn't reproduce the golden vectors"):
+        open_bundle(path, finish=True)
+    # The bundle has no variant for the CPU, so it is looked for in vain, but it is looked for.
+    text = "jetson-orin: can't be used here: the engine doesn't reproduce the golden vectors"
+    with pytest.raises(UnsupportedHostError, match=text):
+        open_bundle(path, finish=True, fallback="cpu")
+
+
 def test_threads_share_a_model(finished: str) -> None:
     with open_bundle(finished, mode="reduce-overhead") as model:
         failures: list[BaseException] = []
@@ -210,9 +226,12 @@ def test_another_device_needs_an_engine_of_its_own(
     [
         ("deserialize_cuda_engine:1", "doesn't accept this engine: The engine plan file"),
         ("create_execution_context:1", "creating a context of profile 0: .*OutOfMemory"),
-        ("set_optimization_profile_async:1", "choosing profile 0: the profile can't be set"),
+        (
+            "set_optimization_profile_async:1",
+            r"choosing profile 0 \(Error in set optimi.*\): the profile can't be set",
+        ),
         ("set_input_shape:1", r"setting input_ids to shape \[2, 32\]"),
-        ("infer_shapes:1", "inferring shapes, for which it needs input_ids, attention_mask"),
+        ("infer_shapes:1", r"inferring shapes \(infer_shapes error code: -1\): shapes can't be"),
         ("set_tensor_address:2", "setting the address of attention_mask"),
         ("execute_async_v3:1", "queueing a run: .*a fake failure"),
         ("execute_async_v3:2", "bucket 0 .*can't be captured as a graph"),
@@ -228,6 +247,26 @@ def test_failures_of_tensorrt_are_named(
         open_bundle(finished, mode="reduce-overhead")
     assert caught.value.exit_code == 29
     with open_bundle(finished, mode="reduce-overhead") as model:  # it fails only once
+        run(model, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "text"),
+    [
+        ("set_optimization_profile_async", False, "failed at choosing profile 0, and its log"),
+        ("infer_shapes", ["input_ids"], "inferring shapes, for which it needs input_ids, and"),
+    ],
+)
+def test_what_bindings_that_don_t_raise_would_return(
+    finished: str, name: str, answer: object, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tensorrt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tensorrt.IExecutionContext, name, lambda self, *arguments: answer)
+        with pytest.raises(GpuError, match=text):
+            open_bundle(finished)
+    with open_bundle(finished) as model:
         run(model, 3)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edgecompile.runtime.device import DeviceIdentity
 from edgecompile.runtime.errors import BundleError, DamagedBundleError
 from edgecompile.runtime.files import BundleFolder
 from edgecompile.runtime.manifest import TENSORRT, parse_manifest
@@ -21,6 +22,7 @@ from edgecompile.runtime.recipe import (
     sibling,
     version_pair,
 )
+from edgecompile.runtime.schema import Tolerance
 from tests.hostile.trees import mutate, mutate_bytes, render, to_tree
 from tests.runtime.bundles import ORIN, RECIPE, DummyBundle
 
@@ -34,6 +36,7 @@ def test_a_recipe_is_read_whole(bundle: DummyBundle) -> None:
     recipe = parse(bundle, bundle.add_tensorrt())
     assert recipe.to_json() == RECIPE
     assert (recipe.least, recipe.below, recipe.device.sm_count) == ("10.3", "11.0", 8)
+    assert (recipe.tolerance, recipe.min_cosine) == (Tolerance(1e-5, 1e-4), 0.9999)
     assert recipe.profiles[1]["input_ids"] == ShapeRange((1, 64), (1, 64), (2, 64))
     assert recipe.predicted.scratch_bytes == (1 << 20, 2 << 20)
 
@@ -46,6 +49,9 @@ def test_a_recipe_with_an_engine(bundle: DummyBundle) -> None:
     assert recipe.engine.profile_of == (0, 0)
     assert recipe.engine.tensors["states"] == "output1"
     assert parse(bundle, json.loads(recipe.to_bytes())) == recipe
+    # What it says of the device is what an engine's key is made of, no more and no less.
+    device = DeviceIdentity("", "", "", "", 1, False, "", "", "", 0)
+    assert recipe.engine.device.keys() == device.key_json().keys()
     # A later version may say more of the device, or say that there is none.
     document["engine"]["device"]["later"] = 1
     assert parse(bundle, document) == recipe
@@ -72,6 +78,12 @@ def test_unknown_keys_are_ignored(bundle: DummyBundle) -> None:
     recipe["later"] = {"x": [1]}
     recipe["device"]["later"] = None
     assert parse(bundle, recipe) == expected
+
+
+def test_any_cosine_may_do(bundle: DummyBundle) -> None:
+    recipe = parse(bundle, {**bundle.add_tensorrt(), "min_cosine": None})
+    assert recipe.min_cosine is None
+    assert json.loads(recipe.to_bytes())["min_cosine"] is None
 
 
 def test_every_problem_is_named(bundle: DummyBundle) -> None:

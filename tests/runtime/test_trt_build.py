@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,47 @@ class TestPhases:
         phases.finish("unknown")
         phases.start("orphan", "nobody", 5)
         assert phases.fraction() == 1.0
+
+    def test_several_threads_at_once(self) -> None:
+        """Some ask for the fraction while others begin and end phases."""
+        phases = Phases()
+        phases.start("build", None, 10)
+        failures: list[BaseException] = []
+        going = threading.Event()
+        going.set()
+
+        def ask() -> None:
+            try:
+                while going.is_set():
+                    assert 0.0 <= phases.fraction() <= 1.0
+            except BaseException as error:
+                failures.append(error)
+
+        def work(number: int) -> None:
+            try:
+                for turn in range(3000):
+                    name = f"{number}-{turn % 7}"
+                    phases.start(name, "build", 3)
+                    phases.step(name, turn % 3)
+                    phases.finish(name)
+            except BaseException as error:
+                failures.append(error)
+
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            askers = [threading.Thread(target=ask) for _ in range(2)]
+            workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+            for thread in (*askers, *workers):
+                thread.start()
+            for thread in workers:
+                thread.join()
+            going.clear()
+            for thread in askers:
+                thread.join()
+        finally:
+            sys.setswitchinterval(before)
+        assert failures == [] and phases.fraction() == 0.0
 
 
 @pytest.mark.parametrize(
@@ -120,6 +162,31 @@ def test_a_build(job: BuildJob, tmp_path: Path) -> None:
     assert told and told[0]["progress"].keys() == {"phase", "fraction", "seconds"}
     second = changed(job, output=job.output + "2")
     assert build_engine(second, told.append)["timing_cache"] == "used"
+
+
+def test_float32_is_not_computed_in_tf32(
+    job: BuildJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fake begins with the flag, as TensorRT does, and refuses to build with it."""
+    monkeypatch.setenv("FAKE_TRT_LOG", str(tmp_path / "log"))
+    build_engine(job, lambda message: None)
+    assert "clear_flag TF32" in (tmp_path / "log").read_text()
+    import tensorrt
+
+    monkeypatch.setattr(tensorrt.IBuilderConfig, "clear_flag", lambda self, flag: None)
+    with pytest.raises(AssertionError, match="TF32"):
+        build_engine(changed(job, output=job.output + "2"), lambda message: None)
+
+
+def test_a_progress_that_can_t_be_told_cancels_nothing(job: BuildJob) -> None:
+    """An exception in step_complete would be a False, and that ends a build."""
+    told: list[Any] = []
+
+    def tell(message: Any) -> None:
+        told.append(message)
+        raise BrokenPipeError("nobody listens")
+
+    assert build_engine(job, tell)["size"] > 0 and told
 
 
 def test_an_engine_replaces_no_file(job: BuildJob) -> None:

@@ -1,7 +1,8 @@
 """A FAKE of NVIDIA's TensorRT, for tests on machines without a GPU. Nothing here is TensorRT.
 
 It has only names that TensorRT 10.3 has, asks for the order of calls that TensorRT asks for, and
-fails as TensorRT does: None or -1 or False where that returns them, with the reason in the logger.
+fails as TensorRT does: None or -1 or False where that returns them, RuntimeError where its bindings
+raise that, with the reason in the logger.
 What a caller would crash TensorRT with raises FakeTensorrtMisuse. Needs onnx; see hooks.py for the
 environment variables that make it fail, wait or die.
 """
@@ -19,6 +20,7 @@ from .builder import (
 from .execution import ICudaEngine, IExecutionContext, Runtime
 from .hooks import version as _version
 from .types import (
+    BuilderFlag,
     DataType,
     ExecutionContextAllocationStrategy,
     IHostMemory,
@@ -33,6 +35,7 @@ from .types import (
 __version__ = _version()
 __all__ = [
     "Builder",
+    "BuilderFlag",
     "DataType",
     "ExecutionContextAllocationStrategy",
     "IBuilderConfig",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .hooks import called, device, note, require, version
 from .types import (
+    BuilderFlag,
     DataType,
     IHostMemory,
     ILogger,
@@ -118,6 +119,7 @@ class IBuilderConfig:
         self._workspace: int | None = None
         self._profiles: list[IOptimizationProfile] = []
         self._cache: ITimingCache | None = None
+        self._flags = {BuilderFlag.TF32}  # as the real one begins
         self.builder_optimization_level = 3
         self.progress_monitor: IProgressMonitor | None = None
 
@@ -126,6 +128,11 @@ class IBuilderConfig:
         require(isinstance(pool, MemoryPoolType), "pool must be a MemoryPoolType")
         require(pool_size > 0, "a pool of no size")
         self._workspace = pool_size
+
+    def clear_flag(self, flag: BuilderFlag) -> None:
+        called("clear_flag", flag.name)
+        require(isinstance(flag, BuilderFlag), "flag must be a BuilderFlag")
+        self._flags.discard(flag)
 
     def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
         if called("add_optimization_profile") or not profile._valid():
@@ -186,6 +193,7 @@ class Builder:
         assert network._model is not None
         require(config._workspace is not None, "WORKSPACE wasn't limited")
         assert config._workspace is not None
+        require(BuilderFlag.TF32 not in config._flags, "float32 would be computed in TF32")
         level, profiles = config.builder_optimization_level, config._profiles
         details = f"workspace={config._workspace} level={level} profiles={len(profiles)}"
         if called("build_serialized_network", details):

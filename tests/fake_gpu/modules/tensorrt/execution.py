@@ -153,7 +153,8 @@ class IExecutionContext:
         require(stream_handle != 0, "the default stream")
         if called("set_optimization_profile_async", str(profile_index)):
             self._engine._say("the profile can't be set (a fake failure)")
-            return False
+            # The binding raises where C++ returns false.
+            raise RuntimeError("Error in set optimization profile async.")
         needed = self._engine.get_device_memory_size_for_profile_v2(profile_index)
         require(self._memory[1] >= needed, "less scratch memory than the profile needs")
         self._profile = profile_index
@@ -192,7 +193,8 @@ class IExecutionContext:
     def infer_shapes(self) -> list[str]:
         if called("infer_shapes"):
             self._engine._say("shapes can't be inferred (a fake failure)")
-            return list(self._engine._inputs)
+            # Likewise, where C++ returns a negative number.
+            raise RuntimeError("infer_shapes error code: -1")
         lacking = [name for name in self._engine._inputs if name not in self._shapes]
         if not lacking:
             self._results = self._find_results()

@@ -38,7 +38,10 @@ def version() -> str:
 
 def device() -> str:
     """What engines and timing caches are bound to."""
-    return "{}/{}".format(version(), os.environ.get("FAKE_CUDART_DEVICE", ""))
+    items = os.environ.get("FAKE_CUDART_DEVICE", "").split(";")
+    # TensorRT doesn't use the process' libcudart.
+    bound = [item for item in items if not item.startswith("runtime=")]
+    return "{}/{}".format(version(), ";".join(bound))
 
 
 def note(text: str) -> None:

@@ -67,6 +67,10 @@ class NetworkDefinitionCreationFlag(_Enum):
     STRONGLY_TYPED = "strongly typed"
 
 
+class BuilderFlag(_Enum):
+    TF32 = "tf32"
+
+
 class MemoryPoolType(_Enum):
     WORKSPACE = "workspace"
 
