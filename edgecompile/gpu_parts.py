@@ -146,16 +146,16 @@ def with_gpu(
 ) -> VerifyReport:
     """A report with what is known of the GPU's variant: of its ONNX, and of an engine if there is one
     that was ``tested``."""
+    check = parts.artifact.check
     results = (*report.results, *tested, *onnx_results(parts))
+    if not report.results:  # nothing of the CPU's was run, so the GPU's bounds are the report's
+        report = replace(report, tolerance=check.tolerance, min_cosine=check.min_cosine)
     if tested:
         return replace(report, results=results)
     reason = (
         "its engine can only be built on the device (edgecompile.runtime finish), which tests it "
         "on the golden vectors; here its ONNX was run by onnxruntime"
     )
-    check = parts.artifact.check
-    if not report.results:  # nothing but the ONNX was run, so its bounds are the report's
-        report = replace(report, tolerance=check.tolerance, min_cosine=check.min_cosine)
     return replace(
         report,
         results=results,

@@ -116,6 +116,8 @@ def _convert(
         # Its default is one path in /tmp, which others could write before us.
         "timing_cache_path": request["timing_cache"],
         "require_full_compilation": True,
+        # What is float32 is verified as such, and the engine that a device builds has no TF32 either.
+        "disable_tf32": True,
     }
     known = inspect.signature(convert).parameters
     try:
@@ -147,7 +149,7 @@ def convert_options(convert: Callable[..., Any], precision: str) -> dict[str, An
 
     known = inspect.signature(convert).parameters
     if precision == "fp32":
-        return {"use_explicit_typing": True, "disable_tf32": True}
+        return {"use_explicit_typing": True}
     if {"enable_autocast", "low_precision_type"} <= known.keys():
         return {
             "use_explicit_typing": True,

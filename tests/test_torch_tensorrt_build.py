@@ -171,8 +171,7 @@ def test_how_a_release_is_told_the_precision() -> None:
         "enabled_precisions": {torch.float32, torch.float16},
     }
     for function in (newer, older, neither):
-        # No reduced precision behind anyone's back: fp32 is verified as such.
-        assert convert_options(function, "fp32")["disable_tf32"] is True
+        assert convert_options(function, "fp32") == {"use_explicit_typing": True}
     with pytest.raises(Exception, match="can't be told to compute in fp16"):
         convert_options(neither, "fp16")
 

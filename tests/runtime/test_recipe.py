@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edgecompile.runtime.device import DeviceIdentity
 from edgecompile.runtime.errors import BundleError, DamagedBundleError
 from edgecompile.runtime.files import BundleFolder
 from edgecompile.runtime.manifest import TENSORRT, parse_manifest
@@ -48,6 +49,9 @@ def test_a_recipe_with_an_engine(bundle: DummyBundle) -> None:
     assert recipe.engine.profile_of == (0, 0)
     assert recipe.engine.tensors["states"] == "output1"
     assert parse(bundle, json.loads(recipe.to_bytes())) == recipe
+    # What it says of the device is what an engine's key is made of, no more and no less.
+    device = DeviceIdentity("", "", "", "", 1, False, "", "", "", 0)
+    assert recipe.engine.device.keys() == device.key_json().keys()
     # A later version may say more of the device, or say that there is none.
     document["engine"]["device"]["later"] = 1
     assert parse(bundle, document) == recipe

@@ -30,6 +30,7 @@ def build_plan(path: str, profiles: Sequence[Shapes]) -> bytes:
         raise RuntimeError("the fake parser refuses the ONNX")
     config = builder.create_builder_config()
     config.set_memory_pool_limit(tensorrt.MemoryPoolType.WORKSPACE, 1 << 20)
+    config.clear_flag(tensorrt.BuilderFlag.TF32)
     for shapes in profiles:
         profile = builder.create_optimization_profile()
         for name, (least, best, most) in shapes.items():

@@ -77,6 +77,7 @@ if "old" in _HOW:
         **kwargs: Any,
     ) -> Any:
         assert not kwargs, f"nobody reads {kwargs}"
+        assert disable_tf32, "float32 would be computed in TF32"
         if use_explicit_typing:
             assert set(enabled_precisions) == {torch.float32}, "typed, and with precisions"
         else:
@@ -117,7 +118,8 @@ else:
         assert not kwargs, f"nobody reads {kwargs}"
         assert use_explicit_typing and optimization_level == 3
         wanted = os.environ["FAKE_TORCH_TENSORRT_PRECISION"]
-        assert (enable_autocast, low_precision_type, disable_tf32) == (
-            (True, torch.float16, False) if wanted == "fp16" else (False, None, True)
+        assert disable_tf32, "float32 would be computed in TF32"
+        assert (enable_autocast, low_precision_type) == (
+            (True, torch.float16) if wanted == "fp16" else (False, None)
         )
         return _convert(exported_program, arg_inputs, kwarg_inputs, timing_cache_path)
