@@ -19,6 +19,7 @@ import pytest
 from edgecompile.runtime import aoti, cpu, files, weights
 from edgecompile.runtime import libraries as libraries_module
 from edgecompile.runtime import model as model_module
+from edgecompile.runtime import programs as programs_module
 from edgecompile.runtime.errors import BundleError, DamagedBundleError, NativeError
 from edgecompile.runtime.files import BundleFolder
 from edgecompile.runtime.libraries import PinnedLibrary, pin_library
@@ -200,7 +201,7 @@ def test_a_descriptor_that_somebody_else_closed_is_not_loaded(
     toy.bundle.write()
     other = toy.bundle.folder / "intruder.so"
     other.write_bytes(toy.libraries.intruder)
-    pin = model_module.pin_library
+    pin = programs_module.pin_library
 
     def pin_and_lose(folder: BundleFolder, name: str) -> PinnedLibrary:
         pinned = pin(folder, name)
@@ -209,7 +210,7 @@ def test_a_descriptor_that_somebody_else_closed_is_not_loaded(
         os.close(fd)
         return pinned
 
-    monkeypatch.setattr(model_module, "pin_library", pin_and_lose)
+    monkeypatch.setattr(programs_module, "pin_library", pin_and_lose)
     with pytest.raises(DamagedBundleError, match="it changed since"):
         run_once(toy)
     assert not toy.trace.exists()
