@@ -17,6 +17,7 @@ from edgecompile.errors import CostError
 from edgecompile.limits import BucketCost
 from edgecompile.mode_points import merge_modes
 from edgecompile.runtime.document import shorten
+from edgecompile.runtime.engines import PLANNED
 from edgecompile.targets import TargetProfile
 
 __all__ = [
@@ -84,6 +85,7 @@ class Calibration:
         open_ms: median milliseconds of opening the bundle; None if it wasn't measured.
         load_ms: milliseconds that loading one more program takes, likewise.
         bucket_cost: what buckets take to build and ship; all 0 where the file doesn't say.
+        mode: how a GPU ran, as ``Model.info`` has it; None if the file doesn't say.
     """
 
     source: str
@@ -102,6 +104,7 @@ class Calibration:
     open_ms: float | None
     load_ms: float | None
     bucket_cost: BucketCost = field(default_factory=BucketCost)
+    mode: str | None = None
 
     @cached_property
     def slices(self) -> dict[OtherSizes, tuple[CalibratedPoint, ...]]:
@@ -212,6 +215,12 @@ def check_calibration(
     if target.gpu is not None:
         # The bundle calls the GPU's variant after the target. Its own cores cost something else.
         variants = {target.name: target.archs[0]}
+        if found.mode != PLANNED:
+            # Others launch kernels where the plan replays graphs, or pad what it doesn't.
+            problems.append(
+                f"it was measured in the mode {found.mode or 'unknown'}, not in {PLANNED} "
+                "(EDGECOMPILE_MODE)"
+            )
     if variants.get(found.variant) != found.arch:
         known = ", ".join(f"{name} ({arch})" for name, arch in variants.items())
         problems.append(

@@ -64,6 +64,8 @@ class _CalibrationReader:
         sha = reader.string(top, "manifest_sha256", "") or ""
         if sha and not _SHA256.fullmatch(sha):
             self.add("manifest_sha256", f"{shorten(sha)!r} isn't 64 lower-case hex digits")
+        # Files of before its day have none.
+        mode = self.text_or_null("mode") if "mode" in top else None
         threads = self.whole(top, "threads", "", 1, 4096)
         host = reader.mapping(top, "host", "")
         open_ms, load_ms = (
@@ -94,6 +96,7 @@ class _CalibrationReader:
             points=points,
             open_ms=open_ms,
             load_ms=load_ms,
+            mode=mode,
             bucket_cost=replace(cost, load_ms=load_ms or 0.0),
         )
 

@@ -274,6 +274,25 @@ def test_another_calibration_is_refused(
     assert ";" not in caught.value.message and "bench BUNDLE --calibrate" in str(caught.value)
 
 
+@pytest.mark.parametrize("mode", [None, "default", "reduce-overhead", "planned"])
+def test_a_gpu_is_calibrated_as_it_is_planned(tmp_path: Path, mode: str | None) -> None:
+    target = load_target("jetson-orin-nano")
+    gpu = {"variant": target.name, "arch": target.archs[0], "precision": "fp16"}
+    found = read(tmp_path, document(**gpu, **({} if mode is None else {"mode": mode})))
+    assert found.mode == mode
+    if mode == "planned":
+        check(found, target=target, precision="fp16")
+    else:
+        text = f"it was measured in the mode {mode or 'unknown'}, not in planned"
+        with pytest.raises(CostError, match=text):
+            check(found, target=target, precision="fp16")
+    check(read(tmp_path, document(mode="default")))  # a CPU's only one
+
+
+def test_a_mode_is_text(tmp_path: Path) -> None:
+    assert "mode: must be a string" in refused(tmp_path, document(mode=1))
+
+
 def test_every_difference_is_told(tmp_path: Path) -> None:
     found = replace(read(tmp_path, document()), structure="a", variant="b", edgecompile="c")
     with pytest.raises(CostError) as caught:

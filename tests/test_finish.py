@@ -230,6 +230,45 @@ def test_a_damaged_engine_is_built_anew(rig: Rig) -> None:
     assert rig.names() == WHOLE
 
 
+def test_an_engine_that_tensorrt_refuses_now_is_built_anew(rig: Rig) -> None:
+    """Another build of the same version, say: nothing that can be asked for tells them apart."""
+    assert rig.finish().report["state"] == "finished"
+    refusing = {"FAKE_TRT_FAIL": "deserialize_cuda_engine:*"}
+    rig.environment.update(refusing)
+    assert "finish BUNDLE --force" in serve(rig, [3]).stderr
+    del rig.environment["FAKE_TRT_FAIL"]
+    (rig.folder / "counts").mkdir()
+    counts = {"FAKE_TRT_COUNTS": str(rig.folder / "counts")}
+    # Before and after the lock is taken; the new one is accepted.
+    fail = "deserialize_cuda_engine:1,deserialize_cuda_engine:2"
+    again = rig.finish(FAKE_TRT_FAIL=fail, **counts)
+    assert again.report["state"] == "finished" and again.report["attempts"] != []
+    assert "no finished engine: " in again.stderr
+    assert "doesn't accept it: The engine plan file is not compatible" in again.stderr
+    assert rig.names() == WHOLE and rig.finish().report["state"] == "already finished"
+    check_served(rig, [3], ("default",))
+
+
+def test_an_untested_engine_that_tensorrt_refuses_is_built_anew(rig: Rig) -> None:
+    assert rig.finish(FAKE_TRT_FAIL="execute_async_v3:1").code == 29
+    assert rig.names() == ["built.json", "engine"]
+    (rig.folder / "counts").mkdir()
+    again = rig.finish(
+        FAKE_TRT_FAIL="deserialize_cuda_engine:1", FAKE_TRT_COUNTS=str(rig.folder / "counts")
+    )
+    assert again.report["state"] == "finished" and rig.names() == WHOLE
+    assert len(rig.calls("build_serialized_network")) == 2
+
+
+@pytest.mark.parametrize(("how", "state"), [("segv", "finished"), ("kill", "already finished")])
+def test_an_engine_that_ends_whoever_opens_it(rig: Rig, how: str, state: str) -> None:
+    assert rig.finish().code == 0
+    (rig.folder / "counts").mkdir()
+    fail = f"deserialize_cuda_engine:1:{how},deserialize_cuda_engine:2:{how}"
+    again = rig.finish(FAKE_TRT_FAIL=fail, FAKE_TRT_COUNTS=str(rig.folder / "counts"))
+    assert again.report["state"] == state
+
+
 # --- Another device, or one that changed
 @pytest.mark.parametrize(
     ("environment", "text"),
@@ -638,7 +677,17 @@ def test_the_tester_is_killed(rig: Rig, point: str) -> None:
     assert len(rig.calls("build_serialized_network")) == 1
 
 
-@pytest.mark.parametrize("how", ["segv", "abort"])
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGHUP", "SIGINT", "SIGXCPU"])
+def test_a_tester_that_is_told_to_end_accuses_no_engine(rig: Rig, how: str) -> None:
+    done = rig.finish(FAKE_TRT_FAIL=f"execute_async_v3:1:{how}")
+    assert done.code == 60 and how in done.stderr
+    assert rig.names() == ["built.json", "engine"]
+    assert len(list((rig.cache / "timing").iterdir())) == 1
+    assert rig.finish().report["state"] == "finished"
+    assert len(rig.calls("build_serialized_network")) == 1
+
+
+@pytest.mark.parametrize("how", ["segv", "abort", "SIGBUS", "SIGILL", "SIGFPE"])
 def test_an_engine_that_ends_its_process_is_dropped(rig: Rig, how: str) -> None:
     done = rig.finish(FAKE_TRT_FAIL=f"execute_async_v3:1:{how}")
     assert done.code == 60 and rig.names() == []
@@ -674,7 +723,7 @@ def deadly(name, when):
         return real(*arguments, **options)
     setattr(os, name, call)
 always = lambda *arguments: True
-for name in ("replace", "unlink", "fsync", "makedirs", "ftruncate", "pwrite"):
+for name in ("replace", "unlink", "fsync", "mkdir", "ftruncate", "pwrite"):
     deadly(name, always)
 deadly("open", lambda path, flags=0, *rest: flags & os.O_CREAT)
 sys.exit(main(["finish", sys.argv[2], "--json"]))

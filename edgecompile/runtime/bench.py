@@ -6,7 +6,7 @@ from .coldstart import measure_cold_start, read_memory
 from .errors import InputError
 from .inputs import make_inputs
 from .model import open_bundle
-from .rounds import check_budget, measure_rounds
+from .rounds import check_budget, measure_rounds, what_ran
 from .stats import percentile
 from .workload import plan_runs
 
@@ -51,6 +51,7 @@ def run_bench(
         info = model.info
         for key in ("name", "manifest_sha256", "variant", "threads", "host"):
             report[key] = info[key]
+        report.update(what_ran(info))
         runs, outside = plan_runs(model.manifest, lengths)
         if not runs:
             raise InputError("every length lies outside the buckets of " + path)

@@ -14,7 +14,7 @@ from .inputs import make_inputs
 from .manifest import Extent, Manifest
 from .model import open_bundle
 from .output import check_output, write_output
-from .rounds import check_budget, measure_rounds
+from .rounds import check_budget, measure_rounds, what_ran
 from .stats import percentile
 from .stats_file import format_time
 
@@ -107,6 +107,7 @@ def calibrate_bundle(
         "variant": chosen.name,
         "arch": chosen.arch,
         "threads": info["threads"],
+        **what_ran(info),
         "host": info["host"],
         "date": format_time(time.time()),
         "length_axis": manifest.length_axis,

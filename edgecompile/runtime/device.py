@@ -4,6 +4,7 @@ An engine runs only where all of it is the same. The name that CUDA gives doesn'
 apart (every Orin is called "Orin"); the device tree does.
 """
 
+import ctypes
 import os
 import re
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ def describe_device(cuda: Cuda, tensorrt: Optional[str] = None) -> DeviceIdentit
 
 
 def tensorrt_version() -> str:
-    """The version of the module ``tensorrt``, which is loaded.
+    """The version of the module ``tensorrt``, which is loaded, and the build of its library.
 
     Raises:
         GpuUnavailableError: Python finds none, or it can't be loaded.
@@ -118,7 +119,20 @@ def tensorrt_version() -> str:
     except ImportError as error:
         text = "Python's module tensorrt can't be used: {}".format(error)
         raise GpuUnavailableError(text, _TENSORRT_HINT) from None
-    return str(tensorrt.__version__)
+    version = str(tensorrt.__version__)
+    if version.count(".") == 2:
+        # Engines are bound to the build as well, which the module leaves out.
+        version += _library_build(version.partition(".")[0])
+    return version
+
+
+def _library_build(major: str) -> str:
+    """The libnvinfer that the module has loaded, as ".30"; "" if there is none or it doesn't say."""
+    try:
+        library = ctypes.CDLL("libnvinfer.so." + major, mode=os.RTLD_NOLOAD)
+        return ".{}".format(int(library.getInferLibBuildVersion()))
+    except (AttributeError, OSError):
+        return ""
 
 
 def free_memory(cuda: Cuda, integrated: bool) -> int:

@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -22,7 +23,7 @@ from .device import DeviceIdentity
 from .document import Problems, Reader, parse_json
 from .errors import BundleError, EngineCacheError
 from .files import BundleFolder, hash_descriptor
-from .output import write_output
+from .output import make_private, write_output
 from .recipe import Recipe, read_recipe, sibling
 from .schema import Manifest, Variant
 from .trt_build import SETTINGS_VERSION
@@ -104,16 +105,28 @@ class EngineFolder:
         return os.path.join(self.path, name)
 
     def make(self) -> None:
-        """Makes it and the one of the timing caches.
+        """Makes it and the one of the timing caches, each level for this user alone.
 
         Raises:
-            EngineCacheError: that isn't possible.
+            EngineCacheError: that isn't possible, or others may write there.
         """
         for path in (self.path, os.path.dirname(self.timing_cache)):
             try:
-                os.makedirs(path, mode=0o700, exist_ok=True)
+                make_private(path)
             except OSError as error:
                 raise _unusable(path, error) from None
+        open_to = self._open_to()
+        if open_to:
+            text = "{}: others than its owner may write there, and an engine is native code"
+            raise EngineCacheError(text.format(open_to), "chmod go-w {}".format(open_to))
+
+    def _open_to(self) -> str:
+        """The folder of engines, or this one, if group or others may write to it; else ""."""
+        for path in (os.path.dirname(self.path), self.path):
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                    return path
+        return ""
 
     @contextlib.contextmanager
     def locked(self, say: Callable[[str], None]) -> Iterator[int]:
@@ -168,6 +181,9 @@ class EngineFolder:
         Args:
             tested: False reads what was built and not tested yet.
         """
+        open_to = self._open_to()
+        if open_to:
+            return None, "others than its owner may write to {}".format(open_to)
         path = self.join(_STAMP if tested else _BUILT)
         try:
             with open(path, "rb") as stream:

@@ -7,6 +7,7 @@ memory is the builder's, and an end by the system is an event among others.
 import contextlib
 import errno
 import os
+import signal
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
@@ -31,6 +32,8 @@ from .worker_process import WorkerDied
 from .workers import Workers
 
 Say = Callable[[str], None]
+#: Signals by which code ends its own process. Others come from outside: of a service manager, say.
+_FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
 class Options(NamedTuple):
@@ -76,6 +79,16 @@ class EngineMaker:
         self.notes: List[str] = []
         self.free = 0
 
+    def refusal(self, engine: FinishedEngine) -> str:
+        """Why TensorRT doesn't take an engine that is whole and whose key fits; "" if it does."""
+        request = {"path": engine.path, "sha256": engine.sha256, "size": engine.size}
+        try:
+            return str(self.workers.run("accept", request)["refusal"])
+        except BuildFailure:  # too little memory now: that says nothing of the engine
+            return ""
+        except WorkerDied as died:
+            return str(died) if died.signal in _FAULTS else ""
+
     def make(self, lock: int) -> FinishedEngine:
         """A new engine, or one that was built before and not tested yet, with its stamp.
 
@@ -92,7 +105,7 @@ class EngineMaker:
         served, _ = self.engines.read_stamp()
         built, _ = self.engines.read_stamp(tested=False)
         usable = built is not None and built.stamp.get("asked") == self.options.asked()
-        if built is not None and usable and not self.options.force and is_whole(built):
+        if built is not None and usable and not self.options.force and self._takes(built):
             self.say("built before, not tested yet: {}".format(built.path))
         else:
             built = None
@@ -146,6 +159,14 @@ class EngineMaker:
 
     def _scratch_name(self) -> str:
         return self.engines.join("building-{}-{}.tmp".format(os.getpid(), os.urandom(4).hex()))
+
+    def _takes(self, built: FinishedEngine) -> bool:
+        if not is_whole(built):
+            return False
+        refusal = self.refusal(built)
+        if refusal:
+            self.say("{}: {}".format(built.path, refusal))
+        return not refusal
 
     def _build(self, lock: int) -> FinishedEngine:
         recipe = self.recipe
@@ -269,7 +290,7 @@ class EngineMaker:
             hint = "end other programs and run finish again: it goes on from here"
             raise DeviceMemoryError(text, hint) from None
         except WorkerDied as died:
-            if died.signal not in (0, 9):
+            if died.signal in _FAULTS:
                 self._refuse(built, served)  # it would end the next process too
             raise FinishError("the engine can't be tested: {}".format(died)) from None
         for line in result["lines"]:

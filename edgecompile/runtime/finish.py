@@ -111,6 +111,9 @@ class _Run:
             return None, "it was finished with other options"
         if not is_whole(engine):
             return None, "{} is damaged".format(engine.path)
+        refusal = self.maker.refusal(engine)
+        if refusal:
+            return None, "{}: {}".format(engine.path, refusal)
         return engine, ""
 
     def _tell_why(self, reason: str) -> None:

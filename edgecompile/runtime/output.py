@@ -97,3 +97,23 @@ def write_output(path: str, data: bytes, durable: bool = False) -> None:
         with contextlib.suppress(OSError):
             os.unlink(beside)
         raise
+
+
+def make_private(path: str) -> None:
+    """Makes a folder and those above it that don't exist, all of them for this user alone.
+
+    That is what os.makedirs does with the last level only.
+
+    Raises:
+        OSError: that isn't possible.
+    """
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    if parent != path:
+        make_private(parent)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:  # somebody else was first, or it isn't a folder
+        if not os.path.isdir(path):
+            raise

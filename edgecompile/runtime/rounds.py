@@ -2,7 +2,7 @@
 
 import random
 import time
-from typing import Any, Callable, List
+from typing import Any, Callable, Dict, List, Mapping
 
 from .errors import InputError
 
@@ -22,6 +22,13 @@ def check_budget(seconds: float, cold_runs: int) -> None:
     if not 0 <= cold_runs <= MAX_COLD_RUNS:
         text = "cold-runs is {}, must be from 0 to {}"
         raise InputError(text.format(cold_runs, MAX_COLD_RUNS))
+
+
+def what_ran(info: Mapping[str, Any]) -> Dict[str, Any]:
+    """Of ``Model.info`` what times depend on: "backend", "mode"; on a GPU also "gpu",
+    "gpu_precision", "tensorrt" and "engine"."""
+    keys = ("backend", "mode", "gpu", "gpu_precision", "tensorrt", "engine")
+    return {key: info[key] for key in keys if key in info}
 
 
 def measure_rounds(

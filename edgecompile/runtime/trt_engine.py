@@ -53,6 +53,25 @@ def load_engine(cuda: Cuda, finished: FinishedEngine, manifest: Manifest) -> "Tr
     return result
 
 
+def find_refusal(finished: FinishedEngine) -> str:
+    """Why TensorRT doesn't take an engine whose key fits; "" if it does, or if memory ran out.
+
+    Plans are bound to more than the versions that can be asked for, such as the build of TensorRT.
+
+    Raises:
+        UnfinishedBundleError, GpuUnavailableError: as ``load_engine``.
+    """
+    tensorrt_version()
+    import tensorrt
+
+    log = BuildLog()
+    runtime = tensorrt.Runtime(make_logger(log))
+    if runtime.deserialize_cuda_engine(_read(finished)) is not None or log.about_memory():
+        return ""
+    text = "TensorRT {} doesn't accept it{}"
+    return text.format(tensorrt.__version__, _last_words(log))
+
+
 def _read(finished: FinishedEngine) -> bytes:
     try:
         fd = os.open(finished.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -52,10 +52,21 @@ def selftest(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
     return selftest_engine(request, tell)
 
 
+def accept(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
+    """See ``trt_engine.find_refusal``; the request has "path", "sha256" and "size" of an engine."""
+    from .engine_cache import FinishedEngine
+    from .trt_engine import find_refusal
+
+    Cuda.load()  # the very one that engines are opened with
+    engine = FinishedEngine(request["path"], request["sha256"], request["size"], (), {})
+    return {"refusal": find_refusal(engine)}
+
+
 _TASKS: Dict[str, Callable[[Mapping[str, Any], Tell], Dict[str, Any]]] = {
     "describe": describe,
     "build": build,
     "selftest": selftest,
+    "accept": accept,
 }
 
 

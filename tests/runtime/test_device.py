@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from edgecompile.runtime.device import describe_device, free_memory, tensorrt_ve
 from edgecompile.runtime.errors import GpuUnavailableError
 from tests.fake_gpu.build import MODULES, FakeCudart
 from tests.fake_gpu.bundles import DEVICE, MODEL, make_device_root
+from tests.needs import need
 
 
 @pytest.fixture
@@ -23,6 +25,45 @@ def orin(
     monkeypatch.setenv("EDGECOMPILE_DEVICE_ROOT", str(root))
     monkeypatch.setenv("FAKE_CUDART_DEVICE", DEVICE)
     return Cuda.load(), root
+
+
+BUILD = """
+import ctypes, os, sys, types
+from edgecompile.runtime.device import tensorrt_version
+module = types.ModuleType("tensorrt")  # a fake
+module.__version__ = sys.argv[2]
+sys.modules["tensorrt"] = module
+before = tensorrt_version()
+ctypes.CDLL(sys.argv[1])
+print(before, tensorrt_version())
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "version", "found"),
+    [
+        ("int getInferLibBuildVersion(void) { return 30; }", "10.3.0", "10.3.0.30"),
+        ("int getInferLibBuildVersion(void) { return 30; }", "10.3.0.26", "10.3.0.26"),
+        ("int getInferLibBuildVersion(void) { return 30; }", "11.4.0", "11.4.0"),
+        ("int getInferLibVersion(void) { return 8502; }", "10.3.0", "10.3.0"),
+    ],
+)
+def test_the_build_of_the_loaded_library(
+    tmp_path: Path, source: str, version: str, found: str
+) -> None:
+    """In a process of its own: a fake library of TensorRT would stay in this one."""
+    (tmp_path / "fake.c").write_text(source)
+    library = tmp_path / "fake_libnvinfer.so"
+    soname = "-Wl,-soname,libnvinfer.so.10"
+    command = [need("cc", "gcc"), "-shared", "-fPIC", soname, "-o", str(library)]
+    subprocess.run([*command, str(tmp_path / "fake.c")], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(library), version],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == [version, found], done.stderr
 
 
 def test_a_jetson(orin: tuple[Cuda, Path]) -> None:

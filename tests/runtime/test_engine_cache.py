@@ -289,6 +289,40 @@ def test_a_cache_that_is_a_file(
     assert "EDGECOMPILE_CACHE" in (caught.value.hint or "")
 
 
+def test_every_level_is_made_for_its_user_alone(
+    bundle: DummyBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGECOMPILE_CACHE", str(tmp_path / "a" / "b"))
+    bundle.add_tensorrt()
+    before = os.umask(0)
+    try:
+        engines = EngineFolder(content_of(bundle), ORIN)
+        with engines.locked(print):
+            pass
+    finally:
+        os.umask(before)
+    made = [tmp_path / "a", *(path for path in (tmp_path / "a").rglob("*") if path.is_dir())]
+    assert {path.name for path in made} == {"a", "b", "engines", "timing", engines.key}
+    assert {oct(path.stat().st_mode & 0o777) for path in made} == {"0o700"}
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])
+@pytest.mark.parametrize("level", ["", ".."])
+def test_engines_that_others_may_exchange_are_not_used(
+    engines: EngineFolder, mode: int, level: str
+) -> None:
+    folder = Path(os.path.normpath(engines.join(level)))
+    folder.chmod(mode)
+    engine, reason = engines.read_stamp()
+    assert engine is None and reason == f"others than its owner may write to {folder}"
+    with pytest.raises(EngineCacheError, match="others than its owner") as caught:
+        engines.make()
+    assert caught.value.hint == f"chmod go-w {folder}"
+    folder.chmod(0o755)  # to read it is another thing
+    assert engines.read_stamp()[0] is not None
+    engines.make()
+
+
 def test_equal_values_have_equal_digests() -> None:
     assert digest({"a": 1, "b": [True, None]}) == digest({"b": [True, None], "a": 1})
     assert digest({"a": 1}) != digest({"a": "1"})

@@ -364,14 +364,28 @@ def test_info_says_whether_it_is_finished(unfinished: str, fake_device: FakeCuda
         profile_bundle(unfinished, seconds=0.1)
 
 
-def test_tools_measure_it(finished: str, tmp_path: Path) -> None:
+def test_tools_measure_it(finished: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = run_bench(finished, lengths={5: 2, 40: 1}, seconds=0.1, cold_runs=1)
     assert report["variant"] == "jetson-orin" and report["threads"] == 1
     assert [item["length"] for item in report["lengths"]] == [5, 40]
     assert report["cold_start"]["open_ms"] > 0
+    ran = {key: report[key] for key in ("backend", "mode", "gpu_precision", "tensorrt")}
+    assert ran == {
+        "backend": "tensorrt",
+        "mode": "planned",
+        "gpu_precision": "fp16",
+        "tensorrt": "10.3.0",
+    }
+    assert report["gpu"]["name"] == "Orin" and len(report["engine"]["sha256"]) == 64
     calibration = calibrate_bundle(finished, str(tmp_path / "c.json"), seconds=0.1, cold_runs=1)
     assert calibration["variant"] == "jetson-orin" and calibration["load_ms"] is not None
     assert {point["bucket"] for point in calibration["points"]} == {0, 1}
+    for key in ("gpu", "engine", *ran):
+        assert calibration[key] == report[key]
+    monkeypatch.setenv("EDGECOMPILE_MODE", "default")
+    assert run_bench(finished, seconds=0.01, cold_runs=0)["mode"] == "default"
+    again = calibrate_bundle(finished, str(tmp_path / "d.json"), seconds=0.01, cold_runs=0)
+    assert again["mode"] == "default"
 
 
 def graft(native_copy: Path) -> str:

@@ -2,7 +2,8 @@
 
 FAKE_TRT_VERSION   the version that it says it is, by default 10.3.0
 FAKE_TRT_FAIL      NAME:N[:HOW], several with commas: call N (or *) of NAME fails. HOW is "" (as
-                   that call fails), raise, kill (SIGKILL, as out of memory), segv, abort
+                   that call fails), raise, kill (SIGKILL, as out of memory), segv, abort, or the
+                   name of a signal: SIGTERM
 FAKE_TRT_COUNTS    a folder: calls are counted over all processes that have it
 FAKE_TRT_PAUSE     NAME:N:FILE: at call N of NAME, writes the process' number to FILE and sleeps
 FAKE_TRT_LOG       a file that gets a line per call
@@ -64,9 +65,12 @@ def called(name: str, details: str = "") -> bool:
         note(f"fails: {item}")
         if how == "raise":
             raise RuntimeError(f"fake failure of {name}")
-        if how in ("kill", "segv", "abort"):
-            deadly = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "abort": signal.SIGABRT}
-            os.kill(os.getpid(), deadly[how])
+        short = {"kill": "SIGKILL", "segv": "SIGSEGV", "abort": "SIGABRT"}.get(how, how)
+        if short.startswith("SIG"):
+            number = signal.Signals[short]
+            if number != signal.SIGKILL:
+                signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
             time.sleep(60)
         return True
     return False
