@@ -145,7 +145,7 @@ def engine_profiles(
     for bucket in buckets:
         axes = {name: Extent(e.lo, e.hi, e.hint) for name, e in bucket.axes}
         spec = BucketSpec(bucket.mode, axes, bucket.pad_axes if len(bucket.pad_axes) > 1 else ())
-        axis = exported.length_axis
+        axis = bucket.length_axis
         result.append({item.name: shape_ranges(item, spec, axis) for item in specs})
     return result
 
