@@ -13,6 +13,7 @@ from edgecompile.build_request import TORCH_TENSORRT, BuildRequest, BuildResult
 from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets
 from edgecompile.errors import PlanError
 from edgecompile.gpu_parts import GpuParts, engine_notes, rtx_notes
+from edgecompile.gpu_specs import GPU_PRECISION
 from edgecompile.jetpacks import NO_JETPACK, JetPack, load_jetpack
 from edgecompile.kits import whole_bucket
 from edgecompile.models import load_model
@@ -32,9 +33,7 @@ from edgecompile.toolchain import find_toolchain
 from edgecompile.torch_tensorrt_build import BuiltEngine, build_engine
 from edgecompile.torch_tensorrt_check import need_torch_tensorrt
 
-__all__ = ["DEFAULT_PRECISION", "build_for_gpu"]
-
-DEFAULT_PRECISION = "fp16"
+__all__ = ["build_for_gpu"]
 
 
 def build_for_gpu(
@@ -57,7 +56,7 @@ def build_for_gpu(
     jetpack = _release(request, profile)
     for arch in profile.archs:
         find_toolchain(arch)  # the program for the device's own cores comes late, and needs it
-    precision = request.precision or DEFAULT_PRECISION
+    precision = request.precision or GPU_PRECISION
     device: DeviceIdentity | None = None
     if request.backend == TORCH_TENSORRT:
         device = need_torch_tensorrt(profile, precision)

@@ -10,6 +10,7 @@ from pathlib import Path
 from edgecompile.errors import TargetError
 from edgecompile.profile_files import read_toml, search_path
 from edgecompile.profile_schema import JETPACK_KEYS, check_table, nearest
+from edgecompile.runtime.recipe import version_pair
 
 __all__ = ["NO_JETPACK", "JetPack", "list_jetpacks", "load_jetpack"]
 
@@ -40,15 +41,14 @@ class JetPack:
     opset: int
     sources: tuple[tuple[str, str], ...] = ()
 
+    def takes(self, tensorrt: str) -> bool:
+        """Whether a version of TensorRT, of which major.minor counts, may finish a bundle."""
+        least, below = version_pair(self.tensorrt_least), version_pair(self.tensorrt_below)
+        return least <= version_pair(tensorrt) < below
+
     def releases(self, known: Sequence[str]) -> tuple[str, ...]:
         """Those of some TensorRT releases (major.minor) that may finish a bundle."""
-        least, below = _pair(self.tensorrt_least), _pair(self.tensorrt_below)
-        return tuple(name for name in known if least <= _pair(name) < below)
-
-
-def _pair(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
+        return tuple(name for name in known if self.takes(name))
 
 
 #: Of a machine that is no Jetson: whoever runs it installs what TensorRT they like. The bounds are

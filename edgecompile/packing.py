@@ -25,9 +25,10 @@ from edgecompile.models import LoadedModel
 from edgecompile.plan_view import rival_programs
 from edgecompile.precision import Precision
 from edgecompile.progress import StepHandle
+from edgecompile.recipes import bucket_spec
 from edgecompile.report import build_page
 from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, Manifest
-from edgecompile.runtime.schema import BucketSpec, Extent, TensorSpec
+from edgecompile.runtime.schema import Extent, TensorSpec
 from edgecompile.samples import Samples
 from edgecompile.structure import model_structure
 from edgecompile.verify import (
@@ -284,7 +285,7 @@ def _stage(
         ),
         axes=_axes(buckets),
         length_axis=buckets[0].length_axis,
-        buckets=tuple(_bucket_spec(b) for b in buckets),
+        buckets=tuple(bucket_spec(b) for b in buckets),
         variants=tuple(variants),
         probes=probes,
         weights={precision: weights},
@@ -306,11 +307,6 @@ def _axes(buckets: Sequence[Bucket]) -> dict[str, Extent]:
             known = result.get(name, Extent(extent.lo, extent.hi))
             result[name] = Extent(min(known.lo, extent.lo), max(known.hi, extent.hi))
     return result
-
-
-def _bucket_spec(bucket: Bucket) -> BucketSpec:
-    axes = {name: Extent(e.lo, e.hi, e.hint) for name, e in bucket.axes}
-    return BucketSpec(bucket.mode, axes, bucket.pad_axes if len(bucket.pad_axes) > 1 else ())
 
 
 def _plan_summary(plan: BucketPlan, precision: Precision) -> dict[str, object]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgecompile.errors import LengthsError, PlanError
+from edgecompile.gpu_specs import GPU_PRECISION
 from edgecompile.joint import JointDistribution
 from edgecompile.kits import KitScope
 from edgecompile.lengths import LengthDistribution
@@ -59,7 +60,7 @@ class PlanRequest:
     threads: int | None = None
     jobs: int | None = None
     precision: Precision = FP32
-    gpu_precision: str = "fp16"
+    gpu_precision: str = GPU_PRECISION
 
     def __post_init__(self) -> None:
         BucketLimits().most(self.max_buckets, self.buckets)

@@ -20,11 +20,11 @@ from edgecompile.buckets import Bucket
 from edgecompile.errors import CompileError, MissingDependencyError
 from edgecompile.exported import ExportedModel
 from edgecompile.hashing import file_sha256
-from edgecompile.recipes import shape_ranges
+from edgecompile.recipes import bucket_spec, shape_ranges
 from edgecompile.runtime.attempts import merge_profiles
 from edgecompile.runtime.device import DeviceIdentity
 from edgecompile.runtime.recipe_schema import ShapeRange, ShippedEngine
-from edgecompile.runtime.schema import BucketSpec, Extent, TensorSpec
+from edgecompile.runtime.schema import TensorSpec
 
 __all__ = ["BuiltEngine", "build_engine", "engine_profiles"]
 
@@ -143,8 +143,7 @@ def engine_profiles(
     specs = [TensorSpec(item.name, item.dtype, tuple(item.shape)) for item in exported.inputs]
     result = []
     for bucket in buckets:
-        axes = {name: Extent(e.lo, e.hi, e.hint) for name, e in bucket.axes}
-        spec = BucketSpec(bucket.mode, axes, bucket.pad_axes if len(bucket.pad_axes) > 1 else ())
+        spec = bucket_spec(bucket)
         axis = bucket.length_axis
         result.append({item.name: shape_ranges(item, spec, axis) for item in specs})
     return result

@@ -117,11 +117,7 @@ def _differences(profile: TargetProfile, device: DeviceIdentity) -> list[str]:
         if wanted not in (None, found):
             problems.append(f"{what} {wanted}, this GPU has {found}")
     releases = [load_jetpack(name) for name in profile.jetpacks] or [NO_JETPACK]
-    found_pair = version_pair(device.tensorrt)
-    if not any(
-        version_pair(item.tensorrt_least) <= found_pair < version_pair(item.tensorrt_below)
-        for item in releases
-    ):
+    if not any(item.takes(device.tensorrt) for item in releases):
         ranges = ", ".join(f"{item.tensorrt_least} to {item.tensorrt_below}" for item in releases)
         problems.append(f"TensorRT {ranges} (excluded), installed is {device.tensorrt}")
     return problems

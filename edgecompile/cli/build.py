@@ -107,6 +107,8 @@ def command(
         check_traffic_options(lengths, texts, tokenizer, model)
     check_max_error(precision, max_error)
     profile = _check_gpu(target, precision, jetpack, backend)
+    from edgecompile.gpu_specs import GPU_PRECISION
+
     gpu = profile.gpu is not None
 
     from edgecompile.bundle import bundle_path
@@ -124,7 +126,7 @@ def command(
             "programs": _programs(wanted),
             "longest": wanted["max_length"] or "the model's limit, or the longest seen",
             "batch": f"{batch[0]}" if batch[0] == batch[1] else f"{batch[0]} to {batch[1]}",
-            "precision": precision or ("fp16" if gpu else "fp32"),
+            "precision": precision or (GPU_PRECISION if gpu else "fp32"),
             **({"JetPack": jetpack or profile.jetpacks[0]} if profile.jetpacks else {}),
             **({"engine": backend} if backend != "auto" else {}),
             "mode": wanted["mode"],
@@ -228,9 +230,10 @@ def _check_gpu(
         text = f"one of {known}" if known else "it goes with targets such as jetson-orin"
         raise click.UsageError(f"--jetpack {jetpack} isn't there for {profile.name}: {text}.")
     if backend == "torch-tensorrt":
+        from edgecompile.gpu_specs import GPU_PRECISION
         from edgecompile.torch_tensorrt_check import need_torch_tensorrt
 
-        need_torch_tensorrt(profile, precision or "fp16")
+        need_torch_tensorrt(profile, precision or GPU_PRECISION)
     return profile
 
 

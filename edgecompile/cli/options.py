@@ -133,7 +133,10 @@ def check_max_error(precision: str | None, max_error: float | None) -> None:
 
 def check_precision(precision: str | None, *, gpu: bool, target: str) -> None:
     """Raises click.UsageError for a precision that the target's backend hasn't got."""
-    known = ("fp32", "fp16", "int8") if gpu else ("fp32", "bf16", "int8", "auto")
+    from edgecompile.gpu_specs import GPU_PRECISIONS
+    from edgecompile.precision import PRECISIONS
+
+    known = GPU_PRECISIONS if gpu else (*PRECISIONS, "auto")
     if precision is not None and precision not in known:
         raise click.UsageError(
             f"--precision {precision} isn't there for {target}: one of {', '.join(known)}."

@@ -154,7 +154,9 @@ def command(
         from edgecompile.plan_request import PlanRequest
 
         if gpu:
-            wanted["gpu_precision"] = precision or "fp16"
+            from edgecompile.gpu_specs import GPU_PRECISION
+
+            wanted["gpu_precision"] = precision or GPU_PRECISION
         request = PlanRequest(traffic, joint, **wanted)
         samples = sample_texts(texts, tokenizer, model)
         asked = _Asked("fp32" if gpu else precision or "fp32", max_error, samples, seed)

@@ -171,7 +171,7 @@ class EngineMaker:
     def _build(self, lock: int) -> FinishedEngine:
         recipe = self.recipe
         for name in (recipe.onnx, recipe.weights):
-            self._check_hash(sibling(self.variant, name))
+            os.close(self.folder.open_checked(self._path(name)))
         check_disk(self.engines.path, recipe)
         # Now, not when this began: it may have waited for another process, which used much.
         self.free = int(self.workers.describe()["free_bytes"])
@@ -326,13 +326,6 @@ class EngineMaker:
 
     def _path(self, name: str) -> str:
         return sibling(self.variant, name)
-
-    def _check_hash(self, name: str) -> None:
-        fd = self.folder.open(name)
-        try:
-            self.folder.check_hash(name, fd)
-        finally:
-            os.close(fd)
 
     def _note(self, text: str) -> None:
         self.notes.append(text)

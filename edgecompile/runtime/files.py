@@ -85,6 +85,20 @@ class BundleFolder:
 
         self._check_each(check)
 
+    def open_checked(self, name: str) -> int:
+        """Opens a listed file whose content has the recorded SHA-256; the caller closes it.
+
+        Raises:
+            DamagedBundleError: as ``open`` and ``check_hash``.
+        """
+        fd = self.open(name)
+        try:
+            self.check_hash(name, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
     def check_hash(self, name: str, fd: int) -> None:
         """Checks that what ``fd`` (opened by ``open(name)``) holds has the recorded SHA-256.
 

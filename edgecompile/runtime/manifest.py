@@ -41,6 +41,7 @@ __all__ = [
     "Variant",
     "check_path",
     "parse_manifest",
+    "read_tolerance",
 ]
 
 MAX_MANIFEST_BYTES = 4 << 20
@@ -92,6 +93,28 @@ def parse_manifest(data: bytes, source: str = MANIFEST_NAME) -> Manifest:
     return manifest
 
 
+def read_tolerance(document: Dict[str, Any], reader: Reader, rule: str) -> Optional[Tolerance]:
+    """The ``tolerance`` of a document, a manifest or a recipe; None when a problem was noted.
+
+    Args:
+        document: the whole document.
+        reader: gets the problems.
+        rule: the id that a negative number breaks.
+    """
+    entry = reader.mapping(document, "tolerance", "")
+    if entry is not document.get("tolerance"):
+        return None
+    values = []
+    for key in ("atol", "rtol"):
+        value = reader.number(entry, key, "tolerance")
+        if value is not None and not value >= 0:
+            reader.problems.add(rule, join("tolerance", key), "{} is negative".format(value))
+        values.append(value)
+    if values[0] is None or values[1] is None:
+        return None
+    return Tolerance(values[0], values[1])
+
+
 class _ManifestReader:
     """Reads the keys in the order in which they depend on each other."""
 
@@ -116,7 +139,7 @@ class _ManifestReader:
             self.add("weights-precision", "weights", text)
         variants = self._variants(len(signature.buckets), probes)
         golden = self._golden(len(signature.buckets))
-        tolerance = self._tolerance()
+        tolerance = read_tolerance(top, reader, "tolerance-range")
         plan = reader.mapping(top, "plan", "", optional=True)
         expected = reader.mapping(top, "expected", "", optional=True)
         if reader.problems.items:
@@ -289,17 +312,3 @@ class _ManifestReader:
             seen.add((bucket, case))
             result.append(GoldenCase(bucket, case, path))
         return result
-
-    def _tolerance(self) -> Optional[Tolerance]:
-        entry = self.reader.mapping(self.document, "tolerance", "")
-        if entry is not self.document.get("tolerance"):
-            return None
-        values = []
-        for key in ("atol", "rtol"):
-            value = self.reader.number(entry, key, "tolerance")
-            if value is not None and not value >= 0:
-                self.add("tolerance-range", join("tolerance", key), "{} is negative".format(value))
-            values.append(value)
-        if values[0] is None or values[1] is None:
-            return None
-        return Tolerance(values[0], values[1])

@@ -297,13 +297,7 @@ class Model:
         """
         self._enter()
         try:
-            fd = self._folder.open(name)
-            try:
-                self._folder.check_hash(name, fd)
-            except BaseException:
-                os.close(fd)
-                raise
-            return fd
+            return self._folder.open_checked(name)
         finally:
             self._leave()
 

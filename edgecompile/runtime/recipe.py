@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from .document import Problems, Reader, join, parse_json, shorten
 from .errors import FormatVersionError
 from .files import BundleFolder
-from .manifest import check_path
+from .manifest import check_path, read_tolerance
 from .recipe_schema import (
     RECIPE_VERSION,
     Predicted,
@@ -23,7 +23,7 @@ from .recipe_schema import (
     TargetDevice,
     TensorType,
 )
-from .schema import BucketSpec, Manifest, TensorSpec, Tolerance, Variant
+from .schema import BucketSpec, Manifest, TensorSpec, Variant
 from .shipped_engine import read_shipped
 
 __all__ = [
@@ -69,14 +69,9 @@ def read_recipe(folder: BundleFolder, variant: Variant) -> Recipe:
         BundleError: lists every broken rule (recipe-* and json-* of FORMAT.md).
     """
     source = "{}: {}".format(folder.path, variant.recipe)
-    fd = folder.open(variant.recipe)
-    try:
-        folder.check_hash(variant.recipe, fd)
-        with os.fdopen(os.dup(fd), "rb") as stream:
-            stream.seek(0)
-            data = stream.read(MAX_RECIPE_BYTES + 1)
-    finally:
-        os.close(fd)
+    with os.fdopen(folder.open_checked(variant.recipe), "rb") as stream:
+        stream.seek(0)
+        data = stream.read(MAX_RECIPE_BYTES + 1)
     return parse_recipe(data, folder.manifest, variant, source)
 
 
@@ -129,7 +124,8 @@ class _RecipeReader:
         if reader.boolean(top, "strongly_typed", "") is False:
             self.add("recipe-typed", "strongly_typed", "must be true")
         padding = reader.boolean(top, "padding", "")
-        tolerance, min_cosine = self._tolerance(), self._min_cosine()
+        tolerance = read_tolerance(top, reader, "recipe-tolerance")
+        min_cosine = self._min_cosine()
         jetpack = self._version(top, "jetpack", "", may_be_empty=True)
         least, below = self._versions()
         device = self._device()
@@ -201,20 +197,6 @@ class _RecipeReader:
             text = "{} isn't within {}..{}".format(value, least, most)
             self.add("recipe-range", join(where, key), text)
         return value
-
-    def _tolerance(self) -> Optional[Tolerance]:
-        entry = self.reader.mapping(self.document, "tolerance", "")
-        if entry is not self.document.get("tolerance"):
-            return None
-        values = []
-        for key in ("atol", "rtol"):
-            value = self.reader.number(entry, key, "tolerance")
-            if value is not None and not value >= 0:
-                self.add("recipe-tolerance", join("tolerance", key), "{} is negative".format(value))
-            values.append(value)
-        if values[0] is None or values[1] is None:
-            return None
-        return Tolerance(values[0], values[1])
 
     def _min_cosine(self) -> Optional[float]:
         value = self.reader.key(self.document, "min_cosine", "")

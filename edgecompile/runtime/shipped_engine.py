@@ -119,9 +119,8 @@ def copy_engine(folder: BundleFolder, name: str, output: str) -> None:
         OSError: it can't be written.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    with os.fdopen(folder.open(name), "rb") as source:
-        folder.check_hash(name, source.fileno())
-        with os.fdopen(os.open(output, flags, 0o600), "wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-            target.flush()
-            os.fsync(target.fileno())
+    fd = folder.open_checked(name)
+    with os.fdopen(fd, "rb") as source, os.fdopen(os.open(output, flags, 0o600), "wb") as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+        target.flush()
+        os.fsync(target.fileno())
