@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_gpu.build import FakeCudart, build_fake_cudart
+from tests.fake_gpu.build import MODULES, FakeCudart, build_fake_cudart
 from tests.needs import lack, need
 
 FACTORIES = Path(__file__).parent / "factories"
@@ -109,6 +109,29 @@ def fake_cudart(fake_cudart_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     fake.reset()
 
 
+@pytest.fixture
+def fake_device(
+    fake_cudart: FakeCudart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeCudart]:
+    """The environment of a Jetson made of fakes, with an empty cache; nothing may leak."""
+    pytest.importorskip("onnxruntime")
+    from tests.fake_gpu.bundles import DEVICE, make_device_root
+
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", DEVICE)
+    monkeypatch.setenv("EDGECOMPILE_DEVICE_ROOT", str(make_device_root(tmp_path / "root")))
+    monkeypatch.setenv("EDGECOMPILE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(MODULES), str(FACTORIES.parents[1])]))
+    monkeypatch.syspath_prepend(str(MODULES))
+    for name in [*os.environ]:
+        if name.startswith("FAKE_TRT_") or name in ("EDGECOMPILE_MODE", "EDGECOMPILE_FALLBACK"):
+            monkeypatch.delenv(name)
+    yield fake_cudart
+    for name in [*sys.modules]:
+        if name.partition(".")[0] == "tensorrt":
+            del sys.modules[name]
+    assert fake_cudart.live == 0 and fake_cudart.misuses == 0
+
+
 @pytest.fixture(scope="session")
 def jetson_bundle(shared_folder: Path, tiny_model: Path) -> Path:
     """The tiny model built for jetson-orin-nano in fp16, in two padded buckets and an exact one."""
@@ -132,3 +155,15 @@ def jetson_bundle(shared_folder: Path, tiny_model: Path) -> Path:
                 )
             )
     return output
+
+
+@pytest.fixture(scope="session")
+def rtx_python() -> str:
+    """An interpreter that has TensorRT-RTX: this one, or the one that the environment names."""
+    from edgecompile.rtx_check import has_rtx
+
+    python = os.environ.get("EDGECOMPILE_RTX_PYTHON", sys.executable)
+    if not has_rtx(python):
+        # scripts/test installs it in CI alone: 100 MB, under a licence of its own.
+        lack("TensorRT-RTX isn't installed (pip install 'edgecompile[rtx]')")
+    return python

@@ -8,11 +8,8 @@ thing changed is the architecture that the bundle says, so that this machine tak
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,30 +31,9 @@ from edgecompile.runtime.finish import finish_bundle
 from edgecompile.runtime.selftest import run_selftest
 from edgecompile.structure import model_structure
 from edgecompile.targets import load_target
-from tests.fake_gpu.build import MODULES, FakeCudart
-from tests.fake_gpu.bundles import DEVICE, make_device_root
+from tests.fake_gpu.build import FakeCudart
 
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture
-def device(
-    fake_cudart: FakeCudart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[FakeCudart]:
-    """The environment of an Orin Nano made of fakes, with an empty cache; nothing may leak."""
-    monkeypatch.setenv("FAKE_CUDART_DEVICE", DEVICE)
-    monkeypatch.setenv("EDGECOMPILE_DEVICE_ROOT", str(make_device_root(tmp_path / "root")))
-    monkeypatch.setenv("EDGECOMPILE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(MODULES), str(ROOT)]))
-    monkeypatch.syspath_prepend(str(MODULES))
-    for name in [*os.environ]:
-        if name.startswith("FAKE_TRT_") or name in ("EDGECOMPILE_MODE", "EDGECOMPILE_FALLBACK"):
-            monkeypatch.delenv(name)
-    yield fake_cudart
-    for name in [*sys.modules]:
-        if name.partition(".")[0] == "tensorrt":
-            del sys.modules[name]
-    assert fake_cudart.live == 0 and fake_cudart.misuses == 0
 
 
 @pytest.fixture
@@ -75,7 +51,7 @@ def bundle(jetson_bundle: Path, tmp_path: Path) -> str:
 
 
 def test_finish_open_run_and_plan_anew(
-    bundle: str, device: FakeCudart, tiny_model: Path, tmp_path: Path
+    bundle: str, fake_device: FakeCudart, tiny_model: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UnfinishedBundleError) as caught:
         open_bundle(bundle)
@@ -138,7 +114,7 @@ def test_finish_open_run_and_plan_anew(
         )
 
 
-def test_a_changed_weight_is_damage_not_an_engine(bundle: str, device: FakeCudart) -> None:
+def test_a_changed_weight_is_damage_not_an_engine(bundle: str, fake_device: FakeCudart) -> None:
     from edgecompile.runtime.errors import DamagedBundleError
 
     weights = Path(bundle) / "code" / "jetson-orin-nano" / "weights.fp16"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -13,23 +12,12 @@ from edgecompile.errors import MissingDependencyError
 from edgecompile.models import InputSpec
 from edgecompile.onnx_weights import write_onnx
 from edgecompile.ranges import AxisRange, Bucket
-from edgecompile.rtx_check import STATUS, bucket_profiles, check_rtx, has_rtx
-from tests.needs import lack
+from edgecompile.rtx_check import STATUS, bucket_profiles, check_rtx
 from tests.onnx_graphs import graph_of
 from tests.test_onnx_int8 import TWO, V, W
 
 X = InputSpec("x", "float32", ("length", 24))
 BUCKETS = [Bucket("exact", (("length", AxisRange(lo, hi, hi)),)) for lo, hi in ((1, 8), (9, 40))]
-
-
-@pytest.fixture(scope="module")
-def rtx_python() -> str:
-    """An interpreter that has TensorRT-RTX: this one, or the one that the environment names."""
-    python = os.environ.get("EDGECOMPILE_RTX_PYTHON", sys.executable)
-    if not has_rtx(python):
-        # scripts/test installs it in CI alone: 100 MB, under a licence of its own.
-        lack("TensorRT-RTX isn't installed (pip install 'edgecompile[rtx]')")
-    return python
 
 
 def write(folder: Path, text: str = TWO) -> Path:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,8 @@ import numpy as np
 import pytest
 
 from edgecompile.onnx_weights import write_onnx
-from edgecompile.rtx_check import has_rtx
 from edgecompile.runtime.recipe import ShapeRange
 from edgecompile.runtime.trt_build import BuildJob
-from tests.needs import lack
 from tests.onnx_graphs import graph_of
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -43,15 +40,6 @@ except BuildFailure as failure:
     answer["failed"] = [str(failure), failure.memory]
 print("\\nANSWER " + json.dumps(answer))
 """
-
-
-@pytest.fixture(scope="module")
-def rtx_python() -> str:
-    """An interpreter that has TensorRT-RTX: this one, or the one that the environment names."""
-    python = os.environ.get("EDGECOMPILE_RTX_PYTHON", sys.executable)
-    if not has_rtx(python):
-        lack("TensorRT-RTX isn't installed (pip install 'edgecompile[rtx]')")
-    return python
 
 
 @pytest.fixture

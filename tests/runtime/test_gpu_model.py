@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,32 +36,11 @@ from edgecompile.runtime.golden import write_case
 from edgecompile.runtime.inputs import make_inputs
 from edgecompile.runtime.profile import profile_bundle
 from edgecompile.runtime.selftest import run_selftest
-from tests.fake_gpu.build import MODULES, FakeCudart
-from tests.fake_gpu.bundles import DEVICE, TABLE, GpuBundle, make_device_root, run_eager
+from tests.fake_gpu.build import FakeCudart
+from tests.fake_gpu.bundles import DEVICE, TABLE, GpuBundle, run_eager
 from tests.runtime.bundles import ORIN, RECIPE
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def fake_device(
-    fake_cudart: FakeCudart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[FakeCudart]:
-    """The environment of a Jetson made of fakes, with an empty cache; nothing may leak."""
-    pytest.importorskip("onnxruntime")
-    monkeypatch.setenv("FAKE_CUDART_DEVICE", DEVICE)
-    monkeypatch.setenv("EDGECOMPILE_DEVICE_ROOT", str(make_device_root(tmp_path / "root")))
-    monkeypatch.setenv("EDGECOMPILE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(MODULES), str(ROOT)]))
-    monkeypatch.syspath_prepend(str(MODULES))
-    for name in [*os.environ]:
-        if name.startswith("FAKE_TRT_") or name in ("EDGECOMPILE_MODE", "EDGECOMPILE_FALLBACK"):
-            monkeypatch.delenv(name)
-    yield fake_cudart
-    for name in [*sys.modules]:
-        if name.partition(".")[0] == "tensorrt":
-            del sys.modules[name]
-    assert fake_cudart.live == 0 and fake_cudart.misuses == 0
 
 
 def write_bundle(folder: Path, **changes: Any) -> str:
