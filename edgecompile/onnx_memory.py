@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
-from onnx import ModelProto, TensorProto, shape_inference
 
 from edgecompile.errors import CompileError
 from edgecompile.runtime.recipe_schema import Predicted
+
+if TYPE_CHECKING:  # onnx is an extra: bundles for CPUs are packed without it
+    from onnx import ModelProto, ValueInfoProto
 
 __all__ = ["MemoryEstimate", "estimate_memory", "peak_live_bytes"]
 
@@ -71,6 +73,8 @@ def estimate_memory(
     Raises:
         CompileError: the shapes of the graph can't be inferred.
     """
+    import onnx
+
     model = onnx.load(str(path), load_external_data=False)
     scratch = tuple(peak_live_bytes(model, sizes) for sizes in profiles)
     engine = weight_bytes + _ENGINE_PER_PROFILE * len(profiles)
@@ -99,6 +103,8 @@ def peak_live_bytes(model: ModelProto, sizes: Mapping[str, int]) -> int:
     Raises:
         CompileError: a shape isn't known even so.
     """
+    from onnx import ModelProto, shape_inference
+
     bound = ModelProto()
     bound.CopyFrom(model)
     missing = set()
@@ -145,7 +151,9 @@ def peak_live_bytes(model: ModelProto, sizes: Mapping[str, int]) -> int:
     return peak
 
 
-def _bytes(item: onnx.ValueInfoProto) -> int | None:
+def _bytes(item: ValueInfoProto) -> int | None:
+    from onnx import TensorProto, helper
+
     tensor = item.type.tensor_type
     if not tensor.HasField("shape"):
         return None
@@ -156,5 +164,5 @@ def _bytes(item: onnx.ValueInfoProto) -> int | None:
         count *= dim.dim_value
     if tensor.elem_type == TensorProto.UNDEFINED:
         return None
-    width = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)).itemsize
+    width = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).itemsize
     return int(count * width)

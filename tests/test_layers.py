@@ -65,6 +65,13 @@ def test_light_modules_load_no_framework(module: str) -> None:
     assert loaded_by(f"edgecompile.{module}") <= {"numpy", "elftools", "tomli"}
 
 
+def test_building_for_cpus_needs_no_onnx() -> None:
+    """onnx is an extra, of targets with a GPU and of benchmarks."""
+    for module in ("pipeline", "gpu_pipeline"):
+        found = loaded_by(f"edgecompile.{module}")
+        assert "torch" in found and not found & {"onnx", "onnxruntime", "onnxscript"}
+
+
 def test_the_command_line_loads_no_framework() -> None:
     """`edgecompile --help` has to be quick; commands load what they need when they run."""
     heavy = {"torch", "transformers", "matplotlib", "onnx", "onnxruntime", "openvino"}
