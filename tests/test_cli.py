@@ -85,7 +85,9 @@ def test_help_is_quick_and_has_examples(command: tuple[str, ...]) -> None:
 
 
 def test_the_group_names_every_command_and_completion() -> None:
-    text = run("-h").stdout
+    result = run("-h")
+    text = result.stdout
+    assert result.exit_code == 0, result.stderr
     for name in COMMANDS:
         assert re.search(rf"^  {name} +[A-Z]", text, re.MULTILINE), name
     for shell in ("bash", "zsh", "fish"):

@@ -107,7 +107,9 @@ std::string Model::describe() {
   write_buckets(&out, manifest);
   out.key("tolerance").open('{').key("atol").number(manifest.atol);
   out.key("rtol").number(manifest.rtol).close('}');
-  out.key("variant").string(variant_->name).key("refused_variants").open('{');
+  out.key("variant").string(variant_->name).key("backend").string(variant_->backend);
+  // No variant for a GPU is run here, so nothing is taken in its place, and no mode is chosen.
+  out.key("fallback").null().key("mode").string("default").key("refused_variants").open('{');
   for (const Refusal& item : refused_) {
     out.key(item.name).open('[');
     for (const std::string& reason : item.reasons) out.string(reason);

@@ -162,6 +162,11 @@ class ManifestReader {
           check_listed(*runtime, where + ".runtime");
         }
         read_programs(*entry, where, &variant);
+      } else if (variant.backend == kTensorRtBackend) {
+        // This library can't run it, but refuses a malformed bundle wherever Python does.
+        if (const std::string* const recipe = reader_.string(*entry, "recipe", where)) {
+          check_listed(*recipe, where + ".recipe");
+        }
       }
       manifest_.variants.push_back(std::move(variant));
     }
