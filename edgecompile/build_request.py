@@ -9,6 +9,7 @@ from typing import Any
 
 from edgecompile.audit import AuditVerdict
 from edgecompile.buckets import BucketPlan
+from edgecompile.models import LoadOptions
 from edgecompile.onnx_report import OnnxArtifact
 from edgecompile.plan_request import PlanRequest
 from edgecompile.precision_trials import PrecisionChoice
@@ -45,6 +46,7 @@ class BuildRequest:
         force: replace a bundle of the same name.
         jetpack: the release that a Jetson has; None: the first of its profile.
         backend: one of :data:`BACKENDS`.
+        load: how the model is loaded; its batch is ``batch``.
     """
 
     model: str
@@ -60,6 +62,7 @@ class BuildRequest:
     force: bool = False
     jetpack: str | None = None
     backend: str = AUTO
+    load: LoadOptions = LoadOptions()
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from edgecompile.named_module import NamedModule, describe_error
 from edgecompile.position_limits import max_positions
 from edgecompile.probing import probe_outputs
 from edgecompile.sentence_modules import SentenceEncoder, SentencePipeline, read_pipeline
+from edgecompile.tasks import choose_task, load_generative
 
 # transformers reads these when it is imported. Nothing here may ever reach for a hub.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -44,6 +45,11 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
     inner = pipeline.transformer if pipeline is not None else folder
     config = read_object(inner / "config.json", "the model's configuration")
     _check_config(inner, config)
+    if _is_causal(config, options, pipeline is not None):
+        load_causal_lm = load_generative()
+        if load_causal_lm is not None:
+            model: LoadedModel = load_causal_lm(folder, options)
+            return model
     weights = find_weights(inner)
     transformer, notes = _load_transformer(inner, config, bare=pipeline is not None)
     inputs = _inputs(transformer, inner, config, options, pooled=pipeline is not None)
@@ -75,6 +81,13 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         tokenizer=tokenizer,
         notes=tuple(notes),
     )
+
+
+def _is_causal(config: Mapping[str, Any], options: LoadOptions, pipeline: bool) -> bool:
+    if options.task is not None:
+        return options.task == "causal-lm"
+    task = choose_task(config, None, main_input="input_ids", pipeline=pipeline)
+    return task.name == "causal-lm"
 
 
 def _check_config(folder: Path, config: Mapping[str, Any]) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgecompile.errors import ModelError
 from edgecompile.runtime.dtypes import Number
+from edgecompile.tasks import TASK_NAMES
 
 if TYPE_CHECKING:
     import torch
@@ -209,16 +210,28 @@ class LoadOptions:
     Attributes:
         batch: smallest and largest batch; None: 1 for folders, what it declares for factories.
         max_length: upper limit of the length axis; None: the model's own.
-        token_type_ids: whether a folder's model takes them, if it has token types at all.
+        token_type_ids: whether a folder's model takes them; None: what suits the task.
         pad: pad values by input name, over those that the model declares.
         name: what to call the model; None: made from the specification.
+        task: what a folder's model is for, a name of :data:`edgecompile.tasks.TASKS`; None: what
+            its config.json says.
+        pooling: makes one embedding of a text's token embeddings, a name of
+            :data:`edgecompile.sentence_modules.POOLING_MODES`; for folders without modules.json.
+        normalize: divides the embedding by its Euclidean norm.
+        softmax: compiles in the softmax behind a classifier.
+        image_size: smallest and largest height, and width; None: what the folder says.
     """
 
     batch: tuple[int, int] | None = None
     max_length: int | None = None
-    token_type_ids: bool = False
+    token_type_ids: bool | None = None
     pad: Mapping[str, Number] = field(default_factory=dict)
     name: str | None = None
+    task: str | None = None
+    pooling: str | None = None
+    normalize: bool = False
+    softmax: bool = False
+    image_size: tuple[tuple[int, int], tuple[int, int]] | None = None
 
     def check(self) -> None:
         """Raises a ModelError that lists every option that makes no sense."""
@@ -229,31 +242,28 @@ class LoadOptions:
             )
         if self.max_length is not None and self.max_length < 1:
             problems.append(f"the maximum length {self.max_length} isn't 1 or more")
+        if self.task is not None and self.task not in TASK_NAMES:
+            problems.append(f"there is no task '{self.task}': one of {', '.join(TASK_NAMES)}")
         if problems:
             raise ModelError("; ".join(problems))
 
 
 def load_model(
-    spec: str | Path | object,
-    *,
-    batch: tuple[int, int] | None = None,
-    max_length: int | None = None,
-    token_type_ids: bool = False,
-    pad: Mapping[str, Number] | None = None,
-    name: str | None = None,
+    spec: str | Path | object, options: LoadOptions | None = None, **changes: Any
 ) -> LoadedModel:
     """Loads a model from what the user wrote; nothing is ever fetched.
 
     Args:
         spec: a folder in Hugging Face layout, ``file.py:factory``, ``package.module:factory``, a
             ``.pt2`` file, or what a factory returns (:mod:`edgecompile.factories`).
-        batch, max_length, token_type_ids, pad, name: see :class:`LoadOptions`.
+        options: how; None: the defaults.
+        changes: fields of :class:`LoadOptions` by name, over those of ``options``.
 
     Raises:
         ModelError: there is no such model, or it can't be loaded; says why and what helps.
         MissingDependencyError: a package that this form of model needs isn't installed.
     """
-    options = LoadOptions(batch, max_length, token_type_ids, dict(pad or {}), name)
+    options = replace(options or LoadOptions(), **changes)
     options.check()
     if isinstance(spec, LoadedModel):
         return spec

@@ -49,7 +49,9 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
 
     with work_folder(request.work_dir) as work:
         write_json(work / "lengths.json", traffic.to_json())
-        model = timed("load the model", lambda _: load_model(request.model, batch=request.batch))
+        model = timed(
+            "load the model", lambda _: load_model(request.model, request.load, batch=request.batch)
+        )
         exports = ExportStore(model, work / "exported")
 
         def resolve(step: StepHandle | None = None) -> ResolvedPrecision:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgecompile.cli.model_options import model_options
 from edgecompile.cli.options import (
     backend_option,
     batch_option,
@@ -27,6 +29,7 @@ from edgecompile.cli.plan_options import plan_options, read_sizes, traffic_optio
 from edgecompile.cli.session import Command, Session, output_options
 
 if TYPE_CHECKING:
+    from edgecompile.models import LoadOptions
     from edgecompile.targets import TargetProfile
 
 __all__ = ["bundle_name", "command"]
@@ -56,6 +59,7 @@ Examples:
 )
 @plan_options
 @batch_option
+@model_options
 @precision_options
 @jetpack_option
 @backend_option
@@ -84,6 +88,7 @@ def command(
     stats: tuple[Path, ...],
     output: Path | None,
     batch: tuple[int, int],
+    load: LoadOptions,
     precision: str | None,
     max_error: float | None,
     jetpack: str | None,
@@ -128,6 +133,7 @@ def command(
             "batch": f"{batch[0]}" if batch[0] == batch[1] else f"{batch[0]} to {batch[1]}",
             "precision": precision or (GPU_PRECISION if gpu else "fp32"),
             **({"JetPack": jetpack or profile.jetpacks[0]} if profile.jetpacks else {}),
+            **({"task": load.task} if load.task else {}),
             **({"engine": backend} if backend != "auto" else {}),
             "mode": wanted["mode"],
             "costs": wanted["calibration"]
@@ -160,6 +166,7 @@ def command(
                     "lengths": distribution.to_json(),
                     "joint": None if joint is None else joint.to_json(),
                     "batch": batch,
+                    "load": asdict(load),
                     "precision": [precision, max_error, jetpack, backend],
                     "seed": seed,
                     **{name: value for name, value in wanted.items() if name != "calibration"},
@@ -195,6 +202,7 @@ def command(
             force=force,
             jetpack=jetpack,
             backend=backend,
+            load=load,
         ),
         console,
     )

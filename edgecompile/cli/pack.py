@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from edgecompile.cli.model_options import model_options
 from edgecompile.cli.options import batch_option, model_argument, seed_option, target_option
 from edgecompile.cli.session import Command, Session, output_options
 from edgecompile.cli.stages import (
@@ -16,6 +18,9 @@ from edgecompile.cli.stages import (
     stage_precision,
     work_dir_option,
 )
+
+if TYPE_CHECKING:
+    from edgecompile.models import LoadOptions
 
 __all__ = ["command"]
 
@@ -41,6 +46,7 @@ Example:
     help="The bundle. Default: the model's name with .ecb, in the current folder.",
 )
 @batch_option
+@model_options
 @seed_option
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
 @output_options
@@ -54,6 +60,7 @@ def command(
     variants: tuple[str, ...],
     output: Path | None,
     batch: tuple[int, int],
+    load: LoadOptions,
     seed: int,
     force: bool,
 ) -> None:
@@ -90,7 +97,7 @@ def command(
         from edgecompile.models import load_model
         from edgecompile.packing import pack_bundle
 
-        loaded = load_model(model, batch=batch)
+        loaded = load_model(model, load, batch=batch)
     with console.step("verify and pack") as step:
         packed = pack_bundle(
             loaded,

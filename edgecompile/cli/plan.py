@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgecompile.cli.model_options import model_options
 from edgecompile.cli.options import (
     batch_option,
     check_max_error,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from edgecompile.joint import JointDistribution
     from edgecompile.lengths import LengthDistribution
     from edgecompile.limits import BucketCost
+    from edgecompile.models import LoadOptions
     from edgecompile.plan_request import PlanRequest
     from edgecompile.plan_view import PlanJudgement
     from edgecompile.precision import Precision
@@ -66,6 +68,7 @@ Examples:
 @target_option
 @plan_options
 @batch_option
+@model_options
 @precision_options
 @threads_option
 @jobs_option
@@ -110,6 +113,7 @@ def command(
     cost_points: Path | None,
     target: str,
     batch: tuple[int, int],
+    load: LoadOptions,
     precision: str | None,
     max_error: float | None,
     seed: int,
@@ -160,7 +164,7 @@ def command(
         request = PlanRequest(traffic, joint, **wanted)
         samples = sample_texts(texts, tokenizer, model)
         asked = _Asked("fp32" if gpu else precision or "fp32", max_error, samples, seed)
-        subject = _Subject(str(model), target, batch, work_dir, asked)
+        subject = _Subject(str(model), target, batch, work_dir, asked, load)
         if kit is not None:
             _write_kit(session, request, subject, kit)
             return
@@ -201,6 +205,7 @@ class _Subject:
     batch: tuple[int, int]
     work_dir: Path | None
     asked: _Asked
+    load: LoadOptions
 
 
 @dataclass(frozen=True)
@@ -294,7 +299,7 @@ def _plan_from_model(session: Session, request: PlanRequest, subject: _Subject) 
 
     profile = load_target(subject.target)
     with session.console.step("load the model"):
-        loaded = load_model(subject.model, batch=subject.batch)
+        loaded = load_model(subject.model, subject.load, batch=subject.batch)
     with _folder(subject.work_dir) as work:
         exports = ExportStore(loaded, work / "exported")
         request, notes = _with_precision(session, request, subject, exports, profile, work)
@@ -349,7 +354,7 @@ def _write_kit(session: Session, request: PlanRequest, subject: _Subject, kit: P
 
     profile = load_target(subject.target)
     with session.console.step("load the model"):
-        loaded = load_model(subject.model, batch=subject.batch)
+        loaded = load_model(subject.model, subject.load, batch=subject.batch)
     with _folder(subject.work_dir) as work:
         exports = ExportStore(loaded, work / "exported")
         request, notes = _with_precision(session, request, subject, exports, profile, work)
