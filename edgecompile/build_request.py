@@ -62,7 +62,7 @@ class BuildRequest:
     force: bool = False
     jetpack: str | None = None
     backend: str = AUTO
-    load: LoadOptions = LoadOptions()
+    load: LoadOptions = field(default_factory=LoadOptions)
 
 
 @dataclass(frozen=True)
