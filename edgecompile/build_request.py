@@ -9,6 +9,7 @@ from typing import Any
 
 from edgecompile.audit import AuditVerdict
 from edgecompile.buckets import BucketPlan
+from edgecompile.compilation import NATIVE
 from edgecompile.onnx_report import OnnxArtifact
 from edgecompile.plan_request import PlanRequest
 from edgecompile.precision_trials import PrecisionChoice
@@ -45,6 +46,8 @@ class BuildRequest:
         force: replace a bundle of the same name.
         jetpack: the release that a Jetson has; None: the first of its profile.
         backend: one of :data:`BACKENDS`.
+        runtime: what runs the programs on a CPU: native, the library that comes with them; or
+            torch, for models with kernels that it lacks, on hosts that have torch.
     """
 
     model: str
@@ -60,6 +63,7 @@ class BuildRequest:
     force: bool = False
     jetpack: str | None = None
     backend: str = AUTO
+    runtime: str = NATIVE
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,13 @@ from edgecompile.cli.options import (
     batch_option,
     check_max_error,
     check_precision,
+    check_runtime_options,
     check_traffic_options,
     jetpack_option,
     jobs_option,
     model_argument,
     precision_options,
+    runtime_option,
     sample_texts,
     seed_option,
     target_option,
@@ -59,6 +61,7 @@ Examples:
 @precision_options
 @jetpack_option
 @backend_option
+@runtime_option
 @click.option(
     "--work-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -88,6 +91,7 @@ def command(
     max_error: float | None,
     jetpack: str | None,
     backend: str,
+    runtime: str,
     work_dir: Path | None,
     keep_work: bool,
     seed: int,
@@ -107,6 +111,7 @@ def command(
         check_traffic_options(lengths, texts, tokenizer, model)
     check_max_error(precision, max_error)
     profile = _check_gpu(target, precision, jetpack, backend)
+    check_runtime_options(runtime, precision, gpu=profile.gpu is not None)
     from edgecompile.gpu_specs import GPU_PRECISION
 
     gpu = profile.gpu is not None
@@ -129,6 +134,7 @@ def command(
             "precision": precision or (GPU_PRECISION if gpu else "fp32"),
             **({"JetPack": jetpack or profile.jetpacks[0]} if profile.jetpacks else {}),
             **({"engine": backend} if backend != "auto" else {}),
+            **({"runtime": runtime} if runtime != "native" else {}),
             "mode": wanted["mode"],
             "costs": wanted["calibration"]
             or ("a roofline of the profile" if gpu else "measured here"),
@@ -160,7 +166,7 @@ def command(
                     "lengths": distribution.to_json(),
                     "joint": None if joint is None else joint.to_json(),
                     "batch": batch,
-                    "precision": [precision, max_error, jetpack, backend],
+                    "precision": [precision, max_error, jetpack, backend, runtime],
                     "seed": seed,
                     **{name: value for name, value in wanted.items() if name != "calibration"},
                 },
@@ -195,6 +201,7 @@ def command(
             force=force,
             jetpack=jetpack,
             backend=backend,
+            runtime=runtime,
         ),
         console,
     )

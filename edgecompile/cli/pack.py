@@ -6,7 +6,13 @@ from pathlib import Path
 
 import click
 
-from edgecompile.cli.options import batch_option, model_argument, seed_option, target_option
+from edgecompile.cli.options import (
+    batch_option,
+    model_argument,
+    runtime_option,
+    seed_option,
+    target_option,
+)
 from edgecompile.cli.session import Command, Session, output_options
 from edgecompile.cli.stages import (
     find_exports,
@@ -41,6 +47,7 @@ Example:
     help="The bundle. Default: the model's name with .ecb, in the current folder.",
 )
 @batch_option
+@runtime_option
 @seed_option
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
 @output_options
@@ -54,6 +61,7 @@ def command(
     variants: tuple[str, ...],
     output: Path | None,
     batch: tuple[int, int],
+    runtime: str,
     seed: int,
     force: bool,
 ) -> None:
@@ -85,6 +93,7 @@ def command(
             keys=[folder.name for folder in folders],
             variants=chosen,
             precision=stage_precision(work_dir),
+            runtime=runtime,
         )
     with console.step("load the model"):
         from edgecompile.models import load_model
