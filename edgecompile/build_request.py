@@ -9,6 +9,7 @@ from typing import Any
 
 from edgecompile.audit import AuditVerdict
 from edgecompile.buckets import BucketPlan
+from edgecompile.compilation import NATIVE
 from edgecompile.models import LoadOptions
 from edgecompile.onnx_report import OnnxArtifact
 from edgecompile.plan_request import PlanRequest
@@ -47,6 +48,8 @@ class BuildRequest:
         jetpack: the release that a Jetson has; None: the first of its profile.
         backend: one of :data:`BACKENDS`.
         load: how the model is loaded; its batch is ``batch``.
+        runtime: what runs the programs on a CPU: native, the library that comes with them; or
+            torch, for models with kernels that it lacks, on hosts that have torch.
     """
 
     model: str
@@ -63,6 +66,7 @@ class BuildRequest:
     jetpack: str | None = None
     backend: str = AUTO
     load: LoadOptions = field(default_factory=LoadOptions)
+    runtime: str = NATIVE
 
 
 @dataclass(frozen=True)

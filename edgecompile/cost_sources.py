@@ -92,6 +92,7 @@ def find_costs(
             scratch,
             work,
             precision=request.precision,
+            runtime=request.runtime,
             jobs=request.jobs,
             step=step,
         )
@@ -274,6 +275,7 @@ def make_measuring_kit(
         output,
         work,
         precision=request.precision,
+        runtime=request.runtime,
         jobs=request.jobs,
         force=force,
         step=step,

@@ -27,7 +27,7 @@ from edgecompile.precision import Precision
 from edgecompile.progress import StepHandle
 from edgecompile.recipes import bucket_spec
 from edgecompile.report import build_page
-from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, Manifest
+from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
 from edgecompile.runtime.schema import Extent, TensorSpec
 from edgecompile.samples import Samples
 from edgecompile.structure import model_structure
@@ -127,7 +127,7 @@ def pack_bundle(
         report = verify_bundle(
             writer.staging,
             cases,
-            [v.name for v in manifest.variants if v.backend == AOTI_CPU],
+            [v.name for v in manifest.variants if v.backend in (AOTI_CPU, TORCH)],
             manifest.tolerance,
             min_cosine=min_cosine(manifest.precision),
         )
@@ -258,9 +258,10 @@ def _stage(
         writer.add_variant(
             VariantParts(
                 spec=spec,
-                native=compiled.natives[spec.name],
+                native=compiled.natives.get(spec.name),
                 artifacts=_per_bucket(compiled.artifacts[spec.name], len(buckets)),
                 glibc=compiled.glibc(spec.name),
+                torch=_torch_version() if compiled.runtime == TORCH else "",
             )
         )
         for spec in compiled.variants
@@ -272,7 +273,7 @@ def _stage(
     constants = merge_constants(list(itertools.chain(*compiled.artifacts.values())))
     precision = compiled.precision.label
     weights = writer.add_weights(constants, compiled.store, precision)
-    writer.add_runtime()
+    writer.add_runtime(torch=compiled.runtime == TORCH)
     return Manifest(
         name=manifest_name(writer.output.stem),
         precision=precision,
@@ -294,6 +295,13 @@ def _stage(
         files={},
         built_by=dict(built_by),
     )
+
+
+def _torch_version() -> str:
+    """Of torch's C interface, which builds for CPUs and for each CUDA share: 2.13.0 of 2.13.0+cpu."""
+    import torch
+
+    return str(torch.__version__).partition("+")[0]
 
 
 def _per_bucket(artifacts: tuple[Artifact, ...], count: int) -> tuple[Artifact, ...]:

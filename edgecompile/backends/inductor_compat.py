@@ -54,12 +54,15 @@ class GeneratedCpp:
         constants: every tensor that the program reads from outside, by fully qualified name.
         isa: the vector instruction set that Inductor really used, as it recorded it; "" for
             scalar code.
+        calls: the calls of operators without a C interface, as Inductor wrote them; "" if there
+            are none.
     """
 
     wrapper: str
     kernels: str
     constants: Mapping[str, Tensor]
     isa: str
+    calls: str = ""
 
 
 def vector_isa(arch: str, simdlen: int) -> cpu_vec_isa.VecISA:
@@ -226,7 +229,8 @@ def generate_cpp(
         )
     wrapper, kernels = split_source(wrapper_path.read_text())
     wrapper, constants = _name_by_content(wrapper, constants, shared)
-    return GeneratedCpp(wrapper, kernels, constants, used if isa else "")
+    calls = [path.read_text() for path in paths if path.name.endswith(".wrapper.json")]
+    return GeneratedCpp(wrapper, kernels, constants, used if isa else "", "".join(calls))
 
 
 def _name_by_content(
@@ -251,6 +255,23 @@ def _name_by_content(
         wrapper = wrapper.replace(old, f'.original_fqn = "{fresh}"')
         renamed[fresh] = tensor
     return wrapper, renamed
+
+
+def torch_constant(kind: str, number: int) -> str:
+    """The name in torch of what a serialized graph says by number: ``float32``, ``strided``.
+
+    Args:
+        kind: ``as_scalar_type``, ``as_layout`` or ``as_memory_format``.
+        number: within that kind.
+    """
+    from torch._export.serde import serialize
+
+    tables: dict[str, Mapping[Any, Any]] = {
+        "as_scalar_type": serialize._SERIALIZE_TO_TORCH_DTYPE,
+        "as_layout": serialize._SERIALIZE_TO_TORCH_LAYOUT,
+        "as_memory_format": serialize._SERIALIZE_TO_TORCH_MEMORY_FORMAT,
+    }
+    return str(tables[kind][number]).removeprefix("torch.")
 
 
 def split_source(source: str) -> tuple[str, str]:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from edgecompile.cli.model_options import model_options
-from edgecompile.cli.options import batch_option, model_argument, seed_option, target_option
+from edgecompile.cli.options import (
+    batch_option,
+    model_argument,
+    runtime_option,
+    seed_option,
+    target_option,
+)
 from edgecompile.cli.session import Command, Session, output_options
 from edgecompile.cli.stages import (
     find_exports,
@@ -47,6 +53,7 @@ Example:
 )
 @batch_option
 @model_options
+@runtime_option
 @seed_option
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
 @output_options
@@ -61,6 +68,7 @@ def command(
     output: Path | None,
     batch: tuple[int, int],
     load: LoadOptions,
+    runtime: str,
     seed: int,
     force: bool,
 ) -> None:
@@ -92,6 +100,7 @@ def command(
             keys=[folder.name for folder in folders],
             variants=chosen,
             precision=stage_precision(work_dir),
+            runtime=runtime,
         )
     with console.step("load the model"):
         from edgecompile.models import load_model

@@ -13,9 +13,9 @@ from .errors import EdgecompileError, InputError, SelftestError
 INTERRUPTED = 130
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Optional[Sequence[str]] = None, module: str = "edgecompile.runtime") -> int:
     """Runs one command and returns its exit code; errors go to stderr with their hint."""
-    parser = _parser()
+    parser = _parser(module)
     options = parser.parse_args(arguments)
     try:
         code: int = options.command(options)
@@ -39,9 +39,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(module: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m edgecompile.runtime", description="Looks at and runs edgecompile bundles."
+        prog="python -m " + module, description="Looks at and runs edgecompile bundles."
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 

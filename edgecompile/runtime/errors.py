@@ -50,6 +50,24 @@ class UnsupportedHostError(EdgecompileError):
     exit_code = 23
 
 
+class LoaderNeededError(UnsupportedHostError):
+    """A variant fits this machine, but what loads its backend wasn't imported."""
+
+    exit_code = 16
+
+
+class TorchUnavailableError(UnsupportedHostError):
+    """A variant is run by torch, which can't be imported here."""
+
+    exit_code = 15
+
+
+class TorchVersionError(UnsupportedHostError):
+    """A variant is for another version of torch than the one that is installed here."""
+
+    exit_code = 14
+
+
 class InputError(EdgecompileError, ValueError):
     """An input of ``Model.run`` is missing, unknown, or of the wrong dtype, rank, size or value."""
 

@@ -14,6 +14,7 @@ from .schema import (
     FORMAT_VERSION,
     MANIFEST_NAME,
     TENSORRT,
+    TORCH,
     BucketSpec,
     Extent,
     FileEntry,
@@ -31,6 +32,7 @@ __all__ = [
     "MANIFEST_NAME",
     "MAX_MANIFEST_BYTES",
     "TENSORRT",
+    "TORCH",
     "BucketSpec",
     "Extent",
     "FileEntry",
@@ -234,15 +236,18 @@ class _ManifestReader:
                     features.append(feature)
             glibc = self._glibc(entry, where)
             rank = self.reader.integer(entry, "rank", where)
-            runtime, recipe, programs = "", "", []
-            if backend == AOTI_CPU:
+            runtime, recipe, torch, programs = "", "", "", []
+            if backend in (AOTI_CPU, TORCH):
                 if arch is not None and arch not in probes:
                     text = "no probe for the architecture {!r}".format(arch)
                     self.add("variant-probe", where, text)
-                path = self.reader.string(entry, "runtime", where)
-                if path is not None:
-                    self._listed(path, join(where, "runtime"))
-                    runtime = path
+                if backend == TORCH:
+                    torch = self.reader.name(entry, "torch", where) or ""
+                else:
+                    path = self.reader.string(entry, "runtime", where)
+                    if path is not None:
+                        self._listed(path, join(where, "runtime"))
+                        runtime = path
                 programs = self._programs(entry, where, n_buckets)
             elif backend == TENSORRT:
                 path = self.reader.string(entry, "recipe", where)
@@ -260,6 +265,7 @@ class _ManifestReader:
                     runtime=runtime,
                     programs=tuple(programs),
                     recipe=recipe,
+                    torch=torch,
                 )
             )
         return result

@@ -16,6 +16,7 @@ MANIFEST_NAME = "manifest.json"
 MODES = ("exact", "pad")
 AOTI_CPU = "aoti-cpu"
 TENSORRT = "tensorrt"
+TORCH = "torch"
 
 Dim = Union[int, str, None]
 
@@ -113,8 +114,9 @@ class Variant:
     """One instruction set of one architecture, or one kind of GPU.
 
     For the backend "aoti-cpu" ``programs`` holds one library per bucket; for "tensorrt" ``recipe``
-    is the path of what the device builds its engine from. Those that don't belong to the backend
-    are empty, all of them where it is another one: this runtime can't run it and says so.
+    is the path of what the device builds its engine from; for "torch" there are ``programs``, and
+    ``torch`` is the version that they are for. Those that don't belong to the backend are empty,
+    all of them where it is another one: this runtime can't run it and says so.
     """
 
     name: str
@@ -126,6 +128,7 @@ class Variant:
     runtime: str = ""
     programs: Tuple[str, ...] = ()
     recipe: str = ""
+    torch: str = ""
 
     def to_json(self) -> Dict[str, Any]:
         """The manifest's entry."""
@@ -138,6 +141,8 @@ class Variant:
         }
         if self.backend == TENSORRT:
             entry["recipe"] = self.recipe
+        elif self.backend == TORCH:
+            entry.update(torch=self.torch, programs=list(self.programs))
         else:
             entry.update(runtime=self.runtime, programs=list(self.programs))
         entry["rank"] = self.rank
