@@ -198,6 +198,8 @@ class LoadedModel:
         pad_safe: what the model's author says about padding; None: nothing. A hint only,
             :func:`edgecompile.padding.check_padding` finds out.
         notes: choices made while loading that a person may want to know.
+        labels: names of the classes by output, whose last dimension they count.
+        load: the options that shaped it, as :meth:`LoadOptions.to_json` has them.
         generation: how it generates; None: it doesn't.
     """
 
@@ -211,6 +213,8 @@ class LoadedModel:
     tokenizer: Path | None = None
     pad_safe: bool | None = None
     notes: tuple[str, ...] = ()
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    load: Mapping[str, Any] = field(default_factory=dict)
     generation: Generation | None = None
 
     @property
@@ -283,6 +287,29 @@ class LoadOptions:
     image_size: tuple[tuple[int, int], tuple[int, int]] | None = None
     max_context: int | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        """The options that change what is computed, as far as they aren't the defaults.
+
+        They travel in a bundle, so that what is compared with it is loaded the same way.
+        """
+        plain = LoadOptions()
+        found = {name: getattr(self, name) for name in _SHAPING}
+        if self.image_size is not None:
+            found["image_size"] = [list(span) for span in self.image_size]
+        return {name: value for name, value in found.items() if value != getattr(plain, name)}
+
+    @classmethod
+    def from_json(cls, value: object) -> LoadOptions:
+        """The inverse of :meth:`to_json`; what isn't known or has another type is left out."""
+        found = value if isinstance(value, Mapping) else {}
+        kept: dict[str, Any] = {
+            name: found[name] for name, kind in _SHAPING.items() if isinstance(found.get(name), kind)
+        }
+        spans = kept.pop("image_size", [])
+        if len(spans) == 2 and all(isinstance(span, list) and len(span) == 2 for span in spans):
+            kept["image_size"] = (tuple(spans[0]), tuple(spans[1]))
+        return cls(**kept)
+
     def check(self) -> None:
         """Raises a ModelError that lists every option that makes no sense."""
         problems = []
@@ -298,6 +325,18 @@ class LoadOptions:
             problems.append(f"there is no task '{self.task}': one of {', '.join(TASK_NAMES)}")
         if problems:
             raise ModelError("; ".join(problems))
+
+
+#: Options that change what is computed, and the type of each in JSON.
+_SHAPING: Mapping[str, type] = {
+    "task": str,
+    "pooling": str,
+    "normalize": bool,
+    "softmax": bool,
+    "token_type_ids": bool,
+    "image_size": list,
+    "max_context": int,
+}
 
 
 def load_model(

@@ -13,7 +13,16 @@ from typing import Any, Literal
 
 from edgecompile.errors import ModelError
 
-__all__ = ["TASKS", "TASK_NAMES", "Task", "choose_task", "find_task", "load_generative"]
+__all__ = [
+    "TASKS",
+    "TASK_NAMES",
+    "Task",
+    "architecture_of",
+    "choose_task",
+    "find_task",
+    "load_generative",
+    "reads",
+]
 
 Modality = Literal["text", "audio", "image"]
 
@@ -25,7 +34,7 @@ class Task:
     Attributes:
         name: what ``--task`` takes.
         summary: what is compiled, in a few words.
-        modality: what the model reads; None: what its class reads.
+        modality: what the model has to read; None: anything.
         heads: how the names in config.json's ``architectures`` end for which this is the default.
         auto: transformers' class that loads a folder for it, if ``architectures`` names no class
             of this kind; "": the bare model.
@@ -88,17 +97,25 @@ TASKS: tuple[Task, ...] = (
         ),
     ),
     Task("seq2seq-encoder", "the encoder's hidden states of an encoder-decoder model", bare=True),
-    Task("feature-extraction", "hidden states, or a sentence embedding made of them", bare=True),
-    Task("logits", "what the class in config.json's architectures returns, without a cache"),
+    Task(
+        "feature-extraction", "hidden states, or a sentence embedding made of them", None, bare=True
+    ),
+    Task("logits", "what the class in config.json's architectures returns, without a cache", None),
 )
 TASK_NAMES: tuple[str, ...] = tuple(task.name for task in TASKS)
 
 #: The modality of a model by the name of what it chiefly reads.
 _READS: Mapping[str, Modality] = {
+    "input_ids": "text",
     "input_values": "audio",
     "input_features": "audio",
     "pixel_values": "image",
 }
+
+
+def reads(main_input: str) -> Modality | None:
+    """The modality of a model whose main input has this name; None: none of those."""
+    return _READS.get(main_input)
 
 
 def find_task(name: str) -> Task:
@@ -133,18 +150,18 @@ def choose_task(
     Raises:
         ModelError: there is no such task, or it is one for models that read something else.
     """
-    reads = _READS.get(main_input, "text")
+    kind = reads(main_input)
     if asked is not None:
         task = find_task(asked)
-        if task.name != "logits" and task.modality != reads:
+        if task.modality not in (None, kind):
             raise ModelError(
                 f"the task {task.name} is for models of {task.modality}, this one reads "
                 f"{main_input}",
-                hint=f"leave --task out, or give one for {reads}",
+                hint="leave --task out",
             )
         return task
-    if reads != "text":
-        return find_task(reads)
+    if kind in ("audio", "image"):
+        return find_task(kind)
     if pipeline:
         return find_task("feature-extraction")
     architecture = architecture_of(config)

@@ -25,7 +25,7 @@ from edgecompile.cli.options import (
     target_option,
     threads_option,
 )
-from edgecompile.cli.plan_options import plan_options, read_sizes, traffic_options
+from edgecompile.cli.plan_options import is_there, plan_options, read_sizes, traffic_options
 from edgecompile.cli.session import Command, Session, output_options
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ def command(
     The bundle's path is printed on stdout once it has been verified. If anything fails, no bundle
     stands under that name.
     """
-    if not stats:
+    given = lengths is not None or texts is not None or tokenizer is not None
+    if not stats and (given or not is_there(model)):
         check_traffic_options(lengths, texts, tokenizer, model)
     check_max_error(precision, max_error)
     profile = _check_gpu(target, precision, jetpack, backend)
@@ -126,7 +127,10 @@ def command(
         {
             "model": model,
             "target": target,
-            "lengths": lengths or texts or ", ".join(str(path) for path in stats),
+            "lengths": lengths
+            or texts
+            or ", ".join(str(path) for path in stats)
+            or "every batch size once, if nothing else varies",
             "output": bundle,
             "programs": _programs(wanted),
             "longest": wanted["max_length"] or "the model's limit, or the longest seen",
@@ -146,7 +150,13 @@ def command(
     )
     with console.step("read the lengths") as step:
         distribution, joint = read_sizes(
-            lengths, texts, tokenizer, model, stats, max_length=wanted["max_length"]
+            lengths,
+            texts,
+            tokenizer,
+            model,
+            stats,
+            max_length=wanted["max_length"],
+            load=(load, batch),
         )
         summary = distribution.summary()
         step.note(

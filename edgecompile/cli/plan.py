@@ -22,7 +22,7 @@ from edgecompile.cli.options import (
     target_option,
     threads_option,
 )
-from edgecompile.cli.plan_options import plan_options, read_sizes, traffic_options
+from edgecompile.cli.plan_options import is_there, plan_options, read_sizes, traffic_options
 from edgecompile.cli.session import Command, Session, output_options
 
 if TYPE_CHECKING:
@@ -150,7 +150,14 @@ def command(
         costs = read_costs(cost_points)
     axes = getattr(costs, "axes", None)
     traffic, joint = read_sizes(
-        source, texts, tokenizer, model, stats, axes=axes, max_length=wanted["max_length"]
+        source,
+        texts,
+        tokenizer,
+        model,
+        stats,
+        axes=axes,
+        max_length=wanted["max_length"],
+        load=(load, batch) if model is not None and is_there(model) else None,
     )
     if costs is not None:
         made = _plan_from_points(traffic, joint, costs, wanted)
