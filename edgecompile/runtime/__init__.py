@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, List
 
 from .errors import (
     BundleError,
+    ContextLengthError,
     DamagedBundleError,
     DeviceDiskError,
     DeviceMemoryError,
@@ -19,6 +20,7 @@ from .errors import (
     EngineCacheError,
     FinishError,
     FormatVersionError,
+    GenerationError,
     GpuError,
     GpuUnavailableError,
     InputError,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BundleError",
+    "ContextLengthError",
     "DamagedBundleError",
     "DeviceDiskError",
     "DeviceMemoryError",
@@ -44,6 +47,7 @@ __all__ = [
     "EngineCacheError",
     "FinishError",
     "FormatVersionError",
+    "GenerationError",
     "GpuError",
     "GpuUnavailableError",
     "InputError",

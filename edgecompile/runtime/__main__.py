@@ -1,4 +1,4 @@
-"""``python -m edgecompile.runtime info|selftest|bench|finish BUNDLE``: for the device, no extras."""
+"""``python -m edgecompile.runtime info|selftest|bench|generate|finish BUNDLE``: for the device, no extras."""
 
 import argparse
 import json
@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from .document import shorten
 from .errors import EdgecompileError, InputError, SelftestError
+from .generate_command import add_options as add_generate_options
 
 INTERRUPTED = 130
 
@@ -80,6 +81,10 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--profile", action="store_true", help="show which kernels take the time instead"
     )
+    generate = add(
+        "generate", _generate, "Generate tokens behind prompts, as they are made.", "auto"
+    )
+    add_generate_options(generate)
     finish = add("finish", _finish, "Build this device's TensorRT engine and test it.", "full")
     finish.add_argument("--workspace", metavar="BYTES", type=int, help="memory for kernels to try")
     finish.add_argument("--level", metavar="N", type=int, choices=range(6), help="of optimization")
@@ -140,6 +145,22 @@ def _selftest(options: argparse.Namespace) -> int:
     )
     _show(options, report, format_selftest(report))
     return 0 if report["ok"] else SelftestError.exit_code
+
+
+def _generate(options: argparse.Namespace) -> int:
+    from .generate_command import run_generate
+
+    def show(text: str) -> None:
+        if not options.json:
+            print(text, end="", flush=True)
+
+    report, lines = run_generate(options, show)
+    if options.json:
+        _show(options, report, [])
+    else:
+        for line in lines:
+            _say(line)
+    return 0
 
 
 def _how(options: argparse.Namespace) -> Dict[str, Any]:

@@ -62,6 +62,18 @@ class OutsideBucketsError(InputError):
     exit_code = 25
 
 
+class ContextLengthError(InputError):
+    """A prompt and the new tokens asked for don't fit into the model's context."""
+
+    exit_code = 16
+
+
+class GenerationError(InputError):
+    """A bundle was asked for new tokens that has no program for that, or none for this device."""
+
+    exit_code = 15
+
+
 class NativeError(EdgecompileError):
     """The native runtime reported a failure, or could not be loaded."""
 

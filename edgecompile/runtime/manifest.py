@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional
 
 from .document import Problems, Reader, join, parse_json, shorten
 from .errors import FormatVersionError
+from .generation_spec import read_generation
 from .schema import (
     AOTI_CPU,
     FORMAT_VERSION,
@@ -17,6 +18,7 @@ from .schema import (
     BucketSpec,
     Extent,
     FileEntry,
+    GenerationSpec,
     GoldenCase,
     Manifest,
     TensorSpec,
@@ -34,6 +36,7 @@ __all__ = [
     "BucketSpec",
     "Extent",
     "FileEntry",
+    "GenerationSpec",
     "GoldenCase",
     "Manifest",
     "TensorSpec",
@@ -142,6 +145,7 @@ class _ManifestReader:
         tolerance = read_tolerance(top, reader, "tolerance-range")
         plan = reader.mapping(top, "plan", "", optional=True)
         expected = reader.mapping(top, "expected", "", optional=True)
+        generation = read_generation(top, reader, signature)
         if reader.problems.items:
             return None
         assert name is not None and precision is not None and tolerance is not None
@@ -162,6 +166,7 @@ class _ManifestReader:
             built_by=built_by,
             plan=plan,
             expected=expected,
+            generation=generation,
         )
 
     def _strings(self, key: str, optional: bool) -> Dict[str, str]:

@@ -16,6 +16,7 @@ MANIFEST_NAME = "manifest.json"
 MODES = ("exact", "pad")
 AOTI_CPU = "aoti-cpu"
 TENSORRT = "tensorrt"
+CAUSAL_LM = "causal-lm"
 
 Dim = Union[int, str, None]
 
@@ -186,8 +187,53 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
+class GenerationSpec:
+    """How a generative bundle's programs are called, by the names of inputs, output and axes.
+
+    ``eos``, ``bos`` and ``pad`` are token ids; ``defaults`` has what ``Model.generate`` takes where
+    its caller says nothing: do_sample, temperature, top_k, top_p, repetition_penalty and
+    max_new_tokens, each optional.
+    """
+
+    input: str
+    position: str
+    last: str
+    logits: str
+    length_axis: str
+    context_axis: str
+    max_context: int
+    caches: Tuple[str, ...]
+    eos: Tuple[int, ...]
+    bos: Optional[int]
+    pad: int
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = CAUSAL_LM
+
+    def to_json(self) -> Dict[str, Any]:
+        """The manifest's entry."""
+        return {
+            "kind": self.kind,
+            "input": self.input,
+            "position": self.position,
+            "last": self.last,
+            "logits": self.logits,
+            "length_axis": self.length_axis,
+            "context_axis": self.context_axis,
+            "max_context": self.max_context,
+            "caches": list(self.caches),
+            "eos": list(self.eos),
+            "bos": self.bos,
+            "pad": self.pad,
+            "defaults": dict(self.defaults),
+        }
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """The whole manifest. ``plan`` and ``expected`` are free-form JSON objects."""
+    """The whole manifest. ``plan`` and ``expected`` are free-form JSON objects.
+
+    ``generation`` is None where the model generates nothing.
+    """
 
     name: str
     precision: str
@@ -205,12 +251,22 @@ class Manifest:
     built_by: Mapping[str, str] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
     expected: Mapping[str, Any] = field(default_factory=dict)
+    generation: Optional[GenerationSpec] = None
     format_version: int = FORMAT_VERSION
 
     def padded_axes(self) -> Tuple[str, ...]:
         """The axes that any bucket pads, in the order of ``axes``."""
         padded = {axis for item in self.buckets for axis in item.padded(self.length_axis)}
         return tuple(axis for axis in self.axes if axis in padded)
+
+    def with_room(self, bucket: BucketSpec, sizes: Mapping[str, int]) -> Dict[str, int]:
+        """Sizes of a bucket, of a generative model with at least as much context as tokens."""
+        result = dict(sizes)
+        if self.generation is not None:
+            length, context = self.generation.length_axis, self.generation.context_axis
+            needed = bucket.axes[length].hi if bucket.mode == "pad" else sizes[length]
+            result[context] = max(sizes[context], needed)
+        return result
 
     def varying_axes(self) -> Tuple[str, ...]:
         """The axes of more than one size, the length axis first, the others as in ``axes``."""
@@ -219,6 +275,7 @@ class Manifest:
 
     def to_json(self) -> Dict[str, Any]:
         """The manifest as plain JSON values, in the order of FORMAT.md."""
+        generation = {} if self.generation is None else {"generation": self.generation.to_json()}
         return {
             "format_version": self.format_version,
             "name": self.name,
@@ -236,6 +293,7 @@ class Manifest:
             "tolerance": self.tolerance.to_json(),
             "plan": dict(self.plan),
             "expected": dict(self.expected),
+            **generation,
             "files": {path: entry.to_json() for path, entry in sorted(self.files.items())},
         }
 

@@ -157,8 +157,10 @@ ECR_API void ecr_text_free(char* json_text); /* null is allowed */
 ECR_API int32_t ecr_get_signature(ecr_model* model, ecr_signature* signature);
 
 /* Runs the model once. The inputs may come in any order; integers and booleans are widened to the
- * input's integer type where every value fits. They are borrowed for the call and only read. Free
- * the outputs with ecr_outputs_free. */
+ * input's integer type where every value fits. They are borrowed for the call and only read, except
+ * a generative model's caches (ecr_describe: "generation"): it changes these in place, so their
+ * data must be writable and aligned, and no other call may use them meanwhile. Free the outputs
+ * with ecr_outputs_free. */
 ECR_API int32_t ecr_run(ecr_model* model, const ecr_tensor* inputs, int64_t n_inputs,
                         ecr_outputs** outputs);
 
