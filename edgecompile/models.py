@@ -8,7 +8,7 @@ a model does.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AxisLimits",
+    "Generation",
     "InputSpec",
     "LoadOptions",
     "LoadedModel",
@@ -56,6 +57,9 @@ class InputSpec:
         bounds: smallest and largest allowed value, checked by the runtime; None: any.
         draw: range from which examples draw values of real positions, where it is narrower than
             ``bounds``; a mask has (1, 1).
+        within: names of one or two axes, for an input that is a place along an axis: examples draw
+            it from 0 to the first one's size less the second one's, or less 1.
+        in_place: whether the model changes it; a caller passes memory of its own.
     """
 
     name: str
@@ -64,6 +68,8 @@ class InputSpec:
     pad: Number | None = None
     bounds: tuple[Number, Number] | None = None
     draw: tuple[Number, Number] | None = None
+    within: tuple[str, ...] = ()
+    in_place: bool = False
 
     @property
     def is_mask(self) -> bool:
@@ -79,6 +85,8 @@ class InputSpec:
             "pad": self.pad,
             "bounds": None if self.bounds is None else list(self.bounds),
             "draw": None if self.draw is None else list(self.draw),
+            "within": list(self.within),
+            "in_place": self.in_place,
         }
 
     @classmethod
@@ -92,6 +100,8 @@ class InputSpec:
             pad=value.get("pad"),
             bounds=None if bounds is None else (bounds[0], bounds[1]),
             draw=None if draw is None else (draw[0], draw[1]),
+            within=tuple(value.get("within", ())),
+            in_place=bool(value.get("in_place", False)),
         )
 
 
@@ -144,6 +154,36 @@ class ModelSource:
 
 
 @dataclass(frozen=True)
+class Generation:
+    """How a model that generates tokens over caches from outside is called.
+
+    Attributes:
+        input, position, last, caches: names of its inputs: the new tokens, the place of the first
+            one, which one's logits are wanted, and what is changed in place.
+        logits: its output's name.
+        context_axis: the axis of the caches' rows.
+        max_context: the most rows.
+        eos, bos, pad: token ids; ``eos`` end a text.
+        defaults: how its author wants to sample; names as in a manifest's "generation".
+        greedy: gives the tokens that follow a prompt, at most so many, by the library that the
+            model comes from.
+    """
+
+    input: str
+    position: str
+    last: str
+    logits: str
+    context_axis: str
+    caches: tuple[str, ...]
+    max_context: int
+    eos: tuple[int, ...]
+    bos: int | None
+    pad: int
+    defaults: Mapping[str, Any]
+    greedy: Callable[[Sequence[int], int], list[int]]
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A module in eval mode, float32 on the CPU, with named inputs, outputs and axes.
 
@@ -160,6 +200,7 @@ class LoadedModel:
         notes: choices made while loading that a person may want to know.
         labels: names of the classes by output, whose last dimension they count.
         load: the options that shaped it, as :meth:`LoadOptions.to_json` has them.
+        generation: how it generates; None: it doesn't.
     """
 
     name: str
@@ -174,6 +215,7 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     load: Mapping[str, Any] = field(default_factory=dict)
+    generation: Generation | None = None
 
     @property
     def has_mask(self) -> bool:
@@ -197,14 +239,19 @@ class LoadedModel:
         )
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Runs the module eagerly.
+        """Runs the module eagerly; what it changes in place is a copy of what is given.
 
         Raises:
             ModelError: the module raises; the message names the line of its code.
         """
         from edgecompile.named_module import run_module
 
-        return run_module(self.module, inputs, self.name)
+        return run_module(self.module, self.fresh(inputs), self.name)
+
+    def fresh(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The same inputs, with copies of those that the module changes."""
+        changed = {spec.name for spec in self.inputs if spec.in_place}
+        return {name: t.clone() if name in changed else t for name, t in inputs.items()}
 
 
 @dataclass(frozen=True)
@@ -224,6 +271,8 @@ class LoadOptions:
         normalize: divides the embedding by its Euclidean norm.
         softmax: compiles in the softmax behind a classifier.
         image_size: smallest and largest height, and width; None: what the folder says.
+        max_context: tokens that a prompt and what follows it may have together, for generation;
+            None: what the model allows, at most 2048.
     """
 
     batch: tuple[int, int] | None = None
@@ -236,6 +285,7 @@ class LoadOptions:
     normalize: bool = False
     softmax: bool = False
     image_size: tuple[tuple[int, int], tuple[int, int]] | None = None
+    max_context: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The options that change what is computed, as far as they aren't the defaults.
@@ -269,6 +319,8 @@ class LoadOptions:
             )
         if self.max_length is not None and self.max_length < 1:
             problems.append(f"the maximum length {self.max_length} isn't 1 or more")
+        if self.max_context is not None and self.max_context < 1:
+            problems.append(f"the context {self.max_context} isn't 1 or more")
         if self.task is not None and self.task not in TASK_NAMES:
             problems.append(f"there is no task '{self.task}': one of {', '.join(TASK_NAMES)}")
         if problems:
@@ -283,6 +335,7 @@ _SHAPING: Mapping[str, type] = {
     "softmax": bool,
     "token_type_ids": bool,
     "image_size": list,
+    "max_context": int,
 }
 
 

@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgecompile.cached_attention import CACHED_ATTENTION
+
 PANEL = 32
 
 #: Values of one column that stand side by side in a panel.
@@ -224,6 +226,10 @@ C_SHIMS = {
     ATTENTION: [
         "AOTITorchError aoti_torch_cpu_ec_attention(AtenTensorHandle, AtenTensorHandle, "
         "AtenTensorHandle, AtenTensorHandle*, int32_t, double, AtenTensorHandle*)"
+    ],
+    CACHED_ATTENTION: [
+        "AOTITorchError aoti_torch_cpu_ec_cached_attention(AtenTensorHandle, AtenTensorHandle, "
+        "AtenTensorHandle, AtenTensorHandle, int64_t, double, double, AtenTensorHandle*)"
     ],
     COPY: ["AOTITorchError aoti_torch_cpu_ec_copy(AtenTensorHandle, AtenTensorHandle*)"],
     LAYER_NORM: [

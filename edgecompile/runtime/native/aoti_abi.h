@@ -211,6 +211,11 @@ EC_API AOTITorchError ec_aoti_torch_cpu_ec_attention(AtenTensorHandle q, AtenTen
                                                      AtenTensorHandle v, AtenTensorHandle* mask,
                                                      int32_t causal, double scale,
                                                      AtenTensorHandle* ret);
+EC_API AOTITorchError ec_aoti_torch_cpu_ec_cached_attention(AtenTensorHandle q, AtenTensorHandle k,
+                                                            AtenTensorHandle v,
+                                                            AtenTensorHandle position,
+                                                            int64_t window, double scale,
+                                                            double softcap, AtenTensorHandle* ret);
 
 // A row-major copy.
 EC_API AOTITorchError ec_aoti_torch_cpu_ec_copy(AtenTensorHandle x, AtenTensorHandle* ret);
