@@ -18,7 +18,7 @@ from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.inductor_cpu import artifact_key
 from edgecompile.backends.native import NativeRuntime, build_probe, build_runtime
 from edgecompile.buckets import Bucket
-from edgecompile.errors import CompileError, PlanError
+from edgecompile.errors import CompileError, ExportError, PlanError
 from edgecompile.export import ExportedModel, export_model
 from edgecompile.models import LoadedModel
 from edgecompile.precision import FP32, Precision
@@ -123,6 +123,7 @@ class ExportStore:
         self.model = model
         self.folder = folder
         self._made: dict[str, ExportedModel] = {}
+        self._refused: dict[str, ExportError] = {}
 
     def key(self, bucket: Bucket) -> str:
         """Identifies the export for ``bucket``: equal keys mean equal programs."""
@@ -136,12 +137,19 @@ class ExportStore:
             ExportError: the model can't be exported for it.
         """
         key = self.key(bucket)
+        if key in self._refused:
+            # Climbing the ladder in vain takes long, and several stages ask.
+            raise self._refused[key]
         if key not in self._made:
             place = self.folder / key
             if (place / _EXPORT_DONE).is_file():
                 self._made[key] = ExportedModel.load(place)
             else:
-                exported = export_bucket(self.model, bucket)
+                try:
+                    exported = export_bucket(self.model, bucket)
+                except ExportError as error:
+                    self._refused[key] = error
+                    raise
                 exported.save(place)
                 (place / _EXPORT_DONE).write_text(json.dumps(bucket.program_json()) + "\n")
                 self._made[key] = exported

@@ -5,6 +5,8 @@ Exit code 2 belongs to Click (wrong usage) and 130 to an interrupt.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from edgecompile.runtime.errors import (
     BundleError,
     DamagedBundleError,
@@ -97,14 +99,22 @@ class ExportError(EdgecompileError):
     """torch.export refused the model, or its result differs from eager.
 
     ``details`` keeps what torch said, word for word, one part per attempt; the message has the
-    readable form.
+    readable form. ``served`` has the smallest and largest size per axis for which an export was
+    right, if it was for any.
     """
 
     exit_code = 33
 
-    def __init__(self, message: str, hint: str | None = None, details: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        hint: str | None = None,
+        details: str = "",
+        served: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
         super().__init__(message, hint)
         self.details = details
+        self.served = served
 
 
 class PlanError(EdgecompileError):

@@ -260,6 +260,7 @@ def _refusal(
         f"the model '{loaded.name}' can't be exported for {wanted or 'fixed sizes'}: {text}",
         hint="; ".join(hints),
         details=details,
+        served=None if part is None else part.ranges,
     )
 
 
