@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
 import torch._inductor
 import torch._inductor.config
 import torch._inductor.cpu_vec_isa as cpu_vec_isa
@@ -328,3 +329,37 @@ def _only(paths: list[Path], suffix: str) -> Path:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+@dataclass(frozen=True)
+class TracingBreak:
+    """A place where torch.compile leaves the graph; ``place`` is ``file:line in function``."""
+
+    reason: str
+    place: str
+
+
+def find_breaks(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> list[TracingBreak]:
+    """Traces a module's bytecode and says where it can't go on in one graph.
+
+    Raises:
+        CompileError: tracing fails altogether, or the module does.
+    """
+    torch._dynamo.reset()
+    try:
+        with torch.no_grad():
+            found = torch._dynamo.explain(module)(**inputs)
+    except Exception as error:
+        raise CompileError(f"torch can't trace it: {_first_line(error)}") from error
+    finally:
+        torch._dynamo.reset()
+    breaks = []
+    for item in found.break_reasons:
+        frames = list(item.user_stack)
+        last = frames[-1] if frames else None
+        place = f"{last.filename}:{last.lineno} in {last.name}: {last.line}" if last else ""
+        reason = str(item.reason).strip().splitlines()[0]
+        if reason.startswith("generic_jump"):
+            reason = "control flow depends on the values of a tensor"
+        breaks.append(TracingBreak(reason, place))
+    return breaks

@@ -203,6 +203,9 @@ def _copy_fake(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
+#: What each operator computes, as a function of torch's own operators, by its name.
+IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {}
+
 for _name, _cpu, _fake in (
     ("ec_linear", _linear_cpu, _linear_fake),
     ("ec_attention", _attention_cpu, _attention_fake),
@@ -211,6 +214,7 @@ for _name, _cpu, _fake in (
 ):
     _LIBRARY.impl(_name, _cpu, "CPU")
     torch.library.register_fake(f"edgecompile::{_name}", _fake, lib=_LIBRARY)
+    IMPLEMENTATIONS[_name] = _cpu
 
 LINEAR = torch.ops.edgecompile.ec_linear.default
 ATTENTION = torch.ops.edgecompile.ec_attention.default
