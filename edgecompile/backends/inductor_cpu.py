@@ -25,6 +25,11 @@ from edgecompile.backends.inductor_compat import (
     generate_cpp,
 )
 from edgecompile.backends.lowering import LoweringReport, lower_graph
+from edgecompile.backends.missing_kernels import (
+    missing_symbols_error,
+    modules_of_nodes,
+    refuse_missing_kernels,
+)
 from edgecompile.backends.native import (
     BASELINE_MARCH,
     NativeRuntime,
@@ -32,7 +37,7 @@ from edgecompile.backends.native import (
     native_sources,
 )
 from edgecompile.buckets import Bucket
-from edgecompile.errors import CompileError, MissingKernelError
+from edgecompile.errors import CompileError
 from edgecompile.export import ExportedModel
 from edgecompile.hashing import file_sha256
 from edgecompile.precision import FP32, Precision
@@ -87,7 +92,6 @@ _WRAPPER_FLAGS = ("-std=c++20", "-O1", "-ffunction-sections", "-Wno-psabi")
 
 #: libm's hypot is among them as a host with glibc 2.35 or newer would bind it to that version.
 FOREIGN = re.compile(r"^(aoti_torch_|Sleef_|GOMP_|omp_|hypotf?$)")
-_PROXY = "aoti_torch_proxy_executor_call_function"
 
 
 class InductorCpuBackend:
@@ -143,6 +147,7 @@ class InductorCpuBackend:
             signature = exported.program.graph_signature
             own = {*signature.parameters, *signature.buffers}
             report = self.lower(module, precision)
+            modules = modules_of_nodes(module)
             packed = {n for n, _ in module.named_buffers() if n.startswith(PACKED_PREFIX)}
             # A padded bucket's program is static, so its ranges decide and the hint doesn't matter.
             example = exported.example(
@@ -163,6 +168,8 @@ class InductorCpuBackend:
                 cxx=toolchain.cxx,
             )
         seconds["generate"] = time.perf_counter() - start
+        if native is not None:
+            refuse_missing_kernels(generated.wrapper, modules, native.exports)
         if step is not None:
             step.update(text=f"bucket {index}, {variant.name}: compiling")
         start = time.perf_counter()
@@ -213,7 +220,7 @@ class InductorCpuBackend:
             MissingKernelError: it calls what the runtime library lacks; lists all of it.
         """
         assert native is not None
-        _link(toolchain, objects, generated, native, output)
+        _link(toolchain, objects, native, output)
 
 
 def _report_json(report: LoweringReport) -> dict[str, object]:
@@ -329,7 +336,6 @@ def _compile_objects(
 def _link(
     toolchain: Toolchain,
     objects: list[BuiltObject],
-    generated: GeneratedCpp,
     native: NativeRuntime,
     output: Path,
 ) -> None:
@@ -342,7 +348,7 @@ def _link(
     foreign = {s for symbols in needed.values() for s in symbols if FOREIGN.match(s)}
     missing = sorted(s for s in foreign if f"ec_{s}" not in native.exports)
     if missing:
-        raise _missing_kernels(missing, generated)
+        raise missing_symbols_error(missing)
     renamed: list[Path] = []
     try:
         for number, built in enumerate(objects):
@@ -361,20 +367,3 @@ def _link(
     finally:
         for path in renamed:
             path.unlink(missing_ok=True)
-
-
-def _missing_kernels(missing: list[str], generated: GeneratedCpp) -> MissingKernelError:
-    """One error that names everything the runtime lacks, with the operators behind it."""
-    lines = [f"  {name}" for name in missing if name != _PROXY]
-    if _PROXY in missing:
-        # Inductor writes the operator of each such call as a comment above it.
-        names = sorted(set(re.findall(r"torch\.ops\.([\w.]+)", generated.wrapper)))
-        operators = [n for n in names if not n.startswith("edgecompile.")]
-        lines += [f"  {name} (has no C interface in AOTInductor)" for name in operators] or [
-            "  an operator without a C interface in AOTInductor"
-        ]
-    return MissingKernelError(
-        f"the model calls {len(lines)} kernel(s) that the native runtime doesn't have:\n"
-        + "\n".join(lines),
-        hint="rewrite these operations in the model, or move them outside the compiled part",
-    )
