@@ -98,7 +98,14 @@ def _choose(options: argparse.Namespace) -> list[str]:
     unknown = [name for name in wanted if name not in ENTRIES and name not in groups]
     if unknown:
         raise SystemExit(f"error: the zoo has no {', '.join(unknown)}; --list names them")
-    return [n for n, entry in ENTRIES.items() if n in wanted or entry.group in wanted]
+    if options.only:
+        # In the order in which they are named.
+        return list(dict.fromkeys(n for w in wanted for n in _named(w)))
+    return list(ENTRIES)
+
+
+def _named(word: str) -> list[str]:
+    return [n for n, entry in ENTRIES.items() if word in (n, entry.group)]
 
 
 def _code_key() -> str:

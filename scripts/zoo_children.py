@@ -65,6 +65,8 @@ def run_children(
     log_folder.mkdir(parents=True, exist_ok=True)
     waiting = list(names)
     running: dict[int, tuple[str, float, Path]] = {}
+    # Asked to end, the process has to take its children along: as if it had been interrupted.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -79,6 +81,7 @@ def run_children(
             name, started, answer = running.pop(pid)
             yield _ended(name, status, answer, time.perf_counter() - started)
     finally:
+        signal.signal(signal.SIGTERM, before)
         # An interrupt must leave no process behind; each child leads a group with its compilers.
         for pid in running:
             os.killpg(pid, signal.SIGKILL)
@@ -100,6 +103,7 @@ def _fork(
     code = 1
     try:
         os.setpgid(0, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # What the kernel must kill first where memory runs out.
         Path("/proc/self/oom_score_adj").write_text("900")
         resource.setrlimit(resource.RLIMIT_AS, (limits.memory, limits.memory))

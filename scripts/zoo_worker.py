@@ -110,6 +110,8 @@ class _Run:
         if last < 1:
             return
         exported, bucket, exports = self._stage("export", lambda: self._export(model))
+        if last < 2:
+            return
         profile, variant = _host_target(self.work)
         if last == 2:
             self._stage("generate", lambda: self._generate(exported, bucket, variant))
