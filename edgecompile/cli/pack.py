@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.model_options import model_options
+from edgecompile.cli.model_options import model_options, tokenizer_option
 from edgecompile.cli.options import batch_option, model_argument, seed_option, target_option
 from edgecompile.cli.session import Command, Session, output_options
 from edgecompile.cli.stages import (
@@ -48,6 +48,7 @@ Example:
 @batch_option
 @model_options
 @seed_option
+@tokenizer_option
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
 @output_options
 @click.pass_obj
@@ -62,6 +63,7 @@ def command(
     batch: tuple[int, int],
     load: LoadOptions,
     seed: int,
+    keep_tokenizer: bool,
     force: bool,
 ) -> None:
     """Pack the libraries of DIR/artifacts with MODEL's weights into a bundle.
@@ -107,6 +109,7 @@ def command(
             lengths=lengths,
             seed=seed,
             force=force,
+            tokenizer=keep_tokenizer,
             step=step,
         )
     for note in packed.notes:

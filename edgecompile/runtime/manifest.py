@@ -24,6 +24,7 @@ from .schema import (
     Variant,
 )
 from .signature import SignatureReader
+from .text_spec import read_labels, read_text
 
 __all__ = [
     "AOTI_CPU",
@@ -142,6 +143,8 @@ class _ManifestReader:
         tolerance = read_tolerance(top, reader, "tolerance-range")
         plan = reader.mapping(top, "plan", "", optional=True)
         expected = reader.mapping(top, "expected", "", optional=True)
+        texts = read_text(top, reader, self.files, signature)
+        labels = read_labels(top, reader, signature)
         if reader.problems.items:
             return None
         assert name is not None and precision is not None and tolerance is not None
@@ -162,6 +165,8 @@ class _ManifestReader:
             built_by=built_by,
             plan=plan,
             expected=expected,
+            text=texts,
+            labels=labels,
         )
 
     def _strings(self, key: str, optional: bool) -> Dict[str, str]:

@@ -70,6 +70,7 @@ class ManifestReader {
     read_tolerance();
     reader_.mapping(document_, "plan", "", true);
     reader_.mapping(document_, "expected", "", true);
+    read_texts(document_, &reader_, manifest_);
     return std::move(manifest_);
   }
 

@@ -56,6 +56,8 @@ class Reader {
   void add(const char* rule, const std::string& where, const std::string& text) {
     problems_->add(rule, where, text);
   }
+  // Whether nothing was wrong so far.
+  bool clean() const { return problems_->empty(); }
   // The required value of a key.
   const Value* key(const Object& parent, const char* name, const std::string& where);
   const Object& mapping(const Object& parent, const char* name, const std::string& where,

@@ -106,6 +106,10 @@ constexpr size_t kMaxManifestBytes = 4u << 20;
 // Inputs, outputs, axes and buckets, into `manifest`; what is wrong goes to the reader.
 void read_signature(const Object& document, Reader* reader, Manifest* manifest);
 
+// How texts become inputs, and labels of outputs; what is wrong goes to the reader. Nothing of it
+// is kept: this library takes token ids.
+void read_texts(const Object& document, Reader* reader, const Manifest& manifest);
+
 // "1..64", or "7" where both ends are one.
 std::string extent_text(const Extent& extent);
 // "exact batch 1, length 1..64".
