@@ -47,6 +47,7 @@ class BuildRequest:
         force: replace a bundle of the same name.
         jetpack: the release that a Jetson has; None: the first of its profile.
         backend: one of :data:`BACKENDS`.
+        tokenizer: whether the model's tokenizer travels along, if it has one.
         load: how the model is loaded; its batch is ``batch``.
         runtime: what runs the programs on a CPU: native, the library that comes with them; or
             torch, for models with kernels that it lacks, on hosts that have torch.
@@ -65,6 +66,7 @@ class BuildRequest:
     force: bool = False
     jetpack: str | None = None
     backend: str = AUTO
+    tokenizer: bool = True
     load: LoadOptions = field(default_factory=LoadOptions)
     runtime: str = NATIVE
 

@@ -134,6 +134,7 @@ def build_for_gpu(
                 samples=samples,
                 gpu=gpu,
                 seed=request.seed,
+                tokenizer=request.tokenizer,
                 force=request.force,
                 step=step,
             ),

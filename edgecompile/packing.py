@@ -31,6 +31,7 @@ from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, Manifes
 from edgecompile.runtime.schema import Extent, TensorSpec
 from edgecompile.samples import Samples
 from edgecompile.structure import model_structure
+from edgecompile.text_settings import describe_texts
 from edgecompile.verify import (
     TOLERANCES,
     VerifyReport,
@@ -72,6 +73,7 @@ def pack_bundle(
     gpu: GpuParts | None = None,
     seed: int = 0,
     force: bool = False,
+    tokenizer: bool = True,
     step: StepHandle | None = None,
 ) -> PackedBundle:
     """Writes a bundle and verifies it before it gets its name.
@@ -88,9 +90,11 @@ def pack_bundle(
         gpu: what a GPU's engine will be built from, verified.
         seed: of the inputs that are drawn.
         force: replace a bundle of the same name.
+        tokenizer: whether the model's tokenizer travels along, if it has one.
         step: told what is being done.
 
     Raises:
+        ModelError: the tokenizer's file isn't one.
         VerificationError: an output differs from eager; nothing stands under the final name.
         BundleWriteError, DiskFullError: it could not be written.
     """
@@ -106,9 +110,19 @@ def pack_bundle(
         tell("copying")
         manifest = replace(
             _stage(writer, model, plan.buckets, compiled, built_by(model, compiled)),
-            plan=_plan_summary(plan, compiled.precision),
+            plan={
+                **_plan_summary(plan, compiled.precision),
+                **({"load": dict(model.load)} if model.load else {}),
+            },
             expected=_expected(plan),
+            labels=model.labels,
         )
+        said: tuple[str, ...] = ()
+        if tokenizer:
+            text, said = describe_texts(model, manifest.axes)
+            if text is not None and model.tokenizer is not None:
+                writer.add_file(model.tokenizer, text.tokenizer)
+                manifest = replace(manifest, text=text)
         if gpu is not None:
             manifest = add_gpu(writer, manifest, gpu)
         tell("running eager")
@@ -140,7 +154,7 @@ def pack_bundle(
         writer.write_manifest(manifest)
         tell("naming it")
         path = writer.commit()
-    notes = tuple(
+    notes = said + tuple(
         f"variant {name} was built but not run here: {reason}"
         for name, reason in report.not_executed.items()
     )

@@ -115,6 +115,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
                 samples=samples,
                 choice=choice,
                 seed=request.seed,
+                tokenizer=request.tokenizer,
                 force=request.force,
                 step=step,
             ),

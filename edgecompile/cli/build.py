@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecompile.cli.model_options import model_options
+from edgecompile.cli.model_options import model_options, tokenizer_option
 from edgecompile.cli.options import (
     backend_option,
     batch_option,
@@ -77,6 +77,7 @@ Examples:
 @threads_option
 @jobs_option
 @seed_option
+@tokenizer_option
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
 @output_options
 @click.pass_obj
@@ -100,6 +101,7 @@ def command(
     work_dir: Path | None,
     keep_work: bool,
     seed: int,
+    keep_tokenizer: bool,
     force: bool,
     **wanted: Any,
 ) -> None:
@@ -183,6 +185,7 @@ def command(
                     "joint": None if joint is None else joint.to_json(),
                     "batch": batch,
                     "load": asdict(load),
+                    "tokenizer": keep_tokenizer,
                     "precision": [precision, max_error, jetpack, backend, runtime],
                     "seed": seed,
                     **{name: value for name, value in wanted.items() if name != "calibration"},
@@ -216,6 +219,7 @@ def command(
             work_dir=work_dir,
             seed=seed,
             force=force,
+            tokenizer=keep_tokenizer,
             jetpack=jetpack,
             backend=backend,
             load=load,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.model_options import model_options
+from edgecompile.cli.model_options import model_options, tokenizer_option
 from edgecompile.cli.options import (
     batch_option,
     model_argument,
@@ -55,6 +55,7 @@ Example:
 @model_options
 @runtime_option
 @seed_option
+@tokenizer_option
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
 @output_options
 @click.pass_obj
@@ -70,6 +71,7 @@ def command(
     load: LoadOptions,
     runtime: str,
     seed: int,
+    keep_tokenizer: bool,
     force: bool,
 ) -> None:
     """Pack the libraries of DIR/artifacts with MODEL's weights into a bundle.
@@ -116,6 +118,7 @@ def command(
             lengths=lengths,
             seed=seed,
             force=force,
+            tokenizer=keep_tokenizer,
             step=step,
         )
     for note in packed.notes:

@@ -155,6 +155,18 @@ class ModeError(InputError):
     exit_code = 17
 
 
+class TokenizerError(EdgecompileError):
+    """Texts were given to a bundle that holds no tokenizer for them, or none that can be read."""
+
+    exit_code = 13
+
+
+class TokenizersMissingError(TokenizerError):
+    """The bundle holds a tokenizer, but the Python package tokenizers isn't installed here."""
+
+    exit_code = 12
+
+
 class FinishError(EdgecompileError):
     """TensorRT didn't build or accept the engine of a bundle on this device."""
 

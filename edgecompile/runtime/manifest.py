@@ -27,6 +27,7 @@ from .schema import (
     Variant,
 )
 from .signature import SignatureReader
+from .text_spec import read_labels, read_text
 
 __all__ = [
     "AOTI_CPU",
@@ -148,6 +149,8 @@ class _ManifestReader:
         plan = reader.mapping(top, "plan", "", optional=True)
         expected = reader.mapping(top, "expected", "", optional=True)
         generation = read_generation(top, reader, signature)
+        texts = read_text(top, reader, self.files, signature)
+        labels = read_labels(top, reader, signature)
         if reader.problems.items:
             return None
         assert name is not None and precision is not None and tolerance is not None
@@ -169,6 +172,8 @@ class _ManifestReader:
             plan=plan,
             expected=expected,
             generation=generation,
+            text=texts,
+            labels=labels,
         )
 
     def _strings(self, key: str, optional: bool) -> Dict[str, str]:
