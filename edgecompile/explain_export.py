@@ -24,6 +24,7 @@ __all__ = ["Climb", "climb_ladder", "export_static", "trace_sizes"]
 
 #: Conditions kept of one rung: a chunked model has hundreds.
 _MOST_CONDITIONS = 12
+_ASSERTION = re.compile(r"Runtime assertion failed for expression (.+?) on node '\w+'")
 #: Sizes kept of those at which a program is wrong.
 _MOST_WRONG = 6
 
@@ -174,7 +175,14 @@ def _try(
         result = replace(
             result, outcome=kind, text=f"only for {shown}", place=places[0] if places else None
         )
-    return _checked(result, program, loaded, traced), program
+    checked = _checked(result, program, loaded, traced)
+    names = _names(watch, loaded)
+
+    def readable(text: str) -> str:
+        return _ASSERTION.sub(lambda match: f"needs {readable_guard(match[1], names)}", text)
+
+    wrong = tuple((sizes, readable(text)) for sizes, text in checked.wrong)
+    return replace(checked, text=readable(checked.text), wrong=wrong), program
 
 
 def _refused(
@@ -241,7 +249,14 @@ def _conditions(
         Condition(readable_guard(text, names), _place(place, callers))
         for text, place in watch.found
     ]
-    return tuple(dict.fromkeys(made))[:_MOST_CONDITIONS]
+    telling = [item for item in made if not _says_nothing(item.text)]
+    return tuple(dict.fromkeys(telling))[:_MOST_CONDITIONS]
+
+
+def _says_nothing(text: str) -> bool:
+    """Whether a condition is that an axis is as long as itself: two symbols may stand for one."""
+    left, operator, right = text.partition(" == ")
+    return bool(operator) and left == right
 
 
 def _specialisations(

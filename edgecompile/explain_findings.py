@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgecompile.explanation import Explanation, Finding
+from edgecompile.places import place_of_text
 from edgecompile.units import format_bytes, format_share
 
 __all__ = ["find_causes", "judge"]
@@ -13,7 +14,9 @@ __all__ = ["find_causes", "judge"]
 _NOTABLE = 0.05
 _NO_GUARD = "choose between results with torch.where instead of between lines of code"
 _PADDED = "a build makes padded buckets of it, one fixed length each: --mode pad"
-_EACH = "padding changes its outputs: only buckets of one length each serve it, for lengths that occur"
+_EACH = (
+    "padding changes its outputs: only buckets of one length each serve it, for lengths that occur"
+)
 _WRAP = "handle shorter inputs in the model, or begin the buckets later (--min-length)"
 
 
@@ -24,14 +27,13 @@ def judge(found: Explanation) -> str:
     accepted = [rung for rung in found.rungs if rung.outcome == "accepted"]
     if any(not rung.rung.startswith("static") for rung in accepted):
         return "dynamic"
-    if accepted:
-        varies = any(lo < hi for lo, hi in found.ranges.values())
-        if not varies:
-            return "dynamic"
-        return "padded" if found.padding_safe else "static"
-    if any(rung.outcome == "narrower" and not rung.wrong for rung in found.rungs):
+    if accepted and not any(lo < hi for lo, hi in found.ranges.values()):
+        return "dynamic"
+    if accepted and found.padding_safe:
+        return "padded"
+    if any(rung.outcome == "narrower" and rung.right and not rung.wrong for rung in found.rungs):
         return "narrower"
-    return "refused"
+    return "static" if accepted else "refused"
 
 
 def find_causes(found: Explanation) -> tuple[Finding, ...]:
@@ -49,6 +51,7 @@ def _refusals(found: Explanation) -> Iterator[Finding]:
                 f"time(s){f' by {where}' if where else ''}",
                 "rewrite it, move it outside the model, or build with --runtime torch for hosts "
                 "that have torch",
+                place_of_text(next(iter(kernel.places), None)),
             )
     if found.verdict in ("dynamic", "missing-kernels"):
         return
@@ -66,26 +69,33 @@ def _refusals(found: Explanation) -> Iterator[Finding]:
         cure = _NO_GUARD if data else {"padded": _PADDED, "static": _EACH}.get(found.verdict, "")
         text = f"torch.export ({first.rung}): {first.text}"
         yield Finding("refused" if found.verdict == "refused" else "limit", text, cure, first.place)
-    for item in found.breaks:
-        if first is None or item.place is None or item.place != first.place:
-            text = f"tracing leaves the graph: {item.reason}"
-            yield Finding("refused", text, _NO_GUARD, item.place)
+    for leaving in found.breaks:
+        if first is None or leaving.place is None or leaving.place != first.place:
+            text = f"tracing leaves the graph: {leaving.reason}"
+            yield Finding("refused", text, _NO_GUARD, leaving.place)
 
 
 def _limits(found: Explanation) -> Iterator[Finding]:
     if found.eager and found.verdict != "eager-fails":
         sizes = ", ".join(
-            " ".join(f"{axis} {size}" for axis, size in item.sizes.items()) for item in found.eager[:4]
+            " ".join(f"{axis} {size}" for axis, size in item.sizes.items())
+            for item in found.eager[:4]
         )
         calls = found.eager[0].calls
         text = f"eager fails at {sizes}: {found.eager[0].text}"
-        yield Finding("limit", text, _WRAP, calls[-1] if calls else None)
+        cure = _WRAP
+        if found.multiple > 1:
+            text = f"eager works at multiples of {found.multiple} only; it {text[6:]}"
+            cure = f"fill inputs up to a multiple of {found.multiple} within the model"
+        yield Finding("limit", text, cure, calls[-1] if calls else None)
     if found.padding_safe is False and found.length_axis is not None:
         needed = found.verdict in ("static", "padded")
         yield Finding(
             "limit" if needed else "note",
             f"padding changes its outputs: {found.padding}",
-            "a mask, of which its outputs at real positions don't depend, would mend it" if needed else "",
+            "a mask, of which its outputs at real positions don't depend, would mend it"
+            if needed
+            else "",
         )
     for item in found.differences:
         if item.kind == "only" and found.compared is not None:

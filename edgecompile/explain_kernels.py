@@ -72,9 +72,7 @@ class LoweredProgram:
         return Origin(found.operator, module_kind(module), found.place)
 
 
-def lower_program(
-    program: torch.export.ExportedProgram, precision: Precision
-) -> LoweredProgram:
+def lower_program(program: torch.export.ExportedProgram, precision: Precision) -> LoweredProgram:
     """Lowers a copy of the program's graph as a build would."""
     with GENERATING:
         gm = program.module()
@@ -154,11 +152,11 @@ def kernel_uses(
         origins = [lowered.origin(node) for node in behind]
         kind = "missing" if not group[0].native else "own" if name.startswith("ec_") else "generic"
         total = sum(flops.get(node.name, 0) for node in behind)
-        uses.append(
-            KernelUse(name, kind, len(group), total, _modules(origins), _places(origins))
-        )
+        uses.append(KernelUse(name, kind, len(group), total, _modules(origins), _places(origins)))
     order = {"missing": 0, "own": 1, "generic": 2}
-    return tuple(sorted(uses, key=lambda use: (order[use.kind], -use.flops, -use.calls, use.kernel)))
+    return tuple(
+        sorted(uses, key=lambda use: (order[use.kind], -use.flops, -use.calls, use.kernel))
+    )
 
 
 def kept_nodes(lowered: LoweredProgram, flops: Mapping[str, int]) -> tuple[Kept, ...]:

@@ -6,30 +6,35 @@ from collections.abc import Sequence
 
 import matplotlib
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from edgecompile import canvas
 from edgecompile.canvas import BLUE, GREY, INK, MID, ORANGE
-from edgecompile.explanation import BucketFigures, MemoryPoint, ModuleUse
 from edgecompile.explain_work import Limits
+from edgecompile.explanation import BucketFigures, MemoryPoint, ModuleUse
 from edgecompile.plots import bars
 from edgecompile.units import format_bytes
 
 __all__ = ["memory_plot", "modules_plot", "roofline_plot"]
 
 _MOST_BARS = 14
+_LEAST_BAR = 0.002  # of the whole; less can't be seen
 
 
 def modules_plot(modules: Sequence[ModuleUse], least_ms: float | None) -> str:
     """Bars: the least milliseconds of each kind of module, or its work where no limit is known."""
     if least_ms is not None and any(use.share for use in modules):
-        pairs = [(use, (use.share or 0.0) * least_ms) for use in modules]
-        unit = "ms at least"
+        short = least_ms < 0.1
+        scale = 1e3 * least_ms if short else least_ms
+        pairs = [(use, (use.share or 0.0) * scale) for use in modules]
+        unit = "µs at least" if short else "ms at least"
     else:
         pairs = [(use, use.flops / 1e6) for use in modules]
         unit = "MFLOP"
     pairs = sorted((p for p in pairs if p[1] > 0), key=lambda pair: -pair[1])
-    shown, rest = pairs[:_MOST_BARS], pairs[_MOST_BARS:]
+    total = sum(value for _, value in pairs)
+    large = [pair for pair in pairs if pair[1] >= _LEAST_BAR * total]
+    shown, rest = large[:_MOST_BARS], [*large[_MOST_BARS:], *pairs[len(large) :]]
     labels = [use.module or "(model)" for use, _ in shown]
     values = [value for _, value in shown]
     if rest:
@@ -44,7 +49,9 @@ def memory_plot(points: Sequence[MemoryPoint]) -> str:
         figure, axes = canvas.new_figure(2.9)
         edges = [i - 0.5 for i in range(len(points) + 1)]
         axes.stairs([p.live for p in points], edges, color=MID, fill=True, linewidth=0)
-        axes.stairs([p.fused for p in points], edges, color=BLUE, fill=True, alpha=0.85, linewidth=0)
+        axes.stairs(
+            [p.fused for p in points], edges, color=BLUE, fill=True, alpha=0.85, linewidth=0
+        )
         top = max(range(len(points)), key=lambda i: points[i].fused)
         peak = points[top]
         high = max(p.live for p in points) or 1
@@ -58,6 +65,7 @@ def memory_plot(points: Sequence[MemoryPoint]) -> str:
         )  # fmt: skip
         axes.set_xlim(-0.5, len(points) - 0.5)
         axes.set_ylim(0, high * 1.25)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: format_bytes(max(y, 0.0))))
         axes.grid(axis="y", color=canvas.FAINT, linewidth=0.7)
         canvas.label_axes(axes, "operator of the program", "activations alive")
@@ -78,14 +86,17 @@ def roofline_plot(buckets: Sequence[BucketFigures], limits: Limits) -> str:
         known = [b for b in buckets if b.intensity > 0]
         low = min([limits.ridge, *(b.intensity for b in known)]) / 3
         high = max([limits.ridge, *(b.intensity for b in known)]) * 3
-        roof = [(x, min(limits.flops, x * limits.bandwidth) / 1e9) for x in (low, limits.ridge, high)]
+        roof = [
+            (x, min(limits.flops, x * limits.bandwidth) / 1e9) for x in (low, limits.ridge, high)
+        ]
         axes.plot([x for x, _ in roof], [y for _, y in roof], color=GREY, linewidth=1.4)
-        for b in known:
+        for i, b in enumerate(known):
             y = min(limits.flops, b.intensity * limits.bandwidth) / 1e9
             colour = BLUE if b.limit == "arithmetic" else ORANGE
             axes.plot([b.intensity], [y], "o" if b.limit == "arithmetic" else "s", color=colour)
             axes.annotate(
-                "run" if b.hi is None else str(b.hi), (b.intensity, y), xytext=(0, -13),
+                "run" if b.hi is None else str(b.hi), (b.intensity, y),
+                xytext=(0, 8 if i % 2 else -14),  # buckets may lie close to each other
                 textcoords="offset points", ha="center", color=INK, fontsize=8,
             )  # fmt: skip
         axes.set_xscale("log")
@@ -93,6 +104,7 @@ def roofline_plot(buckets: Sequence[BucketFigures], limits: Limits) -> str:
         axes.set_xlim(low, high)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
         axes.set_ylim(min(y for _, y in roof) / 3, limits.flops / 1e9 * 2)
         axes.grid(color=canvas.FAINT, linewidth=0.7)
         canvas.label_axes(axes, "flop per byte moved", "GFLOP/s at most")

@@ -9,7 +9,7 @@ from edgecompile.explain_view import TableRows, explanation_tables, format_flops
 from edgecompile.explain_work import Limits
 from edgecompile.explanation import Explanation
 from edgecompile.page import Drawing, Section, Table, render_page
-from edgecompile.units import format_bytes, format_count, format_ms
+from edgecompile.units import format_bytes, format_count, format_duration
 
 __all__ = ["explain_page"]
 
@@ -58,9 +58,9 @@ def _summary(found: Explanation) -> Section:
         figures.append((f"work{at}", format_flops(top.flops)))
         figures.append((f"activations{at}", format_bytes(top.peak)))
         if top.least_ms is not None:
-            figures.append((f"no run{at} under", f"{format_ms(top.least_ms)} ms"))
+            figures.append((f"at best{at}, by the profile", format_duration(top.least_ms / 1e3)))
     columns = ("kind", "cause", "cure", "line")
-    parts = (Table("Causes", columns, rows, words=4, bad=bad),) if rows else ()
+    parts = (Table("Causes", columns, rows, words=4, bad=bad, wrap=True),) if rows else ()
     verdict = f"It {found.summary}."
     return Section("Verdict", tuple(figures), found.notes, parts, verdict)
 
@@ -71,9 +71,7 @@ def _export(found: Explanation, tables: Sequence[TableRows]) -> list[Section]:
     return [Section("Export", notes=tuple(notes), parts=tuple(parts))] if parts else []
 
 
-def _work(
-    found: Explanation, tables: Sequence[TableRows], limits: Limits | None
-) -> list[Section]:
+def _work(found: Explanation, tables: Sequence[TableRows], limits: Limits | None) -> list[Section]:
     parts: list[Drawing | Table] = []
     least = found.buckets[-1].least_ms if found.buckets else None
     if any(use.share or use.flops for use in found.modules):
@@ -104,7 +102,7 @@ def _kernels(tables: Sequence[TableRows]) -> list[Section]:
 def _pick(tables: Sequence[TableRows], titles: Sequence[str]) -> list[Drawing | Table]:
     """The tables whose titles begin so, in that order."""
     return [
-        Table(t.title, t.columns, t.rows, words=t.words, bad=t.bad, caption=t.caption)
+        Table(t.title, t.columns, t.rows, words=t.words, bad=t.bad, caption=t.caption, wrap=True)
         for title in titles
         for t in tables
         if t.title.startswith(title)

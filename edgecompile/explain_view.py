@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from edgecompile.explanation import Explanation
 from edgecompile.places import place_of_text
-from edgecompile.units import format_bytes, format_count, format_ms, format_share
+from edgecompile.units import format_bytes, format_count, format_duration, format_share
 
 __all__ = ["TABLES", "TableRows", "bucket_rows", "explanation_tables", "format_flops"]
 
@@ -62,15 +62,17 @@ def _calls(places: object) -> list[tuple[str, str]]:
 
 def _rungs(found: Explanation) -> TableRows:
     rows = []
-    for rung in found.rungs:
+    tried = [rung for rung in found.rungs if rung.outcome != "not tried"]
+    for rung in tried:
         text = rung.text
         if rung.outcome == "accepted":
             text = f"agrees with eager at {len(rung.right)} sizes, to {rung.max_error or 0:.1e}"
         rows.append((rung.rung, rung.outcome, text, _short(rung.place)))
-    bad = tuple(i for i, r in enumerate(found.rungs) if r.outcome in ("refused", "wrong"))
-    return TableRows(
-        "Ways to export", ("way", "outcome", "what", "line"), tuple(rows), 4, bad=bad
-    )
+    bad = tuple(i for i, r in enumerate(tried) if r.outcome in ("refused", "wrong"))
+    left = [rung.rung for rung in found.rungs if rung.outcome == "not tried"]
+    caption = f"not tried, since an earlier one was accepted: {', '.join(left)}" if left else ""
+    columns = ("way", "outcome", "what", "line")
+    return TableRows("Ways to export", columns, tuple(rows), 4, bad=bad, caption=caption)
 
 
 def _conditions(found: Explanation) -> TableRows:
@@ -84,8 +86,7 @@ def _conditions(found: Explanation) -> TableRows:
         known = next((key for key in merged if key[0] == text), (text, place))
         merged.setdefault(known, []).extend(rungs)
     rows = [
-        (text, place, ", ".join(dict.fromkeys(rungs)))
-        for (text, place), rungs in merged.items()
+        (text, place, ", ".join(dict.fromkeys(rungs))) for (text, place), rungs in merged.items()
     ]
     return TableRows(
         "What tracing demanded of the sizes",
@@ -167,18 +168,18 @@ def bucket_rows(found: Explanation) -> TableRows:
             format_bytes(b.peak_unfused),
             f"{b.intensity:.1f}",
             b.limit or "–",
-            format_ms(b.least_ms),
+            "–" if b.least_ms is None else format_duration(b.least_ms / 1e3),
         )
         for b in found.buckets
     )
     columns = (
         *("lengths", "work", "weights", "moved", "peak", "peak, unfused", "flop/byte"),
-        *("limit", "least ms"),
+        *("limit", "least time"),
     )
     caption = (
         "at the longest length of each, batch and other axes at their least. Moved and peak as if "
         "generated code fused everything between two kernels; peak is of activations, beside the "
-        "weights. Least ms: what the target's profile allows at most, never reached."
+        "weights. Least time: what the figures of the target's profile allow at best."
     )
     return TableRows("Figures of one run", columns, rows, 1, caption=caption)
 
@@ -189,8 +190,8 @@ def _by_module(found: Explanation) -> TableRows:
             use.module or "(model)",
             format_count(use.count),
             format_flops(use.flops) if use.flops else "–",
-            format_bytes(use.moved) if found.graph else "–",
-            format_share(use.share),
+            format_bytes(use.moved) if use.moved else "–",
+            format_share(use.share) if use.share else "–",
         )
         for use in found.modules
     )

@@ -270,6 +270,7 @@ class Explanation:
         findings: the causes, the gravest first.
         length_axis, ranges: what was asked for.
         eager: sizes at which eager fails.
+        multiple: eager works where the length is a multiple of this only; 1: of any.
         rungs: the export ladder.
         specialisations, breaks: what became constant; where tracing leaves the graph.
         graph: ``dynamic``, ``static`` or None: which graph the rest is about.
@@ -294,6 +295,7 @@ class Explanation:
     length_axis: str | None = None
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     eager: tuple[EagerFailure, ...] = ()
+    multiple: int = 1
     rungs: tuple[RungResult, ...] = ()
     specialisations: tuple[Specialisation, ...] = ()
     breaks: tuple[GraphBreak, ...] = ()

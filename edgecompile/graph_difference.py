@@ -64,7 +64,9 @@ def compare_programs(
                     places[str(place)] = place
     found = [*_only_texts(only, places, lengths)]
     found += [
-        Difference("value", f"{operator}: {old!r} at {lengths[0]}, {new!r} at {lengths[1]}", None, at)
+        Difference(
+            "value", f"{operator}: {old!r} at {lengths[0]}, {new!r} at {lengths[1]}", None, at
+        )
         for (operator, old, new), at in values.items()
     ]
     found += _tensor_texts(first, second, lengths)
@@ -81,9 +83,7 @@ def _only_texts(
     ordered = sorted(lines.items(), key=lambda item: -sum(sum(c) for c in item[1].values()))
     for place, operators in ordered:
         sums = (sum(c[0] for c in operators.values()), sum(c[1] for c in operators.values()))
-        shown = ", ".join(
-            f"{name} {old} ↔ {new}" for name, (old, new) in sorted(operators.items())
-        )
+        shown = ", ".join(f"{name} {old} ↔ {new}" for name, (old, new) in sorted(operators.items()))
         text = f"operators of only one graph, at {lengths[0]} ↔ {lengths[1]}: {shown}"
         yield Difference("only", text, sums, places.get(place))
 
@@ -131,9 +131,7 @@ def _shape_of(value: Any) -> Any:
 
 def _changed(one: Node, other: Node) -> list[tuple[Any, Any]]:
     """Numbers among the arguments that aren't the same."""
-    pairs = zip(
-        _numbers((one.args, one.kwargs)), _numbers((other.args, other.kwargs)), strict=True
-    )
+    pairs = zip(_numbers((one.args, one.kwargs)), _numbers((other.args, other.kwargs)), strict=True)
     return [(old, new) for old, new in pairs if old != new]
 
 

@@ -25,8 +25,25 @@ _LOOKUPS = ("embedding", "index", "index_select", "gather", "take", "embedding_b
 #: What Inductor calls from outside though it multiplies nothing.
 _CALLED = (
     *("cumsum", "cumprod", "logcumsumexp", "sort", "topk", "histc", "nonzero", "unique", "unique2"),
-    *("_unique2", "searchsorted", "bucketize", "randperm", "multinomial", "scatter_reduce", "kthvalue"),
-    *("fft_r2c", "fft_c2c", "fft_c2r", "_fft_r2c", "_fft_c2c", "_fft_c2r", "polar", "view_as_complex"),
+    *(
+        "_unique2",
+        "searchsorted",
+        "bucketize",
+        "randperm",
+        "multinomial",
+        "scatter_reduce",
+        "kthvalue",
+    ),
+    *(
+        "fft_r2c",
+        "fft_c2c",
+        "fft_c2r",
+        "_fft_r2c",
+        "_fft_c2c",
+        "_fft_c2r",
+        "polar",
+        "view_as_complex",
+    ),
     *("view_as_real", "embedding_bag", "_embedding_bag"),
 )
 
@@ -144,11 +161,8 @@ class _Runner(Interpreter):
             return None  # conditions on sizes, which were chosen to meet them
         before = int(self.counter.get_total_flops())
         own = ops.IMPLEMENTATIONS.get(_name(n)) if _is_own(n) else None
-        if own is None:
-            result = super().run_node(n)
-        else:
-            # What it is made of, since the counter sees nothing within an operator of ours.
-            result = own(*self.fetch_args_kwargs_from_env(n)[0])
+        # What it is made of, since the counter sees nothing within an operator of ours.
+        result = super().run_node(n) if own is None else own(*self._arguments(n))
         index = len(self.costs)
         flops = int(self.counter.get_total_flops()) - before
         cost = NodeCost(n, _is_kernel(n, flops), flops)
@@ -162,6 +176,10 @@ class _Runner(Interpreter):
         for name in self.user_to_last_uses.get(n, []):
             self._drop(name.name, index)
         return result
+
+    def _arguments(self, n: Node) -> tuple[Any, ...]:
+        args, _ = self.fetch_args_kwargs_from_env(n)
+        return tuple(args)
 
     def _note_reads(self, cost: NodeCost, n: Node, index: int, result: Any) -> None:
         target = _name(n)

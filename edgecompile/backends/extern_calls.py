@@ -55,7 +55,8 @@ def extern_calls(wrapper: str) -> tuple[ExternCall, ...]:
             continue
         for match in _CALL.finditer(line):
             symbol = match[1]
-            proxied = operators[-1] if operators else "an operator without a name"
+            # What only checks its inputs has no operator's name, but it stands for a node.
+            proxied = [*nodes, *operators][-1] if nodes or operators else "an operator"
             name = proxied if symbol == PROXY else symbol.removeprefix(_PREFIX)
             calls.append(ExternCall(symbol, name, nodes))
     return tuple(calls)

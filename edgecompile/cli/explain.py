@@ -9,7 +9,6 @@ import click
 
 from edgecompile.cli.options import (
     batch_option,
-    check_precision,
     max_length_option,
     model_argument,
     target_option,
@@ -19,7 +18,7 @@ from edgecompile.cli.session import Command, Session, output_options
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.explain import ExplainRequest
+    from edgecompile.explain_request import ExplainRequest
     from edgecompile.explanation import Explanation
     from edgecompile.models import LoadedModel
     from edgecompile.targets import TargetProfile
@@ -66,9 +65,10 @@ def _read_pair(
 @batch_option
 @click.option(
     "--precision",
-    type=click.Choice(["fp32", "fp16", "bf16", "int8"]),
-    help="Of the linear layers' weights on a CPU, of everything on a GPU.  [default: fp32 on CPUs, "
-    "fp16 on GPUs]",
+    type=click.Choice(["fp32", "bf16", "int8"]),
+    default="fp32",
+    show_default=True,
+    help="Of the linear layers' weights on a CPU; a GPU's figures are in fp32.",
 )
 @click.option(
     "--compare",
@@ -78,8 +78,9 @@ def _read_pair(
     "double of the traced one]",
 )
 @click.option(
-    "--every", is_flag=True, help="Try every way to export, and look for graph breaks, though one "
-    "was accepted.",
+    "--every",
+    is_flag=True,
+    help="Try every way to export, and look for graph breaks, though one was accepted.",
 )
 @click.option(
     "--no-code",
@@ -102,7 +103,7 @@ def command(
     lengths: str | None,
     max_length: int | None,
     batch: tuple[int, int],
-    precision: str | None,
+    precision: str,
     compare: tuple[int, int] | None,
     every: bool,
     no_code: bool,
@@ -118,17 +119,15 @@ def command(
     from edgecompile.targets import load_target
 
     profile = load_target(target)
-    gpu = profile.gpu is not None
-    check_precision(precision, gpu=gpu, target=target)
+    if profile.gpu is not None and precision != "fp32":
+        raise click.UsageError(f"--precision {precision} is for CPUs; {target} has a GPU.")
 
-    from edgecompile.explain import ExplainRequest
+    from edgecompile.explain_request import ExplainRequest
     from edgecompile.precision import Precision
 
-    width = precision or ("fp16" if gpu else "fp32")
-    # Weights of the CPU's program, which a GPU's target has as well, stay as they are.
     request = ExplainRequest(
         target=profile,
-        precision=Precision("fp32" if gpu else width),
+        precision=Precision(precision),
         max_length=max_length,
         compare=compare,
         code=not no_code,
@@ -156,7 +155,9 @@ def _explain(
     from edgecompile.models import load_model
 
     console = session.console
-    console.options({"model": model, "target": request.target.name, "batch": f"{batch[0]}:{batch[1]}"})
+    console.options(
+        {"model": model, "target": request.target.name, "batch": f"{batch[0]}:{batch[1]}"}
+    )
     try:
         with console.step("load the model"):
             loaded = load_model(model, batch=batch)
