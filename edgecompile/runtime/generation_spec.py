@@ -104,7 +104,9 @@ class _GenerationReader:
             if key in entry:
                 number = reader.number(entry, key, where)
                 if number is not None and not _sensible(key, number):
-                    self.add("generation-default", "defaults." + key, "{} makes no sense".format(number))
+                    self.add(
+                        "generation-default", "defaults." + key, "{} makes no sense".format(number)
+                    )
                 result[key] = number
         return result
 

@@ -91,10 +91,7 @@ HOSTILE_GENERATIONS: list[tuple[str, str, Any, str]] = [
     ("key-type", "generation", None, "generation: must be an object, not null"),
     ("key-type", "generation", [], "generation: must be an object, not list"),
     *[("key-missing", f"generation.{key}", DELETE, f"generation.{key}") for key in GENERATION],
-    *[
-        ("key-type", f"generation.{key}", 0.5, f"generation.{key}: must be")
-        for key in GENERATION
-    ],
+    *[("key-type", f"generation.{key}", 0.5, f"generation.{key}: must be") for key in GENERATION],
     ("key-type", "generation.caches.0", 3, "generation.caches[0]: must be a string"),
     ("key-type", "generation.eos.1", "2", "generation.eos[1]: must be an integer"),
     ("key-type", "generation.bos", "<s>", "generation.bos: must be an integer, not string"),
