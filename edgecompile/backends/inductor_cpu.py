@@ -16,13 +16,14 @@ import torch
 
 import edgecompile
 from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore
+from edgecompile.backends.graph_constants import PACKED_PREFIX
 from edgecompile.backends.inductor_compat import (
     GENERATING,
     GeneratedCpp,
     computes_in_vectors,
     generate_cpp,
 )
-from edgecompile.backends.lowering import PACKED_PREFIX, LoweringReport, lower_graph
+from edgecompile.backends.lowering import LoweringReport, lower_graph
 from edgecompile.backends.native import (
     BASELINE_MARCH,
     NativeRuntime,

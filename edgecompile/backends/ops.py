@@ -233,6 +233,17 @@ C_SHIMS = {
 }
 
 
+def define(schema: str, cpu: Any, fake: Any, shim: str) -> Any:
+    """Adds an operator with its CPU and fake implementations and the C shim behind it."""
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema)
+    _LIBRARY.impl(name, cpu, "CPU")
+    torch.library.register_fake(f"edgecompile::{name}", fake, lib=_LIBRARY)
+    operator = getattr(torch.ops.edgecompile, name).default
+    C_SHIMS[operator] = [shim]
+    return operator
+
+
 def default_scale(head_dim: int) -> float:
     """The scale that scaled_dot_product_attention uses when none is given: ``1/sqrt(D)``."""
     return 1.0 / math.sqrt(head_dim)

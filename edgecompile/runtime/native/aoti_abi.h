@@ -184,6 +184,23 @@ EC_API AOTITorchError ec_aoti_torch_cpu_ec_linear(AtenTensorHandle x, AtenTensor
                                                   AtenTensorHandle* residual, int64_t n,
                                                   int64_t act, AtenTensorHandle* ret);
 
+// Convolutions of one to three dimensions (aoti_convolution.cpp). torch's own takes any floating
+// type and plain weights, and its result has the strides that torch's has.
+EC_API AOTITorchError ec_aoti_torch_cpu_convolution(
+    AtenTensorHandle input, AtenTensorHandle weight, AtenTensorHandle* bias, const int64_t* stride,
+    int64_t stride_len_, const int64_t* padding, int64_t padding_len_, const int64_t* dilation,
+    int64_t dilation_len_, int32_t transposed, const int64_t* output_padding,
+    int64_t output_padding_len_, int64_t groups, AtenTensorHandle* ret0);
+// act(convolution(x) + bias) over packed weights (convolution.h), float32, with n channels out. One
+// element of kernel, stride and dilation for each spatial dimension; of padding two: all that is
+// before the first elements, then all behind the last ones. A transposed convolution cuts as much
+// off, or appends where it is negative. The result is channels-last.
+EC_API AOTITorchError ec_aoti_torch_cpu_ec_convolution(
+    AtenTensorHandle x, AtenTensorHandle w_packed, AtenTensorHandle* bias, const int64_t* kernel,
+    int64_t kernel_len, const int64_t* stride, int64_t stride_len, const int64_t* padding,
+    int64_t padding_len, const int64_t* dilation, int64_t dilation_len, int32_t transposed,
+    int64_t groups, int64_t n, int64_t act, AtenTensorHandle* ret);
+
 // Attention (aoti_attention.cpp), float32.
 EC_API AOTITorchError ec_aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, double dropout_p,
