@@ -54,10 +54,12 @@ def audio_inputs(model: Any, folder: Path, options: LoadOptions) -> FolderInputs
         batch = {BATCH: batch_limits(options)}
         note = f"{name} has one size, {shape[1]} by {shape[2]}: the traffic is the batch"
         return FolderInputs((InputSpec(name, "float32", shape),), batch, BATCH, notes=(note,))
+    lo, hi = 1, getattr(config, "max_source_positions", None)
+    dims: tuple[int | str, ...] = (BATCH, LENGTH)
     if name == "input_values":
-        lo, hi, dims = _least_samples(config), None, (BATCH, LENGTH)
+        lo, hi = _least_samples(config), None
     else:
-        lo, hi, dims = 1, getattr(config, "max_source_positions", None), (BATCH, LENGTH, _bins(model))
+        dims = (*dims, _bins(model))
     specs = [InputSpec(name, "float32", dims, 0.0)]
     masked, note = _wants_mask(model, folder)
     if masked:

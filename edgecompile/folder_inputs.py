@@ -119,7 +119,9 @@ def limit_length(hard: int | None, usual: object, lo: int, options: LoadOptions)
             hint=f"give a maximum length of {hard} or less",
         )
     if wanted is not None and wanted < lo:
-        raise ModelError(f"the maximum length {wanted} is under {lo}, the least that the model takes")
+        raise ModelError(
+            f"the maximum length {wanted} is under {lo}, the least that the model takes"
+        )
     chosen = wanted or (usual if isinstance(usual, int) and usual >= lo else None) or hard
     return AxisLimits(lo, min(chosen, hard) if chosen and hard else chosen)
 

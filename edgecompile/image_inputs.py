@@ -51,10 +51,10 @@ def image_inputs(model: Any, folder: Path, options: LoadOptions) -> FolderInputs
             dims.append(name)
             sizes[name] = AxisLimits(lo, hi)
     constants: dict[str, Any] = {}
-    if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters:
-        if sizes or (own is not None and tuple(dims) != own):
-            constants["interpolate_pos_encoding"] = True
-            notes.append("positions are interpolated from those of " + _text(own))
+    changed = bool(sizes) or (own is not None and tuple(dims) != own)
+    if changed and "interpolate_pos_encoding" in inspect.signature(model.forward).parameters:
+        constants["interpolate_pos_encoding"] = True
+        notes.append("positions are interpolated from those of " + _text(own))
     channels = getattr(config, "num_channels", None)
     shape = (BATCH, channels if isinstance(channels, int) else 3, *dims)
     axes = {BATCH: batch_limits(options), **sizes}

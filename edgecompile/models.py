@@ -333,7 +333,9 @@ class LoadOptions:
         """The inverse of :meth:`to_json`; what isn't known or has another type is left out."""
         found = value if isinstance(value, Mapping) else {}
         kept: dict[str, Any] = {
-            name: found[name] for name, kind in _SHAPING.items() if isinstance(found.get(name), kind)
+            name: found[name]
+            for name, kind in _SHAPING.items()
+            if isinstance(found.get(name), kind)
         }
         spans = kept.pop("image_size", [])
         if len(spans) == 2 and all(isinstance(span, list) and len(span) == 2 for span in spans):

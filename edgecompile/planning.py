@@ -37,11 +37,16 @@ NOISE_PRICES = (0.01, 0.05)
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan and what a person should know about it; ``cost`` is what its buckets take."""
+    """A plan and what a person should know about it.
+
+    ``cost`` is what its buckets take, ``scope`` what is served: the whole of what was asked about,
+    or the part that the model allows.
+    """
 
     plan: BucketPlan
     notes: tuple[str, ...]
     cost: BucketCost
+    scope: KitScope
 
 
 def plan_model(
@@ -76,6 +81,7 @@ def plan_model(
             f"{format_share(over)} of the traffic is longer than {extent.hi} and will be refused"
         )
     costs = find_costs(exports, profile, request, scope, work, step)
+    scope = costs.scope
     if costs.note:
         notes.append(costs.note)
     cost = costs.cost
@@ -92,7 +98,7 @@ def plan_model(
         plan = replace(plan, buckets=costs.kit.buckets[:1])
     if whole.generation is not None:
         plan = with_decode(plan, whole)
-    return Planned(plan, (*notes, *plan.notes), cost)
+    return Planned(plan, (*notes, *plan.notes), cost, scope)
 
 
 def _require_known(request: PlanRequest, cost: BucketCost) -> None:

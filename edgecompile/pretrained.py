@@ -144,7 +144,9 @@ def _choose_class(
         short = re.sub(r"(For\w+|Model)$", "", name) + "EncoderModel"
         return getattr(transformers, short, None) or transformers.AutoModel, []
     if task.auto and not task.names_head(name):
-        return getattr(transformers, task.auto), [f"{name or 'the model'} is loaded for {task.name}"]
+        return getattr(transformers, task.auto), [
+            f"{name or 'the model'} is loaded for {task.name}"
+        ]
     if found is None or name.endswith("ForPreTraining") or (task.bare and headed):
         return transformers.AutoModel, []
     return found, [f"config.json names {name}: its outputs are the model's"]

@@ -55,9 +55,7 @@ class Scores(nn.Module):
             for name, value in found.items()
         }
 
-    def _score(
-        self, name: str, value: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _score(self, name: str, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         if self.independent:
             return value.sigmoid()
         if name != "logits" and mask is not None:

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecompile.cli.model_options import model_options
+from edgecompile.cli.model_options import model_options, tokenizer_option
 from edgecompile.cli.options import (
     backend_option,
     batch_option,
     check_max_error,
     check_precision,
+    check_runtime_options,
     check_traffic_options,
     jetpack_option,
     jobs_option,
     model_argument,
     precision_options,
+    runtime_option,
     sample_texts,
     seed_option,
     target_option,
@@ -63,6 +65,7 @@ Examples:
 @precision_options
 @jetpack_option
 @backend_option
+@runtime_option
 @click.option(
     "--work-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -74,6 +77,7 @@ Examples:
 @threads_option
 @jobs_option
 @seed_option
+@tokenizer_option
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
 @output_options
 @click.pass_obj
@@ -93,9 +97,11 @@ def command(
     max_error: float | None,
     jetpack: str | None,
     backend: str,
+    runtime: str,
     work_dir: Path | None,
     keep_work: bool,
     seed: int,
+    keep_tokenizer: bool,
     force: bool,
     **wanted: Any,
 ) -> None:
@@ -113,6 +119,7 @@ def command(
         check_traffic_options(lengths, texts, tokenizer, model)
     check_max_error(precision, max_error)
     profile = _check_gpu(target, precision, jetpack, backend)
+    check_runtime_options(runtime, precision, gpu=profile.gpu is not None)
     from edgecompile.gpu_specs import GPU_PRECISION
 
     gpu = profile.gpu is not None
@@ -139,6 +146,7 @@ def command(
             **({"JetPack": jetpack or profile.jetpacks[0]} if profile.jetpacks else {}),
             **({"task": load.task} if load.task else {}),
             **({"engine": backend} if backend != "auto" else {}),
+            **({"runtime": runtime} if runtime != "native" else {}),
             "mode": wanted["mode"],
             "costs": wanted["calibration"]
             or ("a roofline of the profile" if gpu else "measured here"),
@@ -177,7 +185,8 @@ def command(
                     "joint": None if joint is None else joint.to_json(),
                     "batch": batch,
                     "load": asdict(load),
-                    "precision": [precision, max_error, jetpack, backend],
+                    "tokenizer": keep_tokenizer,
+                    "precision": [precision, max_error, jetpack, backend, runtime],
                     "seed": seed,
                     **{name: value for name, value in wanted.items() if name != "calibration"},
                 },
@@ -210,9 +219,11 @@ def command(
             work_dir=work_dir,
             seed=seed,
             force=force,
+            tokenizer=keep_tokenizer,
             jetpack=jetpack,
             backend=backend,
             load=load,
+            runtime=runtime,
         ),
         console,
     )

@@ -8,9 +8,19 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["model_options"]
+__all__ = ["model_options", "tokenizer_option"]
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+
+tokenizer_option: Callable[[_Decorated], _Decorated] = click.option(
+    "--no-tokenizer",
+    "keep_tokenizer",
+    flag_value=False,
+    default=True,
+    is_flag=True,
+    help="Leave the model's tokenizer.json out: the device is given token ids.",
+)
 
 
 def _read_image_size(

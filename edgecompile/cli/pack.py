@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.model_options import model_options
-from edgecompile.cli.options import batch_option, model_argument, seed_option, target_option
+from edgecompile.cli.model_options import model_options, tokenizer_option
+from edgecompile.cli.options import (
+    batch_option,
+    model_argument,
+    runtime_option,
+    seed_option,
+    target_option,
+)
 from edgecompile.cli.session import Command, Session, output_options
 from edgecompile.cli.stages import (
     find_exports,
@@ -47,7 +53,9 @@ Example:
 )
 @batch_option
 @model_options
+@runtime_option
 @seed_option
+@tokenizer_option
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
 @output_options
 @click.pass_obj
@@ -61,7 +69,9 @@ def command(
     output: Path | None,
     batch: tuple[int, int],
     load: LoadOptions,
+    runtime: str,
     seed: int,
+    keep_tokenizer: bool,
     force: bool,
 ) -> None:
     """Pack the libraries of DIR/artifacts with MODEL's weights into a bundle.
@@ -92,6 +102,7 @@ def command(
             keys=[folder.name for folder in folders],
             variants=chosen,
             precision=stage_precision(work_dir),
+            runtime=runtime,
         )
     with console.step("load the model"):
         from edgecompile.models import load_model
@@ -107,6 +118,7 @@ def command(
             lengths=lengths,
             seed=seed,
             force=force,
+            tokenizer=keep_tokenizer,
             step=step,
         )
     for note in packed.notes:

@@ -47,13 +47,13 @@ class _GenerationReader:
         self.before = reader.problems.count
 
     def add(self, rule: str, key: str, text: str) -> None:
-        self.reader.problems.add("generation-" + rule, join(KEY, key) if key else KEY, text)
+        self.reader.problems.add(rule, join(KEY, key) if key else KEY, text)
 
     def read(self) -> Optional[GenerationSpec]:
         reader, entry = self.reader, self.entry
         kind = reader.string(entry, "kind", KEY)
         if kind is not None and kind != CAUSAL_LM:
-            self.add("kind", "kind", "{!r} isn't {}".format(shorten(kind), CAUSAL_LM))
+            self.add("generation-kind", "kind", "{!r} isn't {}".format(shorten(kind), CAUSAL_LM))
         names = {
             key: reader.string(entry, key, KEY) or ""
             for key in ("input", "position", "last", "logits", "length_axis", "context_axis")
@@ -98,13 +98,15 @@ class _GenerationReader:
                 whole = reader.integer(entry, key, where)
                 if whole is not None and not least <= whole <= MAX_SIZE:
                     text = "{} isn't within {}..{}".format(whole, least, MAX_SIZE)
-                    self.add("default", "defaults." + key, text)
+                    self.add("generation-default", "defaults." + key, text)
                 result[key] = whole
         for key in ("temperature", "top_p", "repetition_penalty"):
             if key in entry:
                 number = reader.number(entry, key, where)
                 if number is not None and not _sensible(key, number):
-                    self.add("default", "defaults." + key, "{} makes no sense".format(number))
+                    self.add(
+                        "generation-default", "defaults." + key, "{} makes no sense".format(number)
+                    )
                 result[key] = number
         return result
 
@@ -114,17 +116,17 @@ class _GenerationReader:
         used = (spec.input, spec.position, spec.last, *spec.caches)
         for name in used:
             if name not in inputs:
-                self.add("inputs", "", "{!r} isn't an input".format(shorten(name)))
+                self.add("generation-inputs", "", "{!r} isn't an input".format(shorten(name)))
         if len(set(used)) != len(used):
-            self.add("inputs", "", "an input is named twice")
+            self.add("generation-inputs", "", "an input is named twice")
         unused = sorted(set(inputs) - set(used))
         if unused:
             text = "nothing says what the input {!r} is".format(unused[0])
-            self.add("inputs", "", text)
+            self.add("generation-inputs", "", text)
         names = [item.name for item in signature.outputs]
         if names != [spec.logits]:
             text = "the only output must be {!r}".format(shorten(spec.logits))
-            self.add("logits", "logits", text)
+            self.add("generation-logits", "logits", text)
         if self._failed():
             return
         logits = signature.outputs[0]
@@ -133,14 +135,14 @@ class _GenerationReader:
         self._check_shape("last", inputs[spec.last], "int64", (1,))
         vocabulary = logits.shape[1] if len(logits.shape) == 2 else None
         if not isinstance(vocabulary, int):
-            self.add("shape", "logits", "must be float32 of the shape [1, vocabulary]")
+            self.add("generation-shape", "logits", "must be float32 of the shape [1, vocabulary]")
             return
         self._check_shape("logits", logits, "float32", (1, vocabulary))
         for name in spec.caches:
             fixed = inputs[name].shape[1:]
             if not fixed or any(not isinstance(dim, int) for dim in fixed):
                 text = "{!r} must have the context's axis first and fixed sizes behind it"
-                self.add("shape", "caches", text.format(name))
+                self.add("generation-shape", "caches", text.format(name))
                 continue
             self._check_shape("caches", inputs[name], "float32", (spec.context_axis, *fixed))
         self._check_tokens(spec, inputs[spec.input], vocabulary)
@@ -153,40 +155,40 @@ class _GenerationReader:
         context = signature.axes.get(spec.context_axis)
         if spec.length_axis != signature.length_axis:
             text = "{!r} isn't the length_axis".format(shorten(spec.length_axis))
-            self.add("axes", "length_axis", text)
+            self.add("generation-axes", "length_axis", text)
         if context is None or spec.context_axis == spec.length_axis:
             text = "{!r} isn't another one of the axes".format(shorten(spec.context_axis))
-            self.add("axes", "context_axis", text)
+            self.add("generation-axes", "context_axis", text)
         elif spec.max_context != context.hi:
             text = "is {}, but the axis {!r} reaches {}"
             text = text.format(spec.max_context, spec.context_axis, context.hi)
-            self.add("axes", "max_context", text)
+            self.add("generation-axes", "max_context", text)
 
     def _check_shape(self, key: str, item: TensorSpec, dtype: str, shape: Tuple[Dim, ...]) -> None:
         if (item.dtype, item.shape) != (dtype, shape):
             wanted = "{}[{}]".format(dtype, ", ".join(str(dim) for dim in shape))
-            self.add("shape", key, "{!r} must be {}".format(item.name, wanted))
+            self.add("generation-shape", key, "{!r} must be {}".format(item.name, wanted))
 
     def _check_tokens(self, spec: GenerationSpec, item: TensorSpec, vocabulary: int) -> None:
         bounds = item.bounds
         if bounds is None or bounds[0] > 0 or bounds[1] < vocabulary - 1:
             text = "the bounds of {!r} must hold every token, 0..{}"
-            self.add("tokens", "input", text.format(item.name, vocabulary - 1))
+            self.add("generation-tokens", "input", text.format(item.name, vocabulary - 1))
         if item.pad != spec.pad:
             text = "is {}, but the input {!r} is padded with {}"
-            self.add("tokens", "pad", text.format(spec.pad, item.name, item.pad))
+            self.add("generation-tokens", "pad", text.format(spec.pad, item.name, item.pad))
         tokens = [("pad", spec.pad), *(("eos", token) for token in spec.eos)]
         if spec.bos is not None:
             tokens.append(("bos", spec.bos))
         for key, token in tokens:
             if not 0 <= token < vocabulary:
                 text = "{} isn't a token, 0..{}".format(token, vocabulary - 1)
-                self.add("tokens", key, text)
+                self.add("generation-tokens", key, text)
 
     def _check_bounds(self, key: str, item: TensorSpec, size: int) -> None:
         if item.bounds is not None and not item.bounds[0] <= 0 <= size - 1 <= item.bounds[1]:
             text = "the bounds of {!r} must be null or hold 0..{}".format(item.name, size - 1)
-            self.add("bounds", key, text)
+            self.add("generation-bounds", key, text)
 
     def _check_buckets(self, spec: GenerationSpec, signature: Signature) -> None:
         length, context = spec.length_axis, spec.context_axis
@@ -194,19 +196,19 @@ class _GenerationReader:
         steps = [item for item in signature.buckets if item.axes[length].hi == 1]
         if not any(whole.lo in b.axes[context] and whole.hi in b.axes[context] for b in steps):
             text = "no bucket takes one token at every context {}".format(whole)
-            self.add("buckets", "length_axis", text)
+            self.add("generation-buckets", "length_axis", text)
         for index, bucket in enumerate(signature.buckets):
             if context in bucket.padded(signature.length_axis):
                 text = "bucket {} pads the context, which caches don't bear".format(index)
-                self.add("buckets", "context_axis", text)
+                self.add("generation-buckets", "context_axis", text)
             needed, hint = _computed_length(bucket, length), bucket.axes[context].hint or 0
             if hint < needed:
                 text = "bucket {}: the context's hint {} is less than {} tokens"
-                self.add("buckets", "context_axis", text.format(index, hint, needed))
+                self.add("generation-buckets", "context_axis", text.format(index, hint, needed))
             if bucket.axes[context].hi < bucket.axes[length].hi:
                 text = "bucket {} takes more tokens, {}, than context, {}"
                 text = text.format(index, bucket.axes[length].hi, bucket.axes[context].hi)
-                self.add("buckets", "context_axis", text)
+                self.add("generation-buckets", "context_axis", text)
 
 
 def _computed_length(bucket: BucketSpec, axis: str) -> int:
