@@ -125,6 +125,12 @@ class ExportStore:
         self._made: dict[str, ExportedModel] = {}
         self._refused: dict[str, ExportError] = {}
 
+    def of(self, model: LoadedModel) -> ExportStore:
+        """The exports of the same model within other limits; they lie in the same folder."""
+        store = ExportStore(model, self.folder)
+        store._made = self._made
+        return store
+
     def key(self, bucket: Bucket) -> str:
         """Identifies the export for ``bucket``: equal keys mean equal programs."""
         request = {"program": bucket.program_json(), "model": model_fingerprint(self.model)}

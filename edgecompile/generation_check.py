@@ -57,13 +57,13 @@ def find_step(
                 problem = describe_error(exc)
             if not problem:
                 break
-            problems.append(f"{way}: {problem}")
+            problems.append(problem)
     if problem:
         name = type(model).__name__
         raise ModelError(
-            f"{name} can't generate over a cache that is given from outside: {problems[0]}",
-            hint="--task logits compiles it without a cache; --debug shows all that was tried",
-            details="\n".join(problems),
+            f"{name} can't generate over a cache that is given from outside: "
+            + "; ".join(dict.fromkeys(problems)),
+            hint="--task logits compiles it without a cache",
         )
     model.set_attn_implementation(way.attention or own)
     return step

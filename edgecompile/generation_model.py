@@ -6,6 +6,7 @@ The model's inputs are new tokens and the caches of the tokens before them; see
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from edgecompile.models import (
     ModelSource,
 )
 from edgecompile.position_limits import max_positions
-from edgecompile.pretrained import load_pretrained, quiet_transformers
+from edgecompile.pretrained import import_transformers, load_pretrained, quiet
 from edgecompile.probing import probe_outputs
 from edgecompile.tasks import find_task
 
@@ -37,8 +38,6 @@ LENGTH, CONTEXT = "length", "context"
 #: Rows of the context, and tokens of one run of a prompt, where nobody says otherwise. Both can be
 #: asked for; memory and the widest program that has to be verified grow with them.
 DEFAULT_CONTEXT, DEFAULT_LENGTH = 2048, 512
-#: Callers pass whole multiples of so many rows of a cache.
-CONTEXT_STEP = 64
 
 
 def load_causal_lm(folder: Path, options: LoadOptions) -> LoadedModel:
@@ -105,20 +104,18 @@ def make_generator(
         )
     told = list(notes)
     max_context = _context_limit(model, options, told)
-    length = min(options.max_length or DEFAULT_LENGTH, max_context)
+    length = options.max_length or min(DEFAULT_LENGTH, max_context)
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
-    with quiet_transformers():
+    with quiet(import_transformers()):
         shapes = cache_shapes(model)
         own = model.config._attn_implementation
         pad = _pad(model, options, vocabulary)
         step = find_step(model, shapes, max_context, pad)
-    # Every pair of sizes is then a valid one: whatever goes in fits the context.
-    least = min(max_context, -(-length // CONTEXT_STEP) * CONTEXT_STEP)
-    axes = {LENGTH: AxisLimits(1, length), CONTEXT: AxisLimits(least, max_context)}
-    inputs = _inputs(vocabulary, pad, length, max_context, step.caches, shapes)
+    axes = {LENGTH: AxisLimits(1, max_context), CONTEXT: AxisLimits(max_context, max_context)}
+    inputs = _inputs(vocabulary, pad, max_context, step.caches, shapes)
     chosen = _plain_name(options.name or name)
     outputs = probe_outputs(step, inputs, axes, chosen)
-    return LoadedModel(
+    made = LoadedModel(
         name=chosen,
         module=step,
         inputs=inputs,
@@ -128,6 +125,7 @@ def make_generator(
         source=source,
         tokenizer=tokenizer,
         notes=tuple(told),
+        load=options.to_json(),
         generation=Generation(
             input=INPUT,
             position=POSITION,
@@ -140,9 +138,10 @@ def make_generator(
             bos=_token(_setting(model, "bos_token_id"), vocabulary),
             pad=pad,
             defaults=_defaults(model),
-            greedy=_Greedy(model, own, step.way.attention or own, pad),
+            greedy=_Greedy(model, own, pad),
         ),
     )
+    return made.with_longest(length)
 
 
 def _context_limit(model: Any, options: LoadOptions, notes: list[str]) -> int:
@@ -164,7 +163,6 @@ def _context_limit(model: Any, options: LoadOptions, notes: list[str]) -> int:
 def _inputs(
     vocabulary: int,
     pad: int,
-    length: int,
     max_context: int,
     caches: Sequence[str],
     shapes: Sequence[KeyValueShape],
@@ -175,7 +173,7 @@ def _inputs(
         InputSpec(
             POSITION, "int64", (1,), bounds=(0, max_context - 1), within=(CONTEXT, LENGTH)
         ),
-        InputSpec(LAST, "int64", (1,), bounds=(0, length - 1), within=(LENGTH,)),
+        InputSpec(LAST, "int64", (1,), bounds=(0, max_context - 1), within=(LENGTH,)),
         *(
             InputSpec(name, "float32", (CONTEXT, *part), in_place=True)
             for name, part in zip(caches, parts, strict=True)
@@ -229,8 +227,8 @@ def _defaults(model: Any) -> Mapping[str, Any]:
 class _Greedy:
     """transformers' own greedy generation, with the attention that the model came with."""
 
-    def __init__(self, model: Any, own: str, used: str, pad: int) -> None:
-        self._model, self._own, self._used, self._pad = model, own, used, pad
+    def __init__(self, model: Any, own: str, pad: int) -> None:
+        self._model, self._own, self._pad = model, own, pad
 
     def __call__(self, prompt: Sequence[int], most: int) -> list[int]:
         from transformers import GenerationConfig
@@ -251,7 +249,7 @@ class _Greedy:
         before, model.generation_config = model.generation_config, plain
         tokens = torch.tensor([list(prompt)])
         try:
-            with quiet_transformers(), attending(model, self._own), torch.no_grad():
+            with quiet(import_transformers()), attending(model, self._own), torch.no_grad():
                 mask = torch.ones_like(tokens)
                 found = model.generate(tokens, attention_mask=mask, generation_config=plain)
         finally:
@@ -260,6 +258,4 @@ class _Greedy:
 
 
 def _plain_name(text: str) -> str:
-    import re
-
     return re.sub(r"[^A-Za-z0-9_.+-]+", "-", text).strip(".+-")[:100] or "model"

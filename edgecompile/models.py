@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "CONTEXT_STEP",
     "AxisLimits",
     "Generation",
     "InputSpec",
@@ -30,6 +31,9 @@ __all__ = [
     "OutputSpec",
     "load_model",
 ]
+
+#: Callers of a model that generates pass whole multiples of so many rows of a cache.
+CONTEXT_STEP = 64
 
 _DRIVE_OR_COLON = re.compile(r"^(?P<where>.+):(?P<factory>[A-Za-z_][\w.]*)$", re.DOTALL)
 
@@ -247,6 +251,32 @@ class LoadedModel:
         from edgecompile.named_module import run_module
 
         return run_module(self.module, self.fresh(inputs), self.name)
+
+    def with_longest(self, length: int | None) -> LoadedModel:
+        """The model as it is for runs of at most so many tokens, if it generates; else itself.
+
+        The least context then holds the longest run, so that every pair of sizes fits together.
+
+        Raises:
+            ModelError: the context is smaller, or less than two tokens were asked for.
+        """
+        made, axis = self.generation, self.length_axis
+        if made is None or axis is None or length is None:
+            return self
+        if not 2 <= length <= made.max_context:
+            raise ModelError(
+                f"a run can't have {length} tokens: {self.name} takes 2 to {made.max_context}",
+                hint="--max-length bounds the tokens of one run of a prompt, longer prompts take "
+                "several; --max-context bounds a whole text",
+            )
+        least = min(made.max_context, -(-length // CONTEXT_STEP) * CONTEXT_STEP)
+        limits = {axis: AxisLimits(1, length)}
+        limits[made.context_axis] = AxisLimits(least, made.max_context)
+        inputs = tuple(
+            replace(spec, bounds=(0, length - 1)) if spec.name == made.last else spec
+            for spec in self.inputs
+        )
+        return replace(self, inputs=inputs, axes={**self.axes, **limits})
 
     def fresh(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The same inputs, with copies of those that the module changes."""

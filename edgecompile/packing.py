@@ -15,6 +15,7 @@ from edgecompile.backends.artifact import Artifact
 from edgecompile.buckets import Bucket, BucketPlan
 from edgecompile.bundle import BundleWriter, VariantParts, manifest_name, merge_constants
 from edgecompile.compilation import CompiledModel
+from edgecompile.generation_files import GENERATION_FILE, golden_texts, manifest_generation
 from edgecompile.gpu_parts import GpuParts, add_gpu, try_engine, with_gpu
 from edgecompile.hashing import file_sha256
 from edgecompile.joint import JointDistribution
@@ -132,9 +133,14 @@ def pack_bundle(
         golden = tuple(
             writer.add_golden(c.bucket, c.name, c.inputs, c.outputs)
             for c in cases
-            if c.name in GOLDEN_CASES
+            if c.name in (GOLDEN_CASES if model.generation is None else GOLDEN_CASES[1:2])
         )
-        manifest = replace(manifest, golden=golden)
+        manifest = replace(manifest, golden=golden, generation=manifest_generation(model))
+        texts = None
+        if model.generation is not None:
+            tell("generating with transformers")
+            texts = golden_texts(model, seed=seed)
+            writer.add_bytes(texts, GENERATION_FILE)
         writer.write_manifest(manifest)
         tested = () if gpu is None else try_engine(writer.staging, gpu, tell)
         tell("running the bundle")
@@ -144,6 +150,7 @@ def pack_bundle(
             [v.name for v in manifest.variants if v.backend in (AOTI_CPU, TORCH)],
             manifest.tolerance,
             min_cosine=min_cosine(manifest.precision),
+            texts=texts,
         )
         if gpu is not None:
             report = with_gpu(report, gpu, tested)

@@ -60,6 +60,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         model = timed(
             "load the model", lambda _: load_model(request.model, request.load, batch=request.batch)
         )
+        model = model.with_longest(request.plan.max_length)
         exports = ExportStore(model, work / "exported")
 
         def resolve(step: StepHandle | None = None) -> ResolvedPrecision:

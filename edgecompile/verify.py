@@ -49,6 +49,24 @@ class CaseResult:
 
 
 @dataclass(frozen=True)
+class TextResult:
+    """How the bundle did on one text that it was to generate, token by token.
+
+    Attributes:
+        prompt, tokens: how many there are.
+        ties: tokens where another one was as likely, within the tolerance.
+        error: what differed; "" if nothing did.
+    """
+
+    variant: str
+    prompt: int
+    tokens: int
+    ties: int
+    ok: bool
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class VerifyReport:
     """What was run and how it came out.
 
@@ -60,6 +78,7 @@ class VerifyReport:
         notes: what is worth knowing beside.
         min_cosine: the least that outputs' cosines may be; None: any.
         torch_wanted: whether torch is what runs the bundle.
+        texts: what was generated, by variant; () for a model that doesn't.
     """
 
     results: tuple[CaseResult, ...]
@@ -69,6 +88,7 @@ class VerifyReport:
     notes: tuple[str, ...] = field(default=())
     min_cosine: float | None = None
     torch_wanted: bool = False
+    texts: tuple[TextResult, ...] = ()
 
     @property
     def cosine(self) -> float | None:
@@ -79,7 +99,8 @@ class VerifyReport:
     def ok(self) -> bool:
         """Whether every case passed, and torch was absent unless it is what runs the bundle."""
         alone = self.torch_loaded == self.torch_wanted
-        return bool(self.results) and all(r.ok for r in self.results) and alone
+        everything = (*self.results, *self.texts)
+        return bool(self.results) and all(r.ok for r in everything) and alone
 
     @property
     def worst(self) -> CaseResult | None:
@@ -105,6 +126,7 @@ class VerifyReport:
             "worst": None if worst is None else _result_json(worst),
             "not_executed": dict(self.not_executed),
             "results": [_result_json(r) for r in self.results],
+            "texts": [dataclasses.asdict(text) for text in self.texts],
             "notes": list(self.notes),
         }
 
@@ -122,6 +144,7 @@ def verify_bundle(
     tolerance: Tolerance,
     *,
     min_cosine: float | None = None,
+    texts: bytes | None = None,
     python: str = sys.executable,
 ) -> VerifyReport:
     """Runs ``cases`` through ``bundle`` with every variant that this host can run.
@@ -132,18 +155,22 @@ def verify_bundle(
         variants: names of the bundle's variants.
         tolerance: what is recorded in the report; the bundle's own decides.
         min_cosine: a result with a lesser cosine has failed; None: any will do.
+        texts: what a generative bundle has to repeat, as its golden/generation.json has it.
         python: the interpreter that runs the bundle; needs numpy.
 
     Raises:
         VerificationError: the runtime could not be started at all.
     """
     results: list[CaseResult] = []
+    generated: list[TextResult] = []
     refused: dict[str, str] = {}
     torch_loaded = False
     with tempfile.TemporaryDirectory(prefix="edgecompile-verify-") as name:
         folder = Path(name)
         for case in cases:
             save_case(folder / f"{case.bucket}-{case.name}.npz", case.inputs, case.outputs)
+        if texts is not None:
+            (folder / "generation.json").write_bytes(texts)
         for variant in variants:
             answer = _selftest(bundle, folder, variant, python)
             if "refused" in answer:
@@ -151,9 +178,18 @@ def verify_bundle(
                 continue
             torch_loaded = torch_loaded or "torch" in answer["imported"]
             results += [_result(variant, entry, min_cosine) for entry in answer["cases"]]
+            generated += [_text(variant, entry) for entry in answer.get("generation", [])]
     report = VerifyReport(tuple(results), refused, tolerance, torch_loaded)
     wanted = runtime_command(bundle) != RUNTIME_COMMAND
-    return dataclasses.replace(report, min_cosine=min_cosine, torch_wanted=wanted)
+    return dataclasses.replace(
+        report, min_cosine=min_cosine, torch_wanted=wanted, texts=tuple(generated)
+    )
+
+
+def _text(variant: str, entry: Mapping[str, Any]) -> TextResult:
+    prompt, tokens, ties = (int(entry.get(name) or 0) for name in ("prompt", "tokens", "ties"))
+    error = str(entry.get("error") or "")
+    return TextResult(variant, prompt, tokens, ties, bool(entry["ok"]), error)
 
 
 def _result(variant: str, entry: Mapping[str, Any], least: float | None) -> CaseResult:
@@ -246,10 +282,16 @@ def check_report(report: VerifyReport) -> None:
             hint="build on a host that can run one of them, or add a variant that this one can",
         )
     failed = [r for r in report.results if not r.ok]
+    bad = sum(not text.ok for text in report.texts)
     lines = [
         f"  {r.variant}, bucket {r.bucket}, {r.case}: "
         + (r.error or f"error {r.max_abs_error:.3g}, allowed {report.tolerance.limit(r.scale):.3g}")
         for r in failed[:20]
+    ]
+    lines += [
+        f"  {t.variant}, {t.tokens} tokens behind a prompt of {t.prompt}: {t.error}"
+        for t in report.texts
+        if not t.ok
     ]
     if len(failed) > 20:
         lines.append(f"  … and {len(failed) - 20} more")
@@ -257,7 +299,9 @@ def check_report(report: VerifyReport) -> None:
     if report.min_cosine is not None:
         hint = "no bundle was written; --precision auto keeps the layers wider that need it"
     raise VerificationError(
-        f"{len(failed)} of {len(report.results)} cases differ from eager:\n" + "\n".join(lines),
+        f"{len(failed)} of {len(report.results)} cases"
+        + (f" and {bad} of {len(report.texts)} texts" if report.texts else "")
+        + " differ from eager:\n" + "\n".join(lines),
         hint=hint,
     )
 
@@ -267,6 +311,7 @@ __all__ = [
     "TOLERANCES",
     "Case",
     "CaseResult",
+    "TextResult",
     "VerifyReport",
     "check_report",
     "make_cases",
