@@ -36,11 +36,16 @@ NOISE_PRICES = (0.01, 0.05)
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan and what a person should know about it; ``cost`` is what its buckets take."""
+    """A plan and what a person should know about it.
+
+    ``cost`` is what its buckets take, ``scope`` what is served: the whole of what was asked about,
+    or the part that the model allows.
+    """
 
     plan: BucketPlan
     notes: tuple[str, ...]
     cost: BucketCost
+    scope: KitScope
 
 
 def plan_model(
@@ -72,6 +77,7 @@ def plan_model(
             f"{format_share(over)} of the traffic is longer than {extent.hi} and will be refused"
         )
     costs = find_costs(exports, profile, request, scope, work, step)
+    scope = costs.scope
     if costs.note:
         notes.append(costs.note)
     cost = costs.cost
@@ -86,7 +92,7 @@ def plan_model(
     if costs.kit is not None and _same_programs(plan.buckets, costs.kit.buckets[:1]):
         # What was measured is the plan: keep its hint, so that nothing is built twice.
         plan = replace(plan, buckets=costs.kit.buckets[:1])
-    return Planned(plan, (*notes, *plan.notes), cost)
+    return Planned(plan, (*notes, *plan.notes), cost, scope)
 
 
 def _require_known(request: PlanRequest, cost: BucketCost) -> None:

@@ -22,7 +22,8 @@ from edgecompile.bundle import save_case
 from edgecompile.cases import Case, make_cases, sample_cases
 from edgecompile.errors import VerificationError
 from edgecompile.precision import COSINES, TOLERANCES, min_cosine
-from edgecompile.runtime.manifest import Tolerance
+from edgecompile.runtime.loaders import PACKAGES
+from edgecompile.runtime.manifest import MANIFEST_NAME, Tolerance, parse_manifest
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,10 @@ class VerifyReport:
         results: by variant, bucket and case.
         not_executed: reasons, by variant, why this host could not run it.
         tolerance: what was allowed.
-        torch_loaded: whether the process that ran the bundle had torch loaded; must be False.
+        torch_loaded: whether the process that ran the bundle had torch loaded; must be as ``torch_wanted``.
         notes: what is worth knowing beside.
         min_cosine: the least that outputs' cosines may be; None: any.
+        torch_wanted: whether torch is what runs the bundle.
     """
 
     results: tuple[CaseResult, ...]
@@ -66,6 +68,7 @@ class VerifyReport:
     torch_loaded: bool
     notes: tuple[str, ...] = field(default=())
     min_cosine: float | None = None
+    torch_wanted: bool = False
 
     @property
     def cosine(self) -> float | None:
@@ -74,8 +77,9 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every case passed and torch was absent."""
-        return bool(self.results) and all(r.ok for r in self.results) and not self.torch_loaded
+        """Whether every case passed, and torch was absent unless it is what runs the bundle."""
+        alone = self.torch_loaded == self.torch_wanted
+        return bool(self.results) and all(r.ok for r in self.results) and alone
 
     @property
     def worst(self) -> CaseResult | None:
@@ -96,6 +100,7 @@ class VerifyReport:
             "cosine": self.cosine,
             "min_cosine": self.min_cosine,
             "torch_loaded": self.torch_loaded,
+            "torch_wanted": self.torch_wanted,
             "cases": len(self.results),
             "worst": None if worst is None else _result_json(worst),
             "not_executed": dict(self.not_executed),
@@ -147,7 +152,8 @@ def verify_bundle(
             torch_loaded = torch_loaded or "torch" in answer["imported"]
             results += [_result(variant, entry, min_cosine) for entry in answer["cases"]]
     report = VerifyReport(tuple(results), refused, tolerance, torch_loaded)
-    return dataclasses.replace(report, min_cosine=min_cosine)
+    wanted = runtime_command(bundle) != RUNTIME_COMMAND
+    return dataclasses.replace(report, min_cosine=min_cosine, torch_wanted=wanted)
 
 
 def _result(variant: str, entry: Mapping[str, Any], least: float | None) -> CaseResult:
@@ -174,6 +180,16 @@ def _number(value: float | None) -> float:
     return float("nan") if value is None else float(value)
 
 
+RUNTIME_COMMAND = "edgecompile.runtime"
+
+
+def runtime_command(bundle: Path) -> str:
+    """What ``python -m`` is given to run a bundle: the runtime, or that which brings torch."""
+    manifest = parse_manifest((bundle / MANIFEST_NAME).read_bytes(), str(bundle))
+    packages = [PACKAGES[v.backend] for v in manifest.variants if v.backend in PACKAGES]
+    return packages[0] if packages else RUNTIME_COMMAND
+
+
 def device_environment(bundle: Path) -> dict[str, str]:
     """The environment of a process that runs a bundle as a device would, by its own runtime.
 
@@ -191,7 +207,7 @@ def device_environment(bundle: Path) -> dict[str, str]:
 def _selftest(bundle: Path, cases: Path, variant: str, python: str) -> dict[str, Any]:
     """Runs the bundle's own self-test command on a folder of cases."""
     environment = device_environment(bundle)
-    command = [python, "-m", "edgecompile.runtime", "selftest", str(bundle.resolve())]
+    command = [python, "-m", runtime_command(bundle), "selftest", str(bundle.resolve())]
     command += ["--cases", str(cases), "--variant", variant, "--json"]
     # The working directory must not hold a package of the same name: -m looks there first.
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cases)
@@ -221,7 +237,7 @@ def check_report(report: VerifyReport) -> None:
     """
     if report.ok:
         return
-    if report.torch_loaded:
+    if report.torch_loaded and not report.torch_wanted:
         raise VerificationError("torch was loaded in the process that verifies the bundle")
     if not report.results:
         reasons = "\n".join(f"  {k}: {v}" for k, v in report.not_executed.items())

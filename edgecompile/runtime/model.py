@@ -5,7 +5,7 @@ import threading
 import time
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Type
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Type
 
 from .cpu import Host, describe_host
 from .dispatch import Dispatcher
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .generation import TokenStream
     from .output import Path
     from .session import Session
+    from .texts import Text, TextEncoder, TextOutputs
 
 __all__ = ["VARIANT_VARIABLE", "Model", "open_bundle"]
 
@@ -151,6 +152,7 @@ class Model:
         self._state = threading.Condition()
         self._running = 0
         self._closed = False
+        self._texts: Optional[TextEncoder] = None
         _models.add(self)
 
     @property
@@ -189,6 +191,10 @@ class Model:
             loaded_buckets=self._programs.loaded,
             host=self._host.to_json(),
         )
+        if manifest.text is not None:
+            result["text"] = manifest.text.to_json()
+        if manifest.labels:
+            result["labels"] = whole["labels"]
         result.update(self._programs.describe())
         return result
 
@@ -236,6 +242,33 @@ class Model:
             ModelClosedError: the model is closed.
         """
         return self._run(inputs, None, out)
+
+    def encode_texts(
+        self, texts: "Iterable[Text]", *, prompt: Optional[str] = None, truncate: bool = True
+    ) -> "TextOutputs":
+        """Runs texts: tokenizes them, batches those of like length, gives the outputs by text.
+
+        Args:
+            texts: strings; or pairs of them, for models that read two texts at once.
+            prompt: which of the bundle's prompts goes before each text; None: its default one.
+            truncate: whether to cut texts that are longer than the bundle takes; the result says
+                which those were.
+
+        Raises:
+            InputError: what was given isn't text, or is too long and isn't to be cut.
+            TokenizerError: the bundle holds no tokenizer, or takes more than texts give; a
+                TokenizersMissingError where the Python package tokenizers isn't installed.
+            NativeError, ModelClosedError: as ``run``.
+        """
+        return self._text_encoder().encode(self, texts, prompt, truncate)
+
+    def _text_encoder(self) -> "TextEncoder":
+        # Two threads may both make one at first; they are alike.
+        if self._texts is None:
+            from .texts import TextEncoder
+
+            self._texts = TextEncoder(self)
+        return self._texts
 
     def run_bucket(self, bucket: int, inputs: Mapping[str, Any]) -> "Dict[str, NDArray[Any]]":
         """Like ``run``, with the program of one bucket even where another would be chosen.

@@ -33,6 +33,7 @@ from tests.runtime.test_format import (
     functions,
     put,
 )
+from tests.runtime.texts import HOSTILE_TEXTS, add_texts
 
 PROBE_PATH = "code/x86-64/libecprobe.so"
 N_MUTATIONS = 1500
@@ -172,6 +173,16 @@ def hostile_cases() -> Iterator[tuple[str, Write]]:
 
         return write
 
+    def text_value(path: str, new: Any) -> Write:
+        def write(folder: Path, machine: Machine, compile_c: Compile) -> None:
+            bundle = dummy(folder, machine, compile_c)
+            add_texts(bundle)
+            bundle.document = bundle.listed()
+            put(bundle.document, path, new)
+            bundle.write()
+
+        return write
+
     def change_bytes(change: Callable[[bytes], bytes]) -> Write:
         def write(folder: Path, machine: Machine, compile_c: Compile) -> None:
             bundle = dummy(folder, machine, compile_c)
@@ -208,6 +219,8 @@ def hostile_cases() -> Iterator[tuple[str, Write]]:
         yield f"value-{rule}-{i}", value(path, new, text)
     for i, (rule, path, new, _) in enumerate(HOSTILE_GENERATIONS):
         yield f"generation-{rule}-{i}", generation(path, new)
+    for i, (rule, path, new, _) in enumerate(HOSTILE_TEXTS):
+        yield f"text-{rule}-{i}", text_value(path, new)
     for i, (rule, change) in enumerate(HOSTILE_BYTES):
         yield f"bytes-{rule}-{i}", change_bytes(change)
     for i, (rule, _, change_it) in enumerate(HOSTILE_FOLDERS):
@@ -318,12 +331,18 @@ def mutations(document: dict[str, Any], count: int, seed: int) -> Iterator[bytes
 def test_mutated_manifests_are_judged_as_in_python(
     machine: Machine, program: Path, folder: Path, compile_for: Callable[[Machine], Compile]
 ) -> None:
+    bundle = dummy(folder, machine, compile_for(machine))
+    document = bundle.listed()
+    add_texts(bundle)
+    texts = {**bundle.listed(), "golden": []}
+    generative = dummy(folder, machine, compile_for(machine), generative=True).listed()
+    changed = [
+        *mutations(document, N_MUTATIONS // 2, seed=1),
+        *mutations(texts, N_MUTATIONS // 3, seed=3),
+        *mutations(generative, N_MUTATIONS // 2, seed=11),
+    ]
     cases = {}
-    mutated = []
-    for generative in (False, True):
-        document = dummy(folder, machine, compile_for(machine), generative).listed()
-        mutated += mutations(document, N_MUTATIONS // 2, seed=1 + 10 * generative)
-    for i, data in enumerate(mutated):
+    for i, data in enumerate(changed):
         # No other file: what is a good manifest still is refused before anything is loaded.
         path = folder / "mutated" / str(i)
         path.mkdir(parents=True)

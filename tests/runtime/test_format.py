@@ -41,6 +41,7 @@ from tests.runtime.generations import (
     put_generations,
 )
 from tests.runtime.recipes import HOSTILE_ENGINES, HOSTILE_RECIPES
+from tests.runtime.texts import HOSTILE_TEXTS, add_texts
 
 FORMAT = Path(edgecompile.runtime.__file__).with_name("FORMAT.md").read_text()
 RUNTIME_SOURCES = sorted(Path(edgecompile.runtime.__file__).parent.glob("*.py"))
@@ -207,6 +208,22 @@ def test_hostile_value(bundle: DummyBundle, rule: str, path: str, value: Any, te
     assert f"[{rule}]" in caught.value.message
     assert text in caught.value.message
     assert (caught.type is FormatVersionError) == (rule == "version-known")
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "value", "text"),
+    HOSTILE_TEXTS,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_TEXTS)],
+)
+def test_hostile_text(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    add_texts(bundle)
+    bundle.document = bundle.listed()
+    read_everything(bundle.write())
+    put(bundle.document, path, value)
+    with pytest.raises(BundleError) as caught:
+        read_everything(bundle.write())
+    assert f"[{rule}]" in caught.value.message
+    assert text in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -575,6 +592,7 @@ def test_every_rule_has_a_fixture_and_a_check() -> None:
         HOSTILE_VALUES,
         HOSTILE_RECIPES,
         HOSTILE_ENGINES,
+        HOSTILE_TEXTS,
         HOSTILE_BYTES,
         HOSTILE_FOLDERS,
         HOSTILE_WEIGHTS,

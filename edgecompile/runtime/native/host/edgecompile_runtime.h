@@ -35,6 +35,7 @@ extern "C" {
 /* Status codes. */
 enum {
   ECR_OK = 0,
+  ECR_LOADER = 16,  /* a variant fits this machine, but needs torch, which takes Python */
   ECR_BUNDLE = 20,  /* the bundle is missing, malformed or inconsistent */
   ECR_VERSION = 21, /* its format is one that this library doesn't know */
   ECR_DAMAGED = 22, /* a file of it is missing, truncated or differs from its hash */

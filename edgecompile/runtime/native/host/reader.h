@@ -58,6 +58,8 @@ class Reader {
     problems_->add(rule, where, text);
   }
   size_t count_problems() const { return problems_->count(); }
+  // Whether nothing was wrong so far.
+  bool clean() const { return problems_->empty(); }
   // The required value of a key.
   const Value* key(const Object& parent, const char* name, const std::string& where);
   const Object& mapping(const Object& parent, const char* name, const std::string& where,

@@ -16,6 +16,7 @@ constexpr int64_t kFormatVersion = 1;
 constexpr const char* kManifestName = "manifest.json";
 constexpr const char* kBackend = "aoti-cpu";
 constexpr const char* kTensorRtBackend = "tensorrt";
+constexpr const char* kTorchBackend = "torch";
 constexpr size_t kMaxDims = ECR_MAX_DIMS;
 
 // One dimension of a shape.
@@ -130,6 +131,9 @@ void read_signature(const Object& document, Reader* reader, Manifest* manifest);
 
 // The optional "generation", which is judged by the rest of the manifest if nothing is wrong there.
 void read_generation(const Object& document, Reader* reader, Manifest* manifest);
+// How texts become inputs, and labels of outputs; what is wrong goes to the reader. Nothing of it
+// is kept: this library takes token ids.
+void read_texts(const Object& document, Reader* reader, const Manifest& manifest);
 
 // "1..64", or "7" where both ends are one.
 std::string extent_text(const Extent& extent);
