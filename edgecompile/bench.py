@@ -47,6 +47,7 @@ from edgecompile.contenders.process import WorkerProcess
 from edgecompile.errors import BenchError
 from edgecompile.lengths import LengthDistribution
 from edgecompile.machine import describe_machine, load_average, usable_cpus
+from edgecompile.models import LoadOptions
 from edgecompile.precision import min_cosine
 from edgecompile.progress import NULL_PROGRESS, Progress
 from edgecompile.rounds import Measured, measure_rounds
@@ -139,6 +140,7 @@ def bench_bundle(
         cache=(cache or default_cache()).expanduser(),
         python=python,
         variant=variant,
+        load=LoadOptions.from_json(manifest.plan.get("load")).to_json(),
     )
     model = None if model_spec is None else workshop.model
     workload = choose_workload(manifest, lengths, settings.runs, model)

@@ -9,6 +9,8 @@ from typing import Any
 
 from edgecompile.audit import AuditVerdict
 from edgecompile.buckets import BucketPlan
+from edgecompile.compilation import NATIVE
+from edgecompile.models import LoadOptions
 from edgecompile.onnx_report import OnnxArtifact
 from edgecompile.plan_request import PlanRequest
 from edgecompile.precision_trials import PrecisionChoice
@@ -45,6 +47,10 @@ class BuildRequest:
         force: replace a bundle of the same name.
         jetpack: the release that a Jetson has; None: the first of its profile.
         backend: one of :data:`BACKENDS`.
+        tokenizer: whether the model's tokenizer travels along, if it has one.
+        load: how the model is loaded; its batch is ``batch``.
+        runtime: what runs the programs on a CPU: native, the library that comes with them; or
+            torch, for models with kernels that it lacks, on hosts that have torch.
     """
 
     model: str
@@ -60,6 +66,9 @@ class BuildRequest:
     force: bool = False
     jetpack: str | None = None
     backend: str = AUTO
+    tokenizer: bool = True
+    load: LoadOptions = field(default_factory=LoadOptions)
+    runtime: str = NATIVE
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,7 @@ def find_costs(
             scratch,
             work,
             precision=request.precision,
+            runtime=request.runtime,
             jobs=request.jobs,
             step=step,
         )
@@ -242,6 +243,7 @@ def make_measuring_kit(
         output,
         work,
         precision=request.precision,
+        runtime=request.runtime,
         jobs=request.jobs,
         force=force,
         step=step,

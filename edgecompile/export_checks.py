@@ -13,7 +13,7 @@ import torch
 
 from edgecompile.errors import ModelError
 from edgecompile.models import LoadedModel
-from edgecompile.named_module import describe_error
+from edgecompile.named_module import describe_error, run_module
 
 # Largest |got - want| / max |want| of an output. The graph runs eager's own kernels on the same
 # machine: a right one differs by rounding, a wrong one by orders of magnitude more.
@@ -111,15 +111,16 @@ def check_program(
     for index, (sizes, odd) in enumerate(cases):
         padding = sizes[axis] // 3 if masked and odd and axis is not None else 0
         inputs = loaded.make_example(sizes, seed=seed + index, padding=padding)
+        mine, theirs = loaded.fresh(inputs), loaded.fresh(inputs)
         try:
-            want = loaded.run(inputs)
+            want = {**run_module(loaded.module, mine, loaded.name), **_changed(loaded, mine)}
         except ModelError as error:
             result.failed.append((sizes, error.message))
             result.eager.append(error)
             continue
         try:
             with torch.no_grad():
-                got = module(**inputs)
+                got = {**module(**theirs), **_changed(loaded, theirs)}
         except Exception as exc:
             result.failed.append((sizes, describe_error(exc)))
             continue
@@ -132,6 +133,11 @@ def check_program(
             result.passed.append(sizes)
             result.max_error = max(result.max_error, error)
     return result
+
+
+def _changed(loaded: LoadedModel, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the model changes in place counts among its results."""
+    return {f"{s.name} afterwards": inputs[s.name] for s in loaded.inputs if s.in_place}
 
 
 def compare_outputs(

@@ -64,7 +64,7 @@ def build_for_gpu(
     with work_folder(request.work_dir) as work:
         write_json(work / "lengths.json", traffic.to_json())
         model = stages.run(
-            "load the model", lambda _: load_model(request.model, batch=request.batch)
+            "load the model", lambda _: load_model(request.model, request.load, batch=request.batch)
         )
         exports = ExportStore(model, work / "exported")
         wanted = replace(request.plan, gpu_precision=precision)
@@ -134,6 +134,7 @@ def build_for_gpu(
                 samples=samples,
                 gpu=gpu,
                 seed=request.seed,
+                tokenizer=request.tokenizer,
                 force=request.force,
                 step=step,
             ),

@@ -247,7 +247,8 @@ class _Checker:
             return LENGTH
         if len(others) > 1:
             self.problems.append(f"length_axis must say which of {', '.join(others)} it is")
-        return others[0] if others else None
+        # Where nothing else varies, what varies with traffic is how much comes at once.
+        return others[0] if others else (BATCH if BATCH in axes else None)
 
     def _limit_length(self, axes: dict[str, AxisLimits], length_axis: str | None) -> None:
         wanted = [self.spec.max_length, self.options.max_length]

@@ -15,6 +15,7 @@ from edgecompile.backends.artifact import Artifact
 from edgecompile.buckets import Bucket, BucketPlan
 from edgecompile.bundle import BundleWriter, VariantParts, manifest_name, merge_constants
 from edgecompile.compilation import CompiledModel
+from edgecompile.generation_files import GENERATION_FILE, golden_texts, manifest_generation
 from edgecompile.gpu_parts import GpuParts, add_gpu, try_engine, with_gpu
 from edgecompile.hashing import file_sha256
 from edgecompile.joint import JointDistribution
@@ -27,10 +28,11 @@ from edgecompile.precision import Precision
 from edgecompile.progress import StepHandle
 from edgecompile.recipes import bucket_spec
 from edgecompile.report import build_page
-from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, Manifest
+from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
 from edgecompile.runtime.schema import Extent, TensorSpec
 from edgecompile.samples import Samples
 from edgecompile.structure import model_structure
+from edgecompile.text_settings import describe_texts
 from edgecompile.verify import (
     TOLERANCES,
     VerifyReport,
@@ -72,6 +74,7 @@ def pack_bundle(
     gpu: GpuParts | None = None,
     seed: int = 0,
     force: bool = False,
+    tokenizer: bool = True,
     step: StepHandle | None = None,
 ) -> PackedBundle:
     """Writes a bundle and verifies it before it gets its name.
@@ -88,9 +91,11 @@ def pack_bundle(
         gpu: what a GPU's engine will be built from, verified.
         seed: of the inputs that are drawn.
         force: replace a bundle of the same name.
+        tokenizer: whether the model's tokenizer travels along, if it has one.
         step: told what is being done.
 
     Raises:
+        ModelError: the tokenizer's file isn't one.
         VerificationError: an output differs from eager; nothing stands under the final name.
         BundleWriteError, DiskFullError: it could not be written.
     """
@@ -106,9 +111,19 @@ def pack_bundle(
         tell("copying")
         manifest = replace(
             _stage(writer, model, plan.buckets, compiled, built_by(model, compiled)),
-            plan=_plan_summary(plan, compiled.precision),
+            plan={
+                **_plan_summary(plan, compiled.precision),
+                **({"load": dict(model.load)} if model.load else {}),
+            },
             expected=_expected(plan),
+            labels=model.labels,
         )
+        said: tuple[str, ...] = ()
+        if tokenizer:
+            text, said = describe_texts(model, manifest.axes)
+            if text is not None and model.tokenizer is not None:
+                writer.add_file(model.tokenizer, text.tokenizer)
+                manifest = replace(manifest, text=text)
         if gpu is not None:
             manifest = add_gpu(writer, manifest, gpu)
         tell("running eager")
@@ -118,18 +133,24 @@ def pack_bundle(
         golden = tuple(
             writer.add_golden(c.bucket, c.name, c.inputs, c.outputs)
             for c in cases
-            if c.name in GOLDEN_CASES
+            if c.name in (GOLDEN_CASES if model.generation is None else GOLDEN_CASES[1:2])
         )
-        manifest = replace(manifest, golden=golden)
+        manifest = replace(manifest, golden=golden, generation=manifest_generation(model))
+        texts = None
+        if model.generation is not None:
+            tell("generating with transformers")
+            texts = golden_texts(model, seed=seed)
+            writer.add_bytes(texts, GENERATION_FILE)
         writer.write_manifest(manifest)
         tested = () if gpu is None else try_engine(writer.staging, gpu, tell)
         tell("running the bundle")
         report = verify_bundle(
             writer.staging,
             cases,
-            [v.name for v in manifest.variants if v.backend == AOTI_CPU],
+            [v.name for v in manifest.variants if v.backend in (AOTI_CPU, TORCH)],
             manifest.tolerance,
             min_cosine=min_cosine(manifest.precision),
+            texts=texts,
         )
         if gpu is not None:
             report = with_gpu(report, gpu, tested)
@@ -140,7 +161,7 @@ def pack_bundle(
         writer.write_manifest(manifest)
         tell("naming it")
         path = writer.commit()
-    notes = tuple(
+    notes = said + tuple(
         f"variant {name} was built but not run here: {reason}"
         for name, reason in report.not_executed.items()
     )
@@ -258,9 +279,10 @@ def _stage(
         writer.add_variant(
             VariantParts(
                 spec=spec,
-                native=compiled.natives[spec.name],
+                native=compiled.natives.get(spec.name),
                 artifacts=_per_bucket(compiled.artifacts[spec.name], len(buckets)),
                 glibc=compiled.glibc(spec.name),
+                torch=_torch_version() if compiled.runtime == TORCH else "",
             )
         )
         for spec in compiled.variants
@@ -272,7 +294,7 @@ def _stage(
     constants = merge_constants(list(itertools.chain(*compiled.artifacts.values())))
     precision = compiled.precision.label
     weights = writer.add_weights(constants, compiled.store, precision)
-    writer.add_runtime()
+    writer.add_runtime(torch=compiled.runtime == TORCH)
     return Manifest(
         name=manifest_name(writer.output.stem),
         precision=precision,
@@ -294,6 +316,13 @@ def _stage(
         files={},
         built_by=dict(built_by),
     )
+
+
+def _torch_version() -> str:
+    """Of torch's C interface, which builds for CPUs and for each CUDA share: 2.13.0 of 2.13.0+cpu."""
+    import torch
+
+    return str(torch.__version__).partition("+")[0]
 
 
 def _per_bucket(artifacts: tuple[Artifact, ...], count: int) -> tuple[Artifact, ...]:

@@ -11,7 +11,13 @@ from dataclasses import replace
 
 from edgecompile.build_request import AUTO, BuildRequest, BuildResult
 from edgecompile.bundle import bundle_path
-from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets, export_buckets
+from edgecompile.compilation import (
+    CompiledModel,
+    ExportStore,
+    check_runtime,
+    compile_buckets,
+    export_buckets,
+)
 from edgecompile.errors import BundleWriteError
 from edgecompile.packing import pack_bundle
 from edgecompile.planning import plan_model
@@ -37,19 +43,24 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         )
     profile = load_target(request.target)
     if profile.gpu is not None:
+        check_runtime(request.runtime, profile, request.precision or "fp32")
         from edgecompile.gpu_pipeline import build_for_gpu
 
         return build_for_gpu(request, profile, output, progress)
     if request.backend != AUTO:
         need_torch_tensorrt(profile, request.precision or "fp32")  # refuses: there is no GPU
     asked = request.precision or "fp32"
+    check_runtime(request.runtime, profile, asked)
     traffic = request.plan.joint or request.plan.lengths
     stages = Stages(progress)
     timed = stages.run
 
     with work_folder(request.work_dir) as work:
         write_json(work / "lengths.json", traffic.to_json())
-        model = timed("load the model", lambda _: load_model(request.model, batch=request.batch))
+        model = timed(
+            "load the model", lambda _: load_model(request.model, request.load, batch=request.batch)
+        )
+        model = model.with_longest(request.plan.max_length)
         exports = ExportStore(model, work / "exported")
 
         def resolve(step: StepHandle | None = None) -> ResolvedPrecision:
@@ -69,7 +80,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         resolved = timed("choose the precision", resolve) if auto else resolve()
         precision, choice, samples = resolved
         write_json(work / "precision.json", precision.to_json())
-        wanted = replace(request.plan, precision=precision)
+        wanted = replace(request.plan, precision=precision, runtime=request.runtime)
         planned = timed(
             "measure and plan",
             lambda step: plan_model(exports, profile, wanted, work, step=step),
@@ -88,6 +99,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
                 work / "artifacts",
                 keys=[exports.key(b) for b in planned.plan.buckets],
                 precision=precision,
+                runtime=request.runtime,
                 jobs=request.plan.jobs,
                 step=step,
             ),
@@ -104,6 +116,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
                 samples=samples,
                 choice=choice,
                 seed=request.seed,
+                tokenizer=request.tokenizer,
                 force=request.force,
                 step=step,
             ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -14,6 +14,12 @@ from edgecompile.runtime.dtypes import INPUT_NAMES
 
 # A size that is no model's hidden size by accident, and small enough to cost nothing.
 _USUAL = 11
+_STEPS: tuple[Callable[[int], int], ...] = (
+    lambda size: size + 2,
+    lambda size: size - 1,
+    lambda size: size + 1,
+)
+_LEAPS: tuple[Callable[[int], int], ...] = (lambda size: 2 * size, lambda size: size // 2)
 
 
 def probe_outputs(
@@ -23,7 +29,7 @@ def probe_outputs(
     name: str,
     known: Mapping[str, int] | None = None,
 ) -> tuple[OutputSpec, ...]:
-    """Runs ``module`` at a first size, then at another size of each axis.
+    """Runs ``module`` at a first size, then at two other sizes of each axis.
 
     Args:
         module: a :class:`~edgecompile.named_module.NamedModule`.
@@ -41,19 +47,24 @@ def probe_outputs(
     _check_dtypes(first)
     shapes: dict[str, list[int | str | None]] = {key: list(t.shape) for key, t in first.items()}
     for axis, limits in axes.items():
-        other = _vary(module, inputs, start, axis, limits, name)
+        # A step that is too small for a strided convolution changes nothing, a large one does.
+        near = _vary(module, inputs, start, axis, limits, name, _STEPS)
+        far = _vary(module, inputs, start, axis, limits, name, _LEAPS)
+        others = [other for other in (near, far) if other is not None]
         for key, tensor in first.items():
             for dim, size in enumerate(tensor.shape):
-                if other is None:
+                if not others:
                     # The axis can't vary, or only in ways not tried: equal sizes are taken for it.
                     if size == start[axis] and size > 1:
                         shapes[key][dim] = axis
                     continue
-                sizes, outputs = other
-                varied = outputs[key].shape[dim] if key in outputs else size
-                if varied == size:
+                pairs = [
+                    (sizes[axis], outputs[key].shape[dim] if key in outputs else size)
+                    for sizes, outputs in others
+                ]
+                if all(varied == size for _, varied in pairs):
                     continue
-                same = size == start[axis] and varied == sizes[axis]
+                same = size == start[axis] and all(varied == given for given, varied in pairs)
                 shapes[key][dim] = axis if same and shapes[key][dim] is not None else None
     return tuple(
         OutputSpec(key, str(tensor.dtype).removeprefix("torch."), tuple(shapes[key]))
@@ -74,9 +85,10 @@ def _vary(
     axis: str,
     limits: AxisLimits,
     name: str,
+    changes: Sequence[Callable[[int], int]],
 ) -> tuple[dict[str, int], dict[str, torch.Tensor]] | None:
     size = start[axis]
-    for other in (size + 2, size - 1, size + 1, 2 * size, size // 2):
+    for other in (change(size) for change in changes):
         # An axis that is fixed by choice (batch 1) can usually vary all the same.
         inside = limits.lo <= other <= (limits.hi or other) or limits.lo == limits.hi
         if other < 1 or other == size or not inside:

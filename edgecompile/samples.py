@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_SAMPLES",
+    "TOKENIZER_PARTS",
     "SampleTexts",
     "Samples",
     "add_drawn",
@@ -30,7 +31,7 @@ DEFAULT_SAMPLES = 24
 _MAX_LINES = 20_000
 
 #: What of a tokenizer's answer an input of this name takes.
-_PARTS: Mapping[str, str] = {
+TOKENIZER_PARTS: Mapping[str, str] = {
     "input_ids": "ids",
     "ids": "ids",
     "attention_mask": "attention_mask",
@@ -77,7 +78,7 @@ def text_samples(
         ModelError, MissingDependencyError: the tokenizer can't be read.
         OSError: the file can't be read.
     """
-    if any(spec.name not in _PARTS or len(spec.shape) != 2 for spec in model.inputs):
+    if any(spec.name not in TOKENIZER_PARTS or len(spec.shape) != 2 for spec in model.inputs):
         return None
     encoder = load_tokenizer(texts.tokenizer)
     lower = wants_lower_case(texts.tokenizer.parent)
@@ -148,7 +149,7 @@ def _spread(total: int, count: int) -> Sequence[int]:
 def _inputs(model: LoadedModel, encoded: Any) -> dict[str, npt.NDArray[np.generic]]:
     made = {}
     for spec in model.inputs:
-        row = np.asarray(getattr(encoded, _PARTS[spec.name]), dtype=spec.dtype)
+        row = np.asarray(getattr(encoded, TOKENIZER_PARTS[spec.name]), dtype=spec.dtype)
         first = spec.shape[0]
         batch = model.axes[first].lo if isinstance(first, str) else first
         made[spec.name] = np.repeat(row[None], batch, axis=0)

@@ -363,12 +363,12 @@ def test_code_in_a_folder_is_never_run(tmp_path: Path, bert: Path) -> None:
 
 
 def test_models_of_other_inputs_are_refused(tmp_path: Path) -> None:
-    config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        image_size=8, patch_size=4,
+    config = transformers.PatchTSTConfig(
+        num_input_channels=1, context_length=8, patch_length=4, patch_stride=4,
+        d_model=8, num_hidden_layers=1, num_attention_heads=2, ffn_dim=8,
     )  # fmt: skip
-    transformers.ViTModel(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="takes pixel_values") as failure:
+    transformers.PatchTSTModel(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="takes past_values") as failure:
         load_model(tmp_path)
     assert "factory" in (failure.value.hint or "")
 

@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import operator
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+
+#: How the names of packed weights begin.
+PACKED_PREFIX = "ecpack_"
+
+#: How export names tensors that are no attribute of the model, in the order of their use: the same
+#: name may be another tensor in another program.
+_NAMELESS = ("lifted_tensor_", "_tensor_constant", "_lifted_tensor_constant")
+
+
+def packed_name(names: Sequence[str]) -> str:
+    """An attribute's name for what is made of these constants; other constants, another name.
+
+    Attributes have no dots: ``a.b`` and ``a_b`` would be one name, so a hash tells them apart.
+    """
+    text = PACKED_PREFIX + "__".join(name.replace(".", "_") for name in names)
+    if len(names) == 1 and "_" not in names[0]:
+        return text
+    return f"{text}_{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]}"
+
+
+def attribute_name(prefix: str, label: str, key: object) -> str:
+    """An attribute's name for what is made according to ``key``, with a label to read."""
+    digest = hashlib.sha256(repr(key).encode()).hexdigest()[:12]
+    return prefix + re.sub(r"\W", "_", label) + "_" + digest
 
 
 def constant_of(gm: GraphModule, node: Any) -> Tensor | None:
@@ -23,6 +53,73 @@ def value_of(node: Any) -> Tensor | None:
     """The fake tensor that export recorded for ``node``, or None."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return value if isinstance(value, Tensor) else None
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A tensor that is known at build time.
+
+    Attributes:
+        tensor: its values; a tuple of tensors for what is only an operand of another one.
+        label: the name of the constant that it is, or is made of in the first place.
+        key: how it is made, by names: equal keys in one module mean equal values.
+        plain: whether it is the constant ``label`` itself.
+    """
+
+    tensor: Any
+    label: str
+    key: object
+    plain: bool = False
+
+    def node(self, gm: GraphModule) -> Node:
+        """Reads a plain one; inserts where the graph's insertions go."""
+        assert self.plain
+        return gm.graph.get_attr(self.label)
+
+
+def fold_constant(gm: GraphModule, node: Any) -> Folded | None:
+    """What a node computes from constants alone; None if it reads anything else.
+
+    Weights that a module computes when it is called (weight norm, say) are found in this way.
+    """
+    constant = constant_of(gm, node)
+    if constant is not None:
+        name = str(node.target)
+        key = name
+        if name.startswith(_NAMELESS):
+            content = constant.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            key += f" {tuple(constant.shape)} {hashlib.sha256(content).hexdigest()}"
+        return Folded(constant, name, key, plain=True)
+    if not isinstance(node, Node) or node.op != "call_function":
+        return None
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        if node.target is not operator.getitem:
+            return None
+    elif schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
+        return None
+    inputs: dict[Node, Folded] = {}
+    for source in node.all_input_nodes:
+        folded = fold_constant(gm, source)
+        if folded is None:
+            return None
+        inputs[source] = folded
+    if not inputs:
+        return None
+
+    def value(source: Node) -> Any:
+        return inputs[source].tensor
+
+    def key_of(source: Node) -> Any:
+        return inputs[source].key
+
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value)
+    with torch.no_grad():
+        tensor = node.target(*args, **kwargs)  # type: ignore[operator]
+    if not isinstance(tensor, (Tensor, tuple)):
+        return None
+    made = str(node.target), repr(torch.fx.map_arg((node.args, node.kwargs), key_of))
+    return Folded(tensor, next(iter(inputs.values())).label, made)
 
 
 def drop_unused_constants(gm: GraphModule) -> None:

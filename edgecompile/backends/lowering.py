@@ -7,8 +7,6 @@ recognise stays as it is: Inductor generates code for it or calls the runtime's 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import operator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,22 +16,25 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends import ops
+from edgecompile.backends.activations import activation_of
 from edgecompile.backends.attention_lowering import lower_attention
+from edgecompile.backends.complex_lowering import lower_complex
+from edgecompile.backends.convolution_lowering import ConvolutionReport, lower_convolutions
 from edgecompile.backends.equal_nodes import merge_equal_nodes
 from edgecompile.backends.graph_constants import (
     constant_of,
     drop_unused_constants,
     make_constants_contiguous,
+    packed_name,
     value_of,
 )
+from edgecompile.backends.grouped_lowering import lower_grouped
 from edgecompile.backends.in_place import ChangesInPlace
+from edgecompile.backends.recurrence_lowering import lower_recurrences, split_recurrences
 from edgecompile.backends.residual_lowering import fuse_residuals, lower_layer_norms
 from edgecompile.precision import FP32, Precision
 
 aten = torch.ops.aten
-
-#: How the names of packed weights begin.
-PACKED_PREFIX = "ecpack_"
 
 
 @dataclass
@@ -48,6 +49,9 @@ class LoweringReport:
         residuals: number of sums fused into a linear.
         norms: number of ``ec_layer_norm`` calls emitted.
         attentions: number of ``ec_attention`` calls emitted.
+        convolutions: what became of convolutions.
+        recurrences: number of ``ec_recurrence`` calls emitted.
+        grouped: number of products of groups of rows (mixtures of experts).
         kept: reasons, by node name, why a candidate was left to Inductor.
         packed: names of the weights behind each packed one, by the attribute of the latter.
         narrowed: precision of each weight that isn't stored in fp32, by its name.
@@ -60,6 +64,9 @@ class LoweringReport:
     residuals: int = 0
     norms: int = 0
     attentions: int = 0
+    convolutions: ConvolutionReport = field(default_factory=ConvolutionReport)
+    recurrences: int = 0
+    grouped: int = 0
     kept: dict[str, str] = field(default_factory=dict)
     packed: dict[str, list[str]] = field(default_factory=dict)
     narrowed: dict[str, str] = field(default_factory=dict)
@@ -73,7 +80,20 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     """
     report = LoweringReport()
     _drop_dropout(gm)
+    split_recurrences(gm)
+    lower_complex(gm, report.kept)
     report.equal = merge_equal_nodes(gm)
+    report.convolutions = lower_convolutions(gm)
+
+    def pack(name: str, weight: Tensor) -> str:
+        return _packed_constant(gm, name, weight, report, precision)
+
+    def pack_exactly(name: str, weight: Tensor) -> str:
+        # What a step rounds, all that follow it get: recurrent weights stay as they are.
+        return _packed_constant(gm, name, weight, report, FP32)
+
+    report.recurrences = lower_recurrences(gm, pack_exactly, report.kept)
+    report.grouped = lower_grouped(gm, pack, report.kept)
     _lower_linears(gm, report, precision)
     report.residuals = fuse_residuals(gm)
     report.norms = lower_layer_norms(gm)
@@ -120,6 +140,7 @@ def _match_linear(gm: GraphModule, node: Node, report: LoweringReport) -> _Linea
     weight: Any
     bias: Any = None
     transposed = False  # whether the constant is [K, N]
+    flattened = False
     if node.target is aten.linear.default:
         x, weight = node.args[:2]
         bias = node.args[2] if len(node.args) > 2 else None
@@ -134,6 +155,12 @@ def _match_linear(gm: GraphModule, node: Node, report: LoweringReport) -> _Linea
         transposed = True
     else:
         return None
+    # A pointwise convolution's weight, [N, K, 1, …], is a matrix as well.
+    if isinstance(weight, Node) and weight.target is aten.flatten.using_ints:
+        source = constant_of(gm, weight.args[0])
+        if source is not None and source.dim() > 2 and weight.args[1:] == (1,):
+            weight = weight.args[0]
+            flattened = True
     # t()/permute/transpose of a constant is the same constant, read the other way round.
     while isinstance(weight, Node) and weight.target in (
         aten.t.default,
@@ -149,6 +176,8 @@ def _match_linear(gm: GraphModule, node: Node, report: LoweringReport) -> _Linea
     constant = constant_of(gm, weight)
     if constant is None:
         return None
+    if flattened:
+        constant = constant.flatten(1)
     x_value = value_of(x)
     if constant.dim() != 2 or constant.dtype != torch.float32:
         report.kept[node.name] = f"weight {tuple(constant.shape)} {constant.dtype}"
@@ -179,23 +208,12 @@ def _swaps_dimensions(node: Node) -> bool:
     return first > second if node.target is aten.permute.default else first != second
 
 
-def _attribute(names: list[str]) -> str:
-    """An attribute's name for what is made of these constants; other constants, another name.
-
-    Attributes have no dots: ``a.b`` and ``a_b`` would be one name, so a hash tells them apart.
-    """
-    text = PACKED_PREFIX + "__".join(name.replace(".", "_") for name in names)
-    if len(names) == 1 and "_" not in names[0]:
-        return text
-    return f"{text}_{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]}"
-
-
 def _packed_attr(
     gm: GraphModule, group: list[_Linear], report: LoweringReport, precision: Precision
 ) -> str:
     """Registers the packed concatenation of the weights and returns its attribute name."""
     names = [match.weight_name for match in group]
-    attr = _attribute(names)
+    attr = packed_name(names)
     if not hasattr(gm, attr):
         chosen = precision.of(names)
         weights = [match.weight for match in group]
@@ -208,24 +226,20 @@ def _packed_attr(
     return attr
 
 
-def _activation_of(node: Node) -> tuple[Node, int] | None:
-    """The activation that is the only reader of ``node``, with its code."""
-    if len(node.users) != 1:
-        return None
-    user = next(iter(node.users))
-    if user.op != "call_function" or user.args[0] is not node:
-        return None
-    if user.target is aten.gelu.default:
-        kind = user.kwargs.get("approximate", user.args[1] if len(user.args) > 1 else "none")
-        return user, ops.ACTIVATIONS["gelu_tanh" if kind == "tanh" else "gelu_erf"]
-    simple = {
-        aten.relu.default: "relu",
-        aten.silu.default: "silu",
-        aten.tanh.default: "tanh",
-        aten.sigmoid.default: "sigmoid",
-    }
-    name = simple.get(user.target)  # type: ignore[call-overload]
-    return None if name is None else (user, ops.ACTIVATIONS[name])
+def _packed_constant(
+    gm: GraphModule, name: str, weight: Tensor, report: LoweringReport, precision: Precision
+) -> str:
+    """As :func:`_packed_attr`, for a matrix ``[N, K]`` or a stack ``[E, N, K]`` of them."""
+    attr = packed_name([name])
+    if not hasattr(gm, attr):
+        chosen = precision.of([name])
+        matrices = weight if weight.dim() == 3 else [weight]
+        packed = [ops.pack_weight(matrix, chosen) for matrix in matrices]
+        gm.register_buffer(attr, torch.stack(packed) if weight.dim() == 3 else packed[0])
+        report.packed[attr] = [name]
+        if chosen != "fp32":
+            report.narrowed[name] = chosen
+    return attr
 
 
 def _lower_linears(gm: GraphModule, report: LoweringReport, precision: Precision) -> None:
@@ -242,7 +256,7 @@ def _lower_linears(gm: GraphModule, report: LoweringReport, precision: Precision
         mergeable = [
             m
             for m in group
-            if _activation_of(m.node) is None
+            if activation_of(m.node) is None
             and m.weight.shape[0] % ops.PANEL == 0
             and not changes.between(group[0].node, m.node)
         ]
@@ -259,7 +273,7 @@ def _emit_linear(
     n = int(match.weight.shape[0])
     attr = _packed_attr(gm, [match], report, precision)
     last, code = match.node, 0
-    fused = _activation_of(match.node)
+    fused = activation_of(match.node)
     if fused is not None:
         last, code = fused
         report.activations += 1
@@ -284,7 +298,7 @@ def _emit_merged(
     # A merged bias is a new constant with a name of its own: weights may be shared, biases not.
     if group[0].bias is not None:
         vectors = [constant_of(gm, m.bias) for m in group]
-        bias_attr = _attribute([str(m.bias.target) for m in group if m.bias is not None])
+        bias_attr = packed_name([str(m.bias.target) for m in group if m.bias is not None])
         if not hasattr(gm, bias_attr):
             gm.register_buffer(bias_attr, torch.cat([v for v in vectors if v is not None]))
         with gm.graph.inserting_before(first):

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgecompile.cli.model_options import model_options, tokenizer_option
 from edgecompile.cli.options import (
     backend_option,
     batch_option,
     check_max_error,
     check_precision,
+    check_runtime_options,
     check_traffic_options,
     jetpack_option,
     jobs_option,
     model_argument,
     precision_options,
+    runtime_option,
     sample_texts,
     seed_option,
     target_option,
     threads_option,
 )
-from edgecompile.cli.plan_options import plan_options, read_sizes, traffic_options
+from edgecompile.cli.plan_options import is_there, plan_options, read_sizes, traffic_options
 from edgecompile.cli.session import Command, Session, output_options
 
 if TYPE_CHECKING:
+    from edgecompile.models import LoadOptions
     from edgecompile.targets import TargetProfile
 
 __all__ = ["bundle_name", "command"]
@@ -56,9 +61,11 @@ Examples:
 )
 @plan_options
 @batch_option
+@model_options
 @precision_options
 @jetpack_option
 @backend_option
+@runtime_option
 @click.option(
     "--work-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -70,6 +77,7 @@ Examples:
 @threads_option
 @jobs_option
 @seed_option
+@tokenizer_option
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
 @output_options
 @click.pass_obj
@@ -84,13 +92,16 @@ def command(
     stats: tuple[Path, ...],
     output: Path | None,
     batch: tuple[int, int],
+    load: LoadOptions,
     precision: str | None,
     max_error: float | None,
     jetpack: str | None,
     backend: str,
+    runtime: str,
     work_dir: Path | None,
     keep_work: bool,
     seed: int,
+    keep_tokenizer: bool,
     force: bool,
     **wanted: Any,
 ) -> None:
@@ -103,10 +114,12 @@ def command(
     The bundle's path is printed on stdout once it has been verified. If anything fails, no bundle
     stands under that name.
     """
-    if not stats:
+    given = lengths is not None or texts is not None or tokenizer is not None
+    if not stats and (given or not is_there(model)):
         check_traffic_options(lengths, texts, tokenizer, model)
     check_max_error(precision, max_error)
     profile = _check_gpu(target, precision, jetpack, backend)
+    check_runtime_options(runtime, precision, gpu=profile.gpu is not None)
     from edgecompile.gpu_specs import GPU_PRECISION
 
     gpu = profile.gpu is not None
@@ -121,14 +134,19 @@ def command(
         {
             "model": model,
             "target": target,
-            "lengths": lengths or texts or ", ".join(str(path) for path in stats),
+            "lengths": lengths
+            or texts
+            or ", ".join(str(path) for path in stats)
+            or "every batch size once, if nothing else varies",
             "output": bundle,
             "programs": _programs(wanted),
             "longest": wanted["max_length"] or "the model's limit, or the longest seen",
             "batch": f"{batch[0]}" if batch[0] == batch[1] else f"{batch[0]} to {batch[1]}",
             "precision": precision or (GPU_PRECISION if gpu else "fp32"),
             **({"JetPack": jetpack or profile.jetpacks[0]} if profile.jetpacks else {}),
+            **({"task": load.task} if load.task else {}),
             **({"engine": backend} if backend != "auto" else {}),
+            **({"runtime": runtime} if runtime != "native" else {}),
             "mode": wanted["mode"],
             "costs": wanted["calibration"]
             or ("a roofline of the profile" if gpu else "measured here"),
@@ -140,7 +158,13 @@ def command(
     )
     with console.step("read the lengths") as step:
         distribution, joint = read_sizes(
-            lengths, texts, tokenizer, model, stats, max_length=wanted["max_length"]
+            lengths,
+            texts,
+            tokenizer,
+            model,
+            stats,
+            max_length=wanted["max_length"],
+            load=(load, batch),
         )
         summary = distribution.summary()
         step.note(
@@ -160,7 +184,9 @@ def command(
                     "lengths": distribution.to_json(),
                     "joint": None if joint is None else joint.to_json(),
                     "batch": batch,
-                    "precision": [precision, max_error, jetpack, backend],
+                    "load": asdict(load),
+                    "tokenizer": keep_tokenizer,
+                    "precision": [precision, max_error, jetpack, backend, runtime],
                     "seed": seed,
                     **{name: value for name, value in wanted.items() if name != "calibration"},
                 },
@@ -193,8 +219,11 @@ def command(
             work_dir=work_dir,
             seed=seed,
             force=force,
+            tokenizer=keep_tokenizer,
             jetpack=jetpack,
             backend=backend,
+            load=load,
+            runtime=runtime,
         ),
         console,
     )

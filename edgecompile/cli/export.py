@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgecompile.cli.model_options import model_options
 from edgecompile.cli.options import batch_option, model_argument
 from edgecompile.cli.session import Command, Session, output_options
 from edgecompile.cli.stages import plan_option, read_plan, work_dir_option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from edgecompile.models import LoadOptions
 
 __all__ = ["command"]
 
@@ -28,6 +31,7 @@ Example:
 @work_dir_option
 @plan_option
 @batch_option
+@model_options
 @output_options
 @click.pass_obj
 def command(
@@ -36,6 +40,7 @@ def command(
     work_dir: Path,
     plan_file: Path | None,
     batch: tuple[int, int],
+    load: LoadOptions,
 ) -> None:
     """Export MODEL for each bucket of the plan, and check each program against eager.
 
@@ -49,7 +54,7 @@ def command(
 
     console = session.console
     with console.step("load the model"):
-        loaded = load_model(model, batch=batch)
+        loaded = load_model(model, load, batch=batch)
     with console.step("export") as step:
         exports = ExportStore(loaded, work_dir / "exported")
         exported = export_buckets(exports, plan.buckets, step=step)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options import batch_option, model_argument, seed_option, target_option
+from edgecompile.cli.model_options import model_options, tokenizer_option
+from edgecompile.cli.options import (
+    batch_option,
+    model_argument,
+    runtime_option,
+    seed_option,
+    target_option,
+)
 from edgecompile.cli.session import Command, Session, output_options
 from edgecompile.cli.stages import (
     find_exports,
@@ -16,6 +24,9 @@ from edgecompile.cli.stages import (
     stage_precision,
     work_dir_option,
 )
+
+if TYPE_CHECKING:
+    from edgecompile.models import LoadOptions
 
 __all__ = ["command"]
 
@@ -41,7 +52,10 @@ Example:
     help="The bundle. Default: the model's name with .ecb, in the current folder.",
 )
 @batch_option
+@model_options
+@runtime_option
 @seed_option
+@tokenizer_option
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
 @output_options
 @click.pass_obj
@@ -54,7 +68,10 @@ def command(
     variants: tuple[str, ...],
     output: Path | None,
     batch: tuple[int, int],
+    load: LoadOptions,
+    runtime: str,
     seed: int,
+    keep_tokenizer: bool,
     force: bool,
 ) -> None:
     """Pack the libraries of DIR/artifacts with MODEL's weights into a bundle.
@@ -85,12 +102,13 @@ def command(
             keys=[folder.name for folder in folders],
             variants=chosen,
             precision=stage_precision(work_dir),
+            runtime=runtime,
         )
     with console.step("load the model"):
         from edgecompile.models import load_model
         from edgecompile.packing import pack_bundle
 
-        loaded = load_model(model, batch=batch)
+        loaded = load_model(model, load, batch=batch)
     with console.step("verify and pack") as step:
         packed = pack_bundle(
             loaded,
@@ -100,6 +118,7 @@ def command(
             lengths=lengths,
             seed=seed,
             force=force,
+            tokenizer=keep_tokenizer,
             step=step,
         )
     for note in packed.notes:

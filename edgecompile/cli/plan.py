@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgecompile.cli.model_options import model_options
 from edgecompile.cli.options import (
     batch_option,
     check_max_error,
     check_precision,
+    check_runtime_options,
     jobs_option,
     precision_options,
+    runtime_option,
     sample_texts,
     seed_option,
     target_option,
     threads_option,
 )
-from edgecompile.cli.plan_options import plan_options, read_sizes, traffic_options
+from edgecompile.cli.plan_options import is_there, plan_options, read_sizes, traffic_options
 from edgecompile.cli.session import Command, Session, output_options
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from edgecompile.joint import JointDistribution
     from edgecompile.lengths import LengthDistribution
     from edgecompile.limits import BucketCost
+    from edgecompile.models import LoadOptions
     from edgecompile.plan_request import PlanRequest
     from edgecompile.plan_view import PlanJudgement
     from edgecompile.precision import Precision
@@ -66,7 +70,9 @@ Examples:
 @target_option
 @plan_options
 @batch_option
+@model_options
 @precision_options
+@runtime_option
 @threads_option
 @jobs_option
 @seed_option
@@ -110,6 +116,7 @@ def command(
     cost_points: Path | None,
     target: str,
     batch: tuple[int, int],
+    load: LoadOptions,
     precision: str | None,
     max_error: float | None,
     seed: int,
@@ -133,6 +140,7 @@ def command(
         _refuse_model_options(wanted, kit, precision)
     check_max_error(precision, max_error)
     gpu = model is not None and _check_target(target, precision, kit)
+    check_runtime_options(wanted["runtime"], precision, gpu=gpu)
     source = file or lengths
     if source is None and texts is None and not stats and work_dir is not None:
         source = str(work_dir / "lengths.json")
@@ -146,7 +154,14 @@ def command(
         costs = read_costs(cost_points)
     axes = getattr(costs, "axes", None)
     traffic, joint = read_sizes(
-        source, texts, tokenizer, model, stats, axes=axes, max_length=wanted["max_length"]
+        source,
+        texts,
+        tokenizer,
+        model,
+        stats,
+        axes=axes,
+        max_length=wanted["max_length"],
+        load=(load, batch) if model is not None and is_there(model) else None,
     )
     if costs is not None:
         made = _plan_from_points(traffic, joint, costs, wanted)
@@ -160,7 +175,7 @@ def command(
         request = PlanRequest(traffic, joint, **wanted)
         samples = sample_texts(texts, tokenizer, model)
         asked = _Asked("fp32" if gpu else precision or "fp32", max_error, samples, seed)
-        subject = _Subject(str(model), target, batch, work_dir, asked)
+        subject = _Subject(str(model), target, batch, work_dir, asked, load)
         if kit is not None:
             _write_kit(session, request, subject, kit)
             return
@@ -201,6 +216,7 @@ class _Subject:
     batch: tuple[int, int]
     work_dir: Path | None
     asked: _Asked
+    load: LoadOptions
 
 
 @dataclass(frozen=True)
@@ -238,6 +254,7 @@ def _refuse_model_options(wanted: dict[str, Any], kit: Path | None, precision: s
     given = [option for name, option in names.items() if wanted[name] is not None]
     given += ["--kit"] if kit is not None else []
     given += ["--precision"] if precision is not None else []
+    given += ["--runtime"] if wanted["runtime"] != "native" else []
     if given:
         raise click.UsageError(
             f"{', '.join(given)}: only with --model, as cost points don't say what programs take."
@@ -294,7 +311,7 @@ def _plan_from_model(session: Session, request: PlanRequest, subject: _Subject) 
 
     profile = load_target(subject.target)
     with session.console.step("load the model"):
-        loaded = load_model(subject.model, batch=subject.batch)
+        loaded = load_model(subject.model, subject.load, batch=subject.batch)
     with _folder(subject.work_dir) as work:
         exports = ExportStore(loaded, work / "exported")
         request, notes = _with_precision(session, request, subject, exports, profile, work)
@@ -349,7 +366,7 @@ def _write_kit(session: Session, request: PlanRequest, subject: _Subject, kit: P
 
     profile = load_target(subject.target)
     with session.console.step("load the model"):
-        loaded = load_model(subject.model, batch=subject.batch)
+        loaded = load_model(subject.model, subject.load, batch=subject.batch)
     with _folder(subject.work_dir) as work:
         exports = ExportStore(loaded, work / "exported")
         request, notes = _with_precision(session, request, subject, exports, profile, work)

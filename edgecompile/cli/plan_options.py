@@ -14,8 +14,9 @@ from edgecompile.units import parse_bytes, parse_duration
 if TYPE_CHECKING:
     from edgecompile.joint import JointDistribution
     from edgecompile.lengths import LengthDistribution
+    from edgecompile.models import LoadOptions
 
-__all__ = ["plan_options", "read_sizes", "traffic_options"]
+__all__ = ["batch_traffic", "is_there", "plan_options", "read_sizes", "traffic_options"]
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -118,11 +119,14 @@ def read_sizes(
     *,
     axes: tuple[str, str] | None = None,
     max_length: int | None = None,
+    load: tuple[LoadOptions, tuple[int, int]] | None = None,
 ) -> tuple[LengthDistribution, JointDistribution | None]:
     """The lengths of the traffic and, where the file has them, the sizes of two axes together.
 
     A lengths file is about two axes if it names ``axes``; without them, if beside ``length`` it
     has a column ``batch`` or another one with ``length`` in its name. Other columns are ignored.
+    With ``load``, how the model is loaded and its batch, nothing need be given for one of which
+    only the batch varies.
 
     Raises:
         click.UsageError: the sources exclude each other, or one is missing.
@@ -132,6 +136,10 @@ def read_sizes(
         if lengths is not None or texts is not None or tokenizer is not None:
             raise click.UsageError("--from-stats stands in place of --lengths and --texts.")
         return _read_stats(stats, max_length)
+    if load is not None and model is not None and lengths is None and texts is None:
+        found = batch_traffic(model, *load)
+        if found is not None:
+            return found, None
     if lengths is not None and texts is None and tokenizer is None:
         from edgecompile.joint import read_joint
         from edgecompile.joint_files import joint_axes_of
@@ -141,6 +149,35 @@ def read_sizes(
             joint = read_joint(lengths, named)
             return joint.marginal(joint.axes[0]), joint
     return read_traffic(lengths, texts, tokenizer, model), None
+
+
+def is_there(model: str) -> bool:
+    """Whether the files of a model specification exist, as far as it names any."""
+    where, colon, _ = model.rpartition(":")
+    return Path(model).expanduser().exists() or (
+        bool(colon) and (not where.endswith(".py") or Path(where).expanduser().is_file())
+    )
+
+
+def batch_traffic(
+    model: str, load: LoadOptions, batch: tuple[int, int]
+) -> LengthDistribution | None:
+    """Every batch size once, for a model of which nothing else varies; None for other models.
+
+    The model is loaded, which takes seconds: only for a command that was given no traffic.
+
+    Raises:
+        ModelError: it can't be loaded.
+    """
+    from edgecompile.lengths import LengthDistribution
+    from edgecompile.models import load_model
+
+    loaded = load_model(model, load, batch=batch)
+    if loaded.length_axis != "batch":
+        return None
+    limits = loaded.axes["batch"]
+    sizes = range(limits.lo, (limits.hi or limits.lo) + 1)
+    return LengthDistribution.from_counts(dict.fromkeys(sizes, 1), "every batch size once")
 
 
 def _read_stats(

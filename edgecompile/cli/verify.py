@@ -123,11 +123,13 @@ def _eager_cases(
     model: str, manifest: Manifest, buckets: tuple[Bucket, ...], seed: int
 ) -> list[Case]:
     from edgecompile.errors import VerificationError
-    from edgecompile.models import load_model
+    from edgecompile.models import LoadOptions, load_model
     from edgecompile.verify import make_cases
 
     batch = manifest.axes.get("batch")
-    loaded = load_model(model, batch=None if batch is None else (batch.lo, batch.hi))
+    # The bundle says how its model was loaded: for which task, with which pooling.
+    load = LoadOptions.from_json(manifest.plan.get("load"))
+    loaded = load_model(model, load, batch=None if batch is None else (batch.lo, batch.hi))
     for what, ours, theirs in (
         ("inputs", manifest.inputs, loaded.inputs),
         ("outputs", manifest.outputs, loaded.outputs),

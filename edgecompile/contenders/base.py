@@ -92,6 +92,7 @@ class Workshop:
         cache: folder for what is expensive to make; kept between benchmarks.
         python: interpreter for the contenders' processes.
         variant: of the bundles; None: the best that the CPU can run.
+        load: how the model is loaded, as :meth:`edgecompile.models.LoadOptions.to_json` has it.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Workshop:
         cache: Path,
         python: str,
         variant: str | None = None,
+        load: Mapping[str, Any] | None = None,
     ) -> None:
         self.spec = spec
         self.ranges = dict(ranges)
@@ -110,6 +112,7 @@ class Workshop:
         self.cache = cache
         self.python = python
         self.variant = variant
+        self.load = dict(load or {})
 
     @property
     def batch(self) -> tuple[int, int] | None:
@@ -124,14 +127,14 @@ class Workshop:
             BenchError: none was named.
             ModelError: it can't be loaded.
         """
-        from edgecompile.models import load_model
+        from edgecompile.models import LoadOptions, load_model
 
         if self.spec is None:
             raise BenchError(
                 "the other contenders are made from the model, and a bundle doesn't hold it",
                 hint="name the model that the bundle was built from",
             )
-        return load_model(self.spec, batch=self.batch)
+        return load_model(self.spec, LoadOptions.from_json(self.load), batch=self.batch)
 
     @cached_property
     def exported(self) -> ExportedModel:

@@ -33,6 +33,7 @@ class Eager:
         settings = {
             "spec": absolute_spec(str(workshop.spec)),
             "batch": None if batch is None else list(batch),
+            "load": workshop.load,
             "threads": workshop.threads,
             "compile": self.compile,
         }

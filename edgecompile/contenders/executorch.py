@@ -106,7 +106,11 @@ def _reason(stderr: str) -> str:
 
 
 def _lower(workshop: Workshop, python: str, target: Path) -> None:
-    request = {"spec": absolute_spec(str(workshop.spec)), "ranges": workshop.ranges}
+    request = {
+        "spec": absolute_spec(str(workshop.spec)),
+        "ranges": workshop.ranges,
+        "load": workshop.load,
+    }
     launch = Launch("", {}, python, (str(PACKAGE_ROOT),))
     done = subprocess.run(
         [python, "-m", _LOWER, str(target.resolve())],

@@ -28,7 +28,12 @@ def lower(request: dict[str, Any], target: str) -> None:
 
     ranges = {name: (low, high) for name, (low, high) in request["ranges"].items()}
     workshop = Workshop(
-        request["spec"], ranges, threads=1, cache=Path(target).parent, python=sys.executable
+        request["spec"],
+        ranges,
+        threads=1,
+        cache=Path(target).parent,
+        python=sys.executable,
+        load=request["load"],
     )
     program = workshop.exported.program
     lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])

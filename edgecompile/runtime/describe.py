@@ -106,10 +106,12 @@ def device_bytes(manifest: Manifest, variant: Variant) -> Dict[str, int]:
         result = {"model": size(*model), "python_runtime": size(*python)}
         result["total"] = sum(result.values())
         return result
+    # torch's variants have no runtime library in the bundle: torch is on the device already.
+    native = [name for name in (variant.runtime, manifest.probes[variant.arch]) if name]
     result = {
         "weights": size(manifest.weights[manifest.precision]),
         "programs": size(*variant.programs),
-        "native_runtime": size(variant.runtime, manifest.probes[variant.arch]),
+        "native_runtime": size(*native),
         "python_runtime": size(*python),
     }
     result["total"] = sum(result.values())

@@ -164,6 +164,20 @@ def parse_json(data: bytes, source: str, max_bytes: int) -> Dict[str, Any]:
     raise AssertionError("unreachable")
 
 
+def is_printable(name: str) -> bool:
+    """As FORMAT.md says it. ``str.isprintable`` also refuses what its version doesn't know yet."""
+    if name.isprintable():
+        return True
+    from unicodedata import category  # hardly any name needs it
+
+    return not any(
+        (category(char) in _INVISIBLE and char != " ")
+        or ord(char) & 0xFFFE == 0xFFFE
+        or 0xFDD0 <= ord(char) <= 0xFDEF
+        for char in name
+    )
+
+
 def json_type(value: object) -> str:
     """JSON's name for the type of ``value``."""
     if value is None:
@@ -176,6 +190,7 @@ def json_type(value: object) -> str:
     return "object"
 
 
+_INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp", "Zs")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,199}")
 
 

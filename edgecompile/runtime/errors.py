@@ -50,6 +50,24 @@ class UnsupportedHostError(EdgecompileError):
     exit_code = 23
 
 
+class LoaderNeededError(UnsupportedHostError):
+    """A variant fits this machine, but what loads its backend wasn't imported."""
+
+    exit_code = 67
+
+
+class TorchUnavailableError(UnsupportedHostError):
+    """A variant is run by torch, which can't be imported here."""
+
+    exit_code = 66
+
+
+class TorchVersionError(UnsupportedHostError):
+    """A variant is for another version of torch than the one that is installed here."""
+
+    exit_code = 65
+
+
 class InputError(EdgecompileError, ValueError):
     """An input of ``Model.run`` is missing, unknown, or of the wrong dtype, rank, size or value."""
 
@@ -60,6 +78,18 @@ class OutsideBucketsError(InputError):
     """The input's lengths lie outside every bucket of the bundle."""
 
     exit_code = 25
+
+
+class ContextLengthError(InputError):
+    """A prompt and the new tokens asked for don't fit into the model's context."""
+
+    exit_code = 16
+
+
+class GenerationError(InputError):
+    """A bundle was asked for new tokens that has no program for that, or none for this device."""
+
+    exit_code = 15
 
 
 class NativeError(EdgecompileError):
@@ -123,6 +153,18 @@ class ModeError(InputError):
     """The bundle can't be run in the mode that was asked for."""
 
     exit_code = 17
+
+
+class TokenizerError(EdgecompileError):
+    """Texts were given to a bundle that holds no tokenizer for them, or none that can be read."""
+
+    exit_code = 13
+
+
+class TokenizersMissingError(TokenizerError):
+    """The bundle holds a tokenizer, but the Python package tokenizers isn't installed here."""
+
+    exit_code = 12
 
 
 class FinishError(EdgecompileError):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from .document import Problems, Reader, join, parse_json, shorten
+from .document import Problems, Reader, is_printable, join, parse_json, shorten
 from .dtypes import BY_CONTAINER, ElementType
 from .errors import DamagedBundleError
 from .files import BundleFolder, file_state
@@ -27,7 +27,6 @@ MAX_HEADER_BYTES = 16 << 20
 PADDING_PREFIX = "__pad."
 _METADATA = "__metadata__"
 _MAX_DIMS = 8
-_INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp", "Zs")
 _HINT = "the weights were written wrongly or changed; build the bundle again"
 
 
@@ -90,7 +89,7 @@ def _read(fd: int, size: int, offset: int, source: str) -> bytes:
 def _read_entry(reader: Reader, name: str, value: object, start: int) -> Optional[Constant]:
     add = reader.problems.add
     where = shorten(name)
-    if not name or len(name) > 1024 or not _is_printable(name):
+    if not name or len(name) > 1024 or not is_printable(name):
         add("weights-name", where, "names are 1 to 1024 printable characters")
     entry = reader.as_object(value, where)
     if entry is not value:
@@ -116,20 +115,6 @@ def _read_entry(reader: Reader, name: str, value: object, start: int) -> Optiona
         text = "begins at byte {}, must be a multiple of {}".format(offset, ALIGNMENT)
         add("weights-alignment", where, text)
     return Constant(name, element, shape, offset, nbytes)
-
-
-def _is_printable(name: str) -> bool:
-    """As FORMAT.md says it. ``str.isprintable`` also refuses what its version doesn't know yet."""
-    if name.isprintable():
-        return True
-    from unicodedata import category  # hardly any name needs it
-
-    return not any(
-        (category(char) in _INVISIBLE and char != " ")
-        or ord(char) & 0xFFFE == 0xFFFE
-        or 0xFDD0 <= ord(char) <= 0xFDEF
-        for char in name
-    )
 
 
 def _integers(

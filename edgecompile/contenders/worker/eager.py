@@ -10,11 +10,12 @@ import torch
 
 class _Session:
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        from edgecompile.models import load_model
+        from edgecompile.models import LoadOptions, load_model
 
         torch.set_num_threads(settings["threads"])
         batch = settings["batch"]
-        loaded = load_model(settings["spec"], batch=None if batch is None else tuple(batch))
+        load = LoadOptions.from_json(settings.get("load"))
+        loaded = load_model(settings["spec"], load, batch=None if batch is None else tuple(batch))
         self._module: Any = loaded.module
         if settings["compile"]:
             self._module = torch.compile(loaded.module, dynamic=True, options={"freezing": True})
@@ -28,5 +29,5 @@ class _Session:
 
 
 def open_session(settings: Mapping[str, Any]) -> _Session:
-    """Loads the model ``spec`` with ``batch`` and ``threads``; ``compile``: with torch.compile."""
+    """Loads the model ``spec`` with ``batch``, ``load`` and ``threads``; ``compile``: with torch.compile."""
     return _Session(settings)

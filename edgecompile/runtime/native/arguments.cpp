@@ -1,5 +1,7 @@
 #include "arguments.h"
 
+#include "transposition.h"
+
 namespace ec {
 
 void require_float32(const Tensor& tensor, const char* role) {
@@ -36,7 +38,7 @@ RowsView::RowsView(const Tensor& tensor) {
     rows *= tensor.sizes[i];
   }
   if (!collapsible) {
-    copy_.reset(new_contiguous_copy(tensor));
+    copy_.reset(new_row_major(tensor));
     source = copy_.get();
     rows = 1;
     for (int i = 0; i < last; ++i) rows *= source->sizes[i];

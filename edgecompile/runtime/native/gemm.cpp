@@ -30,7 +30,10 @@ struct Product {
   float* c;
   int64_t c_batch, ldc;
   Epilogue epilogue;
-  bool residual_in_c;  // the residual overlaps C, so C can't hold partial sums
+  bool residual_in_c;   // the residual overlaps C, so C can't hold partial sums
+  int64_t b_panel = 0;  // of a packed B: from one panel to the next
+  int64_t bias_batch = 0;
+  const RowSource* rows = nullptr;  // gives A in place of `a`
 };
 
 // For copies of slices of A and B.
@@ -58,12 +61,13 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
   const int64_t calls = tiles * (kPanel / kTiles.columns[(rows + tiles - 1) / tiles - 1]);
   // Rows that lie a multiple of a page apart compete for the same few places of the first cache.
   const bool page_apart = p.a_row % 1024 == 0 && slices > 1 && p1 - p0 > 1;
-  const bool copy_a = p.a_col != 1 || e.alpha != 1.0f || page_apart;
+  const bool copy_a = p.rows != nullptr || p.a_col != 1 || e.alpha != 1.0f || page_apart;
   const int64_t ld_copy = (depth + 31) / 16 * 16;
   const int64_t a_floats = copy_a ? rows * ld_copy : 0;
   const int64_t b_floats = p.packed ? 0 : depth * kPanel;
   float* const scratch = a_floats + b_floats > 0 ? t_scratch.get(a_floats + b_floats) : nullptr;
 
+  const float* const all_bias = e.bias == nullptr ? nullptr : e.bias + batch * p.bias_batch;
   const float* const a_base = p.a + batch * p.a_batch + m0 * p.a_row;
   const float* const b_base = p.b + batch * p.b_batch;
   float* const c_base = p.c + batch * p.c_batch + m0 * p.ldc;
@@ -79,7 +83,10 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
     const bool first = k0 == 0, last = k0 + depth >= p.k;
     const float* a = a_base + k0 * p.a_col;
     int64_t lda = p.a_row;
-    if (copy_a) {
+    if (p.rows != nullptr) {
+      lda = ld_copy;
+      a = p.rows->read(p.rows->ctx, batch, m0, rows, k0, t.k, scratch, &lda);
+    } else if (copy_a) {
       copy_rows(a, p.a_row, p.a_col, rows, t.k, e.alpha, scratch, ld_copy);
       a = scratch;
       lda = ld_copy;
@@ -94,12 +101,12 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
       const float* b;
       const float* next = nullptr;  // what this thread reads after this panel
       if (p.packed) {
-        b = b_base + (panel * p.k + k0) * kPanel;
+        b = b_base + panel * p.b_panel + k0 * kPanel;
         if (i_panel + 1 == p1 - p0 && !last) {
-          next = b_base + ((step > 0 ? p0 : p1 - 1) * p.k + k0 + depth) * kPanel;
+          next = b_base + (step > 0 ? p0 : p1 - 1) * p.b_panel + (k0 + depth) * kPanel;
         } else if (const int64_t n_panel = panel + step; n_panel >= 0 && n_panel < all_panels) {
           const bool ends = i_panel + 1 == p1 - p0;
-          next = b_base + (n_panel * p.k + (ends ? 0 : k0)) * kPanel;
+          next = b_base + n_panel * p.b_panel + (ends ? 0 : k0) * kPanel;
         }
       } else {
         pack_panel(b_base + k0 * p.b_row + n0 * p.b_col, p.b_row, p.b_col, t.k, columns, 1.0f,
@@ -109,10 +116,10 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
       t.prefetch = calls >= kPrefetchCalls ? next : nullptr;
       alignas(64) float bias[kPanel] = {};
       const float* bias_from = nullptr;
-      if (e.bias != nullptr) {
-        bias_from = e.bias + n0;
+      if (all_bias != nullptr) {
+        bias_from = all_bias + n0;
         if (columns < kPanel || e.beta != 1.0f) {
-          for (int64_t j = 0; j < columns; ++j) bias[j] = e.beta * e.bias[n0 + j];
+          for (int64_t j = 0; j < columns; ++j) bias[j] = e.beta * all_bias[n0 + j];
           bias_from = bias;
         }
       }
@@ -171,16 +178,9 @@ bool overlaps(const float* x, int64_t x_count, const float* y, int64_t y_count) 
   return x < y + y_count && y < x + x_count;
 }
 
-// Divides the batch of products into tasks on a grid of row chunks and groups of panels.
-void run(int64_t batch, Product& p) {
-  if (batch <= 0 || p.m <= 0 || p.n <= 0) return;
-  p.residual_in_c =
-      p.epilogue.residual != nullptr &&
-      overlaps(p.c, (batch - 1) * p.c_batch + (p.m - 1) * p.ldc + p.n, p.epilogue.residual,
-               (batch - 1) * p.epilogue.residual_batch + (p.m - 1) * p.epilogue.ld_residual + p.n);
+void run_grid(int64_t batch, const Product& p, const Grid& grid) {
   const int64_t panels = (p.n + kPanel - 1) / kPanel;
-  const auto [chunks, groups] =
-      divide(batch, p.m, p.n, p.k, {.most_rows = kBlockA / std::clamp<int64_t>(p.k, 64, kLongest)});
+  const auto [chunks, groups] = grid;
   parallel_for(batch * chunks * groups, [&, chunks = chunks, groups = groups](int64_t i) {
     const int64_t group = i % groups, chunk = i / groups % chunks, matrix = i / groups / chunks;
     run_block(p, matrix, p.m * chunk / chunks, p.m * (chunk + 1) / chunks, panels * group / groups,
@@ -188,7 +188,32 @@ void run(int64_t batch, Product& p) {
   });
 }
 
+int64_t most_rows(int64_t k) { return kBlockA / std::clamp<int64_t>(k, 64, kLongest); }
+
+// Divides the batch of products into tasks on a grid of row chunks and groups of panels.
+void run(int64_t batch, Product& p) {
+  if (batch <= 0 || p.m <= 0 || p.n <= 0) return;
+  p.residual_in_c =
+      p.epilogue.residual != nullptr &&
+      overlaps(p.c, (batch - 1) * p.c_batch + (p.m - 1) * p.ldc + p.n, p.epilogue.residual,
+               (batch - 1) * p.epilogue.residual_batch + (p.m - 1) * p.epilogue.ld_residual + p.n);
+  p.b_panel = p.k * kPanel;
+  run_grid(batch, p, divide(batch, p.m, p.n, p.k, {.most_rows = most_rows(p.k)}));
+}
+
 }  // namespace
+
+void gemm_gathered(const GatheredProduct& g) {
+  if (g.batch <= 0 || g.m <= 0 || g.n <= 0) return;
+  Product p{g.m, g.n, g.k,  nullptr, 0,         0,     1,  g.b,  g.b_batch,
+            0,   0,   true, g.c,     g.c_batch, g.ldc, {}, false};
+  p.epilogue.bias = g.bias;
+  p.epilogue.act = g.act;
+  p.b_panel = g.b_panel;
+  p.bias_batch = g.bias_batch;
+  p.rows = &g.a;
+  run_grid(g.batch, p, divide_gathered(g.batch, g.m, g.n, g.k, most_rows(g.k)));
+}
 
 void gemm_packed(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                  const float* b_packed, float* c, int64_t ldc, const Epilogue& epilogue) {

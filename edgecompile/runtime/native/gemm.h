@@ -56,4 +56,28 @@ void gemm_batched(int64_t batch, int64_t m, int64_t n, int64_t k, const float* a
                   int64_t a_row, int64_t a_col, const float* b, int64_t b_batch, int64_t b_row,
                   int64_t b_col, float* c, int64_t c_batch, int64_t ldc, const Epilogue& epilogue);
 
+// Rows of A that are put together, or found, when they are needed.
+struct RowSource {
+  // Columns [k, k + depth) of `rows` rows from `row` on, of matrix `batch`: where they lie, *ld
+  // apart. What doesn't lie in such a way is written to `out`, whose rows are *ld apart as given.
+  const float* (*read)(const void* ctx, int64_t batch, int64_t row, int64_t rows, int64_t k,
+                       int64_t depth, float* out, int64_t* ld);
+  const void* ctx;
+};
+
+// C = act(A·B + bias) for each of `batch` matrices, A from a source and B packed.
+struct GatheredProduct {
+  int64_t batch, m, n, k;
+  RowSource a;
+  const float* b;
+  int64_t b_batch;
+  int64_t b_panel;  // from one panel of B to the next: k·kPanel, or more if B is a part of one
+  const float* bias;
+  int64_t bias_batch;
+  float* c;
+  int64_t c_batch, ldc;
+  Activation act;
+};
+void gemm_gathered(const GatheredProduct& product);
+
 }  // namespace ec

@@ -8,8 +8,9 @@
 namespace ec {
 
 namespace {
-constexpr int64_t kTaskWork = 600'000;  // multiply-adds
-}
+constexpr int64_t kTaskWork = 600'000;            // multiply-adds
+constexpr int64_t kGatheredRows = 4 * kTileRows;  // of a chunk, at least
+}  // namespace
 
 Grid divide(int64_t batch, int64_t m, int64_t n, int64_t k, const GridLimits& limits) {
   const int64_t panels = (n + kPanel - 1) / kPanel;
@@ -28,6 +29,19 @@ Grid divide(int64_t batch, int64_t m, int64_t n, int64_t k, const GridLimits& li
           std::clamp<int64_t>(m / (2 * kTileRows), grid.chunks, std::max(grid.chunks, enough));
     }
   }
+  return grid;
+}
+
+Grid divide_gathered(int64_t batch, int64_t m, int64_t n, int64_t k, int64_t most_rows) {
+  const int64_t panels = (n + kPanel - 1) / kPanel;
+  Grid grid{(m + most_rows - 1) / most_rows, 1};
+  const int64_t threads = num_threads();
+  const int64_t work = batch * m * n * std::max<int64_t>(k, 1);
+  if (threads == 1 || work < GridLimits{}.serial_work) return grid;
+  const int64_t wanted = std::clamp<int64_t>(work / kTaskWork, 4 * threads, 16 * threads);
+  const int64_t enough = (wanted + batch - 1) / batch;
+  grid.chunks = std::clamp<int64_t>(m / kGatheredRows, grid.chunks, std::max(grid.chunks, enough));
+  grid.groups = std::clamp<int64_t>(wanted / (batch * grid.chunks), 1, panels);
   return grid;
 }
 

@@ -23,4 +23,8 @@ struct GridLimits {
 
 Grid divide(int64_t batch, int64_t m, int64_t n, int64_t k, const GridLimits& limits);
 
+// For products whose rows of A are copied together: splitting columns means copying them again, so
+// it comes second.
+Grid divide_gathered(int64_t batch, int64_t m, int64_t n, int64_t k, int64_t most_rows);
+
 }  // namespace ec

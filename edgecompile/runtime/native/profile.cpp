@@ -29,6 +29,8 @@ const char* name_of(Work work) {
       return "linear";
     case Work::kMatmul:
       return "matmul";
+    case Work::kConvolution:
+      return "convolution";
     case Work::kAttention:
       return "attention";
     case Work::kLayerNorm:

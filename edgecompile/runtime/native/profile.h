@@ -13,6 +13,7 @@ enum class Work : int32_t {
   kRun,     // a whole run of a program
   kLinear,  // a product with packed weights
   kMatmul,  // a product of two computed matrices
+  kConvolution,
   kAttention,
   kLayerNorm,
   kCopy,

@@ -1,0 +1,220 @@
+// Convolutions whose groups have few outputs, depthwise ones above all: channel by channel, in the
+// lanes of vectors.
+#include <algorithm>
+#include <utility>
+
+#include "block.h"
+#include "convolution.h"
+#include "simd.h"
+#include "threads.h"
+
+namespace ec {
+namespace {
+
+constexpr int kL = kFloatLanes;
+// A tile is kPixels outputs of one line by kVectors vectors of channels: enough independent sums
+// (8) to cover the latency of a multiply-add, and registers for the weights.
+constexpr int kVectors = 2;
+constexpr int kColumns = kVectors * kL;
+static_assert(kPanel % kColumns == 0);
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kPixels = 6;
+#else
+constexpr int kPixels = 4;
+#endif
+constexpr int64_t kSerialWork = 100'000;  // multiply-adds below which fork and join cost more
+constexpr int64_t kTaskWork = 100'000;
+
+// What a tile of one phase reads.
+struct Lines {
+  const Convolution& c;
+  const ConvPhase& phase;
+  const float* x;       // [batch, depth, height, width, planes, channels]
+  int64_t planes;       // channels_in of a group
+  const float* packed;  // of this phase
+  int64_t panel;        // floats from one panel to the next
+  const float* bias;
+  Activation act;
+  float* out;
+};
+
+// `Pixels` outputs from number j of the line on, with channels [column, column + kColumns) of
+// which only `valid` are there. Inside, every tap meets the image; Whole: all channels are there.
+template <int Pixels, bool Inside, bool Whole>
+void run_tile(const Lines& l, int64_t batch, int64_t jd, int64_t jh, int64_t j, int64_t column,
+              int64_t valid) {
+  const AxisPhase &d = *l.phase.axes[0], &h = *l.phase.axes[1], &w = *l.phase.axes[2];
+  const ConvAxis* const axes = l.c.axes;
+  const int64_t channels = l.c.channels_out;
+  const int64_t pixel = l.planes * channels;
+  const int64_t step = w.advance * pixel;
+  const auto load_channels = [valid](const float* from, int v) __attribute__((always_inline)) {
+    if constexpr (Whole) return load(from + v * kL);
+    return load_partial(from + v * kL, std::max<int64_t>(0, valid - v * kL));
+  };
+
+  vf32 sums[Pixels][kVectors];
+#pragma GCC unroll 2
+  for (int v = 0; v < kVectors; ++v) {
+    const vf32 start = l.bias != nullptr ? load_channels(l.bias + column, v) : vf32{};
+#pragma GCC unroll 8
+    for (int r = 0; r < Pixels; ++r) sums[r][v] = start;
+  }
+  const auto taps_w = static_cast<int64_t>(w.offsets.size());
+  const int64_t* const offsets = w.offsets.data();
+  const float* weights = l.packed + column / kPanel * l.panel + column % kPanel;
+  for (const int64_t offset_d : d.offsets) {
+    const int64_t z = jd * d.advance + offset_d;
+    for (const int64_t offset_h : h.offsets) {
+      const int64_t y = jh * h.advance + offset_h;
+      const float* tap_weights = weights;
+      weights += taps_w * l.planes * kPanel;
+      if (z < 0 || z >= axes[0].in || y < 0 || y >= axes[1].in) continue;
+      const float* const line =
+          l.x + ((batch * axes[0].in + z) * axes[1].in + y) * axes[2].in * pixel + column;
+      for (int64_t t = 0; t < taps_w; ++t) {
+        const int64_t first = j * w.advance + offsets[t];
+        uint32_t there = 0;  // of the pixels, as bits
+        if constexpr (!Inside) {
+#pragma GCC unroll 8
+          for (int r = 0; r < Pixels; ++r) {
+            const int64_t place = first + r * w.advance;
+            there |= static_cast<uint32_t>(place >= 0 && place < axes[2].in) << r;
+          }
+        }
+        const float* from = line + first * pixel;
+        for (int64_t plane = 0; plane < l.planes; ++plane) {
+          vf32 weight[kVectors];
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; ++v) weight[v] = load(tap_weights + v * kL);
+#pragma GCC unroll 8
+          for (int r = 0; r < Pixels; ++r) {
+            if (!Inside && (there >> r & 1) == 0) continue;
+#pragma GCC unroll 2
+            for (int v = 0; v < kVectors; ++v) {
+              sums[r][v] = fma(load_channels(from + r * step, v), weight[v], sums[r][v]);
+            }
+          }
+          from += channels;
+          tap_weights += kPanel;
+        }
+      }
+    }
+  }
+
+  const int64_t z = d.first + jd * d.step, y = h.first + jh * h.step;
+  float* out =
+      l.out +
+      (((batch * axes[0].out + z) * axes[1].out + y) * axes[2].out + w.first + j * w.step) *
+          channels +
+      column;
+  for (int r = 0; r < Pixels; ++r, out += w.step * channels) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      if constexpr (Whole) {
+        store(out + v * kL, sums[r][v]);
+      } else {
+        store_partial(out + v * kL, sums[r][v], std::max<int64_t>(0, valid - v * kL));
+      }
+    }
+    activate(l.act, out, Whole ? kColumns : valid);
+  }
+}
+
+using RunTile = void (*)(const Lines&, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
+
+// run[inside][whole][pixels - 1]
+struct TileTable {
+  RunTile run[2][2][kPixels];
+  constexpr TileTable() : TileTable(std::make_integer_sequence<int, kPixels>{}) {}
+
+ private:
+  template <int... P>
+  explicit constexpr TileTable(std::integer_sequence<int, P...>)
+      : run{{{run_tile<P + 1, false, false>...}, {run_tile<P + 1, false, true>...}},
+            {{run_tile<P + 1, true, false>...}, {run_tile<P + 1, true, true>...}}} {}
+};
+constexpr TileTable kTable;
+
+// Outputs [begin, end) of one line, with the channels of one panel.
+void run_line(const Lines& l, int64_t line, int64_t begin, int64_t end, int64_t panel) {
+  const AxisPhase &d = *l.phase.axes[0], &h = *l.phase.axes[1], &w = *l.phase.axes[2];
+  const int64_t jh = line % h.count, jd = line / h.count % d.count;
+  const int64_t batch = line / h.count / d.count;
+  const int64_t tiles = (end - begin + kPixels - 1) / kPixels;
+  const int64_t last_column = std::min(l.c.channels_out, (panel + 1) * kPanel);
+  for (int64_t column = panel * kPanel; column < last_column; column += kColumns) {
+    const int64_t valid = std::min<int64_t>(kColumns, last_column - column);
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t j = begin + (end - begin) * i / tiles;
+      const int64_t pixels = begin + (end - begin) * (i + 1) / tiles - j;
+      bool inside = true;
+      if (!w.offsets.empty()) {
+        const auto [low, high] = std::minmax(w.offsets.front(), w.offsets.back());
+        inside = j * w.advance + low >= 0 && (j + pixels - 1) * w.advance + high < l.c.axes[2].in;
+      }
+      kTable.run[inside][valid == kColumns][pixels - 1](l, batch, jd, jh, j, column, valid);
+    }
+  }
+}
+
+void run_phase(const Lines& l) {
+  const AxisPhase &d = *l.phase.axes[0], &h = *l.phase.axes[1], &w = *l.phase.axes[2];
+  const int64_t lines = l.c.batch * d.count * h.count;
+  if (lines * w.count == 0) return;
+  const int64_t panels = (l.c.channels_out + kPanel - 1) / kPanel;
+  const int64_t work = lines * w.count * l.c.channels_out * std::max<int64_t>(l.phase.k, 1);
+  if (work < kSerialWork || num_threads() == 1) {
+    for (int64_t line = 0; line < lines; ++line) {
+      for (int64_t panel = 0; panel < panels; ++panel) run_line(l, line, 0, w.count, panel);
+    }
+    return;
+  }
+  // Lines are cut where there are too few of them, and taken together where they are short.
+  const int64_t wanted = std::clamp<int64_t>(work / kTaskWork, 1, 64 * num_threads());
+  const int64_t cuts = std::clamp<int64_t>(wanted / (lines * panels), 1,
+                                           (w.count + 4 * kPixels - 1) / (4 * kPixels));
+  const int64_t pieces = lines * panels * cuts;
+  const int64_t tasks = std::min(pieces, std::max<int64_t>(wanted, 1));
+  parallel_for(tasks, [&](int64_t task) {
+    for (int64_t i = pieces * task / tasks; i < pieces * (task + 1) / tasks; ++i) {
+      // Neighbouring lines read the same pixels.
+      const int64_t line = i % lines, cut = i / lines % cuts, panel = i / lines / cuts;
+      run_line(l, line, w.count * cut / cuts, w.count * (cut + 1) / cuts, panel);
+    }
+  });
+}
+
+// [places][planes][channels_out]: for each output channel the values that it weighs.
+void expand(const Convolution& c, const float* x, float* out) {
+  const int64_t places = c.places_in(), width = c.group_in(), repeat = c.group_out();
+  const int64_t tasks = std::clamp<int64_t>(places * c.channels_out * width / 16384, 1, places);
+  parallel_for(tasks, [&](int64_t task) {
+    for (int64_t i = places * task / tasks; i < places * (task + 1) / tasks; ++i) {
+      const float* const from = x + i * c.channels_in;
+      float* to = out + i * width * c.channels_out;
+      for (int64_t plane = 0; plane < width; ++plane) {
+        for (int64_t group = 0; group < c.groups; ++group, to += repeat) {
+          for (int64_t j = 0; j < repeat; ++j) to[j] = from[group * width + plane];
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void convolve_channels(const Convolution& c, const float* x, const float* packed, const float* bias,
+                       Activation act, float* out) {
+  const bool plain = c.group_in() == 1 && c.group_out() == 1;
+  const Block expanded(plain ? 0 : c.places_in() * c.group_in() * c.channels_out);
+  if (!plain) expand(c, x, expanded.get());
+  std::vector<AxisPhase> phases[kMaxSpatial];
+  for (int i = 0; i < kMaxSpatial; ++i) phases[i] = phases_of(c.axes[i], c.transposed);
+  each_phase(phases, c.group_in(), [&](const ConvPhase& phase) {
+    run_phase({c, phase, plain ? x : expanded.get(), c.group_in(), packed + phase.k0 * kPanel,
+               c.k() * kPanel, bias, act, out});
+  });
+}
+
+}  // namespace ec

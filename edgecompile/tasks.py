@@ -1,0 +1,185 @@
+"""What a model folder can be compiled for, and what its config.json says it is for.
+
+The table names for every task the class of transformers that loads the folder and what goes in.
+Nothing here loads a framework.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edgecompile.errors import ModelError
+
+__all__ = [
+    "TASKS",
+    "TASK_NAMES",
+    "Task",
+    "architecture_of",
+    "choose_task",
+    "find_task",
+    "load_generative",
+    "reads",
+]
+
+Modality = Literal["text", "audio", "image"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One use of a model.
+
+    Attributes:
+        name: what ``--task`` takes.
+        summary: what is compiled, in a few words.
+        modality: what the model has to read; None: anything.
+        heads: how the names in config.json's ``architectures`` end for which this is the default.
+        auto: transformers' class that loads a folder for it, if ``architectures`` names no class
+            of this kind; "": the bare model.
+        bare: whether only hidden states are wanted, whatever head ``architectures`` names.
+    """
+
+    name: str
+    summary: str
+    modality: Modality | None = "text"
+    heads: tuple[str, ...] = ()
+    auto: str = ""
+    bare: bool = False
+
+    def names_head(self, architecture: str) -> bool:
+        """Whether a class of transformers is one for this task, by its name."""
+        return any(re.search(pattern + "$", architecture) for pattern in self.heads)
+
+
+#: In the order in which an architecture's name is looked up.
+TASKS: tuple[Task, ...] = (
+    Task(
+        "sequence-classification",
+        "scores of each class, for the whole text",
+        heads=("ForSequenceClassification",),
+        auto="AutoModelForSequenceClassification",
+    ),
+    Task(
+        "token-classification",
+        "scores of each class, for every token",
+        heads=("ForTokenClassification",),
+        auto="AutoModelForTokenClassification",
+    ),
+    Task(
+        "question-answering",
+        "scores of each token as the answer's start and end",
+        heads=("ForQuestionAnswering(Simple)?",),
+        auto="AutoModelForQuestionAnswering",
+    ),
+    Task(
+        "causal-lm",
+        "generation of text, with a cache",
+        heads=("ForCausalLM", "LMHeadModel"),
+        auto="AutoModelForCausalLM",
+    ),
+    Task(
+        "audio",
+        "an encoder or classifier of waveforms or spectrograms",
+        "audio",
+        heads=("ForCTC", "ForAudioClassification", "ForAudioFrameClassification", "ForXVector"),
+    ),
+    Task(
+        "image",
+        "an encoder or classifier of images",
+        "image",
+        heads=(
+            "ForImageClassification",
+            "ForImageClassificationWithTeacher",
+            "ForSemanticSegmentation",
+            "ForDepthEstimation",
+        ),
+    ),
+    Task("seq2seq-encoder", "the encoder's hidden states of an encoder-decoder model", bare=True),
+    Task(
+        "feature-extraction", "hidden states, or a sentence embedding made of them", None, bare=True
+    ),
+    Task("logits", "what the class in config.json's architectures returns, without a cache", None),
+)
+TASK_NAMES: tuple[str, ...] = tuple(task.name for task in TASKS)
+
+#: The modality of a model by the name of what it chiefly reads.
+_READS: Mapping[str, Modality] = {
+    "input_ids": "text",
+    "input_values": "audio",
+    "input_features": "audio",
+    "pixel_values": "image",
+}
+
+
+def reads(main_input: str) -> Modality | None:
+    """The modality of a model whose main input has this name; None: none of those."""
+    return _READS.get(main_input)
+
+
+def find_task(name: str) -> Task:
+    """The task of that name.
+
+    Raises:
+        ModelError: there is none; names those that there are.
+    """
+    for task in TASKS:
+        if task.name == name:
+            return task
+    raise ModelError(f"there is no task '{name}'", hint="one of " + ", ".join(TASK_NAMES))
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The class that wrote the folder, as far as config.json says; "" where it doesn't."""
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def choose_task(
+    config: Mapping[str, Any], asked: str | None, *, main_input: str, pipeline: bool
+) -> Task:
+    """What the folder is compiled for.
+
+    Args:
+        config: the folder's config.json.
+        asked: what ``--task`` names; None: what config.json suggests.
+        main_input: what transformers calls the model's main input (``input_ids``).
+        pipeline: whether the folder has a modules.json.
+
+    Raises:
+        ModelError: there is no such task, or it is one for models that read something else.
+    """
+    kind = reads(main_input)
+    if asked is not None:
+        task = find_task(asked)
+        if task.modality not in (None, kind):
+            raise ModelError(
+                f"the task {task.name} is for models of {task.modality}, this one reads "
+                f"{main_input}",
+                hint="leave --task out",
+            )
+        return task
+    if kind in ("audio", "image"):
+        return find_task(kind)
+    if pipeline:
+        return find_task("feature-extraction")
+    architecture = architecture_of(config)
+    for task in TASKS:
+        if task.names_head(architecture):
+            return task
+    if config.get("is_encoder_decoder"):
+        return find_task("seq2seq-encoder")
+    named = re.search(r"For[A-Z]\w*$", architecture) and not architecture.endswith("ForPreTraining")
+    return find_task("logits" if named else "feature-extraction")
+
+
+def load_generative() -> Any:
+    """``load_causal_lm(folder, options) -> LoadedModel``; None where this version has none."""
+    try:
+        from edgecompile.generation_model import load_causal_lm  # type: ignore[import-not-found]
+    except ModuleNotFoundError as exc:
+        if exc.name != "edgecompile.generation_model":
+            raise
+        return None
+    return load_causal_lm

@@ -1,0 +1,126 @@
+"""A manifest's ``text`` and ``labels`` for dummy bundles, and hostile changes of them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from tests.runtime.bundles import DELETE, DummyBundle
+
+TOKENIZER = "tokenizer/tokenizer.json"
+TEXT: dict[str, Any] = {
+    "tokenizer": TOKENIZER,
+    "max_length": 64,
+    "pad_id": 0,
+    "inputs": {"input_ids": "ids", "attention_mask": "attention_mask"},
+    "prepare": ["strip", "lower"],
+    "prompts": {"query": "query: ", "": ""},
+    "default_prompt": "query",
+}
+LABELS: dict[str, Any] = {"embedding": ["up", "down", "left over", "träge"]}
+
+
+def add_texts(bundle: DummyBundle, tokenizer: bytes = b"{}") -> None:
+    """Gives a bundle a tokenizer, by default one that is none, and labels."""
+    bundle.files[TOKENIZER] = tokenizer
+    bundle.document["text"] = copy.deepcopy(TEXT)
+    bundle.document["labels"] = copy.deepcopy(LABELS)
+
+
+HUGE = {"size": (64 << 20) + 1, "sha256": "0" * 64}
+#: rule, where, what, part of the message.
+HOSTILE_TEXTS: list[tuple[str, str, Any, str]] = [
+    ("key-type", "text", [], "text: must be an object, not list"),
+    ("key-type", "text", None, "text: must be an object, not null"),
+    ("key-missing", "text.tokenizer", DELETE, "text.tokenizer: is required"),
+    ("key-missing", "text.inputs", DELETE, "text.inputs: is required"),
+    ("key-type", "text.max_length", 1.0, "text.max_length: must be an integer, not number"),
+    ("key-type", "text.pad_id", None, "text.pad_id: must be an integer"),
+    ("key-type", "text.inputs.input_ids", 1, "text.inputs.input_ids: must be a string"),
+    ("key-type", "text.prompts", ["query: "], "text.prompts: must be an object"),
+    ("key-type", "text.prompts.query", 7, "text.prompts.query: must be a string"),
+    ("key-type", "text.prepare", "strip", "text.prepare: must be a list"),
+    ("path-listed", "text.tokenizer", "tokenizer.json", "isn't listed in files"),
+    ("path-listed", "text.tokenizer", "../tokenizer.json", "isn't listed in files"),
+    ("text-size", f"files.{TOKENIZER}", HUGE, "has 67108865 bytes, at most 67108864"),
+    ("list-size", "text.inputs", {}, "text.inputs: has 0 entries"),
+    ("list-size", "text.prepare", ["strip"] * 3, "text.prepare: has 3 entries"),
+    ("list-size", "text.prompts", {str(i): "" for i in range(65)}, "has 65 entries"),
+    ("text-inputs", "text.inputs", {"input_ids": "tokens"}, "'tokens' isn't one of"),
+    ("text-inputs", "text.inputs", {"input_ids": "ids", "attention_mask": "ids"}, "ids goes twice"),
+    ("text-inputs", "text.inputs", {"ids": "ids"}, "text.inputs.ids: there is no such input"),
+    ("text-inputs", "text.inputs", {"input_ids": "type_ids"}, "none of them gets the ids"),
+    ("text-inputs", "inputs.1.dtype", "float32", "signed integers with two dimensions"),
+    ("text-inputs", "inputs.1.shape", ["batch", "length", 1], "with two dimensions"),
+    ("text-inputs", "inputs.1.shape", ["batch", 64], "they must have one shape"),
+    ("text-length", "text.max_length", 65, "65 isn't within 1..64"),
+    ("text-length", "text.max_length", 0, "0 isn't within 1..64"),
+    ("text-pad", "text.pad_id", 100, "100 isn't a value of 'input_ids'"),
+    ("text-pad", "text.pad_id", -1, "-1 isn't a value of 'input_ids'"),
+    ("text-prepare", "text.prepare", ["upper"], "'upper' isn't one of strip, lower"),
+    ("text-prompts", "text.default_prompt", "passage", "'passage' isn't one of the prompts"),
+    ("key-type", "labels", ["up"], "labels: must be an object"),
+    ("key-type", "labels.embedding", "up", "labels.embedding: must be a list"),
+    ("key-type", "labels.embedding.0", 1, "labels.embedding[0]: must be a string"),
+    ("list-size", "labels.embedding", [], "labels.embedding: has 0 entries"),
+    ("list-size", "labels.embedding", ["x"] * 65537, "has 65537 entries"),
+    ("label-output", "labels.embedding", ["up"], "1 labels, but the output's last dimension is"),
+    ("label-output", "labels.other", ["up"], "labels.other: there is no such output"),
+    ("label-output", "outputs.0.shape", ["batch"], "labels, but the output's last dimension is"),
+    ("label-form", "labels.embedding.1", "", "labels.embedding[1]: '' must be 1 to 200"),
+    ("label-form", "labels.embedding.1", "x" * 201, "must be 1 to 200 printable"),
+    ("label-form", "labels.embedding.1", "\x1b[2J", "must be 1 to 200 printable"),
+    ("label-form", "labels.embedding.1", "a\u202eb", "must be 1 to 200 printable"),
+]
+
+
+def a_tokenizer() -> bytes:
+    """The tokenizer.json of one token per word; needs no package to be written."""
+    words = ["<pad>", "<s>", "</s>", "<unk>", "the", "cat", "sat", "on", "mat"]
+    return json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [
+                {
+                    "id": index,
+                    "content": word,
+                    "single_word": False,
+                    "lstrip": False,
+                    "rstrip": False,
+                    "normalized": False,
+                    "special": True,
+                }
+                for index, word in enumerate(words[:4])
+            ],
+            "normalizer": None,
+            "pre_tokenizer": {"type": "Whitespace"},
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [
+                    {"SpecialToken": {"id": "<s>", "type_id": 0}},
+                    {"Sequence": {"id": "A", "type_id": 0}},
+                    {"SpecialToken": {"id": "</s>", "type_id": 0}},
+                ],
+                "pair": [
+                    {"SpecialToken": {"id": "<s>", "type_id": 0}},
+                    {"Sequence": {"id": "A", "type_id": 0}},
+                    {"SpecialToken": {"id": "</s>", "type_id": 0}},
+                    {"Sequence": {"id": "B", "type_id": 1}},
+                    {"SpecialToken": {"id": "</s>", "type_id": 1}},
+                ],
+                "special_tokens": {
+                    "<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]},
+                    "</s>": {"id": "</s>", "ids": [2], "tokens": ["</s>"]},
+                },
+            },
+            "decoder": None,
+            "model": {
+                "type": "WordLevel",
+                "vocab": {word: index for index, word in enumerate(words)},
+                "unk_token": "<unk>",
+            },
+        }
+    ).encode()
