@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 import edgecompile.compilation
 from edgecompile.compilation import ExportStore
@@ -92,3 +94,22 @@ def test_a_refused_export_isnt_tried_again(
 def test_exact_is_refused_where_only_padding_serves(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="fixes length to"):
         form(store("forward_recurrence", tmp_path), [4, 9], mode="exact", max_length=16)
+
+
+def test_lengths_at_which_the_model_itself_fails_arent_served(tmp_path: Path) -> None:
+    class Third(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mean(1) * x.index_select(1, torch.tensor([2])).squeeze(1)
+
+    spec = {
+        "module": Third(),
+        "inputs": {"x": torch.randn(1, 9, 4)},
+        "axes": {"x": {1: "length"}},
+        "limits": {"length": (1, 24)},
+    }
+    exports = ExportStore(load_model(spec), tmp_path)
+    found = form(exports, [3, 5, 8])
+    assert (found.bucket.lo, found.bucket.hi) == (3, 24)
+    assert "fails on x [1, 1, 4]" in found.note
+    with pytest.raises(PlanError, match=r"fails on x \[1, 1, 4\]"):
+        form(exports, [2, 5, 8])
