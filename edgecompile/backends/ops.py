@@ -31,6 +31,9 @@ PANEL = 32
 #: Values of one column that stand side by side in a panel.
 _GROUPS: Mapping[str, int] = {"fp32": 1, "bf16": 2, "int8": 4}
 
+#: What each operator computes, as a function of torch's own operators, by its name.
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
+
 #: Activation codes of ``ec_linear``; ``ec::Activation`` in the native runtime has the same values.
 ACTIVATIONS: Mapping[str, int] = {
     "none": 0,
@@ -200,9 +203,6 @@ def _copy_cpu(x: Tensor) -> Tensor:
 def _copy_fake(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
-
-#: What each operator computes, as a function of torch's own operators, by its name.
-IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {}
 
 for _name, _cpu, _fake in (
     ("ec_linear", _linear_cpu, _linear_fake),
