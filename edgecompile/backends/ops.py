@@ -261,6 +261,7 @@ def _recurrence_fake(
 ) -> tuple[Tensor, Tensor, Tensor]:
     return recurrence.empty_results(gates, h0, kind)
 
+
 #: What each operator computes, as a function of torch's own operators, by its name.
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
 
