@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from edgecompile.errors import ModelError
 from edgecompile.export_checks import TOLERANCE, compare_outputs
-from edgecompile.generation_attention import WAYS, Way, attending
+from edgecompile.generation_attention import WAYS, attending
 from edgecompile.generation_step import (
     INPUT,
     LAST,
@@ -88,7 +88,9 @@ def _compare(
         logits = run_step(step, part, start, end - start - 1, caches)
         error = compare_outputs({"logits": logits[0]}, {"logits": want[end - 1]})
         if isinstance(error, str) or not error <= TOLERANCE:
-            text = error if isinstance(error, str) else f"logits differ by {error:.2g} of their scale"
+            text = (
+                error if isinstance(error, str) else f"logits differ by {error:.2g} of their scale"
+            )
             return f"{text} at token {end - 1}"
     return ""
 

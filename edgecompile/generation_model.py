@@ -170,9 +170,7 @@ def _inputs(
     parts = [part for shape in shapes for part in shape]
     return (
         InputSpec(INPUT, "int64", (1, LENGTH), pad, (0, vocabulary - 1)),
-        InputSpec(
-            POSITION, "int64", (1,), bounds=(0, max_context - 1), within=(CONTEXT, LENGTH)
-        ),
+        InputSpec(POSITION, "int64", (1,), bounds=(0, max_context - 1), within=(CONTEXT, LENGTH)),
         InputSpec(LAST, "int64", (1,), bounds=(0, max_context - 1), within=(LENGTH,)),
         *(
             InputSpec(name, "float32", (CONTEXT, *part), in_place=True)

@@ -49,9 +49,7 @@ def cache_shapes(model: Any) -> tuple[KeyValueShape, ...]:
             keys, values = layer.keys, layer.values
             if any(t.dim() != 4 or t.shape[0] != 1 or t.shape[2] != 3 for t in (keys, values)):
                 raise ValueError(f"keys {list(keys.shape)} and values {list(values.shape)}")
-            shapes.append(
-                ((keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3]))
-            )
+            shapes.append(((keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3])))
         if not shapes:
             raise ValueError("no layer keeps anything")
     except Exception as exc:

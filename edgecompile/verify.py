@@ -301,7 +301,8 @@ def check_report(report: VerifyReport) -> None:
     raise VerificationError(
         f"{len(failed)} of {len(report.results)} cases"
         + (f" and {bad} of {len(report.texts)} texts" if report.texts else "")
-        + " differ from eager:\n" + "\n".join(lines),
+        + " differ from eager:\n"
+        + "\n".join(lines),
         hint=hint,
     )
 
