@@ -9,6 +9,7 @@ from typing import Any
 
 from edgecompile.audit import AuditVerdict
 from edgecompile.buckets import BucketPlan
+from edgecompile.compilation import NATIVE
 from edgecompile.models import LoadOptions
 from edgecompile.onnx_report import OnnxArtifact
 from edgecompile.plan_request import PlanRequest
@@ -48,6 +49,8 @@ class BuildRequest:
         backend: one of :data:`BACKENDS`.
         tokenizer: whether the model's tokenizer travels along, if it has one.
         load: how the model is loaded; its batch is ``batch``.
+        runtime: what runs the programs on a CPU: native, the library that comes with them; or
+            torch, for models with kernels that it lacks, on hosts that have torch.
     """
 
     model: str
@@ -65,6 +68,7 @@ class BuildRequest:
     backend: str = AUTO
     tokenizer: bool = True
     load: LoadOptions = field(default_factory=LoadOptions)
+    runtime: str = NATIVE
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from edgecompile.hashing import file_sha256
 from edgecompile.runtime.manifest import (
     AOTI_CPU,
     MANIFEST_NAME,
+    TORCH,
     FileEntry,
     GoldenCase,
     Manifest,
@@ -45,13 +46,14 @@ SUFFIX = ".ecb"
 class VariantParts:
     """What a bundle holds for one variant: its runtime library and one program per bucket.
 
-    Buckets may share a program: then it is listed, and stored, once for all of them.
+    Without a library torch runs the programs, of the version ``torch``. Buckets may share a program: then it is listed, and stored, once for all of them.
     """
 
     spec: VariantSpec
-    native: NativeRuntime
+    native: NativeRuntime | None
     artifacts: tuple[Artifact, ...]
     glibc: str
+    torch: str = ""
 
 
 @contextmanager
@@ -170,7 +172,9 @@ class BundleWriter:
         """Copies a variant's libraries in; returns its manifest entry."""
         spec = parts.spec
         folder = f"code/{spec.name}"
-        runtime = self.add_file(parts.native.path, f"{folder}/{parts.native.path.name}")
+        runtime = ""
+        if parts.native is not None:
+            runtime = self.add_file(parts.native.path, f"{folder}/{parts.native.path.name}")
         programs: list[str] = []
         for index, artifact in enumerate(parts.artifacts):
             first = parts.artifacts.index(artifact)
@@ -180,12 +184,13 @@ class BundleWriter:
         return Variant(
             name=spec.name,
             arch=spec.arch,
-            backend=AOTI_CPU,
+            backend=TORCH if parts.native is None else AOTI_CPU,
             requires=spec.requires,
             glibc=parts.glibc,
             rank=spec.rank,
             runtime=runtime,
             programs=tuple(programs),
+            torch=parts.torch,
         )
 
     def add_golden(
@@ -203,13 +208,17 @@ class BundleWriter:
         self._record(name)
         return GoldenCase(bucket, case, name)
 
-    def add_runtime(self) -> None:
-        """Copies the Python runtime in, usable by putting ``runtime/`` on PYTHONPATH."""
+    def add_runtime(self, *, torch: bool = False) -> None:
+        """Copies the Python runtime in, usable by putting ``runtime/`` on PYTHONPATH; with
+        ``torch`` also what lets torch run programs."""
         package = Path(next(iter(edgecompile.runtime.__path__)))
         init = Path(next(iter(edgecompile.__path__))) / "__init__.py"
         self.add_file(init, "runtime/edgecompile/__init__.py")
         for source in sorted([*package.glob("*.py"), *package.glob("*.md")]):
             self.add_file(source, f"runtime/edgecompile/runtime/{source.name}")
+        if torch:
+            for source in sorted((init.parent / "torch_runtime").glob("*.py")):
+                self.add_file(source, f"runtime/edgecompile/torch_runtime/{source.name}")
 
     @property
     def files(self) -> dict[str, FileEntry]:

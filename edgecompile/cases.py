@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ __all__ = ["RANDOM_LENGTHS", "Arrays", "Case", "make_cases", "pad_array", "sampl
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 RANDOM_LENGTHS = 3
+# Numbers in all caches of a case together: 64 MiB.
+_CACHE_ELEMENTS = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,10 @@ def make_cases(model: LoadedModel, buckets: Sequence[Bucket], *, seed: int = 0) 
         for number in range(RANDOM_LENGTHS):
             chosen[f"random{number}"] = int(random.integers(bucket.lo, bucket.hi + 1))
         for name, length in chosen.items():
-            sizes = _sizes(bucket, length, random)
+            sizes = _sizes(model, bucket, length, random)
+            if name == "hint" and model.generation is not None:
+                # This one travels with the bundle, and its caches are most of it.
+                sizes.update({axis: extent.lo for axis, extent in bucket.other_axes})
             inputs = model.make_example(sizes, seed=int(random.integers(1 << 31)))
             yield Case(index, name, _to_numpy(inputs), _eager(model, inputs))
         yield from _padded_cases(model, index, bucket, random)
@@ -78,7 +84,7 @@ def _padded_cases(
         # output may depend on how far. The shorter lengths above have shown the real positions.
         return
     length = min(bucket.hint, bucket.hi - 1)
-    sizes = _sizes(bucket, length, random)
+    sizes = _sizes(model, bucket, length, random)
     inputs = _to_numpy(model.make_example(sizes, seed=int(random.integers(1 << 31))))
     for width in sorted({length + 1, bucket.hi}):
         padded = {
@@ -89,11 +95,24 @@ def _padded_cases(
         yield Case(index, f"padded{width}", padded, want)
 
 
-def _sizes(bucket: Bucket, length: int, random: np.random.Generator) -> dict[str, int]:
+def _sizes(
+    model: LoadedModel, bucket: Bucket, length: int, random: np.random.Generator
+) -> dict[str, int]:
     sizes = {bucket.length_axis: length}
     for name, extent in bucket.other_axes:
-        sizes[name] = int(random.choice([extent.lo, extent.hi, extent.hint]))
+        top = min(extent.hi, max(extent.lo, _most_rows(model, name)))
+        sizes[name] = min(top, int(random.choice([extent.lo, top, extent.hint])))
     return sizes
+
+
+def _most_rows(model: LoadedModel, axis: str) -> int:
+    """The largest size of an axis with which caches that a case has to hold stay small."""
+    rows = [
+        math.prod(size for size in spec.shape if isinstance(size, int))
+        for spec in model.inputs
+        if spec.in_place and axis in spec.shape
+    ]
+    return _CACHE_ELEMENTS // sum(rows) if rows else 1 << 31
 
 
 def pad_array(

@@ -13,21 +13,25 @@ from pathlib import Path
 
 import edgecompile
 from edgecompile.audit import AuditVerdict, baseline, judge, require
-from edgecompile.backends import get_backend
+from edgecompile.backends import LIBTORCH, get_backend
 from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.inductor_cpu import artifact_key
 from edgecompile.backends.native import NativeRuntime, build_probe, build_runtime
 from edgecompile.buckets import Bucket
-from edgecompile.errors import CompileError, PlanError
+from edgecompile.errors import CompileError, ExportError, PlanError
 from edgecompile.export import ExportedModel, export_model
 from edgecompile.models import LoadedModel
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import StepHandle
-from edgecompile.runtime.manifest import AOTI_CPU
+from edgecompile.runtime.manifest import AOTI_CPU, TORCH
 from edgecompile.targets import TargetProfile, VariantSpec
 from edgecompile.toolchain import find_toolchain
 
 _PROCESS_TOKEN = uuid.uuid4().hex
+
+#: What runs the programs: the library that comes with them, or torch where the host has it.
+NATIVE = "native"
+RUNTIMES = (NATIVE, TORCH)
 
 #: Written last into an export's folder: without it the export is half-made.
 _EXPORT_DONE = "done.json"
@@ -39,7 +43,7 @@ class CompiledModel:
 
     Attributes:
         variants: the variants, as the profile orders them.
-        natives: runtime library by variant.
+        natives: runtime library by variant; none where torch is the runtime.
         artifacts: programs by variant, in the order of the buckets.
         probes: CPU probe by architecture.
         store: the tensors that the programs read.
@@ -47,6 +51,7 @@ class CompiledModel:
         compilers: version of each compiler used.
         exported: the exported program of each bucket.
         precision: of the linears' weights.
+        runtime: one of :data:`RUNTIMES`.
     """
 
     variants: tuple[VariantSpec, ...]
@@ -58,11 +63,34 @@ class CompiledModel:
     compilers: frozenset[str]
     exported: tuple[ExportedModel, ...]
     precision: Precision = FP32
+    runtime: str = NATIVE
 
     def glibc(self, variant: str) -> str:
         """The newest glibc that any library of the variant needs."""
         versions = [v.glibc for v in self.audit if v.variant == variant and v.glibc]
         return max(versions, key=lambda text: [int(x) for x in text.split(".")], default="2.17")
+
+
+def check_runtime(runtime: str, profile: TargetProfile, precision: str) -> None:
+    """Refuses what a runtime can't do, before anything is built.
+
+    Raises:
+        PlanError: there is no such runtime, or it doesn't go with the target or the precision.
+    """
+    if runtime not in RUNTIMES:
+        raise PlanError(f"there is no runtime '{runtime}'", hint=f"one of: {', '.join(RUNTIMES)}")
+    if runtime == NATIVE:
+        return
+    if profile.gpu is not None:
+        raise PlanError(
+            f"--runtime {runtime} is for CPUs, and {profile.name} has a GPU",
+            hint="leave --runtime out, or name a target without a GPU",
+        )
+    if precision != FP32.name:
+        raise PlanError(
+            f"--precision {precision} is of the native runtime's kernels; torch's run fp32",
+            hint="leave --precision out",
+        )
 
 
 def export_bucket(model: LoadedModel, bucket: Bucket) -> ExportedModel:
@@ -95,6 +123,13 @@ class ExportStore:
         self.model = model
         self.folder = folder
         self._made: dict[str, ExportedModel] = {}
+        self._refused: dict[str, ExportError] = {}
+
+    def of(self, model: LoadedModel) -> ExportStore:
+        """The exports of the same model within other limits; they lie in the same folder."""
+        store = ExportStore(model, self.folder)
+        store._made = self._made
+        return store
 
     def key(self, bucket: Bucket) -> str:
         """Identifies the export for ``bucket``: equal keys mean equal programs."""
@@ -108,12 +143,19 @@ class ExportStore:
             ExportError: the model can't be exported for it.
         """
         key = self.key(bucket)
+        if key in self._refused:
+            # Climbing the ladder in vain takes long, and several stages ask.
+            raise self._refused[key]
         if key not in self._made:
             place = self.folder / key
             if (place / _EXPORT_DONE).is_file():
                 self._made[key] = ExportedModel.load(place)
             else:
-                exported = export_bucket(self.model, bucket)
+                try:
+                    exported = export_bucket(self.model, bucket)
+                except ExportError as error:
+                    self._refused[key] = error
+                    raise
                 exported.save(place)
                 (place / _EXPORT_DONE).write_text(json.dumps(bucket.program_json()) + "\n")
                 self._made[key] = exported
@@ -165,6 +207,7 @@ def compile_buckets(
     keys: Sequence[str] = (),
     variants: Sequence[VariantSpec] | None = None,
     precision: Precision = FP32,
+    runtime: str = NATIVE,
     jobs: int | None = None,
     step: StepHandle | None = None,
 ) -> CompiledModel:
@@ -179,6 +222,7 @@ def compile_buckets(
             earlier call left in ``folder`` are reused.
         variants: build these instead of all of the profile's.
         precision: of the linears' weights.
+        runtime: one of :data:`RUNTIMES`.
         jobs: programs to compile side by side; None: one for each CPU.
         step: told what is being built.
 
@@ -188,10 +232,10 @@ def compile_buckets(
     """
     chosen = tuple(variants if variants is not None else profile.variants)
     store = TensorStore(folder / "tensors")
-    natives = {v.name: build_runtime(v, folder / v.name) for v in chosen}
+    natives = _natives(chosen, folder, runtime)
     archs = sorted({v.arch for v in chosen})
     probes = {arch: build_probe(arch, folder / arch) for arch in archs}
-    backend = get_backend(AOTI_CPU)
+    backend = get_backend(TORCH if runtime == TORCH else AOTI_CPU)
     tasks = [(i, v) for i in range(len(buckets)) for v in chosen]
     done = 0
 
@@ -201,7 +245,7 @@ def compile_buckets(
             exported[index],
             buckets[index],
             variant,
-            natives[variant.name],
+            natives.get(variant.name),
             folder / variant.name / f"bucket-{index}.so",
             scratch=folder / "inductor" / variant.name,
             store=store,
@@ -222,7 +266,9 @@ def compile_buckets(
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    return _assemble(chosen, natives, artifacts, probes, store, profile, exported, precision)
+    return _assemble(
+        chosen, natives, artifacts, probes, store, profile, exported, precision, runtime
+    )
 
 
 def load_compiled(
@@ -234,11 +280,12 @@ def load_compiled(
     keys: Sequence[str],
     variants: Sequence[VariantSpec] | None = None,
     precision: Precision = FP32,
+    runtime: str = NATIVE,
 ) -> CompiledModel:
     """What an earlier :func:`compile_buckets` left in ``folder``, judged anew.
 
     Args:
-        exported, buckets, profile, folder, variants, precision: as they were compiled.
+        exported, buckets, profile, folder, variants, precision, runtime: as they were compiled.
         keys: what identifies each export; a program that was made from another is refused.
 
     Raises:
@@ -247,7 +294,7 @@ def load_compiled(
         AuditError: a library isn't fit for the target.
     """
     chosen = tuple(variants if variants is not None else profile.variants)
-    natives = {v.name: build_runtime(v, folder / v.name) for v in chosen}
+    natives = _natives(chosen, folder, runtime)
     probes = {arch: build_probe(arch, folder / arch) for arch in sorted({v.arch for v in chosen})}
     artifacts = {
         v.name: [
@@ -259,7 +306,8 @@ def load_compiled(
         f"bucket {index}, {v.name}"
         for v in chosen
         for index, (bucket, key) in enumerate(zip(buckets, keys, strict=True))
-        if artifacts[v.name][index].key != artifact_key(key, bucket, v, natives[v.name], precision)
+        if artifacts[v.name][index].key
+        != artifact_key(key, bucket, v, natives.get(v.name), precision)
     ]
     if stale:
         raise CompileError(
@@ -267,7 +315,9 @@ def load_compiled(
             hint="run the compile stage again",
         )
     store = TensorStore(folder / "tensors")
-    return _assemble(chosen, natives, artifacts, probes, store, profile, exported, precision)
+    return _assemble(
+        chosen, natives, artifacts, probes, store, profile, exported, precision, runtime
+    )
 
 
 def _assemble(
@@ -279,6 +329,7 @@ def _assemble(
     profile: TargetProfile,
     exported: Sequence[ExportedModel],
     precision: Precision,
+    runtime: str,
 ) -> CompiledModel:
     verdicts = _audit(variants, natives, artifacts, probes, profile)
     require(verdicts)
@@ -292,7 +343,16 @@ def _assemble(
         compilers=frozenset(find_toolchain(arch).version for arch in probes),
         exported=tuple(exported),
         precision=precision,
+        runtime=runtime,
     )
+
+
+def _natives(
+    variants: Sequence[VariantSpec], folder: Path, runtime: str
+) -> dict[str, NativeRuntime]:
+    if runtime == TORCH:
+        return {}
+    return {v.name: build_runtime(v, folder / v.name) for v in variants}
 
 
 def _audit(
@@ -306,18 +366,28 @@ def _audit(
         judge(path, baseline(arch), profile, vectorised=False) for arch, path in probes.items()
     ]
     for variant in variants:
-        native = natives[variant.name]
-        verdicts.append(judge(native.path, variant, profile))
+        native = natives.get(variant.name)
+        if native is not None:
+            verdicts.append(judge(native.path, variant, profile))
         for artifact in artifacts[variant.name]:
             verdicts.append(
                 judge(
                     artifact.library,
                     variant,
                     profile,
-                    allowed_needed=(native.path.name,),
-                    runtime_exports=native.exports,
+                    allowed_needed=(LIBTORCH if native is None else native.path.name,),
+                    runtime_exports=_exports(artifact.library, variant, native),
                     vector_isa=artifact.isa,
                     vectorised=artifact.vectorised,
                 )
             )
     return verdicts
+
+
+def _exports(library: Path, variant: VariantSpec, native: NativeRuntime | None) -> frozenset[str]:
+    """What a program may expect of the library that it needs beside the system's."""
+    if native is not None:
+        return native.exports
+    from edgecompile.backends.inductor_torch import foreign_symbols
+
+    return foreign_symbols(find_toolchain(variant.arch), library)

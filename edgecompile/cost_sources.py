@@ -19,7 +19,8 @@ from edgecompile.calibration import check_calibration
 from edgecompile.calibration_files import read_calibration
 from edgecompile.compilation import ExportStore
 from edgecompile.curves import MODES, CostCurve, Mode
-from edgecompile.errors import CostError, ExportError, PlanError
+from edgecompile.errors import CostError
+from edgecompile.forms import find_form
 from edgecompile.gpu_modelled import gpu_curve
 from edgecompile.host import host_variants
 from edgecompile.kits import BuiltKit, KitScope, MeasuringKit, build_kit, make_kit
@@ -27,7 +28,7 @@ from edgecompile.limits import BucketCost
 from edgecompile.measure import cost_curve, cost_surface, run_calibration
 from edgecompile.modelled import modelled_curve
 from edgecompile.models import LoadedModel
-from edgecompile.plan_request import PlanRequest, plan_scope, require_paddable
+from edgecompile.plan_request import PlanRequest, plan_scope
 from edgecompile.progress import StepHandle
 from edgecompile.runtime.cpu import architecture
 from edgecompile.structure import model_structure
@@ -35,7 +36,7 @@ from edgecompile.surfaces import CostSurface
 from edgecompile.targets import TargetProfile, VariantSpec
 from edgecompile.workcount import count_work
 
-__all__ = ["Costs", "find_costs", "kit_for", "make_measuring_kit", "runnable_variants"]
+__all__ = ["Costs", "find_costs", "make_measuring_kit", "runnable_variants"]
 
 _MODELLED_POINTS = 64
 
@@ -46,12 +47,14 @@ class Costs:
 
     Attributes:
         model: milliseconds by size and mode.
+        scope: what can be served; narrower than what was asked about where the model allows less.
         cost: what buckets take.
         kit: what was measured here, if it was.
         note: what a person should know of the source.
     """
 
     model: CostCurve | CostSurface
+    scope: KitScope
     cost: BucketCost = field(default_factory=BucketCost)
     kit: MeasuringKit | None = None
     note: str = ""
@@ -80,7 +83,8 @@ def find_costs(
     runnable = runnable_variants(profile, work)
     if not runnable:
         return _modelled(exports, profile, request, scope)
-    kit, note = kit_for(exports, request, scope)
+    form = find_form(exports, request, scope)
+    kit, note = make_kit(form.scope, form.modes), form.note
     scratch = work / "measured.ecb"
     shutil.rmtree(scratch, ignore_errors=True)
     try:
@@ -92,6 +96,7 @@ def find_costs(
             scratch,
             work,
             precision=request.precision,
+            runtime=request.runtime,
             jobs=request.jobs,
             step=step,
         )
@@ -103,8 +108,9 @@ def find_costs(
         shutil.rmtree(scratch, ignore_errors=True)
     cost = replace(built.cost, load_ms=found.load_ms or 0.0)
     if scope.second is None:
-        return Costs(cost_curve(found, "measured"), cost, kit, note)
-    return Costs(cost_surface(found, scope.second, "measured"), cost, kit, note)
+        return Costs(cost_curve(found, "measured"), form.scope, cost, kit, note)
+    surface = cost_surface(found, scope.second, "measured")
+    return Costs(surface, form.scope, cost, kit, note)
 
 
 def _calibrated(
@@ -123,17 +129,17 @@ def _calibrated(
     if scope.second is None:
         # Costs at another batch would make another plan.
         at = {name: extent.lo for name, extent in scope.axes[1:]}
-        return Costs(_only(found.curve(at=at), _asked_modes(request)), found.bucket_cost)
+        return Costs(_only(found.curve(at=at), _asked_modes(request)), scope, found.bucket_cost)
     surface = cost_surface(found, scope.second, "calibrated")
-    return Costs(_only_surface(surface, _asked_modes(request)), found.bucket_cost)
+    return Costs(_only_surface(surface, _asked_modes(request)), scope, found.bucket_cost)
 
 
 def _modelled(
     exports: ExportStore, profile: TargetProfile, request: PlanRequest, scope: KitScope
 ) -> Costs:
     # A roofline says nothing of what can be exported or padded.
-    kit, why = kit_for(exports, request, scope)
-    modes = tuple(dict.fromkeys(bucket.mode for bucket in kit.buckets))
+    form = find_form(exports, request, scope)
+    modes, why, scope = form.modes, form.note, form.scope
     extent = scope.axes[0][1]
     span, count = extent.hi - extent.lo, min(extent.hi - extent.lo + 1, _MODELLED_POINTS)
     lengths = [extent.lo + round(i * span / max(1, count - 1)) for i in range(count)]
@@ -166,10 +172,11 @@ def _modelled(
     fixed = {name: r.lo for name, r in scope.axes[1:]}
     second = scope.second
     if second is None:
-        return Costs(curve(fixed), note=note)
+        return Costs(curve(fixed), scope, note=note)
     slices = tuple((size, curve({**fixed, second: size})) for size in scope.second_sizes())
     provenance = dict(slices[0][1].provenance)
-    return Costs(CostSurface((scope.axis, second), slices, "modelled", provenance), note=note)
+    surface = CostSurface((scope.axis, second), slices, "modelled", provenance)
+    return Costs(surface, scope, note=note)
 
 
 def _asked_modes(request: PlanRequest) -> tuple[Mode, ...]:
@@ -202,44 +209,6 @@ def _only_surface(surface: CostSurface, modes: tuple[Mode, ...]) -> CostSurface:
     return replace(surface, slices=slices)
 
 
-def kit_for(
-    exports: ExportStore, request: PlanRequest, scope: KitScope
-) -> tuple[MeasuringKit, str]:
-    """The kit for the modes that the model can run in, and a note where that isn't all of them.
-
-    Raises:
-        ExportError: ``exact`` was asked for and the model can't be exported so.
-        PlanError: it can run in neither mode; says why for both.
-    """
-    model, extent = exports.model, scope.axes[0][1]
-    if request.mode == "pad":
-        return make_kit(scope, ("pad",)), ""
-    unpaddable = ""
-    if request.mode == "auto" and extent.lo < extent.hi:
-        try:
-            require_paddable(model, extent.lo, extent.hi)
-        except PlanError as error:
-            unpaddable = error.message
-    modes: tuple[Mode, ...] = ("exact", "pad")
-    if request.mode == "exact" or unpaddable or extent.lo == extent.hi:
-        modes = ("exact",)
-    kit = make_kit(scope, modes)
-    try:
-        exports.get(kit.buckets[0])
-    except ExportError as error:
-        if request.mode == "exact":
-            raise
-        reason = error.message.splitlines()[0]
-        if unpaddable:
-            raise PlanError(
-                f"{reason}; and {unpaddable}",
-                hint="the model needs a mask that it heeds, or a graph without the condition",
-            ) from error
-        return make_kit(scope, ("pad",)), f"padded programs, since {reason}"
-    note = f"only dynamic programs were considered: {unpaddable}" if unpaddable else ""
-    return kit, note
-
-
 def runnable_variants(profile: TargetProfile, work: Path) -> list[VariantSpec]:
     """The target's variants that this host can run, the best one last."""
     arch = architecture(platform.machine())
@@ -265,15 +234,16 @@ def make_measuring_kit(
         As :func:`plan_model`.
     """
     scope = plan_scope(exports.model, request)
-    kit, _ = kit_for(exports, request, scope)
+    form = find_form(exports, request, scope)
     return build_kit(
         exports,
-        kit,
+        make_kit(form.scope, form.modes),
         profile,
         profile.variants,
         output,
         work,
         precision=request.precision,
+        runtime=request.runtime,
         jobs=request.jobs,
         force=force,
         step=step,

@@ -5,6 +5,8 @@ Exit code 2 belongs to Click (wrong usage) and 130 to an interrupt.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from edgecompile.runtime.errors import (
     BundleError,
     DamagedBundleError,
@@ -17,6 +19,7 @@ from edgecompile.runtime.errors import (
     GpuError,
     GpuUnavailableError,
     InputError,
+    LoaderNeededError,
     ModeError,
     ModelClosedError,
     NativeError,
@@ -24,6 +27,8 @@ from edgecompile.runtime.errors import (
     SelftestError,
     TokenizerError,
     TokenizersMissingError,
+    TorchUnavailableError,
+    TorchVersionError,
     UnfinishedBundleError,
     UnsupportedHostError,
     WrongDeviceError,
@@ -51,6 +56,7 @@ __all__ = [
     "GpuUnavailableError",
     "InputError",
     "LengthsError",
+    "LoaderNeededError",
     "MissingDependencyError",
     "MissingKernelError",
     "ModeError",
@@ -64,6 +70,8 @@ __all__ = [
     "TokenizerError",
     "TokenizersMissingError",
     "TargetError",
+    "TorchUnavailableError",
+    "TorchVersionError",
     "ToolchainError",
     "UnfinishedBundleError",
     "UnsupportedHostError",
@@ -95,14 +103,22 @@ class ExportError(EdgecompileError):
     """torch.export refused the model, or its result differs from eager.
 
     ``details`` keeps what torch said, word for word, one part per attempt; the message has the
-    readable form.
+    readable form. ``served`` has the smallest and largest size per axis for which an export was
+    right, if it was for any.
     """
 
     exit_code = 33
 
-    def __init__(self, message: str, hint: str | None = None, details: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        hint: str | None = None,
+        details: str = "",
+        served: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
         super().__init__(message, hint)
         self.details = details
+        self.served = served
 
 
 class PlanError(EdgecompileError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -41,7 +42,7 @@ def make_example(
         if missing:
             raise ValueError(f"no size was given for the axes {missing} of input '{spec.name}'")
         shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
-        tensor = _draw(spec, shape, generator)
+        tensor = _draw(_narrowed(spec, sizes), shape, generator)
         if padding and length_axis in spec.shape:
             _fill_tail(spec, tensor, spec.shape.index(length_axis), padding)
         result[spec.name] = tensor
@@ -65,6 +66,14 @@ def pad_inputs(
                 tensor = torch.cat([tensor, fill], dim)
         result[spec.name] = tensor
     return result
+
+
+def _narrowed(spec: InputSpec, sizes: Mapping[str, int]) -> InputSpec:
+    """The input with the range to draw from that the sizes leave to a place along an axis."""
+    if not spec.within:
+        return spec
+    room, *taken = (sizes[axis] for axis in spec.within)
+    return replace(spec, draw=(0, room - (taken[0] if taken else 1)))
 
 
 def _draw(spec: InputSpec, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from edgecompile.errors import ExportError
+from edgecompile.errors import ExportError, ModelError
 from edgecompile.export_checks import CheckResult, Range, Sizes, check_program, find_side_effects
 from edgecompile.exported import ExportedModel
 from edgecompile.guards import Reason, explain_failure, watch_guards
@@ -77,32 +77,45 @@ def export_model(
     Raises:
         ExportError: nothing worked, or the model isn't deterministic or keeps state; names the
             axis, the condition and the line of the model's code where torch tells them.
-        ModelError: the eager model fails within the ranges.
+        ModelError: the eager model fails, not at an end of the ranges alone.
     """
     spans = _resolve_ranges(loaded, ranges or {})
     traced = _trace_sizes(loaded, spans, hint or {})
-    effect = find_side_effects(loaded, traced)
-    if effect is not None:
+    effects = find_side_effects(loaded, traced, {axis: hi for axis, (_, hi) in spans.items()})
+    if effects.problem:
         raise ExportError(
-            f"the model '{loaded.name}' {effect}",
+            f"the model '{loaded.name}' {effects.problem}",
             hint="a compiled program has no random numbers and keeps no state: take noise out of "
             "forward, and make what is kept an input and an output",
         )
     example = _trace_example(loaded, traced)
     dynamic = any(lo < hi for lo, hi in spans.values())
-    attempts = []
+    attempts: list[_Attempt] = []
+    eager: ModelError | None = None
     for rung in ladder or (LADDER if dynamic else STATIC_LADDER):
+        if ladder is None and _in_vain(rung, attempts):
+            continue
         attempt = _try_rung(loaded, example, spans, rung)
         if attempt.program is not None and attempt.ranges == spans:
             result = check_program(attempt.program, loaded, spans, traced)
             if result.ok:
-                return _finish(loaded, attempt.program, rung, spans, result)
+                return _finish(loaded, attempt.program, rung, spans, result, effects.notes)
+            if result.only_eager:
+                # No other way to export can be right where the model itself fails.
+                attempts = [replace(attempt, problem=f"{result.describe()}")]
+                eager = result.eager[0]
+                break
             attempt = replace(attempt, problem="wrong " + result.describe())
         attempts.append(attempt)
     part = _best_part(loaded, attempts, traced)
+    if part is None and eager is not None:
+        raise eager
     if part is not None and allow_narrower:
         assert part.attempt.program is not None
-        return _finish(loaded, part.attempt.program, part.attempt.rung, part.ranges, part.result)
+        chosen = part.attempt
+        return _finish(
+            loaded, chosen.program, chosen.rung, part.ranges, part.result, effects.notes
+        )
     raise _refusal(loaded, example, spans, attempts, part)
 
 
@@ -162,6 +175,17 @@ def _try_rung(
     return _Attempt(rung, problem, problem, program, real)
 
 
+def _in_vain(rung: Rung, attempts: Sequence[_Attempt]) -> bool:
+    """Whether a rung could only give a program for the one size that it was traced with.
+
+    Where tracing the model fixes a size, AUTO lets it: the export succeeds and serves that size
+    alone. Such models (loops over the length) are slow to trace.
+    """
+    first = attempts[0].reason if attempts else None
+    fixed = first is not None and first.kind == "specialised"
+    return fixed and (rung.auto or (rung.strict and rung.deferred))
+
+
 def _best_part(
     loaded: LoadedModel, attempts: Sequence[_Attempt], traced: Mapping[str, int]
 ) -> _Part | None:
@@ -207,8 +231,9 @@ def _finish(
     rung: Rung,
     spans: Mapping[str, Range],
     result: CheckResult,
+    known: Sequence[str],
 ) -> ExportedModel:
-    notes = []
+    notes = list(known)
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     for spec, name in zip(loaded.inputs, program.graph_signature.user_inputs, strict=True):
         if not nodes[str(name)].users:
@@ -250,6 +275,8 @@ def _refusal(
     hints = []
     if first is not None and first.reason is not None and first.reason.kind == "data":
         hints.append("choose between results with torch.where instead of between lines of code")
+    elif first is not None and first.reason is not None and first.reason.kind == "operator":
+        hints.append("write the operator with torch's own, or leave it outside the model")
     elif any(lo < hi for lo, hi in spans.values()):
         hints.append("padded buckets have one fixed length each and may still work: --mode pad")
     if part is not None:
@@ -260,6 +287,7 @@ def _refusal(
         f"the model '{loaded.name}' can't be exported for {wanted or 'fixed sizes'}: {text}",
         hint="; ".join(hints),
         details=details,
+        served=None if part is None else part.ranges,
     )
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from edgecompile.errors import ModelError
 from edgecompile.models import LoadedModel
-from edgecompile.named_module import describe_error
+from edgecompile.named_module import describe_error, run_module
 
 # Largest |got - want| / max |want| of an output. The graph runs eager's own kernels on the same
 # machine: a right one differs by rounding, a wrong one by orders of magnitude more.
@@ -24,11 +25,20 @@ Sizes = dict[str, int]
 
 @dataclass
 class CheckResult:
-    """Sizes at which the program agreed with eager, and those at which it didn't, with reasons."""
+    """Sizes at which the program agreed with eager, and those at which it didn't, with reasons.
+
+    ``eager`` has the errors of the eager model, which fails at some of them itself.
+    """
 
     passed: list[Sizes] = field(default_factory=list)
     failed: list[tuple[Sizes, str]] = field(default_factory=list)
     max_error: float = 0.0
+    eager: list[ModelError] = field(default_factory=list)
+
+    @property
+    def only_eager(self) -> bool:
+        """Whether the program is right wherever the model works at all."""
+        return bool(self.failed) and len(self.failed) == len(self.eager)
 
     @property
     def ok(self) -> bool:
@@ -84,11 +94,14 @@ def check_program(
     Where the model has a mask, every other check masks a third of the positions, and the hint is
     checked both ways.
 
-    Raises:
-        ModelError: the eager model itself fails at one of the sizes.
+    Sizes at which the eager model itself fails count as failed.
     """
     result = CheckResult()
-    module = program.module()
+    try:
+        module = program.module()
+    except Exception as exc:  # a graph that refers to what tracing made and dropped
+        result.failed.append((dict(hint), f"the graph can't be run: {describe_error(exc)}"))
+        return result
     axis = loaded.length_axis
     masked = loaded.has_mask and loaded.paddable and axis is not None
     cases = [(sizes, index % 2) for index, sizes in enumerate(choose_sizes(ranges, hint, axis))]
@@ -98,10 +111,16 @@ def check_program(
     for index, (sizes, odd) in enumerate(cases):
         padding = sizes[axis] // 3 if masked and odd and axis is not None else 0
         inputs = loaded.make_example(sizes, seed=seed + index, padding=padding)
-        want = loaded.run(inputs)
+        mine, theirs = loaded.fresh(inputs), loaded.fresh(inputs)
+        try:
+            want = {**run_module(loaded.module, mine, loaded.name), **_changed(loaded, mine)}
+        except ModelError as error:
+            result.failed.append((sizes, error.message))
+            result.eager.append(error)
+            continue
         try:
             with torch.no_grad():
-                got = module(**inputs)
+                got = {**module(**theirs), **_changed(loaded, theirs)}
         except Exception as exc:
             result.failed.append((sizes, describe_error(exc)))
             continue
@@ -114,6 +133,11 @@ def check_program(
             result.passed.append(sizes)
             result.max_error = max(result.max_error, error)
     return result
+
+
+def _changed(loaded: LoadedModel, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the model changes in place counts among its results."""
+    return {f"{s.name} afterwards": inputs[s.name] for s in loaded.inputs if s.in_place}
 
 
 def compare_outputs(
@@ -149,25 +173,102 @@ def compare_outputs(
     return worst
 
 
-def find_side_effects(loaded: LoadedModel, sizes: Mapping[str, int]) -> str | None:
-    """What keeps a model from being compiled even before it is traced, or None.
+@dataclass(frozen=True)
+class SideEffects:
+    """What a model's forward does beside computing its outputs.
+
+    Attributes:
+        problem: what keeps it from being compiled, as the rest of a sentence; empty if nothing does.
+        notes: what a compiled program leaves out.
+    """
+
+    problem: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def find_side_effects(
+    loaded: LoadedModel, sizes: Mapping[str, int], largest: Mapping[str, int] | None = None
+) -> SideEffects:
+    """What a model does beside computing its outputs, found by running it before it is traced.
 
     A compiled program is a function of its inputs: it has no random numbers and keeps no state
-    (its weights are mapped read-only).
+    (its weights are mapped read-only). A table that only grows with the length, as positions often
+    are, is let grow first: it stays as it is from then on.
+
+    Args:
+        loaded: the model.
+        sizes: of every axis, to run it at.
+        largest: the largest sizes that will be asked for; None: those of ``sizes``.
+
+    Raises:
+        ModelError: the model fails.
     """
+    loaded.run(loaded.make_example({**sizes, **(largest or {})}, seed=4))
     inputs = loaded.make_example(sizes, seed=5)
-    before = {name: buffer.clone() for name, buffer in loaded.module.named_buffers()}
+    given = {name: tensor.clone() for name, tensor in inputs.items()}
+    before = _state(loaded)
+    attributes = _attributes(loaded.module)
     error = compare_outputs(loaded.run(inputs), loaded.run(inputs))
     changed = [
-        name.removeprefix("model.")
-        for name, buffer in loaded.module.named_buffers()
-        if name not in before or not torch.equal(before[name], buffer)
+        name
+        for name, (tensor, kind) in _state(loaded).items()
+        if name not in before or before[name][1] != kind or not _equal(before[name][0], tensor)
     ]
     if changed:
-        return f"changes its buffers in forward: {', '.join(changed[:5])}"
+        buffers = dict(loaded.module.named_buffers())
+        what = "buffers" if all(f"model.{n}" in buffers for n in changed) else "weights"
+        return SideEffects(f"changes its {what} in forward: {', '.join(changed[:5])}")
     if isinstance(error, str) or error > TOLERANCE:
-        return "gives other outputs each time for the same input"
-    return None
+        moved = [n for n, tensor in inputs.items() if not _equal(given[n], tensor)]
+        if moved:
+            return SideEffects(f"changes its inputs in place: {', '.join(moved)}")
+        return SideEffects("gives other outputs each time for the same input")
+    kept = sorted(
+        name for name, value in _attributes(loaded.module).items() if attributes.get(name) != value
+    )
+    if not kept:
+        return SideEffects()
+    names = ", ".join(kept[:5]) + (f" and {len(kept) - 5} more" if kept[5:] else "")
+    return SideEffects(
+        notes=(
+            f"forward sets attributes of the module ({names}), which didn't change the outputs; "
+            "a compiled program does none of that",
+        )
+    )
+
+
+def _state(loaded: LoadedModel) -> dict[str, tuple[torch.Tensor, int]]:
+    """Copies of small state and versions of all: a write in place raises the version."""
+    tensors = [*loaded.module.named_buffers(), *loaded.module.named_parameters()]
+    buffers = {name for name, _ in loaded.module.named_buffers()}
+    return {
+        name.removeprefix("model."): (
+            # Weights may be large: their version tells whether anything wrote to them.
+            tensor.detach().clone() if name in buffers else tensor,
+            0 if name in buffers else tensor._version,
+        )
+        for name, tensor in tensors
+    }
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one is other or (one.shape == other.shape and torch.equal(one, other))
+
+
+def _attributes(module: torch.nn.Module) -> dict[str, object]:
+    """What stands in the modules' plain attributes, as far as a change can be told."""
+    found: dict[str, object] = {}
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if not name.startswith("_") and name != "training":
+                label = f"{path}.{name}".removeprefix("model.").lstrip(".")
+                if isinstance(value, (bool, int, float, str, bytes, type(None))):
+                    found[label] = value
+                elif isinstance(value, torch.Tensor):
+                    found[label] = (id(value), value._version)
+                elif isinstance(value, (list, dict, set)):
+                    found[label] = len(value)
+    return found
 
 
 def _values(span: Range, hint: int | None) -> list[int]:

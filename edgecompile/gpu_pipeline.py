@@ -21,7 +21,6 @@ from edgecompile.onnx_build import build_onnx
 from edgecompile.onnx_ops import OnnxTarget, known_releases
 from edgecompile.onnx_report import OnnxArtifact
 from edgecompile.packing import pack_bundle
-from edgecompile.plan_request import plan_scope
 from edgecompile.planning import plan_model
 from edgecompile.progress import NULL_PROGRESS, Progress, StepHandle
 from edgecompile.rtx_check import RtxReport, bucket_profiles, check_rtx, has_rtx
@@ -73,7 +72,7 @@ def build_for_gpu(
             "plan", lambda step: plan_model(exports, profile, wanted, work, step=step)
         )
         write_json(work / "plan.json", planned.plan.to_json())
-        whole = whole_bucket(plan_scope(model, wanted))
+        whole = whole_bucket(planned.scope)
         exported = stages.run("export", lambda _: exports.get(whole))
         samples = None
         if request.texts is not None:

@@ -30,6 +30,7 @@ _CONSTANT = re.compile(
 _RANGE = re.compile(r"^(\d+) <= (\w+) and \2 <= (\d+)$")
 _DATA = re.compile(r"data-dependent expression (.+?) \(unhinted")
 _CALLED = re.compile(r'File "([^"]+)", line (\d+), in (\w+)\n\s*(.+)')
+_OPAQUE = re.compile(r"UnsupportedOperatorException: ([\w.:]+)")
 _CREATED = re.compile(r"create_symbol (\w+) = \S+ for (\S+) ")
 _ADDED = re.compile(r"eval (.+?) \[guard added\]")
 
@@ -40,7 +41,8 @@ class Reason:
 
     Attributes:
         kind: ``specialised`` (the code fixes a size), ``guard`` (a condition doesn't hold for all
-            sizes), ``data`` (control flow depends on values) or ``other``.
+            sizes), ``data`` (control flow depends on values), ``operator`` (one that can't be
+            traced) or ``other``.
         text: one sentence for people.
         guards: the conditions, with axis names.
         raw: the whole of what torch said.
@@ -156,7 +158,19 @@ def explain_failure(
             f"(at {where})" if where else f"({data[1]})"
         )
         return Reason("data", text, (data[1],), raw)
+    opaque = _OPAQUE.search(f"{type(exc).__name__}: {raw}")
+    if opaque is not None:
+        text = (
+            f"the operator {opaque[1]} doesn't tell the shapes of its outputs "
+            "(torch.library.register_fake)"
+        )
+        return Reason("operator", text + (at or _place_in(exc)), (opaque[1],), raw)
     return Reason("other", describe_error(exc), (), raw)
+
+
+def _place_in(exc: BaseException) -> str:
+    found = re.search(r" \(at .+\)$", describe_error(exc))
+    return found[0] if found else ""
 
 
 def axis_texts(text: str, inputs: Sequence[InputSpec]) -> str:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.audit import AuditVerdict, Finding, System, baseline, judge
+from edgecompile.backends import LIBTORCH
 from edgecompile.backends.native import BASELINE_MARCH
 from edgecompile.elf import read_elf, version_key
 from edgecompile.errors import ElfError, TargetError
 from edgecompile.runtime.cpu import Host, choose_variant, missing
 from edgecompile.runtime.errors import UnsupportedHostError
-from edgecompile.runtime.manifest import Manifest, Variant
+from edgecompile.runtime.manifest import AOTI_CPU, TORCH, Manifest, Variant
 from edgecompile.targets import TargetProfile, VariantSpec, load_variant
 
 __all__ = ["OLDEST_PYTHON", "audit_bundle", "judge_target"]
@@ -40,6 +41,12 @@ def judge_target(manifest: Manifest, profile: TargetProfile) -> dict[str, Any]:
         or None), "chosen" (the variant that the least of them would load, or None) and "variants":
         by name, why not every device can run it; an empty list if all can.
     """
+    # Whether a device has torch isn't the target's to say.
+    variants = [
+        dataclasses.replace(v, backend=AOTI_CPU) if v.backend == TORCH else v
+        for v in manifest.variants
+    ]
+    manifest = dataclasses.replace(manifest, variants=tuple(variants))
     chosen: dict[str, str | None] = {}
     reasons: dict[str, list[str]] = {}
     for arch in profile.archs:
@@ -111,11 +118,16 @@ def audit_bundle(
     for variant in manifest.variants:
         spec, known = _spec(variant)
         wanted = system or _Promise("the manifest", variant.glibc or "0.0")
-        native = bundle / variant.runtime
-        verdicts.append(_judge(native, spec, wanted, vectorised=known))
-        soname, exports = _offered(native)
+        soname: str = LIBTORCH
+        exports: tuple[str, ...] = ()
+        if variant.backend != TORCH:
+            native = bundle / variant.runtime
+            verdicts.append(_judge(native, spec, wanted, vectorised=known))
+            soname, exports = _offered(native)
         for program in variant.programs:
             path = bundle / program
+            if variant.backend == TORCH:
+                exports = _unversioned(path)
             verdicts.append(
                 _judge(
                     path,
@@ -169,6 +181,14 @@ def _offered(library: Path) -> tuple[str, tuple[str, ...]]:
     except ElfError:
         return library.name, ()
     return info.soname or library.name, info.exported
+
+
+def _unversioned(program: Path) -> tuple[str, ...]:
+    """What a program asks of torch: whether torch has it is known only where torch is."""
+    try:
+        return tuple(symbol.name for symbol in read_elf(program).undefined if not symbol.library)
+    except ElfError:
+        return ()
 
 
 def _oldest_glibc(manifest: Manifest, arch: str) -> str:

@@ -18,6 +18,7 @@ from edgecompile.errors import BenchError
 from edgecompile.lengths import LengthDistribution
 from edgecompile.machine import usable_cpus
 from edgecompile.units import format_ms, format_share
+from edgecompile.verify import runtime_command
 
 __all__ = ["COLUMNS", "KernelProfile", "profile_kernels"]
 
@@ -98,7 +99,7 @@ def profile_kernels(
     count = usable_cpus() if threads is None else threads
     workshop = Workshop(None, {}, threads=count, cache=cache, python=python, variant=variant)
     launch = BundleContender("edgecompile", bundle).prepare(workshop)
-    command = [python, "-m", "edgecompile.runtime", "bench", str(bundle.resolve()), "--profile"]
+    command = [python, "-m", runtime_command(bundle), "bench", str(bundle.resolve()), "--profile"]
     command += ["--json", "--threads", str(count), "--seconds", str(seconds), "--seed", str(seed)]
     if variant is not None:
         command += ["--variant", variant]

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets, export_buckets
+from edgecompile.compilation import (
+    NATIVE,
+    CompiledModel,
+    ExportStore,
+    compile_buckets,
+    export_buckets,
+)
 from edgecompile.curves import Mode
 from edgecompile.joint import JointDistribution
 from edgecompile.lengths import LengthDistribution
@@ -192,6 +198,7 @@ def build_kit(
     work: Path,
     *,
     precision: Precision = FP32,
+    runtime: str = NATIVE,
     jobs: int | None = None,
     force: bool = False,
     step: StepHandle | None = None,
@@ -206,6 +213,7 @@ def build_kit(
         output: the bundle to write.
         work: where programs are left, for a plan that needs the same.
         precision: of the linears' weights.
+        runtime: what runs the programs (:data:`edgecompile.compilation.RUNTIMES`).
         jobs: programs to compile side by side; None: one for each CPU.
         force: replace a bundle of the same name.
         step: told what is being built.
@@ -234,6 +242,7 @@ def build_kit(
         keys=[exports.key(bucket) for bucket in kit.buckets],
         variants=variants,
         precision=precision,
+        runtime=runtime,
         jobs=jobs,
     )
     programs = [a for artifacts in compiled.artifacts.values() for a in artifacts]

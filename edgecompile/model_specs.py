@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z_]\w{0,99}")
 _MAX_DIMS = 8
+_GPU = re.compile(r"\bcuda\b|\bGPU\b|'CPU' backend", re.IGNORECASE)
 BATCH = "batch"
 LENGTH = "length"
 
@@ -58,7 +59,7 @@ def build_model(
         for dim, axis in enumerate(item.shape)
         if isinstance(axis, str)
     }
-    _run_example(named, examples, source.spec)
+    _run_example(named, examples, source.spec, checker.notes)
     outputs = probe_outputs(named, inputs, axes, name, known)
     return LoadedModel(
         name=name,
@@ -149,6 +150,9 @@ class _Checker:
             value = torch.from_numpy(value)
         if not isinstance(value, torch.Tensor):
             self.problems.append(f"the input '{name}' is a {type(value).__name__}, not a tensor")
+            return None
+        if value.device.type == "meta":
+            self.problems.append(f"the input '{name}' is on meta: it must have values")
             return None
         tensor = value.detach().cpu()
         if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):
@@ -295,7 +299,9 @@ def _to_plain(module: nn.Module, notes: list[str]) -> nn.Module:
     return module.eval()
 
 
-def _run_example(module: nn.Module, examples: Mapping[str, torch.Tensor], spec: str) -> None:
+def _run_example(
+    module: nn.Module, examples: Mapping[str, torch.Tensor], spec: str, notes: Sequence[str]
+) -> None:
     with torch.no_grad(), redirect_stdout(sys.stderr):
         try:
             module(**examples)
@@ -306,8 +312,24 @@ def _run_example(module: nn.Module, examples: Mapping[str, torch.Tensor], spec: 
             raise ModelError(
                 f"the model of '{spec}' fails on its example inputs ({shapes}): "
                 + describe_error(exc),
-                hint="--debug shows the traceback",
+                hint=_failure_hint(exc, notes),
             ) from exc
+
+
+def _failure_hint(exc: Exception, notes: Sequence[str]) -> str:
+    """What may help where a module fails on its own example."""
+    text = str(exc)
+    hints = []
+    if "dtype" in text and any(note.startswith("weights were") for note in notes):
+        hints.append(
+            "all weights are float32 now: let forward convert to the dtype of the weights it "
+            "uses (x.to(self.layer.weight.dtype)) instead of to one that it names"
+        )
+    if "meta" in text:
+        hints.append("a tensor on meta has no values: load the weights before you return the model")
+    if _GPU.search(text):
+        hints.append("everything runs on the CPU here: take what moves to a GPU out of forward")
+    return "; ".join([*hints, "--debug shows the traceback"])
 
 
 def _parameters(module: nn.Module) -> dict[str, bool]:

@@ -8,7 +8,7 @@ a model does.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "CONTEXT_STEP",
     "AxisLimits",
+    "Generation",
     "InputSpec",
     "LoadOptions",
     "LoadedModel",
@@ -29,6 +31,9 @@ __all__ = [
     "OutputSpec",
     "load_model",
 ]
+
+#: Callers of a model that generates pass whole multiples of so many rows of a cache.
+CONTEXT_STEP = 64
 
 _DRIVE_OR_COLON = re.compile(r"^(?P<where>.+):(?P<factory>[A-Za-z_][\w.]*)$", re.DOTALL)
 
@@ -56,6 +61,9 @@ class InputSpec:
         bounds: smallest and largest allowed value, checked by the runtime; None: any.
         draw: range from which examples draw values of real positions, where it is narrower than
             ``bounds``; a mask has (1, 1).
+        within: names of one or two axes, for an input that is a place along an axis: examples draw
+            it from 0 to the first one's size less the second one's, or less 1.
+        in_place: whether the model changes it; a caller passes memory of its own.
     """
 
     name: str
@@ -64,6 +72,8 @@ class InputSpec:
     pad: Number | None = None
     bounds: tuple[Number, Number] | None = None
     draw: tuple[Number, Number] | None = None
+    within: tuple[str, ...] = ()
+    in_place: bool = False
 
     @property
     def is_mask(self) -> bool:
@@ -79,6 +89,8 @@ class InputSpec:
             "pad": self.pad,
             "bounds": None if self.bounds is None else list(self.bounds),
             "draw": None if self.draw is None else list(self.draw),
+            "within": list(self.within),
+            "in_place": self.in_place,
         }
 
     @classmethod
@@ -92,6 +104,8 @@ class InputSpec:
             pad=value.get("pad"),
             bounds=None if bounds is None else (bounds[0], bounds[1]),
             draw=None if draw is None else (draw[0], draw[1]),
+            within=tuple(value.get("within", ())),
+            in_place=bool(value.get("in_place", False)),
         )
 
 
@@ -144,6 +158,36 @@ class ModelSource:
 
 
 @dataclass(frozen=True)
+class Generation:
+    """How a model that generates tokens over caches from outside is called.
+
+    Attributes:
+        input, position, last, caches: names of its inputs: the new tokens, the place of the first
+            one, which one's logits are wanted, and what is changed in place.
+        logits: its output's name.
+        context_axis: the axis of the caches' rows.
+        max_context: the most rows.
+        eos, bos, pad: token ids; ``eos`` end a text.
+        defaults: how its author wants to sample; names as in a manifest's "generation".
+        greedy: gives the tokens that follow a prompt, at most so many, by the library that the
+            model comes from.
+    """
+
+    input: str
+    position: str
+    last: str
+    logits: str
+    context_axis: str
+    caches: tuple[str, ...]
+    max_context: int
+    eos: tuple[int, ...]
+    bos: int | None
+    pad: int
+    defaults: Mapping[str, Any]
+    greedy: Callable[[Sequence[int], int], list[int]]
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A module in eval mode, float32 on the CPU, with named inputs, outputs and axes.
 
@@ -160,6 +204,7 @@ class LoadedModel:
         notes: choices made while loading that a person may want to know.
         labels: names of the classes by output, whose last dimension they count.
         load: the options that shaped it, as :meth:`LoadOptions.to_json` has them.
+        generation: how it generates; None: it doesn't.
     """
 
     name: str
@@ -174,6 +219,7 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     load: Mapping[str, Any] = field(default_factory=dict)
+    generation: Generation | None = None
 
     @property
     def has_mask(self) -> bool:
@@ -197,14 +243,45 @@ class LoadedModel:
         )
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Runs the module eagerly.
+        """Runs the module eagerly; what it changes in place is a copy of what is given.
 
         Raises:
             ModelError: the module raises; the message names the line of its code.
         """
         from edgecompile.named_module import run_module
 
-        return run_module(self.module, inputs, self.name)
+        return run_module(self.module, self.fresh(inputs), self.name)
+
+    def with_longest(self, length: int | None) -> LoadedModel:
+        """The model as it is for runs of at most so many tokens, if it generates; else itself.
+
+        The least context then holds the longest run, so that every pair of sizes fits together.
+
+        Raises:
+            ModelError: the context is smaller, or less than two tokens were asked for.
+        """
+        made, axis = self.generation, self.length_axis
+        if made is None or axis is None or length is None:
+            return self
+        if not 2 <= length <= made.max_context:
+            raise ModelError(
+                f"a run can't have {length} tokens: {self.name} takes 2 to {made.max_context}",
+                hint="--max-length bounds the tokens of one run of a prompt, longer prompts take "
+                "several; --max-context bounds a whole text",
+            )
+        least = min(made.max_context, -(-length // CONTEXT_STEP) * CONTEXT_STEP)
+        limits = {axis: AxisLimits(1, length)}
+        limits[made.context_axis] = AxisLimits(least, made.max_context)
+        inputs = tuple(
+            replace(spec, bounds=(0, length - 1)) if spec.name == made.last else spec
+            for spec in self.inputs
+        )
+        return replace(self, inputs=inputs, axes={**self.axes, **limits})
+
+    def fresh(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The same inputs, with copies of those that the module changes."""
+        changed = {spec.name for spec in self.inputs if spec.in_place}
+        return {name: t.clone() if name in changed else t for name, t in inputs.items()}
 
 
 @dataclass(frozen=True)
@@ -224,6 +301,8 @@ class LoadOptions:
         normalize: divides the embedding by its Euclidean norm.
         softmax: compiles in the softmax behind a classifier.
         image_size: smallest and largest height, and width; None: what the folder says.
+        max_context: tokens that a prompt and what follows it may have together, for generation;
+            None: what the model allows, at most 2048.
     """
 
     batch: tuple[int, int] | None = None
@@ -236,6 +315,7 @@ class LoadOptions:
     normalize: bool = False
     softmax: bool = False
     image_size: tuple[tuple[int, int], tuple[int, int]] | None = None
+    max_context: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The options that change what is computed, as far as they aren't the defaults.
@@ -274,6 +354,8 @@ class LoadOptions:
             )
         if self.max_length is not None and self.max_length < 1:
             problems.append(f"the maximum length {self.max_length} isn't 1 or more")
+        if self.max_context is not None and self.max_context < 1:
+            problems.append(f"the context {self.max_context} isn't 1 or more")
         if self.task is not None and self.task not in TASK_NAMES:
             problems.append(f"there is no task '{self.task}': one of {', '.join(TASK_NAMES)}")
         if problems:
@@ -288,6 +370,7 @@ _SHAPING: Mapping[str, type] = {
     "softmax": bool,
     "token_type_ids": bool,
     "image_size": list,
+    "max_context": int,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,9 @@ from edgecompile.errors import ModelError
 
 _TORCH = str(Path(torch.__file__).parent)
 _OWN = str(Path(__file__).parent)
+
+# torch lists what an operator does have in forty lines.
+_NO_CODE = re.compile(r"Could not run '([^']+)' with arguments from the 'CPU' backend")
 
 
 class NamedModule(torch.nn.Module):
@@ -114,7 +118,11 @@ def run_module(
 def describe_error(exc: BaseException) -> str:
     """What an exception says, with the innermost line of code that isn't torch's or ours."""
     lines = str(exc).strip().splitlines()
-    text = type(exc).__name__ + (f": {lines[0]}" if lines else "")
+    missing = _NO_CODE.match(lines[0]) if lines else None
+    if missing is not None:
+        text = f"the operator {missing[1]} has no code for the CPU"
+    else:
+        text = type(exc).__name__ + (f": {lines[0]}" if lines else "")
     frames = [f for f in traceback.extract_tb(exc.__traceback__) if is_user_code(f.filename)]
     if not frames:
         return text

@@ -69,11 +69,6 @@ class NarrowedProgram:
         self._wanted = wanted
         self._module = exported.program.module()
         report = lower_graph(self._module)
-        #: The weights of each product.
-        self.groups: tuple[tuple[str, ...], ...] = tuple(
-            tuple(names) for names in report.packed.values()
-        )
-        self._names = {attr: tuple(names) for attr, names in report.packed.items()}
         self._exact: dict[str, Tensor] = {}
         self._current: dict[str, tuple[str, Tensor]] = {}
         for node in self._module.graph.nodes:
@@ -84,6 +79,19 @@ class NarrowedProgram:
                 self._exact[weight] = ops.unpack_weight(packed, node.args[4], packed.shape[1])
                 node.args = (node.args[0], weight, *node.args[2:])
                 node.target = self._product
+            elif node.target is ops.GROUPED_LINEAR:
+                weight = str(node.args[1].target)
+                packed = self._module.get_buffer(weight)
+                k = int(node.args[0].meta["val"].shape[1])
+                self._exact[weight] = torch.stack(
+                    [ops.unpack_weight(matrix, node.args[3], k) for matrix in packed]
+                )
+                node.args = (node.args[0], weight, node.args[2])
+                node.target = self._grouped_product
+        # What isn't one of these products (a recurrent layer's weight) is never narrowed.
+        self._names = {a: tuple(n) for a, n in report.packed.items() if a in self._exact}
+        #: The weights of each product.
+        self.groups: tuple[tuple[str, ...], ...] = tuple(self._names.values())
         self._module.graph.eliminate_dead_code()
         self._module.recompile()
 
@@ -97,12 +105,22 @@ class NarrowedProgram:
         act: int,
     ) -> Tensor:
         """``ec_linear`` with a weight by name; int8 products round their activations."""
+        x, matrix = self._operands(x, weight)
+        y = ops.activate(torch.nn.functional.linear(x, matrix, bias), act)
+        return y if residual is None else y + residual
+
+    def _grouped_product(self, x: Tensor, weight: str, offs: Tensor) -> Tensor:
+        """``ec_grouped_linear`` likewise."""
+        x, matrices = self._operands(x, weight)
+        y: Tensor = ops.GROUPED_MM(x, matrices.transpose(1, 2), offs)
+        return y
+
+    def _operands(self, x: Tensor, weight: str) -> tuple[Tensor, Tensor]:
         name, matrix = self._current[weight]
         if name == "int8":
             rounded, step = ops.round_rows(x)
             x = (rounded * step).to(torch.float32)
-        y = ops.activate(torch.nn.functional.linear(x, matrix, bias), act)
-        return y if residual is None else y + residual
+        return x, matrix
 
     def deviation(self, precision: Precision) -> Deviation:
         """How far the outputs of all samples are off with this precision."""
@@ -147,7 +165,10 @@ class NarrowedProgram:
         if self._current.get(attr, ("",))[0] != name:
             matrix = exact
             if name != "fp32":
-                matrix = ops.unpack_weight(ops.pack_weight(exact, name), *exact.shape)
+                matrices = exact if exact.dim() == 3 else exact[None]
+                matrix = torch.stack(
+                    [ops.unpack_weight(ops.pack_weight(m, name), *m.shape) for m in matrices]
+                ).reshape(exact.shape)
             self._current[attr] = name, matrix
 
     def _fit(self, inputs: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, Tensor]:

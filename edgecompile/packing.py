@@ -15,6 +15,7 @@ from edgecompile.backends.artifact import Artifact
 from edgecompile.buckets import Bucket, BucketPlan
 from edgecompile.bundle import BundleWriter, VariantParts, manifest_name, merge_constants
 from edgecompile.compilation import CompiledModel
+from edgecompile.generation_files import golden_texts, manifest_generation
 from edgecompile.gpu_parts import GpuParts, add_gpu, try_engine, with_gpu
 from edgecompile.hashing import file_sha256
 from edgecompile.joint import JointDistribution
@@ -27,7 +28,8 @@ from edgecompile.precision import Precision
 from edgecompile.progress import StepHandle
 from edgecompile.recipes import bucket_spec
 from edgecompile.report import build_page
-from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, Manifest
+from edgecompile.runtime.generation_golden import FILE as GENERATION_FILE
+from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
 from edgecompile.runtime.schema import Extent, TensorSpec
 from edgecompile.samples import Samples
 from edgecompile.structure import model_structure
@@ -132,18 +134,24 @@ def pack_bundle(
         golden = tuple(
             writer.add_golden(c.bucket, c.name, c.inputs, c.outputs)
             for c in cases
-            if c.name in GOLDEN_CASES
+            if c.name in (GOLDEN_CASES if model.generation is None else GOLDEN_CASES[1:2])
         )
-        manifest = replace(manifest, golden=golden)
+        manifest = replace(manifest, golden=golden, generation=manifest_generation(model))
+        texts = None
+        if model.generation is not None:
+            tell("generating with transformers")
+            texts = golden_texts(model, seed=seed)
+            writer.add_bytes(texts, GENERATION_FILE)
         writer.write_manifest(manifest)
         tested = () if gpu is None else try_engine(writer.staging, gpu, tell)
         tell("running the bundle")
         report = verify_bundle(
             writer.staging,
             cases,
-            [v.name for v in manifest.variants if v.backend == AOTI_CPU],
+            [v.name for v in manifest.variants if v.backend in (AOTI_CPU, TORCH)],
             manifest.tolerance,
             min_cosine=min_cosine(manifest.precision),
+            texts=texts,
         )
         if gpu is not None:
             report = with_gpu(report, gpu, tested)
@@ -272,9 +280,10 @@ def _stage(
         writer.add_variant(
             VariantParts(
                 spec=spec,
-                native=compiled.natives[spec.name],
+                native=compiled.natives.get(spec.name),
                 artifacts=_per_bucket(compiled.artifacts[spec.name], len(buckets)),
                 glibc=compiled.glibc(spec.name),
+                torch=_torch_version() if compiled.runtime == TORCH else "",
             )
         )
         for spec in compiled.variants
@@ -286,7 +295,7 @@ def _stage(
     constants = merge_constants(list(itertools.chain(*compiled.artifacts.values())))
     precision = compiled.precision.label
     weights = writer.add_weights(constants, compiled.store, precision)
-    writer.add_runtime()
+    writer.add_runtime(torch=compiled.runtime == TORCH)
     return Manifest(
         name=manifest_name(writer.output.stem),
         precision=precision,
@@ -308,6 +317,13 @@ def _stage(
         files={},
         built_by=dict(built_by),
     )
+
+
+def _torch_version() -> str:
+    """Of torch's C interface, which builds for CPUs and for each CUDA share: 2.13.0 of 2.13.0+cpu."""
+    import torch
+
+    return str(torch.__version__).partition("+")[0]
 
 
 def _per_bucket(artifacts: tuple[Artifact, ...], count: int) -> tuple[Artifact, ...]:

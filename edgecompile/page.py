@@ -36,6 +36,7 @@ class Table:
         words: how many columns, from the left, hold words and are set flush left.
         strong, bad: indices of rows to stress, and of rows that report a failure.
         caption: below it.
+        wrap: whether columns of words may break their lines, as sentences do.
     """
 
     title: str
@@ -45,6 +46,7 @@ class Table:
     strong: tuple[int, ...] = ()
     bad: tuple[int, ...] = ()
     caption: str = ""
+    wrap: bool = False
 
 
 @dataclass(frozen=True)

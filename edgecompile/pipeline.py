@@ -11,7 +11,13 @@ from dataclasses import replace
 
 from edgecompile.build_request import AUTO, BuildRequest, BuildResult
 from edgecompile.bundle import bundle_path
-from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets, export_buckets
+from edgecompile.compilation import (
+    CompiledModel,
+    ExportStore,
+    check_runtime,
+    compile_buckets,
+    export_buckets,
+)
 from edgecompile.errors import BundleWriteError
 from edgecompile.packing import pack_bundle
 from edgecompile.planning import plan_model
@@ -37,12 +43,14 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         )
     profile = load_target(request.target)
     if profile.gpu is not None:
+        check_runtime(request.runtime, profile, request.precision or "fp32")
         from edgecompile.gpu_pipeline import build_for_gpu
 
         return build_for_gpu(request, profile, output, progress)
     if request.backend != AUTO:
         need_torch_tensorrt(profile, request.precision or "fp32")  # refuses: there is no GPU
     asked = request.precision or "fp32"
+    check_runtime(request.runtime, profile, asked)
     traffic = request.plan.joint or request.plan.lengths
     stages = Stages(progress)
     timed = stages.run
@@ -52,6 +60,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         model = timed(
             "load the model", lambda _: load_model(request.model, request.load, batch=request.batch)
         )
+        model = model.with_longest(request.plan.max_length)
         exports = ExportStore(model, work / "exported")
 
         def resolve(step: StepHandle | None = None) -> ResolvedPrecision:
@@ -71,7 +80,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         resolved = timed("choose the precision", resolve) if auto else resolve()
         precision, choice, samples = resolved
         write_json(work / "precision.json", precision.to_json())
-        wanted = replace(request.plan, precision=precision)
+        wanted = replace(request.plan, precision=precision, runtime=request.runtime)
         planned = timed(
             "measure and plan",
             lambda step: plan_model(exports, profile, wanted, work, step=step),
@@ -90,6 +99,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
                 work / "artifacts",
                 keys=[exports.key(b) for b in planned.plan.buckets],
                 precision=precision,
+                runtime=request.runtime,
                 jobs=request.plan.jobs,
                 step=step,
             ),

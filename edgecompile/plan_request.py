@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgecompile.compilation import NATIVE
 from edgecompile.errors import LengthsError, PlanError
 from edgecompile.gpu_specs import GPU_PRECISION
 from edgecompile.joint import JointDistribution
@@ -40,6 +41,7 @@ class PlanRequest:
         threads: threads to measure with; None: all that the process may use.
         jobs: programs to compile side by side; None: one for each CPU.
         precision: of the linears' weights on a CPU; costs are those of this precision.
+        runtime: what runs the programs on a CPU: native or torch.
         gpu_precision: what a target's GPU computes in: fp32, fp16 or int8.
 
     Raises:
@@ -60,6 +62,7 @@ class PlanRequest:
     threads: int | None = None
     jobs: int | None = None
     precision: Precision = FP32
+    runtime: str = NATIVE
     gpu_precision: str = GPU_PRECISION
 
     def __post_init__(self) -> None:

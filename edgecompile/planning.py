@@ -12,6 +12,7 @@ from edgecompile.compilation import ExportStore
 from edgecompile.cost_sources import find_costs
 from edgecompile.curves import CostCurve
 from edgecompile.errors import PlanError
+from edgecompile.generation_plan import prompts_only, with_decode
 from edgecompile.kits import KitScope
 from edgecompile.limits import DEFAULT_MAX_BUCKETS, BucketCost, BucketLimits
 from edgecompile.plan_request import PlanRequest, plan_scope, require_paddable
@@ -36,11 +37,16 @@ NOISE_PRICES = (0.01, 0.05)
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan and what a person should know about it; ``cost`` is what its buckets take."""
+    """A plan and what a person should know about it.
+
+    ``cost`` is what its buckets take, ``scope`` what is served: the whole of what was asked about,
+    or the part that the model allows.
+    """
 
     plan: BucketPlan
     notes: tuple[str, ...]
     cost: BucketCost
+    scope: KitScope
 
 
 def plan_model(
@@ -61,6 +67,9 @@ def plan_model(
         ExportError, CompileError: a program to measure can't be built.
     """
     started = time.perf_counter()
+    whole = exports.model
+    if whole.generation is not None:
+        exports, request = prompts_only(exports, request)
     scope = plan_scope(exports.model, request)
     model, extent = exports.model, scope.axes[0][1]
     if request.mode == "pad" and extent.lo < extent.hi:
@@ -72,6 +81,7 @@ def plan_model(
             f"{format_share(over)} of the traffic is longer than {extent.hi} and will be refused"
         )
     costs = find_costs(exports, profile, request, scope, work, step)
+    scope = costs.scope
     if costs.note:
         notes.append(costs.note)
     cost = costs.cost
@@ -86,7 +96,9 @@ def plan_model(
     if costs.kit is not None and _same_programs(plan.buckets, costs.kit.buckets[:1]):
         # What was measured is the plan: keep its hint, so that nothing is built twice.
         plan = replace(plan, buckets=costs.kit.buckets[:1])
-    return Planned(plan, (*notes, *plan.notes), cost)
+    if whole.generation is not None:
+        plan = with_decode(plan, whole)
+    return Planned(plan, (*notes, *plan.notes), cost, scope)
 
 
 def _require_known(request: PlanRequest, cost: BucketCost) -> None:

@@ -19,8 +19,9 @@ import torch
 
 from edgecompile.buckets import Bucket
 from edgecompile.compilation import ExportStore, compile_buckets
-from edgecompile.cost_sources import kit_for, runnable_variants
+from edgecompile.cost_sources import runnable_variants
 from edgecompile.errors import PlanError, VerificationError
+from edgecompile.forms import find_form
 from edgecompile.measure import run_calibration
 from edgecompile.narrowing import Deviation, NarrowedProgram, fewest_kept
 from edgecompile.packing import stage_kit
@@ -150,10 +151,10 @@ class _Trials:
         self.exports, self.profile, self.request = exports, profile, request
         self.samples, self.variant, self.max_error = samples, variant, max_error
         self.step, self.folder = step, work / "precisions"
-        scope = plan_scope(exports.model, request)
-        buckets = kit_for(exports, request, scope)[0].buckets
+        form = find_form(exports, request, plan_scope(exports.model, request))
+        scope = form.scope
         # The only program that serves every length: the dynamic one, or the longest static one.
-        self.bucket: Bucket = max(buckets, key=lambda bucket: bucket.hi)
+        self.bucket: Bucket = form.bucket
         fixed = {name: extent.lo for name, extent in scope.axes}
         lengths = {scope.traffic.quantile(q) for q in _QUANTILES}
         if self.bucket.mode == "pad":

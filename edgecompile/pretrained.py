@@ -17,7 +17,7 @@ from edgecompile.errors import MissingDependencyError, ModelError
 from edgecompile.named_module import describe_error
 from edgecompile.tasks import Task, architecture_of
 
-__all__ = ["Pretrained", "import_transformers", "load_pretrained", "main_input"]
+__all__ = ["Pretrained", "import_transformers", "load_pretrained", "main_input", "quiet"]
 
 # transformers reads these when it is imported. Nothing here may ever reach for a hub.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -79,7 +79,7 @@ def load_pretrained(folder: Path, config: Mapping[str, Any], task: Task) -> Pret
     """
     transformers = import_transformers()
     loader, notes = _choose_class(transformers, config, task)
-    with _quiet(transformers):
+    with quiet(transformers):
         try:
             model, info = loader.from_pretrained(
                 str(folder),
@@ -197,7 +197,7 @@ def _load_hint(config: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Keeps transformers from printing while weights are loaded."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

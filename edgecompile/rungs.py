@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from edgecompile.guards import quiet_torch
 from edgecompile.models import InputSpec
+from edgecompile.recurrence import has_recurrences, whole_recurrences
 
 Range = tuple[int, int]
 
@@ -24,18 +25,23 @@ class Rung:
         strict: trace Python bytecode instead of running it.
         auto: let torch find out which sizes may vary, instead of demanding the whole range.
         deferred: turn conditions on sizes into checks in the graph where that is possible.
+        recurrences: export recurrent layers as operators of our own, whose length may vary; for
+            models that have such layers.
     """
 
     name: str
     strict: bool = False
     auto: bool = False
     deferred: bool = False
+    recurrences: bool = False
 
 
 # In a survey of 266 architectures 214 pass the first; of the others deferred checks rescue 15,
 # AUTO 12 and strict tracing 2.
 LADDER: tuple[Rung, ...] = (
     Rung("dim"),
+    Rung("recurrences", recurrences=True),
+    Rung("recurrences-deferred", deferred=True, recurrences=True),
     Rung("deferred", deferred=True),
     Rung("auto", auto=True),
     Rung("strict", strict=True),
@@ -54,7 +60,10 @@ def export_program(
     rung: Rung,
 ) -> torch.export.ExportedProgram:
     """Calls torch.export with the inputs as keyword arguments; raises whatever it raises."""
-    with torch.no_grad(), quiet_torch(), without_fast_path():
+    if rung.recurrences and not has_recurrences(module):
+        raise ValueError("the model has no LSTM, GRU or RNN")
+    recurrences = whole_recurrences() if rung.recurrences else nullcontext()
+    with torch.no_grad(), quiet_torch(), without_fast_path(), recurrences:
         return torch.export.export(
             module,
             (),

@@ -7,6 +7,7 @@ reads them.
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import zipfile
@@ -51,6 +52,7 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
         ModelError: it isn't one, is damaged, or holds what would run code while it is read.
     """
     check_archive(path)
+    importlib.import_module("edgecompile.recurrence")  # registers an operator that it may hold
     try:
         with quiet_torch(), path.open("rb") as stream:
             return torch.export.load(stream)

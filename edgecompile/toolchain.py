@@ -286,9 +286,11 @@ def link_shared(
         partial.unlink(missing_ok=True)
 
 
-def undefined_symbols(toolchain: Toolchain, obj: Path) -> frozenset[str]:
-    """Names that an object file needs from elsewhere; weak ones included."""
-    return _symbols(toolchain, ["--undefined-only", str(obj)])
+def undefined_symbols(toolchain: Toolchain, obj: Path, *, dynamic: bool = False) -> frozenset[str]:
+    """Names that an object file needs from elsewhere, or with ``dynamic`` a shared library; weak
+    ones included."""
+    kind = ["--dynamic"] if dynamic else []
+    return _symbols(toolchain, [*kind, "--undefined-only", str(obj)])
 
 
 def exported_symbols(toolchain: Toolchain, library: Path) -> frozenset[str]:

@@ -22,7 +22,8 @@ from edgecompile.bundle import save_case
 from edgecompile.cases import Case, make_cases, sample_cases
 from edgecompile.errors import VerificationError
 from edgecompile.precision import COSINES, TOLERANCES, min_cosine
-from edgecompile.runtime.manifest import Tolerance
+from edgecompile.runtime.loaders import PACKAGES
+from edgecompile.runtime.manifest import MANIFEST_NAME, Tolerance, parse_manifest
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,24 @@ class CaseResult:
 
 
 @dataclass(frozen=True)
+class TextResult:
+    """How the bundle did on one text that it was to generate, token by token.
+
+    Attributes:
+        prompt, tokens: how many there are.
+        ties: tokens where another one was as likely, within the tolerance.
+        error: what differed; "" if nothing did.
+    """
+
+    variant: str
+    prompt: int
+    tokens: int
+    ties: int
+    ok: bool
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class VerifyReport:
     """What was run and how it came out.
 
@@ -55,9 +74,11 @@ class VerifyReport:
         results: by variant, bucket and case.
         not_executed: reasons, by variant, why this host could not run it.
         tolerance: what was allowed.
-        torch_loaded: whether the process that ran the bundle had torch loaded; must be False.
+        torch_loaded: whether the process that ran the bundle had torch loaded; must be as ``torch_wanted``.
         notes: what is worth knowing beside.
         min_cosine: the least that outputs' cosines may be; None: any.
+        torch_wanted: whether torch is what runs the bundle.
+        texts: what was generated, by variant; () for a model that doesn't.
     """
 
     results: tuple[CaseResult, ...]
@@ -66,6 +87,8 @@ class VerifyReport:
     torch_loaded: bool
     notes: tuple[str, ...] = field(default=())
     min_cosine: float | None = None
+    torch_wanted: bool = False
+    texts: tuple[TextResult, ...] = ()
 
     @property
     def cosine(self) -> float | None:
@@ -74,8 +97,10 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every case passed and torch was absent."""
-        return bool(self.results) and all(r.ok for r in self.results) and not self.torch_loaded
+        """Whether every case passed, and torch was absent unless it is what runs the bundle."""
+        alone = self.torch_loaded == self.torch_wanted
+        passed = all(r.ok for r in self.results) and all(r.ok for r in self.texts)
+        return bool(self.results) and passed and alone
 
     @property
     def worst(self) -> CaseResult | None:
@@ -96,10 +121,12 @@ class VerifyReport:
             "cosine": self.cosine,
             "min_cosine": self.min_cosine,
             "torch_loaded": self.torch_loaded,
+            "torch_wanted": self.torch_wanted,
             "cases": len(self.results),
             "worst": None if worst is None else _result_json(worst),
             "not_executed": dict(self.not_executed),
             "results": [_result_json(r) for r in self.results],
+            "texts": [dataclasses.asdict(text) for text in self.texts],
             "notes": list(self.notes),
         }
 
@@ -117,6 +144,7 @@ def verify_bundle(
     tolerance: Tolerance,
     *,
     min_cosine: float | None = None,
+    texts: bytes | None = None,
     python: str = sys.executable,
 ) -> VerifyReport:
     """Runs ``cases`` through ``bundle`` with every variant that this host can run.
@@ -127,18 +155,22 @@ def verify_bundle(
         variants: names of the bundle's variants.
         tolerance: what is recorded in the report; the bundle's own decides.
         min_cosine: a result with a lesser cosine has failed; None: any will do.
+        texts: what a generative bundle has to repeat, as its golden/generation.json has it.
         python: the interpreter that runs the bundle; needs numpy.
 
     Raises:
         VerificationError: the runtime could not be started at all.
     """
     results: list[CaseResult] = []
+    generated: list[TextResult] = []
     refused: dict[str, str] = {}
     torch_loaded = False
     with tempfile.TemporaryDirectory(prefix="edgecompile-verify-") as name:
         folder = Path(name)
         for case in cases:
             save_case(folder / f"{case.bucket}-{case.name}.npz", case.inputs, case.outputs)
+        if texts is not None:
+            (folder / "generation.json").write_bytes(texts)
         for variant in variants:
             answer = _selftest(bundle, folder, variant, python)
             if "refused" in answer:
@@ -146,8 +178,18 @@ def verify_bundle(
                 continue
             torch_loaded = torch_loaded or "torch" in answer["imported"]
             results += [_result(variant, entry, min_cosine) for entry in answer["cases"]]
+            generated += [_text(variant, entry) for entry in answer.get("generation", [])]
     report = VerifyReport(tuple(results), refused, tolerance, torch_loaded)
-    return dataclasses.replace(report, min_cosine=min_cosine)
+    wanted = runtime_command(bundle) != RUNTIME_COMMAND
+    return dataclasses.replace(
+        report, min_cosine=min_cosine, torch_wanted=wanted, texts=tuple(generated)
+    )
+
+
+def _text(variant: str, entry: Mapping[str, Any]) -> TextResult:
+    prompt, tokens, ties = (int(entry.get(name) or 0) for name in ("prompt", "tokens", "ties"))
+    error = str(entry.get("error") or "")
+    return TextResult(variant, prompt, tokens, ties, bool(entry["ok"]), error)
 
 
 def _result(variant: str, entry: Mapping[str, Any], least: float | None) -> CaseResult:
@@ -174,6 +216,16 @@ def _number(value: float | None) -> float:
     return float("nan") if value is None else float(value)
 
 
+RUNTIME_COMMAND = "edgecompile.runtime"
+
+
+def runtime_command(bundle: Path) -> str:
+    """What ``python -m`` is given to run a bundle: the runtime, or that which brings torch."""
+    manifest = parse_manifest((bundle / MANIFEST_NAME).read_bytes(), str(bundle))
+    packages = [PACKAGES[v.backend] for v in manifest.variants if v.backend in PACKAGES]
+    return packages[0] if packages else RUNTIME_COMMAND
+
+
 def device_environment(bundle: Path) -> dict[str, str]:
     """The environment of a process that runs a bundle as a device would, by its own runtime.
 
@@ -191,7 +243,7 @@ def device_environment(bundle: Path) -> dict[str, str]:
 def _selftest(bundle: Path, cases: Path, variant: str, python: str) -> dict[str, Any]:
     """Runs the bundle's own self-test command on a folder of cases."""
     environment = device_environment(bundle)
-    command = [python, "-m", "edgecompile.runtime", "selftest", str(bundle.resolve())]
+    command = [python, "-m", runtime_command(bundle), "selftest", str(bundle.resolve())]
     command += ["--cases", str(cases), "--variant", variant, "--json"]
     # The working directory must not hold a package of the same name: -m looks there first.
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cases)
@@ -221,7 +273,7 @@ def check_report(report: VerifyReport) -> None:
     """
     if report.ok:
         return
-    if report.torch_loaded:
+    if report.torch_loaded and not report.torch_wanted:
         raise VerificationError("torch was loaded in the process that verifies the bundle")
     if not report.results:
         reasons = "\n".join(f"  {k}: {v}" for k, v in report.not_executed.items())
@@ -230,10 +282,16 @@ def check_report(report: VerifyReport) -> None:
             hint="build on a host that can run one of them, or add a variant that this one can",
         )
     failed = [r for r in report.results if not r.ok]
+    bad = sum(not text.ok for text in report.texts)
     lines = [
         f"  {r.variant}, bucket {r.bucket}, {r.case}: "
         + (r.error or f"error {r.max_abs_error:.3g}, allowed {report.tolerance.limit(r.scale):.3g}")
         for r in failed[:20]
+    ]
+    lines += [
+        f"  {t.variant}, {t.tokens} tokens behind a prompt of {t.prompt}: {t.error}"
+        for t in report.texts
+        if not t.ok
     ]
     if len(failed) > 20:
         lines.append(f"  … and {len(failed) - 20} more")
@@ -241,7 +299,10 @@ def check_report(report: VerifyReport) -> None:
     if report.min_cosine is not None:
         hint = "no bundle was written; --precision auto keeps the layers wider that need it"
     raise VerificationError(
-        f"{len(failed)} of {len(report.results)} cases differ from eager:\n" + "\n".join(lines),
+        f"{len(failed)} of {len(report.results)} cases"
+        + (f" and {bad} of {len(report.texts)} texts" if report.texts else "")
+        + " differ from eager:\n"
+        + "\n".join(lines),
         hint=hint,
     )
 
@@ -251,6 +312,7 @@ __all__ = [
     "TOLERANCES",
     "Case",
     "CaseResult",
+    "TextResult",
     "VerifyReport",
     "check_report",
     "make_cases",

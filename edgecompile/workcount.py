@@ -25,7 +25,7 @@ from edgecompile.named_module import run_module
 from edgecompile.rungs import without_fast_path
 from edgecompile.work import ModelWork, fit_quadratic
 
-__all__ = ["count_work"]
+__all__ = ["FORMULAS", "count_work"]
 
 _TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 _ROUNDING = 1e-12
@@ -160,7 +160,7 @@ def _run(model: LoadedModel, sizes: Mapping[str, int]) -> _Run:
         without_fast_path(),
         torch.backends.mkldnn.flags(enabled=False),
         sdpa_kernel(SDPBackend.MATH),
-        FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter,
+        FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter,
         _watched_modules(model.module, counter, seen),
         _WatchedFunctions(seen),
     ):
@@ -317,5 +317,5 @@ def _add_matrix_vector(
     return 2 * a[0] * a[1]
 
 
-# What torch's counter has no formula for.
-_FORMULAS = {torch.ops.aten.mv: _matrix_vector, torch.ops.aten.addmv: _add_matrix_vector}
+#: What torch's counter has no formula for.
+FORMULAS = {torch.ops.aten.mv: _matrix_vector, torch.ops.aten.addmv: _add_matrix_vector}

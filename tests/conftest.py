@@ -90,6 +90,18 @@ def tiny_bundle(shared_folder: Path, tiny_model: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def decoder_bundle(shared_folder: Path) -> Path:
+    """A small decoder with rotary positions and grouped heads as a generative bundle."""
+    from tests.generative import build_decoder
+
+    output = shared_folder / "decoder.ecb"
+    with one_at_a_time(shared_folder / "decoder.lock"):
+        if not output.exists():
+            build_decoder(output, shared_folder / "decoder.work")
+    return output
+
+
+@pytest.fixture(scope="session")
 def fake_cudart_path(shared_folder: Path) -> Path:
     """A fake of libcudart, which is no GPU; see tests/fake_gpu/fake_cudart.c."""
     with one_at_a_time(shared_folder / "fake-cudart.lock"):

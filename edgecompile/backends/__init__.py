@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from edgecompile.targets import VariantSpec
 
 
+#: The only library that a program needs beside the system's where torch is the runtime.
+LIBTORCH = "libtorch_cpu.so"
+
+
 class Backend(Protocol):
     """Compiles one program for one variant."""
 
@@ -34,7 +38,7 @@ class Backend(Protocol):
         exported: ExportedModel,
         bucket: Bucket,
         variant: VariantSpec,
-        native: NativeRuntime,
+        native: NativeRuntime | None,
         output: Path,
         *,
         scratch: Path,
@@ -49,6 +53,7 @@ class Backend(Protocol):
 
 _BACKENDS: Mapping[str, tuple[str, str]] = {
     "aoti-cpu": ("edgecompile.backends.inductor_cpu", "InductorCpuBackend"),
+    "torch": ("edgecompile.backends.inductor_torch", "InductorTorchBackend"),
 }
 
 

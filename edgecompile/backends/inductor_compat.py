@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
 import torch._inductor
 import torch._inductor.config
 import torch._inductor.cpu_vec_isa as cpu_vec_isa
@@ -54,12 +55,15 @@ class GeneratedCpp:
         constants: every tensor that the program reads from outside, by fully qualified name.
         isa: the vector instruction set that Inductor really used, as it recorded it; "" for
             scalar code.
+        calls: the calls of operators without a C interface, as Inductor wrote them; "" if there
+            are none.
     """
 
     wrapper: str
     kernels: str
     constants: Mapping[str, Tensor]
     isa: str
+    calls: str = ""
 
 
 def vector_isa(arch: str, simdlen: int) -> cpu_vec_isa.VecISA:
@@ -226,7 +230,8 @@ def generate_cpp(
         )
     wrapper, kernels = split_source(wrapper_path.read_text())
     wrapper, constants = _name_by_content(wrapper, constants, shared)
-    return GeneratedCpp(wrapper, kernels, constants, used if isa else "")
+    calls = [path.read_text() for path in paths if path.name.endswith(".wrapper.json")]
+    return GeneratedCpp(wrapper, kernels, constants, used if isa else "", "".join(calls))
 
 
 def _name_by_content(
@@ -251,6 +256,23 @@ def _name_by_content(
         wrapper = wrapper.replace(old, f'.original_fqn = "{fresh}"')
         renamed[fresh] = tensor
     return wrapper, renamed
+
+
+def torch_constant(kind: str, number: int) -> str:
+    """The name in torch of what a serialized graph says by number: ``float32``, ``strided``.
+
+    Args:
+        kind: ``as_scalar_type``, ``as_layout`` or ``as_memory_format``.
+        number: within that kind.
+    """
+    from torch._export.serde import serialize
+
+    tables: dict[str, Mapping[Any, Any]] = {
+        "as_scalar_type": serialize._SERIALIZE_TO_TORCH_DTYPE,
+        "as_layout": serialize._SERIALIZE_TO_TORCH_LAYOUT,
+        "as_memory_format": serialize._SERIALIZE_TO_TORCH_MEMORY_FORMAT,
+    }
+    return str(tables[kind][number]).removeprefix("torch.")
 
 
 def split_source(source: str) -> tuple[str, str]:
@@ -307,3 +329,37 @@ def _only(paths: list[Path], suffix: str) -> Path:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+@dataclass(frozen=True)
+class TracingBreak:
+    """A place where torch.compile leaves the graph; ``place`` is ``file:line in function``."""
+
+    reason: str
+    place: str
+
+
+def find_breaks(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> list[TracingBreak]:
+    """Traces a module's bytecode and says where it can't go on in one graph.
+
+    Raises:
+        CompileError: tracing fails altogether, or the module does.
+    """
+    torch._dynamo.reset()
+    try:
+        with torch.no_grad():
+            found = torch._dynamo.explain(module)(**inputs)
+    except Exception as error:
+        raise CompileError(f"torch can't trace it: {_first_line(error)}") from error
+    finally:
+        torch._dynamo.reset()
+    breaks = []
+    for item in found.break_reasons:
+        frames = list(item.user_stack)
+        last = frames[-1] if frames else None
+        place = f"{last.filename}:{last.lineno} in {last.name}: {last.line}" if last else ""
+        reason = str(item.reason).strip().splitlines()[0]
+        if reason.startswith("generic_jump"):
+            reason = "control flow depends on the values of a tensor"
+        breaks.append(TracingBreak(reason, place))
+    return breaks

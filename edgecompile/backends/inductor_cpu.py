@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from torch.fx import GraphModule
 
 import edgecompile
 from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore
@@ -24,6 +25,11 @@ from edgecompile.backends.inductor_compat import (
     generate_cpp,
 )
 from edgecompile.backends.lowering import LoweringReport, lower_graph
+from edgecompile.backends.missing_kernels import (
+    missing_symbols_error,
+    modules_of_nodes,
+    refuse_missing_kernels,
+)
 from edgecompile.backends.native import (
     BASELINE_MARCH,
     NativeRuntime,
@@ -31,7 +37,7 @@ from edgecompile.backends.native import (
     native_sources,
 )
 from edgecompile.buckets import Bucket
-from edgecompile.errors import CompileError, MissingKernelError
+from edgecompile.errors import CompileError
 from edgecompile.export import ExportedModel
 from edgecompile.hashing import file_sha256
 from edgecompile.precision import FP32, Precision
@@ -85,8 +91,7 @@ _LOOP_FLAGS: dict[bool, tuple[str, ...]] = {True: ("-fno-tree-loop-vectorize",),
 _WRAPPER_FLAGS = ("-std=c++20", "-O1", "-ffunction-sections", "-Wno-psabi")
 
 #: libm's hypot is among them as a host with glibc 2.35 or newer would bind it to that version.
-_FOREIGN = re.compile(r"^(aoti_torch_|Sleef_|GOMP_|omp_|hypotf?$)")
-_PROXY = "aoti_torch_proxy_executor_call_function"
+FOREIGN = re.compile(r"^(aoti_torch_|Sleef_|GOMP_|omp_|hypotf?$)")
 
 
 class InductorCpuBackend:
@@ -99,7 +104,7 @@ class InductorCpuBackend:
         exported: ExportedModel,
         bucket: Bucket,
         variant: VariantSpec,
-        native: NativeRuntime,
+        native: NativeRuntime | None,
         output: Path,
         *,
         scratch: Path,
@@ -141,7 +146,8 @@ class InductorCpuBackend:
             module = exported.program.module()
             signature = exported.program.graph_signature
             own = {*signature.parameters, *signature.buffers}
-            report = lower_graph(module, precision)
+            report = self.lower(module, precision)
+            modules = modules_of_nodes(module)
             packed = {n for n, _ in module.named_buffers() if n.startswith(PACKED_PREFIX)}
             # A padded bucket's program is static, so its ranges decide and the hint doesn't matter.
             example = exported.example(
@@ -162,14 +168,16 @@ class InductorCpuBackend:
                 cxx=toolchain.cxx,
             )
         seconds["generate"] = time.perf_counter() - start
+        if native is not None:
+            refuse_missing_kernels(generated.wrapper, modules, native.exports)
         if step is not None:
             step.update(text=f"bucket {index}, {variant.name}: compiling")
         start = time.perf_counter()
-        objects = _compile_objects(toolchain, generated, variant)
+        objects = _compile_objects(toolchain, generated, variant, self.support(generated))
         seconds["compile"] = time.perf_counter() - start
         start = time.perf_counter()
         output.parent.mkdir(parents=True, exist_ok=True)
-        _link(toolchain, objects, generated, native, output)
+        self.link(toolchain, objects, generated, native, output)
         seconds["link"] = time.perf_counter() - start
         constants: dict[str, StoredTensor] = {
             name: store.add(tensor) for name, tensor in generated.constants.items()
@@ -185,10 +193,34 @@ class InductorCpuBackend:
             constants=constants,
             seconds=seconds,
             commands=tuple(sorted({" ".join(o.command) for o in objects})),
-            lowering=_report_json(report),
+            lowering=report,
         )
         artifact.save()
         return artifact
+
+    def lower(self, module: GraphModule, precision: Precision) -> dict[str, object]:
+        """Rewrites the graph to the runtime's operators; returns what was rewritten."""
+        return _report_json(lower_graph(module, precision))
+
+    def support(self, generated: GeneratedCpp) -> bytes:
+        """C++ that is linked into every program."""
+        return _support_source()
+
+    def link(
+        self,
+        toolchain: Toolchain,
+        objects: list[BuiltObject],
+        generated: GeneratedCpp,
+        native: NativeRuntime | None,
+        output: Path,
+    ) -> None:
+        """Links a program at ``output``.
+
+        Raises:
+            MissingKernelError: it calls what the runtime library lacks; lists all of it.
+        """
+        assert native is not None
+        _link(toolchain, objects, native, output)
 
 
 def _report_json(report: LoweringReport) -> dict[str, object]:
@@ -199,7 +231,7 @@ def artifact_key(
     export_key: str,
     bucket: Bucket,
     variant: VariantSpec,
-    native: NativeRuntime,
+    native: NativeRuntime | None,
     precision: Precision = FP32,
 ) -> str:
     """Identifies everything that shapes a model library."""
@@ -208,7 +240,7 @@ def artifact_key(
         bucket.program_json(),
         variant.to_json(),
         precision.to_json(),
-        native.sha256,
+        "torch" if native is None else native.sha256,
         str(torch.__version__),
         edgecompile.__version__,
         find_toolchain(variant.arch).version,
@@ -221,8 +253,9 @@ def _own_sources() -> list[Path]:
     """The files of edgecompile that shape what is generated: a changed rewrite is a new key."""
     model = native_sources() / "model"
     linking = Path(inspect.getfile(link_shared))
+    torch_support = native_sources().parents[1] / "torch_runtime" / "native" / "support.cpp"
     sources = sorted(path for path in model.rglob("*") if path.is_file())
-    return [*sorted(Path(__file__).parent.glob("*.py")), linking, *sources]
+    return [*sorted(Path(__file__).parent.glob("*.py")), linking, torch_support, *sources]
 
 
 def _reusable(output: Path, key: str, store: TensorStore) -> Artifact | None:
@@ -249,7 +282,7 @@ def _support_source() -> bytes:
 
 
 def _compile_objects(
-    toolchain: Toolchain, generated: GeneratedCpp, variant: VariantSpec
+    toolchain: Toolchain, generated: GeneratedCpp, variant: VariantSpec, support: bytes
 ) -> list[BuiltObject]:
     # Our own sleef.h stands before torch's, which is for x86-64 only.
     own = native_sources() / "model" / variant.arch
@@ -270,7 +303,7 @@ def _compile_objects(
             ),
         ),
         # What belongs to every model library: the throwing check, the empty constants section.
-        ("support.cpp", _support_source(), ("-std=c++20", "-O1")),
+        ("support.cpp", support, ("-std=c++20", "-O1")),
     ]
     if generated.kernels:
         flags = (
@@ -303,7 +336,6 @@ def _compile_objects(
 def _link(
     toolchain: Toolchain,
     objects: list[BuiltObject],
-    generated: GeneratedCpp,
     native: NativeRuntime,
     output: Path,
 ) -> None:
@@ -313,10 +345,10 @@ def _link(
     means that torch, libgomp or Sleef in the same process can never be called instead.
     """
     needed = {o.path: undefined_symbols(toolchain, o.path) for o in objects}
-    foreign = {s for symbols in needed.values() for s in symbols if _FOREIGN.match(s)}
+    foreign = {s for symbols in needed.values() for s in symbols if FOREIGN.match(s)}
     missing = sorted(s for s in foreign if f"ec_{s}" not in native.exports)
     if missing:
-        raise _missing_kernels(missing, generated)
+        raise missing_symbols_error(missing)
     renamed: list[Path] = []
     try:
         for number, built in enumerate(objects):
@@ -335,20 +367,3 @@ def _link(
     finally:
         for path in renamed:
             path.unlink(missing_ok=True)
-
-
-def _missing_kernels(missing: list[str], generated: GeneratedCpp) -> MissingKernelError:
-    """One error that names everything the runtime lacks, with the operators behind it."""
-    lines = [f"  {name}" for name in missing if name != _PROXY]
-    if _PROXY in missing:
-        # Inductor writes the operator of each such call as a comment above it.
-        names = sorted(set(re.findall(r"torch\.ops\.([\w.]+)", generated.wrapper)))
-        operators = [n for n in names if not n.startswith("edgecompile.")]
-        lines += [f"  {name} (has no C interface in AOTInductor)" for name in operators] or [
-            "  an operator without a C interface in AOTInductor"
-        ]
-    return MissingKernelError(
-        f"the model calls {len(lines)} kernel(s) that the native runtime doesn't have:\n"
-        + "\n".join(lines),
-        hint="rewrite these operations in the model, or move them outside the compiled part",
-    )

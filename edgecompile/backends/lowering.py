@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from edgecompile.backends import ops
 from edgecompile.backends.activations import activation_of
 from edgecompile.backends.attention_lowering import lower_attention
+from edgecompile.backends.complex_lowering import lower_complex
 from edgecompile.backends.convolution_lowering import ConvolutionReport, lower_convolutions
 from edgecompile.backends.equal_nodes import merge_equal_nodes
 from edgecompile.backends.graph_constants import (
@@ -27,7 +28,9 @@ from edgecompile.backends.graph_constants import (
     packed_name,
     value_of,
 )
+from edgecompile.backends.grouped_lowering import lower_grouped
 from edgecompile.backends.in_place import ChangesInPlace
+from edgecompile.backends.recurrence_lowering import lower_recurrences, split_recurrences
 from edgecompile.backends.residual_lowering import fuse_residuals, lower_layer_norms
 from edgecompile.precision import FP32, Precision
 
@@ -47,6 +50,8 @@ class LoweringReport:
         norms: number of ``ec_layer_norm`` calls emitted.
         attentions: number of ``ec_attention`` calls emitted.
         convolutions: what became of convolutions.
+        recurrences: number of ``ec_recurrence`` calls emitted.
+        grouped: number of products of groups of rows (mixtures of experts).
         kept: reasons, by node name, why a candidate was left to Inductor.
         packed: names of the weights behind each packed one, by the attribute of the latter.
         narrowed: precision of each weight that isn't stored in fp32, by its name.
@@ -60,6 +65,8 @@ class LoweringReport:
     norms: int = 0
     attentions: int = 0
     convolutions: ConvolutionReport = field(default_factory=ConvolutionReport)
+    recurrences: int = 0
+    grouped: int = 0
     kept: dict[str, str] = field(default_factory=dict)
     packed: dict[str, list[str]] = field(default_factory=dict)
     narrowed: dict[str, str] = field(default_factory=dict)
@@ -73,8 +80,20 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     """
     report = LoweringReport()
     _drop_dropout(gm)
+    split_recurrences(gm)
+    lower_complex(gm, report.kept)
     report.equal = merge_equal_nodes(gm)
     report.convolutions = lower_convolutions(gm)
+
+    def pack(name: str, weight: Tensor) -> str:
+        return _packed_constant(gm, name, weight, report, precision)
+
+    def pack_exactly(name: str, weight: Tensor) -> str:
+        # What a step rounds, all that follow it get: recurrent weights stay as they are.
+        return _packed_constant(gm, name, weight, report, FP32)
+
+    report.recurrences = lower_recurrences(gm, pack_exactly, report.kept)
+    report.grouped = lower_grouped(gm, pack, report.kept)
     _lower_linears(gm, report, precision)
     report.residuals = fuse_residuals(gm)
     report.norms = lower_layer_norms(gm)
@@ -204,6 +223,22 @@ def _packed_attr(
         report.packed[attr] = names
         if chosen != "fp32":
             report.narrowed.update(dict.fromkeys(names, chosen))
+    return attr
+
+
+def _packed_constant(
+    gm: GraphModule, name: str, weight: Tensor, report: LoweringReport, precision: Precision
+) -> str:
+    """As :func:`_packed_attr`, for a matrix ``[N, K]`` or a stack ``[E, N, K]`` of them."""
+    attr = packed_name([name])
+    if not hasattr(gm, attr):
+        chosen = precision.of([name])
+        matrices = weight if weight.dim() == 3 else [weight]
+        packed = [ops.pack_weight(matrix, chosen) for matrix in matrices]
+        gm.register_buffer(attr, torch.stack(packed) if weight.dim() == 3 else packed[0])
+        report.packed[attr] = [name]
+        if chosen != "fp32":
+            report.narrowed[name] = chosen
     return attr
 
 

@@ -26,6 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgecompile import recurrence
+from edgecompile.cached_attention import CACHED_ATTENTION
+
 PANEL = 32
 
 #: Values of one column that stand side by side in a panel.
@@ -52,6 +55,12 @@ _LIBRARY.define(
 )
 _LIBRARY.define("ec_layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor")
 _LIBRARY.define("ec_copy(Tensor x) -> Tensor")
+_LIBRARY.define("ec_grouped_linear(Tensor x, Tensor w_packed, Tensor offs, int n) -> Tensor")
+_LIBRARY.define("ec_grouped_mm(Tensor x, Tensor w, Tensor offs) -> Tensor")
+_LIBRARY.define(
+    "ec_recurrence(Tensor gates, Tensor w_packed, Tensor? bias, Tensor h0, Tensor? c0, int kind, "
+    "bool reverse) -> (Tensor, Tensor, Tensor)"
+)
 
 
 def pack_weight(weight: Tensor, precision: str = "fp32") -> Tensor:
@@ -201,19 +210,81 @@ def _copy_fake(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
+def _grouped_mm_cpu(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+    """Rows ``offs[e-1]..offs[e]`` of ``x [S, K]`` times ``w[e]`` of ``[E, K, N]``; then zeros."""
+    y, start = x.new_zeros(x.shape[0], w.shape[2]), 0
+    for matrix, end in zip(w, offs.tolist(), strict=True):
+        y[start:end] = x[start:end] @ matrix
+        start = end
+    return y
+
+
+def _grouped_mm_fake(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], w.shape[2]))
+
+
+def _grouped_linear_cpu(x: Tensor, w_packed: Tensor, offs: Tensor, n: int) -> Tensor:
+    y, start = x.new_zeros(x.shape[0], n), 0
+    for packed, end in zip(w_packed, offs.tolist(), strict=True):
+        y[start:end] = _linear_cpu(x[start:end], packed, None, None, n, 0)
+        start = end
+    return y
+
+
+def _grouped_linear_fake(x: Tensor, w_packed: Tensor, offs: Tensor, n: int) -> Tensor:
+    return x.new_empty((x.shape[0], n))
+
+
+def _recurrence_cpu(
+    gates: Tensor,
+    w_packed: Tensor,
+    bias: Tensor | None,
+    h0: Tensor,
+    c0: Tensor | None,
+    kind: int,
+    reverse: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    n = gates.shape[2]
+    return recurrence.run_steps(
+        gates, lambda h: _linear_cpu(h, w_packed, bias, None, n, 0), h0, c0, kind, reverse
+    )
+
+
+def _recurrence_fake(
+    gates: Tensor,
+    w_packed: Tensor,
+    bias: Tensor | None,
+    h0: Tensor,
+    c0: Tensor | None,
+    kind: int,
+    reverse: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return recurrence.empty_results(gates, h0, kind)
+
+
+#: What each operator computes, as a function of torch's own operators, by its name.
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
+
 for _name, _cpu, _fake in (
     ("ec_linear", _linear_cpu, _linear_fake),
     ("ec_attention", _attention_cpu, _attention_fake),
     ("ec_layer_norm", _layer_norm_cpu, _layer_norm_fake),
     ("ec_copy", _copy_cpu, _copy_fake),
+    ("ec_grouped_linear", _grouped_linear_cpu, _grouped_linear_fake),
+    ("ec_grouped_mm", _grouped_mm_cpu, _grouped_mm_fake),
+    ("ec_recurrence", _recurrence_cpu, _recurrence_fake),
 ):
     _LIBRARY.impl(_name, _cpu, "CPU")
     torch.library.register_fake(f"edgecompile::{_name}", _fake, lib=_LIBRARY)
+    IMPLEMENTATIONS[_name] = _cpu
 
 LINEAR = torch.ops.edgecompile.ec_linear.default
 ATTENTION = torch.ops.edgecompile.ec_attention.default
 COPY = torch.ops.edgecompile.ec_copy.default
 LAYER_NORM = torch.ops.edgecompile.ec_layer_norm.default
+GROUPED_LINEAR = torch.ops.edgecompile.ec_grouped_linear.default
+GROUPED_MM = torch.ops.edgecompile.ec_grouped_mm.default
+RECURRENCE = torch.ops.edgecompile.ec_recurrence.default
 
 #: Declarations that Inductor copies into the generated C++ for direct calls.
 C_SHIMS = {
@@ -225,10 +296,27 @@ C_SHIMS = {
         "AOTITorchError aoti_torch_cpu_ec_attention(AtenTensorHandle, AtenTensorHandle, "
         "AtenTensorHandle, AtenTensorHandle*, int32_t, double, AtenTensorHandle*)"
     ],
+    CACHED_ATTENTION: [
+        "AOTITorchError aoti_torch_cpu_ec_cached_attention(AtenTensorHandle, AtenTensorHandle, "
+        "AtenTensorHandle, AtenTensorHandle, int64_t, double, double, AtenTensorHandle*)"
+    ],
     COPY: ["AOTITorchError aoti_torch_cpu_ec_copy(AtenTensorHandle, AtenTensorHandle*)"],
     LAYER_NORM: [
         "AOTITorchError aoti_torch_cpu_ec_layer_norm(AtenTensorHandle, AtenTensorHandle*, "
         "AtenTensorHandle*, double, AtenTensorHandle*)"
+    ],
+    GROUPED_LINEAR: [
+        "AOTITorchError aoti_torch_cpu_ec_grouped_linear(AtenTensorHandle, AtenTensorHandle, "
+        "AtenTensorHandle, int64_t, AtenTensorHandle*)"
+    ],
+    GROUPED_MM: [
+        "AOTITorchError aoti_torch_cpu_ec_grouped_mm(AtenTensorHandle, AtenTensorHandle, "
+        "AtenTensorHandle, AtenTensorHandle*)"
+    ],
+    RECURRENCE: [
+        "AOTITorchError aoti_torch_cpu_ec_recurrence(AtenTensorHandle, AtenTensorHandle, "
+        "AtenTensorHandle*, AtenTensorHandle, AtenTensorHandle*, int64_t, int32_t, "
+        "AtenTensorHandle*, AtenTensorHandle*, AtenTensorHandle*)"
     ],
 }
 

@@ -25,6 +25,7 @@ __all__ = ["cli", "main"]
 _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("From a model to a bundle", ("build",)),
     ("Its stages, one by one", ("lengths", "plan", "export", "compile", "pack")),
+    ("Why a model is refused or slow", ("explain",)),
     ("What a bundle is worth", ("verify", "bench", "inspect", "drift")),
     ("Devices", ("targets",)),
 )

@@ -15,11 +15,13 @@ from edgecompile.cli.options import (
     batch_option,
     check_max_error,
     check_precision,
+    check_runtime_options,
     check_traffic_options,
     jetpack_option,
     jobs_option,
     model_argument,
     precision_options,
+    runtime_option,
     sample_texts,
     seed_option,
     target_option,
@@ -63,6 +65,7 @@ Examples:
 @precision_options
 @jetpack_option
 @backend_option
+@runtime_option
 @click.option(
     "--work-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -94,6 +97,7 @@ def command(
     max_error: float | None,
     jetpack: str | None,
     backend: str,
+    runtime: str,
     work_dir: Path | None,
     keep_work: bool,
     seed: int,
@@ -115,6 +119,7 @@ def command(
         check_traffic_options(lengths, texts, tokenizer, model)
     check_max_error(precision, max_error)
     profile = _check_gpu(target, precision, jetpack, backend)
+    check_runtime_options(runtime, precision, gpu=profile.gpu is not None)
     from edgecompile.gpu_specs import GPU_PRECISION
 
     gpu = profile.gpu is not None
@@ -141,6 +146,7 @@ def command(
             **({"JetPack": jetpack or profile.jetpacks[0]} if profile.jetpacks else {}),
             **({"task": load.task} if load.task else {}),
             **({"engine": backend} if backend != "auto" else {}),
+            **({"runtime": runtime} if runtime != "native" else {}),
             "mode": wanted["mode"],
             "costs": wanted["calibration"]
             or ("a roofline of the profile" if gpu else "measured here"),
@@ -180,7 +186,7 @@ def command(
                     "batch": batch,
                     "load": asdict(load),
                     "tokenizer": keep_tokenizer,
-                    "precision": [precision, max_error, jetpack, backend],
+                    "precision": [precision, max_error, jetpack, backend, runtime],
                     "seed": seed,
                     **{name: value for name, value in wanted.items() if name != "calibration"},
                 },
@@ -217,6 +223,7 @@ def command(
             jetpack=jetpack,
             backend=backend,
             load=load,
+            runtime=runtime,
         ),
         console,
     )

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecompile.cli.options import jobs_option, target_option
+from edgecompile.cli.options import (
+    check_runtime_options,
+    jobs_option,
+    runtime_option,
+    target_option,
+)
 from edgecompile.cli.session import Command, Session, output_options
 from edgecompile.cli.stages import (
     find_exports,
@@ -45,6 +50,7 @@ Example:
     type=click.Choice(["fp32", "bf16", "int8"]),
     help="Of the linear layers' weights. Default: DIR/precision.json, which plan leaves.",
 )
+@runtime_option
 @jobs_option
 @output_options
 @click.pass_obj
@@ -55,6 +61,7 @@ def command(
     target: str,
     variants: tuple[str, ...],
     precision: str | None,
+    runtime: str,
     jobs: int | None,
 ) -> None:
     """Compile the exported programs for every variant of the target.
@@ -72,6 +79,7 @@ def command(
     chosen = [profile.variant(name) for name in variants] or None
     plan = read_plan(plan_file, work_dir)
     chosen_precision = _precision(precision, work_dir)
+    check_runtime_options(runtime, chosen_precision.label, gpu=False)
     console = session.console
     folders = find_exports(plan, work_dir)
     with console.step("load the exported programs"):
@@ -88,6 +96,7 @@ def command(
             keys=[folder.name for folder in folders],
             variants=chosen,
             precision=chosen_precision,
+            runtime=runtime,
             jobs=jobs,
             step=step,
         )
@@ -112,7 +121,7 @@ def _document(compiled: CompiledModel, target: str) -> dict[str, Any]:
         "precision": compiled.precision.to_json(),
         "variants": {
             variant.name: {
-                "runtime": str(compiled.natives[variant.name].path),
+                "runtime": _library(compiled, variant.name),
                 "programs": [
                     {**artifact.to_json(), "library": str(artifact.library)}
                     for artifact in compiled.artifacts[variant.name]
@@ -124,6 +133,12 @@ def _document(compiled: CompiledModel, target: str) -> dict[str, Any]:
     }
 
 
+def _library(compiled: CompiledModel, variant: str) -> str | None:
+    """The runtime library of a variant; None where torch is the runtime."""
+    native = compiled.natives.get(variant)
+    return None if native is None else str(native.path)
+
+
 def _table(compiled: CompiledModel) -> RenderableType:
     from edgecompile.cli.console import table
     from edgecompile.units import format_bytes, format_duration
@@ -131,8 +146,9 @@ def _table(compiled: CompiledModel) -> RenderableType:
     verdicts = {(verdict.variant, verdict.library): verdict for verdict in compiled.audit}
     rows = []
     for variant in compiled.variants:
-        native = compiled.natives[variant.name].path
-        libraries = [(native, 0.0)] + [
+        native = compiled.natives.get(variant.name)
+        libraries = [] if native is None else [(native.path, 0.0)]
+        libraries += [
             (artifact.library, sum(artifact.seconds.values()))
             for artifact in compiled.artifacts[variant.name]
         ]

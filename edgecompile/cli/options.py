@@ -143,6 +143,14 @@ def check_precision(precision: str | None, *, gpu: bool, target: str) -> None:
         )
 
 
+def check_runtime_options(runtime: str, precision: str | None, *, gpu: bool) -> None:
+    """Raises click.UsageError for what doesn't go with --runtime torch."""
+    if runtime == "torch" and gpu:
+        raise click.UsageError("--runtime torch is for CPUs, and this target has a GPU.")
+    if runtime == "torch" and precision not in (None, "fp32"):
+        raise click.UsageError(f"--precision {precision} is of the native runtime's kernels.")
+
+
 backend_option: _Decorator[Any] = click.option(
     "--backend",
     type=click.Choice(["auto", "torch-tensorrt"]),
@@ -150,6 +158,15 @@ backend_option: _Decorator[Any] = click.option(
     show_default=True,
     help="What makes a GPU's engine. auto: the device, from the bundle's ONNX. torch-tensorrt: this "
     "machine, for its own GPU; the ONNX comes along for others.",
+)
+
+runtime_option: _Decorator[Any] = click.option(
+    "--runtime",
+    type=click.Choice(["native", "torch"]),
+    default="native",
+    show_default=True,
+    help="What runs the programs on a CPU. native: the library that comes with them. torch: for "
+    "models with kernels that it lacks, on hosts that have this very version of torch.",
 )
 
 jetpack_option: _Decorator[Any] = click.option(

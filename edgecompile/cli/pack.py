@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from edgecompile.cli.model_options import model_options, tokenizer_option
-from edgecompile.cli.options import batch_option, model_argument, seed_option, target_option
+from edgecompile.cli.options import (
+    batch_option,
+    model_argument,
+    runtime_option,
+    seed_option,
+    target_option,
+)
 from edgecompile.cli.session import Command, Session, output_options
 from edgecompile.cli.stages import (
     find_exports,
@@ -47,6 +53,7 @@ Example:
 )
 @batch_option
 @model_options
+@runtime_option
 @seed_option
 @tokenizer_option
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
@@ -62,6 +69,7 @@ def command(
     output: Path | None,
     batch: tuple[int, int],
     load: LoadOptions,
+    runtime: str,
     seed: int,
     keep_tokenizer: bool,
     force: bool,
@@ -94,12 +102,13 @@ def command(
             keys=[folder.name for folder in folders],
             variants=chosen,
             precision=stage_precision(work_dir),
+            runtime=runtime,
         )
     with console.step("load the model"):
         from edgecompile.models import load_model
         from edgecompile.packing import pack_bundle
 
-        loaded = load_model(model, load, batch=batch)
+        loaded = load_model(model, load, batch=batch).with_longest(plan.max_length)
     with console.step("verify and pack") as step:
         packed = pack_bundle(
             loaded,

@@ -15,8 +15,10 @@ from edgecompile.cli.options import (
     batch_option,
     check_max_error,
     check_precision,
+    check_runtime_options,
     jobs_option,
     precision_options,
+    runtime_option,
     sample_texts,
     seed_option,
     target_option,
@@ -70,6 +72,7 @@ Examples:
 @batch_option
 @model_options
 @precision_options
+@runtime_option
 @threads_option
 @jobs_option
 @seed_option
@@ -137,6 +140,7 @@ def command(
         _refuse_model_options(wanted, kit, precision)
     check_max_error(precision, max_error)
     gpu = model is not None and _check_target(target, precision, kit)
+    check_runtime_options(wanted["runtime"], precision, gpu=gpu)
     source = file or lengths
     if source is None and texts is None and not stats and work_dir is not None:
         source = str(work_dir / "lengths.json")
@@ -250,6 +254,7 @@ def _refuse_model_options(wanted: dict[str, Any], kit: Path | None, precision: s
     given = [option for name, option in names.items() if wanted[name] is not None]
     given += ["--kit"] if kit is not None else []
     given += ["--precision"] if precision is not None else []
+    given += ["--runtime"] if wanted["runtime"] != "native" else []
     if given:
         raise click.UsageError(
             f"{', '.join(given)}: only with --model, as cost points don't say what programs take."
@@ -307,6 +312,7 @@ def _plan_from_model(session: Session, request: PlanRequest, subject: _Subject) 
     profile = load_target(subject.target)
     with session.console.step("load the model"):
         loaded = load_model(subject.model, subject.load, batch=subject.batch)
+        loaded = loaded.with_longest(request.max_length)
     with _folder(subject.work_dir) as work:
         exports = ExportStore(loaded, work / "exported")
         request, notes = _with_precision(session, request, subject, exports, profile, work)
@@ -362,6 +368,7 @@ def _write_kit(session: Session, request: PlanRequest, subject: _Subject, kit: P
     profile = load_target(subject.target)
     with session.console.step("load the model"):
         loaded = load_model(subject.model, subject.load, batch=subject.batch)
+        loaded = loaded.with_longest(request.max_length)
     with _folder(subject.work_dir) as work:
         exports = ExportStore(loaded, work / "exported")
         request, notes = _with_precision(session, request, subject, exports, profile, work)

@@ -12,7 +12,7 @@ from typing import Any
 from edgecompile.contenders.base import Launch, Parts, Workshop
 from edgecompile.contenders.process import clean_environment
 from edgecompile.errors import BenchError
-from edgecompile.runtime.manifest import MANIFEST_NAME, Manifest, parse_manifest
+from edgecompile.runtime.manifest import MANIFEST_NAME, TORCH, Manifest, parse_manifest
 
 __all__ = ["BundleContender", "read_bundle"]
 
@@ -61,6 +61,7 @@ class BundleContender:
             "path": str(bundle),
             "threads": workshop.threads,
             "variant": workshop.variant,
+            "torch": any(v.backend == TORCH for v in read_bundle(bundle).variants),
         }
         # Compiled Python files must not fall into the bundle, but from its second start on a
         # device has them, as the other contenders do.
@@ -80,7 +81,8 @@ class BundleContender:
             return sum(manifest.files[name].size for name in names)
 
         python = [name for name in manifest.files if name.startswith("runtime/")]
-        native = [variant.runtime, *manifest.probes.values()]
+        # torch itself isn't counted where it is the runtime: it is taken to be there.
+        native = [name for name in (variant.runtime, *manifest.probes.values()) if name]
         return {
             "weights": total([manifest.weights[manifest.precision]]),
             "programs": total(sorted(set(variant.programs))),

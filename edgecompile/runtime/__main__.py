@@ -1,4 +1,4 @@
-"""``python -m edgecompile.runtime info|selftest|bench|encode|finish BUNDLE``: for the device, no extras."""
+"""``python -m edgecompile.runtime info|selftest|bench|generate|encode|finish BUNDLE``: no extras."""
 
 import argparse
 import json
@@ -9,13 +9,14 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from .document import shorten
 from .errors import EdgecompileError, InputError, SelftestError
+from .generate_command import add_options as add_generate_options
 
 INTERRUPTED = 130
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Optional[Sequence[str]] = None, module: str = "edgecompile.runtime") -> int:
     """Runs one command and returns its exit code; errors go to stderr with their hint."""
-    parser = _parser()
+    parser = _parser(module)
     options = parser.parse_args(arguments)
     try:
         code: int = options.command(options)
@@ -39,9 +40,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(module: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m edgecompile.runtime", description="Looks at and runs edgecompile bundles."
+        prog="python -m " + module, description="Looks at and runs edgecompile bundles."
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
@@ -80,6 +81,10 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--profile", action="store_true", help="show which kernels take the time instead"
     )
+    generate = add(
+        "generate", _generate, "Generate tokens behind prompts, as they are made.", "auto"
+    )
+    add_generate_options(generate)
     encode = add("encode", _encode, "Run texts, with the bundle's tokenizer.", "auto")
     encode.add_argument("--text", metavar="TEXT", action="append", default=[], help="one of them")
     encode.add_argument("--file", metavar="FILE", help="a text a line; - reads standard input")
@@ -144,6 +149,22 @@ def _selftest(options: argparse.Namespace) -> int:
     )
     _show(options, report, format_selftest(report))
     return 0 if report["ok"] else SelftestError.exit_code
+
+
+def _generate(options: argparse.Namespace) -> int:
+    from .generate_command import run_generate
+
+    def show(text: str) -> None:
+        if not options.json:
+            print(text, end="", flush=True)
+
+    report, lines = run_generate(options, show)
+    if options.json:
+        _show(options, report, [])
+    else:
+        for line in lines:
+            _say(line)
+    return 0
 
 
 def _encode(options: argparse.Namespace) -> int:

@@ -234,7 +234,7 @@ def choose_points(manifest: Manifest) -> List[Point]:
             for length in _ladder(bucket.axes[axis]):
                 chosen += [dict(sizes, **{axis: length}) for sizes in ends]
         for sizes in chosen:
-            point = Point(index, sizes)
+            point = Point(index, manifest.with_room(bucket, sizes))
             if _key(manifest, point) not in seen:
                 seen.add(_key(manifest, point))
                 points.append(point)

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any, Dict, Iterable, List, Optional
 
+from . import loaders
 from .errors import NativeError
 from .inputs import make_inputs
 from .model import open_bundle
@@ -153,7 +154,7 @@ def _start(
     found = os.environ.get("PYTHONPATH")
     environment = dict(os.environ)
     environment["PYTHONPATH"] = package + os.pathsep + found if found else package
-    command = [sys.executable, "-m", "edgecompile.runtime", "coldstart", os.path.abspath(path)]
+    command = [sys.executable, "-m", loaders.command(), "coldstart", os.path.abspath(path)]
     command += ["--verify", verify]
     command += extra
     for option, value in (("--threads", threads), ("--variant", variant)):

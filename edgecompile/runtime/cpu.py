@@ -11,14 +11,14 @@ import platform
 import struct
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
+from . import loaders
 from .errors import NativeError, UnsupportedHostError
 from .files import BundleFolder
 from .libraries import load_library, pin_library
-from .manifest import AOTI_CPU, TENSORRT, Manifest, Variant
+from .manifest import Manifest, Variant
 
-BACKENDS = (AOTI_CPU, TENSORRT)
 _ARCHITECTURES = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "aarch64", "arm64": "aarch64"}
 _PROBE_BYTES = 8192
 
@@ -155,8 +155,6 @@ def missing(variant: Variant, host: Host) -> List[str]:
     if host.bits != 64 or host.byteorder != "little":
         text = "needs a 64-bit little-endian Python, this one is {}-bit {}-endian"
         reasons.append(text.format(host.bits, host.byteorder))
-    if variant.backend not in BACKENDS:
-        reasons.append("needs the backend {}, unknown here".format(variant.backend))
     if variant.arch != host.arch:
         reasons.append("is for {}, this is {}".format(variant.arch, host.arch))
         return reasons
@@ -170,7 +168,22 @@ def missing(variant: Variant, host: Host) -> List[str]:
         elif host.glibc < (int(major), int(minor)):
             text = "needs glibc {}, this is {}.{}"
             reasons.append(text.format(variant.glibc, *host.glibc))
+    # Last: asking a backend may take the import of a framework, in vain if the CPU doesn't fit.
+    refusal = None if reasons else loaders.refuse(variant)
+    if refusal is not None:
+        reasons.append(refusal.message)
     return reasons
+
+
+def _refusal(variants: Sequence[Variant], refused: Mapping[str, List[str]]) -> UnsupportedHostError:
+    """What to raise where none of ``variants`` can run: a backend's own error if that is all that
+    one of them lacks."""
+    for item in variants:
+        refusal = loaders.refuse(item)
+        if refusal is not None and refused[item.name] == [refusal.message]:
+            return refusal
+    hint = "build the bundle for a target that includes this machine"
+    return UnsupportedHostError("", hint)
 
 
 def choose_variant(
@@ -213,14 +226,14 @@ def choose_variant(
             raise UnsupportedHostError(
                 "there is no variant {!r}".format(wanted), "the bundle has: " + names
             )
-        raise UnsupportedHostError(
-            "the variant {} can't run here: {}".format(wanted, "; ".join(refused[wanted])),
-            "leave the choice to the loader, or build for this machine",
-        )
+        text = "the variant {} can't run here: {}".format(wanted, "; ".join(refused[wanted]))
+        error = _refusal([x for x in manifest.variants if x.name == wanted], refused)
+        if type(error) is UnsupportedHostError:
+            error.hint = "leave the choice to the loader, or build for this machine"
+        raise type(error)(text, error.hint)
     if not fitting:
         lines = ["no variant of this bundle can run here"]
         lines += ["{}: {}".format(name, "; ".join(items)) for name, items in refused.items()]
-        raise UnsupportedHostError(
-            "\n  ".join(lines), "build the bundle for a target that includes this machine"
-        )
+        error = _refusal(manifest.variants, refused)
+        raise type(error)("\n  ".join(lines), error.hint)
     return max(fitting, key=lambda item: item.rank), refused

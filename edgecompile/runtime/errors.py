@@ -50,6 +50,24 @@ class UnsupportedHostError(EdgecompileError):
     exit_code = 23
 
 
+class LoaderNeededError(UnsupportedHostError):
+    """A variant fits this machine, but what loads its backend wasn't imported."""
+
+    exit_code = 67
+
+
+class TorchUnavailableError(UnsupportedHostError):
+    """A variant is run by torch, which can't be imported here."""
+
+    exit_code = 66
+
+
+class TorchVersionError(UnsupportedHostError):
+    """A variant is for another version of torch than the one that is installed here."""
+
+    exit_code = 65
+
+
 class InputError(EdgecompileError, ValueError):
     """An input of ``Model.run`` is missing, unknown, or of the wrong dtype, rank, size or value."""
 
@@ -60,6 +78,18 @@ class OutsideBucketsError(InputError):
     """The input's lengths lie outside every bucket of the bundle."""
 
     exit_code = 25
+
+
+class ContextLengthError(InputError):
+    """A prompt and the new tokens asked for don't fit into the model's context."""
+
+    exit_code = 16
+
+
+class GenerationError(InputError):
+    """A bundle was asked for new tokens that has no program for that, or none for this device."""
+
+    exit_code = 15
 
 
 class NativeError(EdgecompileError):

@@ -4,10 +4,11 @@ Native code trusts its inputs: a wrong count or an index outside its table ends 
 wrong size gives wrong numbers. Everything that could do so is refused here, all problems at once.
 """
 
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from .cache_inputs import CacheRules
 from .document import shorten
 from .dtypes import BY_NAME
 from .errors import InputError
@@ -24,6 +25,7 @@ class InputChecker:
 
     def __init__(self, manifest: Manifest) -> None:
         self._specs = manifest.inputs
+        self._caches = None if manifest.generation is None else CacheRules(manifest.generation)
         self._names = frozenset(item.name for item in manifest.inputs)
         self._dtypes = [np.dtype(item.dtype) for item in manifest.inputs]
 
@@ -50,13 +52,38 @@ class InputChecker:
         for spec, dtype in zip(self._specs, self._dtypes):
             if spec.name not in inputs:
                 continue
-            array = self._convert(spec, dtype, inputs[spec.name], problems)
+            value = inputs[spec.name]
+            if self._caches is not None and spec.name in self._caches.names:
+                array = self._caches.take(spec, value, arrays, problems)
+            else:
+                array = self._convert(spec, dtype, value, problems)
             if array is not None and self._check_shape(spec, array, sizes, seen, problems):
                 _check_bounds(spec, array, problems)
                 arrays.append(array)
         if problems:
             _raise(problems)
         return arrays, sizes
+
+    def check_rows(
+        self,
+        arrays: Sequence["NDArray[Any]"],
+        sizes: Mapping[str, int],
+        filled: Mapping[str, int],
+    ) -> None:
+        """Checks which rows a generative program will write and read; others have none.
+
+        Args:
+            arrays, sizes: of ``check``.
+            filled: what axes are padded to.
+
+        Raises:
+            InputError: the rows lie outside the caches, or the last token outside the input.
+        """
+        if self._caches is not None:
+            named = {spec.name: array for spec, array in zip(self._specs, arrays)}
+            problems = self._caches.check_rows(named, sizes, filled)
+            if problems:
+                _raise(problems)
 
     def _check_names(self, inputs: Mapping[str, Any], problems: List[str]) -> None:
         import difflib
@@ -168,16 +195,22 @@ def make_inputs(
 
     Ones where the bounds allow it (a mask that masks nothing, a token that exists), the nearest
     bound otherwise. With a ``seed``, integer inputs whose bounds hold more than two values are
-    random within them instead, and floats without bounds are normal.
+    random within them instead, and floats without bounds are normal. A generative program begins at
+    row 0 of its caches, which is right at every size.
     """
     rng = None if seed is None else np.random.RandomState(seed)
     result = {}
+    generation = manifest.generation
+    first = () if generation is None else (generation.position, generation.last)
     for spec in manifest.inputs:
         shape = tuple(sizes[dim] if isinstance(dim, str) else dim or 0 for dim in spec.shape)
         value = 1
         if spec.bounds is not None:
             low, high = spec.bounds
             value = min(max(1, low), high)  # type: ignore[assignment]
+        if spec.name in first:
+            result[spec.name] = np.zeros(shape, dtype=spec.dtype)
+            continue
         array = np.full(shape, value, dtype=spec.dtype)
         if rng is not None:
             kind = BY_NAME[spec.dtype].kind

@@ -9,14 +9,17 @@ from typing import Any, Dict, List, Optional
 
 from .document import Problems, Reader, join, parse_json, shorten
 from .errors import FormatVersionError
+from .generation_spec import read_generation
 from .schema import (
     AOTI_CPU,
     FORMAT_VERSION,
     MANIFEST_NAME,
     TENSORRT,
+    TORCH,
     BucketSpec,
     Extent,
     FileEntry,
+    GenerationSpec,
     GoldenCase,
     Manifest,
     TensorSpec,
@@ -32,9 +35,11 @@ __all__ = [
     "MANIFEST_NAME",
     "MAX_MANIFEST_BYTES",
     "TENSORRT",
+    "TORCH",
     "BucketSpec",
     "Extent",
     "FileEntry",
+    "GenerationSpec",
     "GoldenCase",
     "Manifest",
     "TensorSpec",
@@ -143,6 +148,7 @@ class _ManifestReader:
         tolerance = read_tolerance(top, reader, "tolerance-range")
         plan = reader.mapping(top, "plan", "", optional=True)
         expected = reader.mapping(top, "expected", "", optional=True)
+        generation = read_generation(top, reader, signature)
         texts = read_text(top, reader, self.files, signature)
         labels = read_labels(top, reader, signature)
         if reader.problems.items:
@@ -165,6 +171,7 @@ class _ManifestReader:
             built_by=built_by,
             plan=plan,
             expected=expected,
+            generation=generation,
             text=texts,
             labels=labels,
         )
@@ -239,15 +246,18 @@ class _ManifestReader:
                     features.append(feature)
             glibc = self._glibc(entry, where)
             rank = self.reader.integer(entry, "rank", where)
-            runtime, recipe, programs = "", "", []
-            if backend == AOTI_CPU:
+            runtime, recipe, torch, programs = "", "", "", []
+            if backend in (AOTI_CPU, TORCH):
                 if arch is not None and arch not in probes:
                     text = "no probe for the architecture {!r}".format(arch)
                     self.add("variant-probe", where, text)
-                path = self.reader.string(entry, "runtime", where)
-                if path is not None:
-                    self._listed(path, join(where, "runtime"))
-                    runtime = path
+                if backend == TORCH:
+                    torch = self.reader.name(entry, "torch", where) or ""
+                else:
+                    path = self.reader.string(entry, "runtime", where)
+                    if path is not None:
+                        self._listed(path, join(where, "runtime"))
+                        runtime = path
                 programs = self._programs(entry, where, n_buckets)
             elif backend == TENSORRT:
                 path = self.reader.string(entry, "recipe", where)
@@ -265,6 +275,7 @@ class _ManifestReader:
                     runtime=runtime,
                     programs=tuple(programs),
                     recipe=recipe,
+                    torch=torch,
                 )
             )
         return result

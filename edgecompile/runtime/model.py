@@ -5,11 +5,11 @@ import threading
 import time
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Mapping, Optional, Type
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Type
 
 from .cpu import Host, describe_host
 from .dispatch import Dispatcher
-from .errors import InputError, ModelClosedError, OutsideBucketsError
+from .errors import GenerationError, InputError, ModelClosedError, OutsideBucketsError
 from .files import BundleFolder
 from .inputs import InputChecker
 from .manifest import TENSORRT, Manifest, Tolerance
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .aoti import RuntimeLibrary
+    from .chunks import ChunkPlanner
+    from .generation import TokenStream
     from .output import Path
+    from .session import Session
     from .texts import Text, TextEncoder, TextOutputs
 
 __all__ = ["VARIANT_VARIABLE", "Model", "open_bundle"]
@@ -140,6 +143,8 @@ class Model:
         # A mode may pad more than the manifest says, and that counts as padding.
         self._dispatcher = Dispatcher(opened.programs.manifest)
         self._results = ResultMaker(manifest)
+        self._generates = manifest.generation is not None
+        self._planner: Optional[ChunkPlanner] = None
         self._stats = Stats(opened.programs.manifest)
         self._writer = StatsWriter(
             self._stats, manifest, folder.manifest_sha256, self._variant.name, folder.path
@@ -178,6 +183,7 @@ class Model:
             length_axis=manifest.length_axis,
             buckets=whole["buckets"],
             tolerance=whole["tolerance"],
+            generation=whole.get("generation"),
             variant=self._variant.name,
             backend=self._variant.backend,
             refused_variants=dict(self._refused),
@@ -220,7 +226,8 @@ class Model:
 
         Args:
             inputs: an array for every input name, of the dtype and shape that ``info`` tells
-                (narrower integers are widened). They are only read, and only during the call.
+                (narrower integers are widened). They are only read, and only during the call,
+                except a generative model's caches: these are changed in place.
             out: an array for every output name, to write the results to: of the output's dtype and
                 of the very shape that these inputs give. After an error they may hold anything.
 
@@ -273,6 +280,62 @@ class Model:
         self._check_bucket(bucket)
         return self._run(inputs, bucket)
 
+    def session(self) -> "Session":
+        """A conversation: texts that begin as the one before did need only their new part run.
+
+        Raises:
+            GenerationError: the model generates nothing, or a GPU runs it.
+            UnsupportedHostError: there is no memory for its caches.
+        """
+        from .chunks import ChunkPlanner
+        from .session import Session
+
+        spec = self.manifest.generation
+        if spec is None:
+            hint = "build it as a language model: edgecompile build --task causal-lm"
+            raise GenerationError("{} generates nothing".format(self._folder.path), hint)
+        if self._runtime is None:
+            text = "the variant {} runs on a GPU, where caches can't be changed in place"
+            raise GenerationError(text.format(self._variant.name), "name a variant for the CPU")
+        if self._planner is None:
+            self._planner = ChunkPlanner(self.manifest, spec)
+        return Session(self, spec, self._planner)
+
+    def generate(
+        self,
+        input_ids: Any,
+        *,
+        on_token: Optional[Callable[[int], Any]] = None,
+        **options: Any,
+    ) -> List[int]:
+        """New tokens of a text, with caches that live as long as this call.
+
+        Args:
+            input_ids: token ids of the prompt, [length] or [1, length]; of any length that the
+                context has room for.
+            on_token: gets each token as soon as it is made; ends the generation by returning False.
+            options: ``max_new_tokens``; ``do_sample`` (without it, and without temperature, top_k
+                or top_p, the bundle's default), ``temperature``, ``top_k`` (0: all), ``top_p``,
+                ``repetition_penalty``, ``seed`` (None: another text each time); ``stop``, a list of
+                token ids and lists of token ids; ``eos``, instead of the bundle's own. Those that
+                are left out are the bundle's defaults.
+
+        Returns:
+            The new tokens, the one that ended them (of eos, or the last of a stop) included.
+
+        Raises:
+            ContextLengthError: prompt and new tokens don't fit into the context; nothing has run.
+            InputError: something else is wrong with the arguments; lists everything.
+            GenerationError: the model generates nothing, or a GPU runs it.
+            NativeError: native code reported a failure, or logits aren't finite.
+            ModelClosedError: the model is closed.
+        """
+        return self.session().generate(input_ids, on_token=on_token, **options)
+
+    def stream(self, input_ids: Any, **options: Any) -> "TokenStream":
+        """Like ``generate``, as an iterator that makes each token when it is asked for."""
+        return self.session().stream(input_ids, **options)
+
     def _run(
         self,
         inputs: Mapping[str, Any],
@@ -290,6 +353,8 @@ class Model:
                 else:
                     self._dispatcher.check(bucket, sizes)
                 program = self._programs.get(bucket)
+                if self._generates:
+                    self._checker.check_rows(arrays, sizes, self._dispatcher.padded_sizes(bucket))
                 padded = self._dispatcher.pad(bucket, arrays, sizes)
                 outputs = self._results.run(program, padded, sizes, out)
             except OutsideBucketsError:

@@ -18,7 +18,8 @@ from .errors import (
     UnsupportedHostError,
 )
 from .files import BundleFolder
-from .manifest import TENSORRT, Variant
+from .loaders import find_loader
+from .manifest import AOTI_CPU, TENSORRT, Variant
 from .programs import Programs, open_cpu_variant
 
 if TYPE_CHECKING:
@@ -129,7 +130,10 @@ def open_programs(folder: BundleFolder, host: Host, request: Request) -> Opened:
                 _add_hint(error, folder, host)
             raise
     else:
-        programs = open_cpu_variant(
+        # torch's programs are opened by who registered for them: this package never imports torch.
+        own = variant.backend == AOTI_CPU
+        open_variant = open_cpu_variant if own else find_loader(variant.backend).open
+        programs = open_variant(
             folder,
             variant,
             request.threads,

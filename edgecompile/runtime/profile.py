@@ -8,6 +8,7 @@ from .aoti import ProfileRow, RuntimeLibrary
 from .dtypes import BY_CODE
 from .errors import InputError, UnsupportedHostError
 from .inputs import make_inputs
+from .manifest import TORCH
 from .model import open_bundle
 from .rounds import check_budget
 from .workload import plan_runs
@@ -63,6 +64,11 @@ def profile_bundle(
                     path, model.info["variant"]
                 ),
                 "use NVIDIA's tools, or choose a variant of the CPU with --variant",
+            )
+        if model.info["backend"] == TORCH:
+            raise UnsupportedHostError(
+                "{}: torch runs it, of whose kernels no profile is kept here".format(path),
+                "torch.profiler shows them",
             )
         if not runtime.can_profile:
             raise UnsupportedHostError(

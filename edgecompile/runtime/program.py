@@ -81,6 +81,20 @@ class Program:
         )
         self._runtime.check(status, "running " + self.label)
 
+    def bind(
+        self, arrays: Sequence["NDArray[Any]"], results: Sequence["NDArray[Any]"]
+    ) -> "BoundRun":
+        """A run over arrays that stay, as for ``run_into``; their values may change meanwhile.
+
+        Raises:
+            NativeError: the bundle's runtime library can't write into given memory.
+        """
+        if not self.runs_into:
+            raise NativeError(
+                "{}: is too old to write into given memory".format(self._runtime.label)
+            )
+        return BoundRun(self, arrays, results)
+
     def _open(self) -> ctypes.c_void_p:
         if self._handle is None:
             raise NativeError("{}: the program is closed".format(self.label))
@@ -118,3 +132,32 @@ class Program:
         if self._handle is not None:
             self._native.ec_program_close(self._handle)
             self._handle = None
+
+
+class BoundRun:
+    """A run of a program whose arrays are always the same; calling it runs it once.
+
+    The arrays are described to native code once, so a call costs little beside the program. It may
+    be called from several threads, but not at once.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        arrays: Sequence["NDArray[Any]"],
+        results: Sequence["NDArray[Any]"],
+    ) -> None:
+        self._program = program
+        # The tables hold addresses: the arrays have to live as long.
+        self._arrays = (tuple(arrays), tuple(results))
+        self._inputs, self._outputs = pack_arrays(arrays), pack_arrays(results)
+        self._run_into = program._native.ec_program_run_into
+
+    def __call__(self) -> None:
+        """Runs once; raises NativeError."""
+        program, (arrays, results) = self._program, self._arrays
+        status = self._run_into(
+            program._open(), self._inputs, len(arrays), self._outputs, len(results)
+        )
+        if status != 0:
+            program._runtime.check(status, "running " + program.label)

@@ -16,6 +16,8 @@ MANIFEST_NAME = "manifest.json"
 MODES = ("exact", "pad")
 AOTI_CPU = "aoti-cpu"
 TENSORRT = "tensorrt"
+TORCH = "torch"
+CAUSAL_LM = "causal-lm"
 #: What of a tokenizer's answer an input may get, and what may be done to a text before.
 TEXT_PARTS = ("ids", "attention_mask", "type_ids")
 TEXT_STEPS = ("strip", "lower")
@@ -116,8 +118,9 @@ class Variant:
     """One instruction set of one architecture, or one kind of GPU.
 
     For the backend "aoti-cpu" ``programs`` holds one library per bucket; for "tensorrt" ``recipe``
-    is the path of what the device builds its engine from. Those that don't belong to the backend
-    are empty, all of them where it is another one: this runtime can't run it and says so.
+    is the path of what the device builds its engine from; for "torch" there are ``programs``, and
+    ``torch`` is the version that they are for. Those that don't belong to the backend are empty,
+    all of them where it is another one: this runtime can't run it and says so.
     """
 
     name: str
@@ -129,6 +132,7 @@ class Variant:
     runtime: str = ""
     programs: Tuple[str, ...] = ()
     recipe: str = ""
+    torch: str = ""
 
     def to_json(self) -> Dict[str, Any]:
         """The manifest's entry."""
@@ -141,6 +145,8 @@ class Variant:
         }
         if self.backend == TENSORRT:
             entry["recipe"] = self.recipe
+        elif self.backend == TORCH:
+            entry.update(torch=self.torch, programs=list(self.programs))
         else:
             entry.update(runtime=self.runtime, programs=list(self.programs))
         entry["rank"] = self.rank
@@ -189,6 +195,48 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
+class GenerationSpec:
+    """How a generative bundle's programs are called, by the names of inputs, output and axes.
+
+    ``eos``, ``bos`` and ``pad`` are token ids; ``defaults`` has what ``Model.generate`` takes where
+    its caller says nothing: do_sample, temperature, top_k, top_p, repetition_penalty and
+    max_new_tokens, each optional.
+    """
+
+    input: str
+    position: str
+    last: str
+    logits: str
+    length_axis: str
+    context_axis: str
+    max_context: int
+    caches: Tuple[str, ...]
+    eos: Tuple[int, ...]
+    bos: Optional[int]
+    pad: int
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = CAUSAL_LM
+
+    def to_json(self) -> Dict[str, Any]:
+        """The manifest's entry."""
+        return {
+            "kind": self.kind,
+            "input": self.input,
+            "position": self.position,
+            "last": self.last,
+            "logits": self.logits,
+            "length_axis": self.length_axis,
+            "context_axis": self.context_axis,
+            "max_context": self.max_context,
+            "caches": list(self.caches),
+            "eos": list(self.eos),
+            "bos": self.bos,
+            "pad": self.pad,
+            "defaults": dict(self.defaults),
+        }
+
+
+@dataclass(frozen=True)
 class TextSpec:
     """How texts become inputs: ``tokenizer`` is the path of a tokenizer.json.
 
@@ -220,7 +268,10 @@ class TextSpec:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The whole manifest. ``plan`` and ``expected`` are free-form JSON objects."""
+    """The whole manifest. ``plan`` and ``expected`` are free-form JSON objects.
+
+    ``generation`` is None where the model generates nothing.
+    """
 
     name: str
     precision: str
@@ -238,6 +289,7 @@ class Manifest:
     built_by: Mapping[str, str] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
     expected: Mapping[str, Any] = field(default_factory=dict)
+    generation: Optional[GenerationSpec] = None
     format_version: int = FORMAT_VERSION
     text: Optional[TextSpec] = None
     labels: Mapping[str, Tuple[str, ...]] = field(default_factory=dict)
@@ -247,6 +299,15 @@ class Manifest:
         padded = {axis for item in self.buckets for axis in item.padded(self.length_axis)}
         return tuple(axis for axis in self.axes if axis in padded)
 
+    def with_room(self, bucket: BucketSpec, sizes: Mapping[str, int]) -> Dict[str, int]:
+        """Sizes of a bucket, of a generative model with at least as much context as tokens."""
+        result = dict(sizes)
+        if self.generation is not None:
+            length, context = self.generation.length_axis, self.generation.context_axis
+            needed = bucket.axes[length].hi if bucket.mode == "pad" else sizes[length]
+            result[context] = max(sizes[context], needed)
+        return result
+
     def varying_axes(self) -> Tuple[str, ...]:
         """The axes of more than one size, the length axis first, the others as in ``axes``."""
         names = [axis for axis, extent in self.axes.items() if extent.lo < extent.hi]
@@ -254,6 +315,7 @@ class Manifest:
 
     def to_json(self) -> Dict[str, Any]:
         """The manifest as plain JSON values, in the order of FORMAT.md."""
+        generation = {} if self.generation is None else {"generation": self.generation.to_json()}
         return {
             "format_version": self.format_version,
             "name": self.name,
@@ -271,6 +333,7 @@ class Manifest:
             "tolerance": self.tolerance.to_json(),
             "plan": dict(self.plan),
             "expected": dict(self.expected),
+            **generation,
             **({} if self.text is None else {"text": self.text.to_json()}),
             **({"labels": _lists(self.labels)} if self.labels else {}),
             "files": {path: entry.to_json() for path, entry in sorted(self.files.items())},

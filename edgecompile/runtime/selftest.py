@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 
 from .compare import compare_arrays
 from .errors import EdgecompileError
+from .generation_golden import format_generations, replay_generations
 from .golden import Case, list_cases, read_case
 from .manifest import Manifest, Tolerance
 from .model import open_bundle
@@ -28,7 +29,8 @@ def run_selftest(
 
     Args:
         path: the bundle.
-        cases: a folder of ``<bucket>-<case>.npz`` to run instead of the bundle's own vectors.
+        cases: a folder of ``<bucket>-<case>.npz`` to run instead of the bundle's own vectors, and
+            perhaps a ``generation.json``.
         threads: see ``open_bundle``.
         variant: see ``open_bundle``.
         verify: see ``open_bundle``; "full" compares the hash of every file first.
@@ -37,7 +39,8 @@ def run_selftest(
     Returns:
         Plain JSON values: "ok", "tolerance" and "min_cosine" (of the variant that ran), "cases" (each with bucket, case, ok, max_abs_error, scale, limit,
         cosine (the least of its outputs), ms, outputs and, where it failed, error), "missing_buckets" (without a vector; with the
-        bundle's own vectors that is a failure) and "imported" (top-level modules of this process).
+        bundle's own vectors that is a failure), "generation" (of a generative bundle's golden
+        generations, see ``generation_golden.replay_generations``) and "imported" (top-level modules of this process).
 
     Raises:
         BundleError, UnsupportedHostError, NativeError: the bundle can't be opened at all.
@@ -49,11 +52,15 @@ def run_selftest(
         say("opened {} as {} in {:.2f} s".format(path, info["variant"], opened - started))
         results = run_cases(model, cases)
         covered = {item["bucket"] for item in results}
+        generated = replay_generations(model, cases)
         absent = [i for i in range(len(model.manifest.buckets)) if i not in covered]
         tolerance, min_cosine = model.tolerance.to_json(), model.min_cosine
     failed = [item for item in results if not item["ok"]]
     return {
-        "ok": not failed and bool(results) and (cases is not None or not absent),
+        "ok": not failed
+        and bool(results)
+        and (cases is not None or not absent)
+        and all(item["ok"] for item in generated),
         "bundle": path,
         "name": info["name"],
         "manifest_sha256": info["manifest_sha256"],
@@ -66,6 +73,7 @@ def run_selftest(
         "cases": results,
         "failed": len(failed),
         "missing_buckets": absent,
+        "generation": generated,
         "host": info["host"],
         "imported": sorted({name.partition(".")[0] for name in sys.modules}),
     }
@@ -202,6 +210,7 @@ def format_selftest(report: Dict[str, Any]) -> List[str]:
     if report["missing_buckets"]:
         text = ", ".join(str(index) for index in report["missing_buckets"])
         lines.append("buckets without a vector: " + text)
+    lines += format_generations(report["generation"])
     good = len(report["cases"]) - report["failed"]
     text = "{}: {} of {} cases ok, variant {}, {} threads"
     verdict = "PASSED" if report["ok"] else "FAILED"

@@ -9,6 +9,8 @@ from .schema import MODES, BucketSpec, Dim, Extent, TensorSpec
 MAX_SIZE = 2**31 - 1
 MAX_DIMS = 8
 MAX_TENSOR_BYTES = 1 << 40
+#: A generative program has two caches for each layer among its inputs.
+MAX_INPUTS, MAX_OUTPUTS = 512, 64
 _MAX_LISTED = 32
 
 
@@ -72,14 +74,17 @@ class SignatureReader:
     def _tensors(self, key: str, is_input: bool) -> List[TensorSpec]:
         result: List[TensorSpec] = []
         used: Set[Dim] = set()
-        for index, value in enumerate(self.reader.items(self.document, key, "", 1, 64)):
+        most = MAX_INPUTS if is_input else MAX_OUTPUTS
+        names: Set[str] = set()
+        for index, value in enumerate(self.reader.items(self.document, key, "", 1, most)):
             where = "{}[{}]".format(key, index)
             entry = self.reader.as_object(value, where)
             if entry is not value:
                 continue
             name = self.reader.name(entry, "name", where)
-            if name is not None and any(name == item.name for item in result):
+            if name is not None and name in names:
                 self.add("name-unique", join(where, "name"), "{!r} occurs twice".format(name))
+            names.add(name or "")
             dtype = self.reader.string(entry, "dtype", where)
             if dtype is not None and dtype not in INPUT_NAMES:
                 text = "{!r} isn't one of {}".format(shorten(dtype), ", ".join(INPUT_NAMES))

@@ -74,7 +74,8 @@ def plan_runs(
     for length, count in sorted(lengths.items()):
         for bucket, sizes in zip(manifest.buckets, hints):
             if length in bucket.axes[axis]:
-                runs.append((length, dict(sizes, **{axis: length}), count))
+                sizes = manifest.with_room(bucket, dict(sizes, **{axis: length}))
+                runs.append((length, sizes, count))
                 break
         else:
             outside[str(length)] = count

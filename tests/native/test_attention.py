@@ -23,7 +23,8 @@ class CArgs(ctypes.Structure):
         ("len_q", I64), ("len_k", I64), ("dim", I64), ("dim_v", I64), ("q_strides", I64 * 3),
         ("k_strides", I64 * 3), ("v_strides", I64 * 3), ("out_strides", I64 * 3),
         ("mask", ctypes.c_void_p), ("mask_kind", ctypes.c_int), ("mask_strides", I64 * 4),
-        ("causal", ctypes.c_bool), ("scale", ctypes.c_float),
+        ("causal", ctypes.c_bool), ("scale", ctypes.c_float), ("offset", I64), ("window", I64),
+        ("softcap", ctypes.c_float),
     )  # fmt: skip
 
 
@@ -34,6 +35,9 @@ class Case:
     v: np.ndarray
     mask: np.ndarray | None = None  # bool or float32, broadcast to [B, H, Lq, Lk]
     causal: bool = False
+    offset: int = 0
+    window: int = 0
+    softcap: float = 0.0
 
     @property
     def scale(self) -> float:
@@ -46,6 +50,7 @@ def run(lib: ctypes.CDLL, case: Case, out: np.ndarray) -> None:
         q=q.ctypes.data, k=k.ctypes.data, v=v.ctypes.data, out=out.ctypes.data,
         batch=q.shape[0], heads_q=q.shape[1], heads_kv=k.shape[1], len_q=q.shape[2],
         len_k=k.shape[2], dim=q.shape[3], dim_v=v.shape[3], causal=case.causal, scale=case.scale,
+        offset=case.offset, window=case.window, softcap=case.softcap,
     )  # fmt: skip
     for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
         assert x.size == 0 or x.shape[3] == 1 or x.strides[3] == 4
@@ -67,10 +72,15 @@ def expected(case: Case) -> tuple[np.ndarray, np.ndarray]:
     v = np.repeat(case.v, group, axis=1).astype(np.float64)
     s = q @ k.swapaxes(-1, -2) * case.scale
     score_error = np.max(np.abs(q) @ np.abs(k.swapaxes(-1, -2)), axis=-1, initial=0) * case.scale
+    if case.softcap:
+        s = case.softcap * np.tanh(s / case.softcap)
     if case.mask is not None:
         s = s + (np.where(case.mask, 0, -INF) if case.mask.dtype == bool else case.mask)
     if case.causal:
-        s = np.where(np.tri(*s.shape[-2:], dtype=bool), s, -INF)
+        rows = case.offset + np.arange(s.shape[-2])[:, None]
+        keys = np.arange(s.shape[-1])
+        seen = (keys <= rows) & ((case.window == 0) | (keys > rows - case.window))
+        s = np.where(seen, s, -INF)
     top = np.max(s, axis=-1, keepdims=True, initial=-INF)
     e = np.exp(s - np.where(np.isneginf(top), 0, top))
     total = e.sum(axis=-1, keepdims=True)
@@ -177,6 +187,35 @@ def test_one_query_over_a_cache(kernels: ctypes.CDLL) -> None:
             random_tensor(rng, 1, 2, len_k, 64),
         )
         check(kernels, case, rng, f"cache of {len_k}")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_queries_placed_in_a_longer_cache(kernels: ctypes.CDLL, seed: int) -> None:
+    """Windows, caps, shared heads; what no query sees holds NaN, so that reading it would show."""
+    rng = np.random.default_rng(seed)
+    for i in range(40):
+        h_kv, group = int(rng.choice([1, 2, 5])), int(rng.choice([1, 1, 3, 7]))
+        d, d_v = int(rng.choice([64, 32, 17])), int(rng.choice([64, 40]))
+        len_q = int(rng.choice([1, 1, 3, 5, 40, 70]))
+        len_k = len_q + int(rng.integers(1, 900))
+        offset = int(rng.integers(0, len_k - len_q + 1))
+        window = int(rng.choice([0, 0, 1, 9, 300]))
+        keys = random_tensor(rng, 1, h_kv, len_k, d), random_tensor(rng, 1, h_kv, len_k, d_v)
+        for x in keys:
+            x[:, :, offset + len_q :] = np.nan
+            if window:
+                x[:, :, : max(0, offset + 1 - window)] = np.nan
+        kernels.t_set_num_threads(int(rng.integers(1, 4)))
+        softcap = float(rng.choice([0, 0, 5]))
+        q = random_tensor(rng, 1, h_kv * group, len_q, d)
+        out, memory = output(rng, (1, h_kv * group, len_q, d_v))
+        run(kernels, Case(q, *keys, None, True, offset, window, softcap), out)
+        clean = tuple(np.nan_to_num(x) for x in keys)
+        want, bound = expected(Case(q, *clean, None, True, offset, window, softcap))
+        what = f"{seed}.{i}: {q.shape} {keys[0].shape} at {offset}, window {window}, cap {softcap}"
+        assert (np.abs(out - want) <= bound).all(), what
+        out[...] = np.nan
+        assert np.isnan(memory).all(), f"{what}: wrote outside its output"
 
 
 def test_scores_of_any_size_do_not_overflow(kernels: ctypes.CDLL) -> None:

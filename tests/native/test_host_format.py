@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from edgecompile.runtime import loaders
 from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.runtime.model import open_bundle
 from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, Machine
 from tests.runtime.bundles import DummyBundle, pack_weights
+from tests.runtime.generations import HOSTILE_GENERATIONS, make_generative
 from tests.runtime.test_format import (
     HOSTILE_BYTES,
     HOSTILE_FOLDERS,
@@ -86,9 +88,13 @@ def compile_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Machine],
     return compiler
 
 
-def dummy(folder: Path, machine: Machine, compile_c: Compile) -> DummyBundle:
+def dummy(
+    folder: Path, machine: Machine, compile_c: Compile, generative: bool = False
+) -> DummyBundle:
     """A bundle for the machine with a probe and a runtime library that can be loaded."""
     bundle = DummyBundle(folder)
+    if generative:
+        make_generative(bundle)
     variant = bundle.document["variants"][0]
     variant["arch"] = machine.arch
     variant["glibc"] = None
@@ -160,6 +166,14 @@ def hostile_cases() -> Iterator[tuple[str, Write]]:
 
         return write
 
+    def generation(path: str, new: Any) -> Write:
+        def write(folder: Path, machine: Machine, compile_c: Compile) -> None:
+            bundle = dummy(folder, machine, compile_c, generative=True)
+            put(bundle.document, path, new)
+            bundle.write()
+
+        return write
+
     def text_value(path: str, new: Any) -> Write:
         def write(folder: Path, machine: Machine, compile_c: Compile) -> None:
             bundle = dummy(folder, machine, compile_c)
@@ -204,6 +218,8 @@ def hostile_cases() -> Iterator[tuple[str, Write]]:
 
     for i, (rule, path, new, text) in enumerate(HOSTILE_VALUES):
         yield f"value-{rule}-{i}", value(path, new, text)
+    for i, (rule, path, new, _) in enumerate(HOSTILE_GENERATIONS):
+        yield f"generation-{rule}-{i}", generation(path, new)
     for i, (rule, path, new, _) in enumerate(HOSTILE_TEXTS):
         yield f"text-{rule}-{i}", text_value(path, new)
     for i, (rule, change) in enumerate(HOSTILE_BYTES):
@@ -242,6 +258,52 @@ def test_hostile_bundles_are_refused_as_in_python(
         assert verdict.status != 0, name
         if name != "good":
             assert name.split("-", 1)[1].rsplit("-", 1)[0] in verdict.rules, name
+
+
+def test_variants_for_torch_are_judged_as_in_python(
+    machine: Machine,
+    program: Path,
+    folder: Path,
+    compile_for: Callable[[Machine], Compile],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Skipped beside another one, refused by a status of their own, and by their rules."""
+    monkeypatch.setattr(loaders, "_loaders", {})  # Python as it is without torch's loader
+    native = MACHINES[NATIVE_ARCH]
+    changes: dict[str, Any] = {
+        "alone": {},
+        "beside": {},
+        "programs": {"programs": []},
+        "unlisted": {"programs": ["a", "b"]},
+        "version": {"torch": "2.13 or so"},
+        "no version": {"torch": 2.13},
+        "unfit": {"requires": ["sse11"]},
+    }
+
+    def write(path: Path, host: Machine, name: str) -> Path:
+        bundle = dummy(path, host, compile_for(host))
+        (own,) = bundle.document["variants"]
+        torch = {k: own[k] for k in ("arch", "requires", "glibc", "programs")}
+        torch |= {"name": "torch", "backend": "torch", "torch": "2.13.0", "rank": 99}
+        variants = [own] if name == "beside" else []
+        bundle.document["variants"] = [{**torch, **changes[name]}, *variants]
+        bundle.document = bundle.listed()
+        bundle.write()
+        return path
+
+    cases = {
+        name: (
+            write(folder / "torch" / name / "b.ecb", machine, name),
+            write(folder / "torch-native" / name / "b.ecb", native, name),
+        )
+        for name in changes
+    }
+    told = dict(zip(cases, assert_agree(machine, program, cases), strict=True))
+    assert told["alone"].status == 16 and told["unfit"].status == 23
+    assert told["beside"].status == 26  # the other one was chosen: its programs are dummies
+    broken = ("variant-programs", "path-listed", "name-form", "key-type")
+    for name, rule in zip(("programs", "unlisted", "version", "no version"), broken, strict=True):
+        assert rule in told[name].rules
 
 
 # --- Mutations
@@ -320,9 +382,11 @@ def test_mutated_manifests_are_judged_as_in_python(
     document = bundle.listed()
     add_texts(bundle)
     texts = {**bundle.listed(), "golden": []}
+    generative = dummy(folder, machine, compile_for(machine), generative=True).listed()
     changed = [
-        *mutations(document, N_MUTATIONS, seed=1),
+        *mutations(document, N_MUTATIONS // 2, seed=1),
         *mutations(texts, N_MUTATIONS // 3, seed=3),
+        *mutations(generative, N_MUTATIONS // 2, seed=11),
     ]
     cases = {}
     for i, data in enumerate(changed):

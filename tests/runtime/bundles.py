@@ -143,13 +143,15 @@ DELETE = object()
 
 
 def put(document: Any, path: str, value: Any) -> None:
-    """Sets ``path`` ("a.0.b"; "~" stands for a dot within a key) or deletes it."""
+    """Sets ``path`` ("a.0.b"; "~" stands for a dot within a key), deletes or appends it."""
     *parents, last = [part.replace("~", ".") for part in path.split(".")]
     if parents and parents[0] == "files" and isinstance(value, dict):
         parents, last = ["files"], path[len("files.") :].replace("~", ".")  # paths keep their dots
     for part in parents:
         document = document[int(part)] if isinstance(document, list) else document[part]
-    if value is DELETE:
+    if isinstance(document, list) and int(last) == len(document):
+        document.append(value)
+    elif value is DELETE:
         del document[int(last) if isinstance(document, list) else last]
     else:
         document[int(last) if isinstance(document, list) else last] = value

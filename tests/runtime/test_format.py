@@ -26,12 +26,20 @@ from edgecompile.runtime.errors import (
     NativeError,
 )
 from edgecompile.runtime.files import BundleFolder
+from edgecompile.runtime.generation_golden import FILE as GENERATIONS
+from edgecompile.runtime.generation_golden import parse_generation_cases
 from edgecompile.runtime.golden import read_case
 from edgecompile.runtime.manifest import MAX_MANIFEST_BYTES
 from edgecompile.runtime.model import open_bundle
 from edgecompile.runtime.recipe import read_recipe
 from edgecompile.runtime.weights import map_weights
 from tests.runtime.bundles import DELETE, DummyBundle, make_weights, pack_weights, put
+from tests.runtime.generations import (
+    HOSTILE_GENERATIONS,
+    HOSTILE_GOLDEN_GENERATIONS,
+    make_generative,
+    put_generations,
+)
 from tests.runtime.recipes import HOSTILE_ENGINES, HOSTILE_RECIPES
 from tests.runtime.texts import HOSTILE_TEXTS, add_texts
 
@@ -55,6 +63,9 @@ def read_everything(path: str) -> None:
                 read_case(fd, item.file, folder.manifest)
             finally:
                 os.close(fd)
+        if GENERATIONS in folder.manifest.files and folder.manifest.generation is not None:
+            with os.fdopen(folder.open(GENERATIONS), "rb") as stream:
+                parse_generation_cases(stream.read(), GENERATIONS, folder.manifest)
         folder.check_hashes()
     finally:
         folder.close()
@@ -85,7 +96,7 @@ HOSTILE_VALUES: list[tuple[str, str, Any, str]] = [
     ("key-type", "inputs.0.pad", "0", "inputs[0].pad: must be a number, not string"),
     ("key-type", "axes.length.lo", None, "axes.length.lo: must be an integer, not null"),
     ("key-type", "tolerance.atol", "1", "tolerance.atol: must be a number"),
-    ("list-size", "inputs", [], "inputs: has 0 entries, must have 1 to 64"),
+    ("list-size", "inputs", [], "inputs: has 0 entries, must have 1 to 512"),
     ("list-size", "variants", [], "variants: has 0 entries"),
     ("list-size", "probes", {}, "probes: has 0 entries"),
     ("list-size", "weights", {}, "weights: has 0 entries"),
@@ -157,6 +168,7 @@ HOSTILE_VALUES: list[tuple[str, str, Any, str]] = [
     ("path-listed", "variants.0.programs.0", "x", "variants[0].programs[0]"),
     ("path-listed", "golden.0.file", "x", "golden[0].file"),
     ("key-missing", "variants.0.backend", "tensorrt", "variants[0].recipe: is required"),
+    ("key-missing", "variants.0.backend", "torch", "variants[0].torch: is required"),
     ("path-manifest", "files.manifest~json", {"size": 1, "sha256": "0" * 64}, "list itself"),
     ("file-size", "files.weights~fp32.size", -1, "-1 is negative"),
     ("file-sha256", "files.weights~fp32.sha256", "0" * 63, "isn't 64 lower-case hex digits"),
@@ -250,8 +262,46 @@ def test_hostile_engine(bundle: DummyBundle, rule: str, path: str, value: Any, t
     assert "1 problems" not in caught.value.message
 
 
+def test_the_generative_fixture_itself_is_valid(bundle: DummyBundle) -> None:
+    make_generative(bundle)
+    read_everything(bundle.write())
+
+
 @pytest.mark.parametrize(
-    ("key", "most"), [("inputs", 64), ("outputs", 64), ("buckets", 256), ("variants", 64)]
+    ("rule", "path", "value", "text"),
+    HOSTILE_GENERATIONS,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_GENERATIONS)],
+)
+def test_hostile_generation(
+    bundle: DummyBundle, rule: str, path: str, value: Any, text: str
+) -> None:
+    make_generative(bundle)
+    put(bundle.document, path, value)
+    with pytest.raises(BundleError) as caught:
+        read_everything(bundle.write())
+    assert f"[{rule}]" in caught.value.message
+    assert text in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("rule", "document", "text"),
+    HOSTILE_GOLDEN_GENERATIONS,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_GOLDEN_GENERATIONS)],
+)
+def test_hostile_golden_generation(
+    bundle: DummyBundle, rule: str, document: Any, text: str
+) -> None:
+    make_generative(bundle)
+    put_generations(bundle, document)
+    with pytest.raises(BundleError) as caught:
+        read_everything(bundle.write())
+    assert f"[{rule}]" in caught.value.message
+    assert text in caught.value.message
+    assert GENERATIONS in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("key", "most"), [("inputs", 512), ("outputs", 64), ("buckets", 256), ("variants", 64)]
 )
 def test_every_list_has_an_upper_limit(bundle: DummyBundle, key: str, most: int) -> None:
     bundle.document[key] = [{**bundle.document[key][0], "name": f"n{i}"} for i in range(most + 1)]
@@ -549,6 +599,8 @@ def test_every_rule_has_a_fixture_and_a_check() -> None:
         HOSTILE_WEIGHTS,
         HOSTILE_GOLDEN,
         HOSTILE_NATIVE,
+        HOSTILE_GENERATIONS,
+        HOSTILE_GOLDEN_GENERATIONS,
     ]
     broken = {item[0] for table in tables for item in table}
     assert written == broken

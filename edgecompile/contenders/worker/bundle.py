@@ -12,6 +12,8 @@ class _Session:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         import edgecompile
 
+        if settings["torch"]:
+            import edgecompile.torch_runtime  # torch runs this bundle: registers its loader
         self._model = open_bundle(
             settings["path"], threads=settings["threads"], variant=settings["variant"]
         )

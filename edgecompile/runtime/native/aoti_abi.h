@@ -211,6 +211,11 @@ EC_API AOTITorchError ec_aoti_torch_cpu_ec_attention(AtenTensorHandle q, AtenTen
                                                      AtenTensorHandle v, AtenTensorHandle* mask,
                                                      int32_t causal, double scale,
                                                      AtenTensorHandle* ret);
+EC_API AOTITorchError ec_aoti_torch_cpu_ec_cached_attention(AtenTensorHandle q, AtenTensorHandle k,
+                                                            AtenTensorHandle v,
+                                                            AtenTensorHandle position,
+                                                            int64_t window, double scale,
+                                                            double softcap, AtenTensorHandle* ret);
 
 // A row-major copy.
 EC_API AOTITorchError ec_aoti_torch_cpu_ec_copy(AtenTensorHandle x, AtenTensorHandle* ret);
@@ -223,3 +228,84 @@ EC_API AOTITorchError ec_aoti_torch_cpu_ec_layer_norm(AtenTensorHandle x, AtenTe
 // Scans (aoti_scans.cpp).
 EC_API AOTITorchError ec_aoti_torch_cpu_cumsum(AtenTensorHandle self, int64_t dim, int32_t* dtype,
                                                AtenTensorHandle* ret0);
+EC_API AOTITorchError ec_aoti_torch_cpu_cumprod(AtenTensorHandle self, int64_t dim, int32_t* dtype,
+                                                AtenTensorHandle* ret0);
+EC_API AOTITorchError ec_aoti_torch_cpu_logcumsumexp(AtenTensorHandle self, int64_t dim,
+                                                     AtenTensorHandle* ret0);
+EC_API AOTITorchError ec_aoti_torch_cpu_cummax(AtenTensorHandle self, int64_t dim,
+                                               AtenTensorHandle* ret0, AtenTensorHandle* ret1);
+EC_API AOTITorchError ec_aoti_torch_cpu_cummin(AtenTensorHandle self, int64_t dim,
+                                               AtenTensorHandle* ret0, AtenTensorHandle* ret1);
+
+// Sorts (aoti_sorts.cpp): values and int64 indices.
+EC_API AOTITorchError ec_aoti_torch_cpu_sort(AtenTensorHandle self, int64_t dim, int32_t descending,
+                                             AtenTensorHandle* ret0, AtenTensorHandle* ret1);
+EC_API AOTITorchError ec_aoti_torch_cpu_sort_stable(AtenTensorHandle self, int32_t* stable,
+                                                    int64_t dim, int32_t descending,
+                                                    AtenTensorHandle* ret0, AtenTensorHandle* ret1);
+EC_API AOTITorchError ec_aoti_torch_cpu_topk(AtenTensorHandle self, int64_t k, int64_t dim,
+                                             int32_t largest, int32_t sorted,
+                                             AtenTensorHandle* ret0, AtenTensorHandle* ret1);
+EC_API AOTITorchError ec_aoti_torch_cpu_kthvalue(AtenTensorHandle self, int64_t k, int64_t dim,
+                                                 int32_t keepdim, AtenTensorHandle* ret0,
+                                                 AtenTensorHandle* ret1);
+
+// Counts and places (aoti_counts.cpp).
+EC_API AOTITorchError ec_aoti_torch_cpu_histc(AtenTensorHandle self, int64_t bins, double min,
+                                              double max, AtenTensorHandle* ret0);
+EC_API AOTITorchError ec_aoti_torch_cpu_searchsorted_Tensor(
+    AtenTensorHandle sorted_sequence, AtenTensorHandle self, int32_t out_int32, int32_t right,
+    const char** side, AtenTensorHandle* sorter, AtenTensorHandle* ret0);
+EC_API AOTITorchError ec_aoti_torch_cpu_bucketize_Tensor(AtenTensorHandle self,
+                                                         AtenTensorHandle boundaries,
+                                                         int32_t out_int32, int32_t right,
+                                                         AtenTensorHandle* ret0);
+
+// Scatters (aoti_scatters.cpp). Generated code doesn't look at the results of those that write to
+// an output: a failure there makes the run's next call fail.
+EC_API AOTITorchError ec_aoti_torch_cpu_scatter_src_out(AtenTensorHandle out, AtenTensorHandle self,
+                                                        int64_t dim, AtenTensorHandle index,
+                                                        AtenTensorHandle src);
+EC_API AOTITorchError ec_aoti_torch_cpu_scatter_value_out(AtenTensorHandle out,
+                                                          AtenTensorHandle self, int64_t dim,
+                                                          AtenTensorHandle index, double value);
+EC_API AOTITorchError ec_aoti_torch_cpu_scatter_reduce_two_out(
+    AtenTensorHandle out, AtenTensorHandle self, int64_t dim, AtenTensorHandle index,
+    AtenTensorHandle src, const char* reduce, int32_t include_self);
+EC_API AOTITorchError ec_aoti_torch_index_put_out(AtenTensorHandle out, AtenTensorHandle self,
+                                                  const AtenTensorHandle* indices,
+                                                  uint32_t num_indices, AtenTensorHandle values,
+                                                  bool accumulate);
+EC_API AOTITorchError ec_aoti_torch_cpu_masked_scatter(AtenTensorHandle self, AtenTensorHandle mask,
+                                                       AtenTensorHandle source,
+                                                       AtenTensorHandle* ret0);
+
+// Sums, means or maxima of rows of a table (aoti_embedding_bag.cpp).
+EC_API AOTITorchError ec_aoti_torch_cpu__embedding_bag_forward_only(
+    AtenTensorHandle weight, AtenTensorHandle indices, AtenTensorHandle offsets,
+    int32_t scale_grad_by_freq, int64_t mode, int32_t sparse, AtenTensorHandle* per_sample_weights,
+    int32_t include_last_offset, int64_t padding_idx, AtenTensorHandle* ret0,
+    AtenTensorHandle* ret1, AtenTensorHandle* ret2, AtenTensorHandle* ret3);
+EC_API AOTITorchError ec_aoti_torch_cpu__embedding_bag(
+    AtenTensorHandle weight, AtenTensorHandle indices, AtenTensorHandle offsets,
+    int32_t scale_grad_by_freq, int64_t mode, int32_t sparse, AtenTensorHandle* per_sample_weights,
+    int32_t include_last_offset, int64_t padding_idx, AtenTensorHandle* ret0,
+    AtenTensorHandle* ret1, AtenTensorHandle* ret2, AtenTensorHandle* ret3);
+
+// Products of groups of rows, each with a matrix of its own (aoti_grouped.cpp), float32: rows
+// offs[e-1]..offs[e] of x with matrix e; rows past the last offset give zero. w [E, K, N] of any
+// strides, or E packed weights (gemm.h), one behind the other.
+EC_API AOTITorchError ec_aoti_torch_cpu_ec_grouped_mm(AtenTensorHandle x, AtenTensorHandle w,
+                                                      AtenTensorHandle offs, AtenTensorHandle* ret);
+EC_API AOTITorchError ec_aoti_torch_cpu_ec_grouped_linear(AtenTensorHandle x,
+                                                          AtenTensorHandle w_packed,
+                                                          AtenTensorHandle offs, int64_t n,
+                                                          AtenTensorHandle* ret);
+
+// All steps of a recurrent layer in one direction (aoti_recurrence.cpp, recurrence.h), float32:
+// gates [L, B, G*H], h0 and an LSTM's c0 [B, H]; results [L, B, H], the last h [B, H], and the last
+// c, which is [0, H] for other kinds.
+EC_API AOTITorchError ec_aoti_torch_cpu_ec_recurrence(
+    AtenTensorHandle gates, AtenTensorHandle w_packed, AtenTensorHandle* bias, AtenTensorHandle h0,
+    AtenTensorHandle* c0, int64_t kind, int32_t reverse, AtenTensorHandle* ret0,
+    AtenTensorHandle* ret1, AtenTensorHandle* ret2);

@@ -89,7 +89,9 @@ Tensor* new_heads_last(int64_t batch, int64_t heads, int64_t length, int64_t wid
 
 Tensor* new_attention(Prepared* prepared) {
   AttentionArgs& args = prepared->args;
-  const int64_t pairs = args.len_q * args.len_k / (args.causal ? 2 : 1);
+  // Of a causal attention about half of the new keys are seen, and all that stand before them.
+  const int64_t keys = std::min(args.len_k, args.offset + args.len_q);
+  const int64_t pairs = args.causal ? args.len_q * (args.offset + keys) / 2 : args.len_q * args.len_k;
   const int64_t width = args.dim + args.dim_v;
   const ec::WorkTimer timer(
       ec::Work::kAttention,
@@ -186,6 +188,27 @@ AOTITorchError ec_aoti_torch_cpu_ec_attention(AtenTensorHandle q, AtenTensorHand
     Prepared prepared;
     prepare(*unwrap(q), *unwrap(k), *unwrap(v), ec::unwrap_optional(mask), causal != 0, scale,
             &prepared);
+    *ret = ec::wrap(new_attention(&prepared));
+  });
+}
+
+AOTITorchError ec_aoti_torch_cpu_ec_cached_attention(AtenTensorHandle q, AtenTensorHandle k,
+                                                     AtenTensorHandle v, AtenTensorHandle position,
+                                                     int64_t window, double scale, double softcap,
+                                                     AtenTensorHandle* ret) {
+  return guarded("aoti_torch_cpu_ec_cached_attention", [&] {
+    const Tensor& place = *unwrap(position);
+    if (place.dtype != ec::kInt64 || place.numel() != 1) fail("position is no single int64");
+    Prepared prepared;
+    prepare(*unwrap(q), *unwrap(k), *unwrap(v), nullptr, true, scale, &prepared);
+    AttentionArgs& args = prepared.args;
+    args.offset = *place.as<int64_t>();
+    args.window = window;
+    args.softcap = static_cast<float>(softcap);
+    if (args.offset < 0 || args.offset >= args.len_k) {
+      fail("position %lld, but the context has %lld rows", static_cast<long long>(args.offset),
+           static_cast<long long>(args.len_k));
+    }
     *ret = ec::wrap(new_attention(&prepared));
   });
 }

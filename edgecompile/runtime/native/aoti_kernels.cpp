@@ -4,8 +4,8 @@
 #include "aoti_abi.h"
 #include "arguments.h"
 #include "gemm.h"
-#include "gemm_narrow.h"
 #include "layer_norm.h"
+#include "packed_weight.h"
 #include "profile.h"
 
 namespace {
@@ -95,21 +95,6 @@ const float* vector_of(const Tensor* tensor, int64_t n, const char* role, OwnedT
   return ec::with_contiguous_last(*tensor, holder).as<float>();
 }
 
-// Elements of an [n, k] weight that is packed with this dtype.
-int64_t packed_count(const Tensor& packed, int64_t n, int64_t k) {
-  switch (packed.dtype) {
-    case ec::kFloat32:
-      return ec::packed_elements(n, k);
-    case ec::kBFloat16:
-      return ec::packed_elements_bf16(n, k);
-    case ec::kInt8:
-      return ec::packed_elements_int8(n, k);
-    default:
-      fail("w_packed is %s, this kernel reads float32, bfloat16 and int8 only",
-           ec::dtype_name(packed.dtype));
-  }
-}
-
 void linear(const Tensor& x, const Tensor& packed, const Tensor* bias, const Tensor* residual,
             int64_t n, int64_t act, AtenTensorHandle* ret) {
   ec::require_float32(x, "x");
@@ -119,7 +104,7 @@ void linear(const Tensor& x, const Tensor& packed, const Tensor* bias, const Ten
   }
   const ec::RowsView rows(x);
   const int64_t k = rows.columns();
-  const int64_t count = packed_count(packed, n, k);
+  const int64_t count = ec::packed_count(packed, n, k);
   if (packed.numel() != count || !ec::is_contiguous(packed)) {
     fail("w_packed has %lld elements, a packed [%lld, %lld] of %s has %lld",
          static_cast<long long>(packed.numel()), static_cast<long long>(n),
@@ -155,17 +140,8 @@ void linear(const Tensor& x, const Tensor& packed, const Tensor* bias, const Ten
     epilogue.residual = source->as<float>();
     epilogue.ld_residual = rows.rows() == 1 ? 0 : n;
   }
-  const auto run = [&](auto gemm, const auto* weights) {
-    gemm(rows.rows(), n, k, rows.data(), rows.row_stride(), weights, result->as<float>(), n,
-         epilogue);
-  };
-  if (packed.dtype == ec::kBFloat16) {
-    run(ec::gemm_bf16, packed.as<uint16_t>());
-  } else if (packed.dtype == ec::kInt8) {
-    run(ec::gemm_int8, packed.as<int8_t>());
-  } else {
-    run(ec::gemm_packed, packed.as<float>());
-  }
+  ec::gemm_weight(packed, 0, rows.rows(), n, k, rows.data(), rows.row_stride(), result->as<float>(),
+                  n, epilogue);
   *ret = ec::wrap(result.release());
 }
 

@@ -40,6 +40,21 @@ struct Head {
   const float* float_mask;
 };
 
+// Which keys the queries of a head see: those of [begin(i), end(i)).
+struct Sight {
+  bool causal;
+  int64_t offset, window, step, len_k;
+
+  int64_t end(int64_t query) const {
+    return causal ? std::clamp<int64_t>(offset + query * step + 1, 0, len_k) : len_k;
+  }
+  int64_t begin(int64_t query) const {
+    return causal && window > 0
+               ? std::clamp<int64_t>(offset + query * step + 1 - window, 0, len_k)
+               : 0;
+  }
+};
+
 Head head_of(const AttentionArgs& a, int64_t b, int64_t h) {
   const int64_t h_kv = h / (a.heads_q / a.heads_kv);
   Head head{a.q + b * a.q_strides[0] + h * a.q_strides[1],
@@ -171,10 +186,45 @@ void dot_scores(const AttentionArgs& a, const float* q, int64_t rows, const floa
   }
 }
 
+// out[rows, columns] = weights · values of a few queries, without copying the values.
+EC_INLINE void weigh_values(const float* weights, int64_t ld, int64_t rows, const float* v,
+                            int64_t v_stride, int64_t keys, int64_t columns, float* sums) {
+  constexpr int kParts = kPanel / kL;
+  for (int64_t r = 0; r < rows; ++r) {
+    vf32 sum[kParts] = {};
+    const float* const w = weights + r * ld;
+    const float* row = v;
+    if (columns == kPanel) {
+      for (int64_t j = 0; j < keys; ++j, row += v_stride) {
+        const vf32 weight = broadcast(w[j]);
+        for (int p = 0; p < kParts; ++p) sum[p] = fma(weight, load(row + p * kL), sum[p]);
+      }
+    } else {
+      for (int64_t j = 0; j < keys; ++j, row += v_stride) {
+        const vf32 weight = broadcast(w[j]);
+        for (int p = 0; p < kParts; ++p) {
+          const int64_t left = std::min<int64_t>(kL, columns - p * kL);
+          if (left > 0) sum[p] = fma(weight, load_partial(row + p * kL, left), sum[p]);
+        }
+      }
+    }
+    for (int p = 0; p < kParts; ++p) store(sums + r * kPanel + p * kL, sum[p]);
+  }
+}
+
+// s = softcap · tanh(s / softcap) of whole vectors.
+void cap_scores(float* s, int64_t n, float softcap) {
+  for (int64_t j = 0; j < n; j += kL) {
+    store(s + j, vtanh(load(s + j) * (1.0f / softcap)) * softcap);
+  }
+}
+
 // Queries [q0, q1) of one head.
-void run_queries(const AttentionArgs& a, const Head& head, int64_t q0, int64_t q1) {
+void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, int64_t q0,
+                 int64_t q1) {
   const int64_t queries = q1 - q0;
-  const int64_t all_keys = a.causal ? std::min(a.len_k, q1) : a.len_k;
+  const int64_t first_key = sight.begin(q0), last_key = sight.end(q1 - 1);
+  const int64_t all_keys = std::max<int64_t>(0, last_key - first_key);
   const int64_t widest = std::max<int64_t>({a.dim, a.dim_v, 1});
   const int64_t most = std::max(kPanel, kBlockFloats / widest / kPanel * kPanel);
   const int64_t blocks = std::max<int64_t>(1, (all_keys + most - 1) / most);
@@ -184,7 +234,7 @@ void run_queries(const AttentionArgs& a, const Head& head, int64_t q0, int64_t q
 
   const int64_t state_floats = round_up(queries * 3, 16);
   const int64_t k_floats = few ? 0 : block * a.dim;
-  const int64_t v_floats = block * v_panels * kPanel;
+  const int64_t v_floats = few ? 0 : block * v_panels * kPanel;
   float* const scratch =
       t_scratch.get(state_floats + k_floats + v_floats + (kTileRows + 1) * block);
   static_assert(sizeof(RowState) == 3 * sizeof(float));
@@ -196,16 +246,16 @@ void run_queries(const AttentionArgs& a, const Head& head, int64_t q0, int64_t q
   std::fill_n(state, queries, RowState{kMinusInfinity, 0.0f, 0.0f});
   const bool masked = head.bool_mask != nullptr || head.float_mask != nullptr;
 
-  for (int64_t k0 = 0; k0 == 0 || k0 < all_keys; k0 += block) {
-    const int64_t block_keys = std::min(block, all_keys - k0);
-    const bool first = k0 == 0, last = k0 + block >= all_keys;
+  for (int64_t k0 = first_key; k0 == first_key || k0 < last_key; k0 += block) {
+    const int64_t block_keys = std::max<int64_t>(0, std::min(block, last_key - k0));
+    const bool first = k0 == first_key, last = k0 + block >= last_key;
     const float* const k = head.k + k0 * a.k_strides[2];
     const float* const v = head.v + k0 * a.v_strides[2];
     for (int64_t j = 0; !few && j < block_keys; j += kPanel) {
       pack_panel(k + j * a.k_strides[2], 1, a.k_strides[2], a.dim, std::min(kPanel, block_keys - j),
                  a.scale, k_panels + j * a.dim);
     }
-    for (int64_t p = 0; p < v_panels; ++p) {
+    for (int64_t p = 0; !few && p < v_panels; ++p) {
       pack_panel(v + p * kPanel, a.v_strides[2], 1, block_keys,
                  std::min(kPanel, a.dim_v - p * kPanel), 1.0f, v_copy + p * block * kPanel);
     }
@@ -220,7 +270,7 @@ void run_queries(const AttentionArgs& a, const Head& head, int64_t q0, int64_t q
       const float* const q = head.q + (q0 + r0) * a.q_strides[2];
       // The last of these rows sees this many keys of the block.
       const int64_t keys =
-          a.causal ? std::clamp<int64_t>(q0 + r0 + rows - k0, 0, block_keys) : block_keys;
+          std::clamp<int64_t>(sight.end(q0 + r0 + rows - 1) - k0, 0, block_keys);
       if (few) {
         dot_scores(a, q, rows, k, keys, scores, block);
       } else {
@@ -231,7 +281,8 @@ void run_queries(const AttentionArgs& a, const Head& head, int64_t q0, int64_t q
       }
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t query = q0 + r0 + r;
-        const int64_t seen = a.causal ? std::clamp<int64_t>(query + 1 - k0, 0, keys) : keys;
+        const int64_t seen = std::clamp<int64_t>(sight.end(query) - k0, 0, keys);
+        const int64_t unseen = std::clamp<int64_t>(sight.begin(query) - k0, 0, seen);
         const float* bias = nullptr;
         if (masked) {
           if (a.mask_strides[2] != 0) {
@@ -241,14 +292,20 @@ void run_queries(const AttentionArgs& a, const Head& head, int64_t q0, int64_t q
           bias = bias_row;
         }
         float* const s = scores + r * block;
+        if (a.softcap > 0) cap_scores(s, seen, a.softcap);
+        std::fill_n(s, unseen, kMinusInfinity);
         softmax_row(s, seen, bias, state[r0 + r]);
         std::fill(s + std::min(keys, round_up(seen, kL)), s + keys, 0.0f);
       }
       for (int64_t p = 0; p < v_panels; ++p) {
         alignas(64) float sums[kTileRows * kPanel];
         const int64_t columns = std::min(kPanel, a.dim_v - p * kPanel);
-        multiply_panel(scores, block, rows, v_copy + p * block * kPanel, keys, columns, sums,
-                       kPanel);
+        if (few) {
+          weigh_values(scores, block, rows, v + p * kPanel, a.v_strides[2], keys, columns, sums);
+        } else {
+          multiply_panel(scores, block, rows, v_copy + p * block * kPanel, keys, columns, sums,
+                         kPanel);
+        }
         merge_panel(sums, rows, columns, first, state + r0, last,
                     head.out + (q0 + r0) * a.out_strides[2] + p * kPanel, a.out_strides[2]);
       }
@@ -258,20 +315,36 @@ void run_queries(const AttentionArgs& a, const Head& head, int64_t q0, int64_t q
 
 }  // namespace
 
-void attention(const AttentionArgs& a) {
-  if (a.batch <= 0 || a.heads_q <= 0 || a.len_q <= 0 || a.dim_v <= 0) return;
+void attention(const AttentionArgs& given) {
+  if (given.batch <= 0 || given.heads_q <= 0 || given.len_q <= 0 || given.dim_v <= 0) return;
+  AttentionArgs a = given;
+  Sight sight{a.causal, a.offset, a.window, 1, a.len_k};
+  const int64_t group = a.heads_q / a.heads_kv;
+  if (a.len_q == 1 && group > 1) {
+    // The heads of a group stand for queries of one head: their keys and values are read once.
+    a.len_q = group;
+    a.heads_q = a.heads_kv;
+    a.q_strides[2] = given.q_strides[1];
+    a.q_strides[1] = given.q_strides[1] * group;
+    a.out_strides[2] = given.out_strides[1];
+    a.out_strides[1] = given.out_strides[1] * group;
+    a.mask_strides[2] = given.mask_strides[1];
+    a.mask_strides[1] = given.mask_strides[1] * group;
+    sight.step = 0;
+  }
   const int64_t heads = a.batch * a.heads_q;
   int64_t chunks = 1;
   const int64_t threads = num_threads();
-  const bool alone = threads == 1 || heads * a.len_q * a.len_k * (a.dim + a.dim_v) < kSerialWork;
+  const int64_t keys = sight.end(a.len_q - 1) - sight.begin(0);
+  const bool alone = threads == 1 || heads * a.len_q * keys * (a.dim + a.dim_v) < kSerialWork;
   if (!alone && heads < 3 * threads) {
     // Every chunk copies the keys and values, so it should have a few tiles of queries.
     chunks = std::clamp<int64_t>(3 * threads / heads, 1, (a.len_q + 31) / 32);
   }
   const auto task = [&](int64_t i) {
     const int64_t head = i / chunks, chunk = i % chunks;
-    run_queries(a, head_of(a, head / a.heads_q, head % a.heads_q), a.len_q * chunk / chunks,
-                a.len_q * (chunk + 1) / chunks);
+    run_queries(a, head_of(a, head / a.heads_q, head % a.heads_q), sight,
+                a.len_q * chunk / chunks, a.len_q * (chunk + 1) / chunks);
   };
   if (alone) {
     for (int64_t i = 0; i < heads * chunks; ++i) task(i);

@@ -20,11 +20,14 @@ struct AttentionArgs {
   const void* mask;         // uint8_t or float, [batch, heads_q, len_q, len_k]
   int mask_kind;            // MaskKind
   int64_t mask_strides[4];  // 0 broadcasts
-  bool causal;              // query i sees keys 0 .. i
+  bool causal;              // query i sees keys 0 .. offset + i
   float scale;
+  int64_t offset;  // of a causal one: the place of its first query among the keys
+  int64_t window;  // over 0, of a causal one: only that many keys, up to its own, are seen
+  float softcap;   // over 0: a score s becomes softcap * tanh(s / softcap)
 };
 
-// As torch's eager kernel on the CPU: a row whose keys are all masked by `false` or -inf gives
+// Keys that no query sees aren't read. As torch's eager kernel on the CPU: a row whose keys are all masked by `false` or -inf gives
 // zeros; NaN and infinity in q, k, v reach the rows that read them even where masked.
 void attention(const AttentionArgs& args);
 

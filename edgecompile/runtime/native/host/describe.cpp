@@ -60,6 +60,23 @@ void write_buckets(JsonWriter* out, const Manifest& manifest) {
   out->close(']');
 }
 
+void write_generation(JsonWriter* out, const Generation& spec) {
+  out->open('{').key("kind").string("causal-lm").key("input").string(spec.input);
+  out->key("position").string(spec.position).key("last").string(spec.last);
+  out->key("logits").string(spec.logits).key("length_axis").string(spec.length_axis);
+  out->key("context_axis").string(spec.context_axis);
+  out->key("max_context").integer(spec.max_context).key("caches").open('[');
+  for (const std::string& name : spec.caches) out->string(name);
+  out->close(']').key("eos").open('[');
+  for (const int64_t token : spec.eos) out->integer(token);
+  out->close(']').key("bos");
+  spec.bos ? out->integer(*spec.bos) : out->null();
+  out->key("pad").integer(spec.pad).key("defaults").open('{');
+  if (spec.do_sample) out->key("do_sample").boolean(*spec.do_sample);
+  for (const auto& [key, number] : spec.defaults) write_number(&out->key(key), number);
+  out->close('}').close('}');
+}
+
 void write_host(JsonWriter* out, const Host& host) {
   out->open('{').key("system").string(host.system).key("arch").string(host.arch);
   out->key("model").string(host.model).key("cpus").integer(host.cpus);
@@ -105,6 +122,12 @@ std::string Model::describe() {
   }
   out.key("buckets");
   write_buckets(&out, manifest);
+  out.key("generation");
+  if (manifest.generation) {
+    write_generation(&out, *manifest.generation);
+  } else {
+    out.null();
+  }
   out.key("tolerance").open('{').key("atol").number(manifest.atol);
   out.key("rtol").number(manifest.rtol).close('}');
   out.key("variant").string(variant_->name).key("backend").string(variant_->backend);

@@ -35,6 +35,7 @@ extern "C" {
 /* Status codes. */
 enum {
   ECR_OK = 0,
+  ECR_LOADER = 16,  /* a variant fits this machine, but needs torch, which takes Python */
   ECR_BUNDLE = 20,  /* the bundle is missing, malformed or inconsistent */
   ECR_VERSION = 21, /* its format is one that this library doesn't know */
   ECR_DAMAGED = 22, /* a file of it is missing, truncated or differs from its hash */
@@ -157,8 +158,10 @@ ECR_API void ecr_text_free(char* json_text); /* null is allowed */
 ECR_API int32_t ecr_get_signature(ecr_model* model, ecr_signature* signature);
 
 /* Runs the model once. The inputs may come in any order; integers and booleans are widened to the
- * input's integer type where every value fits. They are borrowed for the call and only read. Free
- * the outputs with ecr_outputs_free. */
+ * input's integer type where every value fits. They are borrowed for the call and only read, except
+ * a generative model's caches (ecr_describe: "generation"): it changes these in place, so their
+ * data must be writable and aligned, and no other call may use them meanwhile. Free the outputs
+ * with ecr_outputs_free. */
 ECR_API int32_t ecr_run(ecr_model* model, const ecr_tensor* inputs, int64_t n_inputs,
                         ecr_outputs** outputs);
 

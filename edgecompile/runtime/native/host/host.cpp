@@ -128,6 +128,20 @@ Host describe_host(const BundleFolder& folder) {
   return host;
 }
 
+// Why only Python, with torch, runs a variant.
+constexpr const char* kNeedsTorch = "needs the backend torch, which this library doesn't have";
+constexpr const char* kTorchHint =
+    "run python -m edgecompile.torch_runtime with torch, or build without --runtime torch";
+
+// ECR_LOADER if one of the refused variants lacks nothing but torch, else ECR_HOST.
+int32_t code_of(const std::vector<Refusal>& refused, const std::optional<std::string>& wanted) {
+  for (const Refusal& item : refused) {
+    const bool meant = !wanted || item.name == wanted;
+    if (meant && item.reasons == std::vector<std::string>{kNeedsTorch}) return ECR_LOADER;
+  }
+  return ECR_HOST;
+}
+
 std::vector<std::string> find_lacks(const Variant& variant, const Host& host) {
   std::vector<std::string> reasons;
   if (host.system != "Linux") {
@@ -135,9 +149,6 @@ std::vector<std::string> find_lacks(const Variant& variant, const Host& host) {
   }
   if (sizeof(void*) != 8 || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__) {
     reasons.push_back("needs a 64-bit little-endian process");
-  }
-  if (variant.backend != kBackend) {
-    reasons.push_back(cat("needs the backend ", variant.backend, ", unknown here"));
   }
   if (variant.arch != host.arch) {
     reasons.push_back(cat("is for ", variant.arch, ", this is ", host.arch));
@@ -158,6 +169,12 @@ std::vector<std::string> find_lacks(const Variant& variant, const Host& host) {
       reasons.push_back(cat("needs glibc ", *variant.glibc, ", this is ", host.glibc->first, ".",
                             host.glibc->second));
     }
+  }
+  // Last, and alone: what fits the machine otherwise is a matter of the loader.
+  if (reasons.empty() && variant.backend == kTorchBackend) {
+    reasons.push_back(kNeedsTorch);
+  } else if (reasons.empty() && variant.backend != kBackend) {
+    reasons.push_back(cat("needs the backend ", variant.backend, ", unknown here"));
   }
   return reasons;
 }
@@ -180,8 +197,10 @@ size_t choose_variant(const Manifest& manifest, const Host& host,
     if (named) return *named;
     for (const Refusal& item : *refused) {
       if (item.name == wanted) {
-        fail(ECR_HOST, cat("the variant ", *wanted, " can't run here: ", join(item.reasons, "; ")),
-             "leave the choice to the library, or build for this machine");
+        const int32_t code = code_of(*refused, wanted);
+        fail(code, cat("the variant ", *wanted, " can't run here: ", join(item.reasons, "; ")),
+             code == ECR_LOADER ? kTorchHint
+                                : "leave the choice to the library, or build for this machine");
       }
     }
     const auto name = [](const Variant& item) { return item.name; };
@@ -193,7 +212,10 @@ size_t choose_variant(const Manifest& manifest, const Host& host,
     for (const Refusal& item : *refused) {
       text += cat("\n  ", item.name, ": ", join(item.reasons, "; "));
     }
-    fail(ECR_HOST, text, "build the bundle for a target that includes this machine");
+    const int32_t code = code_of(*refused, wanted);
+    fail(code, text,
+         code == ECR_LOADER ? kTorchHint
+                            : "build the bundle for a target that includes this machine");
   }
   return *best;
 }

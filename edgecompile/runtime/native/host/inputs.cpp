@@ -291,6 +291,24 @@ void check_bounds(const TensorSpec& spec, const Array& array, InputProblems* pro
   }
 }
 
+bool overlap(const Array& a, const Array& b) {
+  const uint8_t* const a_end = a.data + count_elements(a.sizes) * a.type->size;
+  const uint8_t* const b_end = b.data + count_elements(b.sizes) * b.type->size;
+  return a.data < b_end && b.data < a_end;
+}
+
+// The program changes a cache in place: a copy would take the changes away with itself.
+void check_cache(const TensorSpec& spec, const Array& array, const std::vector<Array>& others,
+                 InputProblems* problems) {
+  constexpr const char* kWhy = "; the model changes it in place";
+  if (array.owned.data() != nullptr) {
+    problems->add(cat(spec.name, ": isn't aligned in memory", kWhy));
+  } else if (std::any_of(others.begin(), others.end(),
+                         [&array](const Array& other) { return overlap(array, other); })) {
+    problems->add(cat(spec.name, ": overlaps another input", kWhy));
+  }
+}
+
 }  // namespace
 
 CheckedInputs check_inputs(const Manifest& manifest, const ecr_tensor* tensors, int64_t count) {
@@ -305,6 +323,9 @@ CheckedInputs check_inputs(const Manifest& manifest, const ecr_tensor* tensors, 
     if (found[i] == nullptr) continue;
     const TensorSpec& spec = manifest.inputs[i];
     std::optional<Array> array = convert(spec, *found[i], &problems);
+    if (array && manifest.generation && manifest.generation->is_cache(spec.name)) {
+      check_cache(spec, *array, result.arrays, &problems);
+    }
     if (!array || !shapes.check(spec, array->sizes)) continue;
     check_bounds(spec, *array, &problems);
     result.arrays.push_back(std::move(*array));
@@ -312,6 +333,28 @@ CheckedInputs check_inputs(const Manifest& manifest, const ecr_tensor* tensors, 
   problems.raise_if_any();
   result.sizes = shapes.sizes();
   return result;
+}
+
+void check_rows(const Manifest& manifest, const CheckedInputs& inputs, int64_t computed) {
+  if (!manifest.generation) return;
+  const Generation& spec = *manifest.generation;
+  InputProblems problems;
+  const int64_t rows = inputs.sizes[spec.context];
+  const int64_t length = inputs.sizes[spec.length];
+  for (size_t i = 0; i < manifest.inputs.size(); ++i) {
+    const std::string& name = manifest.inputs[i].name;
+    if (name != spec.position && name != spec.last) continue;
+    const auto value = load<int64_t>(inputs.arrays[i].data);
+    if (name == spec.position && (value < 0 || value > rows - computed)) {
+      problems.add(cat(name, ": ", value, " with ", length, " tokens (", computed,
+                       " computed) doesn't lie within the ", rows, " rows of the caches"));
+    }
+    if (name == spec.last && (value < 0 || value >= length)) {
+      problems.add(
+          cat(name, ": ", value, " isn't one of the ", length, " tokens, 0..", length - 1));
+    }
+  }
+  problems.raise_if_any();
 }
 
 int64_t input_bytes(const Manifest& manifest, const Sizes& sizes) {
@@ -336,6 +379,10 @@ std::vector<Array> make_inputs(const Manifest& manifest, const Sizes& sizes) {
     }
     Number value{true, 1, 0};
     if (spec.bounds && value.value() < spec.bounds->first.value()) value = spec.bounds->first;
+    if (manifest.generation &&
+        (spec.name == manifest.generation->position || spec.name == manifest.generation->last)) {
+      value = Number{true, 0, 0};
+    }
     if (spec.bounds && value.value() > spec.bounds->second.value()) value = spec.bounds->second;
     Array array = make_array(*spec.type, std::move(shape));
     fill(&array, value);

@@ -94,6 +94,7 @@ class JsonWriter {
   JsonWriter& open(char bracket);  // '{' or '['
   JsonWriter& close(char bracket);
   JsonWriter& null();
+  JsonWriter& boolean(bool value);
   JsonWriter& integer(int64_t value);
   JsonWriter& number(double value);
   JsonWriter& string(const std::string& value);

@@ -66,6 +66,12 @@ JsonWriter& JsonWriter::close(char bracket) {
   return *this;
 }
 
+JsonWriter& JsonWriter::boolean(bool value) {
+  begin();
+  text_ += value ? "true" : "false";
+  return *this;
+}
+
 JsonWriter& JsonWriter::null() {
   begin();
   text_ += "null";

@@ -70,6 +70,7 @@ class ManifestReader {
     read_tolerance();
     reader_.mapping(document_, "plan", "", true);
     reader_.mapping(document_, "expected", "", true);
+    read_generation(document_, &reader_, &manifest_);
     read_texts(document_, &reader_, manifest_);
     return std::move(manifest_);
   }
@@ -154,17 +155,20 @@ class ManifestReader {
       read_features(*entry, where, &variant);
       read_glibc(*entry, where, &variant);
       variant.rank = reader_.integer(*entry, "rank", where).value_or(0);
-      if (variant.backend == kBackend) {
+      if (variant.backend == kBackend || variant.backend == kTorchBackend) {
         if (arch != nullptr && manifest_.probes.count(*arch) == 0) {
           reader_.add("variant-probe", where, cat("no probe for the architecture ", quoted(*arch)));
         }
-        if (const std::string* const runtime = reader_.string(*entry, "runtime", where)) {
+        if (variant.backend == kTorchBackend) {
+          // This library can't run it, but refuses a malformed bundle wherever Python does.
+          reader_.name(*entry, "torch", where);
+        } else if (const std::string* const runtime = reader_.string(*entry, "runtime", where)) {
           variant.runtime = *runtime;
           check_listed(*runtime, where + ".runtime");
         }
         read_programs(*entry, where, &variant);
       } else if (variant.backend == kTensorRtBackend) {
-        // This library can't run it, but refuses a malformed bundle wherever Python does.
+        // As above.
         if (const std::string* const recipe = reader_.string(*entry, "recipe", where)) {
           check_listed(*recipe, where + ".recipe");
         }

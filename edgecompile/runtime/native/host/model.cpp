@@ -153,6 +153,11 @@ std::unique_ptr<Outputs> Model::run(const ecr_tensor* inputs, int64_t count,
   } else {
     bucket = dispatcher_.choose(sizes);
   }
+  if (manifest.generation) {
+    const Bucket& chosen = manifest.buckets[bucket];
+    const size_t length = manifest.generation->length;
+    check_rows(manifest, checked_inputs, chosen.padded ? chosen.axes[length].hi : sizes[length]);
+  }
   const Program& loaded = program(bucket);
   auto result = std::make_unique<Outputs>();
   result->native = loaded.run(dispatcher_.pad(bucket, checked_inputs.arrays, sizes));

@@ -17,6 +17,7 @@ class Problems {
   explicit Problems(std::string source) : source_(std::move(source)) {}
   void add(const char* rule, const std::string& where, const std::string& text);
   bool empty() const { return count_ == 0; }
+  size_t count() const { return count_; }
   // Throws with every problem on a line of its own, if there is one; of very many only the first.
   void raise_if_any(int32_t code = ECR_BUNDLE, const std::string& hint = "") const;
 
@@ -56,6 +57,7 @@ class Reader {
   void add(const char* rule, const std::string& where, const std::string& text) {
     problems_->add(rule, where, text);
   }
+  size_t count_problems() const { return problems_->count(); }
   // Whether nothing was wrong so far.
   bool clean() const { return problems_->empty(); }
   // The required value of a key.
@@ -74,6 +76,7 @@ class Reader {
   const std::string* string(const Object& parent, const char* name, const std::string& where);
   std::optional<int64_t> integer(const Object& parent, const char* name, const std::string& where);
   std::optional<Number> number(const Object& parent, const char* name, const std::string& where);
+  std::optional<bool> boolean(const Object& parent, const char* name, const std::string& where);
   // A string under a key that is a name, see check_name.
   const std::string* name(const Object& parent, const char* name, const std::string& where);
   bool check_name(const std::string& value, const std::string& where);

@@ -1,8 +1,14 @@
 #include "schema.h"
 
+#include <algorithm>
+
 #include "text.h"
 
 namespace ecr {
+
+bool Generation::is_cache(const std::string& name) const {
+  return std::find(caches.begin(), caches.end(), name) != caches.end();
+}
 
 std::string extent_text(const Extent& extent) {
   return extent.lo == extent.hi ? cat(extent.lo) : cat(extent.lo, "..", extent.hi);

@@ -16,6 +16,7 @@ constexpr int64_t kFormatVersion = 1;
 constexpr const char* kManifestName = "manifest.json";
 constexpr const char* kBackend = "aoti-cpu";
 constexpr const char* kTensorRtBackend = "tensorrt";
+constexpr const char* kTorchBackend = "torch";
 constexpr size_t kMaxDims = ECR_MAX_DIMS;
 
 // One dimension of a shape.
@@ -79,6 +80,27 @@ struct GoldenCase {
 
 using Strings = std::map<std::string, std::string>;
 
+// How a language model's programs are called in turn.
+struct Generation {
+  std::string input;
+  std::string position;
+  std::string last;
+  std::string logits;
+  std::string length_axis;
+  std::string context_axis;
+  size_t length = 0;  // the axes' positions
+  size_t context = 0;
+  int64_t max_context = 0;
+  std::vector<std::string> caches;
+  std::vector<int64_t> eos;
+  std::optional<int64_t> bos;
+  int64_t pad = 0;
+  std::optional<bool> do_sample;  // of the defaults, as the others
+  std::vector<std::pair<std::string, Number>> defaults;
+
+  bool is_cache(const std::string& name) const;
+};
+
 struct Manifest {
   std::string name;
   std::string precision;
@@ -95,6 +117,7 @@ struct Manifest {
   double atol = 0;
   double rtol = 0;
   std::map<std::string, FileEntry> files;
+  std::optional<Generation> generation;
 };
 
 // Reads and checks the bytes of a manifest; `source` is what to call them. Throws Error ECR_VERSION
@@ -106,6 +129,8 @@ constexpr size_t kMaxManifestBytes = 4u << 20;
 // Inputs, outputs, axes and buckets, into `manifest`; what is wrong goes to the reader.
 void read_signature(const Object& document, Reader* reader, Manifest* manifest);
 
+// The optional "generation", which is judged by the rest of the manifest if nothing is wrong there.
+void read_generation(const Object& document, Reader* reader, Manifest* manifest);
 // How texts become inputs, and labels of outputs; what is wrong goes to the reader. Nothing of it
 // is kept: this library takes token ids.
 void read_texts(const Object& document, Reader* reader, const Manifest& manifest);

@@ -12,6 +12,8 @@ namespace {
 constexpr int64_t kMaxSize = 2147483647;
 constexpr uint64_t kMaxTensorBytes = uint64_t{1} << 40;
 constexpr size_t kMaxAxes = 16;
+constexpr size_t kMaxInputs = 512;  // a generative program has two caches for each layer
+constexpr size_t kMaxOutputs = 64;
 constexpr size_t kMaxListed = 32;
 
 // Sorted, for a message.
@@ -81,8 +83,9 @@ class SignatureReader {
   std::vector<TensorSpec> read_tensors(const char* key, bool is_input) {
     std::vector<TensorSpec> result;
     std::set<size_t> used;
+    const size_t most = is_input ? kMaxInputs : kMaxOutputs;
     size_t index = 0;
-    for (const Value& value : reader_.items(document_, key, "", 1, 64)) {
+    for (const Value& value : reader_.items(document_, key, "", 1, most)) {
       const std::string where = cat(key, "[", index++, "]");
       const Object* const entry = reader_.as_object(value, where);
       if (entry == nullptr) continue;

@@ -1,0 +1,126 @@
+"""What a program calls that the native runtime hasn't got, known before anything is compiled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from torch.fx import GraphModule
+
+from edgecompile.errors import MissingKernelError
+
+__all__ = ["missing_symbols_error", "modules_of_nodes", "refuse_missing_kernels"]
+
+_PROXY = "aoti_torch_proxy_executor_call_function"
+_CALL = re.compile(r"\b(aoti_torch_\w+)\(")
+#: Inductor writes such a line before each call: names of the graph's nodes, and operators.
+_ORIGIN = re.compile(
+    r"// Topologically Sorted Source Nodes: \[(.*?)\](?:, Original ATen: \[(.*?)\])?"
+)
+
+#: Why some kernels will never be there.
+_REASONS: tuple[tuple[str, str], ...] = (
+    (r"rand|bernoulli|multinomial|exponential|normal|uniform|dropout", "draws random numbers"),
+    (
+        r"nonzero$|nonzero\b(?!_static)|masked_select|unique|bincount|repeat_interleave",
+        "the size of its result depends on values",
+    ),
+)
+
+#: Modules that are named for one kernel.
+_MOST = 6
+
+
+@dataclass
+class _Missing:
+    """One kernel: how often it is called, and from where."""
+
+    count: int = 0
+    modules: dict[str, None] = field(default_factory=dict)  # an ordered set
+
+
+def modules_of_nodes(gm: GraphModule) -> dict[str, str]:
+    """The module of the model that each node of an exported graph comes from, by node name.
+
+    ``encoder.layer.0.attention (BertAttention)``; nodes that export gave no module are left out.
+    """
+    found = {}
+    for node in gm.graph.nodes:
+        stack = node.meta.get("nn_module_stack") or {}
+        if not stack:
+            continue
+        levels = [(str(path), _short(kind)) for path, kind in stack.values()]
+        path, kind = levels[-1]
+        if levels[0][1] == "NamedModule":  # edgecompile's own, around the model
+            path = path.partition(".")[2]
+        found[str(node.name).lower()] = f"{path} ({kind})" if path else f"the model ({kind})"
+    return found
+
+
+def _short(kind: object) -> str:
+    return str(kind if isinstance(kind, str) else getattr(kind, "__name__", kind)).split(".")[-1]
+
+
+def refuse_missing_kernels(
+    wrapper: str, modules: Mapping[str, str], exports: Container[str]
+) -> None:
+    """Raises a MissingKernelError that lists every call the runtime has no function for.
+
+    Args:
+        wrapper: generated C++ that calls the kernels.
+        modules: from :func:`modules_of_nodes`.
+        exports: the runtime's symbols, ``ec_`` and the called name each.
+    """
+    missing: dict[str, _Missing] = {}
+    for name, nodes, operators in _calls(wrapper):
+        if f"ec_{name}" in exports:
+            continue
+        # Through the proxy executor goes what has no function of its own.
+        label = f"{operators or 'an operator'} (no C interface)" if name == _PROXY else name
+        entry = missing.setdefault(label, _Missing())
+        entry.count += 1
+        entry.modules.update((modules[n], None) for n in nodes if n in modules)
+    if missing:
+        raise _error(missing)
+
+
+def _calls(wrapper: str) -> Iterator[tuple[str, list[str], str]]:
+    """Name, source nodes and operators of each call in the code."""
+    nodes: list[str] = []
+    operators = ""
+    for line in wrapper.splitlines():
+        origin = _ORIGIN.search(line)
+        if origin is not None:
+            nodes = [part.strip().lower() for part in origin[1].split(",")]
+            operators = origin[2] or ""
+            continue
+        code = line.partition("//")[0]
+        if "extern " in code or code.lstrip().startswith("AOTITorchError "):
+            continue  # a declaration
+        for name in _CALL.findall(code):
+            yield name, nodes, operators
+
+
+def _error(missing: Mapping[str, _Missing]) -> MissingKernelError:
+    """One error for all of it."""
+    lines = []
+    for name, entry in sorted(missing.items()):
+        times = "once" if entry.count == 1 else f"{entry.count} times"
+        shown = list(entry.modules)[:_MOST]
+        rest = len(entry.modules) - len(shown)
+        places = ", ".join(shown) + (f" and {rest} more" if rest else "")
+        reason = next((text for pattern, text in _REASONS if re.search(pattern, name)), "")
+        line = f"  {name}, {times}" + (f", in {places}" if places else "")
+        lines.append(line + (f": {reason}" if reason else ""))
+    noun = "a kernel" if len(lines) == 1 else f"{len(lines)} kernels"
+    return MissingKernelError(
+        f"the model calls {noun} that the native runtime doesn't have:\n" + "\n".join(lines),
+        hint="rewrite these operations in the model, or move them outside the compiled part; "
+        "--runtime torch makes a bundle for hosts that have torch",
+    )
+
+
+def missing_symbols_error(names: list[str]) -> MissingKernelError:
+    """The same for symbols that the linker would miss: vector functions, OpenMP."""
+    return _error({name: _Missing(1) for name in names})

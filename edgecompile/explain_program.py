@@ -1,0 +1,193 @@
+"""What a model's graph consists of, costs and becomes; or what eager does, where there is none."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from edgecompile.backends.inductor_compat import GeneratedCpp
+from edgecompile.errors import EdgecompileError
+from edgecompile.explain_eager import eager_operators
+from edgecompile.explain_export import Climb, export_static
+from edgecompile.explain_kernels import (
+    LoweredProgram,
+    generate,
+    kept_nodes,
+    kernel_uses,
+    lower_program,
+    operator_uses,
+)
+from edgecompile.explain_request import ExplainRequest
+from edgecompile.explain_work import (
+    bucket_figures,
+    limits_of,
+    memory_points,
+    module_uses,
+    peak_tensors,
+)
+from edgecompile.explanation import BucketFigures, Explanation
+from edgecompile.export_checks import Range
+from edgecompile.graph_run import GraphRun
+from edgecompile.guards import quiet_torch
+from edgecompile.models import LoadedModel
+from edgecompile.progress import Progress
+from edgecompile.toolchain import find_toolchain
+
+__all__ = ["look_at_program"]
+
+
+def look_at_program(
+    found: Explanation,
+    loaded: LoadedModel,
+    climb: Climb,
+    spans: Mapping[str, Range],
+    traced: Mapping[str, int],
+    request: ExplainRequest,
+    notes: list[str],
+    progress: Progress,
+) -> Explanation:
+    if climb.program is None:
+        notes.append("there is no graph: operators are those that the eager model calls")
+        operators, modules = eager_operators(loaded, traced)
+        return replace(found, operators=operators, modules=modules)
+    fixed = all(lo == hi for lo, hi in climb.ranges.values()) and any(
+        lo < hi for lo, hi in spans.values()
+    )
+    found = replace(
+        found, graph="static" if fixed else "dynamic", graph_sizes=dict(traced) if fixed else {}
+    )
+    lowered = lower_program(climb.program, request.precision)
+    with progress.step("run the graph") as step:
+        figures, last = _all_figures(loaded, lowered, climb, spans, traced, request, fixed, notes)
+        step.note(f"{len(figures)} sizes")
+    flops: dict[str, int] = {}
+    if last is not None:
+        program, run = last
+        flops = {cost.node.name: cost.flops for cost in run.costs}
+        found = replace(
+            found,
+            buckets=figures,
+            modules=module_uses(program, run, limits_of(request.target, request.precision.name)),
+            memory=memory_points(program, run),
+            peak_tensors=peak_tensors(program, run),
+        )
+        lowered = program
+    generated = _generate(loaded, lowered, climb, traced, request, notes, progress)
+    found = replace(
+        found,
+        operators=operator_uses(lowered),
+        kernels=kernel_uses(lowered, generated, flops),
+        kept=kept_nodes(lowered, flops),
+    )
+    if generated is not None:
+        found = replace(found, generated=generated.kernels.count('extern "C"'))
+    return found
+
+
+def _all_figures(
+    loaded: LoadedModel,
+    lowered: LoweredProgram,
+    climb: Climb,
+    spans: Mapping[str, Range],
+    traced: Mapping[str, int],
+    request: ExplainRequest,
+    fixed: bool,
+    notes: list[str],
+) -> tuple[tuple[BucketFigures, ...], tuple[LoweredProgram, GraphRun] | None]:
+    """Figures of every bucket, and the last bucket's program and run."""
+    axis = loaded.length_axis
+    limits = limits_of(request.target, request.precision.name)
+    if limits is None:
+        notes.append(
+            f"the profile {request.target.name} states no peak or bandwidth: no limit binds"
+        )
+    if axis is None:
+        wanted: Sequence[Range | None] = [None]
+    else:
+        lo, hi = (spans if fixed else climb.ranges)[axis]
+        given = request.buckets or _powers(*spans[axis])
+        wanted = [(max(a, lo), min(b, hi)) for a, b in given if a <= hi and b >= lo]
+        if given[-1][1] > hi:
+            notes.append(f"lengths over {hi} have no program, and so no figures")
+    figures: list[BucketFigures] = []
+    last: tuple[LoweredProgram, GraphRun] | None = None
+    for span in dict.fromkeys(wanted):
+        sizes = {**_least(climb.ranges, traced), **({} if span is None else {str(axis): span[1]})}
+        program: LoweredProgram | None = lowered
+        if fixed and dict(traced) != sizes:
+            exported = export_static(loaded, sizes)
+            program = None if exported is None else lower_program(exported, request.precision)
+        if program is None:
+            notes.append(f"no graph for {sizes}")
+            continue
+        try:
+            result, run = bucket_figures(
+                program, loaded.make_example(sizes, seed=7), sizes, span, limits
+            )
+        except Exception as error:  # whatever an operator raises
+            notes.append(f"the graph fails at {sizes}: {type(error).__name__}: {error}")
+            continue
+        figures.append(result)
+        last = program, run
+    return tuple(figures), last
+
+
+def _least(ranges: Mapping[str, Range], traced: Mapping[str, int]) -> dict[str, int]:
+    """The least size of each axis, but for sizes that a program is fixed to."""
+    return {axis: ranges[axis][0] if axis in ranges else size for axis, size in traced.items()}
+
+
+def _powers(lo: int, hi: int) -> list[Range]:
+    """Buckets that end at powers of two from 16 up, and at the longest length."""
+    ends = [2**i for i in range(4, 31) if lo <= 2**i < hi]
+    result = []
+    for end in (*ends, hi):
+        result.append((lo, end))
+        lo = end + 1
+    return result
+
+
+def _generate(
+    loaded: LoadedModel,
+    lowered: LoweredProgram,
+    climb: Climb,
+    traced: Mapping[str, int],
+    request: ExplainRequest,
+    notes: list[str],
+    progress: Progress,
+) -> GeneratedCpp | None:
+    if not request.code:
+        notes.append("no code was generated: kernels that the lowering didn't put in aren't known")
+        return None
+    variant = request.target.variants[-1]
+    sizes = dict(traced)
+    for name, tensor in _static_sizes(loaded, lowered).items():
+        sizes[name] = tensor
+    with progress.step("generate code"), tempfile.TemporaryDirectory() as folder:
+        try:
+            cxx = find_toolchain(variant.arch).cxx
+            with quiet_torch():
+                return generate(
+                    lowered, loaded.make_example(sizes, seed=7), variant, Path(folder), cxx
+                )
+        except EdgecompileError as error:
+            notes.append(f"no code was generated: {error.message}")
+    return None
+
+
+def _static_sizes(loaded: LoadedModel, lowered: LoweredProgram) -> dict[str, int]:
+    """Sizes that the graph's inputs are fixed to."""
+    result: dict[str, int] = {}
+    nodes = [node for node in lowered.gm.graph.nodes if node.op == "placeholder"]
+    for spec, node in zip(loaded.inputs, nodes, strict=True):
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            continue
+        for axis, size in zip(spec.shape, value.shape, strict=True):
+            if isinstance(axis, str) and isinstance(size, int):
+                result[axis] = size
+    return result

@@ -1,0 +1,127 @@
+"""Whether a model over its caches says what it says by itself: tried before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from edgecompile.errors import ModelError
+from edgecompile.export_checks import TOLERANCE, compare_outputs
+from edgecompile.generation_attention import WAYS, attending
+from edgecompile.generation_step import (
+    INPUT,
+    LAST,
+    POSITION,
+    GenerationStep,
+    KeyValueShape,
+    empty_caches,
+)
+from edgecompile.named_module import describe_error
+
+__all__ = ["find_step"]
+
+_TOKENS = 24
+# A window that a model of any size outgrows within these tokens.
+_WINDOW = 6
+
+
+def find_step(
+    model: Any, shapes: Sequence[KeyValueShape], max_context: int, pad: int
+) -> GenerationStep:
+    """The model over its caches, attending in the first way that agrees with the model itself.
+
+    Tokens go in in pieces, one of them padded, over caches full of noise, with the windows of
+    sliding layers so short that they matter; afterwards the model is left attending that way.
+
+    Raises:
+        ModelError: none agrees; says what went wrong in each.
+    """
+    own = model.config._attn_implementation
+    count = min(_TOKENS, max_context)
+    generator = torch.Generator().manual_seed(7)
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    tokens = torch.randint(0, vocabulary, (1, count), generator=generator)
+    problems = []
+    with _short_windows(model), torch.no_grad():
+        want = model(input_ids=tokens, use_cache=False).logits[0]
+        for way in WAYS:
+            step = GenerationStep(model, len(shapes), way).eval()
+            try:
+                with attending(model, way.attention or own):
+                    problem = _compare(step, shapes, tokens, want, pad)
+            except Exception as exc:  # whatever a model raises that isn't made for this
+                problem = describe_error(exc)
+            if not problem:
+                break
+            problems.append(problem)
+    if problem:
+        name = type(model).__name__
+        raise ModelError(
+            f"{name} can't generate over a cache that is given from outside: "
+            + "; ".join(dict.fromkeys(problems)),
+            hint="--task logits compiles it without a cache",
+        )
+    model.set_attn_implementation(way.attention or own)
+    return step
+
+
+def _compare(
+    step: nn.Module, shapes: Sequence[KeyValueShape], tokens: Tensor, want: Tensor, pad: int
+) -> str:
+    """What differs, or "" if nothing does."""
+    count = tokens.shape[1]
+    noise = torch.Generator().manual_seed(11)
+    caches = empty_caches(shapes, count + 9, noise)
+    first = max(1, count * 2 // 5)
+    pieces = [(0, first), (first, min(first + 5, count - 1))]
+    pieces += [(at, at + 1) for at in range(pieces[-1][1], count)]
+    for number, (start, end) in enumerate(pieces):
+        if start >= end:
+            continue
+        part = tokens[:, start:end]
+        if number == 0:
+            part = torch.cat([part, torch.full((1, 2), pad)], 1)
+        logits = run_step(step, part, start, end - start - 1, caches)
+        error = compare_outputs({"logits": logits[0]}, {"logits": want[end - 1]})
+        if isinstance(error, str) or not error <= TOLERANCE:
+            text = (
+                error if isinstance(error, str) else f"logits differ by {error:.2g} of their scale"
+            )
+            return f"{text} at token {end - 1}"
+    return ""
+
+
+def run_step(
+    step: nn.Module, tokens: Tensor, position: int, last: int, caches: Sequence[Tensor]
+) -> Tensor:
+    """Logits [1, vocabulary] behind one of ``tokens`` [1, length], which begin at ``position``."""
+    inputs: Mapping[str, Tensor] = {
+        INPUT: tokens,
+        POSITION: torch.tensor([position]),
+        LAST: torch.tensor([last]),
+        **dict(zip(step.caches, caches, strict=True)),  # type: ignore[arg-type]
+    }
+    found: Tensor = step(**inputs)["logits"]
+    return found
+
+
+@contextmanager
+def _short_windows(model: Any) -> Iterator[None]:
+    """Shortens every sliding window meanwhile, in the configuration and where modules copied it."""
+    owners = [model.config, *model.modules()]
+    changed = [
+        (owner, value)
+        for owner in owners
+        if isinstance(value := getattr(owner, "sliding_window", None), int) and value > _WINDOW
+    ]
+    for owner, _ in changed:
+        owner.sliding_window = _WINDOW
+    try:
+        yield
+    finally:
+        for owner, value in changed:
+            owner.sliding_window = value

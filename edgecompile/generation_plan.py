@@ -1,0 +1,52 @@
+"""What planning means for a model that generates: prompts are planned, single steps have a program.
+
+A generated token is a run of length 1, whatever the prompts are like: the plan always has a
+bucket for it alone. Prompts that are longer than the longest run come in pieces.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from edgecompile.buckets import BucketPlan
+from edgecompile.compilation import ExportStore
+from edgecompile.lengths import LengthDistribution
+from edgecompile.models import AxisLimits, LoadedModel
+from edgecompile.plan_request import PlanRequest
+from edgecompile.ranges import AxisRange, Bucket
+
+__all__ = ["prompt_lengths", "prompts_only", "with_decode"]
+
+
+def prompts_only(exports: ExportStore, request: PlanRequest) -> tuple[ExportStore, PlanRequest]:
+    """The model and the traffic as far as prompts go: runs of 2 tokens and more."""
+    model = exports.model
+    assert model.length_axis is not None
+    limits = model.axes[model.length_axis]
+    assert limits.hi is not None
+    axes = {**model.axes, model.length_axis: AxisLimits(2, limits.hi)}
+    lengths = prompt_lengths(request.lengths, limits.hi)
+    return exports.of(replace(model, axes=axes)), replace(request, lengths=lengths)
+
+
+def prompt_lengths(prompts: LengthDistribution, longest: int) -> LengthDistribution:
+    """The lengths of the runs that prompts take, each of 2 to ``longest`` tokens."""
+    counts: Counter[int] = Counter()
+    for length, count in zip(prompts.lengths, prompts.counts, strict=True):
+        whole, rest = divmod(length, longest)
+        if whole:
+            counts[longest] += whole * count
+        if rest:
+            counts[max(2, rest)] += count
+    return LengthDistribution.from_counts(counts, prompts.source)
+
+
+def with_decode(plan: BucketPlan, model: LoadedModel) -> BucketPlan:
+    """The plan with the program of single tokens in front."""
+    assert model.generation is not None
+    first = plan.buckets[0]
+    others = tuple((name, AxisRange(r.lo, r.hi, r.lo)) for name, r in first.other_axes)
+    decode = Bucket("exact", ((plan.length_axis, AxisRange(1, 1, 1)), *others))
+    note = "single tokens have a program of their own; costs are those of prompts"
+    return replace(plan, buckets=(decode, *plan.buckets), notes=(*plan.notes, note))

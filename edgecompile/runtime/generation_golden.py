@@ -1,0 +1,180 @@
+"""Golden generations: prompts with the tokens that the original model made of them, replayed.
+
+Each step is given the golden token, whatever was chosen, and only a choice that can't be rounding
+counts as an error: where two logits are nearly equal, another instruction set may prefer the other
+token, and every later one would differ then.
+"""
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple
+
+from .document import Problems, Reader, parse_json
+from .errors import DamagedBundleError, EdgecompileError
+from .generation import TokenStream, make_request
+from .manifest import Manifest, Tolerance
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from .model import Model
+
+FILE = "golden/generation.json"
+MAX_BYTES = 4 << 20
+MAX_CASES = 1024
+
+
+class GenerationCase(NamedTuple):
+    """A prompt and what follows it if the likeliest token is always taken."""
+
+    prompt: Tuple[int, ...]
+    tokens: Tuple[int, ...]
+
+
+def parse_generation_cases(data: bytes, source: str, manifest: Manifest) -> List[GenerationCase]:
+    """Reads golden generations of a generative bundle.
+
+    Raises:
+        BundleError: rules json-…, key-…, list-size and golden-generation; lists every problem.
+    """
+    spec = manifest.generation
+    assert spec is not None
+    problems = Problems(source)
+    reader = Reader(problems)
+    vocabulary = manifest.outputs[0].shape[1]
+    assert isinstance(vocabulary, int)
+    cases = []
+    document = parse_json(data, source, MAX_BYTES)
+    for index, value in enumerate(reader.items(document, "cases", "", 1, MAX_CASES)):
+        where = "cases[{}]".format(index)
+        entry = reader.as_object(value, where)
+        if entry is not value or problems.too_many:
+            continue
+        lists = []
+        for key in ("prompt", "tokens"):
+            items = reader.items(entry, key, where, 1, spec.max_context)
+            place = "{}.{}".format(where, key)
+            tokens = [reader.as_integer(item, place) for item in items]
+            wrong = [item for item in tokens if item is not None and not 0 <= item < vocabulary]
+            if wrong:
+                text = "{} isn't a token, 0..{}".format(wrong[0], vocabulary - 1)
+                problems.add("golden-generation", place, text)
+            lists.append(tuple(item for item in tokens if item is not None))
+        if len(lists[0]) + len(lists[1]) > spec.max_context:
+            text = "{} and {} tokens, the context has {}"
+            text = text.format(len(lists[0]), len(lists[1]), spec.max_context)
+            problems.add("golden-generation", where, text)
+        cases.append(GenerationCase(*lists))
+    problems.raise_if_any(hint="the bundle was written wrongly or changed; build it again")
+    return cases
+
+
+def replay_generations(model: "Model", folder: Optional[str] = None) -> List[Dict[str, Any]]:
+    """Replays the golden generations of a bundle, or those in a folder; [] if it has none to have.
+
+    Args:
+        model: an open bundle.
+        folder: where to look for a ``generation.json`` instead of in the bundle; without one there
+            nothing is replayed.
+
+    Returns:
+        For each case "case" (its number), "ok", "prompt" and "tokens" (how many), "ties" (choices
+        that differed within the tolerance), "ms" per token, and "error" where it failed. A
+        generative bundle without the file has one failed case.
+    """
+    if model.manifest.generation is None:
+        return []
+    try:
+        if folder is not None:
+            path = os.path.join(folder, os.path.basename(FILE))
+            if not os.path.exists(path):
+                return []
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        elif FILE in model.manifest.files:
+            path, fd = FILE, model.open_file(FILE)
+        else:
+            raise DamagedBundleError("the bundle has no {}".format(FILE))
+        with os.fdopen(fd, "rb") as stream:
+            cases = parse_generation_cases(stream.read(MAX_BYTES + 1), path, model.manifest)
+    except OSError as error:
+        return [_result(0, error="can't be read: {}".format(error.strerror))]
+    except EdgecompileError as error:
+        return [_result(0, error=str(error))]
+    return [_replay(model, index, case) for index, case in enumerate(cases)]
+
+
+class _Judge:
+    """Chooses the golden tokens, and notes where the logits want others."""
+
+    def __init__(self, tokens: Tuple[int, ...], tolerance: Tolerance) -> None:
+        self.tokens = tokens
+        self.tolerance = tolerance
+        self.made = 0
+        self.ties = 0
+        self.error: Optional[str] = None
+
+    def choose(self, logits: "NDArray[np.float32]") -> int:
+        want, got = self.tokens[self.made], int(logits.argmax())
+        if got != want:
+            gap = float(logits[got]) - float(logits[want])
+            limit = self.tolerance.limit(float(abs(logits).max()))
+            if gap <= limit:
+                self.ties += 1
+            elif self.error is None:
+                text = "token {} is {}, must be {}: its logit is less by {:.3g}, allowed {:.3g}"
+                self.error = text.format(self.made, got, want, gap, limit)
+        self.made += 1
+        return want
+
+
+def _replay(model: "Model", index: int, case: GenerationCase) -> Dict[str, Any]:
+    judge = _Judge(case.tokens, model.tolerance)
+    started = time.perf_counter_ns()
+    try:
+        request = make_request(
+            model.manifest,
+            list(case.prompt),
+            max_new_tokens=len(case.tokens),
+            do_sample=False,
+            eos=(),
+        )
+        for _ in TokenStream(model.session(), request, judge.choose):
+            pass
+    except EdgecompileError as error:
+        return _result(index, case, error=str(error))
+    ms = (time.perf_counter_ns() - started) / 1e6 / len(case.tokens)
+    return _result(index, case, judge.ties, ms, judge.error)
+
+
+def _result(
+    index: int,
+    case: Optional[GenerationCase] = None,
+    ties: int = 0,
+    ms: Optional[float] = None,
+    error: Optional[str] = None,
+) -> Dict[str, Any]:
+    result: Dict[str, Any] = {
+        "case": index,
+        "ok": error is None,
+        "prompt": 0 if case is None else len(case.prompt),
+        "tokens": 0 if case is None else len(case.tokens),
+        "ties": ties,
+        "ms": ms,
+    }
+    if error is not None:
+        result["error"] = error
+    return result
+
+
+def format_generations(results: List[Dict[str, Any]]) -> List[str]:
+    """A line for each case, for people."""
+    lines = []
+    for item in results:
+        verdict = "ok" if item["ok"] else "FAILED: " + item["error"]
+        if item["ties"]:
+            verdict += " ({} near ties)".format(item["ties"])
+        text = "generation {}: {} tokens behind {}, {} ms each: {}"
+        ms = "-" if item["ms"] is None else "{:.3g}".format(item["ms"])
+        lines.append(text.format(item["case"], item["tokens"], item["prompt"], ms, verdict))
+    return lines

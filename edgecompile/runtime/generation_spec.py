@@ -1,0 +1,227 @@
+"""Reads the manifest's ``generation``: how the programs of a language model are called in turn.
+
+What generates trusts it as native code trusts its inputs, so everything that the loop relies on is
+a rule here: which input is which, that a program for one token at any context is there, and that
+every token that logits can name may be given back to the model.
+"""
+
+from typing import Any, Dict, Optional, Tuple
+
+from .document import Reader, join, shorten
+from .schema import CAUSAL_LM, BucketSpec, Dim, GenerationSpec, TensorSpec
+from .signature import MAX_SIZE, Signature
+
+KEY = "generation"
+MAX_CACHES = 509
+MAX_EOS = 64
+
+
+def read_generation(
+    document: Dict[str, Any], reader: Reader, signature: Signature
+) -> Optional[GenerationSpec]:
+    """The ``generation`` of a manifest; None where there is none, or a problem was noted.
+
+    Args:
+        document: the whole manifest.
+        reader: gets the problems.
+        signature: what was read before; judged only if nothing is wrong with it.
+    """
+    if KEY not in document:
+        return None
+    sound = not reader.problems.items
+    entry = reader.mapping(document, KEY, "")
+    if entry is not document[KEY]:
+        return None
+    return _GenerationReader(entry, reader, signature if sound else None).read()
+
+
+class _GenerationReader:
+    """Reads the keys first, then holds them against the signature."""
+
+    def __init__(
+        self, entry: Dict[str, Any], reader: Reader, signature: Optional[Signature]
+    ) -> None:
+        self.entry = entry
+        self.reader = reader
+        self.signature = signature
+        self.before = reader.problems.count
+
+    def add(self, rule: str, key: str, text: str) -> None:
+        self.reader.problems.add(rule, join(KEY, key) if key else KEY, text)
+
+    def read(self) -> Optional[GenerationSpec]:
+        reader, entry = self.reader, self.entry
+        kind = reader.string(entry, "kind", KEY)
+        if kind is not None and kind != CAUSAL_LM:
+            self.add("generation-kind", "kind", "{!r} isn't {}".format(shorten(kind), CAUSAL_LM))
+        names = {
+            key: reader.string(entry, key, KEY) or ""
+            for key in ("input", "position", "last", "logits", "length_axis", "context_axis")
+        }
+        most = reader.integer(entry, "max_context", KEY)
+        caches = self._strings("caches")
+        eos = self._integers("eos")
+        bos = None if reader.key(entry, "bos", KEY) is None else reader.integer(entry, "bos", KEY)
+        pad = reader.integer(entry, "pad", KEY)
+        defaults = self._defaults()
+        if self._failed() or most is None or pad is None:
+            return None
+        spec = GenerationSpec(
+            max_context=most, caches=caches, eos=eos, bos=bos, pad=pad, defaults=defaults, **names
+        )
+        if self.signature is not None:
+            self._check(spec, self.signature)
+        return None if self._failed() else spec
+
+    def _failed(self) -> bool:
+        return self.reader.problems.count > self.before
+
+    def _strings(self, key: str) -> Tuple[str, ...]:
+        items = self.reader.items(self.entry, key, KEY, 1, MAX_CACHES)
+        texts = [self.reader.as_string(x, _item(key, i)) for i, x in enumerate(items)]
+        return tuple(text for text in texts if text is not None)
+
+    def _integers(self, key: str) -> Tuple[int, ...]:
+        items = self.reader.items(self.entry, key, KEY, 0, MAX_EOS)
+        numbers = [self.reader.as_integer(x, _item(key, i)) for i, x in enumerate(items)]
+        return tuple(number for number in numbers if number is not None)
+
+    def _defaults(self) -> Dict[str, Any]:
+        """The defaults that are known, each checked."""
+        reader, where = self.reader, join(KEY, "defaults")
+        entry = reader.mapping(self.entry, "defaults", KEY)
+        result: Dict[str, Any] = {}
+        if "do_sample" in entry:
+            result["do_sample"] = reader.boolean(entry, "do_sample", where)
+        for key, least in (("top_k", 0), ("max_new_tokens", 1)):
+            if key in entry:
+                whole = reader.integer(entry, key, where)
+                if whole is not None and not least <= whole <= MAX_SIZE:
+                    text = "{} isn't within {}..{}".format(whole, least, MAX_SIZE)
+                    self.add("generation-default", "defaults." + key, text)
+                result[key] = whole
+        for key in ("temperature", "top_p", "repetition_penalty"):
+            if key in entry:
+                number = reader.number(entry, key, where)
+                if number is not None and not _sensible(key, number):
+                    self.add(
+                        "generation-default", "defaults." + key, "{} makes no sense".format(number)
+                    )
+                result[key] = number
+        return result
+
+    def _check(self, spec: GenerationSpec, signature: Signature) -> None:
+        self._check_axes(spec, signature)
+        inputs = {item.name: item for item in signature.inputs}
+        used = (spec.input, spec.position, spec.last, *spec.caches)
+        for name in used:
+            if name not in inputs:
+                self.add("generation-inputs", "", "{!r} isn't an input".format(shorten(name)))
+        if len(set(used)) != len(used):
+            self.add("generation-inputs", "", "an input is named twice")
+        unused = sorted(set(inputs) - set(used))
+        if unused:
+            text = "nothing says what the input {!r} is".format(unused[0])
+            self.add("generation-inputs", "", text)
+        names = [item.name for item in signature.outputs]
+        if names != [spec.logits]:
+            text = "the only output must be {!r}".format(shorten(spec.logits))
+            self.add("generation-logits", "logits", text)
+        if self._failed():
+            return
+        logits = signature.outputs[0]
+        self._check_shape("input", inputs[spec.input], "int64", (1, spec.length_axis))
+        self._check_shape("position", inputs[spec.position], "int64", (1,))
+        self._check_shape("last", inputs[spec.last], "int64", (1,))
+        vocabulary = logits.shape[1] if len(logits.shape) == 2 else None
+        if not isinstance(vocabulary, int):
+            self.add("generation-shape", "logits", "must be float32 of the shape [1, vocabulary]")
+            return
+        self._check_shape("logits", logits, "float32", (1, vocabulary))
+        for name in spec.caches:
+            fixed = inputs[name].shape[1:]
+            if not fixed or any(not isinstance(dim, int) for dim in fixed):
+                text = "{!r} must have the context's axis first and fixed sizes behind it"
+                self.add("generation-shape", "caches", text.format(name))
+                continue
+            self._check_shape("caches", inputs[name], "float32", (spec.context_axis, *fixed))
+        self._check_tokens(spec, inputs[spec.input], vocabulary)
+        longest = signature.axes[spec.length_axis].hi
+        self._check_bounds("position", inputs[spec.position], spec.max_context)
+        self._check_bounds("last", inputs[spec.last], longest)
+        self._check_buckets(spec, signature)
+
+    def _check_axes(self, spec: GenerationSpec, signature: Signature) -> None:
+        context = signature.axes.get(spec.context_axis)
+        if spec.length_axis != signature.length_axis:
+            text = "{!r} isn't the length_axis".format(shorten(spec.length_axis))
+            self.add("generation-axes", "length_axis", text)
+        if context is None or spec.context_axis == spec.length_axis:
+            text = "{!r} isn't another one of the axes".format(shorten(spec.context_axis))
+            self.add("generation-axes", "context_axis", text)
+        elif spec.max_context != context.hi:
+            text = "is {}, but the axis {!r} reaches {}"
+            text = text.format(spec.max_context, spec.context_axis, context.hi)
+            self.add("generation-axes", "max_context", text)
+
+    def _check_shape(self, key: str, item: TensorSpec, dtype: str, shape: Tuple[Dim, ...]) -> None:
+        if (item.dtype, item.shape) != (dtype, shape):
+            wanted = "{}[{}]".format(dtype, ", ".join(str(dim) for dim in shape))
+            self.add("generation-shape", key, "{!r} must be {}".format(item.name, wanted))
+
+    def _check_tokens(self, spec: GenerationSpec, item: TensorSpec, vocabulary: int) -> None:
+        bounds = item.bounds
+        if bounds is None or bounds[0] > 0 or bounds[1] < vocabulary - 1:
+            text = "the bounds of {!r} must hold every token, 0..{}"
+            self.add("generation-tokens", "input", text.format(item.name, vocabulary - 1))
+        if item.pad != spec.pad:
+            text = "is {}, but the input {!r} is padded with {}"
+            self.add("generation-tokens", "pad", text.format(spec.pad, item.name, item.pad))
+        tokens = [("pad", spec.pad), *(("eos", token) for token in spec.eos)]
+        if spec.bos is not None:
+            tokens.append(("bos", spec.bos))
+        for key, token in tokens:
+            if not 0 <= token < vocabulary:
+                text = "{} isn't a token, 0..{}".format(token, vocabulary - 1)
+                self.add("generation-tokens", key, text)
+
+    def _check_bounds(self, key: str, item: TensorSpec, size: int) -> None:
+        if item.bounds is not None and not item.bounds[0] <= 0 <= size - 1 <= item.bounds[1]:
+            text = "the bounds of {!r} must be null or hold 0..{}".format(item.name, size - 1)
+            self.add("generation-bounds", key, text)
+
+    def _check_buckets(self, spec: GenerationSpec, signature: Signature) -> None:
+        length, context = spec.length_axis, spec.context_axis
+        whole = signature.axes[context]
+        steps = [item for item in signature.buckets if item.axes[length].hi == 1]
+        if not any(whole.lo in b.axes[context] and whole.hi in b.axes[context] for b in steps):
+            text = "no bucket takes one token at every context {}".format(whole)
+            self.add("generation-buckets", "length_axis", text)
+        for index, bucket in enumerate(signature.buckets):
+            if context in bucket.padded(signature.length_axis):
+                text = "bucket {} pads the context, which caches don't bear".format(index)
+                self.add("generation-buckets", "context_axis", text)
+            needed, hint = _computed_length(bucket, length), bucket.axes[context].hint or 0
+            if hint < needed:
+                text = "bucket {}: the context's hint {} is less than {} tokens"
+                self.add("generation-buckets", "context_axis", text.format(index, hint, needed))
+            if bucket.axes[context].hi < bucket.axes[length].hi:
+                text = "bucket {} takes more tokens, {}, than context, {}"
+                text = text.format(index, bucket.axes[length].hi, bucket.axes[context].hi)
+                self.add("generation-buckets", "context_axis", text)
+
+
+def _computed_length(bucket: BucketSpec, axis: str) -> int:
+    """The length that a bucket runs at when it is warmed up."""
+    extent = bucket.axes[axis]
+    return extent.hi if bucket.mode == "pad" else extent.hint or extent.hi
+
+
+def _sensible(key: str, value: float) -> bool:
+    if key == "top_p":
+        return 0 < value <= 1
+    return value >= 0 if key == "temperature" else value > 0
+
+
+def _item(key: str, index: int) -> str:
+    return "{}.{}[{}]".format(KEY, key, index)

@@ -1,0 +1,192 @@
+"""One text and its caches: runs tokens behind it, and keeps what they left.
+
+The caches are arrays of this process that programs change in place. Row i of each belongs to token
+i of the text, so a text that begins as the last one did needs only its new part to be run.
+"""
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
+
+import numpy as np
+
+from .chunks import Chunk, ChunkPlanner, chunk_sizes
+from .errors import InputError, UnsupportedHostError
+from .generation import Request, TokenStream, collect, make_request
+from .program import BoundRun, Program
+from .sampling import Sampler
+from .schema import GenerationSpec
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .model import Model
+
+
+class Session:
+    """A conversation; made by ``Model.session``. Every method may be called from any thread.
+
+    It takes the memory of its caches as the text grows, at most that of the whole context, and
+    gives it back with itself. One text at a time: a new generation ends the one under way.
+    """
+
+    def __init__(self, model: "Model", spec: GenerationSpec, planner: ChunkPlanner) -> None:
+        """Raises UnsupportedHostError where there is no memory for the caches."""
+        self._model = model
+        self._spec = spec
+        self._planner = planner
+        self._lock = threading.Lock()
+        self._turn: Optional[TokenStream] = None
+        self._tokens: List[int] = []
+        manifest = model.manifest
+        shapes = {
+            item.name: (spec.max_context, *(dim for dim in item.shape[1:] if isinstance(dim, int)))
+            for item in manifest.inputs
+            if item.name in spec.caches
+        }
+        vocabulary = manifest.outputs[0].shape[1]
+        assert isinstance(vocabulary, int)
+        self._ids = np.zeros((1, 1), np.int64)
+        self._position = np.zeros(1, np.int64)
+        self._last = np.zeros(1, np.int64)
+        self._logits = np.zeros((1, vocabulary), np.float32)
+        self._row: NDArray[np.float32] = self._logits[0]
+        try:
+            # Zeros, not whatever was there: a NaN in a row that isn't seen yet would spread, as
+            # it is multiplied by its weight of 0. The system makes pages when they are written.
+            self._caches = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        except MemoryError:
+            raise UnsupportedHostError(
+                "no memory for the caches of {} rows".format(spec.max_context),
+                "build the bundle with a smaller --max-context, or keep fewer sessions",
+            ) from None
+        self._step: Optional[BoundRun] = None
+        self._step_chunk = Chunk(0, 0, 0, 0)
+        self._step_sizes = chunk_sizes(spec, self._step_chunk)
+
+    @property
+    def tokens(self) -> List[int]:
+        """The text whose rows the caches hold."""
+        with self._lock:
+            return list(self._tokens)
+
+    def generate(
+        self,
+        input_ids: Any,
+        *,
+        on_token: Optional[Callable[[int], Any]] = None,
+        **options: Any,
+    ) -> List[int]:
+        """Like ``Model.generate``; what ``input_ids`` has in common with the last text isn't run."""
+        return collect(self.stream(input_ids, **options), on_token)
+
+    def stream(self, input_ids: Any, **options: Any) -> TokenStream:
+        """Like ``Model.stream``; what ``input_ids`` has in common with the last text isn't run."""
+        request = make_request(self._model.manifest, input_ids, **options)
+        sampler = Sampler(request.sampling, request.prompt, request.max_new_tokens)
+        return TokenStream(self, request, sampler.choose)
+
+    def begin(self, stream: TokenStream, request: Request) -> "NDArray[np.float32]":
+        """Takes the text ``request.prompt`` over from the last one, and runs what is new of it.
+
+        Returns:
+            The logits [vocabulary] behind its last token, valid until the next call.
+        """
+        with self._lock:
+            self._turn = stream
+            kept = min(_common(request.prompt, self._tokens), len(request.prompt) - 1)
+            del self._tokens[kept:]
+            stream.reused = kept
+            return self._extend(request.prompt[kept:])
+
+    def advance(self, stream: TokenStream, token: int) -> "NDArray[np.float32]":
+        """Runs one token behind the text; the logits [vocabulary], valid until the next call.
+
+        Raises:
+            InputError: another generation of this session began meanwhile.
+        """
+        with self._lock:
+            if self._turn is not stream:
+                raise InputError(
+                    "another generation of this session began meanwhile, which ended this one",
+                    "let texts that are made at the same time have a session each",
+                )
+            row = len(self._tokens)
+            step = self._step
+            if step is None or row >= self._step_chunk.rows:
+                step = self._bind_step(row)
+            self._ids[0, 0] = token
+            self._position[0] = row
+            self._run(step, self._step_chunk.bucket, self._step_sizes)
+            self._tokens.append(token)
+            return self._row
+
+    def _extend(self, tokens: Sequence[int]) -> "NDArray[np.float32]":
+        done = 0
+        while done < len(tokens):
+            row = len(self._tokens)
+            chunk = self._planner.next_chunk(row, len(tokens) - done)
+            ids = np.full((1, chunk.length), self._spec.pad, np.int64)
+            part = tokens[done : done + chunk.taken]
+            ids[0, : chunk.taken] = part
+            position = np.array([row], np.int64)
+            last = np.array([chunk.taken - 1], np.int64)
+            self._run(
+                self._bind(chunk, ids, position, last),
+                chunk.bucket,
+                chunk_sizes(self._spec, chunk),
+            )
+            self._tokens.extend(part)
+            done += chunk.taken
+        return self._row
+
+    def _bind_step(self, row: int) -> BoundRun:
+        """The run of one token, over arrays that stay; the same until the text outgrows its view."""
+        chunk = self._planner.next_chunk(row, 1)
+        if chunk.length != 1:
+            self._ids = np.full((1, chunk.length), self._spec.pad, np.int64)
+        step = self._bind(chunk, self._ids, self._position, self._last)
+        self._step, self._step_chunk = step, chunk
+        self._step_sizes = chunk_sizes(self._spec, chunk)
+        return step
+
+    def _bind(
+        self,
+        chunk: Chunk,
+        ids: "NDArray[np.int64]",
+        position: "NDArray[np.int64]",
+        last: "NDArray[np.int64]",
+    ) -> BoundRun:
+        spec, model = self._spec, self._model
+        given = {spec.input: ids, spec.position: position, spec.last: last}
+        arrays: List[NDArray[Any]] = [
+            self._caches[item.name][: chunk.rows] if item.name in self._caches else given[item.name]
+            for item in model.manifest.inputs
+        ]
+        model._enter()
+        try:
+            program = model._programs.get(chunk.bucket)
+        finally:
+            model._leave()
+        assert isinstance(program, Program)
+        return program.bind(arrays, [self._logits])
+
+    def _run(self, run: BoundRun, bucket: int, sizes: Any) -> None:
+        model = self._model
+        started = time.perf_counter_ns()
+        model._enter()
+        try:
+            run()
+            ended = time.perf_counter_ns()
+            model._stats.record(bucket, sizes, ended - started)
+            model._writer.tick(ended)
+        finally:
+            model._leave()
+
+
+def _common(new: Sequence[int], old: Sequence[int]) -> int:
+    """How many tokens two texts have in common at their beginning."""
+    for index, (a, b) in enumerate(zip(new, old)):
+        if a != b:
+            return index
+    return min(len(new), len(old))

@@ -1,0 +1,75 @@
+"""The loader that is registered: whether torch here fits a variant, and its programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edgecompile.runtime.document import shorten
+from edgecompile.runtime.errors import (
+    TorchUnavailableError,
+    TorchVersionError,
+    UnsupportedHostError,
+)
+
+if TYPE_CHECKING:
+    from edgecompile.runtime.files import BundleFolder
+    from edgecompile.runtime.manifest import Variant
+    from edgecompile.runtime.programs import Programs
+
+COMMAND = "edgecompile.torch_runtime"
+
+
+def public_version(version: str) -> str:
+    """A version without what tells builds of it apart: 2.13.0 of 2.13.0+cpu.
+
+    Builds for CPUs and for each CUDA have one C interface.
+    """
+    return version.partition("+")[0]
+
+
+class TorchLoader:
+    """Runs variants of the backend ``torch``."""
+
+    command = COMMAND
+
+    def refuse(self, variant: Variant) -> UnsupportedHostError | None:
+        """Why torch here can't run ``variant``: it is absent, broken, or of another version."""
+        try:
+            import torch
+        except Exception as error:  # a broken installation fails in many ways
+            return TorchUnavailableError(
+                f"needs torch {variant.torch}, which can't be imported: {shorten(error, 300)}",
+                f"install torch=={variant.torch}, in the environment of this Python",
+            )
+        if public_version(str(torch.__version__)) != variant.torch:
+            return TorchVersionError(
+                f"needs torch {variant.torch}, this is {torch.__version__}",
+                f"install torch=={variant.torch}, or build the bundle with the torch that is "
+                "installed here: compiled code is for one version",
+            )
+        return None
+
+    def open(
+        self,
+        folder: BundleFolder,
+        variant: Variant,
+        threads: int | None,
+        concurrency: int,
+        check_weights: bool,
+    ) -> Programs:
+        """Maps the weights; loads no program.
+
+        Raises:
+            DamagedBundleError: the weights differ from their hash.
+            BundleError: they break a rule.
+        """
+        from edgecompile.runtime.weights import map_weights
+
+        from .programs import TorchLibrary, TorchPrograms
+
+        library: Any = TorchLibrary()
+        if threads is not None:
+            library.threads = threads
+        manifest = folder.manifest
+        weights = map_weights(folder, manifest.weights[manifest.precision], check_weights)
+        return TorchPrograms(folder, variant, library, weights, concurrency)

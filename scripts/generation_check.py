@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""What scripts/generation-check runs in its environment."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from generation_families import FAMILIES, LONGEST_RUN, POSITIONS, build_family, load_family
+
+from edgecompile.errors import EdgecompileError
+from edgecompile.runtime import open_bundle
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+NEW_TOKENS = 20
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a family did.
+
+    Attributes:
+        result: ``equal``, ``differs``, or ``refused``.
+        prompts, tokens: how many were compared.
+        attention: how the program attends.
+        reason: why it was refused, or the first difference.
+    """
+
+    family: str
+    result: str
+    prompts: int = 0
+    tokens: int = 0
+    attention: str = ""
+    reason: str = ""
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/generation-check",
+        description="Compare greedy generation with transformers' own, token by token.",
+    )
+    add = parser.add_argument
+    add("--only", nargs="+", choices=list(FAMILIES), metavar="FAMILY", help="these families")
+    add("--prompts", type=int, default=200, help="for each family (default 200)")
+    add("--work", type=Path, default=REPOSITORY / "generation-out", help="where files are left")
+    add("--resume", action="store_true", help="leave out families whose outcome is there")
+    add("--table", type=Path, help="write the table to this file, too")
+    return parser.parse_args(arguments)
+
+
+def check_family(name: str, work: Path, prompts: int) -> Outcome:
+    """Builds a family's bundle and compares what it generates."""
+
+    def tell(text: str) -> None:
+        print(f"{name}: {text}", file=sys.stderr, flush=True)
+
+    try:
+        tell("loading")
+        loaded = load_family(name)
+        way = loaded.module.way
+        bundle = build_family(
+            loaded, work / f"{name}.ecb", work / "builds" / name, padded=name == "gpt2", step=tell
+        )
+    except EdgecompileError as error:
+        return Outcome(name, "refused", reason=error.message.splitlines()[0])
+    attention = (way.attention or "its own") + (" with a mask" if way.mask else "")
+    random = np.random.default_rng(17)
+    tokens = 0
+    tell(f"generating from {prompts} prompts")
+    with open_bundle(bundle) as model:
+        for number in range(prompts):
+            length = int(random.integers(1, min(3 * LONGEST_RUN, POSITIONS - NEW_TOKENS) + 1))
+            prompt = random.integers(3, 97, length).tolist()
+            want = loaded.generation.greedy(prompt, NEW_TOKENS)
+            got = list(model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False))
+            if got != want:
+                at = next(i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b)
+                text = (
+                    f"prompt {number} of {length} tokens: new token {at} is {got[at:]}, {want[at:]}"
+                )
+                return Outcome(name, "differs", number, tokens, attention, text)
+            tokens += len(want)
+    return Outcome(name, "equal", prompts, tokens, attention)
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """A table in Markdown."""
+    lines = [
+        "| family | what is special | greedy tokens | prompts | tokens | attention |",
+        "|---|---|---|---:|---:|---|",
+    ]
+    for item in outcomes:
+        note = FAMILIES[item.family].note
+        result = item.result if item.result == "equal" else f"{item.result}: {item.reason}"
+        lines.append(
+            f"| {item.family} | {note} | {result} | {item.prompts} | {item.tokens} "
+            f"| {item.attention} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Runs what was asked for; 0 if nothing differs."""
+    options = parse_arguments()
+    options.work.mkdir(parents=True, exist_ok=True)
+    outcomes = []
+    for name in options.only or FAMILIES:
+        record = options.work / f"{name}.json"
+        if options.resume and record.is_file():
+            outcome = Outcome(**json.loads(record.read_text()))
+        else:
+            started = time.perf_counter()
+            outcome = check_family(name, options.work, options.prompts)
+            record.write_text(json.dumps(asdict(outcome), indent=1) + "\n")
+            seconds = time.perf_counter() - started
+            print(f"{name}: {outcome.result} in {seconds:.0f} s", file=sys.stderr, flush=True)
+        outcomes.append(outcome)
+    text = table(outcomes)
+    print(text, end="")
+    if options.table is not None:
+        options.table.write_text(text)
+    return int(any(item.result == "differs" for item in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""Tiny random causal language models of many families, and their bundles: what generation is tried on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["FAMILIES", "Family", "build_family", "load_family", "make_family"]
+
+VOCABULARY, POSITIONS = 97, 128
+#: Tokens of the longest run of a prompt; longer prompts come in pieces.
+LONGEST_RUN = 24
+TARGET = "cpu-x86-64-v3"
+
+_TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_USUAL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": POSITIONS,
+    **_TOKENS,
+}
+_SHARED = {**_USUAL, "num_key_value_heads": 2}
+_GPT2 = {
+    "vocab_size": VOCABULARY,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": POSITIONS,
+    **_TOKENS,
+}
+_WITHOUT_MLP = {name: value for name, value in _USUAL.items() if name != "intermediate_size"}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family.
+
+    Attributes:
+        model: transformers' class.
+        config: of its configuration.
+        settings: the configuration's.
+        note: what is special about it.
+    """
+
+    model: str
+    config: str
+    settings: Mapping[str, Any] = field(default_factory=lambda: _USUAL)
+    note: str = ""
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family("LlamaForCausalLM", "LlamaConfig", _SHARED, "rotary, shared heads"),
+    "qwen2": Family("Qwen2ForCausalLM", "Qwen2Config", _SHARED, "biases in attention"),
+    "qwen3": Family(
+        "Qwen3ForCausalLM", "Qwen3Config", {**_SHARED, "head_dim": 16}, "normalised queries"
+    ),
+    "gpt2": Family("GPT2LMHeadModel", "GPT2Config", _GPT2, "learned positions"),
+    "gpt_neox": Family("GPTNeoXForCausalLM", "GPTNeoXConfig", note="partly rotary, parallel"),
+    "gemma": Family(
+        "GemmaForCausalLM",
+        "GemmaConfig",
+        {**_USUAL, "num_key_value_heads": 1, "head_dim": 16},
+        "one key head",
+    ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        {**_SHARED, "head_dim": 16, "sliding_window": 8},
+        "capped scores, every other layer slides",
+    ),
+    "gemma3": Family(
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        {
+            **_SHARED,
+            "head_dim": 16,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        "two rotary bases",
+    ),
+    "phi": Family("PhiForCausalLM", "PhiConfig", note="partly rotary, biases"),
+    "phi3": Family("Phi3ForCausalLM", "Phi3Config", note="one projection for all"),
+    "mistral": Family(
+        "MistralForCausalLM",
+        "MistralConfig",
+        {**_SHARED, "sliding_window": 8},
+        "every layer slides",
+    ),
+    "opt": Family(
+        "OPTForCausalLM",
+        "OPTConfig",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "ffn_dim": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": POSITIONS,
+            "word_embed_proj_dim": 32,
+            **_TOKENS,
+        },
+        "learned positions with an offset",
+    ),
+    "starcoder2": Family("Starcoder2ForCausalLM", "Starcoder2Config", _SHARED),
+    "falcon": Family(
+        "FalconForCausalLM",
+        "FalconConfig",
+        {**_WITHOUT_MLP, "multi_query": True, "alibi": False, "ffn_hidden_size": 64},
+        "attention of its own, one key head",
+    ),
+    "falcon-alibi": Family(
+        "FalconForCausalLM",
+        "FalconConfig",
+        {
+            **_WITHOUT_MLP,
+            "multi_query": False,
+            "alibi": True,
+            "new_decoder_architecture": False,
+            "ffn_hidden_size": 64,
+        },
+        "ALiBi: a mask of numbers",
+    ),
+    "bloom": Family(
+        "BloomForCausalLM",
+        "BloomConfig",
+        {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4, **_TOKENS},
+        "ALiBi",
+    ),
+    "gptj": Family("GPTJForCausalLM", "GPTJConfig", {**_GPT2, "rotary_dim": 8}),
+    "codegen": Family("CodeGenForCausalLM", "CodeGenConfig", {**_GPT2, "rotary_dim": 8}),
+    "stablelm": Family("StableLmForCausalLM", "StableLmConfig", _SHARED),
+    "cohere": Family("CohereForCausalLM", "CohereConfig", _SHARED),
+    "olmo2": Family("Olmo2ForCausalLM", "Olmo2Config", _SHARED),
+    "granite": Family("GraniteForCausalLM", "GraniteConfig", _SHARED),
+    "smollm3": Family("SmolLM3ForCausalLM", "SmolLM3Config", _SHARED),
+    "glm4": Family("Glm4ForCausalLM", "Glm4Config", {**_SHARED, "head_dim": 16}),
+    "mixtral": Family(
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        {**_SHARED, "num_local_experts": 4},
+        "a mixture of experts",
+    ),
+    "xglm": Family(
+        "XGLMForCausalLM",
+        "XGLMConfig",
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": 32,
+            "ffn_dim": 64,
+            "num_layers": 2,
+            "attention_heads": 4,
+            "max_position_embeddings": POSITIONS,
+            **_TOKENS,
+        },
+        "computed positions",
+    ),
+    "gpt_neo": Family(
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 8,
+            "max_position_embeddings": POSITIONS,
+            "intermediate_size": 64,
+            **_TOKENS,
+        },
+        "counts positions from the cache's end",
+    ),
+    "mpt": Family(
+        "MptForCausalLM",
+        "MptConfig",
+        {
+            "d_model": 32,
+            "n_heads": 4,
+            "n_layers": 2,
+            "vocab_size": VOCABULARY,
+            "max_seq_len": POSITIONS,
+            **_TOKENS,
+        },
+        "ALiBi, sized by what is in the cache",
+    ),
+}
+
+
+def make_family(name: str) -> Any:
+    """A model of the family with random weights, the same ones every time.
+
+    They are large enough that the likeliest token changes with the context.
+    """
+    import torch
+    import transformers
+
+    family = FAMILIES[name]
+    config = getattr(transformers, family.config)(**family.settings)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model = getattr(transformers, family.model)(config).eval().float()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0, 0.2)
+                else:
+                    parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model
+
+
+def load_family(name: str) -> Any:
+    """The family's model, to generate with.
+
+    Raises:
+        ModelError: it can't.
+    """
+    from edgecompile.generation_model import make_generator
+    from edgecompile.models import LoadOptions, ModelSource
+
+    options = LoadOptions(max_length=LONGEST_RUN, max_context=POSITIONS, task="causal-lm")
+    source = ModelSource("object", name)
+    return make_generator(make_family(name), options, name=name, source=source)
+
+
+def build_family(
+    loaded: Any, output: Path, work: Path, *, padded: bool = False, step: Any = None
+) -> Path:
+    """Compiles a model for one token and for prompts, packs it and lets packing verify it.
+
+    Args:
+        loaded: of :func:`load_family`.
+        output: the bundle.
+        work: where programs are left; a second build of the same model reuses them.
+        padded: whether prompts of up to 12 tokens are padded instead of run as they are.
+        step: is called with what is being done.
+
+    Raises:
+        EdgecompileError: it can't be exported, compiled or verified.
+    """
+    from edgecompile.buckets import AxisRange, Bucket, BucketPlan
+    from edgecompile.compilation import ExportStore, compile_buckets, export_buckets
+    from edgecompile.packing import pack_bundle
+    from edgecompile.targets import load_target
+
+    tell: Callable[[str], None] = step or (lambda text: None)
+    limits = loaded.axes["context"]
+    context = ("context", AxisRange(limits.lo, limits.hi, limits.lo))
+
+    def bucket(mode: Any, lo: int, hi: int) -> Bucket:
+        return Bucket(mode, (("length", AxisRange(lo, hi, hi)), context))
+
+    prompts = [bucket("exact", 2, LONGEST_RUN)]
+    if padded:
+        prompts = [bucket("pad", 2, 12), bucket("exact", 13, LONGEST_RUN)]
+    buckets = (bucket("exact", 1, 1), *prompts)
+    tell("exporting")
+    store = ExportStore(loaded, work / "exported")
+    exported = export_buckets(store, buckets)
+    tell("compiling")
+    compiled = compile_buckets(
+        exported,
+        buckets,
+        load_target(TARGET),
+        work / "artifacts",
+        keys=[store.key(item) for item in buckets],
+    )
+    tell("verifying")
+    packed = pack_bundle(loaded, BucketPlan("length", buckets), compiled, output, force=True)
+    return packed.path

@@ -1,0 +1,116 @@
+"""A generative bundle of the decoder of tests/factories/decoder.py, made by the real pipeline.
+
+The stages compile and pack the decoder as any model. What makes the bundle a generative one (the
+key "generation", golden vectors that begin behind row 0, golden generations) is put in afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgecompile.runtime.golden import write_case
+from edgecompile.runtime.manifest import parse_manifest
+
+EOS = 7
+PROMPTS = [[5], [1, 2, 3], [9] * 17, list(range(1, 41)), [3, 1, 4, 1, 5, 9, 2, 6] * 9]
+NEW_TOKENS = 12
+#: (length, context, position, last) of the golden vectors that are added, by bucket.
+GOLDEN = {0: (1, 128, 100, 0), 1: (11, 64, 40, 10), 2: (20, 192, 160, 7)}
+
+
+def generation_entry(caches: list[str], max_context: int, pad: int) -> dict[str, Any]:
+    """The manifest's "generation"."""
+    return {
+        "kind": "causal-lm",
+        "input": "input_ids",
+        "position": "position",
+        "last": "last",
+        "logits": "logits",
+        "length_axis": "length",
+        "context_axis": "context",
+        "max_context": max_context,
+        "caches": caches,
+        "eos": [EOS],
+        "bos": None,
+        "pad": pad,
+        "defaults": {"max_new_tokens": 30},
+    }
+
+
+def build_decoder(output: Path, work: Path) -> None:
+    """Compiles the decoder in three buckets (one token, padded to 16, 17 to 32) and packs it."""
+    from edgecompile.buckets import AxisRange, Bucket, BucketPlan
+    from edgecompile.compilation import ExportStore, compile_buckets, export_buckets
+    from edgecompile.models import load_model
+    from edgecompile.packing import pack_bundle
+    from edgecompile.targets import load_target
+    from tests.factories import decoder as d
+
+    model = load_model(f"{Path(d.__file__)}:decoder")
+    context = ("context", AxisRange(d.LEAST_CONTEXT, d.MAX_CONTEXT, d.LEAST_CONTEXT))
+    buckets = (
+        Bucket("exact", (("length", AxisRange(1, 1, 1)), context)),
+        Bucket("pad", (("length", AxisRange(2, 16, 16)), context)),
+        Bucket("exact", (("length", AxisRange(17, d.LONGEST_CHUNK, d.LONGEST_CHUNK)), context)),
+    )
+    store = ExportStore(model, work / "exported")
+    exported = export_buckets(store, buckets)
+    keys = [store.key(bucket) for bucket in buckets]
+    profile = load_target("cpu-x86-64-v3")
+    compiled = compile_buckets(exported, buckets, profile, work / "artifacts", keys=keys)
+    made = pack_bundle(model, BucketPlan("length", buckets), compiled, work / "packed.ecb")
+    make_generative(made.path, model.module)
+    os.rename(made.path, output)
+
+
+def make_generative(folder: Path, module: Any) -> None:
+    """Turns the packed decoder into a generative bundle; everything expected comes from eager."""
+    import torch
+
+    from tests.factories import decoder as d
+
+    document = json.loads((folder / "manifest.json").read_bytes())
+    for entry in document["inputs"]:
+        if entry["name"] in ("position", "last"):
+            entry["bounds"] = None
+    document["generation"] = generation_entry(d.CACHES, d.MAX_CONTEXT, d.PAD)
+    random = np.random.default_rng(3)
+    files: dict[str, bytes] = {}
+    for bucket, (length, rows, position, last) in GOLDEN.items():
+        inputs: dict[str, Any] = {
+            "input_ids": random.integers(1, d.VOCABULARY, (1, length)),
+            "position": np.array([position]),
+            "last": np.array([last]),
+        }
+        for name in d.CACHES:
+            shape = (rows, d.KV_HEADS, d.HEAD_DIM)
+            inputs[name] = random.standard_normal(shape, dtype=np.float32)
+        # Copies: the module changes what it is given.
+        given = {name: torch.from_numpy(array.copy()) for name, array in inputs.items()}
+        with torch.no_grad():
+            outputs = {"logits": module(**given)["logits"].numpy()}
+        name = f"golden/{bucket}-inside.npz"
+        files[name] = write_case(inputs, outputs)
+        document["golden"].append({"bucket": bucket, "case": "inside", "file": name})
+    cases = [{"prompt": p, "tokens": d.generate(module, p, NEW_TOKENS)} for p in PROMPTS]
+    files["golden/generation.json"] = json.dumps({"cases": cases}).encode()
+    replace_files(folder, document, files)
+
+
+def replace_files(folder: Path, document: dict[str, Any], files: dict[str, bytes]) -> None:
+    """Puts files into a bundle and writes its manifest anew, as ``document`` with them."""
+    for name, data in files.items():
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).write_bytes(data)
+        digest = hashlib.sha256(data).hexdigest()
+        document["files"][name] = {"size": len(data), "sha256": digest}
+    data = json.dumps(document, indent=1).encode()
+    parse_manifest(data)
+    (folder / "manifest.json").unlink()
+    (folder / "manifest.json").write_bytes(data)

@@ -1,0 +1,169 @@
+"""A generative manifest with dummy libraries, and what breaks each rule about it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import numpy as np
+
+from edgecompile.runtime.golden import write_case
+from tests.runtime.bundles import DELETE, DummyBundle
+
+CONTEXT = {"lo": 8, "hi": 64, "hint": 40}
+INPUTS: list[dict[str, Any]] = [
+    {"name": "input_ids", "dtype": "int64", "shape": [1, "length"], "pad": 0, "bounds": [0, 99]},
+    {"name": "position", "dtype": "int64", "shape": [1], "pad": None, "bounds": None},
+    {"name": "last", "dtype": "int64", "shape": [1], "pad": None, "bounds": None},
+    {"name": "key", "dtype": "float32", "shape": ["context", 2, 3], "pad": 0, "bounds": None},
+    {"name": "value", "dtype": "float32", "shape": ["context", 2, 4], "pad": 0.5, "bounds": None},
+]
+GENERATION: dict[str, Any] = {
+    "kind": "causal-lm",
+    "input": "input_ids",
+    "position": "position",
+    "last": "last",
+    "logits": "logits",
+    "length_axis": "length",
+    "context_axis": "context",
+    "max_context": 64,
+    "caches": ["key", "value"],
+    "eos": [1, 2],
+    "bos": 3,
+    "pad": 0,
+    "defaults": {
+        "do_sample": True,
+        "temperature": 0.5,
+        "top_k": 50,
+        "top_p": 1,
+        "repetition_penalty": 1.1,
+        "max_new_tokens": 20,
+    },
+}
+
+
+def bucket(mode: str, lo: int, hi: int) -> dict[str, Any]:
+    return {
+        "mode": mode,
+        "axes": {"length": {"lo": lo, "hi": hi, "hint": hi}, "context": dict(CONTEXT)},
+    }
+
+
+def make_generative(bundle: DummyBundle) -> None:
+    """Turns the dummy bundle into a valid generative one of two buckets."""
+    document = bundle.document
+    document["inputs"] = copy.deepcopy(INPUTS)
+    document["outputs"] = [{"name": "logits", "dtype": "float32", "shape": [1, 100]}]
+    document["axes"] = {
+        "length": {"lo": 1, "hi": 16},
+        "context": {"lo": CONTEXT["lo"], "hi": CONTEXT["hi"]},
+    }
+    document["buckets"] = [bucket("exact", 1, 1), bucket("pad", 2, 16)]
+    document["generation"] = copy.deepcopy(GENERATION)
+    for index, length in ((0, 1), (1, 5)):
+        inputs = {
+            "input_ids": np.ones((1, length), np.int64),
+            "position": np.array([3]),
+            "last": np.array([0]),
+            "key": np.zeros((40, 2, 3), np.float32),
+            "value": np.zeros((40, 2, 4), np.float32),
+        }
+        outputs = {"logits": np.zeros((1, 100), np.float32)}
+        bundle.files[f"golden/{index}-hint.npz"] = write_case(inputs, outputs)
+    put_generations(bundle, {"cases": [{"prompt": [1, 5], "tokens": [7, 8]}]})
+
+
+def put_generations(bundle: DummyBundle, document: Any) -> None:
+    bundle.files["golden/generation.json"] = json.dumps(document).encode()
+
+
+NARROW = {
+    "mode": "exact",
+    "axes": {
+        "length": {"lo": 2, "hi": 16, "hint": 9},
+        "context": {"lo": 8, "hi": 12, "hint": 9},
+    },
+}
+
+#: (rule, key path, value that breaks it, text of the error), as in test_format.py
+HOSTILE_GENERATIONS: list[tuple[str, str, Any, str]] = [
+    ("key-type", "generation", None, "generation: must be an object, not null"),
+    ("key-type", "generation", [], "generation: must be an object, not list"),
+    *[("key-missing", f"generation.{key}", DELETE, f"generation.{key}") for key in GENERATION],
+    *[("key-type", f"generation.{key}", 0.5, f"generation.{key}: must be") for key in GENERATION],
+    ("key-type", "generation.caches.0", 3, "generation.caches[0]: must be a string"),
+    ("key-type", "generation.eos.1", "2", "generation.eos[1]: must be an integer"),
+    ("key-type", "generation.bos", "<s>", "generation.bos: must be an integer, not string"),
+    ("key-type", "generation.pad", True, "generation.pad: must be an integer, not true/false"),
+    ("key-type", "generation.defaults.do_sample", 1, "must be true or false, not integer"),
+    ("key-type", "generation.defaults.top_k", 1.0, "defaults.top_k: must be an integer"),
+    ("key-type", "generation.defaults.top_p", None, "defaults.top_p: must be a number, not null"),
+    ("list-size", "generation.caches", [], "generation.caches: has 0 entries"),
+    ("list-size", "generation.eos", [1] * 65, "has 65 entries, must have 0 to 64"),
+    ("generation-kind", "generation.kind", "seq2seq-lm", "'seq2seq-lm' isn't causal-lm"),
+    ("generation-default", "generation.defaults.temperature", -0.5, "-0.5 makes no sense"),
+    ("generation-default", "generation.defaults.top_k", -1, "-1 isn't within 0..2147483647"),
+    ("generation-default", "generation.defaults.top_p", 0, "defaults.top_p: 0 makes no sense"),
+    ("generation-default", "generation.defaults.top_p", 1.5, "1.5 makes no sense"),
+    ("generation-default", "generation.defaults.repetition_penalty", 0.0, "0.0 makes no sense"),
+    ("generation-default", "generation.defaults.max_new_tokens", 0, "0 isn't within 1.."),
+    ("generation-default", "generation.defaults.max_new_tokens", 2**31, "2147483648 isn't"),
+    ("generation-axes", "generation.length_axis", "context", "'context' isn't the length_axis"),
+    ("generation-axes", "generation.length_axis", "", "'' isn't the length_axis"),
+    ("generation-axes", "generation.context_axis", "length", "'length' isn't another one"),
+    ("generation-axes", "generation.context_axis", "rows", "'rows' isn't another one"),
+    ("generation-axes", "generation.max_context", 65, "is 65, but the axis 'context' reaches 64"),
+    ("generation-inputs", "generation.input", "ids", "'ids' isn't an input"),
+    ("generation-inputs", "generation.last", "position", "an input is named twice"),
+    ("generation-inputs", "generation.caches", ["key", "key"], "an input is named twice"),
+    ("generation-inputs", "generation.caches", ["key"], "what the input 'value' is"),
+    ("generation-inputs", "generation.caches.1", "logits", "'logits' isn't an input"),
+    ("generation-logits", "generation.logits", "key", "the only output must be 'key'"),
+    ("generation-logits", "outputs.1", {"name": "x", "dtype": "int8", "shape": [1]}, "only output"),
+    ("generation-shape", "inputs.0.dtype", "int32", "'input_ids' must be int64[1, length]"),
+    ("generation-shape", "inputs.0.shape", ["length", 1], "'input_ids' must be int64[1, length]"),
+    ("generation-shape", "inputs.1.shape", [], "'position' must be int64[1]"),
+    ("generation-shape", "inputs.2.dtype", "int32", "'last' must be int64[1]"),
+    ("generation-shape", "inputs.3.dtype", "float16", "'key' must be float32[context, 2, 3]"),
+    ("generation-shape", "inputs.3.shape", [2, "context"], "fixed sizes behind it"),
+    ("generation-shape", "inputs.3.shape", [2, 3], "'key' must be float32[context, 3]"),
+    ("generation-shape", "inputs.4.shape", ["context"], "'value' must have the context's axis"),
+    ("generation-shape", "inputs.4.shape", ["context", "context"], "fixed sizes behind it"),
+    ("generation-shape", "outputs.0.shape", [1, "length"], "float32 of the shape [1, vocabulary]"),
+    ("generation-shape", "outputs.0.shape", [100], "float32 of the shape [1, vocabulary]"),
+    ("generation-shape", "outputs.0.shape", [2, 100], "'logits' must be float32[1, 100]"),
+    ("generation-shape", "outputs.0.dtype", "float64", "'logits' must be float32[1, 100]"),
+    ("generation-tokens", "inputs.0.bounds", None, "must hold every token, 0..99"),
+    ("generation-tokens", "inputs.0.bounds", [0, 98], "must hold every token, 0..99"),
+    ("generation-tokens", "outputs.0.shape", [1, 101], "must hold every token, 0..100"),
+    ("generation-tokens", "generation.pad", 5, "is 5, but the input 'input_ids' is padded with 0"),
+    ("generation-tokens", "generation.eos", [100], "generation.eos: 100 isn't a token, 0..99"),
+    ("generation-tokens", "generation.eos", [-1], "-1 isn't a token"),
+    ("generation-tokens", "generation.bos", 2**63 - 1, "generation.bos: 9223372036854775807 isn't"),
+    ("generation-bounds", "inputs.1.bounds", [0, 62], "must be null or hold 0..63"),
+    ("generation-bounds", "inputs.1.bounds", [1, 63], "must be null or hold 0..63"),
+    ("generation-bounds", "inputs.2.bounds", [0, 14], "must be null or hold 0..15"),
+    ("generation-buckets", "buckets.0", bucket("pad", 1, 16), "no bucket takes one token"),
+    ("generation-buckets", "buckets.0.axes.context.lo", 9, "no bucket takes one token"),
+    ("generation-buckets", "buckets.1.axes.context.hint", 15, "hint 15 is less than 16 tokens"),
+    ("generation-buckets", "buckets.1", NARROW, "takes more tokens, 16, than context, 12"),
+    ("generation-buckets", "buckets.1.pad_axes", ["length", "context"], "pads the context"),
+]
+
+#: What is wrong with golden/generation.json: (rule, document, text of the error).
+HOSTILE_GOLDEN_GENERATIONS: list[tuple[str, Any, str]] = [
+    ("key-missing", {}, "cases: is required"),
+    ("list-size", {"cases": []}, "cases: has 0 entries, must have 1 to 1024"),
+    ("key-type", {"cases": [[1]]}, "cases[0]: must be an object"),
+    ("key-missing", {"cases": [{"prompt": [1]}]}, "cases[0].tokens: is required"),
+    ("list-size", {"cases": [{"prompt": [], "tokens": [1]}]}, "prompt: has 0 entries"),
+    ("key-type", {"cases": [{"prompt": [1.0], "tokens": [1]}]}, "must be an integer"),
+    ("golden-generation", {"cases": [{"prompt": [100], "tokens": [1]}]}, "100 isn't a token"),
+    ("golden-generation", {"cases": [{"prompt": [1], "tokens": [-1]}]}, "-1 isn't a token"),
+    (
+        "golden-generation",
+        {"cases": [{"prompt": [1] * 60, "tokens": [1] * 5}]},
+        "60 and 5 tokens, the context has 64",
+    ),
+]

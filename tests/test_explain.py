@@ -1,0 +1,374 @@
+"""``edgecompile explain``: it names the real cause, with the line, of models that have one."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from edgecompile.backends import ops
+from edgecompile.backends.extern_calls import extern_calls, runtime_kernels
+from edgecompile.cli import cli
+from edgecompile.errors import ModelError
+from edgecompile.explain import explain_load_failure, explain_model
+from edgecompile.explain_eager import check_eager, module_kind
+from edgecompile.explain_request import ExplainRequest
+from edgecompile.explain_section import explain_page
+from edgecompile.explain_view import explanation_tables, format_flops
+from edgecompile.explain_work import Limits, limits_of
+from edgecompile.explanation import VERDICTS, Explanation
+from edgecompile.graph_difference import compare_programs
+from edgecompile.graph_run import run_graph
+from edgecompile.guard_texts import fixed_size, readable_guard
+from edgecompile.models import AxisLimits, LoadedModel, load_model
+from edgecompile.places import place_of_text, place_of_trace
+from edgecompile.rungs import LADDER
+from edgecompile.targets import load_target
+from tests.factories import explained, tiny_models
+from tests.svg import parse_drawing, read_words
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+@cache
+def load(name: str) -> LoadedModel:
+    module = explained if hasattr(explained, name) else tiny_models
+    return load_model(f"{module.__file__}:{name}")
+
+
+@cache
+def explain(name: str, code: bool = False, **more: Any) -> Explanation:
+    return explain_model(load(name), ExplainRequest(load_target("cpu-x86-64"), code=code, **more))
+
+
+def line_of(function: Any, code: str) -> str:
+    """``file.py:12`` of the line of a function that has this code."""
+    lines, first = inspect.getsourcelines(function)
+    number = next(i for i, line in enumerate(lines) if code in line)
+    return f"{Path(inspect.getfile(function)).name}:{first + number}"
+
+
+def outcomes(found: Explanation) -> dict[str, str]:
+    return {rung.rung: rung.outcome for rung in found.rungs}
+
+
+# Causes
+
+
+def test_a_guard_is_named_with_its_line() -> None:
+    found = explain("sixteens")
+    line = line_of(explained.Sixteens.forward, "% 16")
+    first = found.rungs[0]
+    assert first.outcome == "refused"
+    assert [item.text for item in first.conditions] == ["length % 16 == 0"]
+    assert first.place is not None and first.place.short == line
+    assert outcomes(found)["deferred"] == "wrong"  # torch took it, and eager disagrees
+    deferred = next(rung for rung in found.rungs if rung.rung == "deferred")
+    assert "needs length % 16 == 0" in deferred.text
+    assert all(sizes["length"] % 16 for sizes, _ in deferred.wrong)
+    # 16 padded to more changes the formula, though most lengths can be padded.
+    assert found.padding_safe is False and found.verdict == "static"
+    assert any(f.place is not None and f.place.short == line for f in found.findings)
+
+
+def test_what_depends_on_the_length_is_named_with_its_lines() -> None:
+    found = explain("sixteens")
+    assert found.compared is not None and found.compared[1] == 16
+    lines = {item.place.short for item in found.differences if item.place is not None}
+    forward = explained.Sixteens.forward
+    assert lines == {line_of(forward, "x * 2"), line_of(forward, "x * 3")}
+    assert sorted(item.counts for item in found.differences if item.counts) == [(0, 1), (1, 0)]
+
+
+def test_a_branch_on_values_is_refused_at_every_rung_and_still_explained() -> None:
+    found = explain("data_dependent")
+    line = line_of(tiny_models.DataDependent.forward, "x.sum() > 0")
+    assert found.verdict == "refused" and found.graph is None
+    assert set(outcomes(found).values()) == {"refused"}
+    assert [item.place.short for item in found.breaks if item.place] == [line]
+    refusals = [item for item in found.findings if item.kind == "refused"]
+    assert len(refusals) == 1 and "torch.where" in refusals[0].cure
+    assert refusals[0].place is not None and refusals[0].place.short == line
+    # There is no graph, so the operators are those that eager calls.
+    assert {use.operator: use.count for use in found.operators}["sum"] == 1
+
+
+def test_a_loop_over_positions_is_a_specialisation() -> None:
+    found = explain("looping", max_length=8)
+    line = line_of(tiny_models.Looping.forward, "range(x.shape[1])")
+    assert [(s.axis, s.size) for s in found.specialisations] == [("length", 8)]
+    special = found.specialisations[0]
+    assert special.place is not None and special.place.short == line
+    assert "auto" in special.rungs and outcomes(found)["auto"] == "specialised"
+    counts = [item.counts for item in found.differences]
+    assert counts == [(0, 12)]  # three operators for each of four more steps
+    assert found.graph == "static"
+
+
+def test_an_lstm_exports_one_length_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The other ways fail alike, and take a while for it.
+    monkeypatch.setattr("edgecompile.explain_export.LADDER", LADDER[:1])
+    request = ExplainRequest(load_target("cpu-x86-64"), code=False, max_length=6)
+    found = explain_model(load("two_way_recurrence"), request)
+    assert found.verdict == "static" and found.padding_safe is False
+    assert outcomes(found) == {"dim": "refused", "static": "accepted", "static-strict": "not tried"}
+    assert "aten.lstm" in {use.operator for use in found.operators}
+    assert found.buckets[-1].flops > 0
+
+
+def test_a_graph_with_two_results_by_length_is_right_for_a_part() -> None:
+    found = explain("branching")
+    assert found.verdict == "narrower"
+    auto = next(rung for rung in found.rungs if rung.rung == "auto")
+    assert (auto.outcome, auto.ranges["length"]) == ("narrower", (2, 20))
+    assert auto.right and not auto.wrong
+    assert found.buckets[-1].hi == 20
+    assert any("lengths over 20 have no program" in note for note in found.notes)
+
+
+def test_missing_kernels_are_named_with_the_module_that_calls_them() -> None:
+    found = explain("inverse", code=True)
+    assert found.verdict == "missing-kernels"
+    kernels = {use.kernel: use for use in found.kernels}
+    missing = kernels["aten.linalg_inv_ex"]
+    assert missing.kind == "missing" and missing.modules == ("solve",)
+    place = place_of_text(missing.places[0])
+    assert place is not None
+    assert place.short == line_of(explained.Solve.forward, "linalg.inv")
+    assert kernels["ec_linear"].kind == "own" and kernels["ec_linear"].calls == 1
+    assert kernels["ec_linear"].modules == ("linear",)
+    cause = found.findings[0]
+    assert cause.kind == "refused" and "--runtime torch" in cause.cure
+
+
+def test_a_model_without_a_length_axis_has_one_row_of_figures() -> None:
+    found = explain("stacked")
+    assert found.verdict == "dynamic" and found.length_axis is None
+    assert len(found.buckets) == 1 and found.buckets[0].hi is None
+    kept = found.kept[0]
+    assert kept.operator == "aten.matmul" and "(3, 32, 8)" in kept.reason
+    assert kept.place is not None
+    assert kept.place.short == line_of(explained.Stacked.forward, "@ self.stack")
+    assert any(f.kind == "slow" and "aren't given to our kernels" in f.text for f in found.findings)
+
+
+def test_eager_that_needs_multiples_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgecompile.explain_export.LADDER", LADDER[:2])
+    request = ExplainRequest(load_target("cpu-x86-64"), code=False, max_length=32)
+    found = explain_model(load("chunked"), request)
+    assert found.multiple == 4
+    assert {item.sizes["length"] % 4 == 0 for item in found.eager} == {False}
+    assert any("multiples of 4 only" in item.text for item in found.findings)
+    assert [b.hi for b in found.buckets] == [16, 32]
+
+
+def test_eager_that_fails_below_a_length_leaves_the_rest() -> None:
+    loaded = load_model(f"{tiny_models.__file__}:frames")
+    wide = replace(loaded, axes={**loaded.axes, "length": AxisLimits(1, 64)})
+    check = check_eager(wide, {"batch": (1, 1), "length": (1, 64)}, {"batch": 1, "length": 16})
+    assert check.spans == {"batch": (1, 1), "length": (3, 64)}
+    assert {failure.sizes["length"] for failure in check.failures} == {1, 2}
+    assert all("Kernel size" in failure.text for failure in check.failures)
+
+
+def test_a_model_that_fails_while_it_is_loaded_is_explained() -> None:
+    request = ExplainRequest(load_target("cpu-x86-64"))
+    with pytest.raises(ModelError) as failed:
+        load_model(f"{tiny_models.__file__}:failing")
+    found = explain_load_failure("failing", request, failed.value)
+    assert found.verdict == "eager-fails"
+    line = line_of(tiny_models.Failing.forward, "flux capacitor")
+    assert found.eager[0].calls[-1].short == line
+    with pytest.raises(ModelError) as missing:
+        load_model("no/such-model")
+    with pytest.raises(ModelError, match="no model"):
+        explain_load_failure("no/such-model", request, missing.value)
+
+
+def test_randomness_and_state_are_no_function_of_the_inputs() -> None:
+    found = explain("noisy")
+    assert found.verdict == "unfit"
+    assert any("other outputs each time" in note for note in found.notes)
+
+
+# Figures
+
+
+def test_work_bytes_and_memory_of_a_small_graph_are_as_counted_by_hand() -> None:
+    class Small(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = torch.nn.Linear(8, 64)
+            self.down = torch.nn.Linear(64, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.exp(x) + 1
+            return self.down(self.up(y) * 2)
+
+    x = torch.randn(10, 8)
+    program = torch.export.export(Small().eval(), (), {"x": x})
+    gm = program.module()
+    run = run_graph(gm, {"x": x})
+    assert run.flops == 2 * 10 * 8 * 64 * 2
+    assert run.weight_bytes == 4 * (8 * 64 + 64 + 64 * 8 + 8)
+    # exp's result lives in the fused loop alone; what the products read and write is in memory.
+    rows = {"x": 4 * 80, "y": 4 * 80, "wide": 4 * 640, "twice": 4 * 640, "out": 4 * 80}
+    fused = rows["x"] + 2 * rows["y"] + 2 * rows["wide"] + 2 * rows["twice"] + rows["out"]
+    assert run.moved(fused=True) == run.weight_bytes + fused
+    assert run.moved(fused=False) == run.weight_bytes + fused + 2 * 4 * 80
+    peak = max(range(len(run.costs)), key=lambda i: run.costs[i].live_fused)
+    assert run.peak(fused=True) == rows["wide"] + rows["twice"]
+    assert [stored.node for stored in run.living(peak)] == ["linear", "mul"]
+
+
+def test_views_move_nothing_and_lookups_read_their_rows() -> None:
+    class Rows(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(1000, 16)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.table(ids).transpose(0, 1).reshape(16, 5)
+
+    ids = torch.arange(5)
+    program = torch.export.export(Rows().eval(), (), {"ids": ids})
+    run = run_graph(program.module(), {"ids": ids})
+    by_name = {cost.node.name: cost for cost in run.costs}
+    assert by_name["embedding"].weights == 5 * 16 * 4
+    assert by_name["transpose"].moved_unfused == 0
+
+
+def test_every_operator_of_ours_can_be_counted() -> None:
+    names = {operator.__name__.partition(".")[0] for operator in ops.C_SHIMS}
+    assert names == set(ops.IMPLEMENTATIONS)
+
+
+def test_what_binds_depends_on_the_target() -> None:
+    limits = Limits(flops=1e9, bandwidth=1e8)
+    assert limits.ridge == 10
+    assert limits.seconds(2e9, 1e7) == 2.0
+    assert limits.seconds(1e6, 1e8) == 1.0
+    jetson = limits_of(load_target("jetson-orin-nano"), "fp32")
+    assert jetson is not None and jetson.flops > limits.flops
+
+
+def test_graphs_of_two_lengths_differ_in_values_that_do_not_follow_it() -> None:
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(x.shape[0] * 2, 4) * (3 if x.shape[0] < 6 else 5)
+
+    programs = [torch.export.export(Scaled(), (), {"x": torch.randn(n, 8)}) for n in (4, 8)]
+    found = compare_programs(programs[0], programs[1], (4, 8))
+    assert [item.kind for item in found.differences] == ["value"]
+    assert "3 at 4, 5 at 8" in found.differences[0].text
+    assert found.follow == 1  # the reshape
+
+
+# Texts
+
+
+def test_conditions_are_written_as_in_python() -> None:
+    names = {"s77": "length", "s3": "batch"}
+    assert readable_guard("Eq(Mod(s77, 16), 0)", names) == "length % 16 == 0"
+    assert readable_guard("Ne((s77//4), s3)", names) == "length // 4 != batch"
+    assert readable_guard("s77 <= 20", names) == "length <= 20"
+    assert readable_guard("not an expression (", names) == "not an expression ("
+    assert fixed_size("Eq(s77, 16)", names) == ("length", 16)
+    assert fixed_size("Eq(s9, 16)", names) is None
+
+
+def test_places_are_read_from_traces_and_from_our_own_messages() -> None:
+    torch_file = torch.nn.modules.conv.__file__
+    trace = (
+        'File "/home/me/model.py", line 7, in forward\n    y = self.conv(x)\n'
+        f'  File "{torch_file}", line 385, in forward\n    return self._conv_forward(x)'
+    )
+    place = place_of_trace(trace)
+    assert place is not None and str(place) == "/home/me/model.py:7 in forward: y = self.conv(x)"
+    assert place_of_text(f"its code fixes length (at {place})") == place
+    assert place_of_text("nothing of the kind") is None
+    assert place_of_trace(None) is None
+
+
+def test_like_modules_are_of_one_kind() -> None:
+    assert module_kind("model.encoder.layer.11.output.dense") == "encoder.layer.*.output.dense"
+    assert module_kind("model") == ""
+    assert format_flops(6.04e9) == "6.04 GFLOP"
+
+
+def test_calls_are_read_from_generated_code() -> None:
+    wrapper = """
+    extern AOTITorchError aoti_torch_cpu_ec_linear(AtenTensorHandle);
+    // Topologically Sorted Source Nodes: [view, linear], Original ATen: [aten.view, aten.addmm]
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(buf0, arg0, 1L));
+    // Topologically Sorted Source Nodes: [inv], Original ATen: [aten.linalg_inv_ex]
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_proxy_executor_call_function(proxy_executor, 0));
+    """
+    calls = extern_calls(wrapper)
+    assert [(c.name, c.nodes, c.native) for c in calls] == [
+        ("addmm_out", ("view", "linear"), True),
+        ("aten.linalg_inv_ex", ("inv",), False),
+    ]
+    assert {"aoti_torch_cpu_ec_linear", "aoti_torch_cpu_bmm_out"} <= runtime_kernels()
+
+
+# Output
+
+
+def test_the_document_is_json_and_every_key_is_documented() -> None:
+    text = (DOCS / "explain.md").read_text(encoding="utf-8")
+    for name in ("sixteens", "stacked", "data_dependent"):
+        document = json.loads(json.dumps(explain(name).to_json(), allow_nan=False))
+        assert document["version"] == 1
+        assert document["verdict"] in VERDICTS
+        for key, value in document.items():
+            assert f"`{key}`" in text, key
+            for item in value if isinstance(value, list) else ():
+                for inner in item if isinstance(item, dict) else ():
+                    assert f"`{inner}`" in text, f"{key}.{inner}"
+    for verdict in VERDICTS:
+        assert f"`{verdict}`" in text
+
+
+def test_the_page_shows_causes_tables_and_plots() -> None:
+    found = explain("stacked")
+    page = explain_page(found, Limits(1e11, 1e10))
+    assert page == explain_page(found, Limits(1e11, 1e10))
+    assert len(re.findall(r"<svg ", page)) == 3
+    assert "aren&#39;t given to our kernels" in page
+    for svg in re.findall(r"<svg .*?</svg>", page, flags=re.S):
+        parse_drawing(svg)
+        assert read_words(svg)
+    bare = explain_page(explain("data_dependent"), None)
+    assert "torch.where" in bare and "<h2>Export</h2>" in bare
+    titles = {table.title for table in explanation_tables(found)}
+    assert {"Ways to export", "Kernels", "Not given to our kernels"} <= titles
+
+
+def test_the_command_writes_json_a_page_and_its_remarks_apart(tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("3\n5\n5\n9\n30\n31\n")
+    arguments = [
+        *("explain", f"{tiny_models.__file__}:causal", "--no-code", "--lengths", str(lengths)),
+        *("--compare", "16:24", "--output", str(tmp_path / "why.html")),
+    ]
+    result = CliRunner().invoke(cli, [*arguments, "--json"])
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["verdict"] == "dynamic" and document["compared"] == [16, 24]
+    assert document["buckets"][-1]["hi"] == 31 and 1 <= len(document["buckets"]) <= 4
+    assert "<svg" in (tmp_path / "why.html").read_text(encoding="utf-8")
+    shown = CliRunner().invoke(cli, ["explain", f"{tiny_models.__file__}:failing"])
+    assert shown.exit_code == 0 and "flux capacitor" in shown.stdout
+    nothing = CliRunner().invoke(cli, ["explain", "no/such-model"])
+    assert nothing.exit_code == ModelError.exit_code and not nothing.stdout
+    wrong = CliRunner().invoke(cli, ["explain", "x", "--compare", "16:16"])
+    assert wrong.exit_code == 2

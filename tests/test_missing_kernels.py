@@ -1,0 +1,70 @@
+"""What the runtime lacks is known from the generated code, with the modules that call it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgecompile.backends.inductor_compat import generate_cpp
+from edgecompile.backends.lowering import lower_graph
+from edgecompile.backends.missing_kernels import modules_of_nodes, refuse_missing_kernels
+from edgecompile.errors import MissingKernelError
+from edgecompile.named_module import NamedModule
+
+
+class Commonest(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x.mode(-1, keepdim=True).values
+
+
+class Exotic(nn.Module):
+    """Two layers that call what has a function in torch's C interface, one whose operator has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Commonest(), Commonest()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        draw = torch.multinomial(x.softmax(-1), 1)
+        return torch.linalg.qr(x.T @ x)[1] + draw.sum() + torch.topk(x, 3).values.sum()
+
+
+def test_all_of_it_is_listed_before_anything_is_compiled(tmp_path: Path) -> None:
+    example = {"x": torch.randn(9, 16)}
+    module = NamedModule(Exotic(), ["x"])
+    graph = torch.export.export(module, (), example, strict=False).module()
+    lower_graph(graph)
+    modules = modules_of_nodes(graph)
+    generated = generate_cpp(
+        graph, example, arch="x86-64", march="x86-64-v3", simdlen=256, cache_dir=tmp_path
+    )
+    known = {"ec_aoti_torch_cpu_mm_out", "ec_aoti_torch_cpu_topk"}
+    with pytest.raises(MissingKernelError) as caught:
+        refuse_missing_kernels(generated.wrapper, modules, Everything(known))
+    text = str(caught.value)
+    assert "the model calls 3 kernels" in text
+    assert "  aoti_torch_cpu_mode, 2 times, in layers.0 (Commonest), layers.1 (Commonest)\n" in text
+    assert "  aten.linalg_qr (no C interface), once, in the model (Exotic)" in text
+    assert "aten.multinomial (no C interface), once, in the model (Exotic): draws random" in text
+    assert "topk" not in text
+    assert str(caught.value.hint).endswith(
+        "--runtime torch makes a bundle for hosts that have torch"
+    )
+    # With all that it needs nothing is raised.
+    refuse_missing_kernels("aoti_torch_cpu_topk(x);", {}, Everything(known))
+
+
+class Everything:
+    """The runtime's symbols: the given kernels, and every function that isn't one."""
+
+    def __init__(self, kernels: set[str]) -> None:
+        self.kernels = kernels
+
+    def __contains__(self, name: object) -> bool:
+        plain = not str(name).startswith(("ec_aoti_torch_cpu_", "ec_aoti_torch_proxy_"))
+        return plain or name in self.kernels
