@@ -21,19 +21,17 @@ from edgecompile.backends.inductor_compat import GeneratedCpp
 from edgecompile.backends.inductor_cpu import InductorCpuBackend
 from edgecompile.backends.native import build_probe, build_runtime
 from edgecompile.buckets import Bucket, BucketPlan
-from edgecompile.cases import Case, make_cases
+from edgecompile.cases import Case
 from edgecompile.compilation import ExportStore, compile_buckets
-from edgecompile.errors import EdgecompileError, MissingKernelError
+from edgecompile.errors import EdgecompileError, ExportError, MissingKernelError
 from edgecompile.export import ExportedModel
 from edgecompile.forms import find_form
 from edgecompile.host import host_variants
-from edgecompile.kits import whole_bucket
 from edgecompile.lengths import LengthDistribution
 from edgecompile.models import LoadedModel, load_model
 from edgecompile.packing import pack_bundle
 from edgecompile.plan_request import PlanRequest, plan_scope
 from edgecompile.precision import TOLERANCES
-from edgecompile.ranges import AxisRange
 from edgecompile.runtime.cpu import architecture
 from edgecompile.targets import TargetProfile, VariantSpec, load_target
 from edgecompile.verify import VerifyReport, verify_bundle
@@ -89,6 +87,9 @@ def run_entry(entry: Entry, upto: str, work: Path, device_python: str) -> Outcom
         outcome.reason = error.message
         outcome.facts["error"] = type(error).__name__
         outcome.facts["hint"] = error.hint
+        cause = error if isinstance(error, ExportError) else error.__cause__
+        if isinstance(cause, ExportError):
+            outcome.facts["details"] = cause.details[:20_000]
         if isinstance(error, MissingKernelError):
             outcome.facts["missing"] = error.message.splitlines()[1:]
     except Exception as error:

@@ -74,9 +74,7 @@ def test_one_length_alone_is_served_as_it_is(tmp_path: Path) -> None:
         form(exports, [9, 9, 9], max_length=12)
 
 
-def test_a_refused_export_isnt_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_export_isnt_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
     def refuse(*_: object) -> None:
@@ -86,7 +84,7 @@ def test_a_refused_export_isnt_tried_again(
     monkeypatch.setattr(edgecompile.compilation, "export_bucket", refuse)
     exports = store("unmasked_mean", tmp_path)
     for _ in range(2):
-        with pytest.raises(PlanError, match="no; and .* can't run in padded buckets"):
+        with pytest.raises(PlanError, match=r"no; and .* can't run in padded buckets"):
             form(exports, [4, 9], max_length=24)
     assert len(tried) == 1
 

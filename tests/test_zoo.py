@@ -77,7 +77,9 @@ def test_the_mark_counts_what_eager_runs() -> None:
 def test_the_table_has_a_row_for_each(tmp_path: Path) -> None:
     facts = {"mode": "pad", "rung": "static", "served": [1, 64], "allowed": [1, 128]}
     row = {"name": "a", "group": "text", "status": "ok", "stage": "compare"}
-    (tmp_path / "a.json").write_text(json.dumps({**row, "facts": {**facts, "error_of_scale": 3e-7}}))
+    (tmp_path / "a.json").write_text(
+        json.dumps({**row, "facts": {**facts, "error_of_scale": 3e-7}})
+    )
     found = zoo_report.read_results(tmp_path)
     line = zoo_report.table(list(found.values()))[-1]
     assert line == "| a | passed | pad | static | 1–64 of 1–128 | 3e-07 |"
