@@ -113,9 +113,7 @@ def export_model(
     if part is not None and allow_narrower:
         assert part.attempt.program is not None
         chosen = part.attempt
-        return _finish(
-            loaded, chosen.program, chosen.rung, part.ranges, part.result, effects.notes
-        )
+        return _finish(loaded, chosen.program, chosen.rung, part.ranges, part.result, effects.notes)
     raise _refusal(loaded, example, spans, attempts, part)
 
 

@@ -96,7 +96,9 @@ def _without_the_whole(
     part = _covering_part(error.served, request, scope)
     if part is not None and _exports(exports, part):
         span = part.axes[0][1]
-        note = f"{scope.axis} {span.lo}..{span.hi} is served, where all of the traffic lies: {reason}"
+        note = (
+            f"{scope.axis} {span.lo}..{span.hi} is served, where all of the traffic lies: {reason}"
+        )
         return Form(part, _modes(exports.model, request, part)[0], note)
     modes, unpaddable = _modes(exports.model, request, scope)
     if "pad" in modes:

@@ -20,19 +20,17 @@ from edgecompile.backends.inductor_compat import GENERATING, generate_cpp
 from edgecompile.backends.lowering import PACKED_PREFIX, lower_graph
 from edgecompile.backends.native import build_probe, build_runtime
 from edgecompile.buckets import Bucket, BucketPlan
-from edgecompile.cases import Case, make_cases
+from edgecompile.cases import Case
 from edgecompile.compilation import ExportStore, compile_buckets
 from edgecompile.errors import EdgecompileError, MissingKernelError
 from edgecompile.export import ExportedModel
 from edgecompile.forms import find_form
 from edgecompile.host import host_variants
-from edgecompile.kits import whole_bucket
 from edgecompile.lengths import LengthDistribution
 from edgecompile.models import LoadedModel, load_model
 from edgecompile.packing import pack_bundle
 from edgecompile.plan_request import PlanRequest, plan_scope
 from edgecompile.precision import FP32, TOLERANCES
-from edgecompile.ranges import AxisRange
 from edgecompile.runtime.cpu import architecture
 from edgecompile.targets import TargetProfile, VariantSpec, load_target
 from edgecompile.verify import VerifyReport, verify_bundle

@@ -74,9 +74,7 @@ def test_one_length_alone_is_served_as_it_is(tmp_path: Path) -> None:
         form(exports, [9, 9, 9], max_length=12)
 
 
-def test_a_refused_export_isnt_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_export_isnt_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
     def refuse(*_: object) -> None:

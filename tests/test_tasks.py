@@ -290,7 +290,8 @@ class TestOptions:
         assert LoadOptions().to_json() == {}
 
     @pytest.mark.parametrize(
-        "value", [None, [], 7, "x", {"task": 3}, {"image_size": [8]}, {"image_size": [["1", "2"], [3, 4]]}]
+        "value",
+        [None, [], 7, "x", {"task": 3}, {"image_size": [8]}, {"image_size": [["1", "2"], [3, 4]]}],
     )
     def test_what_cant_be_read_is_left_out(self, value: object) -> None:
         assert LoadOptions.from_json(value) == LoadOptions()

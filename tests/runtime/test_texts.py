@@ -303,9 +303,7 @@ class TestCommand:
         with pytest.raises(InputError, match="there is no text"):
             read_texts([], None)
 
-    def test_a_report_and_its_lines(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_report_and_its_lines(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model = make(tmp_path, labels={"embedding": ["a", "b", "c", "d"]})
 
         class Opened:
