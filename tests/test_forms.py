@@ -51,13 +51,13 @@ def test_the_part_that_is_right_is_served_if_all_traffic_lies_in_it(tmp_path: Pa
 
 
 def test_a_model_of_one_length_is_padded_if_that_changes_nothing(tmp_path: Path) -> None:
-    found = form(store("forward_recurrence", tmp_path), [4, 9, 20], max_length=24)
+    found = form(store("unrolled", tmp_path), [4, 9, 20], max_length=24)
     assert found.modes == ("pad",) and found.bucket.hi == 24
     assert "fixes length to" in found.note
 
 
 def test_a_recurrence_of_both_ways_is_refused_in_words(tmp_path: Path) -> None:
-    exports = store("two_way_recurrence", tmp_path)
+    exports = store("unrolled_backwards", tmp_path)
     with pytest.raises(PlanError) as failure:
         form(exports, [4, 9, 20], max_length=24)
     assert "fixes length to" in failure.value.message
@@ -66,7 +66,7 @@ def test_a_recurrence_of_both_ways_is_refused_in_words(tmp_path: Path) -> None:
 
 
 def test_one_length_alone_is_served_as_it_is(tmp_path: Path) -> None:
-    exports = store("two_way_recurrence", tmp_path)
+    exports = store("unrolled_backwards", tmp_path)
     found = form(exports, [9, 9, 9])
     assert (found.modes, found.bucket.lo, found.bucket.hi) == (("exact",), 9, 9)
     assert found.note.startswith("length 9 alone is served, which all of the traffic has")
@@ -84,14 +84,14 @@ def test_a_refused_export_isnt_tried_again(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(edgecompile.compilation, "export_bucket", refuse)
     exports = store("unmasked_mean", tmp_path)
     for _ in range(2):
-        with pytest.raises(PlanError, match="no; and .* can't run in padded buckets"):
+        with pytest.raises(PlanError, match=r"no; and .* can't run in padded buckets"):
             form(exports, [4, 9], max_length=24)
     assert len(tried) == 1
 
 
 def test_exact_is_refused_where_only_padding_serves(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="fixes length to"):
-        form(store("forward_recurrence", tmp_path), [4, 9], mode="exact", max_length=16)
+        form(store("unrolled", tmp_path), [4, 9], mode="exact", max_length=16)
 
 
 def test_lengths_at_which_the_model_itself_fails_arent_served(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_options_that_dont_go_together_are_all_named(tmp_path: Path) -> None:
     pipeline = write_pipeline(
         write_model(tmp_path / "pipeline"), [("Pooling", {"pooling_mode_mean_tokens": True})]
     )
-    with pytest.raises(ModelError, match="modules.json says how it pools"):
+    with pytest.raises(ModelError, match=r"modules.json says how it pools"):
         load_model(pipeline, pooling="cls")
     assert load_model(pipeline, normalize=True).outputs[0].name == "sentence_embedding"
     with pytest.raises(ModelError, match=r"--image-size is for images, but this model reads text"):

@@ -75,6 +75,11 @@ def canonical_weight(weight: Tensor, transposed: bool, groups: int) -> Tensor:
     return split.transpose(1, 2).reshape(groups * outputs, inputs // groups, *weight.shape[2:])
 
 
+def _at(tap: tuple[int, ...]) -> Any:
+    """The index of a tap's ``[out, in of a group]`` in a canonical weight."""
+    return slice(None), slice(None), *tap
+
+
 def tap_order(geometry: Geometry) -> list[tuple[int, ...]]:
     """The kernel's places in the order in which packed weights have them.
 
