@@ -123,7 +123,8 @@ def _generator(
     Raises:
         ModelError: it isn't a transformers model that can.
     """
-    module, task, rest = value, options.task, {}
+    module: Any = value
+    task, rest = options.task, {}
     if isinstance(value, Mapping):
         module, task = value.get("module"), value.get("task", options.task)
         rest = {k: v for k, v in value.items() if k not in ("module", "task", "name", "tokenizer")}
@@ -142,7 +143,7 @@ def _generator(
 
     tokenizer = value.get("tokenizer") if isinstance(value, Mapping) else None
     return make_generator(
-        module.eval().float(),  # type: ignore[union-attr]
+        module.eval().float(),
         options,
         name=name,
         source=source,

@@ -7,7 +7,7 @@ The model's inputs are new tokens and the caches of the tokens before them; see
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +206,7 @@ def _pad(model: Any, options: LoadOptions, vocabulary: int) -> int:
 def _defaults(model: Any) -> Mapping[str, Any]:
     """How the model's author wants to sample, as far as transformers' files say and it is sane."""
     config = getattr(model, "generation_config", None)
-    known = {
+    known: Mapping[str, Callable[[Any], bool]] = {
         "do_sample": lambda v: isinstance(v, bool),
         "temperature": lambda v: v >= 0,
         "top_k": lambda v: v >= 0 and v == int(v),
@@ -229,10 +229,8 @@ class _Greedy:
         self._model, self._own, self._pad = model, own, pad
 
     def __call__(self, prompt: Sequence[int], most: int) -> list[int]:
-        from transformers import GenerationConfig
-
         model = self._model
-        plain = GenerationConfig(
+        plain = import_transformers().GenerationConfig(
             do_sample=False,
             num_beams=1,
             max_new_tokens=most,
