@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -198,8 +197,13 @@ def _name(node: Node) -> str:
 
 
 def _common(paths: list[str]) -> str:
-    parts = os.path.commonprefix([path.split(".") for path in paths])
-    return ".".join(parts)
+    """The module that all these are within."""
+    shared = []
+    for parts in zip(*(path.split(".") for path in paths), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(shared)
 
 
 def _modules(origins: Iterable[Origin]) -> tuple[str, ...]:

@@ -109,11 +109,10 @@ def _all_figures(
         wanted: Sequence[Range | None] = [None]
     else:
         lo, hi = (spans if fixed else climb.ranges)[axis]
-        given = request.buckets or _powers(lo, hi)
-        wanted = [(a, min(b, hi)) for a, b in given if lo <= min(b, hi)]
-        left = [b for _, b in given if b > hi]
-        if left:
-            notes.append(f"lengths over {hi} have no program: no figures for {left[0]} and more")
+        given = request.buckets or _powers(*spans[axis])
+        wanted = [(max(a, lo), min(b, hi)) for a, b in given if a <= hi and b >= lo]
+        if given[-1][1] > hi:
+            notes.append(f"lengths over {hi} have no program, and so no figures")
     figures: list[BucketFigures] = []
     last: tuple[LoweredProgram, GraphRun] | None = None
     for span in dict.fromkeys(wanted):

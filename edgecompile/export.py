@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from edgecompile.errors import ExportError
+from edgecompile.errors import ExportError, ModelError
 from edgecompile.export_checks import CheckResult, Range, Sizes, check_program, find_side_effects
 from edgecompile.exported import ExportedModel
 from edgecompile.guards import Reason, explain_failure, watch_guards
@@ -77,7 +77,7 @@ def export_model(
     Raises:
         ExportError: nothing worked, or the model isn't deterministic or keeps state; names the
             axis, the condition and the line of the model's code where torch tells them.
-        ModelError: the eager model fails within the ranges.
+        ModelError: the eager model fails, not at an end of the ranges alone.
     """
     spans = _resolve_ranges(loaded, ranges or {})
     traced = _trace_sizes(loaded, spans, hint or {})
@@ -90,7 +90,8 @@ def export_model(
         )
     example = _trace_example(loaded, traced)
     dynamic = any(lo < hi for lo, hi in spans.values())
-    attempts = []
+    attempts: list[_Attempt] = []
+    eager: ModelError | None = None
     for rung in ladder or (LADDER if dynamic else STATIC_LADDER):
         if ladder is None and _in_vain(rung, attempts):
             continue
@@ -99,15 +100,20 @@ def export_model(
             result = check_program(attempt.program, loaded, spans, traced)
             if result.ok:
                 return _finish(loaded, attempt.program, rung, spans, result, effects.notes)
+            if result.only_eager:
+                # No other way to export can be right where the model itself fails.
+                attempts = [replace(attempt, problem=f"{result.describe()}")]
+                eager = result.eager[0]
+                break
             attempt = replace(attempt, problem="wrong " + result.describe())
         attempts.append(attempt)
     part = _best_part(loaded, attempts, traced)
+    if part is None and eager is not None:
+        raise eager
     if part is not None and allow_narrower:
-        assert part.attempt.program is not None
         chosen = part.attempt
-        return _finish(
-            loaded, chosen.program, chosen.rung, part.ranges, part.result, effects.notes
-        )
+        assert chosen.program is not None
+        return _finish(loaded, chosen.program, chosen.rung, part.ranges, part.result, effects.notes)
     raise _refusal(loaded, example, spans, attempts, part)
 
 

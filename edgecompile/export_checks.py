@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from edgecompile.errors import ModelError
 from edgecompile.models import LoadedModel
 from edgecompile.named_module import describe_error, run_module
 
@@ -24,11 +25,20 @@ Sizes = dict[str, int]
 
 @dataclass
 class CheckResult:
-    """Sizes at which the program agreed with eager, and those at which it didn't, with reasons."""
+    """Sizes at which the program agreed with eager, and those at which it didn't, with reasons.
+
+    ``eager`` has the errors of the eager model, which fails at some of them itself.
+    """
 
     passed: list[Sizes] = field(default_factory=list)
     failed: list[tuple[Sizes, str]] = field(default_factory=list)
     max_error: float = 0.0
+    eager: list[ModelError] = field(default_factory=list)
+
+    @property
+    def only_eager(self) -> bool:
+        """Whether the program is right wherever the model works at all."""
+        return bool(self.failed) and len(self.failed) == len(self.eager)
 
     @property
     def ok(self) -> bool:
@@ -84,8 +94,7 @@ def check_program(
     Where the model has a mask, every other check masks a third of the positions, and the hint is
     checked both ways.
 
-    Raises:
-        ModelError: the eager model itself fails at one of the sizes.
+    Sizes at which the eager model itself fails count as failed.
     """
     result = CheckResult()
     try:
@@ -103,7 +112,12 @@ def check_program(
         padding = sizes[axis] // 3 if masked and odd and axis is not None else 0
         inputs = loaded.make_example(sizes, seed=seed + index, padding=padding)
         mine, theirs = loaded.fresh(inputs), loaded.fresh(inputs)
-        want = {**run_module(loaded.module, mine, loaded.name), **_changed(loaded, mine)}
+        try:
+            want = {**run_module(loaded.module, mine, loaded.name), **_changed(loaded, mine)}
+        except ModelError as failure:
+            result.failed.append((sizes, failure.message))
+            result.eager.append(failure)
+            continue
         try:
             with torch.no_grad():
                 got = {**module(**theirs), **_changed(loaded, theirs)}

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from edgecompile.compilation import ExportStore
 from edgecompile.curves import Mode
-from edgecompile.errors import ExportError, PlanError
+from edgecompile.errors import ExportError, ModelError, PlanError
 from edgecompile.kits import KitScope, whole_bucket
+from edgecompile.models import LoadedModel
 from edgecompile.plan_request import PlanRequest, require_paddable
 from edgecompile.ranges import AxisRange, Bucket
 
@@ -57,22 +58,31 @@ def find_form(exports: ExportStore, request: PlanRequest, scope: KitScope) -> Fo
         PlanError: ``pad`` was asked for and padding changes the outputs; or the model can run in
             neither mode; says why for both.
     """
-    model, extent = exports.model, scope.axes[0][1]
     if request.mode == "pad":
         return Form(scope, ("pad",))
-    unpaddable = ""
-    if request.mode == "auto" and extent.lo < extent.hi:
-        try:
-            require_paddable(model, extent.lo, extent.hi)
-        except PlanError as error:
-            unpaddable = error.message
-    both = request.mode == "auto" and not unpaddable and extent.lo < extent.hi
     try:
         exports.get(whole_bucket(scope))
     except ExportError as error:
-        return _without_the_whole(exports, request, scope, error, both, unpaddable)
+        return _without_the_whole(exports, request, scope, error)
+    modes, unpaddable = _modes(exports.model, request, scope)
     note = f"only dynamic programs were considered: {unpaddable}" if unpaddable else ""
-    return Form(scope, ("exact", "pad") if both else ("exact",), note)
+    return Form(scope, modes, note)
+
+
+def _modes(
+    model: LoadedModel, request: PlanRequest, scope: KitScope
+) -> tuple[tuple[Mode, ...], str]:
+    """The modes in which a scope can be served if it can be exported, and why not padded."""
+    extent = scope.axes[0][1]
+    if request.mode != "auto" or extent.lo == extent.hi:
+        return ("exact",), ""
+    try:
+        require_paddable(model, extent.lo, extent.hi)
+    except PlanError as error:
+        return ("exact",), error.message
+    except ModelError as error:
+        return ("exact",), f"{model.name} can't run in padded buckets: {error.message}"
+    return ("exact", "pad"), ""
 
 
 def _without_the_whole(
@@ -80,17 +90,18 @@ def _without_the_whole(
     request: PlanRequest,
     scope: KitScope,
     error: ExportError,
-    paddable: bool,
-    unpaddable: str,
 ) -> Form:
     """What is left where no dynamic program serves the whole scope."""
     reason = error.message.splitlines()[0]
     part = _covering_part(error.served, request, scope)
     if part is not None and _exports(exports, part):
         span = part.axes[0][1]
-        note = f"{scope.axis} {span.lo}..{span.hi} is served, where all of the traffic lies: {reason}"
-        return Form(part, ("exact", "pad") if paddable else ("exact",), note)
-    if paddable:
+        note = (
+            f"{scope.axis} {span.lo}..{span.hi} is served, where all of the traffic lies: {reason}"
+        )
+        return Form(part, _modes(exports.model, request, part)[0], note)
+    modes, unpaddable = _modes(exports.model, request, scope)
+    if "pad" in modes:
         exports.get(_padded_bucket(scope))
         return Form(scope, ("pad",), f"padded programs, since {reason}")
     traffic = scope.traffic

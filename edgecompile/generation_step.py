@@ -45,7 +45,7 @@ def cache_shapes(model: Any) -> tuple[KeyValueShape, ...]:
         with torch.no_grad():
             model(input_ids=tokens, past_key_values=cache, use_cache=True)
         shapes = []
-        layers: list[Any] = list(cache.layers)
+        layers: Any = cache.layers
         for layer in layers:
             keys, values = layer.keys, layer.values
             if any(t.dim() != 4 or t.shape[0] != 1 or t.shape[2] != 3 for t in (keys, values)):

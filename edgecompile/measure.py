@@ -17,7 +17,7 @@ from edgecompile.calibration_files import read_calibration
 from edgecompile.curves import CostCurve, CostKind, CostPoint
 from edgecompile.errors import CostError, VerificationError
 from edgecompile.surfaces import CostSurface
-from edgecompile.verify import device_environment, runtime_command
+from edgecompile.verify import RUNTIME_COMMAND, device_environment, runtime_command
 
 __all__ = ["cost_curve", "cost_surface", "run_calibration"]
 
@@ -47,6 +47,9 @@ def run_calibration(
         written = Path(folder) / "calibration.json"
         command = [python, "-m", runtime_command(bundle), "bench", str(bundle.resolve())]
         command += ["--calibrate", str(written), "--seconds", str(seconds)]
+        if runtime_command(bundle) != RUNTIME_COMMAND:
+            # Each cold start imports torch, for seconds, and only the time to load programs counts.
+            command += ["--cold-runs", "1"]
         if threads is not None:
             command += ["--threads", str(threads)]
         if variant is not None:

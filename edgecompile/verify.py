@@ -99,8 +99,8 @@ class VerifyReport:
     def ok(self) -> bool:
         """Whether every case passed, and torch was absent unless it is what runs the bundle."""
         alone = self.torch_loaded == self.torch_wanted
-        good = all(r.ok for r in self.results) and all(text.ok for text in self.texts)
-        return bool(self.results) and good and alone
+        passed = all(r.ok for r in self.results) and all(r.ok for r in self.texts)
+        return bool(self.results) and passed and alone
 
     @property
     def worst(self) -> CaseResult | None:

@@ -134,7 +134,7 @@ def _warm_up() -> None:
     """Imports what every child needs, once; nothing here may start a thread."""
     import torch._dynamo
     import torch._inductor.compile_fx
-    import torch.export  # noqa: F401
+    import torch.export
     import transformers
 
     # Inductor's own pool of compilers would be forked, too.

@@ -1,6 +1,6 @@
 """The zoo: every architecture by name, as a factory that edgecompile's loader takes.
 
-    edgecompile build scripts/zoo_catalogue.py:bert --lengths … --target …
+edgecompile build scripts/zoo_catalogue.py:bert --lengths … --target …
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from edgecompile.factories import ModelSpec
 
 __all__ = ["ENTRIES"]
 
-ENTRIES: dict[str, Entry] = {
-    entry.name: entry for entry in (*TRANSFORMERS_ENTRIES, *TORCH_ENTRIES)
-}
+ENTRIES: dict[str, Entry] = {entry.name: entry for entry in (*TRANSFORMERS_ENTRIES, *TORCH_ENTRIES)}
 
 
 def __getattr__(name: str) -> Callable[[], ModelSpec]:

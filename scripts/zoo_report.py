@@ -173,4 +173,3 @@ def _reason(row: Result) -> str:
     # Where the model's code lies on this machine tells nobody anything.
     text = _PLACES.sub(r"\1", text)
     return text if len(text) < 400 else text[:400] + " …"
-

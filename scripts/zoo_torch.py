@@ -114,9 +114,7 @@ def _graph(attend: bool) -> ModelSpec:
 
 
 def _dlrm() -> ModelSpec:
-    made = _fixed(
-        layers.Dlrm, torch.randn(2, 13), torch.ones(2, 3, dtype=torch.int64)
-    )
+    made = _fixed(layers.Dlrm, torch.randn(2, 13), torch.ones(2, 3, dtype=torch.int64))
     return ModelSpec(**{**vars(made), "bounds": {"categories": (0, 19)}})
 
 
@@ -229,14 +227,20 @@ def _quartz() -> nn.Module:
 
 def _postnet() -> nn.Module:
     return nn.Sequential(
-        ConvBlock(1, 16, 32, 5, act=nn.Tanh), ConvBlock(1, 32, 32, 5, act=nn.Tanh),
+        ConvBlock(1, 16, 32, 5, act=nn.Tanh),
+        ConvBlock(1, 32, 32, 5, act=nn.Tanh),
         nn.Conv1d(32, 16, 5, padding=2),
     )
 
 
 def _perceptron() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(20, 64), nn.ReLU(), nn.LayerNorm(64), nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 4)
+        nn.Linear(20, 64),
+        nn.ReLU(),
+        nn.LayerNorm(64),
+        nn.Linear(64, 32),
+        nn.GELU(),
+        nn.Linear(32, 4),
     )
 
 
@@ -289,14 +293,23 @@ _TABLE: Mapping[str, tuple[str, Callable[[], ModelSpec]]] = {
     "dlinear": ("time series", lambda: _fixed(_Forecast, torch.randn(2, 3, 24))),
     "gated_mlp": ("time series", lambda: _fixed(layers.GatedMlp, torch.randn(2, 24, 32))),
     "lstm": ("recurrent", lambda: _frames(lambda: layers.Recurrent(nn.LSTM), 8)),
-    "lstm_two_layers": ("recurrent", lambda: _frames(lambda: layers.Recurrent(nn.LSTM, layers=2), 8)),
-    "lstm_bidirectional": ("recurrent", lambda: _frames(lambda: layers.Recurrent(nn.LSTM, True), 8)),
+    "lstm_two_layers": (
+        "recurrent",
+        lambda: _frames(lambda: layers.Recurrent(nn.LSTM, layers=2), 8),
+    ),
+    "lstm_bidirectional": (
+        "recurrent",
+        lambda: _frames(lambda: layers.Recurrent(nn.LSTM, True), 8),
+    ),
     "lstm_pooled": ("recurrent", lambda: _tokens(layers.PooledRecurrent)),
     "gru": ("recurrent", lambda: _frames(lambda: layers.Recurrent(nn.GRU), 8)),
     "rnn": ("recurrent", lambda: _frames(lambda: layers.Recurrent(nn.RNN), 8)),
     "parallel_gru": ("recurrent", lambda: _frames(layers.ParallelGru, 16)),
     "torch_encoder": ("text", lambda: _tokens(layers.TorchEncoder)),
-    "torch_encoder_prenorm": ("text", lambda: _tokens(lambda: layers.TorchEncoder(True, act="gelu"))),
+    "torch_encoder_prenorm": (
+        "text",
+        lambda: _tokens(lambda: layers.TorchEncoder(True, act="gelu")),
+    ),
     "torch_encoder_causal": ("decoder", lambda: _tokens(lambda: layers.TorchEncoder(causal=True))),
     "torch_decoder": (
         "encoder-decoder",

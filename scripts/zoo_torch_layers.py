@@ -254,8 +254,13 @@ class Mixer(nn.Module):
     def __init__(self, depth: int = 2) -> None:
         super().__init__()
         self.enter = nn.Conv2d(3, WIDTH, 8, 8)
-        self.places = nn.ModuleList(nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 16)) for _ in range(depth))
-        self.channels = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH)) for _ in range(depth))
+        self.places = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 16)) for _ in range(depth)
+        )
+        self.channels = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH))
+            for _ in range(depth)
+        )
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2 * depth))
         self.leave = nn.Linear(WIDTH, 10)
 
@@ -288,7 +293,9 @@ class PointNet(nn.Module):
         super().__init__()
         self.align = nn.Sequential(nn.Conv1d(3, 16, 1), nn.ReLU(), nn.Conv1d(16, 32, 1), nn.ReLU())
         self.matrix = nn.Linear(32, 9)
-        self.shared = nn.Sequential(nn.Conv1d(3, 32, 1), nn.BatchNorm1d(32), nn.ReLU(), nn.Conv1d(32, 64, 1))
+        self.shared = nn.Sequential(
+            nn.Conv1d(3, 32, 1), nn.BatchNorm1d(32), nn.ReLU(), nn.Conv1d(32, 64, 1)
+        )
         self.leave = nn.Linear(64, 10)
 
     def forward(self, points: Tensor) -> Tensor:
@@ -426,7 +433,12 @@ class Shuffled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(1, 16, 5, padding=2), nn.Tanh(), nn.Conv2d(16, 4, 3, padding=1), nn.PixelShuffle(2))
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 16, 5, padding=2),
+            nn.Tanh(),
+            nn.Conv2d(16, 4, 3, padding=1),
+            nn.PixelShuffle(2),
+        )
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.layers(rows)
@@ -438,7 +450,9 @@ class NBeats(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(24, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 30))
+            nn.Sequential(
+                nn.Linear(24, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 30)
+            )
             for _ in range(3)
         )
 
@@ -455,7 +469,9 @@ class Crnn(nn.Module):
 
     def __init__(self, both: bool) -> None:
         super().__init__()
-        self.convs = nn.Sequential(ConvBlock(2, 1, 8), nn.MaxPool2d((2, 1)), ConvBlock(2, 8, 16), nn.MaxPool2d((2, 1)))
+        self.convs = nn.Sequential(
+            ConvBlock(2, 1, 8), nn.MaxPool2d((2, 1)), ConvBlock(2, 8, 16), nn.MaxPool2d((2, 1))
+        )
         self.layer = nn.GRU(64, 16, batch_first=True, bidirectional=both)
         self.leave = nn.Linear(32 if both else 16, 20)
 
@@ -510,7 +526,11 @@ class _RotaryBlock(nn.Module):
         self.query = nn.Linear(WIDTH, 32, bias=False)
         self.keys = nn.Linear(WIDTH, 32, bias=False)
         self.mix = nn.Linear(32, WIDTH, bias=False)
-        self.gate, self.up, self.down = nn.Linear(WIDTH, 64), nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+        self.gate, self.up, self.down = (
+            nn.Linear(WIDTH, 64),
+            nn.Linear(WIDTH, 64),
+            nn.Linear(64, WIDTH),
+        )
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         y = self.norms[0](x)

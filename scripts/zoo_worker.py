@@ -16,23 +16,22 @@ from typing import Any, TypeVar
 import numpy as np
 from zoo_entry import Entry
 
-from edgecompile.backends.inductor_compat import GENERATING, generate_cpp
-from edgecompile.backends.lowering import PACKED_PREFIX, lower_graph
+from edgecompile.backends.artifact import TensorStore
+from edgecompile.backends.inductor_compat import GeneratedCpp
+from edgecompile.backends.inductor_cpu import InductorCpuBackend
 from edgecompile.backends.native import build_probe, build_runtime
 from edgecompile.buckets import Bucket, BucketPlan
-from edgecompile.cases import Case, make_cases
+from edgecompile.cases import Case
 from edgecompile.compilation import ExportStore, compile_buckets
 from edgecompile.errors import EdgecompileError, MissingKernelError
 from edgecompile.export import ExportedModel
 from edgecompile.forms import find_form
 from edgecompile.host import host_variants
-from edgecompile.kits import whole_bucket
 from edgecompile.lengths import LengthDistribution
 from edgecompile.models import LoadedModel, load_model
 from edgecompile.packing import pack_bundle
 from edgecompile.plan_request import PlanRequest, plan_scope
-from edgecompile.precision import FP32, TOLERANCES
-from edgecompile.ranges import AxisRange
+from edgecompile.precision import TOLERANCES
 from edgecompile.runtime.cpu import architecture
 from edgecompile.targets import TargetProfile, VariantSpec, load_target
 from edgecompile.verify import VerifyReport, verify_bundle
@@ -99,6 +98,21 @@ def run_entry(entry: Entry, upto: str, work: Path, device_python: str) -> Outcom
     return outcome
 
 
+class _Generated(Exception):
+    """Ends a compilation when the code is there."""
+
+    def __init__(self, code: GeneratedCpp) -> None:
+        super().__init__()
+        self.code = code
+
+
+class _CodeOnly(InductorCpuBackend):
+    """The backend up to the compiler, missing kernels looked for."""
+
+    def support(self, generated: GeneratedCpp) -> bytes:
+        raise _Generated(generated)
+
+
 class _Run:
     def __init__(self, entry: Entry, work: Path, outcome: Outcome) -> None:
         self.entry, self.work, self.outcome = entry, work, outcome
@@ -162,31 +176,19 @@ class _Run:
 
     def _generate(self, exported: ExportedModel, bucket: Bucket, variant: VariantSpec) -> None:
         """Code generation without the compiler: finds what the runtime lacks in a few seconds."""
-        native = build_runtime(variant, self.work / variant.name)
-        with GENERATING:
-            module = exported.program.module()
-            signature = exported.program.graph_signature
-            own = {*signature.parameters, *signature.buffers}
-            lower_graph(module, FP32)
-            packed = {n for n, _ in module.named_buffers() if n.startswith(PACKED_PREFIX)}
-            example = exported.example({name: extent.hint for name, extent in bucket.program_axes})
-            generated = generate_cpp(
-                module,
-                example,
-                arch=variant.arch,
-                march=variant.march,
-                simdlen=variant.simdlen,
-                cache_dir=self.work / "inductor",
-                shared=own | packed,
+        try:
+            _CodeOnly().compile_program(
+                exported,
+                bucket,
+                variant,
+                build_runtime(variant, self.work / variant.name),
+                self.work / "program.so",
+                scratch=self.work / "inductor",
+                store=TensorStore(self.work / "tensors"),
             )
-        called = sorted(set(_CALLED.findall(generated.wrapper + generated.kernels)))
-        self.facts["kernels"] = [name for name in called if not _HANDLES.match(name)]
-        missing = [name for name in called if f"ec_{name}" not in native.exports]
-        if missing:
-            raise MissingKernelError(
-                f"the model calls {len(missing)} kernel(s) that the native runtime doesn't have:\n"
-                + "\n".join(f"  {name}" for name in missing)
-            )
+        except _Generated as done:
+            called = set(_CALLED.findall(done.code.wrapper + done.code.kernels))
+            self.facts["kernels"] = sorted(n for n in called if not _HANDLES.match(n))
 
     def _build(
         self,

@@ -114,7 +114,8 @@ def test_the_right_part_of_a_range_is_found(
     ],
 )
 def test_a_fixed_length_is_named_with_its_line(name: str, code: str) -> None:
-    ladder = LADDER[:3]  # strict tracing takes long and gives the same
+    # Strict tracing takes long and gives the same; recurrences are served by their own rung.
+    ladder = [rung for rung in LADDER if not (rung.strict or rung.recurrences)][:3]
     with pytest.raises(ExportError) as failure:
         export_model(load(name), hint={"length": 10}, ladder=ladder, allow_narrower=True)
     error = failure.value

@@ -77,8 +77,9 @@ class TensorStore:
         if dtype is None:
             raise CompileError(f"a constant of the model has dtype {tensor.dtype}")
         flat = tensor.detach().cpu().contiguous()
-        # A view as bytes works for every dtype, bfloat16 included, which numpy lacks.
-        raw = flat.reshape(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        # A view as bytes works for every dtype, bfloat16 included, which numpy lacks. It is no copy:
+        # a table may have gigabytes.
+        raw: Any = flat.reshape(-1).view(torch.uint8).numpy() if flat.numel() else b""
         digest = hashlib.sha256(f"{dtype}{tuple(flat.shape)}".encode())
         digest.update(raw)
         stored = StoredTensor(digest.hexdigest(), dtype, tuple(int(s) for s in flat.shape))

@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from edgecompile.backends import ops
 from edgecompile.backends.activations import activation_of
 from edgecompile.backends.attention_lowering import lower_attention
+from edgecompile.backends.complex_lowering import lower_complex
 from edgecompile.backends.convolution_lowering import ConvolutionReport, lower_convolutions
 from edgecompile.backends.equal_nodes import merge_equal_nodes
 from edgecompile.backends.graph_constants import (
@@ -80,6 +81,7 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     report = LoweringReport()
     _drop_dropout(gm)
     split_recurrences(gm)
+    lower_complex(gm, report.kept)
     report.equal = merge_equal_nodes(gm)
     report.convolutions = lower_convolutions(gm)
 

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from edgecompile import recurrence
 from edgecompile.backends import ops
 from edgecompile.backends.graph_constants import constant_of, value_of
+from edgecompile.backends.graph_inlining import inline
 
 aten = torch.ops.aten
 
@@ -63,9 +62,9 @@ def split_recurrences(gm: GraphModule) -> int:
             bound["bidirectional"],
             bound["batch_first"],
         )
-        results = _inline(gm, node, layers, [bound["x"], *states, *weights])
+        results = inline(gm, node, layers, [bound["x"], *states, *weights])
         for user in list(node.users):
-            user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
+            user.replace_all_uses_with(results[user.args[1]])
             gm.graph.erase_node(user)
         gm.graph.erase_node(node)
         count += 1
@@ -85,34 +84,6 @@ def _run_layers(
     return recurrence.run_layers(
         name, x, tensors[:states], tensors[states:], biases, layers, bidirectional, batch_first
     )
-
-
-def _inline(
-    gm: GraphModule, before: Node, function: Callable[..., Any], arguments: list[Node]
-) -> list[Node]:
-    """Puts what ``function`` calls into the graph and returns the nodes of its results."""
-    values = [_fake_value(gm, node, before) for node in arguments]
-    traced = make_fx(function, pre_dispatch=True)(*values)
-    inputs = [node for node in traced.graph.nodes if node.op == "placeholder"]
-    mapping = dict(zip(inputs, arguments, strict=True))
-    with gm.graph.inserting_before(before):
-        results: Any = gm.graph.graph_copy(traced.graph, mapping)
-    for node in mapping.values():
-        node.meta.setdefault("nn_module_stack", before.meta.get("nn_module_stack"))
-    return list(results)
-
-
-def _fake_value(gm: GraphModule, node: Node, near: Node) -> Tensor:
-    value = value_of(node)
-    if isinstance(value, FakeTensor):
-        return value
-    constant = constant_of(gm, node)
-    mode = next(v.fake_mode for v in map(value_of, near.all_input_nodes) if _is_fake(v))
-    return mode.from_tensor(constant if value is None else value)
-
-
-def _is_fake(value: Any) -> bool:
-    return isinstance(value, FakeTensor)
 
 
 def lower_recurrences(

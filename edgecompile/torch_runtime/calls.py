@@ -114,7 +114,7 @@ class OperatorCalls:
                 positional.append(value)
         with torch.no_grad():
             result = operator.function(*positional, **named)
-        results = result if len(operator.returns) > 1 else (result,)
+        results = (result,) if len(operator.returns) == 1 else result or ()
         for layout, item in zip(operator.returns, results, strict=True):
             if layout["kind"] == "tensor":
                 self._give(item, next(handles))

@@ -95,6 +95,22 @@ class Looping(nn.Module):
         return state
 
 
+class Unrolled(nn.Module):
+    """A state for each position, by a Python loop: from the first to the last, or backwards."""
+
+    def __init__(self, backwards: bool) -> None:
+        super().__init__()
+        self.backwards = backwards
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state, states = torch.ones_like(x[:, 0]), []
+        steps = x.unbind(1)
+        for step in reversed(steps) if self.backwards else steps:
+            state = torch.tanh(state * 0.5 + step)
+            states.append(state)
+        return torch.stack(states[::-1] if self.backwards else states, 1)
+
+
 class Branching(nn.Module):
     """Another formula from length 21 on."""
 
@@ -243,6 +259,16 @@ def two_way_recurrence() -> dict[str, Any]:
 @seeded
 def looping() -> dict[str, Any]:
     return _tokens(Looping())
+
+
+@seeded
+def unrolled() -> dict[str, Any]:
+    return _tokens(Unrolled(backwards=False))
+
+
+@seeded
+def unrolled_backwards() -> dict[str, Any]:
+    return _tokens(Unrolled(backwards=True))
 
 
 @seeded

@@ -25,7 +25,8 @@ class Spectral(nn.Module):
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         y = torch.tanh(self.inner(x)) * self.order
-        covariance = y.mT @ y + torch.eye(WIDTH)
+        # Its eigenvalues differ, or eigenvectors would be anything.
+        covariance = y.mT @ y / 100 + torch.diag(self.order)
         values, vectors = torch.linalg.eigh(covariance)
         triangle = torch.linalg.qr(covariance)[1]
         largest, where = torch.cummax(y, dim=1)

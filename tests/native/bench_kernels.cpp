@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "convolution.h"
 #include "gemm.h"
 #include "gemm_narrow.h"
 #include "simd.h"
@@ -212,6 +213,71 @@ void bench_attention(int threads, int64_t heads, int64_t length, int64_t dim, bo
   std::fflush(stdout);
 }
 
+// One of a model's convolutions; the image is a line where it has a height of 1.
+struct ConvolutionCase {
+  const char* model;
+  int64_t channels, outputs, height, width, kernel_h, kernel_w, stride, groups;
+  bool same = true;  // padded so that every place of a stride of 1 has a result
+  bool transposed = false;
+};
+
+constexpr ConvolutionCase kConvolutions[] = {
+    {"wav2vec2 1", 1, 512, 1, 16000, 1, 10, 5, 1, false},
+    {"wav2vec2 2", 512, 512, 1, 3199, 1, 3, 2, 1, false},
+    {"wav2vec2 positions", 768, 768, 1, 49, 1, 128, 1, 16},
+    {"Whisper 1", 80, 384, 1, 3000, 1, 3, 1, 1},
+    {"Whisper 2", 384, 384, 1, 3000, 1, 3, 2, 1},
+    {"Conformer depthwise", 256, 256, 1, 400, 1, 31, 1, 256},
+    {"Mamba depthwise", 1536, 1536, 1, 256, 1, 4, 1, 1536},
+    {"ViT patches", 3, 768, 224, 224, 16, 16, 16, 1, false},
+    {"ResNet stem", 3, 64, 224, 224, 7, 7, 2, 1},
+    {"ResNet 56", 64, 64, 56, 56, 3, 3, 1, 1},
+    {"ResNet 28", 128, 128, 28, 28, 3, 3, 1, 1},
+    {"ResNet 14", 256, 256, 14, 14, 3, 3, 1, 1},
+    {"ResNet 7", 512, 512, 7, 7, 3, 3, 1, 1},
+    {"pointwise", 256, 64, 56, 56, 1, 1, 1, 1},
+    {"ResNeXt", 128, 128, 56, 56, 3, 3, 1, 32},
+    {"ConvNeXt depthwise", 96, 96, 56, 56, 7, 7, 1, 96},
+    {"MobileNet depthwise", 96, 96, 112, 112, 3, 3, 2, 96},
+    {"HiFi-GAN up", 512, 256, 1, 100, 1, 16, 8, 1, false, true},
+};
+
+void bench_convolution(int threads, const ConvolutionCase& s) {
+  Convolution c;
+  c.channels_in = s.channels, c.channels_out = s.outputs, c.groups = s.groups;
+  c.transposed = s.transposed;
+  const int64_t sizes[] = {s.height, s.width}, kernels[] = {s.kernel_h, s.kernel_w};
+  int64_t padding[2];
+  for (int i = 0; i < 2; ++i) {
+    ConvAxis& axis = c.axes[i + 1];
+    axis.in = sizes[i], axis.kernel = kernels[i];
+    axis.stride = kernels[i] == 1 && sizes[i] == 1 ? 1 : s.stride;
+    axis.padding = padding[i] = s.same ? axis.kernel / 2 : 0;
+    axis.out = s.transposed ? (axis.in - 1) * axis.stride + axis.kernel
+                            : (axis.in + 2 * axis.padding - axis.kernel) / axis.stride + 1;
+  }
+  const Floats x(c.places_in() * s.channels), w(c.packed_elements()), bias(s.outputs);
+  const Floats out(c.places_out() * s.outputs);
+  Peak peak(threads);
+  const double t = best_time(
+      [&](int64_t) { convolve(c, x.data(), w.data(), bias.data(), Activation::kNone, out.data()); },
+      [&] { peak(); });
+  const int64_t products = s.transposed ? c.places_in() : c.places_out();
+  const double g = 2.0 * static_cast<double>(products * s.outputs * c.k()) / t / 1e9;
+  std::printf(
+      "{\"kernel\": \"convolution\", \"threads\": %d, \"model\": \"%s\", \"input\": [1, %ld, "
+      "%ld, %ld], \"outputs\": %ld, \"kernel_size\": [%ld, %ld], \"stride\": [%ld, %ld], "
+      "\"padding\": [%ld, %ld], \"groups\": %ld, \"transposed\": %s, \"us\": %.2f, \"gflops\": "
+      "%.1f, \"of_peak\": %.3f}\n",
+      threads, s.model, static_cast<long>(s.channels), static_cast<long>(s.height),
+      static_cast<long>(s.width), static_cast<long>(s.outputs), static_cast<long>(s.kernel_h),
+      static_cast<long>(s.kernel_w), static_cast<long>(c.axes[1].stride),
+      static_cast<long>(c.axes[2].stride), static_cast<long>(padding[0]),
+      static_cast<long>(padding[1]), static_cast<long>(s.groups), s.transposed ? "true" : "false",
+      t * 1e6, g, g / peak.gflops());
+  std::fflush(stdout);
+}
+
 // A job of tasks that wait for each other, so that every thread really takes part.
 void bench_fork_join(int threads) {
   struct Shared {
@@ -297,6 +363,9 @@ int main(int argc, char** argv) {
       }
       if (s[0] != 4 * s[1]) continue;
       for (Weights w : kinds) bench_gemm(w, n_threads, 49, s[0], s[1], true, Activation::kGeluErf);
+    }
+    for (const ConvolutionCase& convolution : kConvolutions) {
+      if (want("convolution")) bench_convolution(n_threads, convolution);
     }
     for (int64_t length : {16, 49, 128, 256, 512}) {
       if (!want("attention") || (only_length && length != only_length)) continue;

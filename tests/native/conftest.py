@@ -118,6 +118,7 @@ def march(request: pytest.FixtureRequest) -> str:
 KERNEL_SOURCES = (
     "threads.cpp", "thread_count.cpp", "gemm.cpp", "gemm_split.cpp", "gemm_pack.cpp",
     "gemm_epilogue.cpp", "gemm_bf16.cpp", "gemm_int8.cpp", "attention.cpp",
+    "convolution.cpp", "convolution_channels.cpp", "allocator.cpp",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "convolution.h"
 #include "export.h"
 #include "gemm.h"
 #include "gemm_narrow.h"
@@ -53,6 +54,20 @@ EC_API void t_gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t
   gemm_int8(m, n, k, a, lda, b, c, ldc, *e);
 }
 EC_API void t_attention(const AttentionArgs* args) { attention(*args); }
+
+// `axes`: in, out, kernel, stride, dilation and padding for each of three axes.
+EC_API void t_convolve(int64_t batch, int64_t groups, int64_t in, int64_t out_channels,
+                       bool transposed, const int64_t* axes, const float* x, const float* packed,
+                       const float* bias, int32_t act, float* out) {
+  Convolution c;
+  c.batch = batch, c.groups = groups, c.channels_in = in, c.channels_out = out_channels;
+  c.transposed = transposed;
+  for (ConvAxis& axis : c.axes) {
+    axis = {axes[0], axes[1], axes[2], axes[3], axes[4], axes[5]};
+    axes += 6;
+  }
+  convolve(c, x, packed, bias, static_cast<Activation>(act), out);
+}
 
 // How often each task ran, for a job of n tasks with a little work in each.
 EC_API void t_count_tasks(int64_t n, int32_t* counts, int64_t spin) {

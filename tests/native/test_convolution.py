@@ -17,7 +17,7 @@ from edgecompile.backends.convolution_ops import (
     pack_convolution,
 )
 from edgecompile.backends.ops import ACTIVATIONS
-from tests.native.aoti import Shim, ShimError, int64s, load_shim, load_torch_shim
+from tests.native.aoti import Shim, ShimError, int64s, load_torch_shim
 from tests.native.test_aoti_kernels import shim, strided  # noqa: F401
 
 F = np.float32
@@ -61,7 +61,13 @@ class Case:
     def geometry(self) -> Geometry:
         ends = tuple(p - e for p, e in zip(self.padding, self.output_padding, strict=True))
         return Geometry(
-            self.kernel, self.stride, self.padding, ends, self.dilation, self.transposed, self.groups
+            self.kernel,
+            self.stride,
+            self.padding,
+            ends,
+            self.dilation,
+            self.transposed,
+            self.groups,
         )
 
     def reference(self, x, weight, bias) -> np.ndarray:
@@ -82,7 +88,9 @@ def random_case(rng: np.random.Generator, *, dims: int | None = None) -> Case:
         return tuple(int(v) for v in rng.choice(values, dims))
 
     while True:
-        kind = rng.choice(["dense", "depthwise", "multiplied", "few", "many"], p=[0.4, 0.2, 0.1, 0.15, 0.15])
+        kind = rng.choice(
+            ["dense", "depthwise", "multiplied", "few", "many"], p=[0.4, 0.2, 0.1, 0.15, 0.15]
+        )
         groups = 1
         channels, outputs = (int(rng.choice([1, 3, 4, 16, 31, 32, 33, 50, 64])) for _ in "io")
         if kind == "depthwise":
@@ -99,7 +107,9 @@ def random_case(rng: np.random.Generator, *, dims: int | None = None) -> Case:
         transposed = bool(rng.random() < 0.3)
         extra = ()
         if transposed:
-            extra = tuple(int(rng.integers(0, max(s, d))) for s, d in zip(stride, dilation, strict=True))
+            extra = tuple(
+                int(rng.integers(0, max(s, d))) for s, d in zip(stride, dilation, strict=True)
+            )
         sizes = tuple(int(n) for n in rng.integers(1, most + 1, dims))
         case = Case(
             int(rng.integers(1, 4)), channels, outputs, sizes, kernel, stride, padding, dilation,
@@ -117,7 +127,9 @@ def random_case(rng: np.random.Generator, *, dims: int | None = None) -> Case:
             return case
 
 
-def arrays(rng: np.random.Generator, case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+def arrays(
+    rng: np.random.Generator, case: Case
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Input, weight and bias in memory of any order; sums have a size of about one."""
     weight = strided(rng, case.weight_shape)
     weight /= F(np.sqrt(max(1, weight[0].size)))

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from edgecompile.runtime import loaders
 from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.runtime.model import open_bundle
 from tests.native import c_host
@@ -257,6 +258,52 @@ def test_hostile_bundles_are_refused_as_in_python(
         assert verdict.status != 0, name
         if name != "good":
             assert name.split("-", 1)[1].rsplit("-", 1)[0] in verdict.rules, name
+
+
+def test_variants_for_torch_are_judged_as_in_python(
+    machine: Machine,
+    program: Path,
+    folder: Path,
+    compile_for: Callable[[Machine], Compile],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Skipped beside another one, refused by a status of their own, and by their rules."""
+    monkeypatch.setattr(loaders, "_loaders", {})  # Python as it is without torch's loader
+    native = MACHINES[NATIVE_ARCH]
+    changes: dict[str, Any] = {
+        "alone": {},
+        "beside": {},
+        "programs": {"programs": []},
+        "unlisted": {"programs": ["a", "b"]},
+        "version": {"torch": "2.13 or so"},
+        "no version": {"torch": 2.13},
+        "unfit": {"requires": ["sse11"]},
+    }
+
+    def write(path: Path, host: Machine, name: str) -> Path:
+        bundle = dummy(path, host, compile_for(host))
+        (own,) = bundle.document["variants"]
+        torch = {k: own[k] for k in ("arch", "requires", "glibc", "programs")}
+        torch |= {"name": "torch", "backend": "torch", "torch": "2.13.0", "rank": 99}
+        variants = [own] if name == "beside" else []
+        bundle.document["variants"] = [{**torch, **changes[name]}, *variants]
+        bundle.document = bundle.listed()
+        bundle.write()
+        return path
+
+    cases = {
+        name: (
+            write(folder / "torch" / name / "b.ecb", machine, name),
+            write(folder / "torch-native" / name / "b.ecb", native, name),
+        )
+        for name in changes
+    }
+    told = dict(zip(cases, assert_agree(machine, program, cases), strict=True))
+    assert told["alone"].status == 16 and told["unfit"].status == 23
+    assert told["beside"].status == 26  # the other one was chosen: its programs are dummies
+    broken = ("variant-programs", "path-listed", "name-form", "key-type")
+    for name, rule in zip(("programs", "unlisted", "version", "no version"), broken, strict=True):
+        assert rule in told[name].rules
 
 
 # --- Mutations

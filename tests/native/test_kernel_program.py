@@ -48,6 +48,7 @@ class Medley(nn.Module):
         self.lstm = nn.LSTM(WIDTH, 12, bidirectional=True, batch_first=True)
         self.gru = nn.GRU(WIDTH, WIDTH, num_layers=2, batch_first=True)
         self.experts = Experts()
+        self.register_buffer("starts", torch.tensor([0, 1]))
 
     def forward(self, ids: Tensor) -> dict[str, Any]:
         x = self.table(ids)
@@ -68,7 +69,7 @@ class Medley(nn.Module):
             "best": best,
             "running": torch.cummax(mixed, 0).values,
             "products": torch.cumprod(torch.tanh(mixed) + 1, 0),
-            "bag": nn.functional.embedding_bag(ids, self.table.weight, mode="mean"),
+            "bag": nn.functional.embedding_bag(ids[0], self.table.weight, self.starts, mode="mean"),
         }
 
 

@@ -168,6 +168,7 @@ HOSTILE_VALUES: list[tuple[str, str, Any, str]] = [
     ("path-listed", "variants.0.programs.0", "x", "variants[0].programs[0]"),
     ("path-listed", "golden.0.file", "x", "golden[0].file"),
     ("key-missing", "variants.0.backend", "tensorrt", "variants[0].recipe: is required"),
+    ("key-missing", "variants.0.backend", "torch", "variants[0].torch: is required"),
     ("path-manifest", "files.manifest~json", {"size": 1, "sha256": "0" * 64}, "list itself"),
     ("file-size", "files.weights~fp32.size", -1, "-1 is negative"),
     ("file-sha256", "files.weights~fp32.sha256", "0" * 63, "isn't 64 lower-case hex digits"),

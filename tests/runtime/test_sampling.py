@@ -111,7 +111,7 @@ def test_what_was_said_is_penalized_prompt_and_new_tokens_alike() -> None:
 def test_logits_that_are_no_numbers_are_refused(value: float, do_sample: bool) -> None:
     logits = draw(1)
     logits[7] = value
-    with pytest.raises(NativeError, match="the largest is (nan|inf)"):
+    with pytest.raises(NativeError, match=r"the largest is (nan|inf)"):
         Sampler(Sampling(do_sample), [], 1).choose(logits)
     with pytest.raises(NativeError, match="the largest is -inf"):
         Sampler(Sampling(do_sample), [], 1).choose(np.full(5, -np.inf, np.float32))

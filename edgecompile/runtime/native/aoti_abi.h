@@ -286,6 +286,11 @@ EC_API AOTITorchError ec_aoti_torch_cpu__embedding_bag_forward_only(
     int32_t scale_grad_by_freq, int64_t mode, int32_t sparse, AtenTensorHandle* per_sample_weights,
     int32_t include_last_offset, int64_t padding_idx, AtenTensorHandle* ret0,
     AtenTensorHandle* ret1, AtenTensorHandle* ret2, AtenTensorHandle* ret3);
+EC_API AOTITorchError ec_aoti_torch_cpu__embedding_bag(
+    AtenTensorHandle weight, AtenTensorHandle indices, AtenTensorHandle offsets,
+    int32_t scale_grad_by_freq, int64_t mode, int32_t sparse, AtenTensorHandle* per_sample_weights,
+    int32_t include_last_offset, int64_t padding_idx, AtenTensorHandle* ret0,
+    AtenTensorHandle* ret1, AtenTensorHandle* ret2, AtenTensorHandle* ret3);
 
 // Products of groups of rows, each with a matrix of its own (aoti_grouped.cpp), float32: rows
 // offs[e-1]..offs[e] of x with matrix e; rows past the last offset give zero. w [E, K, N] of any

@@ -1,0 +1,165 @@
+"""The convolution kernels of every variant against numpy in float64, at the edges of memory."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.native.guarded import guarded
+
+F = np.float32
+PANEL = 32
+SILU = 4
+
+
+@dataclass(frozen=True)
+class Axis:
+    size: int
+    kernel: int = 1
+    stride: int = 1
+    dilation: int = 1
+    padding: int = 0
+
+    def result(self, transposed: bool) -> int:
+        span = self.dilation * (self.kernel - 1) + 1
+        if transposed:
+            return (self.size - 1) * self.stride + span - 2 * self.padding
+        return (self.size + 2 * self.padding - span) // self.stride + 1
+
+
+NONE = Axis(1)
+
+
+def convolve(x: np.ndarray, w: np.ndarray, axes: list[Axis], groups: int, transposed: bool):
+    """Of x [batch, d, h, w, in] and w [out, in of a group, kd, kh, kw], tap by tap."""
+    results = [axis.result(transposed) for axis in axes]
+    outputs, width = w.shape[:2]
+    x = x.reshape(*x.shape[:4], groups, width)
+    w = w.reshape(groups, outputs // groups, *w.shape[1:])
+    y = np.zeros((len(x), *results, groups, outputs // groups))
+    for tap in itertools.product(*(range(axis.kernel) for axis in axes)):
+        # Pairs of places along each axis that meet at this tap.
+        sources, targets = [], []
+        for axis, t, result in zip(axes, tap, results, strict=True):
+            most = result if transposed else axis.size
+            near = np.arange(axis.size if transposed else result)
+            far = near * axis.stride + t * axis.dilation - axis.padding
+            inside = (far >= 0) & (far < most)
+            sources.append((near if transposed else far)[inside])
+            targets.append((far if transposed else near)[inside])
+        every = slice(None)
+        values, weights = x[(every, *np.ix_(*sources))], w[(every, every, every, *tap)]
+        y[(every, *np.ix_(*targets))] += np.einsum("...gc,gnc->...gn", values, weights)
+    return y.reshape(*y.shape[:4], outputs)
+
+
+def pack(w: np.ndarray, axes: list[Axis], groups: int, transposed: bool) -> np.ndarray:
+    """The layout that convolution.h describes."""
+    orders = []
+    for axis in axes:
+        taps = list(range(axis.kernel))
+        phases = [taps]
+        if transposed:
+            phases = [
+                [
+                    t
+                    for t in reversed(taps)
+                    if (t * axis.dilation - axis.padding - r) % axis.stride == 0
+                ]
+                for r in range(axis.stride)
+            ]
+        orders.append(phases)
+    order = [tap for phases in itertools.product(*orders) for tap in itertools.product(*phases)]
+    rows = np.stack([w[(slice(None), slice(None), *tap)] for tap in order], 1).reshape(len(w), -1)
+    parts = [rows] if groups == 1 or len(w) // groups <= 8 else np.split(rows, groups)
+    panels = []
+    for part in parts:
+        n = -(-len(part) // PANEL) * PANEL
+        padded = np.zeros((n, rows.shape[1]), F)
+        padded[: len(part)] = part
+        panels.append(padded.reshape(-1, PANEL, rows.shape[1]).swapaxes(1, 2))
+    return np.ascontiguousarray(np.concatenate(panels))
+
+
+def check(
+    kernels: ctypes.CDLL, seed: int, batch: int, channels: int, outputs: int, axes: list[Axis],
+    groups: int = 1, transposed: bool = False, act: int = 0, threads: int = 2,
+) -> None:  # fmt: skip
+    rng = np.random.default_rng(seed)
+    axes = [NONE] * (3 - len(axes)) + axes
+    sizes = [axis.size for axis in axes]
+    results = [axis.result(transposed) for axis in axes]
+    x = rng.standard_normal((batch, *sizes, channels)).astype(F)
+    w = rng.standard_normal((outputs, channels // groups, *(a.kernel for a in axes)))
+    w = (w / np.sqrt(w[0].size)).astype(F)
+    bias = rng.standard_normal(outputs).astype(F) if seed % 3 else None
+    packed = pack(w, axes, groups, transposed)
+    want = convolve(x.astype(np.float64), w.astype(np.float64), axes, groups, transposed)
+    want = want + (0 if bias is None else bias)
+    if act == SILU:
+        want = want / (1 + np.exp(-want))
+    numbers = [n for a, r in zip(axes, results, strict=True) for n in (a.size, r, a.kernel, a.stride, a.dilation, a.padding)]  # fmt: skip
+    kernels.t_set_num_threads(threads)
+    for at_end in (True, False):
+        given = [guarded(array, at_end=at_end) for array in (x, packed)]
+        vector = None if bias is None else guarded(bias, at_end=at_end)
+        out = guarded(np.full((batch, *results, outputs), np.nan, F), at_end=at_end)
+        kernels.t_convolve(
+            *(ctypes.c_int64(n) for n in (batch, groups, channels, outputs)),
+            ctypes.c_bool(transposed), (ctypes.c_int64 * 18)(*numbers),
+            *(ctypes.c_void_p(array.ctypes.data) for array in given),
+            None if vector is None else ctypes.c_void_p(vector.ctypes.data), act,
+            ctypes.c_void_p(out.ctypes.data),
+        )  # fmt: skip
+        np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(36))
+def test_random_convolutions(kernels: ctypes.CDLL, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    dims = int(rng.choice([1, 2, 3], p=[0.4, 0.5, 0.1]))
+    transposed = seed % 3 == 2
+    while True:
+        axes = [
+            Axis(
+                int(rng.integers(1, {1: 60, 2: 14, 3: 6}[dims])), *(int(rng.choice(values)) for values in
+                ([1, 2, 3, 5], [1, 1, 2, 3], [1, 1, 2], [0, 1, 2])),
+            )
+            for _ in range(dims)
+        ]  # fmt: skip
+        if all(
+            axis.result(transposed) > 0
+            and axis.size + 2 * axis.padding > axis.dilation * (axis.kernel - 1)
+            for axis in axes
+        ):
+            break
+    groups = int(rng.choice([1, 1, 2, 3]))
+    channels, outputs = (groups * int(rng.choice([1, 3, 9, 16, 33])) for _ in "io")
+    if seed % 4 == 1:  # depthwise
+        groups = channels = outputs = int(rng.choice([3, 16, 37, 64]))
+    check(kernels, seed, int(rng.integers(1, 3)), channels, outputs, axes, groups, transposed,
+          SILU if seed % 2 else 0, 1 + seed % 3)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("channels", "outputs", "axes", "groups"),
+    [
+        (128, 100, [Axis(130, 3, 2)], 1),  # rows as they lie, and some that lie a page apart
+        (512, 40, [Axis(90, 3, 2, 1, 1)], 1),
+        (300, 33, [Axis(50, 4)], 1),  # sums that go through the result
+        (96, 96, [Axis(100, 9, 1, 1, 4)], 2),
+        (64, 64, [Axis(20, 3, 1, 1, 1), Axis(24, 3, 1, 1, 1)], 1),
+        (70, 70, [Axis(30, 7, 1, 1, 3), Axis(31, 7, 1, 1, 3)], 70),
+        (64, 64, [Axis(900, 4, 1, 1, 3)], 64),
+        (40, 72, [Axis(11), Axis(13)], 1),
+    ],
+)
+def test_work_is_divided(
+    kernels: ctypes.CDLL, channels: int, outputs: int, axes: list[Axis], groups: int
+) -> None:
+    for threads in (1, 4):
+        check(kernels, 1, 2, channels, outputs, axes, groups, threads=threads)

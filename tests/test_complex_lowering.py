@@ -1,0 +1,87 @@
+"""Complex numbers become pairs of real tensors, all of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgecompile.backends.lowering import LoweringReport, lower_graph
+
+
+class Rotary(nn.Module):
+    """Positions turn pairs of features, written with complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", 1 / 100 ** (torch.arange(4.0) / 4), persistent=False)
+        self.register_buffer("turn", torch.polar(torch.ones(4), torch.arange(4.0)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        angle = torch.outer(torch.arange(x.shape[1]), self.steps)
+        turns = torch.polar(torch.ones_like(angle), angle)
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        y = pairs * turns.unsqueeze(0) * self.turn + pairs.transpose(0, 0)
+        return torch.view_as_real(y).flatten(2) + y.abs().sum() + (y * 2.0).real.mean()
+
+
+class Transform(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def lowered(
+    module: nn.Module, x: Tensor, dynamic: bool = False
+) -> tuple[torch.fx.GraphModule, LoweringReport]:
+    shapes = {"x": {1: torch.export.Dim("length", min=2, max=64)}} if dynamic else None
+    program = torch.export.export(module.eval(), (), {"x": x}, dynamic_shapes=shapes, strict=False)
+    graph = program.module()
+    return graph, lower_graph(graph)
+
+
+def complex_nodes(graph: torch.fx.GraphModule) -> list[str]:
+    values = ((n.name, n.meta.get("val")) for n in graph.graph.nodes)
+    return [name for name, v in values if isinstance(v, Tensor) and v.is_complex()]
+
+
+def test_rotary_embeddings_of_any_length() -> None:
+    module = Rotary()
+    graph, report = lowered(module, torch.randn(2, 9, 8), dynamic=True)
+    assert complex_nodes(graph) == [] and report.kept == {}
+    for length in (2, 31, 64):
+        x = torch.randn(2, length, 8)
+        torch.testing.assert_close(graph(x=x), module(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.fft.fftn(x, dim=(1, 2)).real,
+        lambda x: torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).imag,
+        lambda x: torch.fft.fft2(x, norm="ortho").abs(),
+        lambda x: torch.view_as_real(torch.fft.rfft(x, dim=1)),
+        lambda x: torch.fft.ifft(torch.fft.fft(x)).real,
+    ],
+)
+@pytest.mark.parametrize("length", [8, 15])
+def test_fourier_transforms_of_fixed_sizes(
+    function: Callable[[Tensor], Tensor], length: int
+) -> None:
+    module, x = Transform(function), torch.randn(2, length, 12)
+    graph, _ = lowered(module, x)
+    assert complex_nodes(graph) == []
+    torch.testing.assert_close(graph(x=x), module(x), rtol=1e-4, atol=1e-4)
+
+
+def test_what_has_no_pair_form_is_left_alone() -> None:
+    module = Transform(lambda x: torch.linalg.eigvals(x[0, :8, :8]).real + x.sum())
+    x = torch.randn(1, 8, 8)
+    graph, report = lowered(module, x)
+    assert complex_nodes(graph) != []
+    assert any("of complex numbers" in reason for reason in report.kept.values())
