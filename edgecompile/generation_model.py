@@ -15,7 +15,7 @@ import torch
 
 from edgecompile.errors import ModelError
 from edgecompile.folder_files import find_weights, hash_files, read_object
-from edgecompile.generation_attention import attending
+from edgecompile.generation_attention import attending, own_attention
 from edgecompile.generation_check import find_step
 from edgecompile.generation_step import INPUT, LAST, POSITION, KeyValueShape, cache_shapes
 from edgecompile.models import (
@@ -107,8 +107,9 @@ def make_generator(
     length = options.max_length or min(DEFAULT_LENGTH, max_context)
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     with quiet(import_transformers()):
-        shapes = cache_shapes(model)
-        own = model.config._attn_implementation
+        own = own_attention(model)
+        with attending(model, own):
+            shapes = cache_shapes(model)
         pad = _pad(model, options, vocabulary)
         step = find_step(model, shapes, max_context, pad)
     axes = {LENGTH: AxisLimits(1, max_context), CONTEXT: AxisLimits(max_context, max_context)}
