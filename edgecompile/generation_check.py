@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from edgecompile.errors import ModelError
 from edgecompile.export_checks import TOLERANCE, compare_outputs
-from edgecompile.generation_attention import WAYS, attending
+from edgecompile.generation_attention import WAYS, attend_always, attending, own_attention
 from edgecompile.generation_step import (
     INPUT,
     LAST,
