@@ -125,8 +125,8 @@ class TestDockerfiles:
         whole = command(path, "ENTRYPOINT") + command(path, "CMD")
         assert whole[-2:] == ["selftest", INSIDE]
         assert whole[-5:-2] == ["python3", "-m", "edgecompile.runtime"]
-        device._parser().parse_args(whole[-2:])
-        device._parser().parse_args(["finish", INSIDE])
+        device._parser("edgecompile.runtime").parse_args(whole[-2:])
+        device._parser("edgecompile.runtime").parse_args(["finish", INSIDE])
 
     @every_dockerfile
     def test_variables_are_documented(self, path: Path) -> None:
