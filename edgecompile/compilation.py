@@ -185,7 +185,12 @@ def model_fingerprint(model: LoadedModel) -> str:
     does can't be hashed, so its exports are only ever reused within one process.
     """
     text = json.dumps(
-        [model.source.to_json(), [i.to_json() for i in model.inputs], edgecompile.__version__],
+        [
+            model.source.to_json(),
+            dict(model.load),
+            [i.to_json() for i in model.inputs],
+            edgecompile.__version__,
+        ],
         sort_keys=True,
     )
     if model.source.kind not in ("folder", "pt2"):

@@ -111,8 +111,8 @@ def export_model(
     if part is None and eager is not None:
         raise eager
     if part is not None and allow_narrower:
-        assert part.attempt.program is not None
         chosen = part.attempt
+        assert chosen.program is not None
         return _finish(loaded, chosen.program, chosen.rung, part.ranges, part.result, effects.notes)
     raise _refusal(loaded, example, spans, attempts, part)
 

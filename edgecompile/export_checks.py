@@ -114,9 +114,9 @@ def check_program(
         mine, theirs = loaded.fresh(inputs), loaded.fresh(inputs)
         try:
             want = {**run_module(loaded.module, mine, loaded.name), **_changed(loaded, mine)}
-        except ModelError as error:
-            result.failed.append((sizes, error.message))
-            result.eager.append(error)
+        except ModelError as failure:
+            result.failed.append((sizes, failure.message))
+            result.eager.append(failure)
             continue
         try:
             with torch.no_grad():

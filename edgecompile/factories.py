@@ -12,6 +12,10 @@ fields, or a tuple ``(module, inputs, axes)``::
             "pad": {"x": 0.0},                        # what fills x behind its content
             "bounds": {"ids": (0, 999)},              # allowed values, checked before every run
         }
+
+One that returns ``{"module": model, "task": "causal-lm"}``, or such a model alone where that task is
+asked for, makes a generator of a transformers model; its inputs are those of
+:mod:`edgecompile.generation_step`.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from edgecompile.models import LoadedModel, LoadOptions, ModelSource
 from edgecompile.named_module import describe_error, is_user_code
 from edgecompile.runtime.dtypes import Number
 
+CAUSAL_LM = "causal-lm"
 _FORMS = (
     "a factory returns a dict with the keys module, inputs, axes and perhaps others, the same as "
     "an edgecompile.factories.ModelSpec, or a tuple (module, inputs, axes)"
@@ -91,6 +96,9 @@ def load_factory(where: str, factory: str, options: LoadOptions) -> LoadedModel:
     module = _import_file(Path(where).expanduser()) if _is_file(where) else _import_module(where)
     made = _call(_find(module, factory, spec), spec)
     source = ModelSource("factory", spec, details={"module": type(made).__name__})
+    generator = _generator(made, spec, factory, source, options)
+    if generator is not None:
+        return generator
     return build_model(to_spec(made, f"{spec} returned"), source, factory, options)
 
 
@@ -101,7 +109,46 @@ def load_object(value: object, options: LoadOptions) -> LoadedModel:
         ModelError: see :func:`load_factory`.
     """
     source = ModelSource("object", type(value).__name__)
+    generator = _generator(value, "the model", "model", source, options)
+    if generator is not None:
+        return generator
     return build_model(to_spec(value, "the model is"), source, "model", options)
+
+
+def _generator(
+    value: object, subject: str, name: str, source: ModelSource, options: LoadOptions
+) -> LoadedModel | None:
+    """What generates tokens, if it is said that it does; None if that isn't said.
+
+    Raises:
+        ModelError: it isn't a transformers model that can.
+    """
+    module: Any = value
+    task, rest = options.task, {}
+    if isinstance(value, Mapping):
+        module, task = value.get("module"), value.get("task", options.task)
+        rest = {k: v for k, v in value.items() if k not in ("module", "task", "name", "tokenizer")}
+        name = str(value.get("name", name))
+    if task != CAUSAL_LM:
+        return None
+    problems = [f"it says {key!r}, which generation settles" for key in rest]
+    if not (isinstance(module, nn.Module) and hasattr(module, "generation_config")):
+        problems.append(f"it is a {type(module).__name__}, not a transformers model that generates")
+    if problems:
+        raise ModelError(
+            f"{subject} can't be used for {CAUSAL_LM}: " + "; ".join(problems),
+            hint='return {"module": model, "task": "causal-lm"}; keys beside: name, tokenizer',
+        )
+    from edgecompile.generation_model import make_generator
+
+    tokenizer = value.get("tokenizer") if isinstance(value, Mapping) else None
+    return make_generator(
+        module.eval().float(),
+        options,
+        name=name,
+        source=source,
+        tokenizer=None if tokenizer is None else Path(tokenizer),
+    )
 
 
 def to_spec(value: object, subject: str) -> ModelSpec:

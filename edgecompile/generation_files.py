@@ -10,9 +10,7 @@ import numpy as np
 from edgecompile.models import LoadedModel
 from edgecompile.runtime.schema import GenerationSpec
 
-__all__ = ["GENERATION_FILE", "golden_texts", "manifest_generation"]
-
-GENERATION_FILE = "golden/generation.json"
+__all__ = ["golden_texts", "manifest_generation"]
 
 _NEW_TOKENS = 24
 _PROMPTS = 4

@@ -19,9 +19,7 @@ from edgecompile.ranges import AxisRange, Bucket
 __all__ = ["prompt_lengths", "prompts_only", "with_decode"]
 
 
-def prompts_only(
-    exports: ExportStore, request: PlanRequest
-) -> tuple[ExportStore, PlanRequest]:
+def prompts_only(exports: ExportStore, request: PlanRequest) -> tuple[ExportStore, PlanRequest]:
     """The model and the traffic as far as prompts go: runs of 2 tokens and more."""
     model = exports.model
     assert model.length_axis is not None
@@ -48,9 +46,7 @@ def with_decode(plan: BucketPlan, model: LoadedModel) -> BucketPlan:
     """The plan with the program of single tokens in front."""
     assert model.generation is not None
     first = plan.buckets[0]
-    others = tuple(
-        (name, AxisRange(r.lo, r.hi, r.lo)) for name, r in first.other_axes
-    )
+    others = tuple((name, AxisRange(r.lo, r.hi, r.lo)) for name, r in first.other_axes)
     decode = Bucket("exact", ((plan.length_axis, AxisRange(1, 1, 1)), *others))
     note = "single tokens have a program of their own; costs are those of prompts"
     return replace(plan, buckets=(decode, *plan.buckets), notes=(*plan.notes, note))

@@ -45,13 +45,12 @@ def cache_shapes(model: Any) -> tuple[KeyValueShape, ...]:
         with torch.no_grad():
             model(input_ids=tokens, past_key_values=cache, use_cache=True)
         shapes = []
-        for layer in cache.layers:
+        layers: Any = cache.layers
+        for layer in layers:
             keys, values = layer.keys, layer.values
             if any(t.dim() != 4 or t.shape[0] != 1 or t.shape[2] != 3 for t in (keys, values)):
                 raise ValueError(f"keys {list(keys.shape)} and values {list(values.shape)}")
-            shapes.append(
-                ((keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3]))
-            )
+            shapes.append(((keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3])))
         if not shapes:
             raise ValueError("no layer keeps anything")
     except Exception as exc:

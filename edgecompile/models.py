@@ -338,7 +338,10 @@ class LoadOptions:
             if isinstance(found.get(name), kind)
         }
         spans = kept.pop("image_size", [])
-        if len(spans) == 2 and all(isinstance(span, list) and len(span) == 2 for span in spans):
+        if len(spans) == 2 and all(
+            isinstance(span, list) and len(span) == 2 and all(type(size) is int for size in span)
+            for span in spans
+        ):
             kept["image_size"] = (tuple(spans[0]), tuple(spans[1]))
         return cls(**kept)
 

@@ -15,7 +15,7 @@ from edgecompile.backends.artifact import Artifact
 from edgecompile.buckets import Bucket, BucketPlan
 from edgecompile.bundle import BundleWriter, VariantParts, manifest_name, merge_constants
 from edgecompile.compilation import CompiledModel
-from edgecompile.generation_files import GENERATION_FILE, golden_texts, manifest_generation
+from edgecompile.generation_files import golden_texts, manifest_generation
 from edgecompile.gpu_parts import GpuParts, add_gpu, try_engine, with_gpu
 from edgecompile.hashing import file_sha256
 from edgecompile.joint import JointDistribution
@@ -28,6 +28,7 @@ from edgecompile.precision import Precision
 from edgecompile.progress import StepHandle
 from edgecompile.recipes import bucket_spec
 from edgecompile.report import build_page
+from edgecompile.runtime.generation_golden import FILE as GENERATION_FILE
 from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
 from edgecompile.runtime.schema import Extent, TensorSpec
 from edgecompile.samples import Samples

@@ -8,13 +8,12 @@ formulas).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 __all__ = [
     "KINDS",
@@ -23,7 +22,7 @@ __all__ = [
     "has_recurrences",
     "run_layers",
     "run_steps",
-    "whole_recurrences",
+    "WholeRecurrences",
 ]
 
 #: Codes of the kinds; the native kernel has the same.
@@ -35,6 +34,9 @@ _LIBRARY.define(
     "recurrence(Tensor gates, Tensor w, Tensor? bias, Tensor h0, Tensor? c0, int kind, "
     "bool reverse) -> (Tensor, Tensor, Tensor)"
 )
+
+#: Of torch.lstm, torch.gru and so on, as the modules call them.
+_ARGUMENTS = 9
 
 _Results = tuple[Tensor, Tensor, Tensor]
 
@@ -179,30 +181,29 @@ def has_recurrences(module: nn.Module) -> bool:
     return any(isinstance(part, nn.RNNBase) for part in module.modules())
 
 
-@contextmanager
-def whole_recurrences() -> Iterator[None]:
+class WholeRecurrences(TorchFunctionMode):
     """While it is entered, torch's recurrent layers call :data:`PLAIN`.
 
     Layers with projections, packed sequences and other dtypes than float32 stay torch's.
     """
-    functions = nn.modules.rnn._VF
-    originals = {name: getattr(functions, name) for name in KINDS}
 
-    def replaced(name: str, *arguments: Any) -> Any:
-        x, state, weights, biases, layers, _, training, bidirectional, *rest = arguments
-        states = (state,) if isinstance(state, Tensor) else tuple(state)
-        packed = isinstance(weights, Tensor) or not rest
-        if packed or training or x.dtype != torch.float32:
-            return originals[name](*arguments)
-        directions = 2 if bidirectional else 1
-        if len(weights) != layers * directions * (4 if biases else 2):
-            return originals[name](*arguments)
-        return run_layers(name, x, states, weights, biases, layers, bidirectional, rest[0])
-
-    for name in KINDS:
-        setattr(functions, name, partial(replaced, name))
-    try:
-        yield
-    finally:
-        for name in KINDS:
-            delattr(functions, name)
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in KINDS and len(args) == _ARGUMENTS and not kwargs:
+            x, state, weights, biases, layers, _, training, bidirectional, batch_first = args
+            states = (state,) if isinstance(state, Tensor) else tuple(state)
+            count = layers * (2 if bidirectional else 1) * (4 if biases else 2)
+            # A packed sequence has its batch sizes in second place, and weights in fourth.
+            if (
+                isinstance(biases, bool)
+                and isinstance(weights, (list, tuple))
+                and len(weights) == count
+                and not training
+                and x.dtype == torch.float32
+            ):
+                return run_layers(
+                    name, x, states, weights, biases, layers, bidirectional, batch_first
+                )
+        return func(*args, **(kwargs or {}))

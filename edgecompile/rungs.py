@@ -11,7 +11,7 @@ import torch
 
 from edgecompile.guards import quiet_torch
 from edgecompile.models import InputSpec
-from edgecompile.recurrence import has_recurrences, whole_recurrences
+from edgecompile.recurrence import WholeRecurrences, has_recurrences
 
 Range = tuple[int, int]
 
@@ -62,7 +62,7 @@ def export_program(
     """Calls torch.export with the inputs as keyword arguments; raises whatever it raises."""
     if rung.recurrences and not has_recurrences(module):
         raise ValueError("the model has no LSTM, GRU or RNN")
-    recurrences = whole_recurrences() if rung.recurrences else nullcontext()
+    recurrences = WholeRecurrences() if rung.recurrences else nullcontext()
     with torch.no_grad(), quiet_torch(), without_fast_path(), recurrences:
         return torch.export.export(
             module,

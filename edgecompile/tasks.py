@@ -177,7 +177,7 @@ def choose_task(
 def load_generative() -> Any:
     """``load_causal_lm(folder, options) -> LoadedModel``; None where this version has none."""
     try:
-        from edgecompile.generation_model import load_causal_lm  # type: ignore[import-not-found]
+        from edgecompile.generation_model import load_causal_lm
     except ModuleNotFoundError as exc:
         if exc.name != "edgecompile.generation_model":
             raise

@@ -99,8 +99,8 @@ class VerifyReport:
     def ok(self) -> bool:
         """Whether every case passed, and torch was absent unless it is what runs the bundle."""
         alone = self.torch_loaded == self.torch_wanted
-        everything = (*self.results, *self.texts)
-        return bool(self.results) and all(r.ok for r in everything) and alone
+        passed = all(r.ok for r in self.results) and all(r.ok for r in self.texts)
+        return bool(self.results) and passed and alone
 
     @property
     def worst(self) -> CaseResult | None:
@@ -301,7 +301,8 @@ def check_report(report: VerifyReport) -> None:
     raise VerificationError(
         f"{len(failed)} of {len(report.results)} cases"
         + (f" and {bad} of {len(report.texts)} texts" if report.texts else "")
-        + " differ from eager:\n" + "\n".join(lines),
+        + " differ from eager:\n"
+        + "\n".join(lines),
         hint=hint,
     )
 

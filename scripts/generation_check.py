@@ -81,7 +81,9 @@ def check_family(name: str, work: Path, prompts: int) -> Outcome:
             got = list(model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False))
             if got != want:
                 at = next(i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b)
-                text = f"prompt {number} of {length} tokens: new token {at} is {got[at:]}, {want[at:]}"
+                text = (
+                    f"prompt {number} of {length} tokens: new token {at} is {got[at:]}, {want[at:]}"
+                )
                 return Outcome(name, "differs", number, tokens, attention, text)
             tokens += len(want)
     return Outcome(name, "equal", prompts, tokens, attention)

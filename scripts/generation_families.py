@@ -87,7 +87,10 @@ FAMILIES: Mapping[str, Family] = {
     "phi": Family("PhiForCausalLM", "PhiConfig", note="partly rotary, biases"),
     "phi3": Family("Phi3ForCausalLM", "Phi3Config", note="one projection for all"),
     "mistral": Family(
-        "MistralForCausalLM", "MistralConfig", {**_SHARED, "sliding_window": 8}, "every layer slides"
+        "MistralForCausalLM",
+        "MistralConfig",
+        {**_SHARED, "sliding_window": 8},
+        "every layer slides",
     ),
     "opt": Family(
         "OPTForCausalLM",

@@ -79,7 +79,7 @@ class TensorStore:
         flat = tensor.detach().cpu().contiguous()
         # A view as bytes works for every dtype, bfloat16 included, which numpy lacks. It is no copy:
         # a table may have gigabytes.
-        raw = memoryview(flat.reshape(-1).view(torch.uint8).numpy()) if flat.numel() else b""
+        raw: Any = flat.reshape(-1).view(torch.uint8).numpy() if flat.numel() else b""
         digest = hashlib.sha256(f"{dtype}{tuple(flat.shape)}".encode())
         digest.update(raw)
         stored = StoredTensor(digest.hexdigest(), dtype, tuple(int(s) for s in flat.shape))

@@ -169,9 +169,9 @@ def _obstacle(gm: GraphModule, node: Node) -> str | None:
     if value is None or bound.get("size") is not None:
         return "a Fourier transform of another size than the tensor's"
     default: Any = {"aten.fft_fftn.default": range(value.dim()), "aten.fft_fft2.default": (-2, -1)}
-    dims = bound.get("dim")
+    dims: Any = bound.get("dim")
     dims = default.get(str(node.target), -1) if dims is None else dims
-    for d in [dims] if isinstance(dims, int) else dims:  # type: ignore[attr-defined]
+    for d in [dims] if isinstance(dims, int) else dims:
         if not isinstance(value.shape[d], int):
             return "a Fourier transform along a dimension of dynamic size"
     return None
@@ -200,8 +200,12 @@ def _done_twice(
 ) -> tuple[Node, Node]:
     made = []
     for part in (0, 1):
-        args = torch.fx.map_arg(node.args, lambda n, p=part: pairs[n][p] if n in pairs else n)
-        kwargs = torch.fx.map_arg(node.kwargs, lambda n, p=part: pairs[n][p] if n in pairs else n)
+
+        def half(operand: Node, part: int = part) -> Node:
+            return pairs[operand][part] if operand in pairs else operand
+
+        args = torch.fx.map_arg(node.args, half)
+        kwargs = torch.fx.map_arg(node.kwargs, half)
         with gm.graph.inserting_before(node):
             new = gm.graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
         new.meta = {**node.meta, "val": _part_like(node.meta["val"])}

@@ -190,7 +190,7 @@ def _take_padding(match: _Match, changes: ChangesInPlace, report: ConvolutionRep
     if pad.target not in _PADS or match.geometry.transposed:
         return match
     named = {"mode": "constant", "value": 0}
-    names = [argument.name for argument in pad.target._schema.arguments]  # type: ignore[union-attr]
+    names = [argument.name for argument in pad.target._schema.arguments]
     named.update(zip(names, pad.args, strict=False))
     named.update(pad.kwargs)
     widths: Sequence[Any] = named["pad"]  # type: ignore[assignment]
@@ -223,7 +223,7 @@ def _fold_norm(gm: GraphModule, match: _Match, report: ConvolutionReport) -> tup
     if norm is None or len(node.users) != 1 or norm.target is not aten.batch_norm.default:
         return node, match
     names = [argument.name for argument in norm.target._schema.arguments]
-    bound = dict(zip(names, norm.args, strict=False)) | dict(norm.kwargs)
+    bound: dict[str, Any] = dict(zip(names, norm.args, strict=False)) | dict(norm.kwargs)
     if bound["training"] or bound["input"] is not node:
         return node, match
     folded: list[Folded | None] = []
@@ -360,7 +360,7 @@ def _emit_linear(
             last = fused[0]
             linear = new
             new = gm.graph.call_function(
-                OUT_OF_PLACE.get(last.target, last.target),  # type: ignore[arg-type]
+                OUT_OF_PLACE.get(last.target, last.target),
                 (linear, *last.args[1:]),
                 dict(last.kwargs),
             )

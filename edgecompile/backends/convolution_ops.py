@@ -75,6 +75,11 @@ def canonical_weight(weight: Tensor, transposed: bool, groups: int) -> Tensor:
     return split.transpose(1, 2).reshape(groups * outputs, inputs // groups, *weight.shape[2:])
 
 
+def _at(tap: tuple[int, ...]) -> Any:
+    """The index of a tap's ``[out, in of a group]`` in a canonical weight."""
+    return slice(None), slice(None), *tap
+
+
 def tap_order(geometry: Geometry) -> list[tuple[int, ...]]:
     """The kernel's places in the order in which packed weights have them.
 
@@ -97,7 +102,7 @@ def tap_order(geometry: Geometry) -> list[tuple[int, ...]]:
 def pack_convolution(weight: Tensor, geometry: Geometry) -> Tensor:
     """Packs a canonical weight ``[out, in of a group, *kernel]``: float32 ``[panels, K, 32]``."""
     n, groups = weight.shape[0], geometry.groups
-    taps = [weight[(slice(None), slice(None), *tap)] for tap in tap_order(geometry)]
+    taps = [weight[_at(tap)] for tap in tap_order(geometry)]
     rows = torch.stack(taps, 1).reshape(n, -1)
     if groups == 1 or is_channel_wise(groups, n):
         return ops.pack_weight(rows)
@@ -115,7 +120,7 @@ def _unpack(packed: Tensor, geometry: Geometry, n: int, width: int) -> Tensor:
         rows = torch.cat([ops.unpack_weight(part, n // groups, k) for part in parts])
     weight = rows.new_empty(n, width, *geometry.kernel)
     for i, tap in enumerate(order):
-        weight[(slice(None), slice(None), *tap)] = rows[:, i * width : (i + 1) * width]
+        weight[_at(tap)] = rows[:, i * width : (i + 1) * width]
     return weight
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch._subclasses import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -47,11 +46,17 @@ def inline(
 
 
 def _fake_value(gm: GraphModule, node: Node, near: Node) -> Tensor:
+    """What export recorded for a node; for a constant, a stand-in of the same kind."""
     value = value_of(node)
-    if isinstance(value, FakeTensor):
+    if _mode_of(value) is not None:
+        assert value is not None
         return value
     constant = constant_of(gm, node) if value is None else value
-    modes = (v.fake_mode for v in map(value_of, near.all_input_nodes) if isinstance(v, FakeTensor))
-    mode: Any = next(modes)
+    modes = (_mode_of(value_of(other)) for other in near.all_input_nodes)
+    mode = next(found for found in modes if found is not None)
     fake: Tensor = mode.from_tensor(constant)
     return fake
+
+
+def _mode_of(value: Tensor | None) -> Any:
+    return getattr(value, "fake_mode", None)

@@ -64,7 +64,7 @@ def split_recurrences(gm: GraphModule) -> int:
         )
         results = inline(gm, node, layers, [bound["x"], *states, *weights])
         for user in list(node.users):
-            user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
+            user.replace_all_uses_with(results[user.args[1]])
             gm.graph.erase_node(user)
         gm.graph.erase_node(node)
         count += 1

@@ -54,7 +54,7 @@ def command(
 
     console = session.console
     with console.step("load the model"):
-        loaded = load_model(model, load, batch=batch)
+        loaded = load_model(model, load, batch=batch).with_longest(plan.max_length)
     with console.step("export") as step:
         exports = ExportStore(loaded, work_dir / "exported")
         exported = export_buckets(exports, plan.buckets, step=step)

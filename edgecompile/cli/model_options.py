@@ -58,6 +58,7 @@ def model_options(function: _Decorated) -> _Decorated:
             softmax=values.pop("softmax"),
             token_type_ids=values.pop("token_type_ids"),
             image_size=values.pop("image_size"),
+            max_context=values.pop("max_context"),
         )
         return function(*args, load=load, **values)
 
@@ -92,6 +93,14 @@ def model_options(function: _Decorated) -> _Decorated:
                 callback=_read_image_size,
                 help="Height and width of images; ranges 64:224 make them dynamic.  [default: "
                 "what the folder says]",
+            ),
+            click.option(
+                "--max-context",
+                type=click.IntRange(min=2),
+                metavar="N",
+                help="Tokens that a prompt and what is generated may have together; --max-length "
+                "then bounds one run, longer prompts take several.  [default: what the model "
+                "allows, at most 2048]",
             ),
         )
     ):

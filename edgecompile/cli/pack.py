@@ -108,7 +108,7 @@ def command(
         from edgecompile.models import load_model
         from edgecompile.packing import pack_bundle
 
-        loaded = load_model(model, load, batch=batch)
+        loaded = load_model(model, load, batch=batch).with_longest(plan.max_length)
     with console.step("verify and pack") as step:
         packed = pack_bundle(
             loaded,

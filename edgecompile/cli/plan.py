@@ -312,6 +312,7 @@ def _plan_from_model(session: Session, request: PlanRequest, subject: _Subject) 
     profile = load_target(subject.target)
     with session.console.step("load the model"):
         loaded = load_model(subject.model, subject.load, batch=subject.batch)
+        loaded = loaded.with_longest(request.max_length)
     with _folder(subject.work_dir) as work:
         exports = ExportStore(loaded, work / "exported")
         request, notes = _with_precision(session, request, subject, exports, profile, work)
@@ -367,6 +368,7 @@ def _write_kit(session: Session, request: PlanRequest, subject: _Subject, kit: P
     profile = load_target(subject.target)
     with session.console.step("load the model"):
         loaded = load_model(subject.model, subject.load, batch=subject.batch)
+        loaded = loaded.with_longest(request.max_length)
     with _folder(subject.work_dir) as work:
         exports = ExportStore(loaded, work / "exported")
         request, notes = _with_precision(session, request, subject, exports, profile, work)

@@ -63,11 +63,11 @@ def command(
     buckets = _buckets(manifest)
     if model is None:
         with console.step("read the golden vectors") as step:
-            cases = _golden_cases(bundle, manifest)
+            cases, texts = _golden_cases(bundle, manifest), _golden_texts(bundle, manifest)
             step.note(f"{len(cases)} cases")
     else:
         with console.step("run eager") as step:
-            cases = _eager_cases(model, manifest, buckets, seed)
+            cases, texts = _eager_cases(model, manifest, buckets, seed)
             step.note(f"{len(cases)} cases")
     with console.step("run the bundle"):
         result = verify_bundle(
@@ -76,6 +76,7 @@ def command(
             [variant.name for variant in manifest.variants],
             manifest.tolerance,
             min_cosine=min_cosine(manifest.precision),
+            texts=texts,
         )
     if report is not None:
         from edgecompile.cli.output import write_text
@@ -119,9 +120,15 @@ def _golden_cases(bundle: Path, manifest: Manifest) -> list[Case]:
     return cases
 
 
+def _golden_texts(bundle: Path, manifest: Manifest) -> bytes | None:
+    from edgecompile.runtime.generation_golden import FILE
+
+    return (bundle / FILE).read_bytes() if FILE in manifest.files else None
+
+
 def _eager_cases(
     model: str, manifest: Manifest, buckets: tuple[Bucket, ...], seed: int
-) -> list[Case]:
+) -> tuple[list[Case], bytes | None]:
     from edgecompile.errors import VerificationError
     from edgecompile.models import LoadOptions, load_model
     from edgecompile.verify import make_cases
@@ -140,7 +147,13 @@ def _eager_cases(
                 f"{loaded.name} isn't the model of this bundle: its {what} are "
                 f"{', '.join(names[1])}, those of the bundle {', '.join(names[0])}"
             )
-    return list(make_cases(loaded, buckets, seed=seed))
+    if loaded.generation is None:
+        return list(make_cases(loaded, buckets, seed=seed)), None
+    from edgecompile.generation_files import golden_texts
+
+    loaded = loaded.with_longest(max(bucket.hi for bucket in buckets))
+    texts = golden_texts(loaded, seed=seed)
+    return list(make_cases(loaded, buckets, seed=seed)), texts
 
 
 def _table(report: VerifyReport, buckets: tuple[Bucket, ...]) -> RenderableType:
@@ -177,5 +190,11 @@ def _table(report: VerifyReport, buckets: tuple[Bucket, ...]) -> RenderableType:
         f"allowed is {tolerance.atol:g} + {tolerance.rtol:g} · max |want|"
         + ("" if report.min_cosine is None else f" and a cosine of {report.min_cosine:g} or more")
     ]
+    if report.texts:
+        good, ties = sum(t.ok for t in report.texts), sum(t.ties for t in report.texts)
+        lines.append(
+            f"{good} of {len(report.texts)} texts were generated token by token as by the model"
+            + (f", {ties} tokens with one as likely in their place" if ties else "")
+        )
     lines += [f"{name} was not run here: {why}" for name, why in report.not_executed.items()]
     return stack(table(columns, rows, left=3), Text("\n".join(lines)))

@@ -160,6 +160,11 @@ def format_bundle(report: Dict[str, Any]) -> List[str]:
         )
         padded = " of " + " and ".join(bucket["pad_axes"]) if "pad_axes" in bucket else ""
         lines.append("bucket {}  {}{}: {}".format(index, bucket["mode"], padded, ranges))
+    if "generation" in manifest:
+        spec = manifest["generation"]
+        text = "generates {} tokens of context, {} caches, ends with {}"
+        ends = ", ".join(str(token) for token in spec["eos"]) or "nothing"
+        lines.append(text.format(spec["max_context"], len(spec["caches"]), ends))
     for item in report["variants"]:
         chosen = " (chosen)" if item["name"] == report["chosen"] else ""
         lines.append("variant   {}{}: {}".format(item["name"], chosen, item["verdict"]))

@@ -239,7 +239,10 @@ class _Layout:
             size = lengths[index]
             if groups and len(groups[-1]) < self._batch.hi:
                 longest = lengths[groups[-1][0]]
-                if size >= longest * _LIKE if self._mixed else size == longest:
+                # What is shorter than the least length is filled up to it anyway.
+                width = max(longest, self._length.lo)
+                like = max(size, self._length.lo) >= width * _LIKE
+                if like if self._mixed else size == longest:
                     groups[-1].append(index)
                     continue
             groups.append([index])

@@ -349,6 +349,11 @@ def test_run_refuses_more_rows_than_the_context(model: Model) -> None:
 
 
 # --- Commands
+def test_info_tells_of_it(decoder_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(decoder_bundle)]) == 0
+    assert "generates 192 tokens of context, 4 caches, ends with 7" in capsys.readouterr().out
+
+
 def test_the_self_test_replays_golden_generations(decoder_bundle: Path) -> None:
     report = run_selftest(str(decoder_bundle), threads=1)
     assert report["ok"] and len(report["generation"]) == 5

@@ -91,7 +91,8 @@ Tensor* new_attention(Prepared* prepared) {
   AttentionArgs& args = prepared->args;
   // Of a causal attention about half of the new keys are seen, and all that stand before them.
   const int64_t keys = std::min(args.len_k, args.offset + args.len_q);
-  const int64_t pairs = args.causal ? args.len_q * (args.offset + keys) / 2 : args.len_q * args.len_k;
+  const int64_t pairs =
+      args.causal ? args.len_q * (args.offset + keys) / 2 : args.len_q * args.len_k;
   const int64_t width = args.dim + args.dim_v;
   const ec::WorkTimer timer(
       ec::Work::kAttention,

@@ -49,9 +49,8 @@ struct Sight {
     return causal ? std::clamp<int64_t>(offset + query * step + 1, 0, len_k) : len_k;
   }
   int64_t begin(int64_t query) const {
-    return causal && window > 0
-               ? std::clamp<int64_t>(offset + query * step + 1 - window, 0, len_k)
-               : 0;
+    return causal && window > 0 ? std::clamp<int64_t>(offset + query * step + 1 - window, 0, len_k)
+                                : 0;
   }
 };
 
@@ -269,8 +268,7 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
       const int64_t r0 = queries * i / tiles, rows = queries * (i + 1) / tiles - r0;
       const float* const q = head.q + (q0 + r0) * a.q_strides[2];
       // The last of these rows sees this many keys of the block.
-      const int64_t keys =
-          std::clamp<int64_t>(sight.end(q0 + r0 + rows - 1) - k0, 0, block_keys);
+      const int64_t keys = std::clamp<int64_t>(sight.end(q0 + r0 + rows - 1) - k0, 0, block_keys);
       if (few) {
         dot_scores(a, q, rows, k, keys, scores, block);
       } else {
@@ -343,8 +341,8 @@ void attention(const AttentionArgs& given) {
   }
   const auto task = [&](int64_t i) {
     const int64_t head = i / chunks, chunk = i % chunks;
-    run_queries(a, head_of(a, head / a.heads_q, head % a.heads_q), sight,
-                a.len_q * chunk / chunks, a.len_q * (chunk + 1) / chunks);
+    run_queries(a, head_of(a, head / a.heads_q, head % a.heads_q), sight, a.len_q * chunk / chunks,
+                a.len_q * (chunk + 1) / chunks);
   };
   if (alone) {
     for (int64_t i = 0; i < heads * chunks; ++i) task(i);

@@ -27,8 +27,9 @@ struct AttentionArgs {
   float softcap;   // over 0: a score s becomes softcap * tanh(s / softcap)
 };
 
-// Keys that no query sees aren't read. As torch's eager kernel on the CPU: a row whose keys are all masked by `false` or -inf gives
-// zeros; NaN and infinity in q, k, v reach the rows that read them even where masked.
+// Keys that no query sees aren't read. As torch's eager kernel on the CPU: a row whose keys are all
+// masked by `false` or -inf gives zeros; NaN and infinity in q, k, v reach the rows that read them
+// even where masked.
 void attention(const AttentionArgs& args);
 
 }  // namespace ec

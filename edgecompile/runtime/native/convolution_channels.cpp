@@ -24,6 +24,7 @@ constexpr int kPixels = 4;
 #endif
 constexpr int64_t kSerialWork = 100'000;  // multiply-adds below which fork and join cost more
 constexpr int64_t kTaskWork = 100'000;
+constexpr int64_t kCacheFloats = 24 * 1024 / 4;  // of the first cache
 
 // What a tile of one phase reads.
 struct Lines {
@@ -136,15 +137,26 @@ struct TileTable {
 };
 constexpr TileTable kTable;
 
-// Outputs [begin, end) of one line, with the channels of one panel.
-void run_line(const Lines& l, int64_t line, int64_t begin, int64_t end, int64_t panel) {
+// Channels that are computed for a whole piece of a line before the next ones: what a tile reads of
+// them, weights and pixels, should still be in the first cache for the next tile.
+int64_t block_channels(const Lines& l) {
+  const AxisPhase &d = *l.phase.axes[0], &h = *l.phase.axes[1], &w = *l.phase.axes[2];
+  const auto lines = static_cast<int64_t>(d.offsets.size() * h.offsets.size());
+  const auto taps = static_cast<int64_t>(w.offsets.size());
+  const int64_t values = lines * l.planes * (2 * taps + kPixels * w.advance);
+  return std::max(kPanel, kCacheFloats / std::max<int64_t>(1, values) / kPanel * kPanel);
+}
+
+// Outputs [begin, end) of one line, with the channels [first, last).
+void run_line(const Lines& l, int64_t line, int64_t begin, int64_t end, int64_t first,
+              int64_t last) {
   const AxisPhase &d = *l.phase.axes[0], &h = *l.phase.axes[1], &w = *l.phase.axes[2];
   const int64_t jh = line % h.count, jd = line / h.count % d.count;
   const int64_t batch = line / h.count / d.count;
   const int64_t tiles = (end - begin + kPixels - 1) / kPixels;
-  const int64_t last_column = std::min(l.c.channels_out, (panel + 1) * kPanel);
-  for (int64_t column = panel * kPanel; column < last_column; column += kColumns) {
-    const int64_t valid = std::min<int64_t>(kColumns, last_column - column);
+  const int64_t block = block_channels(l);
+  for (int64_t channel = first; channel < last; channel += block) {
+    const int64_t block_end = std::min(last, channel + block);
     for (int64_t i = 0; i < tiles; ++i) {
       const int64_t j = begin + (end - begin) * i / tiles;
       const int64_t pixels = begin + (end - begin) * (i + 1) / tiles - j;
@@ -153,34 +165,38 @@ void run_line(const Lines& l, int64_t line, int64_t begin, int64_t end, int64_t 
         const auto [low, high] = std::minmax(w.offsets.front(), w.offsets.back());
         inside = j * w.advance + low >= 0 && (j + pixels - 1) * w.advance + high < l.c.axes[2].in;
       }
-      kTable.run[inside][valid == kColumns][pixels - 1](l, batch, jd, jh, j, column, valid);
+      for (int64_t column = channel; column < block_end; column += kColumns) {
+        const int64_t valid = std::min<int64_t>(kColumns, block_end - column);
+        kTable.run[inside][valid == kColumns][pixels - 1](l, batch, jd, jh, j, column, valid);
+      }
     }
   }
 }
 
 void run_phase(const Lines& l) {
   const AxisPhase &d = *l.phase.axes[0], &h = *l.phase.axes[1], &w = *l.phase.axes[2];
-  const int64_t lines = l.c.batch * d.count * h.count;
+  const int64_t lines = l.c.batch * d.count * h.count, channels = l.c.channels_out;
   if (lines * w.count == 0) return;
-  const int64_t panels = (l.c.channels_out + kPanel - 1) / kPanel;
-  const int64_t work = lines * w.count * l.c.channels_out * std::max<int64_t>(l.phase.k, 1);
+  const int64_t work = lines * w.count * channels * std::max<int64_t>(l.phase.k, 1);
   if (work < kSerialWork || num_threads() == 1) {
-    for (int64_t line = 0; line < lines; ++line) {
-      for (int64_t panel = 0; panel < panels; ++panel) run_line(l, line, 0, w.count, panel);
-    }
+    for (int64_t line = 0; line < lines; ++line) run_line(l, line, 0, w.count, 0, channels);
     return;
   }
-  // Lines are cut where there are too few of them, and taken together where they are short.
+  // Lines are cut where there are too few of them, and then their channels divided; where lines are
+  // short, a task has several.
   const int64_t wanted = std::clamp<int64_t>(work / kTaskWork, 1, 64 * num_threads());
-  const int64_t cuts = std::clamp<int64_t>(wanted / (lines * panels), 1,
-                                           (w.count + 4 * kPixels - 1) / (4 * kPixels));
-  const int64_t pieces = lines * panels * cuts;
-  const int64_t tasks = std::min(pieces, std::max<int64_t>(wanted, 1));
+  const int64_t cuts = std::clamp<int64_t>(wanted / lines, 1, std::max<int64_t>(1, w.count / 16));
+  const int64_t panels = (channels + kPanel - 1) / kPanel;
+  const int64_t groups = std::clamp<int64_t>(wanted / (lines * cuts), 1, panels);
+  const int64_t pieces = lines * cuts * groups;
+  const int64_t tasks = std::min(pieces, wanted);
   parallel_for(tasks, [&](int64_t task) {
     for (int64_t i = pieces * task / tasks; i < pieces * (task + 1) / tasks; ++i) {
       // Neighbouring lines read the same pixels.
-      const int64_t line = i % lines, cut = i / lines % cuts, panel = i / lines / cuts;
-      run_line(l, line, w.count * cut / cuts, w.count * (cut + 1) / cuts, panel);
+      const int64_t line = i % lines, cut = i / lines % cuts, group = i / lines / cuts;
+      run_line(l, line, w.count * cut / cuts, w.count * (cut + 1) / cuts,
+               panels * group / groups * kPanel,
+               std::min(channels, panels * (group + 1) / groups * kPanel));
     }
   });
 }

@@ -1,0 +1,227 @@
+"""Generation in torch: the step over caches from outside against transformers' own generate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from generation_families import LONGEST_RUN, POSITIONS, load_family, make_family
+
+from edgecompile.errors import ModelError
+from edgecompile.export import export_model
+from edgecompile.generation_files import golden_texts, manifest_generation
+from edgecompile.generation_plan import prompt_lengths
+from edgecompile.lengths import LengthDistribution
+from edgecompile.models import LoadedModel, LoadOptions, load_model
+
+
+@pytest.fixture(scope="module")
+def llama() -> LoadedModel:
+    return load_family("llama")
+
+
+def caches_of(model: LoadedModel, rows: int) -> dict[str, torch.Tensor]:
+    """Buffers full of noise: what nobody wrote must not matter."""
+    generator = torch.Generator().manual_seed(3)
+    return {
+        spec.name: torch.randn((rows, *spec.shape[1:]), generator=generator)  # type: ignore[arg-type]
+        for spec in model.inputs
+        if spec.in_place
+    }
+
+
+def step(model: LoadedModel, tokens: list[int], position: int, last: int, caches: Any) -> Any:
+    inputs = {
+        "input_ids": torch.tensor([tokens]),
+        "position": torch.tensor([position]),
+        "last": torch.tensor([last]),
+    }
+    with torch.no_grad():
+        return model.module(**inputs, **caches)["logits"][0]
+
+
+def generate(model: LoadedModel, prompt: list[int], most: int) -> list[int]:
+    """A plain greedy loop in pieces of a few tokens, each padded by two."""
+    caches = caches_of(model, 64)
+    for start in range(0, len(prompt), 10):
+        part = prompt[start : start + 10]
+        logits = step(model, [*part, 0, 0], start, len(part) - 1, caches)
+    tokens: list[int] = []
+    while len(tokens) < most:
+        tokens.append(int(logits.argmax()))
+        if tokens[-1] in model.generation.eos:  # type: ignore[union-attr]
+            break
+        logits = step(model, tokens[-1:], len(prompt) + len(tokens) - 1, 0, caches)
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("family", "way"),
+    [
+        ("llama", "edgecompile"),
+        ("gpt2", "edgecompile"),
+        ("gpt_neox", "edgecompile"),
+        ("gemma2", "edgecompile"),
+        ("gemma3", "edgecompile"),
+        ("mistral", "edgecompile"),
+        ("phi", "edgecompile"),
+        ("qwen3", "edgecompile"),
+        ("falcon-alibi", "edgecompile_masked"),
+    ],
+)
+def test_tokens_are_those_of_transformers(family: str, way: str) -> None:
+    model = load_family(family)
+    assert model.module.way.attention == way
+    assert model.generation is not None
+    generator = torch.Generator().manual_seed(1)
+    for length in (1, 13, 33):
+        prompt = torch.randint(3, 97, (length,), generator=generator).tolist()
+        want = model.generation.greedy(prompt, 12)
+        assert 1 <= len(want) <= 12
+        assert generate(model, prompt, 12) == want
+
+
+def test_what_it_takes_and_gives(llama: LoadedModel) -> None:
+    names = [spec.name for spec in llama.inputs]
+    assert names[:3] == ["input_ids", "position", "last"]
+    assert names[3:] == ["cache_0_key", "cache_0_value", "cache_1_key", "cache_1_value"]
+    assert {spec.shape for spec in llama.inputs[3:]} == {("context", 2, 8)}
+    assert [spec.shape for spec in llama.outputs] == [(1, 97)]
+    assert str(llama.axes["length"]) == f"1..{LONGEST_RUN}"
+    assert str(llama.axes["context"]) == f"64..{POSITIONS}"
+    spec = manifest_generation(llama)
+    assert spec is not None
+    assert (spec.eos, spec.bos, spec.pad) == ((2,), 1, 0)
+    assert (spec.max_context, spec.caches) == (POSITIONS, tuple(names[3:]))
+
+
+def test_examples_are_valid_at_any_sizes(llama: LoadedModel) -> None:
+    seen = set()
+    for seed in range(40):
+        example = llama.make_example({"length": 24, "context": 64}, seed=seed)
+        assert 0 <= int(example["position"]) <= 40 and 0 <= int(example["last"]) <= 23
+        seen.add(int(example["position"]))
+    assert len(seen) > 10
+
+
+def test_a_run_is_a_copy_and_a_step_is_not(llama: LoadedModel) -> None:
+    example = llama.make_example({"length": 3, "context": 64}, seed=1)
+    before = example["cache_0_key"].clone()
+    llama.run(example)
+    assert torch.equal(example["cache_0_key"], before)
+    with torch.no_grad():
+        llama.module(**example)
+    changed = (example["cache_0_key"] != before).flatten(1).any(1).nonzero()[:, 0].tolist()
+    first, last = int(example["position"]), int(example["last"])
+    assert changed == list(range(first, first + last + 1))
+
+
+def test_padding_writes_what_the_last_token_writes(llama: LoadedModel) -> None:
+    one, other = caches_of(llama, 64), caches_of(llama, 64)
+    short = step(llama, [5, 6, 7], 9, 2, one)
+    padded = step(llama, [5, 6, 7, 0, 0, 0], 9, 2, other)
+    torch.testing.assert_close(padded, short)
+    for name in one:
+        torch.testing.assert_close(other[name], one[name])
+
+
+@pytest.mark.parametrize(("length", "position", "last"), [(1, 99, 5), (6, 63, 5), (6, 10**6, 99)])
+def test_nothing_is_written_outside(
+    llama: LoadedModel, length: int, position: int, last: int
+) -> None:
+    """Native code must not leave a cache whatever it is told: places are cut to what there is."""
+    logits = step(llama, [4] * length, position, last, caches_of(llama, 64))
+    assert torch.isfinite(logits).all()
+
+
+def test_an_export_that_forgot_to_write_would_be_found(llama: LoadedModel) -> None:
+    from edgecompile.export_checks import check_program
+
+    sizes = {"length": (2, 24), "context": (64, 128)}
+    exported = export_model(llama, sizes)
+    assert exported.strategy == "dim" and exported.max_error < 1e-5
+    hint = {"length": 16, "context": 64}
+    assert check_program(exported.program, llama, sizes, hint).ok
+    graph = exported.program.graph_module
+    writes = [n for n in graph.graph.nodes if "index_copy" in str(n.target)]
+    assert len(writes) == 4
+    forgotten = next(n for n in writes if not any("cached" in str(u.target) for u in n.users))
+    if str(forgotten.target).endswith("index_copy_.default"):
+        forgotten.replace_all_uses_with(forgotten.args[0])
+        graph.graph.erase_node(forgotten)
+        graph.recompile()
+        assert not check_program(exported.program, llama, sizes, hint).ok
+
+
+def test_longer_runs_need_more_context(llama: LoadedModel) -> None:
+    longer = llama.with_longest(100)
+    assert str(longer.axes["length"]) == "1..100"
+    assert str(longer.axes["context"]) == "128..128"
+    assert llama.with_longest(None) is llama
+    for length in (1, POSITIONS + 1):
+        with pytest.raises(ModelError, match=f"can't have {length} tokens"):
+            llama.with_longest(length)
+
+
+def test_long_prompts_are_planned_in_pieces() -> None:
+    prompts = LengthDistribution.from_counts({1: 3, 7: 2, 50: 4})
+    planned = prompt_lengths(prompts, 24)
+    assert dict(zip(planned.lengths, planned.counts, strict=True)) == {2: 7, 7: 2, 24: 8}
+
+
+def test_golden_texts_cover_pieces(llama: LoadedModel) -> None:
+    import json
+
+    cases = json.loads(golden_texts(llama))["cases"]
+    assert [len(case["prompt"]) for case in cases] == [1, 7, LONGEST_RUN, LONGEST_RUN + 5]
+    assert golden_texts(llama) == golden_texts(llama) != golden_texts(llama, seed=1)
+    assert all(1 <= len(case["tokens"]) <= 24 for case in cases)
+
+
+def test_a_folder_generates_by_default(tmp_path: Path) -> None:
+    from tests.factories.folders import write_model
+
+    folder = write_model(tmp_path / "gpt2", "gpt2", "LMHeadModel")
+    model = load_model(folder)
+    assert model.generation is not None and model.generation.max_context == 40
+    assert model.source.kind == "folder"
+    assert load_model(folder, task="logits").generation is None
+    assert load_model(folder, max_context=32).generation.max_context == 32  # type: ignore[union-attr]
+    with pytest.raises(ModelError, match="41 tokens was asked for, but the model has 40"):
+        load_model(folder, max_context=41)
+    with pytest.raises(ModelError, match=r"a batch of 1\.\.2"):
+        load_model(folder, batch=(1, 2))
+
+
+def test_a_factory_generates_if_it_says_so() -> None:
+    module = make_family("gpt2")
+    said = load_model({"module": module, "task": "causal-lm", "name": "mine"}, max_length=16)
+    assert said.generation is not None and said.name == "mine"
+    asked = load_model(module, LoadOptions(task="causal-lm", max_length=16))
+    assert asked.generation is not None
+    with pytest.raises(ModelError, match="'axes', which generation settles"):
+        load_model({"module": module, "task": "causal-lm", "axes": {}})
+    with pytest.raises(ModelError, match="a Linear, not a transformers model"):
+        load_model({"module": torch.nn.Linear(2, 2), "task": "causal-lm"})
+
+
+def test_other_states_than_keys_and_values_are_refused() -> None:
+    import transformers
+
+    config = transformers.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2)
+    module = transformers.MambaForCausalLM(config).eval()
+    with pytest.raises(ModelError, match="MambaForCausalLM can't generate over a cache"):
+        load_model({"module": module, "task": "causal-lm"})
+
+
+def test_a_model_that_disagrees_with_itself_is_refused() -> None:
+    with pytest.raises(
+        ModelError, match=r"GPTNeoForCausalLM can't generate .* differ by"
+    ) as caught:
+        load_family("gpt_neo")
+    assert "--task logits" in str(caught.value.hint)
