@@ -17,6 +17,7 @@ from edgecompile.exported import ExportedModel
 from edgecompile.guards import Reason, explain_failure, watch_guards
 from edgecompile.index_bounds import fill_bounds
 from edgecompile.models import LoadedModel
+from edgecompile.recurrence import has_recurrences
 from edgecompile.rungs import (
     LADDER,
     STATIC_LADDER,
@@ -93,7 +94,7 @@ def export_model(
     attempts: list[_Attempt] = []
     eager: ModelError | None = None
     for rung in ladder or (LADDER if dynamic else STATIC_LADDER):
-        if ladder is None and _in_vain(rung, attempts):
+        if ladder is None and _in_vain(rung, attempts, loaded):
             continue
         attempt = _try_rung(loaded, example, spans, rung)
         if attempt.program is not None and attempt.ranges == spans:
@@ -173,12 +174,14 @@ def _try_rung(
     return _Attempt(rung, problem, problem, program, real)
 
 
-def _in_vain(rung: Rung, attempts: Sequence[_Attempt]) -> bool:
-    """Whether a rung could only give a program for the one size that it was traced with.
+def _in_vain(rung: Rung, attempts: Sequence[_Attempt], loaded: LoadedModel) -> bool:
+    """Whether a rung is for other models, or could only give a program for the size it traced.
 
     Where tracing the model fixes a size, AUTO lets it: the export succeeds and serves that size
     alone. Such models (loops over the length) are slow to trace.
     """
+    if rung.recurrences and not has_recurrences(loaded.module):
+        return True
     first = attempts[0].reason if attempts else None
     fixed = first is not None and first.kind == "specialised"
     return fixed and (rung.auto or (rung.strict and rung.deferred))

@@ -24,6 +24,9 @@ __all__ = ["Form", "find_form"]
 #: So many different lengths are few enough to advise a static program for each.
 _FEW_LENGTHS = 8
 
+#: How many lengths are tried to find the least one that the eager model takes.
+_MOST_TRIED = 32
+
 Range = tuple[int, int]
 
 
@@ -100,10 +103,14 @@ def _without_the_whole(
             f"{scope.axis} {span.lo}..{span.hi} is served, where all of the traffic lies: {reason}"
         )
         return Form(part, _modes(exports.model, request, part)[0], note)
-    modes, unpaddable = _modes(exports.model, request, scope)
+    works = _where_it_works(exports.model, scope) if request.mode == "auto" else scope
+    modes, unpaddable = _modes(exports.model, request, works)
     if "pad" in modes:
-        exports.get(_padded_bucket(scope))
-        return Form(scope, ("pad",), f"padded programs, since {reason}")
+        exports.get(_padded_bucket(works))
+        note = f"padded programs, since {reason}"
+        if works is not scope:
+            note += f"; from {works.axis} {works.axes[0][1].lo} on, as the model fails below"
+        return Form(works, ("pad",), note)
     traffic = scope.traffic
     single = _narrowed(scope, (traffic.min, traffic.max)) if traffic.min == traffic.max else None
     asks_more = request.max_length is not None and request.max_length != traffic.max
@@ -124,6 +131,21 @@ def _without_the_whole(
             "each alone (its length as both limits of the axis) needs neither"
         )
     raise PlanError(f"{reason}; and {unpaddable}", hint="; ".join(hints)) from error
+
+
+def _where_it_works(model: LoadedModel, scope: KitScope) -> KitScope:
+    """The scope from the least length on at which the eager model doesn't fail.
+
+    As it is if that is longer than the traffic's least: padding will tell why.
+    """
+    own, others = scope.axes[0][1], {name: extent.lo for name, extent in scope.axes[1:]}
+    for length in range(own.lo, min(scope.traffic.min, own.lo + _MOST_TRIED) + 1):
+        try:
+            model.run(model.make_example({**others, scope.axis: length}))
+        except ModelError:
+            continue
+        return scope if length == own.lo else _narrowed(scope, (length, own.hi))
+    return scope
 
 
 def _exports(exports: ExportStore, scope: KitScope) -> bool:
