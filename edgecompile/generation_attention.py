@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from transformers.masking_utils import sdpa_mask
 from edgecompile.cached_attention import CACHED_ATTENTION
 from edgecompile.generation_cache import Place
 
-__all__ = ["WAYS", "Way", "attending", "placed"]
+__all__ = ["WAYS", "Way", "attend_always", "attending", "context_mask", "own_attention", "placed"]
 
 PLACED, MASKED = "edgecompile", "edgecompile_masked"
 
@@ -65,6 +66,8 @@ _HARMLESS = {
     "use_cache",
 }
 
+# The attention that a model came with, for those that attend in another way now.
+_own: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _place: ContextVar[Place] = ContextVar("edgecompile_place")
 
 
@@ -76,6 +79,17 @@ def placed(place: Place) -> Iterator[None]:
         yield
     finally:
         _place.reset(token)
+
+
+def own_attention(model: Any) -> str:
+    """The attention that the model came with, whatever it uses now."""
+    return _own.get(model) or str(model.config._attn_implementation)
+
+
+def attend_always(model: Any, attention: str) -> None:
+    """Lets the model use an attention function from now on."""
+    _own[model] = own_attention(model)
+    model.set_attn_implementation(attention)
 
 
 @contextmanager

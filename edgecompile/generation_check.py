@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from edgecompile.errors import ModelError
 from edgecompile.export_checks import TOLERANCE, compare_outputs
-from edgecompile.generation_attention import WAYS, attending
+from edgecompile.generation_attention import WAYS, attend_always, attending, own_attention
 from edgecompile.generation_step import (
     INPUT,
     LAST,
@@ -40,13 +40,13 @@ def find_step(
     Raises:
         ModelError: none agrees; says what went wrong in each.
     """
-    own = model.config._attn_implementation
+    own = own_attention(model)
     count = min(_TOKENS, max_context)
     generator = torch.Generator().manual_seed(7)
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     tokens = torch.randint(0, vocabulary, (1, count), generator=generator)
     problems = []
-    with _short_windows(model), torch.no_grad():
+    with _short_windows(model), attending(model, own), torch.no_grad():
         want = model(input_ids=tokens, use_cache=False).logits[0]
         for way in WAYS:
             step = GenerationStep(model, len(shapes), way).eval()
@@ -65,7 +65,7 @@ def find_step(
             + "; ".join(dict.fromkeys(problems)),
             hint="--task logits compiles it without a cache",
         )
-    model.set_attn_implementation(way.attention or own)
+    attend_always(model, way.attention or own)
     return step
 
 

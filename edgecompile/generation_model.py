@@ -15,7 +15,7 @@ import torch
 
 from edgecompile.errors import ModelError
 from edgecompile.folder_files import find_weights, hash_files, read_object
-from edgecompile.generation_attention import attending
+from edgecompile.generation_attention import attending, own_attention
 from edgecompile.generation_check import find_step
 from edgecompile.generation_step import INPUT, LAST, POSITION, KeyValueShape, cache_shapes
 from edgecompile.models import (
@@ -107,8 +107,9 @@ def make_generator(
     length = options.max_length or min(DEFAULT_LENGTH, max_context)
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     with quiet(import_transformers()):
-        shapes = cache_shapes(model)
-        own = model.config._attn_implementation
+        own = own_attention(model)
+        with attending(model, own):
+            shapes = cache_shapes(model)
         pad = _pad(model, options, vocabulary)
         step = find_step(model, shapes, max_context, pad)
     axes = {LENGTH: AxisLimits(1, max_context), CONTEXT: AxisLimits(max_context, max_context)}
@@ -206,7 +207,7 @@ def _pad(model: Any, options: LoadOptions, vocabulary: int) -> int:
 def _defaults(model: Any) -> Mapping[str, Any]:
     """How the model's author wants to sample, as far as transformers' files say and it is sane."""
     config = getattr(model, "generation_config", None)
-    known: dict[str, Callable[[Any], bool]] = {
+    known: Mapping[str, Callable[[Any], bool]] = {
         "do_sample": lambda v: isinstance(v, bool),
         "temperature": lambda v: v >= 0,
         "top_k": lambda v: v >= 0 and v == int(v),
@@ -229,11 +230,8 @@ class _Greedy:
         self._model, self._own, self._pad = model, own, pad
 
     def __call__(self, prompt: Sequence[int], most: int) -> list[int]:
-        from transformers import GenerationConfig
-
         model = self._model
-        make: Any = GenerationConfig
-        plain = make(
+        plain = import_transformers().GenerationConfig(
             do_sample=False,
             num_beams=1,
             max_new_tokens=most,

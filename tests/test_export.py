@@ -106,6 +106,11 @@ def test_the_right_part_of_a_range_is_found(
     assert exported.ranges["length"] == part
 
 
+def test_recurrent_layers_keep_their_length_free() -> None:
+    exported = export_model(load("forward_recurrence"))
+    assert exported.strategy == "recurrences" and exported.ranges["length"] == (1, 64)
+
+
 @pytest.mark.parametrize(
     ("name", "code"),
     [
