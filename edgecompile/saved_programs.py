@@ -116,9 +116,7 @@ def load_saved_program(path: Path, options: LoadOptions) -> LoadedModel:
     )
 
 
-def _axis_notes(
-    inputs: Sequence[InputSpec], axes: Mapping[str, AxisLimits]
-) -> tuple[str, ...]:
+def _axis_notes(inputs: Sequence[InputSpec], axes: Mapping[str, AxisLimits]) -> tuple[str, ...]:
     """Which sizes the axes are, where there are several: a saved program has lost their names."""
     if len([axis for axis in axes if axis != "batch"]) < 2:
         return ()

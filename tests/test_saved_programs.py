@@ -203,7 +203,10 @@ def test_a_batch_is_what_varies_where_nothing_else_does(tmp_path: Path) -> None:
     )
     torch.export.save(program, tmp_path / "linear.pt2")
     model = load_model(tmp_path / "linear.pt2", batch=(1, 4))
-    assert model.length_axis == "batch" and (model.axes["batch"].lo, model.axes["batch"].hi) == (1, 4)
+    assert model.length_axis == "batch" and (model.axes["batch"].lo, model.axes["batch"].hi) == (
+        1,
+        4,
+    )
 
 
 def test_options_of_folders_are_refused(saved: Path) -> None:
