@@ -399,6 +399,8 @@ def load_model(
         return load_object(spec, options)
     text = str(spec)
     path = Path(text).expanduser()
+    if not path.is_dir():
+        _refuse_folder_options(text, options)
     if path.is_dir():
         from edgecompile.huggingface import load_folder
 
@@ -411,6 +413,17 @@ def load_model(
 
         return load_factory(match["where"], match["factory"], options)
     raise ModelError(f"there is no model '{text}'", hint=_missing_hint(text))
+
+
+def _refuse_folder_options(spec: str, options: LoadOptions) -> None:
+    """A factory and a saved program say themselves what they compute."""
+    given = [name for name in options.to_json() if name != "max_context"]
+    if given and not (given == ["task"] and options.task == "causal-lm"):
+        options_given = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise ModelError(
+            f"'{spec}' is no folder: {options_given} is for folders in Hugging Face layout",
+            hint="leave it out; what a factory's module does is up to its code",
+        )
 
 
 def _load_file(path: Path, options: LoadOptions) -> LoadedModel:

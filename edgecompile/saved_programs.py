@@ -11,7 +11,7 @@ import importlib
 import io
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,9 +109,24 @@ def load_saved_program(path: Path, options: LoadOptions) -> LoadedModel:
         inputs=inputs,
         outputs=probe_outputs(module, inputs, axes, name, _known_sizes(program, inputs)),
         axes=axes,
-        length_axis="length" if "length" in axes else None,
+        # Where nothing else varies, what varies with traffic is how much comes at once.
+        length_axis=next((axis for axis in ("length", "batch") if axis in axes), None),
         source=ModelSource("pt2", str(path), hash_files(path.parent, [path])),
+        notes=_axis_notes(inputs, axes),
     )
+
+
+def _axis_notes(inputs: Sequence[InputSpec], axes: Mapping[str, AxisLimits]) -> tuple[str, ...]:
+    """Which sizes the axes are, where there are several: a saved program has lost their names."""
+    if len([axis for axis in axes if axis != "batch"]) < 2:
+        return ()
+    places = {
+        axis: f"{axis} is dimension {dim} of '{spec.name}'"
+        for spec in reversed(inputs)
+        for dim, axis in enumerate(spec.shape)
+        if isinstance(axis, str)
+    }
+    return ("; ".join(places[axis] for axis in axes if axis != "batch"),)
 
 
 def _archive_problems(archive: zipfile.ZipFile) -> list[str]:

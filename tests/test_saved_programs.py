@@ -174,3 +174,41 @@ def test_other_precisions_are_refused(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(module, (torch.ones(4, 3).double(),)), path)
     with pytest.raises(ModelError, match=r"weights of torch\.float64"):
         load_model(path)
+
+
+def test_several_axes_are_told_apart_in_a_note(tmp_path: Path) -> None:
+    class Pair(torch.nn.Module):
+        def forward(self, query: torch.Tensor, passage: torch.Tensor) -> torch.Tensor:
+            return query @ passage.transpose(1, 2)
+
+    dims = {name: torch.export.Dim(name, min=2, max=9) for name in ("one", "other", "many")}
+    program = torch.export.export(
+        Pair(),
+        (torch.randn(3, 4, 8), torch.randn(3, 5, 8)),
+        dynamic_shapes={
+            "query": {0: dims["many"], 1: dims["one"]},
+            "passage": {0: dims["many"], 1: dims["other"]},
+        },
+    )
+    torch.export.save(program, tmp_path / "pair.pt2")
+    model = load_model(tmp_path / "pair.pt2", batch=(2, 3))
+    assert model.outputs[0].shape == ("batch", "length", "axis2")
+    assert model.notes == ("length is dimension 1 of 'query'; axis2 is dimension 1 of 'passage'",)
+
+
+def test_a_batch_is_what_varies_where_nothing_else_does(tmp_path: Path) -> None:
+    batch = torch.export.Dim("batch", min=1, max=9)
+    program = torch.export.export(
+        torch.nn.Linear(8, 2).eval(), (torch.randn(3, 8),), dynamic_shapes={"input": {0: batch}}
+    )
+    torch.export.save(program, tmp_path / "linear.pt2")
+    model = load_model(tmp_path / "linear.pt2", batch=(1, 4))
+    assert model.length_axis == "batch" and (model.axes["batch"].lo, model.axes["batch"].hi) == (
+        1,
+        4,
+    )
+
+
+def test_options_of_folders_are_refused(saved: Path) -> None:
+    with pytest.raises(ModelError, match=r"no folder: --task, --softmax is for folders"):
+        load_model(saved, task="image", softmax=True)
