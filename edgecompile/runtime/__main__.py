@@ -39,7 +39,7 @@ def main(arguments: Optional[Sequence[str]] = None, module: str = "edgecompile.r
         return INTERRUPTED
 
 
-def _parser(module: str) -> argparse.ArgumentParser:
+def _parser(module: str = "edgecompile.runtime") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m " + module, description="Looks at and runs edgecompile bundles."
     )
