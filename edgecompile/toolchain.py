@@ -19,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from edgecompile.errors import CompileError, DiskFullError, ToolchainError
+from edgecompile.precompiled import headers_wanted, precompile
 
 #: Minimum g++: C++20 and GCC's vector extensions with vector conditions in C++.
 MINIMUM_GCC = 10
@@ -178,6 +179,7 @@ def compile_object(
     flags: Sequence[str],
     include_dirs: Sequence[Path] = (),
     headers_id: str = "",
+    precompiled: str = "",
 ) -> BuiltObject:
     """Compiles one translation unit, or takes it from the cache.
 
@@ -189,6 +191,9 @@ def compile_object(
         include_dirs: header directories; their paths aren't part of the key, so that the same
             project in another folder hits the same entry. ``headers_id`` stands for them.
         headers_id: what identifies the content of the include directories.
+        precompiled: the #include lines that the source begins with, to be taken from a precompiled
+            header where those are asked for; see :mod:`edgecompile.precompiled`. The object is the
+            same either way.
 
     Raises:
         CompileError, ToolchainError, DiskFullError.
@@ -211,8 +216,11 @@ def compile_object(
         (scratch / name).write_bytes(source)
         includes = [f"-I{d}" for d in include_dirs]
         # No folder's name may reach the object (through __FILE__, say), or builds would differ.
+        includes += [f"-ffile-prefix-map={d}=include" for d in include_dirs]
+        if precompiled and headers_wanted():
+            header = precompile(cache_directory(), [*command, *includes], precompiled, headers_id)
+            includes += ["-include", str(header)]
         remap = [f"-ffile-prefix-map={scratch}=."]
-        remap += [f"-ffile-prefix-map={d}=include" for d in include_dirs]
         output = scratch / "out.o"
         run_tool(
             [*command, *includes, *remap, "-c", str(scratch / name), "-o", str(output)],

@@ -24,6 +24,8 @@ from edgecompile.cli import cli
 from edgecompile.runtime import __main__ as device
 from edgecompile.runtime import errors as device_errors
 from edgecompile.runtime import model as device_model
+from edgecompile.runtime.loaders import PACKAGES
+from edgecompile.verify import RUNTIME_COMMAND
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = REPOSITORY / "README.md"
@@ -116,8 +118,8 @@ def test_commands_and_their_options_exist(page: str, line: str) -> None:
     assert words[0].startswith(KNOWN), f"{page}: nothing checks the command {words[0]}"
     if words[0].startswith("scripts/"):
         assert (REPOSITORY / words[0]).stat().st_mode & 0o100, f"{words[0]} can't be run"
-    elif words[:3] == ["python3", "-m", "edgecompile.runtime"]:
-        device._parser("edgecompile.runtime").parse_args(words[3:])
+    elif words[:2] == ["python3", "-m"] and words[2] in (RUNTIME_COMMAND, *PACKAGES.values()):
+        device._parser().parse_args(words[3:])
     elif words[0] == "edgecompile":
         parse_command(words[1:])
 

@@ -90,6 +90,18 @@ _LOOP_FLAGS: dict[bool, tuple[str, ...]] = {True: ("-fno-tree-loop-vectorize",),
 #: for the baseline one object serves every variant of an architecture.
 _WRAPPER_FLAGS = ("-std=c++20", "-O1", "-ffunction-sections", "-Wno-psabi")
 
+_SLIM = '#include "model/slim_streams.h"\n'
+
+#: What Inductor's files begin with, in the same order, for precompiled headers.
+_INCLUDES = {
+    "wrapper.cpp": _SLIM
+    + "".join(
+        f"#include <torch/csrc/inductor/{name}.h>\n"
+        for name in ("aoti_include/cpu", "aoti_runtime/interface", "aoti_runtime/model_container")
+    ),
+    "kernels.cpp": "#include <torch/csrc/inductor/cpp_prefix.h>\n",
+}
+
 #: libm's hypot is among them as a host with glibc 2.35 or newer would bind it to that version.
 FOREIGN = re.compile(r"^(aoti_torch_|Sleef_|GOMP_|omp_|hypotf?$)")
 
@@ -293,7 +305,7 @@ def _compile_objects(
     units = [
         (
             "wrapper.cpp",
-            b'#include "model/slim_streams.h"\n' + generated.wrapper.encode(),
+            _SLIM.encode() + generated.wrapper.encode(),
             (
                 *_WRAPPER_FLAGS,
                 *_DEFINES,
@@ -327,6 +339,7 @@ def _compile_objects(
             flags=flags,
             include_dirs=include_dirs,
             headers_id=headers_id,
+            precompiled=_INCLUDES.get(name, ""),
         )
 
     with ThreadPoolExecutor(max_workers=2) as pool:

@@ -1,0 +1,52 @@
+"""Precompiled headers: asked for, made once, and nothing of them in the objects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgecompile.precompiled import VARIABLE
+from edgecompile.toolchain import compile_object, find_toolchain
+
+HEADER = """#pragma once
+#include <stdexcept>
+#include <string>
+inline void refuse(int line) {
+  throw std::runtime_error(std::string(__FILE__) + std::to_string(line));
+}
+"""
+INCLUDE = "#include <mine/refuse.h>\n"
+SOURCE = INCLUDE + "void check(int x) { if (x < 0) refuse(__LINE__); }\n"
+
+
+def build(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, wanted: str) -> bytes:
+    """The object from an empty cache of its own."""
+    monkeypatch.setenv("EDGECOMPILE_CACHE_DIR", str(folder / name))
+    monkeypatch.setenv(VARIABLE, wanted)
+    built = compile_object(
+        find_toolchain(),
+        SOURCE.encode(),
+        name="check.cpp",
+        flags=("-std=c++20", "-O1"),
+        include_dirs=(folder / "include",),
+        headers_id="1",
+        precompiled=INCLUDE,
+    )
+    return built.path.read_bytes()
+
+
+def test_objects_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = tmp_path / "include" / "mine" / "refuse.h"
+    header.parent.mkdir(parents=True)
+    header.write_text(HEADER)
+    plain = build(tmp_path, monkeypatch, "plain", "0")
+    assert not (tmp_path / "plain" / "headers").exists()
+    assert build(tmp_path, monkeypatch, "precompiled", "1") == plain
+    (made,) = (tmp_path / "precompiled" / "headers").glob("*/all.h.gch")
+    assert str(tmp_path).encode() not in plain
+    # It is what the compiler takes: an unreadable text beside it doesn't matter any more.
+    made.with_name("all.h").write_text("#error this isn't read\n")
+    for item in (tmp_path / "precompiled" / "objects").rglob("*.o"):
+        item.unlink()
+    assert build(tmp_path, monkeypatch, "precompiled", "1") == plain
