@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +94,7 @@ def with_pads(inputs: tuple[InputSpec, ...], options: LoadOptions) -> tuple[Inpu
     unknown = sorted(set(options.pad) - {spec.name for spec in inputs})
     if unknown:
         raise ModelError(f"pad values for inputs that don't exist: {', '.join(unknown)}")
-    return tuple(
-        InputSpec(s.name, s.dtype, s.shape, options.pad.get(s.name, s.pad), s.bounds, s.draw)
-        for s in inputs
-    )
+    return tuple(replace(s, pad=options.pad.get(s.name, s.pad)) for s in inputs)
 
 
 def limit_length(hard: int | None, usual: object, lo: int, options: LoadOptions) -> AxisLimits:

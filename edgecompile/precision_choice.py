@@ -124,12 +124,12 @@ def resolve_precision(
         samples = text_samples(model, texts, served_length(model, request))
     if name != "auto":
         return Precision(name), None, samples
-    longest = plan_scope(model, request).axes[0][1].hi
+    served = find_form(exports, request, plan_scope(model, request)).scope.axes[0][1]
     if samples is None:
-        samples = draw_samples(model, request.lengths, longest, seed=seed)
+        samples = draw_samples(model, request.lengths, served.hi, shortest=served.lo, seed=seed)
     bound = DEFAULT_MAX_ERROR if max_error is None else max_error
     # What is chosen has to pass the bundle's verification, which draws inputs too.
-    tried = add_drawn(samples, model, longest, seed=seed)
+    tried = add_drawn(samples, model, served.hi, shortest=served.lo, seed=seed)
     choice = choose_precision(exports, profile, request, tried, work, max_error=bound, step=step)
     return choice.precision, choice, samples
 

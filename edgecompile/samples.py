@@ -100,12 +100,21 @@ def text_samples(
 
 
 def draw_samples(
-    model: LoadedModel, traffic: LengthDistribution, longest: int, *, count: int = 8, seed: int = 0
+    model: LoadedModel,
+    traffic: LengthDistribution,
+    longest: int,
+    *,
+    shortest: int | None = None,
+    count: int = 8,
+    seed: int = 0,
 ) -> Samples:
-    """Samples with drawn values at the quantiles of the lengths."""
+    """Samples with drawn values at the quantiles of the lengths.
+
+    ``shortest`` is the least length that is served, the model's own by default.
+    """
     assert model.length_axis is not None
     served, _ = traffic.clip(longest)
-    shortest = model.axes[model.length_axis].lo
+    shortest = model.axes[model.length_axis].lo if shortest is None else shortest
     lengths = tuple(max(shortest, served.quantile((i + 0.5) / count)) for i in range(count))
     made = []
     for index, length in enumerate(lengths):
@@ -116,7 +125,13 @@ def draw_samples(
 
 
 def add_drawn(
-    samples: Samples, model: LoadedModel, longest: int, *, count: int = 8, seed: int = 0
+    samples: Samples,
+    model: LoadedModel,
+    longest: int,
+    *,
+    shortest: int | None = None,
+    count: int = 8,
+    seed: int = 0,
 ) -> Samples:
     """The samples and inputs with drawn values at lengths from the least to ``longest``.
 
@@ -124,7 +139,7 @@ def add_drawn(
     can be harder than real ones. They alternate, as far as there are both.
     """
     assert model.length_axis is not None
-    shortest = model.axes[model.length_axis].lo
+    shortest = model.axes[model.length_axis].lo if shortest is None else shortest
     inputs, lengths = [], []
     for index in range(max(count, len(samples.inputs))):
         if index < len(samples.inputs):

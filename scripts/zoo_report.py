@@ -80,7 +80,7 @@ def _record(results: Mapping[str, Result], passed: int, total: int) -> dict[str,
         "counted": total,
         "models": {
             name: {
-                key: {k: v for k, v in result[key].items() if k != "traceback"}
+                key: {k: v for k, v in result[key].items() if k not in ("traceback", "details")}
                 if key == "facts"
                 else result[key]
                 for key in kept

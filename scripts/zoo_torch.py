@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Callable, Mapping
 
 import torch
+import zoo_torch_convs as convs
 import zoo_torch_layers as layers
+import zoo_torch_sets as sets
 from torch import Tensor, nn
 from zoo_entry import LONGEST, Entry, seeded
-from zoo_torch_layers import ConvBlock, Residual
+from zoo_torch_convs import ConvBlock, Residual
 
 from edgecompile.factories import ModelSpec
 
@@ -104,7 +106,7 @@ def _two_lengths(build: Callable[[], nn.Module], **inputs: Tensor) -> ModelSpec:
 
 def _graph(attend: bool) -> ModelSpec:
     return ModelSpec(
-        module=seeded(lambda: layers.DenseGraph(attend)),
+        module=seeded(lambda: sets.DenseGraph(attend)),
         inputs={"nodes": torch.randn(9, 8), "edges": torch.ones(9, 9)},
         axes={"nodes": {0: "length"}, "edges": {0: "length", 1: "length"}},
         limits={"length": (1, LONGEST)},
@@ -114,7 +116,7 @@ def _graph(attend: bool) -> ModelSpec:
 
 
 def _dlrm() -> ModelSpec:
-    made = _fixed(layers.Dlrm, torch.randn(2, 13), torch.ones(2, 3, dtype=torch.int64))
+    made = _fixed(sets.Dlrm, torch.randn(2, 13), torch.ones(2, 3, dtype=torch.int64))
     return ModelSpec(**{**vars(made), "bounds": {"categories": (0, 19)}})
 
 
@@ -152,7 +154,7 @@ def _mobile() -> nn.Module:
         return [
             ConvBlock(2, enter, wide, 1, act=nn.ReLU6),
             ConvBlock(2, wide, wide, 3, stride, groups=wide, act=nn.ReLU6),
-            layers.SqueezeExcite(wide),
+            convs.SqueezeExcite(wide),
             nn.Conv2d(wide, leave, 1),
             nn.BatchNorm2d(leave),
         ]
@@ -269,29 +271,29 @@ _TABLE: Mapping[str, tuple[str, Callable[[], ModelSpec]]] = {
     "inception_like": ("vision", lambda: _images(_inception)),
     "group_norm_cnn": ("vision", lambda: _images(_group_norms)),
     "autoencoder": ("vision", lambda: _images(_autoencoder)),
-    "unet_2d": ("vision", lambda: _images(lambda: layers.UNet(2))),
-    "feature_pyramid": ("vision", lambda: _images(layers.FeaturePyramid)),
-    "mlp_mixer": ("vision", lambda: _images(layers.Mixer)),
+    "unet_2d": ("vision", lambda: _images(lambda: convs.UNet(2))),
+    "feature_pyramid": ("vision", lambda: _images(convs.FeaturePyramid)),
+    "mlp_mixer": ("vision", lambda: _images(convs.Mixer)),
     "super_resolution": (
         "vision",
-        lambda: _along(layers.Shuffled, (1, 1, 16, 24), 2),
+        lambda: _along(convs.Shuffled, (1, 1, 16, 24), 2),
     ),
-    "crnn": ("vision", lambda: _along(lambda: layers.Crnn(False), (1, 1, 16, 20), 3)),
+    "crnn": ("vision", lambda: _along(lambda: convs.Crnn(False), (1, 1, 16, 20), 3)),
     "crnn_bidirectional": (
         "vision",
-        lambda: _along(lambda: layers.Crnn(True), (1, 1, 16, 20), 3),
+        lambda: _along(lambda: convs.Crnn(True), (1, 1, 16, 20), 3),
     ),
     "keyword_spotter": ("audio", lambda: _signal(_spotter, 16)),
     "quartznet_like": ("audio", lambda: _signal(_quartz, 16)),
     "postnet": ("audio", lambda: _signal(_postnet, 16)),
-    "wavenet_like": ("audio", lambda: _signal(layers.WaveNet, 1)),
-    "hifigan_like": ("audio", lambda: _signal(layers.HifiGan, 16)),
+    "wavenet_like": ("audio", lambda: _signal(convs.WaveNet, 1)),
+    "hifigan_like": ("audio", lambda: _signal(convs.HifiGan, 16)),
     "conformer_like": ("audio", lambda: _frames(layers.Conformer, 32)),
-    "unet_1d": ("audio", lambda: _signal(lambda: layers.UNet(1), 3)),
-    "tcn": ("time series", lambda: _frames(layers.CausalConvNet, 32)),
-    "nbeats_like": ("time series", lambda: _fixed(layers.NBeats, torch.randn(2, 24))),
+    "unet_1d": ("audio", lambda: _signal(lambda: convs.UNet(1), 3)),
+    "tcn": ("time series", lambda: _frames(convs.CausalConvNet, 32)),
+    "nbeats_like": ("time series", lambda: _fixed(sets.NBeats, torch.randn(2, 24))),
     "dlinear": ("time series", lambda: _fixed(_Forecast, torch.randn(2, 3, 24))),
-    "gated_mlp": ("time series", lambda: _fixed(layers.GatedMlp, torch.randn(2, 24, 32))),
+    "gated_mlp": ("time series", lambda: _fixed(sets.GatedMlp, torch.randn(2, 24, 32))),
     "lstm": ("recurrent", lambda: _frames(lambda: layers.Recurrent(nn.LSTM), 8)),
     "lstm_two_layers": (
         "recurrent",
@@ -331,17 +333,17 @@ _TABLE: Mapping[str, tuple[str, Callable[[], ModelSpec]]] = {
     "experts": ("mixture of experts", lambda: _frames(layers.Experts, 32)),
     "linear_attention": ("decoder", lambda: _frames(layers.LinearAttention, 32)),
     "chunked_attention": ("decoder", lambda: _frames(layers.Chunked, 32)),
-    "pointnet": ("points", lambda: _frames(layers.PointNet, 3)),
-    "deep_sets": ("points", lambda: _frames(layers.DeepSets, 6)),
-    "set_transformer": ("points", lambda: _frames(layers.SetTransformer, 8)),
-    "latent_reader": ("points", lambda: _frames(layers.LatentReader, 32)),
-    "fourier_field": ("points", lambda: _frames(lambda: layers.SinField(True), 3)),
-    "siren": ("points", lambda: _frames(lambda: layers.SinField(False), 3)),
+    "pointnet": ("points", lambda: _frames(convs.PointNet, 3)),
+    "deep_sets": ("points", lambda: _frames(sets.DeepSets, 6)),
+    "set_transformer": ("points", lambda: _frames(sets.SetTransformer, 8)),
+    "latent_reader": ("points", lambda: _frames(sets.LatentReader, 32)),
+    "fourier_field": ("points", lambda: _frames(lambda: sets.SinField(True), 3)),
+    "siren": ("points", lambda: _frames(lambda: sets.SinField(False), 3)),
     "graph_mean": ("points", lambda: _graph(False)),
     "graph_attention": ("points", lambda: _graph(True)),
 }
 
 TORCH_ENTRIES: tuple[Entry, ...] = tuple(
-    Entry(name, group, make, ("zoo_torch", "zoo_torch_layers"))
+    Entry(name, group, make, ("zoo_torch", "zoo_torch_convs", "zoo_torch_layers", "zoo_torch_sets"))
     for name, (group, make) in _TABLE.items()
 )

@@ -23,7 +23,7 @@ from edgecompile.backends.native import build_probe, build_runtime
 from edgecompile.buckets import Bucket, BucketPlan
 from edgecompile.cases import Case
 from edgecompile.compilation import ExportStore, compile_buckets
-from edgecompile.errors import EdgecompileError, MissingKernelError
+from edgecompile.errors import EdgecompileError, ExportError, MissingKernelError
 from edgecompile.export import ExportedModel
 from edgecompile.forms import find_form
 from edgecompile.host import host_variants
@@ -87,6 +87,9 @@ def run_entry(entry: Entry, upto: str, work: Path, device_python: str) -> Outcom
         outcome.reason = error.message
         outcome.facts["error"] = type(error).__name__
         outcome.facts["hint"] = error.hint
+        cause = error if isinstance(error, ExportError) else error.__cause__
+        if isinstance(cause, ExportError):
+            outcome.facts["details"] = cause.details[:20_000]
         if isinstance(error, MissingKernelError):
             outcome.facts["missing"] = error.message.splitlines()[1:]
     except Exception as error:

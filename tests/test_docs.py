@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import inspect
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -242,6 +243,81 @@ def test_models_of_the_examples_load_and_agree(example: Path) -> None:
         assert (loaded.axes["length"].lo, loaded.axes["length"].hi) == (1, 500)
         result = loaded.run({"frames": torch.ones(1, 7, 40)})
         assert [tensor.shape for tensor in result.values()] == [(1, 12)]
+
+
+#: Tiny folders that stand for those of the examples: kind and head of tests/factories/folders.py.
+STANDING = {
+    "./bert-base": ("bert", "Model", ["sentence_embedding"]),
+    "./sentiment": ("distilbert", "ForSequenceClassification", ["scores"]),
+    "./names": ("bert", "ForTokenClassification", ["logits"]),
+    "./squad": ("bert", "ForQuestionAnswering", ["start_scores", "end_scores"]),
+    "./qwen": ("gpt2", "LMHeadModel", ["logits"]),
+    "./t5-small": ("t5", "ForConditionalGeneration", None),
+}
+
+
+@pytest.mark.parametrize("line", [line for page, line in COMMANDS if page == "docs/models.md"])
+def test_folders_of_the_examples_load_with_their_options(line: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from edgecompile.cli.build import command
+    from edgecompile.models import LoadOptions, load_model
+    from tests.factories.folders import write_model
+
+    words = shlex.split(line)
+    if words[:2] != ["edgecompile", "build"] or words[2] not in STANDING:
+        pytest.skip("no folder of texts")
+    kind, head, outputs = STANDING[words[2]]
+    given = command.make_context("build", words[2:]).params
+    known = {field.name for field in dataclasses.fields(LoadOptions)} - {
+        "max_length",
+        "max_context",
+    }
+    options = {name: value for name, value in given.items() if name in known}
+    model = load_model(write_model(tmp_path, kind, head), **options)
+    if outputs is not None:
+        assert [spec.name for spec in model.outputs] == outputs
+    else:
+        wanted = "sentence_embedding" if "--pooling" in words else "last_hidden_state"
+        assert [spec.name for spec in model.outputs] == [wanted]
+    assert ("start_scores" in (outputs or [])) == (
+        "token_type_ids" in {i.name for i in model.inputs}
+    )
+    assert (model.generation is not None) == (words[2] == "./qwen" and "logits" not in words)
+
+
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [
+        ("names", "the other\ncat cat\nsat other\non other\na other\nmat other\n"),
+        ("answer", "cat sat\n"),
+    ],
+)
+def test_programs_of_the_examples_for_texts_run(
+    example: Path,
+    program: str,
+    printed: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On a stand-in for the bundle that answers with made-up scores: no model is run."""
+    pytest.importorskip("tokenizers")
+    from tests.runtime.texts import StandIn
+
+    monkeypatch.setattr(
+        "edgecompile.runtime.open_bundle", lambda path: StandIn(example), raising=False
+    )
+    runpy.run_path(str(example / f"{program}.py"))
+    assert capsys.readouterr().out == printed
+
+
+def test_the_example_of_two_axes_loads(example: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from edgecompile.models import load_model
+
+    model = load_model(f"{example / 'pair.py'}:make")
+    assert model.length_axis == "length" and model.axes["query_length"].hi == 32
+    sizes = {"batch": 1, "query_length": 3, "length": 17}
+    assert model.run(model.make_example(sizes))["score"].shape == torch.Size([1])
 
 
 @pytest.mark.slow

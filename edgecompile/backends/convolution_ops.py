@@ -99,11 +99,6 @@ def tap_order(geometry: Geometry) -> list[tuple[int, ...]]:
     return [tap for phases in product(*axes) for tap in product(*phases)]
 
 
-def _at(tap: tuple[int, ...]) -> Any:
-    """The index of all channels at one place of the kernel."""
-    return (slice(None), slice(None), *tap)
-
-
 def pack_convolution(weight: Tensor, geometry: Geometry) -> Tensor:
     """Packs a canonical weight ``[out, in of a group, *kernel]``: float32 ``[panels, K, 32]``."""
     n, groups = weight.shape[0], geometry.groups

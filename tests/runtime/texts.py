@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+from pathlib import Path
 from typing import Any
 
-from tests.runtime.bundles import DELETE, DummyBundle
+import numpy as np
+
+from edgecompile.runtime.manifest import parse_manifest
+from edgecompile.runtime.texts import TextEncoder, TextOutputs
+from tests.runtime.bundles import DELETE, DOCUMENT, DummyBundle
 
 TOKENIZER = "tokenizer/tokenizer.json"
 TEXT: dict[str, Any] = {
@@ -124,3 +130,48 @@ def a_tokenizer() -> bytes:
             },
         }
     ).encode()
+
+
+class StandIn:
+    """Stands for an open bundle of token classifiers: made-up scores, high at the tokens "cat" (a
+    start, and the first class) and "sat" (an end)."""
+
+    def __init__(self, folder: Path) -> None:
+        document = copy.deepcopy(DOCUMENT)
+        ids, mask = document["inputs"]
+        document["inputs"] = [ids, mask, {**mask, "name": "token_type_ids"}]
+        row = {"dtype": "float32", "shape": ["batch", "length"]}
+        document["outputs"] = [
+            {**row, "name": "start_scores"},
+            {**row, "name": "end_scores"},
+            {"name": "logits", "dtype": "float32", "shape": ["batch", "length", 2]},
+        ]
+        inputs = {**TEXT["inputs"], "token_type_ids": "type_ids"}
+        document.update(
+            golden=[],
+            text={**TEXT, "inputs": inputs, "default_prompt": None},
+            labels={"logits": ["cat", "other"]},
+        )
+        names = [TOKENIZER, "weights.fp32", "code/x86-64/libecprobe.so"]
+        names += [document["variants"][0]["runtime"], *document["variants"][0]["programs"]]
+        document["files"] = {name: {"size": 1, "sha256": "0" * 64} for name in names}
+        self.manifest = parse_manifest(json.dumps(document).encode())
+        self.file = folder / "stand-in.json"
+        self.file.write_bytes(a_tokenizer())
+
+    def __enter__(self) -> StandIn:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        pass
+
+    def open_file(self, name: str) -> int:
+        return os.open(self.file, os.O_RDONLY)
+
+    def run(self, inputs: Any) -> dict[str, Any]:
+        ids = inputs["input_ids"]
+        cat, sat = (ids == 5).astype(np.float32), (ids == 6).astype(np.float32)
+        return {"start_scores": cat, "end_scores": sat, "logits": np.stack([cat, 1 - cat], 2)}
+
+    def encode_texts(self, texts: Any) -> TextOutputs:
+        return TextEncoder(self).encode(self, texts, None, True)  # type: ignore[arg-type]
