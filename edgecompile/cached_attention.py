@@ -21,9 +21,10 @@ _LIBRARY.define(
 )
 
 
-def _cached_attention_cpu(
+def cached_attention(
     q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: int, scale: float, softcap: float
 ) -> Tensor:
+    """What the operator computes, by torch's own; see :data:`CACHED_ATTENTION`."""
     rows = position.reshape(1, 1) + torch.arange(q.shape[2])[:, None]
     keys = torch.arange(k.shape[2])[None]
     seen = keys <= rows
@@ -47,7 +48,7 @@ def _cached_attention_fake(
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])).transpose(1, 2)
 
 
-_LIBRARY.impl("ec_cached_attention", _cached_attention_cpu, "CPU")
+_LIBRARY.impl("ec_cached_attention", cached_attention, "CPU")
 torch.library.register_fake(
     "edgecompile::ec_cached_attention", _cached_attention_fake, lib=_LIBRARY
 )

@@ -11,12 +11,26 @@ from dataclasses import replace
 
 from edgecompile.buckets import BucketPlan
 from edgecompile.compilation import ExportStore
+from edgecompile.errors import ModelError
 from edgecompile.lengths import LengthDistribution
 from edgecompile.models import AxisLimits, LoadedModel
 from edgecompile.plan_request import PlanRequest
 from edgecompile.ranges import AxisRange, Bucket
 
-__all__ = ["prompt_lengths", "prompts_only", "with_decode"]
+__all__ = ["prompt_lengths", "prompts_only", "require_native", "with_decode"]
+
+
+def require_native(model: LoadedModel, what: str) -> None:
+    """Refuses to build a model that generates for anything else than the native runtime.
+
+    Raises:
+        ModelError: it generates; ``what`` is where it was to run.
+    """
+    if model.generation is not None:
+        raise ModelError(
+            f"{model.name} generates over caches that it changes in place, which {what} can't run",
+            hint="build it for a CPU with the native runtime, or without a cache: --task logits",
+        )
 
 
 def prompts_only(exports: ExportStore, request: PlanRequest) -> tuple[ExportStore, PlanRequest]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from edgecompile.build_request import TORCH_TENSORRT, BuildRequest, BuildResult
 from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets
 from edgecompile.errors import PlanError
+from edgecompile.generation_plan import require_native
 from edgecompile.gpu_parts import GpuParts, engine_notes, rtx_notes
 from edgecompile.gpu_specs import GPU_PRECISION
 from edgecompile.jetpacks import NO_JETPACK, JetPack, load_jetpack
@@ -66,6 +67,7 @@ def build_for_gpu(
         model = stages.run(
             "load the model", lambda _: load_model(request.model, request.load, batch=request.batch)
         )
+        require_native(model, "a GPU")
         exports = ExportStore(model, work / "exported")
         wanted = replace(request.plan, gpu_precision=precision)
         planned = stages.run(

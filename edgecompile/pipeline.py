@@ -12,6 +12,7 @@ from dataclasses import replace
 from edgecompile.build_request import AUTO, BuildRequest, BuildResult
 from edgecompile.bundle import bundle_path
 from edgecompile.compilation import (
+    NATIVE,
     CompiledModel,
     ExportStore,
     check_runtime,
@@ -19,6 +20,7 @@ from edgecompile.compilation import (
     export_buckets,
 )
 from edgecompile.errors import BundleWriteError
+from edgecompile.generation_plan import require_native
 from edgecompile.packing import pack_bundle
 from edgecompile.planning import plan_model
 from edgecompile.precision_choice import ResolvedPrecision, resolve_precision
@@ -60,6 +62,8 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         model = timed(
             "load the model", lambda _: load_model(request.model, request.load, batch=request.batch)
         )
+        if request.runtime != NATIVE:
+            require_native(model, f"--runtime {request.runtime}")
         model = model.with_longest(request.plan.max_length)
         exports = ExportStore(model, work / "exported")
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from edgecompile import recurrence
-from edgecompile.cached_attention import CACHED_ATTENTION
+from edgecompile.cached_attention import CACHED_ATTENTION, cached_attention
 
 PANEL = 32
 
@@ -263,7 +263,7 @@ def _recurrence_fake(
 
 
 #: What each operator computes, as a function of torch's own operators, by its name.
-IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {"ec_cached_attention": cached_attention}
 
 for _name, _cpu, _fake in (
     ("ec_linear", _linear_cpu, _linear_fake),
