@@ -12,16 +12,12 @@ namespace ec {
 namespace {
 
 constexpr int kL = kFloatLanes;
-// A tile is kPixels outputs of one line by kVectors vectors of channels: enough independent sums
-// (8) to cover the latency of a multiply-add, and registers for the weights.
+// A tile is kPixels outputs of one line by kVectors vectors of channels: more independent sums than
+// the latency of a multiply-add asks for (8), and with the weights fewer than 16 registers.
 constexpr int kVectors = 2;
 constexpr int kColumns = kVectors * kL;
 static_assert(kPanel % kColumns == 0);
-#if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kPixels = 6;
-#else
-constexpr int kPixels = 4;
-#endif
 constexpr int64_t kSerialWork = 100'000;  // multiply-adds below which fork and join cost more
 constexpr int64_t kTaskWork = 100'000;
 constexpr int64_t kCacheFloats = 24 * 1024 / 4;  // of the first cache
@@ -50,8 +46,9 @@ void run_tile(const Lines& l, int64_t batch, int64_t jd, int64_t jh, int64_t j, 
   const int64_t pixel = l.planes * channels;
   const int64_t step = w.advance * pixel;
   const auto load_channels = [valid](const float* from, int v) __attribute__((always_inline)) {
-    if constexpr (Whole) return load(from + v * kL);
-    return load_partial(from + v * kL, std::max<int64_t>(0, valid - v * kL));
+    const int64_t rest = valid - v * kL;
+    if (Whole || rest >= kL) return load(from + v * kL);
+    return rest > 0 ? load_partial(from + v * kL, rest) : vf32{};
   };
 
   vf32 sums[Pixels][kVectors];
@@ -61,44 +58,54 @@ void run_tile(const Lines& l, int64_t batch, int64_t jd, int64_t jh, int64_t j, 
 #pragma GCC unroll 8
     for (int r = 0; r < Pixels; ++r) sums[r][v] = start;
   }
-  const auto taps_w = static_cast<int64_t>(w.offsets.size());
-  const int64_t* const offsets = w.offsets.data();
+  // `count` products for each sum: values `stride` apart, weights a panel's row apart.
+  const auto add = [&](const float* from, const float* weights, int64_t count, int64_t stride,
+                       uint32_t there) __attribute__((always_inline)) {
+    for (int64_t i = 0; i < count; ++i, from += stride, weights += kPanel) {
+      vf32 weight[kVectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) weight[v] = load(weights + v * kL);
+#pragma GCC unroll 8
+      for (int r = 0; r < Pixels; ++r) {
+        if (!Inside && (there >> r & 1) == 0) continue;
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          sums[r][v] = fma(load_channels(from + r * step, v), weight[v], sums[r][v]);
+        }
+      }
+    }
+  };
+  const auto taps = static_cast<int64_t>(w.offsets.size());
+  const int64_t first = taps > 0 ? j * w.advance + w.offsets[0] : 0;
+  const int64_t apart = taps > 1 ? w.offsets[1] - w.offsets[0] : 0;  // of all neighbouring taps
+  const int64_t tap_weights = l.planes * kPanel;
   const float* weights = l.packed + column / kPanel * l.panel + column % kPanel;
   for (const int64_t offset_d : d.offsets) {
     const int64_t z = jd * d.advance + offset_d;
     for (const int64_t offset_h : h.offsets) {
       const int64_t y = jh * h.advance + offset_h;
-      const float* tap_weights = weights;
-      weights += taps_w * l.planes * kPanel;
+      const float* const row_weights = weights;
+      weights += taps * tap_weights;
       if (z < 0 || z >= axes[0].in || y < 0 || y >= axes[1].in) continue;
-      const float* const line =
-          l.x + ((batch * axes[0].in + z) * axes[1].in + y) * axes[2].in * pixel + column;
-      for (int64_t t = 0; t < taps_w; ++t) {
-        const int64_t first = j * w.advance + offsets[t];
-        uint32_t there = 0;  // of the pixels, as bits
+      const float* const from = l.x +
+                                ((batch * axes[0].in + z) * axes[1].in + y) * axes[2].in * pixel +
+                                column + first * pixel;
+      if constexpr (Inside) {
+        if (l.planes == 1) {
+          add(from, row_weights, taps, apart * pixel, 0);
+          continue;
+        }
+      }
+      for (int64_t t = 0; t < taps; ++t) {
+        uint32_t there = 0;  // which of the pixels, as bits
         if constexpr (!Inside) {
 #pragma GCC unroll 8
           for (int r = 0; r < Pixels; ++r) {
-            const int64_t place = first + r * w.advance;
+            const int64_t place = first + t * apart + r * w.advance;
             there |= static_cast<uint32_t>(place >= 0 && place < axes[2].in) << r;
           }
         }
-        const float* from = line + first * pixel;
-        for (int64_t plane = 0; plane < l.planes; ++plane) {
-          vf32 weight[kVectors];
-#pragma GCC unroll 2
-          for (int v = 0; v < kVectors; ++v) weight[v] = load(tap_weights + v * kL);
-#pragma GCC unroll 8
-          for (int r = 0; r < Pixels; ++r) {
-            if (!Inside && (there >> r & 1) == 0) continue;
-#pragma GCC unroll 2
-            for (int v = 0; v < kVectors; ++v) {
-              sums[r][v] = fma(load_channels(from + r * step, v), weight[v], sums[r][v]);
-            }
-          }
-          from += channels;
-          tap_weights += kPanel;
-        }
+        add(from + t * apart * pixel, row_weights + t * tap_weights, l.planes, channels, there);
       }
     }
   }
