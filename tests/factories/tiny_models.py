@@ -280,6 +280,9 @@ def unrolled() -> dict[str, Any]:
 @seeded
 def unrolled_backwards() -> dict[str, Any]:
     return _tokens(Unrolled(backwards=True))
+
+
+@seeded
 def running_sum() -> dict[str, Any]:
     return _tokens(RunningSum())
 
