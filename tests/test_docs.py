@@ -125,7 +125,7 @@ def test_commands_and_their_options_exist(page: str, line: str) -> None:
 def parse_command(words: list[str]) -> None:
     """Lets Click read the command line, options and their types included, without running it."""
     command: click.Command = cli
-    context = click.Context(cli, info_name="edgecompile")
+    context = click.Context(cli, info_name="edgecompile", **cli.context_settings)
     while isinstance(command, click.Group):
         found = command.get_command(context, words[0])
         assert found is not None, f"there is no command {words[0]}"
