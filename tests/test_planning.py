@@ -241,8 +241,8 @@ FOREIGN = "graviton3" if platform.machine() == "x86_64" else "cpu-x86-64-v3"
 def test_a_modelled_plan_has_the_modes_that_the_model_and_the_caller_allow(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    spec = f"{tiny_models.__file__}:forward_recurrence"
-    planned = plan_with(load_model(spec), tmp_path / "recurrent", FOREIGN)
+    spec = f"{tiny_models.__file__}:running_sum"
+    planned = plan_with(load_model(spec), tmp_path / "looping", FOREIGN)
     assert {bucket.mode for bucket in planned.plan.buckets} == {"pad"}
     assert "one_range" not in compare(planned)
     assert any("padded programs, since" in note for note in planned.notes)

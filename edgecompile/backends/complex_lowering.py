@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from edgecompile.backends.graph_constants import constant_of, value_of
 from edgecompile.backends.graph_inlining import inline
@@ -185,7 +186,7 @@ def _obstacle(gm: GraphModule, node: Node) -> str | None:
         return f"{node.target} of complex numbers"
     if not str(node.target).startswith("aten.fft_"):
         return None
-    bound = dict(zip(("x", "size", "dim", "norm"), node.args, strict=False))
+    bound: dict[str, Any] = dict(zip(("x", "size", "dim", "norm"), node.args, strict=False))
     bound.update({"size" if k in ("n", "s") else k: v for k, v in node.kwargs.items()})
     value = value_of(node.args[0])
     if value is None or bound.get("size") is not None:
@@ -223,11 +224,10 @@ def _done_twice(
     made = []
     for part in (0, 1):
 
-        def half(operand: Node, part: int = part) -> Node:
-            return pairs[operand][part] if operand in pairs else operand
+        def chosen(n: Node, part: int = part) -> Node:
+            return pairs[n][part] if n in pairs else n
 
-        args = torch.fx.map_arg(node.args, half)
-        kwargs = torch.fx.map_arg(node.kwargs, half)
+        args, kwargs = map_arg(node.args, chosen), map_arg(node.kwargs, chosen)
         with gm.graph.inserting_before(node):
             new = gm.graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
         new.meta = {**node.meta, "val": _part_like(node.meta["val"])}

@@ -85,6 +85,17 @@ class Recurrent(nn.Module):
         return self.rnn(x)[0]
 
 
+class RunningSum(nn.Module):
+    """Sums of all tokens up to each, by a loop over the tokens: the length is fixed in a graph."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total, sums = torch.zeros_like(x[:, 0]), []
+        for index in range(x.shape[1]):
+            total = total + x[:, index]
+            sums.append(total)
+        return torch.stack(sums, 1)
+
+
 class Looping(nn.Module):
     """A Python loop over the length, which tracing unrolls."""
 
@@ -269,6 +280,11 @@ def unrolled() -> dict[str, Any]:
 @seeded
 def unrolled_backwards() -> dict[str, Any]:
     return _tokens(Unrolled(backwards=True))
+
+
+@seeded
+def running_sum() -> dict[str, Any]:
+    return _tokens(RunningSum())
 
 
 @seeded
