@@ -21,7 +21,7 @@ class Rotary(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         angle = torch.outer(torch.arange(x.shape[1]), self.steps)
-        turns = torch.polar(torch.ones_like(angle), angle)
+        turns = torch.polar(torch.ones_like(angle), angle).to(x.device)
         pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
         y = pairs * turns.unsqueeze(0) * self.turn + pairs.transpose(0, 0)
         return torch.view_as_real(y).flatten(2) + y.abs().sum() + (y * 2.0).real.mean()

@@ -31,6 +31,12 @@ _MOVES = {
     aten.unsqueeze.default, aten.view.default, aten.neg.default,
 }  # fmt: skip
 
+_CONVERSIONS = {
+    aten.to.dtype,
+    aten.to.dtype_layout,
+    aten._to_copy.default,
+}
+
 #: A complex operand is a pair, a real one a tensor; so is the result.
 Pair = tuple[Tensor, Tensor]
 
@@ -129,6 +135,7 @@ def lower_complex(gm: GraphModule, kept: dict[str, str]) -> int:
         gm: rewritten in place.
         kept: gets the reason, by node name, why nothing was rewritten.
     """
+    _drop_formalities(gm)
     concerned = [
         node
         for node in gm.graph.nodes
@@ -155,6 +162,21 @@ def lower_complex(gm: GraphModule, kept: dict[str, str]) -> int:
     for node in reversed(concerned):
         gm.graph.erase_node(node)
     return len(concerned)
+
+
+def _drop_formalities(gm: GraphModule) -> None:
+    """Erases what export leaves around a conversion that converts nothing."""
+    for node in list(gm.graph.nodes):
+        operand = node.args[0] if node.args else None
+        if not isinstance(operand, Node) or not _is_complex(operand):
+            continue
+        if node.target is aten._assert_tensor_metadata.default:
+            gm.graph.erase_node(node)
+        elif node.target in _CONVERSIONS:
+            before, after = value_of(operand), value_of(node)
+            if before is not None and after is not None and before.dtype == after.dtype:
+                node.replace_all_uses_with(operand)
+                gm.graph.erase_node(node)
 
 
 def _obstacle(gm: GraphModule, node: Node) -> str | None:
