@@ -198,7 +198,11 @@ def test_members_of_model_are_documented() -> None:
 
 
 def test_commands_of_the_device_are_documented() -> None:
-    (choices,) = [a.choices for a in device._parser("edgecompile.runtime")._actions if isinstance(a.choices, dict)]
+    (choices,) = [
+        a.choices
+        for a in device._parser("edgecompile.runtime")._actions
+        if isinstance(a.choices, dict)
+    ]
     shared = {"--json", "--debug", "--variant", "--threads", "--verify", "--help"}
     actual = {
         name: {o for a in sub._actions for o in a.option_strings if o.startswith("--")} - shared
