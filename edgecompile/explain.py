@@ -74,7 +74,7 @@ def explain_model(
         shown = ", ".join(f"{axis} {lo}..{hi}" for axis, (lo, hi) in spans.items())
         notes.append(f"eager works within {shown}; the rest is about these sizes")
     found = replace(found, ranges=spans)
-    effect = find_side_effects(loaded, traced)
+    effects = find_side_effects(loaded, traced, {axis: hi for axis, (_, hi) in spans.items()})
 
     climb = _climb(loaded, spans, traced, request, progress)
     found = replace(found, rungs=climb.results, specialisations=climb.specialisations)
@@ -84,9 +84,10 @@ def explain_model(
         found = _add_padding(found, loaded, spans, traced)
     found = _add_differences(found, loaded, spans, traced, request, progress)
     found = look_at_program(found, loaded, climb, spans, traced, request, notes, progress)
-    verdict = "unfit" if effect is not None else judge(found)
-    if effect is not None:
-        notes.insert(0, f"the model {effect}")
+    verdict = "unfit" if effects.problem else judge(found)
+    if effects.problem:
+        notes.insert(0, f"the model {effects.problem}")
+    notes += effects.notes
     found = replace(found, verdict=verdict, notes=tuple(dict.fromkeys(notes)))
     return replace(found, findings=find_causes(found))
 

@@ -18,6 +18,7 @@ from edgecompile.guards import GuardWatch, axis_texts, explain_failure, watch_gu
 from edgecompile.models import LoadedModel
 from edgecompile.places import Place, place_of_text
 from edgecompile.progress import StepHandle
+from edgecompile.recurrence import has_recurrences
 from edgecompile.rungs import LADDER, STATIC_LADDER, Rung, export_program, program_ranges
 
 __all__ = ["Climb", "climb_ladder", "export_static", "trace_sizes"]
@@ -96,6 +97,8 @@ def climb_ladder(
     best: tuple[int, torch.export.ExportedProgram, dict[str, Range]] | None = None
     done = False
     for rung in ladder or (LADDER if dynamic else STATIC_LADDER):
+        if rung.recurrences and not has_recurrences(loaded.module):
+            continue
         if done and not every:
             results.append(RungResult(rung.name, "not tried", "an earlier one was accepted"))
             continue

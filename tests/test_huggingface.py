@@ -14,7 +14,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 from edgecompile.errors import MissingDependencyError, ModelError  # noqa: E402
 from edgecompile.export import export_model  # noqa: E402
-from edgecompile.models import AxisLimits, load_model  # noqa: E402
+from edgecompile.models import AxisLimits, LoadOptions, load_model  # noqa: E402
 from edgecompile.padding import check_padding  # noqa: E402
 from tests.factories.folders import (  # noqa: E402
     HIDDEN,
@@ -117,7 +117,8 @@ def test_an_encoder_decoder_model_gives_its_encoder(tmp_path: Path) -> None:
         ("bert", "ForSequenceClassification", ["logits"], ("batch", 2)),
         ("bert", "ForTokenClassification", ["logits"], ("batch", "length", 2)),
         ("roberta", "ForQuestionAnswering", ["start_logits", "end_logits"], ("batch", "length")),
-        ("gpt2", "LMHeadModel", ["logits"], ("batch", "length", VOCABULARY)),
+        # A language model generates, a token at a time.
+        ("gpt2", "LMHeadModel", ["logits"], (1, VOCABULARY)),
         ("gpt2", "Model", ["last_hidden_state"], ("batch", "length", HIDDEN)),
     ],
 )
@@ -127,6 +128,12 @@ def test_the_architecture_decides_the_outputs(
     model = load_model(write_model(tmp_path, kind, head))
     assert [s.name for s in model.outputs] == names
     assert model.outputs[0].shape == shape
+
+
+def test_a_language_model_gives_all_its_logits_if_asked(tmp_path: Path) -> None:
+    model = load_model(write_model(tmp_path, "gpt2", "LMHeadModel"), LoadOptions(task="logits"))
+    assert [s.name for s in model.inputs] == ["input_ids", "attention_mask"]
+    assert [s.shape for s in model.outputs] == [("batch", "length", VOCABULARY)]
 
 
 def test_missing_pooler_weights_mean_no_pooler_output(tmp_path: Path) -> None:

@@ -329,6 +329,7 @@ def define(schema: str, cpu: Any, fake: Any, shim: str) -> Any:
     torch.library.register_fake(f"edgecompile::{name}", fake, lib=_LIBRARY)
     operator = getattr(torch.ops.edgecompile, name).default
     C_SHIMS[operator] = [shim]
+    IMPLEMENTATIONS[name] = cpu
     return operator
 
 

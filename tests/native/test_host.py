@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,6 +79,21 @@ def test_description_is_pythons_info(model: HostModel, python_model: Model) -> N
     # Of versions it tells the kernel's alone.
     assert host[0].pop("versions").items() <= host[1].pop("versions").items()
     assert host[0].items() <= host[1].items()
+
+
+def test_texts_and_labels_are_described(library: HostLibrary, path: str, tmp_path: Path) -> None:
+    folder = tmp_path / "labelled"
+    shutil.copytree(path, folder)
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    output = next(o for o in manifest["outputs"] if isinstance(o["shape"][-1], int))
+    manifest["labels"] = {output["name"]: [f"größe {i}" for i in range(output["shape"][-1])]}
+    prompts = {"query": "query: ", "passage": "passage: "}
+    manifest["text"].update(prompts=prompts, default_prompt="query", prepare=["strip", "lower"])
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with library.open(str(folder)) as model:
+        told = model.describe()
+    assert told["labels"] == manifest["labels"]
+    assert told["text"] == manifest["text"]
 
 
 def test_outputs_are_pythons_bit_for_bit(model: HostModel, python_model: Model) -> None:

@@ -77,6 +77,20 @@ void write_generation(JsonWriter* out, const Generation& spec) {
   out->close('}').close('}');
 }
 
+void write_text(JsonWriter* out, const TextSpec& spec) {
+  out->open('{').key("tokenizer").string(spec.tokenizer);
+  out->key("max_length").integer(spec.max_length).key("pad_id").integer(spec.pad_id);
+  out->key("inputs").open('{');
+  for (const auto& [name, part] : spec.inputs) out->key(name).string(part);
+  out->close('}').key("prepare").open('[');
+  for (const std::string& step : spec.prepare) out->string(step);
+  out->close(']').key("prompts").open('{');
+  for (const auto& [name, prompt] : spec.prompts) out->key(name).string(prompt);
+  out->close('}').key("default_prompt");
+  spec.default_prompt ? out->string(*spec.default_prompt) : out->null();
+  out->close('}');
+}
+
 void write_host(JsonWriter* out, const Host& host) {
   out->open('{').key("system").string(host.system).key("arch").string(host.arch);
   out->key("model").string(host.model).key("cpus").integer(host.cpus);
@@ -127,6 +141,16 @@ std::string Model::describe() {
     write_generation(&out, *manifest.generation);
   } else {
     out.null();
+  }
+  if (manifest.text) write_text(&out.key("text"), *manifest.text);
+  if (!manifest.labels.empty()) {
+    out.key("labels").open('{');
+    for (const auto& [name, labels] : manifest.labels) {
+      out.key(name).open('[');
+      for (const std::string& label : labels) out.string(label);
+      out.close(']');
+    }
+    out.close('}');
   }
   out.key("tolerance").open('{').key("atol").number(manifest.atol);
   out.key("rtol").number(manifest.rtol).close('}');

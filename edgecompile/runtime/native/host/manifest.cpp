@@ -71,7 +71,7 @@ class ManifestReader {
     reader_.mapping(document_, "plan", "", true);
     reader_.mapping(document_, "expected", "", true);
     read_generation(document_, &reader_, &manifest_);
-    read_texts(document_, &reader_, manifest_);
+    read_texts(document_, &reader_, &manifest_);
     return std::move(manifest_);
   }
 

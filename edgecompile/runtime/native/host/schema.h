@@ -101,6 +101,17 @@ struct Generation {
   bool is_cache(const std::string& name) const;
 };
 
+// How texts become inputs. This library takes token ids: it checks this, and tells it.
+struct TextSpec {
+  std::string tokenizer;
+  int64_t max_length = 0;
+  int64_t pad_id = 0;
+  std::vector<std::pair<std::string, std::string>> inputs;  // names and what they get
+  std::vector<std::string> prepare;
+  Strings prompts;
+  std::optional<std::string> default_prompt;
+};
+
 struct Manifest {
   std::string name;
   std::string precision;
@@ -118,6 +129,8 @@ struct Manifest {
   double rtol = 0;
   std::map<std::string, FileEntry> files;
   std::optional<Generation> generation;
+  std::optional<TextSpec> text;
+  std::vector<std::pair<std::string, std::vector<std::string>>> labels;  // by output
 };
 
 // Reads and checks the bytes of a manifest; `source` is what to call them. Throws Error ECR_VERSION
@@ -131,9 +144,9 @@ void read_signature(const Object& document, Reader* reader, Manifest* manifest);
 
 // The optional "generation", which is judged by the rest of the manifest if nothing is wrong there.
 void read_generation(const Object& document, Reader* reader, Manifest* manifest);
-// How texts become inputs, and labels of outputs; what is wrong goes to the reader. Nothing of it
-// is kept: this library takes token ids.
-void read_texts(const Object& document, Reader* reader, const Manifest& manifest);
+// How texts become inputs, and labels of outputs, into `manifest`, whose signature is read; what is
+// wrong goes to the reader.
+void read_texts(const Object& document, Reader* reader, Manifest* manifest);
 
 // "1..64", or "7" where both ends are one.
 std::string extent_text(const Extent& extent);

@@ -24,8 +24,8 @@ bool is_one_of(const char* const (&words)[Count], const std::string& text) {
 
 class TextReader {
  public:
-  TextReader(const Object& document, Reader* reader, const Manifest& manifest)
-      : document_(document), reader_(*reader), manifest_(manifest) {}
+  TextReader(const Object& document, Reader* reader, Manifest* manifest)
+      : document_(document), reader_(*reader), manifest_(*manifest) {}
 
   void read() {
     const Value* const value = document_.find("text");
@@ -37,10 +37,14 @@ class TextReader {
     if (tokenizer != nullptr) check_file(*tokenizer);
     const std::optional<int64_t> max_length = reader_.integer(*entry, "max_length", "text");
     const std::optional<int64_t> pad_id = reader_.integer(*entry, "pad_id", "text");
+    spec_.tokenizer = tokenizer != nullptr ? *tokenizer : std::string();
+    spec_.max_length = max_length.value_or(0);
+    spec_.pad_id = pad_id.value_or(0);
     read_inputs(*entry);
     read_steps(*entry);
     read_prompts(*entry);
-    if (sound && reader_.clean()) check_inputs(*max_length, *pad_id);
+    if (sound && reader_.clean()) check_inputs();
+    if (reader_.clean()) manifest_.text = std::move(spec_);
   }
 
  private:
@@ -71,7 +75,7 @@ class TextReader {
       } else if (!seen.insert(*part).second) {
         reader_.add("text-inputs", where, *part + " goes twice");
       }
-      inputs_.emplace_back(member.key, *part);
+      spec_.inputs.emplace_back(member.key, *part);
     }
   }
 
@@ -84,6 +88,7 @@ class TextReader {
       if (step != nullptr && !is_one_of(kSteps, *step)) {
         reader_.add("text-prepare", where, quoted(*step) + " isn't one of strip, lower");
       }
+      if (step != nullptr) spec_.prepare.push_back(*step);
     }
   }
 
@@ -91,7 +96,9 @@ class TextReader {
     const Object& prompts = reader_.mapping(entry, "prompts", "text", true);
     reader_.count(prompts.size(), "text.prompts", 0, kMaxPrompts);
     for (const Member& member : prompts.members()) {
-      reader_.as_string(member.value, place_of("text.prompts", member.key));
+      const std::string* const prompt =
+          reader_.as_string(member.value, place_of("text.prompts", member.key));
+      if (prompt != nullptr) spec_.prompts[member.key] = *prompt;
     }
     const Value* const chosen = entry.find("default_prompt");
     if (chosen == nullptr || chosen->is(Value::Type::kNull)) return;
@@ -100,14 +107,15 @@ class TextReader {
       reader_.add("text-prompts", "text.default_prompt",
                   quoted(*name) + " isn't one of the prompts");
     }
+    if (name != nullptr) spec_.default_prompt = *name;
   }
 
   // Holds the inputs that texts feed against the signature, which is sound.
-  void check_inputs(int64_t max_length, int64_t pad_id) {
+  void check_inputs() {
     std::vector<const TensorSpec*> fed;
     const TensorSpec* ids = nullptr;
     bool has_ids = false;
-    for (const auto& [name, part] : inputs_) {
+    for (const auto& [name, part] : spec_.inputs) {
       const std::string where = place_of("text.inputs", name);
       has_ids = has_ids || part == "ids";
       const auto item =
@@ -128,7 +136,7 @@ class TextReader {
                     [&](const TensorSpec* item) { return !same_shape(*item, *fed[0]); })) {
       reader_.add("text-inputs", "text.inputs", "they must have one shape");
     }
-    if (ids != nullptr) check_ids(*ids, max_length, pad_id);
+    if (ids != nullptr) check_ids(*ids);
   }
 
   static bool same_shape(const TensorSpec& one, const TensorSpec& other) {
@@ -138,35 +146,38 @@ class TextReader {
                       });
   }
 
-  void check_ids(const TensorSpec& ids, int64_t max_length, int64_t pad_id) {
+  void check_ids(const TensorSpec& ids) {
     const Dim& dim = ids.shape[1];
     const int64_t longest =
         dim.kind == Dim::Kind::kAxis ? manifest_.axes[dim.axis].extent.hi : dim.size;
-    if (max_length < 1 || max_length > longest) {
-      reader_.add(
-          "text-length", "text.max_length",
-          cat(max_length, " isn't within 1..", longest, ", what ", quoted(ids.name), " takes"));
+    if (spec_.max_length < 1 || spec_.max_length > longest) {
+      reader_.add("text-length", "text.max_length",
+                  cat(spec_.max_length, " isn't within 1..", longest, ", what ", quoted(ids.name),
+                      " takes"));
     }
-    const Number pad{true, pad_id, 0};
+    const Number pad{true, spec_.pad_id, 0};
     const bool outside = ids.bounds && (pad.value() < ids.bounds->first.value() ||
                                         pad.value() > ids.bounds->second.value());
     if (outside || !holds(*ids.type, pad)) {
-      reader_.add("text-pad", "text.pad_id", cat(pad_id, " isn't a value of ", quoted(ids.name)));
+      reader_.add("text-pad", "text.pad_id",
+                  cat(spec_.pad_id, " isn't a value of ", quoted(ids.name)));
     }
   }
 
   const Object& document_;
   Reader& reader_;
-  const Manifest& manifest_;
-  std::vector<std::pair<std::string, std::string>> inputs_;  // names and what they get
+  Manifest& manifest_;
+  TextSpec spec_;
 };
 
-void read_labels(const Object& document, Reader* reader, const Manifest& manifest) {
+void read_labels(const Object& document, Reader* reader, Manifest* manifest) {
   const bool sound = reader->clean();
   const Object& entries = reader->mapping(document, "labels", "", true);
   for (const Member& member : entries.members()) {
     const std::string where = place_of("labels", member.key);
     const Items items = reader->items(entries, member.key.c_str(), "labels", 1, kMaxLabels);
+    std::vector<std::string>& labels =
+        manifest->labels.emplace_back(member.key, std::vector<std::string>()).second;
     size_t index = 0;
     for (const Value& value : items) {
       const std::string place = cat(where, "[", index++, "]");
@@ -175,12 +186,13 @@ void read_labels(const Object& document, Reader* reader, const Manifest& manifes
       if (label->empty() || count_code_points(*label) > kMaxLabel || !is_printable(*label)) {
         reader->add("label-form", place, quoted(*label) + " must be 1 to 200 printable characters");
       }
+      labels.push_back(*label);
     }
     if (!sound) continue;
     const auto output =
-        std::find_if(manifest.outputs.begin(), manifest.outputs.end(),
+        std::find_if(manifest->outputs.begin(), manifest->outputs.end(),
                      [&](const TensorSpec& spec) { return spec.name == member.key; });
-    if (output == manifest.outputs.end()) {
+    if (output == manifest->outputs.end()) {
       reader->add("label-output", where, "there is no such output");
     } else if (output->shape.empty() || output->shape.back().kind != Dim::Kind::kFixed ||
                output->shape.back().size != static_cast<int64_t>(items.count)) {
@@ -192,7 +204,7 @@ void read_labels(const Object& document, Reader* reader, const Manifest& manifes
 
 }  // namespace
 
-void read_texts(const Object& document, Reader* reader, const Manifest& manifest) {
+void read_texts(const Object& document, Reader* reader, Manifest* manifest) {
   TextReader(document, reader, manifest).read();
   read_labels(document, reader, manifest);
 }
