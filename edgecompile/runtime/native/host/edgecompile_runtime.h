@@ -35,7 +35,6 @@ extern "C" {
 /* Status codes. */
 enum {
   ECR_OK = 0,
-  ECR_LOADER = 16,  /* a variant fits this machine, but needs torch, which takes Python */
   ECR_BUNDLE = 20,  /* the bundle is missing, malformed or inconsistent */
   ECR_VERSION = 21, /* its format is one that this library doesn't know */
   ECR_DAMAGED = 22, /* a file of it is missing, truncated or differs from its hash */
@@ -44,6 +43,7 @@ enum {
   ECR_OUTSIDE = 25, /* the inputs' sizes lie outside every bucket */
   ECR_NATIVE = 26,  /* native code failed, or could not be loaded */
   ECR_CLOSED = 28,  /* the model is closed, or the handle never was one */
+  ECR_LOADER = 67, /* a variant fits this machine, but needs torch, which takes Python */
   ECR_INTERNAL = 70, /* out of memory, or a bug in this library */
 };
 
