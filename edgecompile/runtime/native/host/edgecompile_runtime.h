@@ -43,7 +43,7 @@ enum {
   ECR_OUTSIDE = 25, /* the inputs' sizes lie outside every bucket */
   ECR_NATIVE = 26,  /* native code failed, or could not be loaded */
   ECR_CLOSED = 28,  /* the model is closed, or the handle never was one */
-  ECR_LOADER = 67, /* a variant fits this machine, but needs torch, which takes Python */
+  ECR_LOADER = 67,  /* a variant fits this machine, but needs torch, which takes Python */
   ECR_INTERNAL = 70, /* out of memory, or a bug in this library */
 };
 
