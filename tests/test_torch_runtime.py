@@ -157,7 +157,7 @@ def test_bench_starts_processes_that_have_torch(plain: Path) -> None:
 
 def test_without_the_loader_the_hint_says_what_to_import(spectral: Path) -> None:
     done = run_module(spectral, "selftest", str(spectral), module="edgecompile.runtime")
-    assert done.returncode == LoaderNeededError.exit_code == 16
+    assert done.returncode == LoaderNeededError.exit_code == 67
     assert "needs the backend torch, whose loader isn't imported" in done.stderr
     assert "hint: import edgecompile.torch_runtime before open_bundle" in done.stderr
     info = run_module(spectral, "info", str(spectral), "--json", module="edgecompile.runtime")
@@ -167,8 +167,8 @@ def test_without_the_loader_the_hint_says_what_to_import(spectral: Path) -> None
 @pytest.mark.parametrize(
     "source, code, words",
     [
-        ("raise ImportError('no such luck')", 15, "can't be imported: no such luck"),
-        ("__version__ = '2.12.1+cpu'", 14, f"needs torch {VERSION}, this is 2.12.1+cpu"),
+        ("raise ImportError('no such luck')", 66, "can't be imported: no such luck"),
+        ("__version__ = '2.12.1+cpu'", 65, f"needs torch {VERSION}, this is 2.12.1+cpu"),
     ],
     ids=["absent", "other version"],
 )
