@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,6 +49,11 @@ LADDER: tuple[Rung, ...] = (
     Rung("auto-deferred", auto=True, deferred=True),
     Rung("strict-deferred", strict=True, deferred=True),
 )
+# The argument that says whether a mask is causal, by name and position; None: to be found out.
+_CAUSAL_HINTS: dict[type[torch.nn.Module], tuple[str, int]] = {
+    torch.nn.TransformerEncoder: ("is_causal", 3),
+    torch.nn.TransformerDecoder: ("tgt_is_causal", 6),
+}
 # With every size fixed the first three are the same.
 STATIC_LADDER: tuple[Rung, ...] = (Rung("static"), Rung("static-strict", strict=True))
 
@@ -63,7 +69,13 @@ def export_program(
     if rung.recurrences and not has_recurrences(module):
         raise ValueError("the model has no LSTM, GRU or RNN")
     recurrences = WholeRecurrences() if rung.recurrences else nullcontext()
-    with torch.no_grad(), quiet_torch(), without_fast_path(), recurrences:
+    with (
+        torch.no_grad(),
+        quiet_torch(),
+        without_fast_path(),
+        without_mask_detection(module),
+        recurrences,
+    ):
         return torch.export.export(
             module,
             (),
@@ -109,6 +121,35 @@ def without_fast_path() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+@contextmanager
+def without_mask_detection(module: torch.nn.Module) -> Iterator[None]:
+    """Keeps nn.TransformerEncoder and nn.TransformerDecoder from reading their masks' values.
+
+    Unless told, they compare a mask with the causal one, which is a branch on values. What they
+    find out is a hint to choose a quicker kernel by; the mask is applied all the same.
+    """
+    hooks = []
+    for part in module.modules():
+        for kind, (word, position) in _CAUSAL_HINTS.items():
+            if isinstance(part, kind) and type(part).forward is kind.forward:
+                hook = partial(_say_not_causal, word, position)
+                hooks.append(part.register_forward_pre_hook(hook, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
+def _say_not_causal(
+    word: str, position: int, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if len(args) > position:
+        told = args[position]
+        return (*args[:position], bool(told), *args[position + 1 :]), kwargs
+    return args, {**kwargs, word: bool(kwargs.get(word))}
 
 
 def _dynamic_shapes(

@@ -185,6 +185,7 @@ def test_status_codes_are_the_exit_codes() -> None:
         "OUTSIDE": errors.OutsideBucketsError,
         "NATIVE": errors.NativeError,
         "CLOSED": errors.ModelClosedError,
+        "LOADER": errors.LoaderNeededError,
     }
     assert {name: codes[name] for name in wanted} == {k: v.exit_code for k, v in wanted.items()}
     documented = dict(
