@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import os
 import shutil
@@ -33,10 +34,24 @@ def library() -> HostLibrary:
 
 
 @pytest.fixture(scope="session")
-def path(request: pytest.FixtureRequest) -> str:
-    """The tiny bundle: three exact buckets over lengths, batch 1 or 2."""
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The tiny bundle: three exact buckets over lengths, batch 1 or 2.
+
+    With libraries of their own content: Python loads equal ones of several bundles once, this
+    library knows nothing of that, and a program bound to one runtime would be run by another.
+    """
     given = os.environ.get("EDGECOMPILE_TEST_BUNDLE")
-    return given or str(request.getfixturevalue("tiny_bundle"))
+    folder = tmp_path_factory.mktemp("host") / "tiny.ecb"
+    shutil.copytree(given or request.getfixturevalue("tiny_bundle"), folder)
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    for name, entry in manifest["files"].items():
+        if name.endswith(".so"):
+            # What lies behind the last section is nobody's.
+            content = (folder / name).read_bytes() + b"another"
+            (folder / name).write_bytes(content)
+            entry.update(size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
