@@ -217,6 +217,24 @@ def test_a_new_text_of_a_session_ends_the_one_before(model: Model) -> None:
         next(first)
 
 
+def test_no_token_is_taken_from_the_logits_of_another_text(model: Model) -> None:
+    """What another thread begins between a run and the choice of its token writes new logits."""
+    session = model.session()
+    for made in (0, 2):
+        stream = session.stream([1, 2], max_new_tokens=made + 1, eos=())
+        choose = stream._choose
+
+        def late(logits: Any, stream: Any = stream, choose: Any = choose, made: int = made) -> int:
+            if len(stream.tokens) == made:
+                session.generate([1, 3], max_new_tokens=2, eos=())
+            return choose(logits)  # type: ignore[no-any-return]
+
+        stream._choose = late
+        with pytest.raises(InputError, match="another generation of this session began"):
+            list(stream)
+        assert len(stream.tokens) == made and stream.finish_reason == "closed"
+
+
 def test_threads_generate_at_once(model: Model) -> None:
     prompts = [prompt(length, seed=9) for length in (1, 7, 20, 33, 50, 64)]
     want = [model.generate(ids, max_new_tokens=30, eos=()) for ids in prompts]
