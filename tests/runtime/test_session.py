@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -266,6 +267,19 @@ def test_other_models_generate_nothing(tiny_bundle: Path) -> None:
     with open_bundle(tiny_bundle, warmup=False) as model:
         assert model.info["generation"] is None
         with pytest.raises(GenerationError, match="generates nothing"):
+            model.generate([1])
+
+
+@pytest.mark.parametrize(
+    ("backend", "text"), [("tensorrt", "runs on a GPU"), ("torch", "is run by torch")]
+)
+def test_only_the_native_runtime_generates(
+    decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch, backend: str, text: str
+) -> None:
+    with open_bundle(decoder_bundle, warmup=False) as model:
+        other = dataclasses.replace(model._variant, backend=backend)
+        monkeypatch.setattr(model, "_variant", other)
+        with pytest.raises(GenerationError, match=text):
             model.generate([1])
 
 
