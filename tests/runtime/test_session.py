@@ -26,6 +26,8 @@ from edgecompile.runtime import (
     open_bundle,
 )
 from edgecompile.runtime.__main__ import main
+from edgecompile.runtime.generation_golden import _Judge
+from edgecompile.runtime.manifest import Tolerance
 from edgecompile.runtime.selftest import run_selftest
 from tests.generative import EOS, replace_files
 from tests.runtime.test_run_overhead import count_opcodes
@@ -415,6 +417,16 @@ def test_the_self_test_fails_for_another_token(decoder_bundle: Path, tmp_path: P
     assert not report["ok"] and report["failed"] == 0
     assert [item["ok"] for item in report["generation"]] == [True, True, True, False, True]
     assert report["generation"][3]["error"].startswith("token 8 is ")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("want", [0, 1])
+def test_logits_that_are_no_numbers_agree_with_no_token(value: float, want: int) -> None:
+    judge = _Judge((1, want), Tolerance(1e-3, 1e-3))
+    judge.choose(np.array([1, 2, 0], np.float32))
+    assert judge.error is None
+    judge.choose(np.array([value, 2, 0], np.float32))
+    assert judge.error == f"token 1: the largest logit is {value}" and judge.ties == 0
 
 
 def test_the_self_test_fails_without_golden_generations(
