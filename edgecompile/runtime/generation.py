@@ -1,5 +1,6 @@
 """What a generation is asked for, and the stream of its tokens."""
 
+import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -248,7 +249,7 @@ _RANGES = {
 
 
 def _in_range(key: str, value: float) -> bool:
-    if not value < float("inf"):
+    if not value <= sys.float_info.max:
         return False
     if key == "top_p":
         return 0 < value <= 1

@@ -158,6 +158,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ([1], {"max_new_tokens": 2.0}, "max_new_tokens is 2.0"),
     ([1], {"temperature": -1}, "temperature is -1, must be a number from 0 on"),
     ([1], {"temperature": float("nan")}, "temperature is nan"),
+    ([1], {"temperature": 10**400}, "0, must be a number from 0 on"),
     ([1], {"top_k": 1.5}, "top_k is 1.5, must be an integer from 0 on"),
     ([1], {"top_p": 0}, "top_p is 0, must be a number over 0, at most 1"),
     ([1], {"repetition_penalty": "1"}, "repetition_penalty is '1'"),
