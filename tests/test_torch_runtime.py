@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -268,6 +269,32 @@ def test_an_operator_that_isn_t_registered_is_named(torch_loader: None) -> None:
         read_operators(json.dumps(calls).encode(), "program")
     with pytest.raises(NativeError, match="can't be read"):
         read_operators(b'[{"operator": "aten::relu"}]', "program")
+
+
+def test_a_program_that_can_t_be_opened_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgecompile.torch_runtime import program
+
+    closed = []
+
+    class Container:
+        """Stands for a loaded program's container."""
+
+        n_inputs = n_outputs = 0
+
+        def __init__(self, *arguments: object) -> None:
+            pass
+
+        def close(self) -> None:
+            closed.append(self)
+
+        def free(self, handles: object) -> None:
+            pass
+
+    monkeypatch.setattr(program, "Container", Container)
+    weights: Any = None
+    with pytest.raises(NativeError, match="has no ec_torch_calls"):
+        program.TorchProgram(ctypes.CDLL(None), "program", weights, 1)
+    assert len(closed) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What a generation is asked for, and the stream of its tokens."""
 
+import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -130,6 +131,11 @@ class TokenStream:
         else:
             logits = self._session.begin(self, request)
         token = self._choose(logits)
+        # The logits are the session's. A text that began meanwhile, in another thread, has written
+        # its own there.
+        if not self._session.has_turn(self):
+            self.close()
+            raise turn_lost()
         tokens.append(token)
         if token in request.eos:
             self.finish_reason = "eos"
@@ -146,6 +152,14 @@ def collect(stream: TokenStream, on_token: Optional[Callable[[int], Any]]) -> Li
         if on_token is not None and on_token(token) is False:
             stream.close()
     return stream.tokens
+
+
+def turn_lost() -> InputError:
+    """What the stream of a session gets whose text another one has taken the place of."""
+    return InputError(
+        "another generation of this session began meanwhile, which ended this one",
+        "let texts that are made at the same time have a session each",
+    )
 
 
 def _ends_with(tokens: List[int], stops: List[Tuple[int, ...]]) -> bool:
@@ -235,7 +249,7 @@ _RANGES = {
 
 
 def _in_range(key: str, value: float) -> bool:
-    if not value < float("inf"):
+    if not value <= sys.float_info.max:
         return False
     if key == "top_p":
         return 0 < value <= 1

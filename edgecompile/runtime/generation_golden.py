@@ -5,6 +5,7 @@ counts as an error: where two logits are nearly equal, another instruction set m
 token, and every later one would differ then.
 """
 
+import math
 import os
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple
@@ -116,7 +117,11 @@ class _Judge:
 
     def choose(self, logits: "NDArray[np.float32]") -> int:
         want, got = self.tokens[self.made], int(logits.argmax())
-        if got != want:
+        if not math.isfinite(logits[got]):
+            # argmax may well name the very token that is wanted, and any gap is within an infinity.
+            if self.error is None:
+                self.error = "token {}: the largest logit is {}".format(self.made, logits[got])
+        elif got != want:
             gap = float(logits[got]) - float(logits[want])
             limit = self.tolerance.limit(float(abs(logits).max()))
             if gap <= limit:

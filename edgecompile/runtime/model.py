@@ -12,7 +12,7 @@ from .dispatch import Dispatcher
 from .errors import GenerationError, InputError, ModelClosedError, OutsideBucketsError
 from .files import BundleFolder
 from .inputs import InputChecker
-from .manifest import TENSORRT, Manifest, Tolerance
+from .manifest import AOTI_CPU, TENSORRT, Manifest, Tolerance
 from .opening import GPU_FAILURES, VARIANT_VARIABLE, Opened, Request, make_request, open_programs
 from .results import ResultMaker
 from .stats import Stats
@@ -294,9 +294,13 @@ class Model:
         if spec is None:
             hint = "build it as a language model: edgecompile build --task causal-lm"
             raise GenerationError("{} generates nothing".format(self._folder.path), hint)
-        if self._runtime is None:
+        if self._variant.backend == TENSORRT:
             text = "the variant {} runs on a GPU, where caches can't be changed in place"
             raise GenerationError(text.format(self._variant.name), "name a variant for the CPU")
+        if self._variant.backend != AOTI_CPU:
+            text = "the variant {} is run by {}, which this loop can't drive"
+            text = text.format(self._variant.name, self._variant.backend)
+            raise GenerationError(text, "name a variant of the native runtime")
         if self._planner is None:
             self._planner = ChunkPlanner(self.manifest, spec)
         return Session(self, spec, self._planner)

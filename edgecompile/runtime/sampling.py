@@ -80,6 +80,8 @@ def penalize(scores: "NDArray[np.float32]", ids: "NDArray[np.int64]", penalty: f
 
     Positive scores are divided by it, negative ones multiplied, each token's once.
     """
+    # Some models take more tokens than they give logits of.
+    ids = ids[ids < len(scores)]
     found = scores[ids]
     scores[ids] = np.where(found < 0, found * np.float32(penalty), found / np.float32(penalty))
 
@@ -87,7 +89,7 @@ def penalize(scores: "NDArray[np.float32]", ids: "NDArray[np.int64]", penalty: f
 def warp(scores: "NDArray[np.float32]", sampling: Sampling) -> "NDArray[np.float32]":
     """Scores after temperature, top_k and top_p; minus infinity for tokens that are out."""
     if sampling.temperature != 1.0:
-        scores = scores / np.float32(sampling.temperature)
+        scores = _cool(scores, sampling.temperature)
     if 0 < sampling.top_k < len(scores):
         least = np.partition(scores, len(scores) - sampling.top_k)[-sampling.top_k]
         scores = np.where(scores < least, np.float32(-np.inf), scores)
@@ -104,6 +106,17 @@ def weigh(
     kept = np.flatnonzero(warped > -np.inf)
     chosen = warped[kept].astype(np.float64)
     return kept, np.exp(chosen - chosen.max())
+
+
+def _cool(scores: "NDArray[np.float32]", temperature: float) -> "NDArray[np.float32]":
+    """Scores divided by the temperature."""
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        result: Any = scores / np.float32(temperature)
+        if not np.isfinite(result.max()):
+            # Near 0 they overflow. Their distances to the largest one do so without harm.
+            least = np.finfo(np.float32).tiny
+            result = (scores - scores.max()) / max(np.float32(temperature), least)
+    return cast("NDArray[np.float32]", result)
 
 
 def _keep_nucleus(scores: "NDArray[np.float32]", mass: float) -> "NDArray[np.float32]":

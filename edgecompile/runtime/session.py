@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
 import numpy as np
 
 from .chunks import Chunk, ChunkPlanner, chunk_sizes
-from .errors import InputError, UnsupportedHostError
-from .generation import Request, TokenStream, collect, make_request
+from .errors import UnsupportedHostError
+from .generation import Request, TokenStream, collect, make_request, turn_lost
 from .program import BoundRun, Program
 from .sampling import Sampler
 from .schema import GenerationSpec
@@ -107,10 +107,7 @@ class Session:
         """
         with self._lock:
             if self._turn is not stream:
-                raise InputError(
-                    "another generation of this session began meanwhile, which ended this one",
-                    "let texts that are made at the same time have a session each",
-                )
+                raise turn_lost()
             row = len(self._tokens)
             step = self._step
             if step is None or row >= self._step_chunk.rows:
@@ -120,6 +117,10 @@ class Session:
             self._run(step, self._step_chunk.bucket, self._step_sizes)
             self._tokens.append(token)
             return self._row
+
+    def has_turn(self, stream: TokenStream) -> bool:
+        """Whether the text is still this stream's, and so the logits that it got."""
+        return self._turn is stream
 
     def _extend(self, tokens: Sequence[int]) -> "NDArray[np.float32]":
         done = 0

@@ -165,7 +165,7 @@ class TextEncoder:
     def _prepare(self, index: int, text: Text, prompt: Optional[str]) -> Any:
         prompts = self._spec.prompts
         name = self._spec.default_prompt if prompt is None else prompt
-        if name is not None and name not in prompts:
+        if name is not None and (not isinstance(name, str) or name not in prompts):
             known = ", ".join(repr(shorten(item)) for item in prompts) or "none"
             message = "there is no prompt {!r}; the bundle has {}".format(shorten(name), known)
             raise InputError(message)
@@ -177,6 +177,14 @@ class TextEncoder:
             if not isinstance(part, str):
                 message = "text {} holds a {}, must be a string or a pair of strings"
                 raise InputError(message.format(index, type(part).__name__))
+            try:
+                part.encode("utf-8")
+            except UnicodeEncodeError as error:
+                message = "text {} has half of a surrogate pair, {!a} at {}, and can't be encoded"
+                raise InputError(
+                    message.format(index, part[error.start], error.start),
+                    "it was decoded wrongly: decode its bytes with errors='replace'",
+                ) from None
         done = [prompts[name] + parts[0] if name is not None else parts[0], *parts[1:]]
         for step in self._spec.prepare:
             done = [part.strip() if step == "strip" else part.lower() for part in done]

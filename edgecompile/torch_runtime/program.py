@@ -53,13 +53,10 @@ class TorchProgram:
         self._turns = threading.BoundedSemaphore(concurrency)
         container = Container(library, label, concurrency)
         self._container: Container | None = container
-        try:
-            text = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, SYMBOL)))
-        except ValueError:
-            raise NativeError(f"{label}: has no {SYMBOL} [native-functions]") from None
-        self._calls = OperatorCalls(container, read_operators(text, label))
         self.n_inputs, self.n_outputs = container.n_inputs, container.n_outputs
         try:
+            operators = read_operators(_read_list(library, label), label)
+            self._calls = OperatorCalls(container, operators)
             self._bind(container, weights)
         except BaseException:
             self.close()
@@ -196,6 +193,13 @@ class TorchProgram:
             text = f"output {index} is {list(view.shape)}, {list(shape)} is wanted"
             raise NativeError(f"{self.label}: {text}")
         return view[tuple([slice(n) for n in shape])]
+
+
+def _read_list(library: ctypes.CDLL, label: str) -> bytes:
+    try:
+        return ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, SYMBOL)))
+    except ValueError:
+        raise NativeError(f"{label}: has no {SYMBOL} [native-functions]") from None
 
 
 def _separate(container: Container, handles: list[int | None]) -> list[int | None]:

@@ -223,17 +223,38 @@ def test_embedding_bag(mode: int, dtype: torch.dtype) -> None:
             close(mine, theirs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_of_bags_end_at_the_last_offset(dtype: torch.dtype) -> None:
+    table, indices = torch.randn(11, 6).to(dtype), torch.arange(9)
+    for scales in (None, torch.rand(9).to(dtype)):
+        more = (False, 0, False, Optional(scales), True, -1)
+        for offsets in ([0, 2, 5], [0, 0, 8, 8], [0, 0], [0]):
+            bounds = torch.tensor(offsets)
+            got = ours("cpu__embedding_bag_forward_only", table, indices, bounds, *more, results=4)
+            wanted = torch.ops.aten._embedding_bag_forward_only(
+                table, indices, bounds, False, 0, False, scales, True, -1
+            )
+            error = 1e-2 if dtype is torch.bfloat16 else 1e-6
+            torch.testing.assert_close(got[0], wanted[0], rtol=error, atol=error)
+
+
 def test_embedding_bag_refuses_what_does_not_fit() -> None:
-    def run(indices: list[int], offsets: list[int], mode: int = 0) -> None:
+    def run(indices: list[int], offsets: list[int], mode: int = 0, last: bool = False) -> None:
         ours(
             "cpu__embedding_bag_forward_only", torch.zeros(3, 2), torch.tensor(indices),
-            torch.tensor(offsets), False, mode, False, Optional(None), False, -1, results=4,
+            torch.tensor(offsets), False, mode, False, Optional(None), last, -1, results=4,
         )  # fmt: skip
 
     with pytest.raises(ShimError, match="the index 3 is outside a table of 3 rows"):
         run([0, 3], [0])
     with pytest.raises(ShimError, match="offsets aren't ascending"):
-        run([0, 1], [1, 0])
+        run([0, 1], [0, 2, 1])
+    with pytest.raises(ShimError, match="the first offset isn't 0"):
+        run([0, 1], [1, 2])
+    with pytest.raises(ShimError, match="offsets go beyond the indices"):
+        run([0, 1], [0, 3], last=True)
+    with pytest.raises(ShimError, match="the last offset is 1, there are 2 indices"):
+        run([0, 1], [0, 1], 1, last=True)
     with pytest.raises(ShimError, match="mode 3"):
         run([0, 1], [0], 3)
 

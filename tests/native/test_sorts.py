@@ -136,6 +136,17 @@ def test_histograms_are_torchs(dtype: torch.dtype, seed: int) -> None:
     same(*both("cpu_histc", torch.zeros(0, dtype=dtype), bins, 0.0, 0.0)[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_histograms_of_values_whose_distances_overflow(dtype: torch.dtype) -> None:
+    """torch counts them wherever the machine puts an infinity that is made an integer."""
+    most = torch.finfo(dtype).max
+    for share in (1.0, 0.4, 0.04):  # two steps overflow, one, and one
+        x = torch.tensor([-1.0, 1.0, 0.13, -0.87, 0.0, 0.93], dtype=dtype) * most * share
+        (got,) = ours("cpu_histc", x, 20, 0.0, 0.0)
+        assert got.nonzero().flatten().tolist() == [0, 1, 10, 11, 19]
+        assert got[[0, 1, 10, 11, 19]].tolist() == [1, 1, 1, 1, 2]
+
+
 def test_histograms_refuse_what_torch_does() -> None:
     with pytest.raises(ShimError, match="is not finite"):
         ours("cpu_histc", torch.tensor([1.0, torch.nan]), 3, 0.0, 0.0)

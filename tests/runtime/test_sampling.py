@@ -117,6 +117,23 @@ def test_logits_that_are_no_numbers_are_refused(value: float, do_sample: bool) -
         Sampler(Sampling(do_sample), [], 1).choose(np.full(5, -np.inf, np.float32))
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e-38, 1e-40, 1e-46, 1e-300])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_tiny_temperature_takes_the_likeliest_token(temperature: float, sign: int) -> None:
+    logits = np.array([1, -np.inf, 4, 3, 2], np.float32) * np.float32(sign)
+    logits[1] = -np.inf
+    for more in ({}, {"top_k": 2}, {"top_p": 0.5}):
+        sampling = Sampling(True, temperature=temperature, seed=1, **more)  # type: ignore[arg-type]
+        assert Sampler(sampling, [], 1).choose(logits) == int(logits.argmax())
+
+
+def test_tokens_without_a_logit_are_not_penalized() -> None:
+    """Some models take tokens that they never make: theirs are behind the vocabulary."""
+    logits = np.array([1, 3, 2], np.float32)
+    sampler = Sampler(Sampling(repetition_penalty=2.0), [1, 3, 7], 2)
+    assert [sampler.choose(logits), sampler.choose(logits)] == [2, 1]
+
+
 def test_tokens_of_minus_infinity_are_never_chosen() -> None:
     logits = np.full(9, -np.inf, np.float32)
     logits[[2, 5]] = 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -25,6 +26,8 @@ from edgecompile.runtime import (
     open_bundle,
 )
 from edgecompile.runtime.__main__ import main
+from edgecompile.runtime.generation_golden import _Judge
+from edgecompile.runtime.manifest import Tolerance
 from edgecompile.runtime.selftest import run_selftest
 from tests.generative import EOS, replace_files
 from tests.runtime.test_run_overhead import count_opcodes
@@ -155,6 +158,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ([1], {"max_new_tokens": 2.0}, "max_new_tokens is 2.0"),
     ([1], {"temperature": -1}, "temperature is -1, must be a number from 0 on"),
     ([1], {"temperature": float("nan")}, "temperature is nan"),
+    ([1], {"temperature": 10**400}, "0, must be a number from 0 on"),
     ([1], {"top_k": 1.5}, "top_k is 1.5, must be an integer from 0 on"),
     ([1], {"top_p": 0}, "top_p is 0, must be a number over 0, at most 1"),
     ([1], {"repetition_penalty": "1"}, "repetition_penalty is '1'"),
@@ -217,6 +221,24 @@ def test_a_new_text_of_a_session_ends_the_one_before(model: Model) -> None:
         next(first)
 
 
+def test_no_token_is_taken_from_the_logits_of_another_text(model: Model) -> None:
+    """What another thread begins between a run and the choice of its token writes new logits."""
+    session = model.session()
+    for made in (0, 2):
+        stream = session.stream([1, 2], max_new_tokens=made + 1, eos=())
+        choose = stream._choose
+
+        def late(logits: Any, stream: Any = stream, choose: Any = choose, made: int = made) -> int:
+            if len(stream.tokens) == made:
+                session.generate([1, 3], max_new_tokens=2, eos=())
+            return choose(logits)  # type: ignore[no-any-return]
+
+        stream._choose = late
+        with pytest.raises(InputError, match="another generation of this session began"):
+            list(stream)
+        assert len(stream.tokens) == made and stream.finish_reason == "closed"
+
+
 def test_threads_generate_at_once(model: Model) -> None:
     prompts = [prompt(length, seed=9) for length in (1, 7, 20, 33, 50, 64)]
     want = [model.generate(ids, max_new_tokens=30, eos=()) for ids in prompts]
@@ -248,6 +270,19 @@ def test_other_models_generate_nothing(tiny_bundle: Path) -> None:
     with open_bundle(tiny_bundle, warmup=False) as model:
         assert model.info["generation"] is None
         with pytest.raises(GenerationError, match="generates nothing"):
+            model.generate([1])
+
+
+@pytest.mark.parametrize(
+    ("backend", "text"), [("tensorrt", "runs on a GPU"), ("torch", "is run by torch")]
+)
+def test_only_the_native_runtime_generates(
+    decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch, backend: str, text: str
+) -> None:
+    with open_bundle(decoder_bundle, warmup=False) as model:
+        other = dataclasses.replace(model._variant, backend=backend)
+        monkeypatch.setattr(model, "_variant", other)
+        with pytest.raises(GenerationError, match=text):
             model.generate([1])
 
 
@@ -383,6 +418,16 @@ def test_the_self_test_fails_for_another_token(decoder_bundle: Path, tmp_path: P
     assert not report["ok"] and report["failed"] == 0
     assert [item["ok"] for item in report["generation"]] == [True, True, True, False, True]
     assert report["generation"][3]["error"].startswith("token 8 is ")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("want", [0, 1])
+def test_logits_that_are_no_numbers_agree_with_no_token(value: float, want: int) -> None:
+    judge = _Judge((1, want), Tolerance(1e-3, 1e-3))
+    judge.choose(np.array([1, 2, 0], np.float32))
+    assert judge.error is None
+    judge.choose(np.array([value, 2, 0], np.float32))
+    assert judge.error == f"token 1: the largest logit is {value}" and judge.ties == 0
 
 
 def test_the_self_test_fails_without_golden_generations(

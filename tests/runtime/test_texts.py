@@ -201,6 +201,8 @@ def test_prompts_and_what_is_done_to_a_text(tmp_path: Path) -> None:
     assert model.encode(["cat"], prompt="").texts[0].ids == (1, 5, 2)
     with pytest.raises(InputError, match=r"no prompt 'title'; the bundle has 'query', 'passage'"):
         model.encode(["cat"], prompt="title")
+    with pytest.raises(InputError, match="there is no prompt"):
+        model.encode(["cat"], prompt=["query"])  # type: ignore[arg-type]
     plain = make(tmp_path, text={"prepare": []})
     assert plain.encode(["CAT"]).texts[0].ids == (1, 3, 2)
 
@@ -220,6 +222,7 @@ def test_no_texts_give_no_rows(tmp_path: Path) -> None:
         (["a", None], "text 1 is a NoneType, must be a string"),
         ([("a", "b", "c")], "text 0 is a tuple, must be a string or a pair"),
         ([("a", 3)], "text 0 holds a int, must be a string"),
+        (["a", "b\udc80"], r"text 1 has half of a surrogate pair, '\\udc80' at 1"),
     ],
 )
 def test_what_isnt_text_is_refused(tmp_path: Path, texts: Any, text: str) -> None:

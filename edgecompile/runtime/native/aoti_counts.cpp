@@ -37,8 +37,14 @@ void count(const Tensor& values, int64_t bins, double min, double max, T* counts
   if (low > high) fail("max must be larger than min");
   for (int64_t i = 0; i < n; ++i) {
     if (!(at[i] >= low && at[i] <= high)) continue;
-    const auto place = static_cast<int64_t>((at[i] - low) * static_cast<T>(bins) / (high - low));
-    counts[std::min(place, bins - 1)] += 1;
+    T place = (at[i] - low) * static_cast<T>(bins) / (high - low);
+    if (!std::isfinite(place)) {
+      // A step overflowed. No integer stands for what came of it, so not even a place among the
+      // counts would.
+      const T share = (at[i] / 4 - low / 4) / (high / 4 - low / 4);
+      place = share * static_cast<T>(bins);
+    }
+    counts[place < static_cast<T>(bins) ? static_cast<int64_t>(place) : bins - 1] += 1;
   }
 }
 

@@ -77,6 +77,18 @@ void embedding_bag(const Tensor& given, const Tensor& given_indices, const Tenso
   int64_t* const bound = bounds->as<int64_t>();
   std::copy(given_bounds->as<int64_t>(), given_bounds->as<int64_t>() + bags, bound);
   bound[bags] = count;
+  if (starts > 0 && given_bounds->as<int64_t>()[0] != 0) fail("the first offset isn't 0");
+  if (include_last_offset && given_bounds->as<int64_t>()[bags] != count) {
+    // torch leaves out what is behind the last offset in the sums that have a fast kernel, and
+    // takes it in everywhere else.
+    const int64_t end = given_bounds->as<int64_t>()[bags];
+    if (mode != kSum || padding_idx >= 0 || given.dtype == ec::kFloat64 || given.strides[1] != 1) {
+      fail("the last offset is %lld, there are %lld indices", static_cast<long long>(end),
+           static_cast<long long>(count));
+    }
+    if (end > count) fail("the offsets go beyond the indices");
+    bound[bags] = end;
+  }
   for (int64_t bag = 0; bag < bags; ++bag) {
     if (bound[bag] < 0 || bound[bag] > bound[bag + 1]) fail("the offsets aren't ascending");
   }
@@ -111,11 +123,16 @@ void embedding_bag(const Tensor& given, const Tensor& given_indices, const Tenso
     }
   }
   for (int64_t i = 0; i < bound[0] && owners > 0; ++i) owner->as<int64_t>()[i] = 0;
-  *ret0 = ec::wrap(ec::narrowed(&result, given.dtype));
+  // All of them are there before the first one is given away: a failure gives none.
   const int32_t index_dtype = given_indices.dtype;
-  *ret1 = ec::wrap(ec::narrowed(&owner, index_dtype));
-  *ret2 = ec::wrap(ec::narrowed(&bag_sizes, index_dtype));
-  *ret3 = ec::wrap(ec::narrowed(&places, index_dtype));
+  result.reset(ec::narrowed(&result, given.dtype));
+  owner.reset(ec::narrowed(&owner, index_dtype));
+  bag_sizes.reset(ec::narrowed(&bag_sizes, index_dtype));
+  places.reset(ec::narrowed(&places, index_dtype));
+  *ret0 = ec::wrap(result.release());
+  *ret1 = ec::wrap(owner.release());
+  *ret2 = ec::wrap(bag_sizes.release());
+  *ret3 = ec::wrap(places.release());
 }
 
 }  // namespace
