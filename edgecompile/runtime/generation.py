@@ -80,10 +80,15 @@ def make_request(
         wanted = min(spec.defaults.get("max_new_tokens", DEFAULT_NEW_TOKENS), max(room, 1))
     if wanted > room:
         text = "{} tokens of the prompt and {} new ones don't fit into the context of {}"
-        hint = "cut the prompt to at most {} tokens".format(spec.max_context - wanted)
+        cures = []
         if room > 0:
-            hint = "ask for at most {} new tokens, or {}".format(room, hint)
-        raise ContextLengthError(text.format(len(prompt), wanted, spec.max_context), hint)
+            cures.append("ask for at most {} new tokens".format(room))
+        if wanted < spec.max_context:
+            cures.append("cut the prompt to at most {} tokens".format(spec.max_context - wanted))
+        cures.append("build the bundle with a larger --max-context, where the model allows it")
+        raise ContextLengthError(
+            text.format(len(prompt), wanted, spec.max_context), ", or ".join(cures)
+        )
     return Request(prompt, int(wanted), sampling, ends, stops)
 
 

@@ -142,6 +142,11 @@ def test_what_does_not_fit_is_refused_before_anything_runs(model: Model) -> None
         caught.value.message
     )
     assert caught.value.exit_code == 16 and "at most 42 new tokens" in str(caught.value.hint)
+    assert "prompt to at most 149 tokens" in str(caught.value.hint)
+    with pytest.raises(ContextLengthError) as caught:
+        model.stream(prompt(10), max_new_tokens=MOST + 1)
+    assert "at most 182 new tokens" in str(caught.value.hint)
+    assert "cut the prompt" not in str(caught.value.hint)
     for length in (MOST, MOST + 100):
         with pytest.raises(ContextLengthError, match=f"{length} tokens of the prompt and 1 new"):
             model.generate(prompt(length))
