@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from edgecompile.errors import ModelError
+from edgecompile.export_conditions import broken_conditions
 from edgecompile.models import LoadedModel
 from edgecompile.named_module import describe_error, run_module
 
@@ -94,7 +95,8 @@ def check_program(
     Where the model has a mask, every other check masks a third of the positions, and the hint is
     checked both ways.
 
-    Sizes at which the eager model itself fails count as failed.
+    Sizes at which the eager model itself fails count as failed. Where none did, every size that
+    breaks a condition of the program does.
     """
     result = CheckResult()
     try:
@@ -132,6 +134,8 @@ def check_program(
         else:
             result.passed.append(sizes)
             result.max_error = max(result.max_error, error)
+    if not result.failed:
+        result.failed += broken_conditions(module, loaded.inputs, ranges, hint)
     return result
 
 

@@ -85,3 +85,66 @@ def test_what_has_no_pair_form_is_left_alone() -> None:
     graph, report = lowered(module, x)
     assert complex_nodes(graph) != []
     assert any("of complex numbers" in reason for reason in report.kept.values())
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turn", torch.polar(torch.ones(4), torch.arange(4.0)))
+
+
+class Names(nn.Module):
+    """Constants whose names are those that others' parts could get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+        self.register_buffer("inner_turn", torch.polar(torch.full((4,), 2.0), torch.ones(4)))
+        self.register_buffer("inner_turn_real", torch.full((4,), 5.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        turned = y * self.inner.turn + self.inner_turn  # type: ignore[operator]
+        return torch.view_as_real(turned) * self.inner_turn_real.sum()  # type: ignore[operator]
+
+
+def test_parts_of_constants_have_names_of_their_own() -> None:
+    module, x = Names(), torch.randn(2, 3, 8)
+    graph, _ = lowered(module, x)
+    assert complex_nodes(graph) == []
+    torch.testing.assert_close(graph(x=x), module(x), rtol=1e-5, atol=1e-5)
+
+
+def as_complex(x: Tensor) -> Tensor:
+    return torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.view_as_real(torch.add(as_complex(x), as_complex(x + 1), alpha=2)),
+        lambda x: torch.view_as_real(torch.add(as_complex(x), x[..., :4], alpha=3)),
+        lambda x: torch.view_as_real(as_complex(x) * 1j + (2 - 1j)),
+        lambda x: torch.view_as_real(x * 1j + 1),
+        lambda x: torch.view_as_real(as_complex(x).conj() * as_complex(x)),
+        lambda x: as_complex(x).conj().imag + 1,
+        lambda x: torch.fft.fft((x * 10).to(torch.int64)).real,
+    ],
+)
+def test_numbers_factors_and_conjugates(function: Callable[[Tensor], Tensor]) -> None:
+    module, x = Transform(function), torch.randn(2, 3, 8)
+    graph, _ = lowered(module, x)
+    assert complex_nodes(graph) == []
+    torch.testing.assert_close(graph(x=x), module(x), rtol=1e-5, atol=1e-4)
+
+
+def test_a_part_that_is_changed_in_place_is_left_alone() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = as_complex(x * 1)
+        torch.view_as_real(y).mul_(2)
+        return y.abs()
+
+    module, x = Transform(function), torch.randn(2, 3, 8)
+    graph, report = lowered(module, x)
+    assert "its memory is changed later" in report.kept.values()
+    torch.testing.assert_close(graph(x=x), module(x))

@@ -146,6 +146,38 @@ def test_control_flow_on_values_is_named_with_its_line() -> None:
     assert "--mode pad" not in (failure.value.hint or "")
 
 
+class Eighths(torch.nn.Module):
+    """Takes another branch at every eighth length."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[1] % 8 == 0 else x + 1
+
+
+@pytest.mark.parametrize(
+    "rung", [r for r in LADDER if (r.auto or r.deferred) and not r.recurrences], ids=lambda r: r.name
+)
+def test_a_branch_that_no_checked_size_takes_is_found(rung: Rung) -> None:
+    spec = {
+        "module": Eighths(),
+        "inputs": {"x": torch.randn(1, 21, 4)},
+        "axes": {"x": {1: "length"}},
+        "limits": {"length": (2, 100)},
+    }
+    model = load_model(spec)
+    # None of the sizes that are run beside eager is a multiple of 8.
+    sizes = choose_sizes({"length": (2, 100)}, {"length": 21}, "length")
+    assert all(size["length"] % 8 for size in sizes)
+    example = model.make_example({"length": 21})
+    program = export_program(model.module, example, model.inputs, {"length": (2, 100)}, rung)
+    result = check_program(program, model, {"length": (2, 100)}, {"length": 21})
+    assert len(result.passed) == len(sizes)
+    assert [s["length"] for s, _ in result.failed] == list(range(8, 101, 8))
+    assert "length" in result.failed[0][1] and "8" in result.failed[0][1]
+    with pytest.raises(ExportError, match=r"Mod\(length, 8\)|length % 8") as refused:
+        export_model(model, hint={"length": 21}, ladder=[rung])
+    assert refused.value.served == {"length": (17, 23)}
+
+
 def test_random_and_stateful_models_are_refused() -> None:
     with pytest.raises(ExportError, match="gives other outputs each time"):
         export_model(load("noisy"))

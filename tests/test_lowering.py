@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from edgecompile.backends import ops
+from edgecompile.backends.inductor_compat import generate_cpp
 from edgecompile.backends.lowering import LoweringReport, lower_graph
 
 
@@ -504,3 +506,30 @@ def test_one_weight_in_two_geometries() -> None:
     assert report.convolutions.convolutions == 2
     for got, want in zip(graph(x=x), module(x), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+class Classic(nn.Module):
+    """Classifiers of images as they used to be written: the last pixels as one row."""
+
+    def __init__(self, kernel: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, kernel, padding=kernel // 2)
+        self.out = nn.Linear(8 * 4 * 4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pixels = nn.functional.max_pool2d(self.conv(x).relu(), 2)
+        first = self.out(pixels.view(pixels.shape[0], -1))
+        return first + self.out(pixels.view_as(x.new_empty(x.shape[0], 128)))
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_views_of_results_in_another_order_are_copies(kernel: int, tmp_path: Path) -> None:
+    module, example = Classic(kernel).eval(), {"x": torch.randn(2, 3, 8, 8)}
+    graph, report = lowered(module, example)
+    assert report.convolutions.convolutions + report.convolutions.pointwise == 1
+    with torch.no_grad():
+        torch.testing.assert_close(graph(**example), module(**example), rtol=1e-5, atol=1e-5)
+    # The code generator traces the graph anew, and refuses views that can't be.
+    generate_cpp(
+        graph, example, arch="x86-64", march="x86-64-v3", simdlen=256, cache_dir=tmp_path
+    )

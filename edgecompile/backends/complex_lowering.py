@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from edgecompile.backends.graph_constants import constant_of, value_of
+from edgecompile.backends.graph_constants import attribute_name, constant_of, value_of
 from edgecompile.backends.graph_inlining import inline
 
 __all__ = ["lower_complex"]
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 _MOVES = {
     aten.alias.default, aten.clone.default, aten.contiguous.default, aten.detach.default,
     aten.expand.default, aten.flatten.using_ints, aten.permute.default, aten.reshape.default,
-    aten.select.int, aten.slice.Tensor, aten.squeeze.dim, aten.transpose.int,
+    aten.resolve_conj.default, aten.select.int, aten.slice.Tensor, aten.squeeze.dim, aten.transpose.int,
     aten.unsqueeze.default, aten.view.default, aten.neg.default,
 }  # fmt: skip
 
@@ -37,7 +37,8 @@ _CONVERSIONS = {
     aten._to_copy.default,
 }
 
-#: A complex operand is a pair, a real one a tensor; so is the result.
+#: A complex operand is a pair (of numbers where it is a number), a real one a tensor; so is the
+#: result.
 Pair = tuple[Tensor, Tensor]
 
 
@@ -49,7 +50,9 @@ def _times(a: Any, b: Any) -> Pair:
     return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]
 
 
-def _plus(a: Any, b: Any) -> Pair:
+def _plus(a: Any, b: Any, *, alpha: float = 1) -> Pair:
+    if alpha != 1:
+        b = _times(b, alpha) if isinstance(b, tuple) else b * alpha
     if not isinstance(a, tuple):
         a, b = b, a
     if not isinstance(b, tuple):
@@ -61,6 +64,8 @@ def _plus(a: Any, b: Any) -> Pair:
 def _transform(x: Pair | Tensor, dim: int, inverse: bool, norm: str | None, half: bool) -> Pair:
     """The discrete Fourier transform along ``dim``, as a product with two tables."""
     real, imaginary = (x, None) if isinstance(x, Tensor) else x
+    if not real.is_floating_point():
+        real = real.to(torch.get_default_dtype())
     n = int(real.shape[dim])
     k = torch.arange(n // 2 + 1 if half else n)
     # Reduced first: the angle of a large product would have no digits left.
@@ -112,7 +117,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     aten.real.default: lambda x: x[0],
     aten.imag.default: lambda x: x[1],
     aten.abs.default: lambda x: torch.sqrt(x[0] * x[0] + x[1] * x[1]),
-    aten.conj.default: lambda x: (x[0], -x[1]),
+    aten._conj.default: lambda x: (x[0], -x[1]),
+    aten.conj_physical.default: lambda x: (x[0], -x[1]),
     aten.mul.Tensor: _times,
     aten.add.Tensor: _plus,
     aten.fft_fft.default: _fft(inverse=False),
@@ -184,6 +190,10 @@ def _obstacle(gm: GraphModule, node: Node) -> str | None:
         return None if constant_of(gm, node) is not None else "a complex constant can't be read"
     if node.op != "call_function" or (node.target not in _MOVES and node.target not in _FUNCTIONS):
         return f"{node.target} of complex numbers"
+    if any(_changes(user) for user in node.users):
+        return "its memory is changed later"  # a pair's parts have another one
+    if isinstance(node.kwargs.get("alpha"), complex):
+        return "a sum with a complex factor"
     if not str(node.target).startswith("aten.fft_"):
         return None
     bound: dict[str, Any] = dict(zip(("x", "size", "dim", "norm"), node.args, strict=False))
@@ -200,6 +210,11 @@ def _obstacle(gm: GraphModule, node: Node) -> str | None:
     return None
 
 
+def _changes(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
 def _part_like(value: Tensor) -> Tensor:
     return torch.empty_like(value, dtype=value.dtype.to_real())
 
@@ -209,7 +224,8 @@ def _split_constant(gm: GraphModule, node: Node) -> tuple[Node, Node]:
     assert constant is not None
     parts = []
     for part, tensor in (("real", constant.real), ("imag", constant.imag)):
-        name = f"{str(node.target).replace('.', '_')}_{part}"
+        # Named so that no constant of the model can have the name.
+        name = attribute_name("eccomplex_", f"{node.target}_{part}", (str(node.target), part))
         gm.register_buffer(name, tensor.contiguous(), persistent=False)
         with gm.graph.inserting_before(node):
             parts.append(gm.graph.get_attr(name))
@@ -244,7 +260,9 @@ def _done(gm: GraphModule, node: Node, pairs: dict[Node, tuple[Node, Node]]) -> 
         rest = list(tensors)
         values: list[Any] = []
         for x in node.args:
-            if not isinstance(x, Node):
+            if isinstance(x, complex):
+                values.append((x.real, x.imag))
+            elif not isinstance(x, Node):
                 values.append(x)
             elif x in pairs:
                 values.append((rest.pop(0), rest.pop(0)))

@@ -36,6 +36,12 @@ from edgecompile.precision import FP32, Precision
 
 aten = torch.ops.aten
 
+#: Views that need a certain order in memory, with what makes a copy where the order is another one.
+_COPYING_VIEWS = {
+    aten.view.default: aten.reshape.default,
+    aten.view_as.default: aten.reshape_as.default,
+}
+
 
 @dataclass
 class LoweringReport:
@@ -98,6 +104,7 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     report.residuals = fuse_residuals(gm)
     report.norms = lower_layer_norms(gm)
     report.attentions = lower_attention(gm, report.kept)
+    _let_views_copy(gm)
     gm.graph.eliminate_dead_code()
     drop_unused_constants(gm)
     make_constants_contiguous(gm)
@@ -112,6 +119,16 @@ def _drop_dropout(gm: GraphModule) -> None:
         if node.target is aten.dropout.default and not node.args[2]:
             node.replace_all_uses_with(node.args[0])
             gm.graph.erase_node(node)
+
+
+def _let_views_copy(gm: GraphModule) -> None:
+    """Makes reshapes of views.
+
+    What our operators return lies in memory in another order than what torch's do (a convolution's
+    channels are last), so a view that export took for possible may not be.
+    """
+    for node in gm.graph.nodes:
+        node.target = _COPYING_VIEWS.get(node.target, node.target)
 
 
 @dataclass(frozen=True)
