@@ -305,7 +305,12 @@ class LoadedModel:
         if made is None or made.encoder is None:
             return self
         rows = next(spec.shape[0] for spec in self.inputs if spec.name == made.cross[0])
-        return replace(self, axes={**self.axes, rows: AxisLimits(lo, hi)}) if isinstance(rows, str) else self
+        encoder, limits = made.encoder, AxisLimits(lo, hi)
+        if not isinstance(rows, str) or encoder.length_axis is None:
+            return self
+        encoder = replace(encoder, axes={**encoder.axes, encoder.length_axis: limits})
+        made = replace(made, encoder=encoder)
+        return replace(self, axes={**self.axes, rows: limits}, generation=made)
 
     def fresh(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The same inputs, with copies of those that the module changes."""

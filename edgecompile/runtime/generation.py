@@ -138,6 +138,11 @@ class TokenStream:
         """The text that the tokens go on from."""
         return list(self._request.prompt)
 
+    @property
+    def source(self) -> "Optional[Dict[str, NDArray[Any]]]":
+        """The inputs of the encoder; None where there is none."""
+        return self._request.source
+
     def close(self) -> None:
         """Ends the stream; a session goes on with another text anyway."""
         if self.finish_reason is None:

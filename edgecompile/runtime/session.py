@@ -54,6 +54,8 @@ class Session:
         self._row: NDArray[np.float32] = self._logits[0]
         self._source: Optional[Dict[str, NDArray[Any]]] = None
         self._cross: Dict[str, NDArray[Any]] = {}
+        # The axes that a source has a size along, for statistics.
+        self._sized: Dict[str, int] = {}
         #: Tokens that are never chosen, and those that aren't the first one; None where any may be.
         self.suppressed = (_indices(spec.suppress), _indices(spec.suppress_first))
         try:
@@ -135,6 +137,11 @@ class Session:
         self._source, self._step = None, None
         self._tokens.clear()
         self._cross = run_encoder(self._spec, encoder, source)
+        self._sized = {
+            item.shape[0]: self._cross[item.name].shape[0]
+            for item in self._model.manifest.inputs
+            if item.name in self._cross and isinstance(item.shape[0], str)
+        }
         self._source = source
 
     def advance(self, stream: TokenStream, token: int) -> "NDArray[np.float32]":
@@ -172,7 +179,7 @@ class Session:
             self._run(
                 self._bind(chunk, ids, position, last),
                 chunk.bucket,
-                chunk_sizes(self._spec, chunk),
+                {**chunk_sizes(self._spec, chunk), **self._sized},
             )
             self._tokens.extend(part)
             done += chunk.taken
@@ -185,7 +192,7 @@ class Session:
             self._ids = np.full((1, chunk.length), self._spec.pad, np.int64)
         step = self._bind(chunk, self._ids, self._position, self._last)
         self._step, self._step_chunk = step, chunk
-        self._step_sizes = chunk_sizes(self._spec, chunk)
+        self._step_sizes = {**chunk_sizes(self._spec, chunk), **self._sized}
         return step
 
     def _bind(
