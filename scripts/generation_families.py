@@ -55,12 +55,14 @@ class Family:
         config: of its configuration.
         settings: the configuration's.
         note: what is special about it.
+        generation: settings of its generation configuration.
     """
 
     model: str
     config: str
     settings: Mapping[str, Any] = field(default_factory=lambda: _USUAL)
     note: str = ""
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -241,8 +243,9 @@ SOURCES: Mapping[str, Family] = {
     "mbart": Family(
         "MBartForConditionalGeneration",
         "MBartConfig",
-        {**_BART, "forced_bos_token_id": 5},
+        _BART,
         "a forced first token, norms first",
+        {"forced_bos_token_id": 5},
     ),
     "marian": Family("MarianMTModel", "MarianConfig", _BART, "computed positions"),
     "pegasus": Family("PegasusForConditionalGeneration", "PegasusConfig", _BART),
@@ -271,18 +274,29 @@ def make_family(name: str) -> Any:
     import transformers
 
     family = {**FAMILIES, **SOURCES}[name]
-    spread = 0.2 if name in FAMILIES else 0.4
     config = getattr(transformers, family.config)(**family.settings)
     with torch.random.fork_rng():
         torch.manual_seed(5)
         model = getattr(transformers, family.model)(config).eval().float()
         with torch.no_grad():
-            for parameter in model.parameters():
+            for path, parameter in model.named_parameters():
                 if parameter.dim() > 1:
-                    parameter.normal_(0, spread)
+                    parameter.normal_(0, _spread(name, path))
                 else:
                     parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.generation_config.update(**family.generation)
     return model
+
+
+def _spread(name: str, path: str) -> float:
+    """How far random weights are from 0.
+
+    A decoder whose table of tokens is its head, too, says the last token again unless its layers
+    are louder than that.
+    """
+    if name in FAMILIES:
+        return 0.2
+    return 0.05 if any(part in path for part in ("embed_tokens", "shared")) else 0.4
 
 
 def load_family(name: str) -> Any:

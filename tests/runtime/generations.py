@@ -75,7 +75,7 @@ def make_generative(bundle: DummyBundle) -> None:
 
 
 CROSS: list[dict[str, Any]] = [
-    {"name": name, "dtype": "float32", "shape": ["source", 2, 3], "pad": None, "bounds": None}
+    {"name": name, "dtype": "float32", "shape": ["source", 2, 3], "pad": 0, "bounds": None}
     for name in ("cross_key", "cross_value")
 ]
 SOURCE: dict[str, Any] = {

@@ -637,6 +637,8 @@ def test_every_rule_has_a_fixture_and_a_check() -> None:
         HOSTILE_NATIVE,
         HOSTILE_GENERATIONS,
         HOSTILE_GOLDEN_GENERATIONS,
+        HOSTILE_SOURCES,
+        HOSTILE_GOLDEN_SOURCES,
     ]
     broken = {item[0] for table in tables for item in table}
     assert written == broken
