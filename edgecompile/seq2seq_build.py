@@ -110,7 +110,12 @@ def build_seq2seq(
         verify=packed.verify,
         audit=(*made[1].audit, *made[0].audit),
         seconds=stages.seconds,
-        notes=(*planned.notes, *packed_encoder.notes, *packed.notes),
+        notes=(
+            f"the plan is the encoder's; the decoder has {len(plan.buckets)} programs beside",
+            *planned.notes,
+            *packed_encoder.notes,
+            *packed.notes,
+        ),
     )
 
 

@@ -170,7 +170,7 @@ def make_seq2seq(
     run = min(LONGEST_RUN, max_context)
     least = min(max_context, -(-run // CONTEXT_STEP) * CONTEXT_STEP)
     own_axes = {LENGTH: AxisLimits(1, run), CONTEXT: AxisLimits(least, max_context)}
-    if rows is SOURCE:
+    if rows == SOURCE:
         own_axes[SOURCE] = axes[LENGTH]
     taken = (
         *step_inputs(vocabulary, pad, max_context, run, step.caches, projections.caches),
@@ -206,7 +206,7 @@ def make_seq2seq(
             eos=eos,
             bos=token_or_none(generation_setting(model, "bos_token_id"), vocabulary),
             pad=pad,
-            defaults=sampling_defaults(model),
+            defaults=_defaults(model, len(start)),
             greedy=_no_prompts,
             kind="seq2seq",
             cross=step.cross,
@@ -231,8 +231,7 @@ def _source_inputs(
         if made.length_axis == LENGTH:
             raise ModelError(
                 f"{type(model).__name__} reads {name} of any length, which generation doesn't take",
-                hint="models of texts, and Whisper, are supported; the encoder alone: "
-                "--task audio",
+                hint="models of texts, and Whisper, are supported; the encoder alone: --task audio",
             )
         notes.extend(made.notes)
         return name, made.inputs, dict(made.axes)
@@ -306,6 +305,15 @@ def _tokens(model: Any, name: str, vocabulary: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(token for token in tokens if token is not None))
 
 
+def _defaults(model: Any, begun: int) -> Mapping[str, Any]:
+    """How the author wants to sample; a limit for the whole text becomes one for the new tokens."""
+    found = dict(sampling_defaults(model))
+    most = getattr(getattr(model, "generation_config", None), "max_length", None)
+    if isinstance(most, int) and most > begun:
+        found.setdefault("max_new_tokens", most - begun)
+    return found
+
+
 def _no_prompts(prompt: Sequence[int], most: int) -> list[int]:
     raise TypeError("an encoder-decoder model goes on from a source")
 
@@ -325,9 +333,7 @@ class _Greedy:
         self._model, self._own, self._pad, self._eos = model, own, pad, list(eos)
         self._suppress, self._first = list(suppress), list(first)
 
-    def __call__(
-        self, source: Mapping[str, Tensor], prompt: Sequence[int], most: int
-    ) -> list[int]:
+    def __call__(self, source: Mapping[str, Tensor], prompt: Sequence[int], most: int) -> list[int]:
         """At most so many tokens behind ``prompt``, which begins with the start tokens."""
         transformers = import_transformers()
         model = self._model
@@ -354,5 +360,3 @@ class _Greedy:
         finally:
             model.generation_config = before
         return [int(token) for token in found[0, tokens.shape[1] :]]
-
-

@@ -335,11 +335,6 @@ def build_family(
     Raises:
         EdgecompileError: it can't be exported, compiled or verified.
     """
-    from edgecompile.buckets import AxisRange, Bucket, BucketPlan
-    from edgecompile.compilation import ExportStore, compile_buckets, export_buckets
-    from edgecompile.packing import pack_bundle
-    from edgecompile.targets import load_target
-
     from edgecompile.buckets import AxisRange, Bucket
 
     limits = loaded.axes["context"]

@@ -103,9 +103,7 @@ def test_the_caller_may_change_its_source(model: Model, t5: LoadedModel) -> None
     ids = np.array([[11, 12, 13]])
     chat.generate(ids, max_new_tokens=2, do_sample=False)
     ids[0, 1] = 40
-    assert chat.generate(ids, max_new_tokens=8, do_sample=False) == wanted(
-        t5, [11, 40, 13], [0], 8
-    )
+    assert chat.generate(ids, max_new_tokens=8, do_sample=False) == wanted(t5, [11, 40, 13], [0], 8)
 
 
 def test_what_is_refused_before_anything_runs(model: Model) -> None:

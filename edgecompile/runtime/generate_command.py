@@ -14,7 +14,9 @@ MAX_IDS_BYTES = 64 << 20
 def add_options(command: argparse.ArgumentParser) -> None:
     """The options of ``generate``, beside those that every command has."""
     command.add_argument(
-        "--ids", metavar="N,N,...", help="the prompt's token ids; the source's, where an encoder reads it"
+        "--ids",
+        metavar="N,N,...",
+        help="the prompt's token ids; the source's, where an encoder reads it",
     )
     command.add_argument(
         "--ids-file",

@@ -78,7 +78,14 @@ class _GenerationReader:
         if self._failed() or most is None or pad is None:
             return None
         spec = GenerationSpec(
-            max_context=most, caches=caches, eos=eos, bos=bos, pad=pad, defaults=defaults, **names, **more
+            max_context=most,
+            caches=caches,
+            eos=eos,
+            bos=bos,
+            pad=pad,
+            defaults=defaults,
+            **names,
+            **more,
         )
         if self.signature is not None:
             self._check(spec, self.signature)
@@ -89,7 +96,9 @@ class _GenerationReader:
 
     def _source(self) -> Dict[str, Any]:
         """What there is beside, where a text goes on from a source."""
-        names = {key: self.reader.string(self.entry, key, KEY) or "" for key in ("encoder", "source")}
+        names = {
+            key: self.reader.string(self.entry, key, KEY) or "" for key in ("encoder", "source")
+        }
         return {
             "kind": SEQ2SEQ,
             **names,

@@ -96,9 +96,7 @@ class Session:
         sampler = Sampler(request.sampling, request.prompt, request.max_new_tokens)
         return TokenStream(self, request, sampler.choose)
 
-    def request(
-        self, input_ids: Any, *, decoder_input_ids: Any = None, **options: Any
-    ) -> Request:
+    def request(self, input_ids: Any, *, decoder_input_ids: Any = None, **options: Any) -> Request:
         """Checks the arguments of ``stream``; raises what that does."""
         model, spec = self._model, self._spec
         if model.encoder is None:

@@ -78,7 +78,7 @@ def test_one_of_a_fixed_size(tmp_path: Path) -> None:
         ("inputs.0.name", "ids", "'input_ids' isn't one of them"),
         ("inputs.1.dtype", "float32", "nothing says what 'attention_mask' is"),
         ("inputs.1.shape", ["length"], "nothing says what 'attention_mask' is"),
-        ("inputs.1.bounds", [2, 3], "nothing says what 'attention_mask' is"),
+        ("inputs.1.bounds", [-3, 0], "nothing says what 'attention_mask' is"),
     ],
 )
 def test_one_that_does_not(tmp_path: Path, path: str, value: Any, text: str) -> None:

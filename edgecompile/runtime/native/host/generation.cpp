@@ -36,7 +36,8 @@ class GenerationReader {
   void read(bool sound) {
     const std::string* const kind = reader_.string(entry_, "kind", kKey);
     if (kind != nullptr && *kind != kCausal && *kind != kSeq2Seq) {
-      add("generation-kind", "kind", cat(quoted(*kind), " is neither ", kCausal, " nor ", kSeq2Seq));
+      add("generation-kind", "kind",
+          cat(quoted(*kind), " is neither ", kCausal, " nor ", kSeq2Seq));
     }
     spec_.input = text("input");
     spec_.position = text("position");
