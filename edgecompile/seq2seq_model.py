@@ -19,7 +19,7 @@ from edgecompile.errors import ModelError
 from edgecompile.folder_files import find_weights, hash_files, read_object
 from edgecompile.folder_inputs import limit_length
 from edgecompile.generation_attention import attending, own_attention
-from edgecompile.generation_model import (
+from edgecompile.generation_settings import (
     CONTEXT,
     LENGTH,
     context_limit,

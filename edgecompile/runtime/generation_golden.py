@@ -36,7 +36,7 @@ class GenerationCase(NamedTuple):
 
     prompt: Tuple[int, ...]
     tokens: Tuple[int, ...]
-    source: "Union[None, List[int], NDArray[Any]]" = None
+    source: "Union[List[int], NDArray[Any], None]" = None
 
 
 def parse_generation_cases(data: bytes, source: str, manifest: Manifest) -> List[GenerationCase]:
@@ -87,7 +87,7 @@ def parse_generation_cases(data: bytes, source: str, manifest: Manifest) -> List
 
 def _read_source(
     entry: Dict[str, Any], reader: Reader, where: str
-) -> "Union[None, List[int], NDArray[Any]]":
+) -> "Union[List[int], NDArray[Any], None]":
     """A list of tokens, or {"shape", "float32"}: the numbers, little-endian, in Base64."""
     place = where + ".source"
     if not isinstance(entry.get("source"), dict):

@@ -64,7 +64,7 @@ class _GenerationReader:
         if kind is not None and kind not in (CAUSAL_LM, SEQ2SEQ):
             text = "{!r} is neither {} nor {}".format(shorten(kind), CAUSAL_LM, SEQ2SEQ)
             self.add("generation-kind", "kind", text)
-        names = {
+        names: Dict[str, Any] = {
             key: reader.string(entry, key, KEY) or ""
             for key in ("input", "position", "last", "logits", "length_axis", "context_axis")
         }
@@ -221,7 +221,7 @@ class _GenerationReader:
             self.add("generation-tokens", "start", text)
         whole = signature.axes.get(rows) if isinstance(rows, str) else None
         for index, bucket in enumerate(signature.buckets):
-            if whole is None or rows is None:
+            if whole is None or not isinstance(rows, str):
                 continue
             if rows in bucket.padded(signature.length_axis):
                 text = "bucket {} pads the source, which has no mask".format(index)
