@@ -149,6 +149,13 @@ class BundleWriter:
         self._record(name)
         return name
 
+    def add_bundle(self, source: Path, folder: str) -> str:
+        """Copies a bundle in, all of its files, under ``folder``; returns ``folder``."""
+        manifest = parse_manifest((source / MANIFEST_NAME).read_bytes(), str(source))
+        for name in sorted([*manifest.files, MANIFEST_NAME]):
+            self.add_file(source / name, f"{folder}/{name}")
+        return folder
+
     def add_bytes(self, data: bytes, name: str) -> str:
         """Writes a file; returns ``name``."""
         target = self._new(name)

@@ -13,9 +13,9 @@ fields, or a tuple ``(module, inputs, axes)``::
             "bounds": {"ids": (0, 999)},              # allowed values, checked before every run
         }
 
-One that returns ``{"module": model, "task": "causal-lm"}``, or such a model alone where that task is
-asked for, makes a generator of a transformers model; its inputs are those of
-:mod:`edgecompile.generation_step`.
+One that returns ``{"module": model, "task": "causal-lm"}`` (or ``"seq2seq-lm"``), or such a model
+alone where that task is asked for, makes a generator of a transformers model; its inputs are those of
+:mod:`edgecompile.generation_step` or :mod:`edgecompile.seq2seq_step`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from edgecompile.model_specs import build_model
 from edgecompile.models import LoadedModel, LoadOptions, ModelSource
 from edgecompile.named_module import describe_error, is_user_code
 from edgecompile.runtime.dtypes import Number
+from edgecompile.runtime.schema import CAUSAL_LM
+from edgecompile.tasks import SEQ2SEQ_LM
 
-CAUSAL_LM = "causal-lm"
 _FORMS = (
     "a factory returns a dict with the keys module, inputs, axes and perhaps others, the same as "
     "an edgecompile.factories.ModelSpec, or a tuple (module, inputs, axes)"
@@ -129,20 +130,22 @@ def _generator(
         module, task = value.get("module"), value.get("task", options.task)
         rest = {k: v for k, v in value.items() if k not in ("module", "task", "name", "tokenizer")}
         name = str(value.get("name", name))
-    if task != CAUSAL_LM:
+    if task not in (CAUSAL_LM, SEQ2SEQ_LM):
         return None
     problems = [f"it says {key!r}, which generation settles" for key in rest]
     if not (isinstance(module, nn.Module) and hasattr(module, "generation_config")):
         problems.append(f"it is a {type(module).__name__}, not a transformers model that generates")
     if problems:
         raise ModelError(
-            f"{subject} can't be used for {CAUSAL_LM}: " + "; ".join(problems),
-            hint='return {"module": model, "task": "causal-lm"}; keys beside: name, tokenizer',
+            f"{subject} can't be used for {task}: " + "; ".join(problems),
+            hint=f'return {{"module": model, "task": "{task}"}}; keys beside: name, tokenizer',
         )
     from edgecompile.generation_model import make_generator
+    from edgecompile.seq2seq_model import make_seq2seq
 
     tokenizer = value.get("tokenizer") if isinstance(value, Mapping) else None
-    return make_generator(
+    make = make_seq2seq if task == SEQ2SEQ_LM else make_generator
+    return make(
         module.eval().float(),
         options,
         name=name,

@@ -22,7 +22,16 @@ from transformers.masking_utils import sdpa_mask
 from edgecompile.cached_attention import CACHED_ATTENTION
 from edgecompile.generation_cache import Place
 
-__all__ = ["WAYS", "Way", "attend_always", "attending", "context_mask", "own_attention", "placed"]
+__all__ = [
+    "SOURCE_WAYS",
+    "WAYS",
+    "Way",
+    "attend_always",
+    "attending",
+    "context_mask",
+    "own_attention",
+    "placed",
+]
 
 PLACED, MASKED = "edgecompile", "edgecompile_masked"
 
@@ -52,6 +61,17 @@ WAYS: tuple[Way, ...] = (
     Way("eager", mask=True),
 )
 
+#: The same for decoders that attend to a source, too. Some make a mask of as many ones as a number in
+#: the cache says where they aren't given one, which can't be traced: so they are given one first.
+SOURCE_WAYS: tuple[Way, ...] = (
+    Way(PLACED, mask=True),
+    Way(PLACED),
+    Way(MASKED),
+    Way(MASKED, mask=True),
+    Way("eager"),
+    Way("eager", mask=True),
+)
+
 # Arguments that models pass along and that change nothing here.
 _HARMLESS = {
     "cache_position",
@@ -69,16 +89,25 @@ _HARMLESS = {
 # The attention that a model came with, for those that attend in another way now.
 _own: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _place: ContextVar[Place] = ContextVar("edgecompile_place")
+_has_source: ContextVar[bool] = ContextVar("edgecompile_has_source", default=False)
 
 
 @contextmanager
-def placed(place: Place) -> Iterator[None]:
-    """Tells the attention where the tokens of this run stand."""
-    token = _place.set(place)
+def placed(place: Place, *, source: bool = False) -> Iterator[None]:
+    """Tells the attention where the tokens of this run stand.
+
+    With a ``source`` the modules that say of themselves that they aren't causal attend to that.
+    """
+    tokens = _place.set(place), _has_source.set(source)
     try:
         yield
     finally:
-        _place.reset(token)
+        _place.reset(tokens[0])
+        _has_source.reset(tokens[1])
+
+
+def _reads_source(module: nn.Module) -> bool:
+    return _has_source.get() and getattr(module, "is_causal", True) is False
 
 
 def own_attention(model: Any) -> str:
@@ -116,6 +145,8 @@ def _attend_placed(
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """[1, heads, length, width] of queries to [1, length, heads, width]."""
+    if _reads_source(module):
+        return _attend_masked(module, query, key, value, None, scaling, **rest)
     _refuse(rest)
     if attention_mask is not None:
         raise NotImplementedError("a mask beside the causal one")
@@ -135,10 +166,16 @@ def _attend_masked(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    position_bias: Tensor | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """The same with a mask; keys aren't repeated for the heads that share them."""
+    """The same with a mask; keys aren't repeated for the heads that share them.
+
+    ``position_bias`` is added to the scores, float32 [1, heads, length, context].
+    """
     _refuse(rest)
+    if position_bias is not None and not (_reads_source(module) and _unbiased(module)):
+        attention_mask = _with_bias(position_bias, attention_mask)
     result = nn.functional.scaled_dot_product_attention(
         query,
         key,
@@ -148,6 +185,17 @@ def _attend_masked(
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return result.transpose(1, 2), None
+
+
+def _unbiased(module: nn.Module) -> bool:
+    """Whether a module has no table for the bias that it passes on: T5's are zeros for a source."""
+    return getattr(module, "has_relative_attention_bias", None) is False
+
+
+def _with_bias(bias: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return bias
+    return bias.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else bias + mask
 
 
 def _refuse(rest: Mapping[str, Any]) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 
-__all__ = ["Place", "WrittenCache", "find_place"]
+__all__ = ["Place", "SourceCache", "WrittenCache", "find_place"]
 
 
 @dataclass(frozen=True)
@@ -103,4 +103,45 @@ class WrittenCache(Cache):
     @property
     def is_compileable(self) -> bool:
         """Masks may not be left out for the first run: every run is the same program."""
+        return True
+
+
+@dataclass(frozen=True)
+class _GivenLayer:
+    """Keys and values of a source for one layer, float32 [1, heads, source, width]."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class _GivenCache(Cache):
+    """Keys and values of a source, which are only read."""
+
+    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        super().__init__(layers=[])
+        layers = [_GivenLayer(*(t.transpose(0, 1)[None] for t in pair)) for pair in pairs]
+        self.layers = layers  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """More than none: every layer's keys and values are there."""
+        return 1
+
+
+class SourceCache(EncoderDecoderCache):
+    """What a decoder of an encoder-decoder model attends to: its own text, and a source.
+
+    Args:
+        own: the text's cache.
+        source: keys and values of the source by layer, float32 [source, heads, width].
+    """
+
+    def __init__(self, own: WrittenCache, source: Sequence[tuple[Tensor, Tensor]]) -> None:
+        super().__init__(own, _GivenCache(source))
+
+    @property
+    def is_compileable(self) -> bool:
+        """As of the text's cache."""
         return True

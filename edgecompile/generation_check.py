@@ -22,7 +22,7 @@ from edgecompile.generation_step import (
 )
 from edgecompile.named_module import describe_error
 
-__all__ = ["find_step"]
+__all__ = ["compare_step", "find_step", "run_step"]
 
 _TOKENS = 24
 # A window that a model of any size outgrows within these tokens.
@@ -52,7 +52,7 @@ def find_step(
             step = GenerationStep(model, len(shapes), way).eval()
             try:
                 with attending(model, way.attention or own):
-                    problem = _compare(step, shapes, tokens, want, pad)
+                    problem = compare_step(step, shapes, tokens, want, pad)
             except Exception as exc:  # whatever a model raises that isn't made for this
                 problem = describe_error(exc)
             if not problem:
@@ -69,10 +69,24 @@ def find_step(
     return step
 
 
-def _compare(
-    step: nn.Module, shapes: Sequence[KeyValueShape], tokens: Tensor, want: Tensor, pad: int
+def compare_step(
+    step: nn.Module,
+    shapes: Sequence[KeyValueShape],
+    tokens: Tensor,
+    want: Tensor,
+    pad: int,
+    more: Mapping[str, Tensor] | None = None,
 ) -> str:
-    """What differs, or "" if nothing does."""
+    """What differs, or "" if nothing does.
+
+    Args:
+        step: a :class:`~edgecompile.generation_step.GenerationStep`.
+        shapes: of its caches.
+        tokens: int64 [1, length].
+        want: the model's own logits [length, vocabulary].
+        pad: what a run is filled up with.
+        more: its further inputs.
+    """
     count = tokens.shape[1]
     noise = torch.Generator().manual_seed(11)
     caches = empty_caches(shapes, count + 9, noise)
@@ -85,7 +99,7 @@ def _compare(
         part = tokens[:, start:end]
         if number == 0:
             part = torch.cat([part, torch.full((1, 2), pad)], 1)
-        logits = run_step(step, part, start, end - start - 1, caches)
+        logits = run_step(step, part, start, end - start - 1, caches, more)
         error = compare_outputs({"logits": logits[0]}, {"logits": want[end - 1]})
         if isinstance(error, str) or not error <= TOLERANCE:
             text = (
@@ -96,7 +110,12 @@ def _compare(
 
 
 def run_step(
-    step: nn.Module, tokens: Tensor, position: int, last: int, caches: Sequence[Tensor]
+    step: nn.Module,
+    tokens: Tensor,
+    position: int,
+    last: int,
+    caches: Sequence[Tensor],
+    more: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """Logits [1, vocabulary] behind one of ``tokens`` [1, length], which begin at ``position``."""
     inputs: Mapping[str, Tensor] = {
@@ -104,6 +123,7 @@ def run_step(
         POSITION: torch.tensor([position]),
         LAST: torch.tensor([last]),
         **dict(zip(step.caches, caches, strict=True)),  # type: ignore[arg-type]
+        **(more or {}),
     }
     found: Tensor = step(**inputs)["logits"]
     return found

@@ -17,7 +17,14 @@ from edgecompile.models import AxisLimits, LoadedModel
 from edgecompile.plan_request import PlanRequest
 from edgecompile.ranges import AxisRange, Bucket
 
-__all__ = ["prompt_lengths", "prompts_only", "require_native", "with_decode"]
+__all__ = [
+    "decoder_buckets",
+    "prompt_lengths",
+    "prompts_only",
+    "refuse_sources",
+    "require_native",
+    "with_decode",
+]
 
 
 def require_native(model: LoadedModel, what: str) -> None:
@@ -30,6 +37,19 @@ def require_native(model: LoadedModel, what: str) -> None:
         raise ModelError(
             f"{model.name} generates over caches that it changes in place, which {what} can't run",
             hint="build it for a CPU with the native runtime, or without a cache: --task logits",
+        )
+
+
+def refuse_sources(model: LoadedModel) -> None:
+    """Refuses to plan a model of two parts as if it were one.
+
+    Raises:
+        ModelError: it goes on from a source, so that its encoder is what is planned.
+    """
+    if model.generation is not None and model.generation.encoder is not None:
+        raise ModelError(
+            f"{model.name} has an encoder and a decoder, which only `edgecompile build` plans together",
+            hint="plan its encoder alone: --task seq2seq-encoder",
         )
 
 
@@ -54,6 +74,25 @@ def prompt_lengths(prompts: LengthDistribution, longest: int) -> LengthDistribut
         if rest:
             counts[max(2, rest)] += count
     return LengthDistribution.from_counts(counts, prompts.source)
+
+
+def decoder_buckets(model: LoadedModel) -> BucketPlan:
+    """The programs of a decoder that goes on from a source: for one token, and for a few to begin with.
+
+    There is nothing to choose: a text begins with a token or two, and goes on by one.
+    """
+    axis = model.length_axis
+    assert axis is not None
+    longest = model.axes[axis].hi or 1
+    others = []
+    for name, limits in model.axes.items():
+        if name != axis:
+            assert limits.hi is not None
+            others.append((name, AxisRange(limits.lo, limits.hi, limits.lo)))
+    runs = [AxisRange(1, 1, 1)]
+    if longest > 1:
+        runs.append(AxisRange(2, longest, min(longest, 4)))
+    return BucketPlan(axis, tuple(Bucket("exact", ((axis, run), *others)) for run in runs))
 
 
 def with_decode(plan: BucketPlan, model: LoadedModel) -> BucketPlan:

@@ -70,12 +70,13 @@ class GenerationStep(nn.Module):
     from ``position`` on it changes. Gives ``logits`` float32 [1, vocabulary].
     """
 
-    def __init__(self, model: Any, layers: int, way: Way) -> None:
+    def __init__(self, model: Any, layers: int, way: Way, more: Sequence[str] = ()) -> None:
+        """``more`` are names of further inputs, behind the caches."""
         super().__init__()
         self.model = model
         self.way = way
         self.caches = tuple(f"cache_{n}_{part}" for n in range(layers) for part in ("key", "value"))
-        self.names = (INPUT, POSITION, LAST, *self.caches)
+        self.names = (INPUT, POSITION, LAST, *self.caches, *more)
         self._accepted = set(inspect.signature(model.forward).parameters)
         names = self.names
 

@@ -22,7 +22,7 @@ from edgecompile.pretrained import drop_pooler, load_pretrained, main_input
 from edgecompile.probing import probe_outputs
 from edgecompile.sentence_modules import SentencePipeline, read_pipeline
 from edgecompile.task_heads import assemble, keep_outputs, label_names, pipeline_for
-from edgecompile.tasks import Task, choose_task, load_generative, reads
+from edgecompile.tasks import SEQ2SEQ_LM, Task, choose_task, load_generative, reads
 
 __all__ = ["load_folder"]
 
@@ -50,6 +50,10 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         if load_causal_lm is not None:
             model: LoadedModel = load_causal_lm(folder, options)
             return model
+    if task.name == SEQ2SEQ_LM:
+        from edgecompile.seq2seq_model import load_seq2seq_lm
+
+        return load_seq2seq_lm(folder, options)
     weights = find_weights(inner)
     pooling, steps = pipeline_for(pipeline, options, task)
     if pooling is not None and reads(main) != "text":

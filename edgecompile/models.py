@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgecompile.errors import ModelError
 from edgecompile.runtime.dtypes import Number
-from edgecompile.tasks import TASK_NAMES
+from edgecompile.runtime.schema import CAUSAL_LM
+from edgecompile.tasks import SEQ2SEQ_LM, TASK_NAMES
 
 if TYPE_CHECKING:
     import torch
@@ -171,6 +172,16 @@ class Generation:
         defaults: how its author wants to sample; names as in a manifest's "generation".
         greedy: gives the tokens that follow a prompt, at most so many, by the library that the
             model comes from.
+        kind: ``causal-lm``, or ``seq2seq`` for a decoder that attends to a source; the others
+            are for this one.
+        cross: names of the inputs with the source's keys and values, which are only read.
+        start: tokens that every text begins with.
+        source: name of the encoder's input that is the source.
+        suppress: tokens that are never chosen.
+        suppress_first: tokens that aren't chosen first.
+        encoder: makes what ``cross`` names of a source: its outputs have these names.
+        translate: gives the tokens that follow the encoder's inputs and a beginning, at most so
+            many, by the library that the model comes from.
     """
 
     input: str
@@ -185,6 +196,14 @@ class Generation:
     pad: int
     defaults: Mapping[str, Any]
     greedy: Callable[[Sequence[int], int], list[int]]
+    kind: str = CAUSAL_LM
+    cross: tuple[str, ...] = ()
+    start: tuple[int, ...] = ()
+    source: str = ""
+    suppress: tuple[int, ...] = ()
+    suppress_first: tuple[int, ...] = ()
+    encoder: LoadedModel | None = None
+    translate: Callable[[Mapping[str, torch.Tensor], Sequence[int], int], list[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -256,12 +275,14 @@ class LoadedModel:
         """The model as it is for runs of at most so many tokens, if it generates; else itself.
 
         The least context then holds the longest run, so that every pair of sizes fits together.
+        One that goes on from a source stays as it is: its runs are short, and sources are lengths of
+        its encoder.
 
         Raises:
             ModelError: the context is smaller, or less than two tokens were asked for.
         """
         made, axis = self.generation, self.length_axis
-        if made is None or axis is None or length is None:
+        if made is None or made.encoder is not None or axis is None or length is None:
             return self
         if not 2 <= length <= made.max_context:
             raise ModelError(
@@ -277,6 +298,19 @@ class LoadedModel:
             for spec in self.inputs
         )
         return replace(self, inputs=inputs, axes={**self.axes, **limits})
+
+    def with_sources(self, lo: int, hi: int) -> LoadedModel:
+        """The model as it is for sources of these lengths, if they vary; else itself."""
+        made = self.generation
+        if made is None or made.encoder is None:
+            return self
+        rows = next(spec.shape[0] for spec in self.inputs if spec.name == made.cross[0])
+        encoder, limits = made.encoder, AxisLimits(lo, hi)
+        if not isinstance(rows, str) or encoder.length_axis is None:
+            return self
+        encoder = replace(encoder, axes={**encoder.axes, encoder.length_axis: limits})
+        made = replace(made, encoder=encoder)
+        return replace(self, axes={**self.axes, rows: limits}, generation=made)
 
     def fresh(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The same inputs, with copies of those that the module changes."""
@@ -418,7 +452,7 @@ def load_model(
 def _refuse_folder_options(spec: str, options: LoadOptions) -> None:
     """A factory and a saved program say themselves what they compute."""
     given = [name for name in options.to_json() if name != "max_context"]
-    if given and not (given == ["task"] and options.task == "causal-lm"):
+    if given and not (given == ["task"] and options.task in (CAUSAL_LM, SEQ2SEQ_LM)):
         options_given = ", ".join("--" + name.replace("_", "-") for name in given)
         raise ModelError(
             f"'{spec}' is no folder: {options_given} is for folders in Hugging Face layout",

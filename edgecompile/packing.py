@@ -15,7 +15,7 @@ from edgecompile.backends.artifact import Artifact
 from edgecompile.buckets import Bucket, BucketPlan
 from edgecompile.bundle import BundleWriter, VariantParts, manifest_name, merge_constants
 from edgecompile.compilation import CompiledModel
-from edgecompile.generation_files import golden_texts, manifest_generation
+from edgecompile.generation_files import ENCODER, golden_texts, manifest_generation
 from edgecompile.gpu_parts import GpuParts, add_gpu, try_engine, with_gpu
 from edgecompile.hashing import file_sha256
 from edgecompile.joint import JointDistribution
@@ -76,6 +76,7 @@ def pack_bundle(
     seed: int = 0,
     force: bool = False,
     tokenizer: bool = True,
+    encoder: Path | None = None,
     step: StepHandle | None = None,
 ) -> PackedBundle:
     """Writes a bundle and verifies it before it gets its name.
@@ -93,6 +94,7 @@ def pack_bundle(
         seed: of the inputs that are drawn.
         force: replace a bundle of the same name.
         tokenizer: whether the model's tokenizer travels along, if it has one.
+        encoder: the bundle that reads its sources, if it goes on from some.
         step: told what is being done.
 
     Raises:
@@ -127,6 +129,8 @@ def pack_bundle(
                 manifest = replace(manifest, text=text)
         if gpu is not None:
             manifest = add_gpu(writer, manifest, gpu)
+        if encoder is not None:
+            writer.add_bundle(encoder, ENCODER)
         tell("running eager")
         cases = list(make_cases(model, plan.buckets, seed=seed))
         if samples is not None and samples.real:

@@ -25,6 +25,7 @@ from edgecompile.packing import pack_bundle
 from edgecompile.planning import plan_model
 from edgecompile.precision_choice import ResolvedPrecision, resolve_precision
 from edgecompile.progress import NULL_PROGRESS, Progress, StepHandle
+from edgecompile.seq2seq_build import build_seq2seq
 from edgecompile.stages import Stages, work_folder, write_json
 from edgecompile.targets import load_target
 from edgecompile.torch_tensorrt_check import need_torch_tensorrt
@@ -64,6 +65,8 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         )
         if request.runtime != NATIVE:
             require_native(model, f"--runtime {request.runtime}")
+        if model.generation is not None and model.generation.encoder is not None:
+            return build_seq2seq(model, model.generation.encoder, request, profile, work, stages)
         model = model.with_longest(request.plan.max_length)
         exports = ExportStore(model, work / "exported")
 

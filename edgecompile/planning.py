@@ -12,7 +12,7 @@ from edgecompile.compilation import ExportStore
 from edgecompile.cost_sources import find_costs
 from edgecompile.curves import CostCurve
 from edgecompile.errors import PlanError
-from edgecompile.generation_plan import prompts_only, with_decode
+from edgecompile.generation_plan import prompts_only, refuse_sources, with_decode
 from edgecompile.kits import KitScope
 from edgecompile.limits import DEFAULT_MAX_BUCKETS, BucketCost, BucketLimits
 from edgecompile.plan_request import PlanRequest, plan_scope, require_paddable
@@ -69,6 +69,7 @@ def plan_model(
     started = time.perf_counter()
     whole = exports.model
     if whole.generation is not None:
+        refuse_sources(whole)
         exports, request = prompts_only(exports, request)
     scope = plan_scope(exports.model, request)
     model, extent = exports.model, scope.axes[0][1]

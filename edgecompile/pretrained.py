@@ -15,7 +15,7 @@ from torch import nn
 
 from edgecompile.errors import MissingDependencyError, ModelError
 from edgecompile.named_module import describe_error
-from edgecompile.tasks import Task, architecture_of
+from edgecompile.tasks import SEQ2SEQ_LM, Task, architecture_of
 
 __all__ = ["Pretrained", "import_transformers", "load_pretrained", "main_input", "quiet"]
 
@@ -97,7 +97,10 @@ def load_pretrained(folder: Path, config: Mapping[str, Any], task: Task) -> Pret
             ) from exc
     model = model.eval().float()
     _check_loading(folder, model, info, task)
-    if model.config.is_encoder_decoder and not _has_encoder_head(type(model).__name__):
+    generates = task.name == SEQ2SEQ_LM
+    if model.config.is_encoder_decoder and not (
+        generates or _has_encoder_head(type(model).__name__)
+    ):
         model = model.get_encoder()
         notes.append("an encoder-decoder model: the encoder alone is compiled")
     pooler_missing = any("pooler" in key.split(".") for key in info["missing_keys"])
@@ -143,6 +146,10 @@ def _choose_class(
         # T5 and its kin have a class for the encoder alone, whose weights may lie alone, too.
         short = re.sub(r"(For\w+|Model)$", "", name) + "EncoderModel"
         return getattr(transformers, short, None) or transformers.AutoModel, []
+    if task.name == SEQ2SEQ_LM:
+        # Those that read sound have an automatic class of their own; each names itself.
+        generates = found is not None and found.can_generate()
+        return (found, []) if generates else (getattr(transformers, task.auto), [])
     if task.auto and not task.names_head(name):
         return getattr(transformers, task.auto), [
             f"{name or 'the model'} is loaded for {task.name}"

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from edgecompile.errors import ModelError
 
 __all__ = [
+    "SEQ2SEQ_LM",
     "TASKS",
     "TASK_NAMES",
     "Task",
@@ -25,6 +26,8 @@ __all__ = [
 ]
 
 Modality = Literal["text", "audio", "image"]
+
+SEQ2SEQ_LM = "seq2seq-lm"
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,12 @@ TASKS: tuple[Task, ...] = (
             "ForSemanticSegmentation",
             "ForDepthEstimation",
         ),
+    ),
+    Task(
+        SEQ2SEQ_LM,
+        "generation from a source by an encoder-decoder model, with a cache",
+        None,
+        auto="AutoModelForSeq2SeqLM",
     ),
     Task("seq2seq-encoder", "the encoder's hidden states of an encoder-decoder model", bare=True),
     Task(

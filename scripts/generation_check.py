@@ -9,9 +9,19 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from generation_families import FAMILIES, LONGEST_RUN, POSITIONS, build_family, load_family
+from generation_families import (
+    FAMILIES,
+    LONGEST_RUN,
+    LONGEST_SOURCE,
+    POSITIONS,
+    SOURCES,
+    build_family,
+    build_source_family,
+    load_family,
+)
 
 from edgecompile.errors import EdgecompileError
 from edgecompile.runtime import open_bundle
@@ -46,7 +56,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         description="Compare greedy generation with transformers' own, token by token.",
     )
     add = parser.add_argument
-    add("--only", nargs="+", choices=list(FAMILIES), metavar="FAMILY", help="these families")
+    add("--only", nargs="+", choices=[*FAMILIES, *SOURCES], metavar="FAMILY", help="these families")
     add("--prompts", type=int, default=200, help="for each family (default 200)")
     add("--work", type=Path, default=REPOSITORY / "generation-out", help="where files are left")
     add("--resume", action="store_true", help="leave out families whose outcome is there")
@@ -64,9 +74,11 @@ def check_family(name: str, work: Path, prompts: int) -> Outcome:
         tell("loading")
         loaded = load_family(name)
         way = loaded.module.way
-        bundle = build_family(
-            loaded, work / f"{name}.ecb", work / "builds" / name, padded=name == "gpt2", step=tell
-        )
+        output, builds = work / f"{name}.ecb", work / "builds" / name
+        if name in SOURCES:
+            bundle = build_source_family(loaded, output, builds, step=tell)
+        else:
+            bundle = build_family(loaded, output, builds, padded=name == "gpt2", step=tell)
     except EdgecompileError as error:
         return Outcome(name, "refused", reason=error.message.splitlines()[0])
     attention = (way.attention or "its own") + (" with a mask" if way.mask else "")
@@ -75,10 +87,11 @@ def check_family(name: str, work: Path, prompts: int) -> Outcome:
     tell(f"generating from {prompts} prompts")
     with open_bundle(bundle) as model:
         for number in range(prompts):
-            length = int(random.integers(1, min(3 * LONGEST_RUN, POSITIONS - NEW_TOKENS) + 1))
-            prompt = random.integers(3, 97, length).tolist()
-            want = loaded.generation.greedy(prompt, NEW_TOKENS)
-            got = list(model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False))
+            if name in SOURCES:
+                want, got = translate(loaded, model, random, number)
+                length = 0
+            else:
+                want, got, length = go_on(loaded, model, random)
             if got != want:
                 at = next(i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b)
                 text = (
@@ -89,6 +102,38 @@ def check_family(name: str, work: Path, prompts: int) -> Outcome:
     return Outcome(name, "equal", prompts, tokens, attention)
 
 
+def go_on(loaded: Any, model: Any, random: np.random.Generator) -> tuple[list[int], list[int], int]:
+    """What is wanted and what came out behind a random prompt, and its length."""
+    length = int(random.integers(1, min(3 * LONGEST_RUN, POSITIONS - NEW_TOKENS) + 1))
+    prompt = random.integers(3, 97, length).tolist()
+    want = loaded.generation.greedy(prompt, NEW_TOKENS)
+    got = list(model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False))
+    return want, got, length
+
+
+def translate(
+    loaded: Any, model: Any, random: np.random.Generator, number: int
+) -> tuple[list[int], list[int]]:
+    """The same behind a random source; every third text begins with more than the start tokens."""
+    made = loaded.generation
+    sizes = {
+        axis: int(random.integers(1, LONGEST_SOURCE + 1)) if axis == "length" else 1
+        for axis in made.encoder.axes
+    }
+    source = made.encoder.make_example(sizes, seed=number)
+    prompt = list(made.start)
+    if number % 3 == 0:
+        prompt += random.integers(3, 97, int(random.integers(1, 40))).tolist()
+    want = made.translate(source, prompt, NEW_TOKENS)
+    got = model.generate(
+        {made.source: source[made.source].numpy()},
+        decoder_input_ids=prompt,
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+    )
+    return want, list(got)
+
+
 def table(outcomes: list[Outcome]) -> str:
     """A table in Markdown."""
     lines = [
@@ -96,7 +141,7 @@ def table(outcomes: list[Outcome]) -> str:
         "|---|---|---|---:|---:|---|",
     ]
     for item in outcomes:
-        note = FAMILIES[item.family].note
+        note = {**FAMILIES, **SOURCES}[item.family].note
         result = item.result if item.result == "equal" else f"{item.result}: {item.reason}"
         lines.append(
             f"| {item.family} | {note} | {result} | {item.prompts} | {item.tokens} "
@@ -110,7 +155,7 @@ def main() -> int:
     options = parse_arguments()
     options.work.mkdir(parents=True, exist_ok=True)
     outcomes = []
-    for name in options.only or FAMILIES:
+    for name in options.only or [*FAMILIES, *SOURCES]:
         record = options.work / f"{name}.json"
         if options.resume and record.is_file():
             outcome = Outcome(**json.loads(record.read_text()))

@@ -7,9 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FAMILIES", "Family", "build_family", "load_family", "make_family"]
+__all__ = [
+    "FAMILIES",
+    "SOURCES",
+    "Family",
+    "build_family",
+    "build_source_family",
+    "load_family",
+    "make_family",
+]
 
 VOCABULARY, POSITIONS = 97, 128
+#: Tokens of the longest source, where they vary.
+LONGEST_SOURCE = 40
 #: Tokens of the longest run of a prompt; longer prompts come in pieces.
 LONGEST_RUN = 24
 TARGET = "cpu-x86-64-v3"
@@ -45,12 +55,14 @@ class Family:
         config: of its configuration.
         settings: the configuration's.
         note: what is special about it.
+        generation: settings of its generation configuration.
     """
 
     model: str
     config: str
     settings: Mapping[str, Any] = field(default_factory=lambda: _USUAL)
     note: str = ""
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -192,6 +204,67 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+_BART = {
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": POSITIONS,
+    "forced_eos_token_id": None,
+    "decoder_start_token_id": 1,
+    **_TOKENS,
+}
+_T5 = {
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 0,
+}
+
+#: Those that go on from a source, which an encoder reads.
+SOURCES: Mapping[str, Family] = {
+    "t5": Family("T5ForConditionalGeneration", "T5Config", _T5, "relative positions"),
+    "mt5": Family(
+        "MT5ForConditionalGeneration",
+        "MT5Config",
+        {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        "gated, a head of its own",
+    ),
+    "bart": Family("BartForConditionalGeneration", "BartConfig", _BART, "learned positions"),
+    "mbart": Family(
+        "MBartForConditionalGeneration",
+        "MBartConfig",
+        _BART,
+        "a forced first token, norms first",
+        {"forced_bos_token_id": 5},
+    ),
+    "marian": Family("MarianMTModel", "MarianConfig", _BART, "computed positions"),
+    "pegasus": Family("PegasusForConditionalGeneration", "PegasusConfig", _BART),
+    "whisper": Family(
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        {
+            **{k: v for k, v in _BART.items() if k != "max_position_embeddings"},
+            "num_mel_bins": 8,
+            "max_source_positions": 24,
+            "max_target_positions": POSITIONS,
+            "suppress_tokens": [5, 6],
+            "begin_suppress_tokens": [7],
+        },
+        "sound of one size, tokens that are never chosen",
+    ),
+}
+
+
 def make_family(name: str) -> Any:
     """A model of the family with random weights, the same ones every time.
 
@@ -200,18 +273,30 @@ def make_family(name: str) -> Any:
     import torch
     import transformers
 
-    family = FAMILIES[name]
+    family = {**FAMILIES, **SOURCES}[name]
     config = getattr(transformers, family.config)(**family.settings)
     with torch.random.fork_rng():
         torch.manual_seed(5)
         model = getattr(transformers, family.model)(config).eval().float()
         with torch.no_grad():
-            for parameter in model.parameters():
+            for path, parameter in model.named_parameters():
                 if parameter.dim() > 1:
-                    parameter.normal_(0, 0.2)
+                    parameter.normal_(0, _spread(name, path))
                 else:
                     parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.generation_config.update(**family.generation)
     return model
+
+
+def _spread(name: str, path: str) -> float:
+    """How far random weights are from 0.
+
+    A decoder whose table of tokens is its head, too, says the last token again unless its layers
+    are louder than that.
+    """
+    if name in FAMILIES:
+        return 0.2
+    return 0.05 if any(part in path for part in ("embed_tokens", "shared")) else 0.4
 
 
 def load_family(name: str) -> Any:
@@ -222,7 +307,14 @@ def load_family(name: str) -> Any:
     """
     from edgecompile.generation_model import make_generator
     from edgecompile.models import LoadOptions, ModelSource
+    from edgecompile.seq2seq_model import make_seq2seq
 
+    if name in SOURCES:
+        fixed = name == "whisper"
+        options = LoadOptions(max_length=None if fixed else LONGEST_SOURCE, max_context=POSITIONS)
+        return make_seq2seq(
+            make_family(name), options, name=name, source=ModelSource("object", name)
+        )
     options = LoadOptions(max_length=LONGEST_RUN, max_context=POSITIONS, task="causal-lm")
     source = ModelSource("object", name)
     return make_generator(make_family(name), options, name=name, source=source)
@@ -243,12 +335,8 @@ def build_family(
     Raises:
         EdgecompileError: it can't be exported, compiled or verified.
     """
-    from edgecompile.buckets import AxisRange, Bucket, BucketPlan
-    from edgecompile.compilation import ExportStore, compile_buckets, export_buckets
-    from edgecompile.packing import pack_bundle
-    from edgecompile.targets import load_target
+    from edgecompile.buckets import AxisRange, Bucket
 
-    tell: Callable[[str], None] = step or (lambda text: None)
     limits = loaded.axes["context"]
     context = ("context", AxisRange(limits.lo, limits.hi, limits.lo))
 
@@ -258,7 +346,43 @@ def build_family(
     prompts = [bucket("exact", 2, LONGEST_RUN)]
     if padded:
         prompts = [bucket("pad", 2, 12), bucket("exact", 13, LONGEST_RUN)]
-    buckets = (bucket("exact", 1, 1), *prompts)
+    return _build(loaded, (bucket("exact", 1, 1), *prompts), output, work, step)
+
+
+def build_source_family(loaded: Any, output: Path, work: Path, *, step: Any = None) -> Path:
+    """The same of a model that goes on from a source: its encoder, and the decoder around it.
+
+    Sources of up to 12 tokens are padded.
+    """
+    from edgecompile.buckets import AxisRange, Bucket
+    from edgecompile.generation_plan import decoder_buckets
+
+    encoder = loaded.generation.encoder
+    axis = encoder.length_axis
+    buckets: tuple[Bucket, ...] = (Bucket("exact", ((axis, AxisRange(1, 1, 1)),)),)
+    if axis == "length":
+        buckets = (
+            Bucket("pad", ((axis, AxisRange(1, 12, 12)),)),
+            Bucket("exact", ((axis, AxisRange(13, LONGEST_SOURCE, LONGEST_SOURCE)),)),
+        )
+    inner = _build(encoder, buckets, work / "encoder.ecb", work / "encoder", step)
+    return _build(loaded, decoder_buckets(loaded).buckets, output, work, step, inner)
+
+
+def _build(
+    loaded: Any,
+    buckets: tuple[Any, ...],
+    output: Path,
+    work: Path,
+    step: Any,
+    encoder: Path | None = None,
+) -> Path:
+    from edgecompile.buckets import BucketPlan
+    from edgecompile.compilation import ExportStore, compile_buckets, export_buckets
+    from edgecompile.packing import pack_bundle
+    from edgecompile.targets import load_target
+
+    tell: Callable[[str], None] = step or (lambda text: None)
     tell("exporting")
     store = ExportStore(loaded, work / "exported")
     exported = export_buckets(store, buckets)
@@ -271,5 +395,12 @@ def build_family(
         keys=[store.key(item) for item in buckets],
     )
     tell("verifying")
-    packed = pack_bundle(loaded, BucketPlan("length", buckets), compiled, output, force=True)
+    packed = pack_bundle(
+        loaded,
+        BucketPlan(buckets[0].length_axis, buckets),
+        compiled,
+        output,
+        encoder=encoder,
+        force=True,
+    )
     return packed.path

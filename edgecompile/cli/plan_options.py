@@ -173,6 +173,8 @@ def batch_traffic(
     from edgecompile.models import load_model
 
     loaded = load_model(model, load, batch=batch)
+    if loaded.generation is not None and loaded.generation.encoder is not None:
+        loaded = loaded.generation.encoder
     if loaded.length_axis != "batch":
         return None
     limits = loaded.axes["batch"]

@@ -152,6 +152,9 @@ def _eager_cases(
     from edgecompile.generation_files import golden_texts
 
     loaded = loaded.with_longest(max(bucket.hi for bucket in buckets))
+    rows = manifest.axes.get("source")
+    if rows is not None:
+        loaded = loaded.with_sources(rows.lo, rows.hi)
     texts = golden_texts(loaded, seed=seed)
     return list(make_cases(loaded, buckets, seed=seed)), texts
 

@@ -165,6 +165,10 @@ def format_bundle(report: Dict[str, Any]) -> List[str]:
         text = "generates {} tokens of context, {} caches, ends with {}"
         ends = ", ".join(str(token) for token in spec["eos"]) or "nothing"
         lines.append(text.format(spec["max_context"], len(spec["caches"]), ends))
+        if "encoder" in spec:
+            start = ", ".join(str(token) for token in spec["start"])
+            text = "{!r} of the bundle in {}/ is the source; texts begin with {}"
+            lines.append(text.format(spec["source"], spec["encoder"], start))
     for item in report["variants"]:
         chosen = " (chosen)" if item["name"] == report["chosen"] else ""
         lines.append("variant   {}{}: {}".format(item["name"], chosen, item["verdict"]))

@@ -29,15 +29,19 @@ class BundleFolder:
         manifest_sha256: hex digest of manifest.json, the identity of the bundle.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, fd: Optional[int] = None) -> None:
         """Opens the folder and reads the manifest; opens no other file.
+
+        Args:
+            path: the folder.
+            fd: a descriptor of it, which is taken over; None: it is opened by its path.
 
         Raises:
             BundleError: there is no bundle at ``path``, or its manifest is malformed.
             FormatVersionError: the manifest's format version is unknown.
         """
         self.path = os.fspath(path)
-        self._fd = _open_folder(self.path)
+        self._fd = _open_folder(self.path) if fd is None else fd
         try:
             data = self._read_manifest()
             self.manifest: Manifest = parse_manifest(data, os.path.join(self.path, MANIFEST_NAME))
@@ -45,6 +49,28 @@ class BundleFolder:
             self.close()
             raise
         self.manifest_sha256 = hashlib.sha256(data).hexdigest()
+
+    def open_inner(self, name: str) -> "BundleFolder":
+        """The bundle in a folder of this one, whose manifest this one lists; the caller closes it.
+
+        Raises:
+            BundleError, FormatVersionError: as of any bundle.
+            DamagedBundleError: its manifest isn't the one that is listed here.
+        """
+        path = os.path.join(self.path, name)
+        try:
+            fd = self._open_beneath(name, _FOLDER_FLAGS)
+        except OSError as error:
+            text = "is a link, or can't be opened: {}".format(error.strerror)
+            raise self._damaged(name, "file-kind", text) from None
+        inner = BundleFolder(path, fd)
+        listed = name + "/" + MANIFEST_NAME
+        if inner.manifest_sha256 != self.manifest.files[listed].sha256:
+            inner.close()
+            text = "has SHA-256 {}, must have {}"
+            text = text.format(inner.manifest_sha256, self.manifest.files[listed].sha256)
+            raise self._damaged(listed, "file-hash", text)
+        return inner
 
     def close(self) -> None:
         """Closes the folder; files that are open or mapped stay usable."""
@@ -146,7 +172,7 @@ class BundleFolder:
             return -1, problem
         return fd, None
 
-    def _open_beneath(self, name: str) -> int:
+    def _open_beneath(self, name: str, flags: int = _FILE_FLAGS) -> int:
         folders = name.split("/")
         leaf = folders.pop()
         parent = self._fd
@@ -157,7 +183,7 @@ class BundleFolder:
                 if parent != self._fd:
                     os.close(parent)
                 parent = child
-            return os.open(leaf, _FILE_FLAGS, dir_fd=parent)
+            return os.open(leaf, flags, dir_fd=parent)
         finally:
             if parent != self._fd:
                 os.close(parent)

@@ -13,7 +13,11 @@ MAX_IDS_BYTES = 64 << 20
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """The options of ``generate``, beside those that every command has."""
-    command.add_argument("--ids", metavar="N,N,...", help="the prompt's token ids")
+    command.add_argument(
+        "--ids",
+        metavar="N,N,...",
+        help="the prompt's token ids; the source's, where an encoder reads it",
+    )
     command.add_argument(
         "--ids-file",
         metavar="FILE",
@@ -43,7 +47,7 @@ def run_generate(
 
     Returns:
         The report, plain JSON values: "bundle", "name", "variant", "threads" and "texts" (each with
-        prompt, tokens, finish_reason, first_ms until the first token and token_ms, the mean of the
+        prompt, tokens, finish_reason, where an encoder reads it the source, first_ms until the first token and token_ms, the mean of the
         further ones, or null), and lines for people, who have seen the tokens.
 
     Raises:
@@ -70,13 +74,16 @@ def run_generate(
         # One session: prompts that begin alike share what was run of them.
         session = model.session()
         # All are judged before the first one runs.
-        for index, stream in enumerate([session.stream(prompt, **given) for prompt in prompts]):
+        streams = [session.stream(prompt, **given) for prompt in prompts]
+        for index, (stream, prompt) in enumerate(zip(streams, prompts)):
             times = [time.perf_counter()]
             for token in stream:
                 times.append(time.perf_counter())
                 show(" {}".format(token) if len(times) > 2 else str(token))
             show("\n")
             texts.append(_describe(stream, times))
+            if stream.source is not None:
+                texts[-1]["source"] = prompt
             lines.append(_line(index, texts[-1]))
         info = model.info
     report = {

@@ -27,13 +27,18 @@ _NUMBER = (int, float, np.integer, np.floating)
 
 
 class Request(NamedTuple):
-    """A generation, checked. ``stops`` are sequences that end it, by their last token."""
+    """A generation, checked.
+
+    ``stops`` are sequences that end it, by their last token. ``source`` has the encoder's inputs,
+    where there is an encoder.
+    """
 
     prompt: List[int]
     max_new_tokens: int
     sampling: Sampling
     eos: FrozenSet[int]
     stops: Dict[int, List[Tuple[int, ...]]]
+    source: "Optional[Dict[str, NDArray[Any]]]" = None
 
 
 def make_request(
@@ -51,6 +56,8 @@ def make_request(
     eos: Any = None,
 ) -> Request:
     """Checks the arguments of ``Model.generate`` and fills in the bundle's defaults.
+
+    ``input_ids`` are what the new tokens follow; the source of an encoder isn't among these arguments.
 
     Raises:
         ContextLengthError: prompt and new tokens don't fit into the context.
@@ -92,6 +99,23 @@ def make_request(
     return Request(prompt, int(wanted), sampling, ends, stops)
 
 
+def begin_text(spec: GenerationSpec, given: Any) -> Any:
+    """What a text behind a source goes on from: the start tokens, and ``given`` if it isn't None."""
+    start = list(spec.start)
+    if given is None:
+        return start
+    try:
+        array = np.asarray(given)
+    except Exception:  # whatever an object's __array__ raises; told with the other problems
+        return given
+    if array.ndim == 2 and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        return given
+    ids = array.tolist()
+    return ids if ids[: len(start)] == start else start + ids
+
+
 class TokenStream:
     """The new tokens of a text, one by one as they are made; an iterator.
 
@@ -113,11 +137,17 @@ class TokenStream:
         self._session = session
         self._request = request
         self._choose = choose
+        self._never, self._not_first = session.suppressed
 
     @property
     def prompt(self) -> List[int]:
         """The text that the tokens go on from."""
         return list(self._request.prompt)
+
+    @property
+    def source(self) -> "Optional[Dict[str, NDArray[Any]]]":
+        """The inputs of the encoder; None where there is none."""
+        return self._request.source
 
     def close(self) -> None:
         """Ends the stream; a session goes on with another text anyway."""
@@ -135,6 +165,11 @@ class TokenStream:
             logits = self._session.advance(self, tokens[-1])
         else:
             logits = self._session.begin(self, request)
+        if self._never is not None or (self._not_first is not None and not tokens):
+            logits = logits.copy()
+            for banned in (self._never, None if tokens else self._not_first):
+                if banned is not None:
+                    logits[banned] = -np.inf
         token = self._choose(logits)
         # The logits are the session's. A text that began meanwhile, in another thread, has written
         # its own there.

@@ -5,18 +5,21 @@ counts as an error: where two logits are nearly equal, another instruction set m
 token, and every later one would differ then.
 """
 
+import base64
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
 
 from .document import Problems, Reader, parse_json
 from .errors import DamagedBundleError, EdgecompileError
-from .generation import TokenStream, make_request
+from .generation import TokenStream
 from .manifest import Manifest, Tolerance
+from .schema import SEQ2SEQ
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from .model import Model
@@ -27,14 +30,20 @@ MAX_CASES = 1024
 
 
 class GenerationCase(NamedTuple):
-    """A prompt and what follows it if the likeliest token is always taken."""
+    """A prompt and what follows it if the likeliest token is always taken.
+
+    ``source`` is what an encoder reads, where there is one: tokens, or an array.
+    """
 
     prompt: Tuple[int, ...]
     tokens: Tuple[int, ...]
+    source: "Union[List[int], NDArray[Any], None]" = None
 
 
 def parse_generation_cases(data: bytes, source: str, manifest: Manifest) -> List[GenerationCase]:
     """Reads golden generations of a generative bundle.
+
+    Whether an encoder takes the sources is seen when they are run.
 
     Raises:
         BundleError: rules json-…, key-…, list-size and golden-generation; lists every problem.
@@ -66,9 +75,37 @@ def parse_generation_cases(data: bytes, source: str, manifest: Manifest) -> List
             text = "{} and {} tokens, the context has {}"
             text = text.format(len(lists[0]), len(lists[1]), spec.max_context)
             problems.add("golden-generation", where, text)
-        cases.append(GenerationCase(*lists))
+        found = None
+        if spec.kind == SEQ2SEQ:
+            found = _read_source(entry, reader, where)
+            if tuple(lists[0][: len(spec.start)]) != spec.start:
+                text = "doesn't begin with the start tokens"
+                problems.add("golden-generation", where + ".prompt", text)
+        cases.append(GenerationCase(lists[0], lists[1], found))
     problems.raise_if_any(hint="the bundle was written wrongly or changed; build it again")
     return cases
+
+
+def _read_source(
+    entry: Dict[str, Any], reader: Reader, where: str
+) -> "Union[List[int], NDArray[Any], None]":
+    """A list of tokens, or {"shape", "float32"}: the numbers, little-endian, in Base64."""
+    place = where + ".source"
+    if not isinstance(entry.get("source"), dict):
+        items = reader.items(entry, "source", where, 1, MAX_BYTES)
+        tokens = [reader.as_integer(item, place) for item in items]
+        return [token for token in tokens if token is not None]
+    value = entry["source"]
+    sizes = [reader.as_integer(x, place) or 0 for x in reader.items(value, "shape", place, 1, 8)]
+    text = reader.string(value, "float32", place) or ""
+    try:
+        data = base64.b64decode(text, validate=True)
+        numbers = np.frombuffer(data, "<f4").astype(np.float32)
+        return numbers.reshape(sizes) if min(sizes, default=0) > 0 else numbers.reshape(-1, 0)
+    except ValueError:
+        text = "isn't float32 numbers of the shape {} in Base64".format(sizes)
+        reader.problems.add("golden-generation", place, text)
+        return None
 
 
 def replay_generations(model: "Model", folder: Optional[str] = None) -> List[Dict[str, Any]]:
@@ -123,7 +160,8 @@ class _Judge:
                 self.error = "token {}: the largest logit is {}".format(self.made, logits[got])
         elif got != want:
             gap = float(logits[got]) - float(logits[want])
-            limit = self.tolerance.limit(float(abs(logits).max()))
+            # Tokens that mustn't be chosen have minus infinity.
+            limit = self.tolerance.limit(float(abs(logits[np.isfinite(logits)]).max()))
             if gap <= limit:
                 self.ties += 1
             elif self.error is None:
@@ -137,14 +175,18 @@ def _replay(model: "Model", index: int, case: GenerationCase) -> Dict[str, Any]:
     judge = _Judge(case.tokens, model.tolerance)
     started = time.perf_counter_ns()
     try:
-        request = make_request(
-            model.manifest,
-            list(case.prompt),
-            max_new_tokens=len(case.tokens),
-            do_sample=False,
-            eos=(),
+        given: Any = list(case.prompt)
+        options: Dict[str, Any] = {}
+        spec, session = model.manifest.generation, model.session()
+        if case.source is not None:
+            assert spec is not None
+            options["decoder_input_ids"], given = given, case.source
+            if isinstance(given, np.ndarray):
+                given = {spec.source: given}
+        request = session.request(
+            given, max_new_tokens=len(case.tokens), do_sample=False, eos=(), **options
         )
-        for _ in TokenStream(model.session(), request, judge.choose):
+        for _ in TokenStream(session, request, judge.choose):
             pass
     except EdgecompileError as error:
         return _result(index, case, error=str(error))

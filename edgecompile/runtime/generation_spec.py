@@ -5,19 +5,22 @@ a rule here: which input is which, that a program for one token at any context i
 every token that logits can name may be given back to the model.
 """
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Container, Dict, Optional, Tuple
 
 from .document import Reader, join, shorten
-from .schema import CAUSAL_LM, BucketSpec, Dim, GenerationSpec, TensorSpec
+from .schema import CAUSAL_LM, MANIFEST_NAME, SEQ2SEQ, BucketSpec, Dim, GenerationSpec, TensorSpec
 from .signature import MAX_SIZE, Signature
 
 KEY = "generation"
 MAX_CACHES = 509
+MAX_CROSS = 508
 MAX_EOS = 64
+MAX_START = 64
+MAX_SUPPRESS = 4096
 
 
 def read_generation(
-    document: Dict[str, Any], reader: Reader, signature: Signature
+    document: Dict[str, Any], reader: Reader, signature: Signature, files: Container[str]
 ) -> Optional[GenerationSpec]:
     """The ``generation`` of a manifest; None where there is none, or a problem was noted.
 
@@ -25,6 +28,7 @@ def read_generation(
         document: the whole manifest.
         reader: gets the problems.
         signature: what was read before; judged only if nothing is wrong with it.
+        files: the paths that the manifest lists.
     """
     if KEY not in document:
         return None
@@ -32,15 +36,20 @@ def read_generation(
     entry = reader.mapping(document, KEY, "")
     if entry is not document[KEY]:
         return None
-    return _GenerationReader(entry, reader, signature if sound else None).read()
+    return _GenerationReader(entry, reader, signature if sound else None, files).read()
 
 
 class _GenerationReader:
     """Reads the keys first, then holds them against the signature."""
 
     def __init__(
-        self, entry: Dict[str, Any], reader: Reader, signature: Optional[Signature]
+        self,
+        entry: Dict[str, Any],
+        reader: Reader,
+        signature: Optional[Signature],
+        files: Container[str],
     ) -> None:
+        self.files = files
         self.entry = entry
         self.reader = reader
         self.signature = signature
@@ -52,22 +61,31 @@ class _GenerationReader:
     def read(self) -> Optional[GenerationSpec]:
         reader, entry = self.reader, self.entry
         kind = reader.string(entry, "kind", KEY)
-        if kind is not None and kind != CAUSAL_LM:
-            self.add("generation-kind", "kind", "{!r} isn't {}".format(shorten(kind), CAUSAL_LM))
-        names = {
+        if kind is not None and kind not in (CAUSAL_LM, SEQ2SEQ):
+            text = "{!r} is neither {} nor {}".format(shorten(kind), CAUSAL_LM, SEQ2SEQ)
+            self.add("generation-kind", "kind", text)
+        names: Dict[str, Any] = {
             key: reader.string(entry, key, KEY) or ""
             for key in ("input", "position", "last", "logits", "length_axis", "context_axis")
         }
         most = reader.integer(entry, "max_context", KEY)
-        caches = self._strings("caches")
-        eos = self._integers("eos")
+        caches = self._strings("caches", MAX_CACHES)
+        eos = self._integers("eos", 0, MAX_EOS)
         bos = None if reader.key(entry, "bos", KEY) is None else reader.integer(entry, "bos", KEY)
         pad = reader.integer(entry, "pad", KEY)
         defaults = self._defaults()
+        more = self._source() if kind == SEQ2SEQ else {}
         if self._failed() or most is None or pad is None:
             return None
         spec = GenerationSpec(
-            max_context=most, caches=caches, eos=eos, bos=bos, pad=pad, defaults=defaults, **names
+            max_context=most,
+            caches=caches,
+            eos=eos,
+            bos=bos,
+            pad=pad,
+            defaults=defaults,
+            **names,
+            **more,
         )
         if self.signature is not None:
             self._check(spec, self.signature)
@@ -76,13 +94,27 @@ class _GenerationReader:
     def _failed(self) -> bool:
         return self.reader.problems.count > self.before
 
-    def _strings(self, key: str) -> Tuple[str, ...]:
-        items = self.reader.items(self.entry, key, KEY, 1, MAX_CACHES)
+    def _source(self) -> Dict[str, Any]:
+        """What there is beside, where a text goes on from a source."""
+        names = {
+            key: self.reader.string(self.entry, key, KEY) or "" for key in ("encoder", "source")
+        }
+        return {
+            "kind": SEQ2SEQ,
+            **names,
+            "cross": self._strings("cross", MAX_CROSS),
+            "start": self._integers("start", 1, MAX_START),
+            "suppress": self._integers("suppress", 0, MAX_SUPPRESS),
+            "suppress_first": self._integers("suppress_first", 0, MAX_SUPPRESS),
+        }
+
+    def _strings(self, key: str, most: int) -> Tuple[str, ...]:
+        items = self.reader.items(self.entry, key, KEY, 1, most)
         texts = [self.reader.as_string(x, _item(key, i)) for i, x in enumerate(items)]
         return tuple(text for text in texts if text is not None)
 
-    def _integers(self, key: str) -> Tuple[int, ...]:
-        items = self.reader.items(self.entry, key, KEY, 0, MAX_EOS)
+    def _integers(self, key: str, least: int, most: int) -> Tuple[int, ...]:
+        items = self.reader.items(self.entry, key, KEY, least, most)
         numbers = [self.reader.as_integer(x, _item(key, i)) for i, x in enumerate(items)]
         return tuple(number for number in numbers if number is not None)
 
@@ -113,7 +145,7 @@ class _GenerationReader:
     def _check(self, spec: GenerationSpec, signature: Signature) -> None:
         self._check_axes(spec, signature)
         inputs = {item.name: item for item in signature.inputs}
-        used = (spec.input, spec.position, spec.last, *spec.caches)
+        used = (spec.input, spec.position, spec.last, *spec.caches, *spec.cross)
         for name in used:
             if name not in inputs:
                 self.add("generation-inputs", "", "{!r} isn't an input".format(shorten(name)))
@@ -145,6 +177,8 @@ class _GenerationReader:
                 self.add("generation-shape", "caches", text.format(name))
                 continue
             self._check_shape("caches", inputs[name], "float32", (spec.context_axis, *fixed))
+        if spec.kind == SEQ2SEQ:
+            self._check_source(spec, inputs, signature)
         self._check_tokens(spec, inputs[spec.input], vocabulary)
         longest = signature.axes[spec.length_axis].hi
         self._check_bounds("position", inputs[spec.position], spec.max_context)
@@ -164,6 +198,38 @@ class _GenerationReader:
             text = text.format(spec.max_context, spec.context_axis, context.hi)
             self.add("generation-axes", "max_context", text)
 
+    def _check_source(
+        self, spec: GenerationSpec, inputs: Dict[str, TensorSpec], signature: Signature
+    ) -> None:
+        rows = inputs[spec.cross[0]].shape[0] if inputs[spec.cross[0]].shape else None
+        if rows in (spec.length_axis, spec.context_axis):
+            text = "{!r} can't have the axis {!r} first".format(spec.cross[0], rows)
+            self.add("generation-shape", "cross", text)
+        for name in spec.cross:
+            fixed = inputs[name].shape[1:]
+            if not fixed or any(not isinstance(dim, int) for dim in fixed):
+                text = "{!r} must have the source's size first and fixed sizes behind it"
+                self.add("generation-shape", "cross", text.format(name))
+                continue
+            self._check_shape("cross", inputs[name], "float32", (rows, *fixed))
+        path = spec.encoder + "/" + MANIFEST_NAME
+        if path not in self.files:
+            text = "{!r} isn't listed in files".format(shorten(path))
+            self.add("generation-encoder", "encoder", text)
+        if len(spec.start) >= spec.max_context:
+            text = "has {} tokens, the context {}".format(len(spec.start), spec.max_context)
+            self.add("generation-tokens", "start", text)
+        whole = signature.axes.get(rows) if isinstance(rows, str) else None
+        for index, bucket in enumerate(signature.buckets):
+            if whole is None or not isinstance(rows, str):
+                continue
+            if rows in bucket.padded(signature.length_axis):
+                text = "bucket {} pads the source, which has no mask".format(index)
+                self.add("generation-buckets", "cross", text)
+            if whole.lo not in bucket.axes[rows] or whole.hi not in bucket.axes[rows]:
+                text = "bucket {} doesn't take every source of {}".format(index, whole)
+                self.add("generation-buckets", "cross", text)
+
     def _check_shape(self, key: str, item: TensorSpec, dtype: str, shape: Tuple[Dim, ...]) -> None:
         if (item.dtype, item.shape) != (dtype, shape):
             wanted = "{}[{}]".format(dtype, ", ".join(str(dim) for dim in shape))
@@ -177,7 +243,9 @@ class _GenerationReader:
         if item.pad != spec.pad:
             text = "is {}, but the input {!r} is padded with {}"
             self.add("generation-tokens", "pad", text.format(spec.pad, item.name, item.pad))
-        tokens = [("pad", spec.pad), *(("eos", token) for token in spec.eos)]
+        tokens = [("pad", spec.pad)]
+        for key in ("eos", "start", "suppress", "suppress_first"):
+            tokens.extend((key, token) for token in getattr(spec, key))
         if spec.bos is not None:
             tokens.append(("bos", spec.bos))
         for key, token in tokens:

@@ -148,7 +148,7 @@ class _ManifestReader:
         tolerance = read_tolerance(top, reader, "tolerance-range")
         plan = reader.mapping(top, "plan", "", optional=True)
         expected = reader.mapping(top, "expected", "", optional=True)
-        generation = read_generation(top, reader, signature)
+        generation = read_generation(top, reader, signature, self.files)
         texts = read_text(top, reader, self.files, signature)
         labels = read_labels(top, reader, signature)
         if reader.problems.items:

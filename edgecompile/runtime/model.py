@@ -1,5 +1,6 @@
 """A bundle opened for running: ``open_bundle(path) -> Model``, ``Model.run(inputs) -> outputs``."""
 
+import dataclasses
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ from .inputs import InputChecker
 from .manifest import AOTI_CPU, TENSORRT, Manifest, Tolerance
 from .opening import GPU_FAILURES, VARIANT_VARIABLE, Opened, Request, make_request, open_programs
 from .results import ResultMaker
+from .sources import check_encoder
 from .stats import Stats
 from .stats_file import StatsWriter, check_schedule
 from .warmup import warm_up
@@ -103,7 +105,20 @@ def _open(
     stats_file: "Optional[Path]",
     stats_every: float,
 ) -> "Model":
-    folder = BundleFolder(os.fspath(path))
+    model = _open_folder(BundleFolder(os.fspath(path)), request)
+    try:
+        if stats_file is not None:
+            model._writer.schedule(stats_file, stats_every)
+        if warmup:
+            model.warm_up()
+    except BaseException:
+        model.close()
+        raise
+    return model
+
+
+def _open_folder(folder: BundleFolder, request: Request) -> "Model":
+    """Takes ``folder`` over, and opens the bundle within it, where there is one."""
     try:
         if request.verify == "full":
             folder.check_hashes()
@@ -115,11 +130,18 @@ def _open(
         folder.close()
         raise
     model = Model(folder, host, opened, request.without.get(TENSORRT))
+    spec = folder.manifest.generation
     try:
-        if stats_file is not None:
-            model._writer.schedule(stats_file, stats_every)
-        if warmup:
-            model.warm_up()
+        if spec is not None and spec.encoder:
+            inner = folder.open_inner(spec.encoder)
+            try:
+                check_encoder(spec, folder.manifest, inner.manifest, inner.path)
+            except BaseException:
+                inner.close()
+                raise
+            # Both parts are of one variant: what was chosen for one was built for the other.
+            same = dataclasses.replace(request, variant=opened.variant.name)
+            model._encoder = _open_folder(inner, same)
     except BaseException:
         model.close()
         raise
@@ -145,6 +167,7 @@ class Model:
         self._results = ResultMaker(manifest)
         self._generates = manifest.generation is not None
         self._planner: Optional[ChunkPlanner] = None
+        self._encoder: Optional[Model] = None
         self._stats = Stats(opened.programs.manifest)
         self._writer = StatsWriter(
             self._stats, manifest, folder.manifest_sha256, self._variant.name, folder.path
@@ -159,6 +182,11 @@ class Model:
     def manifest(self) -> Manifest:
         """The bundle's manifest."""
         return self._folder.manifest
+
+    @property
+    def encoder(self) -> "Optional[Model]":
+        """What reads the source of a text, opened and closed with this model; None: nothing does."""
+        return self._encoder
 
     @property
     def tolerance(self) -> Tolerance:
@@ -316,13 +344,16 @@ class Model:
 
         Args:
             input_ids: token ids of the prompt, [length] or [1, length]; of any length that the
-                context has room for.
+                context has room for. Where an encoder reads a source, that: its token ids, or
+                arrays by the names of the encoder's inputs, such as ``{"input_features": array}``.
             on_token: gets each token as soon as it is made; ends the generation by returning False.
             options: ``max_new_tokens``; ``do_sample`` (without it, and without temperature, top_k
                 or top_p, the bundle's default), ``temperature``, ``top_k`` (0: all), ``top_p``,
                 ``repetition_penalty``, ``seed`` (None: another text each time); ``stop``, a list of
                 token ids and lists of token ids; ``eos``, instead of the bundle's own. Those that
-                are left out are the bundle's defaults.
+                are left out are the bundle's defaults. Behind a source also ``decoder_input_ids``,
+                what the new text goes on from, instead of the bundle's start tokens alone: these go
+                before it unless it begins with them.
 
         Returns:
             The new tokens, the one that ended them (of eos, or the last of a stop) included.
@@ -330,6 +361,7 @@ class Model:
         Raises:
             ContextLengthError: prompt and new tokens don't fit into the context; nothing has run.
             InputError: something else is wrong with the arguments; lists everything.
+            OutsideBucketsError: no bucket of the encoder takes a source of this size.
             GenerationError: the model generates nothing, or a GPU runs it.
             NativeError: native code reported a failure, or logits aren't finite.
             ModelClosedError: the model is closed.
@@ -339,6 +371,12 @@ class Model:
     def stream(self, input_ids: Any, **options: Any) -> "TokenStream":
         """Like ``generate``, as an iterator that makes each token when it is asked for."""
         return self.session().stream(input_ids, **options)
+
+    def _check(self, inputs: Mapping[str, Any]) -> "Dict[str, NDArray[Any]]":
+        """The inputs as they would be run; raises what ``run`` does before it runs anything."""
+        arrays, sizes = self._checker.check(inputs)
+        self._dispatcher.choose(sizes)
+        return {spec.name: array for spec, array in zip(self.manifest.inputs, arrays)}
 
     def _run(
         self,
@@ -386,6 +424,8 @@ class Model:
             warm_up(self.manifest, self._programs, self._dispatcher, self._host.memory)
         finally:
             self._leave()
+        if self._encoder is not None:
+            self._encoder.warm_up()
 
     def open_file(self, name: str) -> int:
         """Opens a file of this very bundle, whatever lies at its path now, and checks its hash.
@@ -446,6 +486,8 @@ class Model:
         finally:
             self._writer.finish()
             self._folder.close()
+            if self._encoder is not None:
+                self._encoder.close()
 
     def _begin_anew(self) -> None:
         """In a process after a fork, where the threads whose calls were under way don't exist."""

@@ -17,7 +17,9 @@ MODES = ("exact", "pad")
 AOTI_CPU = "aoti-cpu"
 TENSORRT = "tensorrt"
 TORCH = "torch"
+#: Kinds of generation: of a text alone, and of one that goes on from a source.
 CAUSAL_LM = "causal-lm"
+SEQ2SEQ = "seq2seq"
 #: What of a tokenizer's answer an input may get, and what may be done to a text before.
 TEXT_PARTS = ("ids", "attention_mask", "type_ids")
 TEXT_STEPS = ("strip", "lower")
@@ -201,6 +203,10 @@ class GenerationSpec:
     ``eos``, ``bos`` and ``pad`` are token ids; ``defaults`` has what ``Model.generate`` takes where
     its caller says nothing: do_sample, temperature, top_k, top_p, repetition_penalty and
     max_new_tokens, each optional.
+
+    The others are for the kind "seq2seq": ``encoder`` is the folder of the bundle that makes the
+    inputs ``cross`` of its input ``source``, ``start`` what every text begins with. Tokens of
+    ``suppress`` are never chosen, those of ``suppress_first`` not as the first one.
     """
 
     input: str
@@ -216,9 +222,25 @@ class GenerationSpec:
     pad: int
     defaults: Mapping[str, Any] = field(default_factory=dict)
     kind: str = CAUSAL_LM
+    encoder: str = ""
+    source: str = ""
+    cross: Tuple[str, ...] = ()
+    start: Tuple[int, ...] = ()
+    suppress: Tuple[int, ...] = ()
+    suppress_first: Tuple[int, ...] = ()
 
     def to_json(self) -> Dict[str, Any]:
         """The manifest's entry."""
+        more: Dict[str, Any] = {}
+        if self.kind == SEQ2SEQ:
+            more = {
+                "encoder": self.encoder,
+                "source": self.source,
+                "cross": list(self.cross),
+                "start": list(self.start),
+                "suppress": list(self.suppress),
+                "suppress_first": list(self.suppress_first),
+            }
         return {
             "kind": self.kind,
             "input": self.input,
@@ -233,6 +255,7 @@ class GenerationSpec:
             "bos": self.bos,
             "pad": self.pad,
             "defaults": dict(self.defaults),
+            **more,
         }
 
 

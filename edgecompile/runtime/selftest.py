@@ -40,7 +40,8 @@ def run_selftest(
         Plain JSON values: "ok", "tolerance" and "min_cosine" (of the variant that ran), "cases" (each with bucket, case, ok, max_abs_error, scale, limit,
         cosine (the least of its outputs), ms, outputs and, where it failed, error), "missing_buckets" (without a vector; with the
         bundle's own vectors that is a failure), "generation" (of a generative bundle's golden
-        generations, see ``generation_golden.replay_generations``) and "imported" (top-level modules of this process).
+        generations, see ``generation_golden.replay_generations``), "encoder" (cases of the bundle that
+        reads its sources) and "imported" (top-level modules of this process).
 
     Raises:
         BundleError, UnsupportedHostError, NativeError: the bundle can't be opened at all.
@@ -53,6 +54,7 @@ def run_selftest(
         results = run_cases(model, cases)
         covered = {item["bucket"] for item in results}
         generated = replay_generations(model, cases)
+        inner = [] if cases or model.encoder is None else run_cases(model.encoder)
         absent = [i for i in range(len(model.manifest.buckets)) if i not in covered]
         tolerance, min_cosine = model.tolerance.to_json(), model.min_cosine
     failed = [item for item in results if not item["ok"]]
@@ -60,7 +62,7 @@ def run_selftest(
         "ok": not failed
         and bool(results)
         and (cases is not None or not absent)
-        and all(item["ok"] for item in generated),
+        and all(item["ok"] for item in (*generated, *inner)),
         "bundle": path,
         "name": info["name"],
         "manifest_sha256": info["manifest_sha256"],
@@ -74,6 +76,7 @@ def run_selftest(
         "failed": len(failed),
         "missing_buckets": absent,
         "generation": generated,
+        "encoder": inner,
         "host": info["host"],
         "imported": sorted({name.partition(".")[0] for name in sys.modules}),
     }
@@ -196,7 +199,10 @@ def format_selftest(report: Dict[str, Any]) -> List[str]:
             "bucket", "case", "max error", "limit", "max|want|", "ms"
         )
     ]
-    for item in report["cases"]:
+    for item, name in [
+        *((item, str(item["bucket"])) for item in report["cases"]),
+        *((item, "enc {}".format(item["bucket"])) for item in report["encoder"]),
+    ]:
         numbers = [
             "-" if item[key] is None else "{:.3g}".format(item[key])
             for key in ("max_abs_error", "limit", "scale", "ms")
@@ -204,7 +210,7 @@ def format_selftest(report: Dict[str, Any]) -> List[str]:
         verdict = "ok" if item["ok"] else "FAILED: " + item.get("error", "")
         lines.append(
             "{:>6}  {:<24} {:>10} {:>10} {:>10} {:>9}  {}".format(
-                item["bucket"], item["case"], *numbers, verdict
+                name, item["case"], *numbers, verdict
             )
         )
     if report["missing_buckets"]:

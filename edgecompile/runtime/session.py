@@ -6,16 +6,17 @@ i of the text, so a text that begins as the last one did needs only its new part
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 
 from .chunks import Chunk, ChunkPlanner, chunk_sizes
-from .errors import UnsupportedHostError
-from .generation import Request, TokenStream, collect, make_request, turn_lost
+from .errors import InputError, UnsupportedHostError
+from .generation import Request, TokenStream, begin_text, collect, make_request, turn_lost
 from .program import BoundRun, Program
 from .sampling import Sampler
 from .schema import GenerationSpec
+from .sources import read_source, run_encoder, same_source
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,6 +52,12 @@ class Session:
         self._last = np.zeros(1, np.int64)
         self._logits = np.zeros((1, vocabulary), np.float32)
         self._row: NDArray[np.float32] = self._logits[0]
+        self._source: Optional[Dict[str, NDArray[Any]]] = None
+        self._cross: Dict[str, NDArray[Any]] = {}
+        # The axes that a source has a size along, for statistics.
+        self._sized: Dict[str, int] = {}
+        #: Tokens that are never chosen, and those that aren't the first one; None where any may be.
+        self.suppressed = (_indices(spec.suppress), _indices(spec.suppress_first))
         try:
             # Zeros, not whatever was there: a NaN in a row that isn't seen yet would spread, as
             # it is multiplied by its weight of 0. The system makes pages when they are written.
@@ -77,14 +84,31 @@ class Session:
         on_token: Optional[Callable[[int], Any]] = None,
         **options: Any,
     ) -> List[int]:
-        """Like ``Model.generate``; what ``input_ids`` has in common with the last text isn't run."""
+        """Like ``Model.generate``; what ``input_ids`` has in common with the last text isn't run.
+
+        Where an encoder reads a source, it runs only if that isn't the one before.
+        """
         return collect(self.stream(input_ids, **options), on_token)
 
     def stream(self, input_ids: Any, **options: Any) -> TokenStream:
         """Like ``Model.stream``; what ``input_ids`` has in common with the last text isn't run."""
-        request = make_request(self._model.manifest, input_ids, **options)
+        request = self.request(input_ids, **options)
         sampler = Sampler(request.sampling, request.prompt, request.max_new_tokens)
         return TokenStream(self, request, sampler.choose)
+
+    def request(self, input_ids: Any, *, decoder_input_ids: Any = None, **options: Any) -> Request:
+        """Checks the arguments of ``stream``; raises what that does."""
+        model, spec = self._model, self._spec
+        if model.encoder is None:
+            if decoder_input_ids is not None:
+                raise InputError(
+                    "decoder_input_ids are for models with an encoder",
+                    "give the whole text as input_ids",
+                )
+            return make_request(model.manifest, input_ids, **options)
+        text = begin_text(spec, decoder_input_ids)
+        request = make_request(model.manifest, text, **options)
+        return request._replace(source=read_source(spec, model.encoder, input_ids))
 
     def begin(self, stream: TokenStream, request: Request) -> "NDArray[np.float32]":
         """Takes the text ``request.prompt`` over from the last one, and runs what is new of it.
@@ -94,10 +118,29 @@ class Session:
         """
         with self._lock:
             self._turn = stream
+            if request.source is not None:
+                self._read(request.source)
             kept = min(_common(request.prompt, self._tokens), len(request.prompt) - 1)
             del self._tokens[kept:]
             stream.reused = kept
             return self._extend(request.prompt[kept:])
+
+    def _read(self, source: "Dict[str, NDArray[Any]]") -> None:
+        """Lets the encoder read a source, if it isn't the one before."""
+        encoder = self._model.encoder
+        assert encoder is not None
+        if same_source(self._source, source):
+            return
+        # Nothing of another source's text is of use, and bound runs have its arrays.
+        self._source, self._step = None, None
+        self._tokens.clear()
+        self._cross = run_encoder(self._spec, encoder, source)
+        self._sized = {
+            item.shape[0]: self._cross[item.name].shape[0]
+            for item in self._model.manifest.inputs
+            if item.name in self._cross and isinstance(item.shape[0], str)
+        }
+        self._source = source
 
     def advance(self, stream: TokenStream, token: int) -> "NDArray[np.float32]":
         """Runs one token behind the text; the logits [vocabulary], valid until the next call.
@@ -135,7 +178,7 @@ class Session:
             self._run(
                 self._bind(chunk, ids, position, last),
                 chunk.bucket,
-                chunk_sizes(self._spec, chunk),
+                {**chunk_sizes(self._spec, chunk), **self._sized},
             )
             self._tokens.extend(part)
             done += chunk.taken
@@ -148,7 +191,7 @@ class Session:
             self._ids = np.full((1, chunk.length), self._spec.pad, np.int64)
         step = self._bind(chunk, self._ids, self._position, self._last)
         self._step, self._step_chunk = step, chunk
-        self._step_sizes = chunk_sizes(self._spec, chunk)
+        self._step_sizes = {**chunk_sizes(self._spec, chunk), **self._sized}
         return step
 
     def _bind(
@@ -159,7 +202,12 @@ class Session:
         last: "NDArray[np.int64]",
     ) -> BoundRun:
         spec, model = self._spec, self._model
-        given = {spec.input: ids, spec.position: position, spec.last: last}
+        given: Dict[str, NDArray[Any]] = {
+            spec.input: ids,
+            spec.position: position,
+            spec.last: last,
+            **self._cross,
+        }
         arrays: List[NDArray[Any]] = [
             self._caches[item.name][: chunk.rows] if item.name in self._caches else given[item.name]
             for item in model.manifest.inputs
@@ -183,6 +231,10 @@ class Session:
             model._writer.tick(ended)
         finally:
             model._leave()
+
+
+def _indices(tokens: Sequence[int]) -> "Optional[NDArray[np.int64]]":
+    return np.array(tokens, np.int64) if tokens else None
 
 
 def _common(new: Sequence[int], old: Sequence[int]) -> int:

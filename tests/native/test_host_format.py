@@ -23,7 +23,12 @@ from edgecompile.runtime.model import open_bundle
 from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, Machine
 from tests.runtime.bundles import DummyBundle, pack_weights
-from tests.runtime.generations import HOSTILE_GENERATIONS, make_generative
+from tests.runtime.generations import (
+    HOSTILE_GENERATIONS,
+    HOSTILE_SOURCES,
+    make_generative,
+    make_seq2seq,
+)
 from tests.runtime.test_format import (
     HOSTILE_BYTES,
     HOSTILE_FOLDERS,
@@ -166,9 +171,11 @@ def hostile_cases() -> Iterator[tuple[str, Write]]:
 
         return write
 
-    def generation(path: str, new: Any) -> Write:
+    def generation(path: str, new: Any, source: bool = False) -> Write:
         def write(folder: Path, machine: Machine, compile_c: Compile) -> None:
             bundle = dummy(folder, machine, compile_c, generative=True)
+            if source:
+                make_seq2seq(bundle)
             put(bundle.document, path, new)
             bundle.write()
 
@@ -220,6 +227,8 @@ def hostile_cases() -> Iterator[tuple[str, Write]]:
         yield f"value-{rule}-{i}", value(path, new, text)
     for i, (rule, path, new, _) in enumerate(HOSTILE_GENERATIONS):
         yield f"generation-{rule}-{i}", generation(path, new)
+    for i, (rule, path, new, _) in enumerate(HOSTILE_SOURCES):
+        yield f"source-{rule}-{i}", generation(path, new, source=True)
     for i, (rule, path, new, _) in enumerate(HOSTILE_TEXTS):
         yield f"text-{rule}-{i}", text_value(path, new)
     for i, (rule, change) in enumerate(HOSTILE_BYTES):

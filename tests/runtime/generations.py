@@ -74,6 +74,47 @@ def make_generative(bundle: DummyBundle) -> None:
     put_generations(bundle, {"cases": [{"prompt": [1, 5], "tokens": [7, 8]}]})
 
 
+CROSS: list[dict[str, Any]] = [
+    {"name": name, "dtype": "float32", "shape": ["source", 2, 3], "pad": 0, "bounds": None}
+    for name in ("cross_key", "cross_value")
+]
+SOURCE: dict[str, Any] = {
+    "kind": "seq2seq",
+    "encoder": "encoder",
+    "source": "input_ids",
+    "cross": ["cross_key", "cross_value"],
+    "start": [3],
+    "suppress": [4],
+    "suppress_first": [],
+}
+#: What stands for the encoder's manifest: a reader of the outer one only sees that it is listed.
+ENCODER_FILE = "encoder/manifest.json"
+
+
+def make_seq2seq(bundle: DummyBundle) -> None:
+    """Turns the dummy bundle into that of a decoder behind an encoder, whose own bundle is none."""
+    make_generative(bundle)
+    document = bundle.document
+    document["inputs"] += copy.deepcopy(CROSS)
+    document["axes"]["source"] = {"lo": 1, "hi": 32}
+    for item in document["buckets"]:
+        item["axes"]["source"] = {"lo": 1, "hi": 32, "hint": 8}
+    document["generation"].update(copy.deepcopy(SOURCE))
+    bundle.files[ENCODER_FILE] = b"{}"
+    for index, length in ((0, 1), (1, 5)):
+        inputs = {
+            "input_ids": np.ones((1, length), np.int64),
+            "position": np.array([3]),
+            "last": np.array([0]),
+            "key": np.zeros((40, 2, 3), np.float32),
+            "value": np.zeros((40, 2, 4), np.float32),
+            **{item["name"]: np.zeros((8, 2, 3), np.float32) for item in CROSS},
+        }
+        outputs = {"logits": np.zeros((1, 100), np.float32)}
+        bundle.files[f"golden/{index}-hint.npz"] = write_case(inputs, outputs)
+    put_generations(bundle, {"cases": [{"source": [9], "prompt": [3, 5], "tokens": [7, 8]}]})
+
+
 def put_generations(bundle: DummyBundle, document: Any) -> None:
     bundle.files["golden/generation.json"] = json.dumps(document).encode()
 
@@ -101,7 +142,7 @@ HOSTILE_GENERATIONS: list[tuple[str, str, Any, str]] = [
     ("key-type", "generation.defaults.top_p", None, "defaults.top_p: must be a number, not null"),
     ("list-size", "generation.caches", [], "generation.caches: has 0 entries"),
     ("list-size", "generation.eos", [1] * 65, "has 65 entries, must have 0 to 64"),
-    ("generation-kind", "generation.kind", "seq2seq-lm", "'seq2seq-lm' isn't causal-lm"),
+    ("generation-kind", "generation.kind", "seq2seq-lm", "'seq2seq-lm' is neither causal"),
     ("generation-default", "generation.defaults.temperature", -0.5, "-0.5 makes no sense"),
     ("generation-default", "generation.defaults.top_k", -1, "-1 isn't within 0..2147483647"),
     ("generation-default", "generation.defaults.top_p", 0, "defaults.top_p: 0 makes no sense"),
@@ -151,6 +192,31 @@ HOSTILE_GENERATIONS: list[tuple[str, str, Any, str]] = [
     ("generation-buckets", "buckets.1.pad_axes", ["length", "context"], "pads the context"),
 ]
 
+#: The same of a bundle behind an encoder.
+HOSTILE_SOURCES: list[tuple[str, str, Any, str]] = [
+    *[("key-missing", f"generation.{key}", DELETE, f"generation.{key}") for key in SOURCE],
+    *[("key-type", f"generation.{key}", 0.5, f"generation.{key}: must be") for key in SOURCE],
+    ("key-type", "generation.cross.0", 3, "generation.cross[0]: must be a string"),
+    ("key-type", "generation.start.0", "3", "generation.start[0]: must be an integer"),
+    ("list-size", "generation.start", [], "generation.start: has 0 entries, must have 1 to 64"),
+    ("list-size", "generation.cross", [], "generation.cross: has 0 entries"),
+    ("generation-inputs", "generation.kind", "causal-lm", "what the input 'cross_key' is"),
+    ("generation-inputs", "generation.cross", ["cross_key"], "what the input 'cross_value' is"),
+    ("generation-inputs", "generation.cross.0", "key", "an input is named twice"),
+    ("generation-encoder", "generation.encoder", "inner", "'inner/manifest.json' isn't listed"),
+    ("generation-encoder", "generation.encoder", "", "'/manifest.json' isn't listed"),
+    ("generation-tokens", "generation.start", [100], "generation.start: 100 isn't a token"),
+    ("generation-tokens", "generation.start", [3] * 64, "has 64 tokens, the context 64"),
+    ("generation-tokens", "generation.suppress", [-1], "generation.suppress: -1 isn't a token"),
+    ("generation-tokens", "generation.suppress_first", [100], "suppress_first: 100 isn't a token"),
+    ("generation-shape", "inputs.5.dtype", "float64", "must be float32[source, 2, 3]"),
+    ("generation-shape", "inputs.6.shape", [8, 2, 3], "must be float32[source, 2, 3]"),
+    ("generation-shape", "inputs.6.shape", ["source", "source"], "fixed sizes behind it"),
+    ("generation-shape", "inputs.5.shape", ["context", 2, 3], "can't have the axis 'context'"),
+    ("generation-buckets", "buckets.1.axes.source.lo", 2, "bucket 1 doesn't take every source"),
+    ("generation-buckets", "buckets.1.pad_axes", ["length", "source"], "pads the source"),
+]
+
 #: What is wrong with golden/generation.json: (rule, document, text of the error).
 HOSTILE_GOLDEN_GENERATIONS: list[tuple[str, Any, str]] = [
     ("key-missing", {}, "cases: is required"),
@@ -165,5 +231,23 @@ HOSTILE_GOLDEN_GENERATIONS: list[tuple[str, Any, str]] = [
         "golden-generation",
         {"cases": [{"prompt": [1] * 60, "tokens": [1] * 5}]},
         "60 and 5 tokens, the context has 64",
+    ),
+]
+
+#: The same of a bundle behind an encoder: one case.
+HOSTILE_GOLDEN_SOURCES: list[tuple[str, Any, str]] = [
+    ("key-missing", {"prompt": [3], "tokens": [1]}, "source: is required"),
+    ("list-size", {"source": [], "prompt": [3], "tokens": [1]}, "source: has 0 entries"),
+    ("key-type", {"source": ["a"], "prompt": [3], "tokens": [1]}, "must be an integer"),
+    ("golden-generation", {"source": [1], "prompt": [1, 3], "tokens": [1]}, "start tokens"),
+    (
+        "golden-generation",
+        {"source": {"shape": [1, 2], "float32": "AAAA"}, "prompt": [3], "tokens": [1]},
+        "isn't float32 numbers of the shape [1, 2]",
+    ),
+    (
+        "key-missing",
+        {"source": {"shape": [1]}, "prompt": [3], "tokens": [1]},
+        "source.float32: is required",
     ),
 ]

@@ -37,7 +37,10 @@ from tests.runtime.bundles import DELETE, DummyBundle, make_weights, pack_weight
 from tests.runtime.generations import (
     HOSTILE_GENERATIONS,
     HOSTILE_GOLDEN_GENERATIONS,
+    HOSTILE_GOLDEN_SOURCES,
+    HOSTILE_SOURCES,
     make_generative,
+    make_seq2seq,
     put_generations,
 )
 from tests.runtime.recipes import HOSTILE_ENGINES, HOSTILE_RECIPES
@@ -277,6 +280,39 @@ def test_hostile_generation(
 ) -> None:
     make_generative(bundle)
     put(bundle.document, path, value)
+    with pytest.raises(BundleError) as caught:
+        read_everything(bundle.write())
+    assert f"[{rule}]" in caught.value.message
+    assert text in caught.value.message
+
+
+def test_the_fixture_behind_an_encoder_is_valid(bundle: DummyBundle) -> None:
+    make_seq2seq(bundle)
+    read_everything(bundle.write())
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "value", "text"),
+    HOSTILE_SOURCES,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_SOURCES)],
+)
+def test_hostile_sources(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    make_seq2seq(bundle)
+    put(bundle.document, path, value)
+    with pytest.raises(BundleError) as caught:
+        read_everything(bundle.write())
+    assert f"[{rule}]" in caught.value.message
+    assert text in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("rule", "case", "text"),
+    HOSTILE_GOLDEN_SOURCES,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_GOLDEN_SOURCES)],
+)
+def test_hostile_golden_sources(bundle: DummyBundle, rule: str, case: Any, text: str) -> None:
+    make_seq2seq(bundle)
+    put_generations(bundle, {"cases": [case]})
     with pytest.raises(BundleError) as caught:
         read_everything(bundle.write())
     assert f"[{rule}]" in caught.value.message
@@ -601,6 +637,8 @@ def test_every_rule_has_a_fixture_and_a_check() -> None:
         HOSTILE_NATIVE,
         HOSTILE_GENERATIONS,
         HOSTILE_GOLDEN_GENERATIONS,
+        HOSTILE_SOURCES,
+        HOSTILE_GOLDEN_SOURCES,
     ]
     broken = {item[0] for table in tables for item in table}
     assert written == broken

@@ -61,7 +61,8 @@ void write_buckets(JsonWriter* out, const Manifest& manifest) {
 }
 
 void write_generation(JsonWriter* out, const Generation& spec) {
-  out->open('{').key("kind").string("causal-lm").key("input").string(spec.input);
+  out->open('{').key("kind").string(spec.has_source ? "seq2seq" : "causal-lm");
+  out->key("input").string(spec.input);
   out->key("position").string(spec.position).key("last").string(spec.last);
   out->key("logits").string(spec.logits).key("length_axis").string(spec.length_axis);
   out->key("context_axis").string(spec.context_axis);
@@ -74,7 +75,21 @@ void write_generation(JsonWriter* out, const Generation& spec) {
   out->key("pad").integer(spec.pad).key("defaults").open('{');
   if (spec.do_sample) out->key("do_sample").boolean(*spec.do_sample);
   for (const auto& [key, number] : spec.defaults) write_number(&out->key(key), number);
-  out->close('}').close('}');
+  out->close('}');
+  if (spec.has_source) {
+    out->key("encoder").string(spec.encoder).key("source").string(spec.source);
+    out->key("cross").open('[');
+    for (const std::string& name : spec.cross) out->string(name);
+    out->close(']');
+    for (const auto& [key, tokens] :
+         {std::pair("start", &spec.start), std::pair("suppress", &spec.suppress),
+          std::pair("suppress_first", &spec.suppress_first)}) {
+      out->key(key).open('[');
+      for (const int64_t token : *tokens) out->integer(token);
+      out->close(']');
+    }
+  }
+  out->close('}');
 }
 
 void write_text(JsonWriter* out, const TextSpec& spec) {

@@ -12,7 +12,11 @@ namespace {
 constexpr const char* kKey = "generation";
 constexpr const char* kCausal = "causal-lm";
 constexpr size_t kMaxCaches = 509;
+constexpr const char* kSeq2Seq = "seq2seq";
+constexpr size_t kMaxCross = 508;
 constexpr size_t kMaxEos = 64;
+constexpr size_t kMaxStart = 64;
+constexpr size_t kMaxSuppress = 4096;
 constexpr int64_t kMaxSize = 2147483647;
 
 bool is_fixed(const Dim& dim, int64_t size) {
@@ -31,8 +35,9 @@ class GenerationReader {
   // Keys first; then, if the rest of the manifest is `sound`, what they say about it.
   void read(bool sound) {
     const std::string* const kind = reader_.string(entry_, "kind", kKey);
-    if (kind != nullptr && *kind != kCausal) {
-      add("generation-kind", "kind", cat(quoted(*kind), " isn't ", kCausal));
+    if (kind != nullptr && *kind != kCausal && *kind != kSeq2Seq) {
+      add("generation-kind", "kind",
+          cat(quoted(*kind), " is neither ", kCausal, " nor ", kSeq2Seq));
     }
     spec_.input = text("input");
     spec_.position = text("position");
@@ -41,23 +46,23 @@ class GenerationReader {
     spec_.length_axis = text("length_axis");
     spec_.context_axis = text("context_axis");
     spec_.max_context = reader_.integer(entry_, "max_context", kKey).value_or(0);
-    size_t index = 0;
-    for (const Value& value : reader_.items(entry_, "caches", kKey, 1, kMaxCaches)) {
-      const std::string* const name = reader_.as_string(value, cat(kKey, ".caches[", index++, "]"));
-      if (name != nullptr) spec_.caches.push_back(*name);
-    }
-    index = 0;
-    for (const Value& value : reader_.items(entry_, "eos", kKey, 0, kMaxEos)) {
-      const std::optional<int64_t> token =
-          reader_.as_integer(value, cat(kKey, ".eos[", index++, "]"));
-      if (token) spec_.eos.push_back(*token);
-    }
+    spec_.caches = names("caches", kMaxCaches);
+    spec_.eos = tokens("eos", 0, kMaxEos);
     const Value* const bos = reader_.key(entry_, "bos", kKey);
     if (bos != nullptr && !bos->is(Value::Type::kNull)) {
       spec_.bos = reader_.as_integer(*bos, place_of(kKey, "bos"));
     }
     spec_.pad = reader_.integer(entry_, "pad", kKey).value_or(0);
     read_defaults();
+    spec_.has_source = kind != nullptr && *kind == kSeq2Seq;
+    if (spec_.has_source) {
+      spec_.encoder = text("encoder");
+      spec_.source = text("source");
+      spec_.cross = names("cross", kMaxCross);
+      spec_.start = tokens("start", 1, kMaxStart);
+      spec_.suppress = tokens("suppress", 0, kMaxSuppress);
+      spec_.suppress_first = tokens("suppress_first", 0, kMaxSuppress);
+    }
     if (failed()) return;
     if (sound) check();
     if (!failed()) manifest_.generation = std::move(spec_);
@@ -73,6 +78,28 @@ class GenerationReader {
   std::string text(const char* key) {
     const std::string* const found = reader_.string(entry_, key, kKey);
     return found == nullptr ? "" : *found;
+  }
+
+  std::vector<std::string> names(const char* key, size_t most) {
+    std::vector<std::string> result;
+    size_t index = 0;
+    for (const Value& value : reader_.items(entry_, key, kKey, 1, most)) {
+      const std::string* const name =
+          reader_.as_string(value, cat(kKey, ".", key, "[", index++, "]"));
+      if (name != nullptr) result.push_back(*name);
+    }
+    return result;
+  }
+
+  std::vector<int64_t> tokens(const char* key, size_t least, size_t most) {
+    std::vector<int64_t> result;
+    size_t index = 0;
+    for (const Value& value : reader_.items(entry_, key, kKey, least, most)) {
+      const std::optional<int64_t> token =
+          reader_.as_integer(value, cat(kKey, ".", key, "[", index++, "]"));
+      if (token) result.push_back(*token);
+    }
+    return result;
   }
 
   void read_defaults() {
@@ -145,6 +172,7 @@ class GenerationReader {
                                     [](const Dim& dim) { return dim.kind == Dim::Kind::kFixed; });
       check_shape("caches", item, ECR_FLOAT32, good);
     }
+    if (spec_.has_source) check_source();
     check_tokens(input, logits.shape[1].size);
     check_bounds("position", *find_input(spec_.position), spec_.max_context);
     check_bounds("last", *find_input(spec_.last), manifest_.axes[spec_.length].extent.hi);
@@ -172,6 +200,7 @@ class GenerationReader {
   void check_names() {
     std::vector<std::string> used = {spec_.input, spec_.position, spec_.last};
     used.insert(used.end(), spec_.caches.begin(), spec_.caches.end());
+    used.insert(used.end(), spec_.cross.begin(), spec_.cross.end());
     for (const std::string& name : used) {
       if (find_input(name) == nullptr) {
         add("generation-inputs", "", quoted(name) + " isn't an input");
@@ -187,6 +216,45 @@ class GenerationReader {
     }
     if (manifest_.outputs.size() != 1 || manifest_.outputs[0].name != spec_.logits) {
       add("generation-logits", "logits", "the only output must be " + quoted(spec_.logits));
+    }
+  }
+
+  // What the bundle within makes of a source: as many rows in each, which no bucket pads or cuts.
+  void check_source() {
+    const TensorSpec& first = *find_input(spec_.cross[0]);
+    const Dim rows = first.shape.empty() ? Dim{} : first.shape[0];
+    if (is_axis(rows, spec_.length) || is_axis(rows, spec_.context)) {
+      add("generation-shape", "cross", quoted(first.name) + " has another one's axis first");
+    }
+    for (const std::string& name : spec_.cross) {
+      const TensorSpec& item = *find_input(name);
+      const bool good = item.shape.size() >= 2 && item.shape[0].kind == rows.kind &&
+                        item.shape[0].size == rows.size && item.shape[0].axis == rows.axis &&
+                        std::all_of(item.shape.begin() + 1, item.shape.end(),
+                                    [](const Dim& dim) { return dim.kind == Dim::Kind::kFixed; });
+      check_shape("cross", item, ECR_FLOAT32, good);
+    }
+    if (manifest_.files.count(spec_.encoder + "/manifest.json") == 0) {
+      add("generation-encoder", "encoder",
+          quoted(spec_.encoder + "/manifest.json") + " isn't listed in files");
+    }
+    if (static_cast<int64_t>(spec_.start.size()) >= spec_.max_context) {
+      add("generation-tokens", "start",
+          cat("has ", spec_.start.size(), " tokens, the context ", spec_.max_context));
+    }
+    if (rows.kind != Dim::Kind::kAxis) return;
+    const Extent& whole = manifest_.axes[rows.axis].extent;
+    for (size_t i = 0; i < manifest_.buckets.size(); ++i) {
+      const Bucket& bucket = manifest_.buckets[i];
+      if (std::count(bucket.pad_axes.begin(), bucket.pad_axes.end(), rows.axis) != 0) {
+        add("generation-buckets", "cross",
+            cat("bucket ", i, " pads the source, which has no mask"));
+      }
+      const Extent& extent = bucket.axes[rows.axis];
+      if (!extent.contains(whole.lo) || !extent.contains(whole.hi)) {
+        add("generation-buckets", "cross",
+            cat("bucket ", i, " doesn't take every source of ", extent_text(whole)));
+      }
     }
   }
 
@@ -207,6 +275,9 @@ class GenerationReader {
               " is padded with something else"));
     }
     std::vector<int64_t> tokens = spec_.eos;
+    for (const auto* const more : {&spec_.start, &spec_.suppress, &spec_.suppress_first}) {
+      tokens.insert(tokens.end(), more->begin(), more->end());
+    }
     tokens.push_back(spec_.pad);
     if (spec_.bos) tokens.push_back(*spec_.bos);
     for (const int64_t token : tokens) {

@@ -97,6 +97,16 @@ struct Generation {
   int64_t pad = 0;
   std::optional<bool> do_sample;  // of the defaults, as the others
   std::vector<std::pair<std::string, Number>> defaults;
+  // Where texts go on from a source: the bundle within that reads it, that one's input, what it
+  // makes, the tokens that a text begins with, and those that are never chosen, or not as the first
+  // one.
+  bool has_source = false;
+  std::string encoder;
+  std::string source;
+  std::vector<std::string> cross;
+  std::vector<int64_t> start;
+  std::vector<int64_t> suppress;
+  std::vector<int64_t> suppress_first;
 
   bool is_cache(const std::string& name) const;
 };

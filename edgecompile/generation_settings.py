@@ -1,0 +1,128 @@
+"""What a transformers model says about generation: limits, special tokens, how to sample."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from edgecompile.errors import ModelError
+from edgecompile.generation_step import INPUT, LAST, POSITION, KeyValueShape
+from edgecompile.models import InputSpec, LoadOptions
+
+__all__ = [
+    "CONTEXT",
+    "LENGTH",
+    "context_limit",
+    "end_tokens",
+    "generation_setting",
+    "pad_token",
+    "plain_name",
+    "sampling_defaults",
+    "step_inputs",
+    "token_or_none",
+]
+
+LENGTH, CONTEXT = "length", "context"
+
+#: Rows of the context where nobody says otherwise: memory grows with them.
+DEFAULT_CONTEXT = 2048
+
+
+def context_limit(own: int | None, wanted: int | None, notes: list[str]) -> int:
+    """Rows of the context: as many as are asked for, else what the model has, up to a default.
+
+    Args:
+        own: the model's positions; None: any number.
+        wanted: what was asked for.
+        notes: gets what a person may want to know.
+
+    Raises:
+        ModelError: more are asked for than there are.
+    """
+    if wanted is not None and own is not None and wanted > own:
+        raise ModelError(
+            f"a context of {wanted} tokens was asked for, but the model has {own} positions",
+            hint=f"--max-context {own} or less",
+        )
+    if wanted is None and (own is None or own > DEFAULT_CONTEXT):
+        allowed = "any length" if own is None else f"{own} tokens"
+        notes.append(
+            f"the context is {DEFAULT_CONTEXT} tokens; the model allows {allowed} (--max-context)"
+        )
+    return wanted or min(own or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+
+
+def step_inputs(
+    vocabulary: int,
+    pad: int,
+    max_context: int,
+    longest: int,
+    caches: Sequence[str],
+    shapes: Sequence[KeyValueShape],
+) -> tuple[InputSpec, ...]:
+    """The inputs of a :class:`~edgecompile.generation_step.GenerationStep`, by what it keeps.
+
+    Runs have at most ``longest`` tokens, and ``caches`` the ``shapes``.
+    """
+    parts = [part for shape in shapes for part in shape]
+    return (
+        InputSpec(INPUT, "int64", (1, LENGTH), pad, (0, vocabulary - 1)),
+        InputSpec(POSITION, "int64", (1,), bounds=(0, max_context - 1), within=(CONTEXT, LENGTH)),
+        InputSpec(LAST, "int64", (1,), bounds=(0, longest - 1), within=(LENGTH,)),
+        *(
+            InputSpec(name, "float32", (CONTEXT, *part), in_place=True)
+            for name, part in zip(caches, parts, strict=True)
+        ),
+    )
+
+
+def generation_setting(model: Any, name: str) -> Any:
+    """What the generation configuration says, else the model's."""
+    found = getattr(getattr(model, "generation_config", None), name, None)
+    return getattr(model.config, name, None) if found is None else found
+
+
+def token_or_none(value: Any, vocabulary: int) -> int | None:
+    """``value`` if it is a token, else None."""
+    return value if isinstance(value, int) and 0 <= value < vocabulary else None
+
+
+def end_tokens(model: Any, vocabulary: int) -> tuple[int, ...]:
+    """The tokens that end a text."""
+    found = generation_setting(model, "eos_token_id")
+    items = found if isinstance(found, (list, tuple)) else [found]
+    tokens = [token_or_none(item, vocabulary) for item in items]
+    return tuple(dict.fromkeys(token for token in tokens if token is not None))
+
+
+def pad_token(model: Any, options: LoadOptions, vocabulary: int) -> int:
+    """What fills a run up: as asked for, else the model's own, else one that ends a text."""
+    asked = options.pad.get(INPUT)
+    found = asked if asked is not None else generation_setting(model, "pad_token_id")
+    token = token_or_none(found, vocabulary)
+    return token if token is not None else next(iter(end_tokens(model, vocabulary)), 0)
+
+
+def sampling_defaults(model: Any) -> Mapping[str, Any]:
+    """How the model's author wants to sample, as far as transformers' files say and it is sane."""
+    config = getattr(model, "generation_config", None)
+    known: Mapping[str, Callable[[Any], bool]] = {
+        "do_sample": lambda v: isinstance(v, bool),
+        "temperature": lambda v: v >= 0,
+        "top_k": lambda v: v >= 0 and v == int(v),
+        "top_p": lambda v: 0 < v <= 1,
+        "repetition_penalty": lambda v: v > 0,
+        "max_new_tokens": lambda v: v >= 1,
+    }
+    result: dict[str, Any] = {}
+    for name, good in known.items():
+        value = getattr(config, name, None)
+        if isinstance(value, (bool, int, float)) and good(value):
+            result[name] = value
+    return result
+
+
+def plain_name(text: str) -> str:
+    """``text`` made of what a manifest allows in names."""
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "-", text).strip(".+-")[:100] or "model"

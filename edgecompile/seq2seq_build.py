@@ -1,0 +1,148 @@
+"""Building an encoder-decoder model: a bundle of the encoder within the bundle of the decoder.
+
+The lengths are those of sources, so the encoder is what is planned; the decoder has a program for one
+token and one for the few that a text begins with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from edgecompile.buckets import BucketPlan
+from edgecompile.build_request import BuildRequest, BuildResult
+from edgecompile.bundle import SUFFIX, bundle_path
+from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets, export_buckets
+from edgecompile.errors import PlanError
+from edgecompile.generation_files import ENCODER
+from edgecompile.generation_plan import decoder_buckets
+from edgecompile.models import LoadedModel
+from edgecompile.packing import PackedBundle, pack_bundle
+from edgecompile.planning import plan_model
+from edgecompile.precision import Precision
+from edgecompile.precision_choice import resolve_precision
+from edgecompile.stages import Stages, write_json
+from edgecompile.targets import TargetProfile
+
+__all__ = ["build_seq2seq"]
+
+
+def build_seq2seq(
+    model: LoadedModel,
+    encoder: LoadedModel,
+    request: BuildRequest,
+    profile: TargetProfile,
+    work: Path,
+    stages: Stages,
+) -> BuildResult:
+    """Builds both parts, verifies each, and packs the encoder into the decoder's bundle.
+
+    Args:
+        model: the decoder's step; ``encoder`` makes what it attends to.
+        request: what is asked for; its lengths are those of sources.
+        profile: the target.
+        work: where the stages leave their files, the encoder's in a folder of their own.
+        stages: runs the steps.
+
+    Raises:
+        EdgecompileError: a subclass for each cause; nothing stands under the final name then.
+    """
+    asked = request.precision or "fp32"
+    if asked == "auto":
+        raise PlanError(
+            "--precision auto compares one run of a model, and this one generates by two parts",
+            hint="name a precision: --precision bf16 or int8",
+        )
+    inner = work / ENCODER
+    inner.mkdir(exist_ok=True)
+    exports = ExportStore(encoder, inner / "exported")
+    precision, _, samples = resolve_precision(
+        asked, exports, profile, request.plan, request.texts, inner, seed=request.seed
+    )
+    wanted = replace(request.plan, precision=precision, runtime=request.runtime)
+    planned = stages.run(
+        "measure and plan",
+        lambda step: plan_model(exports, profile, wanted, inner, step=step),
+    )
+    write_json(inner / "plan.json", planned.plan.to_json())
+    served = planned.scope.axes[0][1]
+    decoder = model.with_sources(served.lo, served.hi)
+    plan = decoder_buckets(decoder)
+    write_json(work / "plan.json", plan.to_json())
+    own = ExportStore(decoder, work / "exported")
+    parts = ((own, plan, work), (exports, planned.plan, inner))
+    made = [_compile(*part, request, profile, precision, stages) for part in parts]
+    packed_encoder: PackedBundle = stages.run(
+        "verify and pack the encoder",
+        lambda step: pack_bundle(
+            encoder,
+            planned.plan,
+            made[1],
+            inner / (ENCODER + SUFFIX),
+            lengths=request.plan.joint or request.plan.lengths,
+            cost=planned.cost,
+            samples=samples,
+            seed=request.seed,
+            tokenizer=request.tokenizer,
+            force=True,
+            step=step,
+        ),
+    )
+    packed: PackedBundle = stages.run(
+        "verify and pack",
+        lambda step: pack_bundle(
+            decoder,
+            plan,
+            made[0],
+            bundle_path(request.output),
+            encoder=packed_encoder.path,
+            seed=request.seed,
+            tokenizer=False,
+            force=request.force,
+            step=step,
+        ),
+    )
+    return BuildResult(
+        bundle_path=packed.path,
+        size_bytes=packed.size_bytes,
+        sha256=packed.sha256,
+        plan=planned.plan,
+        verify=packed.verify,
+        audit=(*made[1].audit, *made[0].audit),
+        seconds=stages.seconds,
+        notes=(
+            f"the plan is the encoder's; the decoder has {len(plan.buckets)} programs beside",
+            *planned.notes,
+            *packed_encoder.notes,
+            *packed.notes,
+        ),
+    )
+
+
+def _compile(
+    exports: ExportStore,
+    plan: BucketPlan,
+    folder: Path,
+    request: BuildRequest,
+    profile: TargetProfile,
+    precision: Precision,
+    stages: Stages,
+) -> CompiledModel:
+    what = exports.model.name
+    exported = stages.run(
+        f"export {what}", lambda step: export_buckets(exports, plan.buckets, step=step)
+    )
+    return stages.run(
+        f"compile {what}",
+        lambda step: compile_buckets(
+            exported,
+            plan.buckets,
+            profile,
+            folder / "artifacts",
+            keys=[exports.key(bucket) for bucket in plan.buckets],
+            precision=precision,
+            runtime=request.runtime,
+            jobs=request.plan.jobs,
+            step=step,
+        ),
+    )
