@@ -59,16 +59,17 @@ def test_rotary_embeddings_of_any_length() -> None:
         torch.testing.assert_close(graph(x=x), module(x), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: torch.fft.fftn(x, dim=(1, 2)).real,
-        lambda x: torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).imag,
-        lambda x: torch.fft.fft2(x, norm="ortho").abs(),
-        lambda x: torch.view_as_real(torch.fft.rfft(x, dim=1)),
-        lambda x: torch.fft.ifft(torch.fft.fft(x)).real,
-    ],
-)
+TRANSFORMS = [
+    lambda x: torch.fft.fftn(x, dim=(1, 2)).real,
+    lambda x: torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).imag,
+    lambda x: torch.fft.fft2(x, norm="ortho").abs(),
+    lambda x: torch.view_as_real(torch.fft.rfft(x, dim=1)),
+    lambda x: torch.fft.ifft(torch.fft.fft(x, dim=1), dim=1).real,
+    lambda x: torch.fft.ifft(torch.fft.fft(x, dim=1, norm="forward"), dim=1, norm="forward").real,
+]
+
+
+@pytest.mark.parametrize("function", TRANSFORMS)
 @pytest.mark.parametrize("length", [8, 15])
 def test_fourier_transforms_of_fixed_sizes(
     function: Callable[[Tensor], Tensor], length: int
@@ -77,6 +78,18 @@ def test_fourier_transforms_of_fixed_sizes(
     graph, _ = lowered(module, x)
     assert complex_nodes(graph) == []
     torch.testing.assert_close(graph(x=x), module(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("function", TRANSFORMS)
+def test_fourier_transforms_along_a_dynamic_size(function: Callable[[Tensor], Tensor]) -> None:
+    module = Transform(function)
+    graph, report = lowered(module, torch.randn(2, 9, 12), dynamic=True)
+    assert complex_nodes(graph) == [] and report.kept == {}
+    for length in (2, 3, 17, 64):
+        x = torch.randn(2, length, 12)
+        want = module(x)
+        error = (graph(x=x) - want).abs().max() / want.abs().max()
+        assert error < 2e-6
 
 
 def test_what_has_no_pair_form_is_left_alone() -> None:

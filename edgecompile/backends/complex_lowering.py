@@ -2,7 +2,8 @@
 
 Inductor has no code for complex numbers and calls a function of torch for each operator. What
 models do with them is little: rotary embeddings written as a complex product, Fourier transforms.
-A transform becomes a product with tables of cosines and sines, for sizes that are fixed.
+A transform becomes a product with tables of cosines and sines: quick for the sizes that models
+transform, a few hundred.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -66,15 +68,14 @@ def _transform(x: Pair | Tensor, dim: int, inverse: bool, norm: str | None, half
     real, imaginary = (x, None) if isinstance(x, Tensor) else x
     if not real.is_floating_point():
         real = real.to(torch.get_default_dtype())
-    n = int(real.shape[dim])
-    k = torch.arange(n // 2 + 1 if half else n)
-    # Reduced first: the angle of a large product would have no digits left.
-    angle = (torch.arange(n)[:, None] * k[None, :] % n).to(torch.float64) * (2 * math.pi / n)
-    scale = {"ortho": n**-0.5, "forward": 1 / n}.get(norm or "backward", 1.0)
-    if inverse:
-        scale = {"ortho": n**-0.5, "forward": 1.0}.get(norm or "backward", 1 / n)
-    cos = (torch.cos(angle) * scale).to(real.dtype)
-    sin = (torch.sin(angle) * (scale if inverse else -scale)).to(real.dtype)
+    n = real.shape[dim]
+    tables = _fixed_tables if isinstance(n, int) else _dynamic_tables
+    cos, sin = tables(n, real.dtype, half)
+    scaled = norm or "backward"
+    if scaled == "ortho" or scaled == ("backward" if inverse else "forward"):
+        scale: Any = n**-0.5 if scaled == "ortho" else 1 / n
+        cos, sin = cos * scale, sin * scale
+    sin = sin if inverse else -sin
 
     def product(part: Tensor, table: Tensor) -> Tensor:
         return (part.transpose(dim, -1) @ table).transpose(dim, -1)
@@ -85,6 +86,25 @@ def _transform(x: Pair | Tensor, dim: int, inverse: bool, norm: str | None, half
         product(real, cos) - product(imaginary, sin),
         product(real, sin) + product(imaginary, cos),
     )
+
+
+def _fixed_tables(n: int, dtype: torch.dtype, half: bool) -> Pair:
+    """Cosines and sines of ``2 pi i k / n`` for all i and k, as constants of the graph."""
+    i, k = np.arange(n), np.arange(n // 2 + 1 if half else n)
+    # Reduced first: the angle of a large product would have no digits left.
+    angle = (i[:, None] * k % n) * (2 * math.pi / n)
+    # By numpy, of which tracing sees nothing but the results.
+    kind = np.float64 if dtype == torch.float64 else np.float32
+    return torch.from_numpy(np.cos(angle).astype(kind)), torch.from_numpy(np.sin(angle).astype(kind))
+
+
+def _dynamic_tables(n: torch.SymInt, dtype: torch.dtype, half: bool) -> Pair:
+    """The same of a size that only a run knows: made in each."""
+    i, k = torch.arange(n), torch.arange(n // 2 + 1 if half else n)
+    turns = (i[:, None] * k[None, :] % n).to(dtype) / n
+    # Half a turn either way: float32 has the most digits there.
+    angle = (turns - torch.round(turns)) * (2 * math.pi)
+    return torch.cos(angle), torch.sin(angle)
 
 
 def _fft(inverse: bool, half: bool = False) -> Callable[..., Pair]:
@@ -198,15 +218,8 @@ def _obstacle(gm: GraphModule, node: Node) -> str | None:
         return None
     bound: dict[str, Any] = dict(zip(("x", "size", "dim", "norm"), node.args, strict=False))
     bound.update({"size" if k in ("n", "s") else k: v for k, v in node.kwargs.items()})
-    value = value_of(node.args[0])
-    if value is None or bound.get("size") is not None:
+    if value_of(node.args[0]) is None or bound.get("size") is not None:
         return "a Fourier transform of another size than the tensor's"
-    default: Any = {"aten.fft_fftn.default": range(value.dim()), "aten.fft_fft2.default": (-2, -1)}
-    dims: Any = bound.get("dim")
-    dims = default.get(str(node.target), -1) if dims is None else dims
-    for d in [dims] if isinstance(dims, int) else dims:
-        if not isinstance(value.shape[d], int):
-            return "a Fourier transform along a dimension of dynamic size"
     return None
 
 
@@ -270,4 +283,5 @@ def _done(gm: GraphModule, node: Node, pairs: dict[Node, tuple[Node, Node]]) -> 
                 values.append(rest.pop(0))
         return _FUNCTIONS[node.target](*values, **node.kwargs)
 
-    return inline(gm, node, run, flat)
+    # Only transforms ask for sizes.
+    return inline(gm, node, run, flat, symbolic=str(node.target).startswith("aten.fft_"))

@@ -15,7 +15,12 @@ __all__ = ["inline"]
 
 
 def inline(
-    gm: GraphModule, before: Node, function: Callable[..., Any], arguments: Sequence[Node]
+    gm: GraphModule,
+    before: Node,
+    function: Callable[..., Any],
+    arguments: Sequence[Node],
+    *,
+    symbolic: bool = False,
 ) -> list[Node]:
     """Traces ``function`` on the arguments' recorded values and copies its operators.
 
@@ -24,12 +29,15 @@ def inline(
         before: where they are put; they count as of its module.
         function: takes tensors, returns a tensor or a tuple of them.
         arguments: nodes whose values export recorded, or constants.
+        symbolic: let ``function`` compute with sizes that only a run knows.
 
     Returns:
         The nodes of its results.
     """
     values = [_fake_value(gm, node, before) for node in arguments]
-    traced = make_fx(function, pre_dispatch=True)(*values)
+    mode = "symbolic" if symbolic else "real"
+    trace = make_fx(function, tracing_mode=mode, pre_dispatch=True, _allow_non_fake_inputs=symbolic)
+    traced = trace(*values)
     inputs = [node for node in traced.graph.nodes if node.op == "placeholder"]
     mapping = dict(zip(inputs, arguments, strict=True))
     for node in [n for n in traced.graph.nodes if n.op == "get_attr"]:
