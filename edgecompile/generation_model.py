@@ -96,6 +96,7 @@ def make_generator(
     Raises:
         ModelError: see :func:`load_causal_lm`.
     """
+    _refuse_unused(options)
     batch = options.batch or (1, 1)
     if batch != (1, 1):
         raise ModelError(
@@ -143,6 +144,18 @@ def make_generator(
         ),
     )
     return made.with_longest(length)
+
+
+def _refuse_unused(options: LoadOptions) -> None:
+    """Refuses what says how other models are loaded: it would be passed over."""
+    given = [name for name in options.to_json() if name not in ("task", "max_context")]
+    problems = ["--" + name.replace("_", "-") for name in given if getattr(options, name)]
+    problems += [f"a pad value for {name}" for name in options.pad if name != INPUT]
+    if problems:
+        raise ModelError(
+            f"{', '.join(problems)}: not for generation, whose inputs and outputs are settled",
+            hint="leave it out, or compile the model without a cache: --task logits",
+        )
 
 
 def _context_limit(model: Any, options: LoadOptions, notes: list[str]) -> int:
