@@ -154,7 +154,9 @@ class Eighths(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    "rung", [r for r in LADDER if (r.auto or r.deferred) and not r.recurrences], ids=lambda r: r.name
+    "rung",
+    [r for r in LADDER if (r.auto or r.deferred) and not r.recurrences],
+    ids=lambda r: r.name,
 )
 def test_a_branch_that_no_checked_size_takes_is_found(rung: Rung) -> None:
     spec = {

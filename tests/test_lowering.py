@@ -530,6 +530,4 @@ def test_views_of_results_in_another_order_are_copies(kernel: int, tmp_path: Pat
     with torch.no_grad():
         torch.testing.assert_close(graph(**example), module(**example), rtol=1e-5, atol=1e-5)
     # The code generator traces the graph anew, and refuses views that can't be.
-    generate_cpp(
-        graph, example, arch="x86-64", march="x86-64-v3", simdlen=256, cache_dir=tmp_path
-    )
+    generate_cpp(graph, example, arch="x86-64", march="x86-64-v3", simdlen=256, cache_dir=tmp_path)
