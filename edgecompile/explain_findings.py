@@ -17,7 +17,7 @@ _PADDED = "a build makes padded buckets of it, one fixed length each: --mode pad
 _EACH = (
     "padding changes its outputs: only buckets of one length each serve it, for lengths that occur"
 )
-_WRAP = "handle shorter inputs in the model, or begin the buckets later (--min-length)"
+_WRAP = "handle other lengths in the model, or declare in a factory's limits what it takes"
 
 
 def judge(found: Explanation) -> str:

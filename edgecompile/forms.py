@@ -58,8 +58,8 @@ def find_form(exports: ExportStore, request: PlanRequest, scope: KitScope) -> Fo
     Raises:
         ExportError: ``exact`` was asked for and the model can't be exported so, or a padded
             program can't be exported.
-        PlanError: ``pad`` was asked for and padding changes the outputs; or the model can run in
-            neither mode; says why for both.
+        PlanError: the model can run in neither mode; says why for both. Where ``pad`` was asked
+            for, nothing is tried: see :func:`edgecompile.plan_request.require_paddable`.
     """
     if request.mode == "pad":
         return Form(scope, ("pad",))

@@ -27,6 +27,8 @@ __all__ = ["compare_step", "find_step", "run_step"]
 _TOKENS = 24
 # A window that a model of any size outgrows within these tokens.
 _WINDOW = 6
+# What configurations call them; a window of chunks begins anew at each (Llama 4).
+_WINDOWS = ("sliding_window", "attention_chunk_size")
 
 
 def find_step(
@@ -131,17 +133,19 @@ def run_step(
 
 @contextmanager
 def _short_windows(model: Any) -> Iterator[None]:
-    """Shortens every sliding window meanwhile, in the configuration and where modules copied it."""
-    owners = [model.config, *model.modules()]
+    """Shortens every window meanwhile, in the configurations and where modules copied it."""
+    modules = list(model.modules())
+    configs = {id(config): config for m in modules if (config := getattr(m, "config", None))}
     changed = [
-        (owner, value)
-        for owner in owners
-        if isinstance(value := getattr(owner, "sliding_window", None), int) and value > _WINDOW
+        (owner, name, value)
+        for owner in (*configs.values(), *modules)
+        for name in _WINDOWS
+        if isinstance(value := getattr(owner, name, None), int) and value > _WINDOW
     ]
-    for owner, _ in changed:
-        owner.sliding_window = _WINDOW
+    for owner, name, _ in changed:
+        setattr(owner, name, _WINDOW)
     try:
         yield
     finally:
-        for owner, value in changed:
-            owner.sliding_window = value
+        for owner, name, value in changed:
+            setattr(owner, name, value)

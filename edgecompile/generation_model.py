@@ -24,6 +24,7 @@ from edgecompile.generation_settings import (
     generation_setting,
     pad_token,
     plain_name,
+    refuse_unused,
     sampling_defaults,
     step_inputs,
     token_or_none,
@@ -98,6 +99,7 @@ def make_generator(
     Raises:
         ModelError: see :func:`load_causal_lm`.
     """
+    refuse_unused(options)
     batch = options.batch or (1, 1)
     if batch != (1, 1):
         raise ModelError(

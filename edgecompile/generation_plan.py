@@ -16,12 +16,14 @@ from edgecompile.lengths import LengthDistribution
 from edgecompile.models import AxisLimits, LoadedModel
 from edgecompile.plan_request import PlanRequest
 from edgecompile.ranges import AxisRange, Bucket
+from edgecompile.units import format_share
 
 __all__ = [
     "decoder_buckets",
     "prompt_lengths",
     "prompts_only",
     "refuse_sources",
+    "refused_prompts",
     "require_native",
     "with_decode",
 ]
@@ -62,6 +64,19 @@ def prompts_only(exports: ExportStore, request: PlanRequest) -> tuple[ExportStor
     axes = {**model.axes, model.length_axis: AxisLimits(2, limits.hi)}
     lengths = prompt_lengths(request.lengths, limits.hi)
     return exports.of(replace(model, axes=axes)), replace(request, lengths=lengths)
+
+
+def refused_prompts(model: LoadedModel, request: PlanRequest) -> list[str]:
+    """A note where prompts of the traffic are longer than the context: pieces don't help those."""
+    assert model.generation is not None
+    room = model.generation.max_context - 1  # a token has to fit behind them
+    share = request.lengths.share_over(room)
+    if not share:
+        return []
+    return [
+        f"{format_share(share)} of the prompts are longer than {room} tokens, the most that the "
+        "context has room for, and will be refused"
+    ]
 
 
 def prompt_lengths(prompts: LengthDistribution, longest: int) -> LengthDistribution:

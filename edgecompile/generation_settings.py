@@ -18,6 +18,7 @@ __all__ = [
     "generation_setting",
     "pad_token",
     "plain_name",
+    "refuse_unused",
     "sampling_defaults",
     "step_inputs",
     "token_or_none",
@@ -27,6 +28,22 @@ LENGTH, CONTEXT = "length", "context"
 
 #: Rows of the context where nobody says otherwise: memory grows with them.
 DEFAULT_CONTEXT = 2048
+
+
+def refuse_unused(options: LoadOptions) -> None:
+    """Refuses what says how other models are loaded: it would be passed over.
+
+    Raises:
+        ModelError: lists the options.
+    """
+    given = [name for name in options.to_json() if name not in ("task", "max_context")]
+    problems = ["--" + name.replace("_", "-") for name in given if getattr(options, name)]
+    problems += [f"a pad value for {name}" for name in options.pad if name != INPUT]
+    if problems:
+        raise ModelError(
+            f"{', '.join(problems)}: not for generation, whose inputs and outputs are settled",
+            hint="leave it out, or compile the model without a cache: --task logits",
+        )
 
 
 def context_limit(own: int | None, wanted: int | None, notes: list[str]) -> int:

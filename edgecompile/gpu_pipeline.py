@@ -150,6 +150,8 @@ def build_for_gpu(
         audit=compiled.audit,
         seconds=stages.seconds,
         notes=(
+            *model.notes,
+            *(note for note in exported.notes if note not in model.notes),
             *planned.notes,
             *artifact.notes,
             *packed.notes,

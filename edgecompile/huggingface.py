@@ -22,7 +22,7 @@ from edgecompile.pretrained import drop_pooler, load_pretrained, main_input
 from edgecompile.probing import probe_outputs
 from edgecompile.sentence_modules import SentencePipeline, read_pipeline
 from edgecompile.task_heads import assemble, keep_outputs, label_names, pipeline_for
-from edgecompile.tasks import SEQ2SEQ_LM, Task, choose_task, load_generative, reads
+from edgecompile.tasks import SEQ2SEQ_LM, Task, choose_task, reads
 
 __all__ = ["load_folder"]
 
@@ -46,10 +46,9 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
     main = main_input(config)
     task = choose_task(config, options.task, main_input=main, pipeline=pipeline is not None)
     if task.name == "causal-lm":
-        load_causal_lm = load_generative()
-        if load_causal_lm is not None:
-            model: LoadedModel = load_causal_lm(folder, options)
-            return model
+        from edgecompile.generation_model import load_causal_lm  # needs transformers
+
+        return load_causal_lm(folder, options)
     if task.name == SEQ2SEQ_LM:
         from edgecompile.seq2seq_model import load_seq2seq_lm
 

@@ -427,7 +427,24 @@ def load_model(
     options.check()
     if isinstance(spec, LoadedModel):
         return spec
+    loaded = _load(spec, options)
+    if loaded.tokenizer is not None and not loaded.tokenizer.is_file():
+        # Only the last stage of a build reads it.
+        raise ModelError(f"{loaded.name}: there is no tokenizer '{loaded.tokenizer}'")
+    if loaded.generation is None:
+        given = ["--max-context"] if options.max_context is not None else []
+        given += ["--task causal-lm"] if options.task == "causal-lm" else []
+        if given:
+            raise ModelError(
+                f"{', '.join(given)}: for language models that generate, which {loaded.name} isn't",
+                hint="leave it out; --max-length bounds the lengths of other models",
+            )
+    return loaded
+
+
+def _load(spec: str | Path | object, options: LoadOptions) -> LoadedModel:
     if not isinstance(spec, (str, Path)):
+        _refuse_folder_options(type(spec).__name__, options)
         from edgecompile.factories import load_object
 
         return load_object(spec, options)

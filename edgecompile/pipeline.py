@@ -136,7 +136,17 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         verify=packed.verify,
         audit=compiled.audit,
         seconds=stages.seconds,
-        notes=(*(choice.notes if choice else ()), *planned.notes, *packed.notes),
+        notes=tuple(
+            dict.fromkeys(
+                (
+                    *model.notes,
+                    *(note for program in exported for note in program.notes),
+                    *(choice.notes if choice else ()),
+                    *planned.notes,
+                    *packed.notes,
+                )
+            )
+        ),
         choice=choice,
     )
 

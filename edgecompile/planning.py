@@ -8,11 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgecompile.buckets import Bucket, BucketPlan, plan_buckets
-from edgecompile.compilation import ExportStore
+from edgecompile.compilation import NATIVE, ExportStore
 from edgecompile.cost_sources import find_costs
 from edgecompile.curves import CostCurve
 from edgecompile.errors import PlanError
-from edgecompile.generation_plan import prompts_only, refuse_sources, with_decode
+from edgecompile.generation_plan import (
+    prompts_only,
+    refuse_sources,
+    refused_prompts,
+    require_native,
+    with_decode,
+)
 from edgecompile.kits import KitScope
 from edgecompile.limits import DEFAULT_MAX_BUCKETS, BucketCost, BucketLimits
 from edgecompile.plan_request import PlanRequest, plan_scope, require_paddable
@@ -64,18 +70,24 @@ def plan_model(
         CostError: the calibration is another model's, machine's or version's, or the target's
             profile lacks what a modelled curve needs.
         PlanError: the constraints can't be met.
+        ModelError: it generates, and not on the target or the runtime that was asked for.
         ExportError, CompileError: a program to measure can't be built.
     """
     started = time.perf_counter()
     whole = exports.model
+    notes: list[str] = []
     if whole.generation is not None:
         refuse_sources(whole)
+        if profile.gpu is not None:
+            require_native(whole, "a GPU")
+        if request.runtime != NATIVE:
+            require_native(whole, f"--runtime {request.runtime}")
+        notes += refused_prompts(whole, request)
         exports, request = prompts_only(exports, request)
     scope = plan_scope(exports.model, request)
     model, extent = exports.model, scope.axes[0][1]
     if request.mode == "pad" and extent.lo < extent.hi:
         require_paddable(model, extent.lo, extent.hi)
-    notes = []
     over = request.lengths.share_over(extent.hi)
     if over:
         notes.append(

@@ -27,6 +27,7 @@ from edgecompile.generation_settings import (
     generation_setting,
     pad_token,
     plain_name,
+    refuse_unused,
     sampling_defaults,
     step_inputs,
     token_or_none,
@@ -124,6 +125,7 @@ def make_seq2seq(
         ModelError: a batch is asked for, the model isn't one of an encoder and a decoder, or doesn't
             agree with itself in two parts; see :func:`edgecompile.seq2seq_check.find_seq2seq_step`.
     """
+    refuse_unused(options)
     batch = options.batch or (1, 1)
     if batch != (1, 1):
         raise ModelError(

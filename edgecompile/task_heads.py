@@ -33,10 +33,15 @@ _KEPT: Mapping[str, tuple[str, ...]] = {
 }
 
 
+#: [batch, classes, height, width]: of each pixel, as segmentation has it.
+_IMAGE_DIMS = 4
+
+
 class Scores(nn.Module):
     """Puts a softmax, or a sigmoid where classes don't exclude each other, behind each ``logits``.
 
-    ``logits`` become ``scores``, ``start_logits`` become ``start_scores``. Scores of an answer's
+    ``logits`` become ``scores``, ``start_logits`` become ``start_scores``. Classes are the last
+    dimension, of pixels the second one. Scores of an answer's
     start and end are over the tokens: those of the padding are 0.
     """
 
@@ -58,6 +63,8 @@ class Scores(nn.Module):
     def _score(self, name: str, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         if self.independent:
             return value.sigmoid()
+        if value.dim() == _IMAGE_DIMS:
+            return value.softmax(1)
         if name != "logits" and mask is not None:
             value = value.masked_fill(mask == 0, torch.finfo(value.dtype).min)
         return value.softmax(-1)
@@ -137,7 +144,7 @@ def keep_outputs(task: Task, outputs: Sequence[OutputSpec]) -> tuple[str, ...] |
 def label_names(config: Any, outputs: Sequence[OutputSpec]) -> dict[str, tuple[str, ...]]:
     """Names of the classes by output, as config.json's ``id2label`` has them.
 
-    An output has them where its last dimension has as many entries.
+    An output has them where its last dimension has as many entries, and is that of classes.
     """
     table = getattr(config, "id2label", None) or {}
     try:
@@ -147,5 +154,8 @@ def label_names(config: Any, outputs: Sequence[OutputSpec]) -> dict[str, tuple[s
     return {
         spec.name: names
         for spec in outputs
-        if names and spec.name in ("logits", "scores") and spec.shape[-1] == len(names)
+        if names
+        and spec.name in ("logits", "scores")
+        and len(spec.shape) != _IMAGE_DIMS
+        and spec.shape[-1] == len(names)
     }

@@ -21,7 +21,6 @@ __all__ = [
     "architecture_of",
     "choose_task",
     "find_task",
-    "load_generative",
     "reads",
 ]
 
@@ -181,14 +180,3 @@ def choose_task(
         return find_task("seq2seq-encoder")
     named = re.search(r"For[A-Z]\w*$", architecture) and not architecture.endswith("ForPreTraining")
     return find_task("logits" if named else "feature-extraction")
-
-
-def load_generative() -> Any:
-    """``load_causal_lm(folder, options) -> LoadedModel``; None where this version has none."""
-    try:
-        from edgecompile.generation_model import load_causal_lm
-    except ModuleNotFoundError as exc:
-        if exc.name != "edgecompile.generation_model":
-            raise
-        return None
-    return load_causal_lm

@@ -31,6 +31,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         always = ("--target", "cpu-x86-64-v3", "--mode", "exact", "--max-buckets", "1", "-j", "1")
         done = run("build", str(model), *options, *always, "-o", "made.ecb", "--json")
         assert done.exit_code == 0, done.stderr
+        call.said = done.stderr  # type: ignore[attr-defined]
         return Path(json.loads(done.stdout)["bundle"])
 
     return call
@@ -125,6 +126,8 @@ def test_several_length_axes_and_a_saved_program(build: Any, tmp_path: Path) -> 
     axes = {spec.name: spec.shape[1] for spec in saved.inputs}
     (tmp_path / "lengths.txt").write_text("3\n9\n9\n12\n")
     bundle = build(tmp_path / "pair.pt2", "--lengths", "lengths.txt")
+    # Which is which, only the model's notes tell.
+    assert f"{axes['query']} is dimension 1 of 'query'" in build.said
     compare(
         bundle,
         saved,

@@ -133,6 +133,7 @@ def test_version() -> None:
         (("plan", "x", "--model", "m", "--cost-points", "y"), "Give either"),
         (("plan", "x", "--cost-points", "y", "--runs", "9", "--max-size", "1MB"), "--runs, --max-"),
         (("plan", "x", "--cost-points", "y", "--kit", "k.ecb"), "--kit: only with --model"),
+        (("plan", "x", "--cost-points", "y", "--task", "logits", "--softmax"), "--task, --softmax"),
         (("plan", "x", "--model", "m", "--max-size", "big"), "'big' isn't a size such as 120MB"),
         (("plan", "x", "--model", "m", "--max-build-time", "1 day"), "isn't a duration such as"),
         (("plan", "x", "--model", "m", "--from-stats", "s"), "in place of --lengths"),

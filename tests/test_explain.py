@@ -33,6 +33,7 @@ from edgecompile.places import place_of_text, place_of_trace
 from edgecompile.rungs import LADDER
 from edgecompile.targets import load_target
 from tests.factories import explained, tiny_models
+from tests.factories.folders import write_model
 from tests.svg import parse_drawing, read_words
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -372,3 +373,13 @@ def test_the_command_writes_json_a_page_and_its_remarks_apart(tmp_path: Path) ->
     assert nothing.exit_code == ModelError.exit_code and not nothing.stdout
     wrong = CliRunner().invoke(cli, ["explain", "x", "--compare", "16:16"])
     assert wrong.exit_code == 2
+
+
+def test_a_folder_is_explained_for_the_task_that_is_asked_for(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "gpt2", "gpt2", "LMHeadModel")
+    done = CliRunner().invoke(
+        cli, ["explain", str(folder), "--task", "logits", "--no-code", "--json"]
+    )
+    assert done.exit_code == 0, done.stderr
+    # With a cache it would have an axis for that, too.
+    assert set(json.loads(done.stdout)["ranges"]) == {"batch", "length"}

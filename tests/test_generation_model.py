@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ pytest.importorskip("transformers")
 
 from generation_families import LONGEST_RUN, POSITIONS, load_family, make_family
 
+from edgecompile.compilation import ExportStore
 from edgecompile.errors import ModelError
 from edgecompile.export import export_model
 from edgecompile.generation_files import golden_texts, manifest_generation
-from edgecompile.generation_plan import prompt_lengths
+from edgecompile.generation_plan import prompt_lengths, refused_prompts
 from edgecompile.lengths import LengthDistribution
 from edgecompile.models import LoadedModel, LoadOptions, load_model
+from edgecompile.plan_request import PlanRequest
+from edgecompile.planning import plan_model
+from edgecompile.targets import load_target
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +178,20 @@ def test_long_prompts_are_planned_in_pieces() -> None:
     assert dict(zip(planned.lengths, planned.counts, strict=True)) == {2: 7, 7: 2, 24: 8}
 
 
+def test_what_cant_be_planned_is_said(llama: LoadedModel, tmp_path: Path) -> None:
+    room = llama.generation.max_context - 1  # type: ignore[union-attr]
+    lengths = LengthDistribution.from_counts({4: 3, room: 1, room + 1: 1, 5000: 3}, "test")
+    (note,) = refused_prompts(llama, PlanRequest(lengths))
+    assert note.startswith(f"50.0 % of the prompts are longer than {room} tokens")
+    short = PlanRequest(LengthDistribution.from_counts({4: 3}, "test"))
+    assert refused_prompts(llama, short) == []
+    exports = ExportStore(llama, tmp_path)
+    with pytest.raises(ModelError, match="which a GPU can't run"):
+        plan_model(exports, load_target("jetson-orin-nano"), short, tmp_path)
+    with pytest.raises(ModelError, match="which --runtime torch can't run"):
+        plan_model(exports, load_target("cpu-x86-64"), replace(short, runtime="torch"), tmp_path)
+
+
 def test_golden_texts_cover_pieces(llama: LoadedModel) -> None:
     import json
 
@@ -195,6 +214,10 @@ def test_a_folder_generates_by_default(tmp_path: Path) -> None:
         load_model(folder, max_context=41)
     with pytest.raises(ModelError, match=r"a batch of 1\.\.2"):
         load_model(folder, batch=(1, 2))
+    with pytest.raises(ModelError, match=r"--pooling, --softmax, .* for mask: not for generation"):
+        load_model(folder, pooling="mean", softmax=True, pad={"mask": 0})
+    with pytest.raises(ModelError, match=r"--max-context: for language models that generate"):
+        load_model(folder, task="logits", max_context=32)
 
 
 def test_a_factory_generates_if_it_says_so() -> None:
@@ -203,6 +226,8 @@ def test_a_factory_generates_if_it_says_so() -> None:
     assert said.generation is not None and said.name == "mine"
     asked = load_model(module, LoadOptions(task="causal-lm", max_length=16))
     assert asked.generation is not None
+    with pytest.raises(ModelError, match=r"no tokenizer 'away/tokenizer\.json'"):
+        load_model({"module": module, "task": "causal-lm", "tokenizer": "away/tokenizer.json"})
     with pytest.raises(ModelError, match="'axes', which generation settles"):
         load_model({"module": module, "task": "causal-lm", "axes": {}})
     with pytest.raises(ModelError, match="a Linear, not a transformers model"):
@@ -216,6 +241,36 @@ def test_other_states_than_keys_and_values_are_refused() -> None:
     module = transformers.MambaForCausalLM(config).eval()
     with pytest.raises(ModelError, match="MambaForCausalLM can't generate over a cache"):
         load_model({"module": module, "task": "causal-lm"})
+
+
+def test_chunks_that_attend_to_themselves_alone_are_kept() -> None:
+    import transformers
+
+    # The chunks are longer than what a model is tried with when it is loaded.
+    config = transformers.Llama4TextConfig(
+        vocab_size=60, hidden_size=32, intermediate_size=32, intermediate_size_mlp=32,
+        num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        num_local_experts=2, num_experts_per_tok=1, moe_layers=[1], attention_chunk_size=32,
+        max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    module = transformers.Llama4ForCausalLM(config).eval()
+    tokens = torch.randint(0, 60, (1, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        want = module(input_ids=tokens, use_cache=False).logits[0]
+    model = load_model({"module": module, "task": "causal-lm"}, max_length=16)
+    assert config.attention_chunk_size == 32
+    caches = [s for s in model.inputs if s.in_place]
+    memory = {s.name: torch.zeros(128, *s.shape[1:]) for s in caches}  # type: ignore[arg-type]
+    for place in range(40):
+        step = {
+            "input_ids": tokens[:, place : place + 1],
+            "position": torch.tensor([place]),
+            "last": torch.tensor([0]),
+        }
+        with torch.no_grad():
+            logits = model.module(**step, **memory)["logits"]
+        torch.testing.assert_close(logits[0], want[place], rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_that_disagrees_with_itself_is_refused() -> None:

@@ -243,6 +243,20 @@ class TestImages:
             want = whole(**example).logits
         torch.testing.assert_close(model.run(example)["logits"], want)
 
+    def test_scores_of_pixels_are_over_the_classes(self, tmp_path: Path) -> None:
+        folder = write(
+            tmp_path, "Segformer", "ForSemanticSegmentation", num_labels=8, num_encoder_blocks=2,
+            depths=[1, 1], sr_ratios=[2, 1], hidden_sizes=[8, 16], patch_sizes=[3, 3],
+            strides=[2, 2], num_attention_heads=[1, 2], mlp_ratios=[2, 2],
+            decoder_hidden_size=16, image_size=16,
+        )  # fmt: skip
+        model = load_model(folder, softmax=True)
+        # As wide as there are classes, which width doesn't count.
+        assert model.outputs[0].shape == ("batch", 8, 8, 8) and not model.labels
+        example = model.make_example({"batch": 1})
+        want = load_model(folder).run(example)["logits"].softmax(1)
+        torch.testing.assert_close(model.run(example)["scores"], want)
+
     def test_a_dynamic_size_interpolates_positions(self, vit: Path) -> None:
         model = load_model(vit, image_size=((8, 32), (16, 16)))
         assert model.inputs[0].shape == ("batch", 3, "height", 16)

@@ -95,10 +95,11 @@ def _fixed_tables(n: int, dtype: torch.dtype, half: bool) -> Pair:
     angle = (i[:, None] * k % n) * (2 * math.pi / n)
     # By numpy, of which tracing sees nothing but the results.
     kind = np.float64 if dtype == torch.float64 else np.float32
-    return torch.from_numpy(np.cos(angle).astype(kind)), torch.from_numpy(np.sin(angle).astype(kind))
+    cos, sin = (torch.from_numpy(f(angle).astype(kind)) for f in (np.cos, np.sin))
+    return cos, sin
 
 
-def _dynamic_tables(n: torch.SymInt, dtype: torch.dtype, half: bool) -> Pair:
+def _dynamic_tables(n: Any, dtype: torch.dtype, half: bool) -> Pair:
     """The same of a size that only a run knows: made in each."""
     i, k = torch.arange(n), torch.arange(n // 2 + 1 if half else n)
     turns = (i[:, None] * k[None, :] % n).to(dtype) / n

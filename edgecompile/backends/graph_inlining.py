@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -35,7 +35,7 @@ def inline(
         The nodes of its results.
     """
     values = [_fake_value(gm, node, before) for node in arguments]
-    mode = "symbolic" if symbolic else "real"
+    mode: Literal["symbolic", "real"] = "symbolic" if symbolic else "real"
     trace = make_fx(function, tracing_mode=mode, pre_dispatch=True, _allow_non_fake_inputs=symbolic)
     traced = trace(*values)
     inputs = [node for node in traced.graph.nodes if node.op == "placeholder"]

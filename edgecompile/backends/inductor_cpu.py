@@ -16,6 +16,7 @@ import torch
 from torch.fx import GraphModule
 
 import edgecompile
+from edgecompile import cached_attention, recurrence
 from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore
 from edgecompile.backends.graph_constants import PACKED_PREFIX
 from edgecompile.backends.inductor_compat import (
@@ -267,7 +268,9 @@ def _own_sources() -> list[Path]:
     linking = Path(inspect.getfile(link_shared))
     torch_support = native_sources().parents[1] / "torch_runtime" / "native" / "support.cpp"
     sources = sorted(path for path in model.rglob("*") if path.is_file())
-    return [*sorted(Path(__file__).parent.glob("*.py")), linking, torch_support, *sources]
+    operators = [Path(inspect.getfile(module)) for module in (cached_attention, recurrence)]
+    own = sorted(Path(__file__).parent.glob("*.py"))
+    return [*own, *operators, linking, torch_support, *sources]
 
 
 def _reusable(output: Path, key: str, store: TensorStore) -> Artifact | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgecompile.cli.model_options import model_options
 from edgecompile.cli.options import (
     batch_option,
     max_length_option,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from edgecompile.explain_request import ExplainRequest
     from edgecompile.explanation import Explanation
-    from edgecompile.models import LoadedModel
+    from edgecompile.models import LoadedModel, LoadOptions
     from edgecompile.targets import TargetProfile
 
 __all__ = ["command"]
@@ -63,6 +64,7 @@ def _read_pair(
 )
 @max_length_option
 @batch_option
+@model_options
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "bf16", "int8"]),
@@ -103,6 +105,7 @@ def command(
     lengths: str | None,
     max_length: int | None,
     batch: tuple[int, int],
+    load: LoadOptions,
     precision: str,
     compare: tuple[int, int] | None,
     every: bool,
@@ -133,7 +136,7 @@ def command(
         code=not no_code,
         every=every,
     )
-    found = _explain(session, model, batch, request, lengths)
+    found = _explain(session, model, load, batch, request, lengths)
     if output is not None:
         _write_page(output, found, profile)
     session.emit(found.to_json(), lambda: _table(found))
@@ -144,6 +147,7 @@ def command(
 def _explain(
     session: Session,
     model: str,
+    load: LoadOptions,
     batch: tuple[int, int],
     request: ExplainRequest,
     lengths: str | None,
@@ -160,7 +164,7 @@ def _explain(
     )
     try:
         with console.step("load the model"):
-            loaded = load_model(model, batch=batch)
+            loaded = load_model(model, load, batch=batch)
     except ModelError as error:
         return explain_load_failure(model, request, error)
     if lengths is not None:

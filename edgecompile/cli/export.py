@@ -55,6 +55,8 @@ def command(
     console = session.console
     with console.step("load the model"):
         loaded = load_model(model, load, batch=batch).with_longest(plan.max_length)
+    for note in loaded.notes:
+        console.say(f"  note: {note}")
     with console.step("export") as step:
         exports = ExportStore(loaded, work_dir / "exported")
         exported = export_buckets(exports, plan.buckets, step=step)

@@ -105,10 +105,13 @@ def command(
             runtime=runtime,
         )
     with console.step("load the model"):
+        from edgecompile.generation_plan import require_native
         from edgecompile.models import load_model
         from edgecompile.packing import pack_bundle
 
         loaded = load_model(model, load, batch=batch).with_longest(plan.max_length)
+        if runtime != "native":
+            require_native(loaded, f"--runtime {runtime}")
     with console.step("verify and pack") as step:
         packed = pack_bundle(
             loaded,

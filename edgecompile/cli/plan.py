@@ -137,7 +137,7 @@ def command(
     if file is not None and lengths is not None:
         raise click.UsageError("LENGTHS and --lengths are the same thing; give one of them.")
     if cost_points is not None:
-        _refuse_model_options(wanted, kit, precision)
+        _refuse_model_options(wanted, kit, precision, load)
     check_max_error(precision, max_error)
     gpu = model is not None and _check_target(target, precision, kit)
     check_runtime_options(wanted["runtime"], precision, gpu=gpu)
@@ -243,7 +243,9 @@ def _modes(mode: str) -> tuple[Mode, ...]:
     return ("pad",) if mode == "pad" else ("exact",)
 
 
-def _refuse_model_options(wanted: dict[str, Any], kit: Path | None, precision: str | None) -> None:
+def _refuse_model_options(
+    wanted: dict[str, Any], kit: Path | None, precision: str | None, load: LoadOptions
+) -> None:
     """Options that mean nothing without a model, all at once."""
     names = {
         "runs": "--runs",
@@ -255,6 +257,7 @@ def _refuse_model_options(wanted: dict[str, Any], kit: Path | None, precision: s
     given += ["--kit"] if kit is not None else []
     given += ["--precision"] if precision is not None else []
     given += ["--runtime"] if wanted["runtime"] != "native" else []
+    given += ["--" + name.replace("_", "-") for name in load.to_json()]
     if given:
         raise click.UsageError(
             f"{', '.join(given)}: only with --model, as cost points don't say what programs take."
@@ -313,6 +316,8 @@ def _plan_from_model(session: Session, request: PlanRequest, subject: _Subject) 
     with session.console.step("load the model"):
         loaded = load_model(subject.model, subject.load, batch=subject.batch)
         loaded = loaded.with_longest(request.max_length)
+    for note in loaded.notes:
+        session.console.say(f"  note: {note}")
     with _folder(subject.work_dir) as work:
         exports = ExportStore(loaded, work / "exported")
         request, notes = _with_precision(session, request, subject, exports, profile, work)
@@ -364,11 +369,14 @@ def _write_kit(session: Session, request: PlanRequest, subject: _Subject, kit: P
     from edgecompile.cost_sources import make_measuring_kit
     from edgecompile.models import load_model
     from edgecompile.targets import load_target
+    from edgecompile.verify import runtime_command
 
     profile = load_target(subject.target)
     with session.console.step("load the model"):
         loaded = load_model(subject.model, subject.load, batch=subject.batch)
         loaded = loaded.with_longest(request.max_length)
+    for note in loaded.notes:
+        session.console.say(f"  note: {note}")
     with _folder(subject.work_dir) as work:
         exports = ExportStore(loaded, work / "exported")
         request, notes = _with_precision(session, request, subject, exports, profile, work)
@@ -377,8 +385,8 @@ def _write_kit(session: Session, request: PlanRequest, subject: _Subject, kit: P
     for note in notes:
         session.console.say(f"  note: {note}")
     session.console.say(
-        f"on the device: PYTHONPATH={built.path.name}/runtime python3 -m edgecompile.runtime "
-        f"bench {built.path.name} --calibrate calibration.json"
+        f"on the device: PYTHONPATH={built.path.name}/runtime python3 -m "
+        f"{runtime_command(built.path)} bench {built.path.name} --calibrate calibration.json"
     )
     document = {
         "kit": str(built.path),
