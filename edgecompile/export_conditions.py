@@ -19,11 +19,13 @@ from edgecompile.models import InputSpec
 
 __all__ = ["broken_conditions"]
 
+aten = torch.ops.aten
+
 #: Sizes of an axis that are tried; of a longer one the first half of so many, then some of each kind.
 _MOST_SIZES = 4096
 
 _GUARDS = "_guards_fn"
-_ASSERT = torch.ops.aten._assert_scalar.default
+_ASSERT = aten._assert_scalar.default
 _SUBJECT = re.compile(r"failed:? (?:for expression )?(.+?)(?: on node '\w+')?$")
 
 Range = tuple[int, int]

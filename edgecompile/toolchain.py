@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -254,9 +255,11 @@ def link_shared(
     libstdc++ and libgcc are linked statically with their symbols hidden: devices may lack them,
     and exported copies clash with another copy in the same process.
     """
-    script = output.with_name(output.name + ".map")
+    # Names of its own: another process may be linking the same library.
+    own = f"{output.name}.{uuid.uuid4().hex}"
+    script = output.with_name(own + ".map")
     script.write_text("{ global: " + " ".join(f"{e};" for e in exports) + " local: *; };\n")
-    partial = output.with_name(output.name + ".partial")
+    partial = output.with_name(own + ".partial")
     command = [
         toolchain.cxx,
         "-shared",

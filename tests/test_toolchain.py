@@ -92,6 +92,19 @@ def test_a_library_exports_only_what_it_should(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["libf.so"]
 
 
+def test_one_library_may_be_linked_several_times_at_once(tmp_path: Path) -> None:
+    tools, objects = toolchain.find_toolchain(), [compile_f().path]
+    library = tmp_path / "libf.so"
+
+    def link(_: int) -> None:
+        toolchain.link_shared(tools, objects, library, exports=["f"])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(link, range(12)))
+    assert ctypes.CDLL(str(library)).f() == 2
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["libf.so"]
+
+
 def test_symbols_can_be_renamed(tmp_path: Path) -> None:
     tools = toolchain.find_toolchain()
     source = b'extern "C" int GOMP_f(); extern "C" int h() { return GOMP_f(); }\n'
