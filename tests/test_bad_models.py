@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from edgecompile.backends.inductor_compat import GENERATING, generate_cpp
-from edgecompile.backends.lowering import PACKED_PREFIX, lower_graph
+from edgecompile.backends.graph_constants import PACKED_PREFIX
+from edgecompile.backends.lowering import lower_graph
 from edgecompile.errors import EdgecompileError, ExportError, ModelError
 from edgecompile.export import export_model
 from edgecompile.exported import ExportedModel
