@@ -8,7 +8,7 @@ import json
 import platform
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,13 @@ def summary_line(result: Result) -> str:
     return " ".join(part for part in parts if part.strip())
 
 
-def write_reports(results: Mapping[str, Result], options: argparse.Namespace) -> tuple[int, int]:
-    """Writes what ``options`` ask for; returns how many passed, of how many that count."""
+def write_reports(
+    results: Mapping[str, Result], options: argparse.Namespace, absent: Sequence[str] = ()
+) -> tuple[int, int]:
+    """Writes what ``options`` ask for; returns how many passed, of how many that count.
+
+    ``absent`` are the architectures that weren't run: the page says so.
+    """
     judged = [result for result in results.values() if counted(result)]
     passed = sum(result["status"] == "ok" for result in judged)
     record = _record(results, passed, len(judged))
@@ -62,7 +67,8 @@ def write_reports(results: Mapping[str, Result], options: argparse.Namespace) ->
         day = datetime.date.today().isoformat()
         file = _DOCS / "benchmarks" / f"{day}-zoo.json"
         file.write_text(json.dumps(record, indent=1) + "\n")
-        (_DOCS / "zoo.md").write_text(_page(results, passed, len(judged), file.name))
+        page = _page(results, passed, len(judged), file.name, absent)
+        (_DOCS / "zoo.md").write_text(page)
     return passed, len(judged)
 
 
@@ -91,7 +97,9 @@ def _record(results: Mapping[str, Result], passed: int, total: int) -> dict[str,
     }
 
 
-def _page(results: Mapping[str, Result], passed: int, total: int, record: str) -> str:
+def _page(
+    results: Mapping[str, Result], passed: int, total: int, record: str, absent: Sequence[str]
+) -> str:
     import torch
     import transformers
 
@@ -127,6 +135,13 @@ def _page(results: Mapping[str, Result], passed: int, total: int, record: str) -
         "",
         *_refusals(results),
     ]
+    if absent:
+        lines += [
+            "",
+            f"**{len(absent)} more stand in the catalogue and were not run for this page:** "
+            + ", ".join(absent)
+            + ".",
+        ]
     for group in _GROUPS:
         rows = [r for r in results.values() if r["group"] == group]
         if rows:
