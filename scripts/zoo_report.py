@@ -61,12 +61,14 @@ def write_reports(
     judged = [result for result in results.values() if counted(result)]
     passed = sum(result["status"] == "ok" for result in judged)
     record = _record(results, passed, len(judged))
+    # Where code lies on this machine tells nobody anything.
+    text = _PLACES.sub(r"\1", json.dumps(record, indent=1)) + "\n"
     if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        options.json.write_text(text)
     if options.docs:
         day = datetime.date.today().isoformat()
         file = _DOCS / "benchmarks" / f"{day}-zoo.json"
-        file.write_text(json.dumps(record, indent=1) + "\n")
+        file.write_text(text)
         page = _page(results, passed, len(judged), file.name, absent)
         (_DOCS / "zoo.md").write_text(page)
     return passed, len(judged)
@@ -185,6 +187,5 @@ def _error(row: Result) -> float | None:
 
 def _reason(row: Result) -> str:
     text = " ".join(str(row.get("reason", "")).split())
-    # Where the model's code lies on this machine tells nobody anything.
     text = _PLACES.sub(r"\1", text)
     return text if len(text) < 400 else text[:400] + " …"
