@@ -140,12 +140,10 @@ def _generator(
             f"{subject} can't be used for {task}: " + "; ".join(problems),
             hint=f'return {{"module": model, "task": "{task}"}}; keys beside: name, tokenizer',
         )
-    from edgecompile.generation_model import make_generator
-    from edgecompile.seq2seq_model import make_seq2seq
+    from edgecompile.generators import MAKERS  # needs transformers
 
     tokenizer = value.get("tokenizer") if isinstance(value, Mapping) else None
-    make = make_seq2seq if task == SEQ2SEQ_LM else make_generator
-    return make(
+    return MAKERS[task](
         module.eval().float(),
         options,
         name=name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -136,3 +137,8 @@ def _damage(file: Path) -> str | None:
         if start.startswith(b"version https://git-"):
             return f"{file.name} is a pointer of git-lfs, not the weights"
         return f"{file.name} is damaged: {exc}"
+
+
+def plain_name(text: str) -> str:
+    """``text`` made of what a manifest allows in names."""
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "-", text).strip(".+-")[:100] or "model"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ __all__ = [
     "end_tokens",
     "generation_setting",
     "pad_token",
-    "plain_name",
     "refuse_unused",
     "sampling_defaults",
     "step_inputs",
@@ -30,11 +28,15 @@ LENGTH, CONTEXT = "length", "context"
 DEFAULT_CONTEXT = 2048
 
 
-def refuse_unused(options: LoadOptions) -> None:
-    """Refuses what says how other models are loaded: it would be passed over.
+def refuse_unused(options: LoadOptions, served: str) -> None:
+    """Refuses what says how other models are loaded (it would be passed over), and batches.
+
+    Args:
+        options: those that were given.
+        served: what is served one after another, for people.
 
     Raises:
-        ModelError: lists the options.
+        ModelError: lists the options, or says that there are no batches.
     """
     given = [name for name in options.to_json() if name not in ("task", "max_context")]
     problems = ["--" + name.replace("_", "-") for name in given if getattr(options, name)]
@@ -43,6 +45,12 @@ def refuse_unused(options: LoadOptions) -> None:
         raise ModelError(
             f"{', '.join(problems)}: not for generation, whose inputs and outputs are settled",
             hint="leave it out, or compile the model without a cache: --task logits",
+        )
+    lo, hi = options.batch or (1, 1)
+    if (lo, hi) != (1, 1):
+        raise ModelError(
+            f"a batch of {lo}..{hi} was asked for, but generation has a batch of 1",
+            hint=f"leave --batch out: {served} are served one after another",
         )
 
 
@@ -138,8 +146,3 @@ def sampling_defaults(model: Any) -> Mapping[str, Any]:
         if isinstance(value, (bool, int, float)) and good(value):
             result[name] = value
     return result
-
-
-def plain_name(text: str) -> str:
-    """``text`` made of what a manifest allows in names."""
-    return re.sub(r"[^A-Za-z0-9_.+-]+", "-", text).strip(".+-")[:100] or "model"

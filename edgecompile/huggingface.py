@@ -6,20 +6,20 @@ pooling and normalization become part of the model.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from edgecompile.audio_inputs import audio_inputs
 from edgecompile.errors import ModelError
-from edgecompile.folder_files import find_weights, hash_files, read_object
+from edgecompile.folder_files import find_weights, hash_files, plain_name, read_object
 from edgecompile.folder_inputs import FolderInputs, text_inputs, with_pads
 from edgecompile.image_inputs import image_inputs
 from edgecompile.models import LoadedModel, LoadOptions, ModelSource
 from edgecompile.named_module import NamedModule
 from edgecompile.pretrained import drop_pooler, load_pretrained, main_input
 from edgecompile.probing import probe_outputs
+from edgecompile.runtime.schema import CAUSAL_LM
 from edgecompile.sentence_modules import SentencePipeline, read_pipeline
 from edgecompile.task_heads import assemble, keep_outputs, label_names, pipeline_for
 from edgecompile.tasks import SEQ2SEQ_LM, Task, choose_task, reads
@@ -45,14 +45,10 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
     _check_config(inner, config)
     main = main_input(config)
     task = choose_task(config, options.task, main_input=main, pipeline=pipeline is not None)
-    if task.name == "causal-lm":
-        from edgecompile.generation_model import load_causal_lm  # needs transformers
+    if task.name in (CAUSAL_LM, SEQ2SEQ_LM):
+        from edgecompile.generators import load_generator  # needs transformers
 
-        return load_causal_lm(folder, options)
-    if task.name == SEQ2SEQ_LM:
-        from edgecompile.seq2seq_model import load_seq2seq_lm
-
-        return load_seq2seq_lm(folder, options)
+        return load_generator(folder, options, task.name)
     weights = find_weights(inner)
     pooling, steps = pipeline_for(pipeline, options, task)
     if pooling is not None and reads(main) != "text":
@@ -72,7 +68,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         constants=made.constants,
         softmax=options.softmax,
     )
-    name = options.name or _plain_name(folder.resolve().name)
+    name = options.name or plain_name(folder.resolve().name)
     outputs = probe_outputs(module, inputs, made.axes, name)
     kept = keep_outputs(task, outputs)
     if kept is not None:
@@ -154,7 +150,3 @@ def _inputs(
     if kind == "image":
         return image_inputs(model, folder, options)
     return text_inputs(model, folder, config, options, task, pooled=pooled)
-
-
-def _plain_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.+-]+", "-", text).strip(".+-")[:100] or "model"

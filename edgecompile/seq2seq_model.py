@@ -1,4 +1,4 @@
-"""Encoder-decoder models for generation: a folder's, or a transformers model that code made.
+"""Encoder-decoder models for generation.
 
 The model that is loaded is the decoder's step; its :class:`~edgecompile.models.Generation` has the
 encoder as a model of its own. See :mod:`edgecompile.seq2seq_step` for what each takes.
@@ -16,9 +16,10 @@ from torch import Tensor
 
 from edgecompile.audio_inputs import audio_inputs
 from edgecompile.errors import ModelError
-from edgecompile.folder_files import find_weights, hash_files, read_object
+from edgecompile.folder_files import plain_name
 from edgecompile.folder_inputs import limit_length
 from edgecompile.generation_attention import attending, own_attention
+from edgecompile.generation_greedy import generate_greedily
 from edgecompile.generation_settings import (
     CONTEXT,
     LENGTH,
@@ -26,7 +27,6 @@ from edgecompile.generation_settings import (
     end_tokens,
     generation_setting,
     pad_token,
-    plain_name,
     refuse_unused,
     sampling_defaults,
     step_inputs,
@@ -43,13 +43,13 @@ from edgecompile.models import (
     ModelSource,
 )
 from edgecompile.position_limits import max_positions
-from edgecompile.pretrained import import_transformers, load_pretrained, quiet
+from edgecompile.pretrained import import_transformers, quiet
 from edgecompile.probing import probe_outputs
 from edgecompile.seq2seq_check import find_seq2seq_step
 from edgecompile.seq2seq_step import SourceEncoder, encoder_alone, find_projections
-from edgecompile.tasks import SEQ2SEQ_LM, find_task, reads
+from edgecompile.tasks import reads
 
-__all__ = ["SOURCE", "load_seq2seq_lm", "make_seq2seq"]
+__all__ = ["SOURCE", "make_seq2seq"]
 
 SOURCE = "source"
 
@@ -68,38 +68,6 @@ _NOT_HONOURED: Mapping[str, tuple[Any, ...]] = {
     "bad_words_ids": (None, []),
     "forced_decoder_ids": (None, []),
 }
-
-
-def load_seq2seq_lm(folder: Path, options: LoadOptions) -> LoadedModel:
-    """Loads a folder with an encoder-decoder model, to generate with.
-
-    Raises:
-        ModelError: the folder is incomplete, or its model isn't supported; see
-            :func:`make_seq2seq`.
-        MissingDependencyError: transformers isn't installed.
-    """
-    config = read_object(folder / "config.json", "the model's configuration")
-    weights = find_weights(folder)
-    pretrained = load_pretrained(folder, config, find_task(SEQ2SEQ_LM))
-    tokenizer = folder / "tokenizer.json"
-    source = ModelSource(
-        kind="folder",
-        spec=str(folder),
-        sha256=hash_files(folder, [folder / "config.json", *weights]),
-        details={
-            "architecture": type(pretrained.model).__name__,
-            "model_type": str(config.get("model_type")),
-            "task": SEQ2SEQ_LM,
-        },
-    )
-    return make_seq2seq(
-        pretrained.model,
-        options,
-        name=folder.resolve().name,
-        source=source,
-        tokenizer=tokenizer if tokenizer.is_file() else None,
-        notes=pretrained.notes,
-    )
 
 
 def make_seq2seq(
@@ -125,13 +93,7 @@ def make_seq2seq(
         ModelError: a batch is asked for, the model isn't one of an encoder and a decoder, or doesn't
             agree with itself in two parts; see :func:`edgecompile.seq2seq_check.find_seq2seq_step`.
     """
-    refuse_unused(options)
-    batch = options.batch or (1, 1)
-    if batch != (1, 1):
-        raise ModelError(
-            f"a batch of {batch[0]}..{batch[1]} was asked for, but generation has a batch of 1",
-            hint="leave --batch out: sources are served one after another",
-        )
+    refuse_unused(options, "sources")
     if not getattr(model.config, "is_encoder_decoder", False):
         raise ModelError(
             f"{type(model).__name__} has no encoder of its own",
@@ -337,28 +299,23 @@ class _Greedy:
 
     def __call__(self, source: Mapping[str, Tensor], prompt: Sequence[int], most: int) -> list[int]:
         """At most so many tokens behind ``prompt``, which begins with the start tokens."""
-        transformers = import_transformers()
         model = self._model
-        plain = transformers.GenerationConfig(
-            do_sample=False,
-            num_beams=1,
+
+        def generate(tokens: Tensor, plain: Any) -> Any:
+            # Whisper's own method is about recordings of any length; this is what it calls.
+            return import_transformers().GenerationMixin.generate(
+                model, **source, decoder_input_ids=tokens, generation_config=plain
+            )
+
+        return generate_greedily(
+            model,
+            self._own,
+            prompt,
+            generate,
             max_new_tokens=most,
             eos_token_id=self._eos or None,
             pad_token_id=self._pad,
             decoder_start_token_id=prompt[0],
             suppress_tokens=self._suppress or None,
             begin_suppress_tokens=self._first or None,
-            use_cache=True,
         )
-        # generate() fills what a configuration leaves open from the model's own.
-        before, model.generation_config = model.generation_config, plain
-        tokens = torch.tensor([list(prompt)])
-        try:
-            with quiet(transformers), attending(model, self._own), torch.no_grad():
-                # Whisper's own method is about recordings of any length; this is what it calls.
-                found = transformers.GenerationMixin.generate(
-                    model, **source, decoder_input_ids=tokens, generation_config=plain
-                )
-        finally:
-            model.generation_config = before
-        return [int(token) for token in found[0, tokens.shape[1] :]]
