@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from edgecompile.buckets import BucketPlan
 from edgecompile.compilation import NATIVE
 from edgecompile.models import LoadOptions
 from edgecompile.onnx_report import OnnxArtifact
+from edgecompile.packing import PackedBundle
 from edgecompile.plan_request import PlanRequest
 from edgecompile.precision_trials import PrecisionChoice
 from edgecompile.rtx_check import RtxReport
@@ -102,6 +103,36 @@ class BuildResult:
     gpu: OnnxArtifact | None = None
     rtx: RtxReport | None = None
     engine: BuiltEngine | None = None
+
+    @classmethod
+    def of(
+        cls,
+        packed: PackedBundle,
+        *,
+        plan: BucketPlan,
+        audit: Iterable[AuditVerdict],
+        seconds: Mapping[str, float],
+        notes: Iterable[str],
+        choice: PrecisionChoice | None = None,
+        gpu: OnnxArtifact | None = None,
+        rtx: RtxReport | None = None,
+        engine: BuiltEngine | None = None,
+    ) -> BuildResult:
+        """The result that ends with this bundle; a note that several stages made is said once."""
+        return cls(
+            bundle_path=packed.path,
+            size_bytes=packed.size_bytes,
+            sha256=packed.sha256,
+            plan=plan,
+            verify=packed.verify,
+            audit=tuple(audit),
+            seconds=seconds,
+            notes=tuple(dict.fromkeys(notes)),
+            choice=choice,
+            gpu=gpu,
+            rtx=rtx,
+            engine=engine,
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import replace
 
 from edgecompile.buckets import BucketPlan
-from edgecompile.compilation import ExportStore
+from edgecompile.compilation import NATIVE, ExportStore
 from edgecompile.errors import ModelError
 from edgecompile.lengths import LengthDistribution
 from edgecompile.models import AxisLimits, LoadedModel
@@ -29,13 +29,19 @@ __all__ = [
 ]
 
 
-def require_native(model: LoadedModel, what: str) -> None:
-    """Refuses to build a model that generates for anything else than the native runtime.
+def require_native(model: LoadedModel, *, runtime: str = NATIVE, gpu: bool = False) -> None:
+    """Refuses to build a model that generates for anything else than the native runtime of a CPU.
+
+    Args:
+        model: any model.
+        runtime: what is to run its programs on a CPU.
+        gpu: whether the target has a GPU.
 
     Raises:
-        ModelError: it generates; ``what`` is where it was to run.
+        ModelError: it generates, and neither can run that.
     """
-    if model.generation is not None:
+    if model.generation is not None and (gpu or runtime != NATIVE):
+        what = "a GPU" if gpu else f"--runtime {runtime}"
         raise ModelError(
             f"{model.name} generates over caches that it changes in place, which {what} can't run",
             hint="build it for a CPU with the native runtime, or without a cache: --task logits",

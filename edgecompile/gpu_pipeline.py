@@ -1,7 +1,8 @@
 """build() for a GPU: all that can be done away from the device.
 
-No TensorRT engine can be built elsewhere than on the GPU that runs it. The bundle holds the ONNX, checked against eager,
-a recipe that the device finishes, and a program for the module's own cores to fall back to.
+No TensorRT engine can be built elsewhere than on the GPU that runs it. The bundle holds the ONNX,
+checked against eager, a recipe that the device finishes, and a program for the module's own cores to
+fall back to.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def build_for_gpu(
         model = stages.run(
             "load the model", lambda _: load_model(request.model, request.load, batch=request.batch)
         )
-        require_native(model, "a GPU")
+        require_native(model, gpu=True)
         exports = ExportStore(model, work / "exported")
         wanted = replace(request.plan, gpu_precision=precision)
         planned = stages.run(
@@ -141,17 +142,14 @@ def build_for_gpu(
                 step=step,
             ),
         )
-    return BuildResult(
-        bundle_path=packed.path,
-        size_bytes=packed.size_bytes,
-        sha256=packed.sha256,
+    return BuildResult.of(
+        packed,
         plan=planned.plan,
-        verify=packed.verify,
         audit=compiled.audit,
         seconds=stages.seconds,
         notes=(
             *model.notes,
-            *(note for note in exported.notes if note not in model.notes),
+            *exported.notes,
             *planned.notes,
             *artifact.notes,
             *packed.notes,

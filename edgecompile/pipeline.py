@@ -11,14 +11,8 @@ from dataclasses import replace
 
 from edgecompile.build_request import AUTO, BuildRequest, BuildResult
 from edgecompile.bundle import bundle_path
-from edgecompile.compilation import (
-    NATIVE,
-    CompiledModel,
-    ExportStore,
-    check_runtime,
-    compile_buckets,
-    export_buckets,
-)
+from edgecompile.compilation import ExportStore, check_runtime
+from edgecompile.compile_stages import make_programs
 from edgecompile.errors import BundleWriteError
 from edgecompile.generation_plan import require_native
 from edgecompile.packing import pack_bundle
@@ -63,8 +57,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         model = timed(
             "load the model", lambda _: load_model(request.model, request.load, batch=request.batch)
         )
-        if request.runtime != NATIVE:
-            require_native(model, f"--runtime {request.runtime}")
+        require_native(model, runtime=request.runtime)
         if model.generation is not None and model.generation.encoder is not None:
             return build_seq2seq(model, model.generation.encoder, request, profile, work, stages)
         model = model.with_longest(request.plan.max_length)
@@ -93,30 +86,13 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
             lambda step: plan_model(exports, profile, wanted, work, step=step),
         )
         write_json(work / "plan.json", planned.plan.to_json())
-        exported = timed(
-            "export",
-            lambda step: export_buckets(exports, planned.plan.buckets, step=step),
-        )
-        compiled: CompiledModel = timed(
-            "compile",
-            lambda step: compile_buckets(
-                exported,
-                planned.plan.buckets,
-                profile,
-                work / "artifacts",
-                keys=[exports.key(b) for b in planned.plan.buckets],
-                precision=precision,
-                runtime=request.runtime,
-                jobs=request.plan.jobs,
-                step=step,
-            ),
-        )
+        programs = make_programs(exports, planned.plan, request, profile, precision, work, stages)
         packed = timed(
             "verify and pack",
             lambda step: pack_bundle(
                 model,
                 planned.plan,
-                compiled,
+                programs.compiled,
                 output,
                 lengths=traffic,
                 cost=planned.cost,
@@ -128,24 +104,17 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
                 step=step,
             ),
         )
-    return BuildResult(
-        bundle_path=packed.path,
-        size_bytes=packed.size_bytes,
-        sha256=packed.sha256,
+    return BuildResult.of(
+        packed,
         plan=planned.plan,
-        verify=packed.verify,
-        audit=compiled.audit,
+        audit=programs.compiled.audit,
         seconds=stages.seconds,
-        notes=tuple(
-            dict.fromkeys(
-                (
-                    *model.notes,
-                    *(note for program in exported for note in program.notes),
-                    *(choice.notes if choice else ()),
-                    *planned.notes,
-                    *packed.notes,
-                )
-            )
+        notes=(
+            *model.notes,
+            *programs.notes,
+            *(choice.notes if choice else ()),
+            *planned.notes,
+            *packed.notes,
         ),
         choice=choice,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgecompile.buckets import Bucket, BucketPlan, plan_buckets
-from edgecompile.compilation import NATIVE, ExportStore
+from edgecompile.compilation import ExportStore
 from edgecompile.cost_sources import find_costs
 from edgecompile.curves import CostCurve
 from edgecompile.errors import PlanError
@@ -78,10 +78,7 @@ def plan_model(
     notes: list[str] = []
     if whole.generation is not None:
         refuse_sources(whole)
-        if profile.gpu is not None:
-            require_native(whole, "a GPU")
-        if request.runtime != NATIVE:
-            require_native(whole, f"--runtime {request.runtime}")
+        require_native(whole, runtime=request.runtime, gpu=profile.gpu is not None)
         notes += refused_prompts(whole, request)
         exports, request = prompts_only(exports, request)
     scope = plan_scope(exports.model, request)

@@ -12,14 +12,14 @@ from pathlib import Path
 from edgecompile.buckets import BucketPlan
 from edgecompile.build_request import BuildRequest, BuildResult
 from edgecompile.bundle import SUFFIX, bundle_path
-from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets, export_buckets
+from edgecompile.compilation import ExportStore
+from edgecompile.compile_stages import Programs, make_programs
 from edgecompile.errors import PlanError
 from edgecompile.generation_files import ENCODER
 from edgecompile.generation_plan import decoder_buckets
 from edgecompile.models import LoadedModel
 from edgecompile.packing import PackedBundle, pack_bundle
 from edgecompile.planning import plan_model
-from edgecompile.precision import Precision
 from edgecompile.precision_choice import resolve_precision
 from edgecompile.stages import Stages, write_json
 from edgecompile.targets import TargetProfile
@@ -70,14 +70,19 @@ def build_seq2seq(
     plan = decoder_buckets(decoder)
     write_json(work / "plan.json", plan.to_json())
     own = ExportStore(decoder, work / "exported")
-    parts = ((own, plan, work), (exports, planned.plan, inner))
-    made = [_compile(*part, request, profile, precision, stages) for part in parts]
+
+    def make(part: ExportStore, buckets: BucketPlan, folder: Path) -> Programs:
+        name = part.model.name
+        return make_programs(part, buckets, request, profile, precision, folder, stages, of=name)
+
+    steps = make(own, plan, work)
+    sources = make(exports, planned.plan, inner)
     packed_encoder: PackedBundle = stages.run(
         "verify and pack the encoder",
         lambda step: pack_bundle(
             encoder,
             planned.plan,
-            made[1],
+            sources.compiled,
             inner / (ENCODER + SUFFIX),
             lengths=request.plan.joint or request.plan.lengths,
             cost=planned.cost,
@@ -93,7 +98,7 @@ def build_seq2seq(
         lambda step: pack_bundle(
             decoder,
             plan,
-            made[0],
+            steps.compiled,
             bundle_path(request.output),
             encoder=packed_encoder.path,
             seed=request.seed,
@@ -102,47 +107,19 @@ def build_seq2seq(
             step=step,
         ),
     )
-    return BuildResult(
-        bundle_path=packed.path,
-        size_bytes=packed.size_bytes,
-        sha256=packed.sha256,
+    return BuildResult.of(
+        packed,
         plan=planned.plan,
-        verify=packed.verify,
-        audit=(*made[1].audit, *made[0].audit),
+        audit=(*sources.compiled.audit, *steps.compiled.audit),
         seconds=stages.seconds,
         notes=(
+            *model.notes,
+            *encoder.notes,
+            *steps.notes,
+            *sources.notes,
             f"the plan is the encoder's; the decoder has {len(plan.buckets)} programs beside",
             *planned.notes,
             *packed_encoder.notes,
             *packed.notes,
-        ),
-    )
-
-
-def _compile(
-    exports: ExportStore,
-    plan: BucketPlan,
-    folder: Path,
-    request: BuildRequest,
-    profile: TargetProfile,
-    precision: Precision,
-    stages: Stages,
-) -> CompiledModel:
-    what = exports.model.name
-    exported = stages.run(
-        f"export {what}", lambda step: export_buckets(exports, plan.buckets, step=step)
-    )
-    return stages.run(
-        f"compile {what}",
-        lambda step: compile_buckets(
-            exported,
-            plan.buckets,
-            profile,
-            folder / "artifacts",
-            keys=[exports.key(bucket) for bucket in plan.buckets],
-            precision=precision,
-            runtime=request.runtime,
-            jobs=request.plan.jobs,
-            step=step,
         ),
     )

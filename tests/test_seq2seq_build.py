@@ -38,7 +38,9 @@ def folder(shared_folder: Path) -> Path:
     place = shared_folder / "seq2seq"
     with one_at_a_time(shared_folder / "seq2seq.lock"):
         if not (place / "t5.ecb").exists():
-            make_family("t5").save_pretrained(place / "t5")
+            t5 = make_family("t5")
+            t5.generation_config.num_beams = 4  # what isn't done has to be said
+            t5.save_pretrained(place / "t5")
             (place / "sources.txt").write_text("\n".join(["3", "5", "9", "9", "14", "30"]) + "\n")
             options = f"--max-context 128 --max-length {LONGEST_SOURCE} --buckets 1 --mode exact"
             command = (
@@ -47,6 +49,7 @@ def folder(shared_folder: Path) -> Path:
             )
             done = CliRunner().invoke(cli, command.split())
             assert done.exit_code == 0, done.stderr
+            (place / "built.json").write_text(done.stdout)
     return place
 
 
@@ -123,6 +126,12 @@ def test_what_is_refused_before_anything_runs(model: Model) -> None:
         with pytest.raises(kind, match=text):
             model.stream(source, **options)
     assert model.encoder.stats["runs"] == before
+
+
+def test_the_build_says_what_is_not_done(folder: Path) -> None:
+    notes = json.loads((folder / "built.json").read_text())["notes"]
+    assert [note for note in notes if "num_beams 4" in note and "isn't done" in note]
+    assert len(set(notes)) == len(notes)
 
 
 def test_the_bundle_within(folder: Path, model: Model) -> None:

@@ -233,8 +233,7 @@ def command(
         from edgecompile.cli.plan_table import precision_table  # rich is dear to import
 
         console.show(precision_table(result.choice))
-    for note in result.notes:
-        console.say(f"  note: {note}")
+    console.say_notes(result.notes)
     console.summary(
         [
             ("size", format_bytes(result.size_bytes)),

@@ -143,6 +143,11 @@ class Console:
         if not self._quiet:
             self._print(Text(text))
 
+    def say_notes(self, notes: Iterable[str]) -> None:
+        """What a stage's result has to say, a remark each."""
+        for note in notes:
+            self.say(f"  note: {note}")
+
     def warn(self, text: str, hint: str | None = None) -> None:
         """Something to act on that doesn't stop the run."""
         self._labelled("warning", "bold yellow", text, hint)

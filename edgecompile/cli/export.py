@@ -10,7 +10,7 @@ import click
 from edgecompile.cli.model_options import model_options
 from edgecompile.cli.options import batch_option, model_argument
 from edgecompile.cli.session import Command, Session, output_options
-from edgecompile.cli.stages import plan_option, read_plan, work_dir_option
+from edgecompile.cli.stages import load_for_plan, plan_option, read_plan, work_dir_option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,13 +50,9 @@ def command(
     plan = read_plan(plan_file, work_dir)
 
     from edgecompile.compilation import ExportStore, export_buckets
-    from edgecompile.models import load_model
 
     console = session.console
-    with console.step("load the model"):
-        loaded = load_model(model, load, batch=batch).with_longest(plan.max_length)
-    for note in loaded.notes:
-        console.say(f"  note: {note}")
+    loaded = load_for_plan(console, model, load, batch, plan.max_length)
     with console.step("export") as step:
         exports = ExportStore(loaded, work_dir / "exported")
         exported = export_buckets(exports, plan.buckets, step=step)

@@ -18,6 +18,7 @@ from edgecompile.cli.options import (
 from edgecompile.cli.session import Command, Session, output_options
 from edgecompile.cli.stages import (
     find_exports,
+    load_for_plan,
     plan_option,
     read_plan,
     stage_lengths,
@@ -104,14 +105,11 @@ def command(
             precision=stage_precision(work_dir),
             runtime=runtime,
         )
-    with console.step("load the model"):
-        from edgecompile.generation_plan import require_native
-        from edgecompile.models import load_model
-        from edgecompile.packing import pack_bundle
+    loaded = load_for_plan(console, model, load, batch, plan.max_length)
+    from edgecompile.generation_plan import require_native
+    from edgecompile.packing import pack_bundle
 
-        loaded = load_model(model, load, batch=batch).with_longest(plan.max_length)
-        if runtime != "native":
-            require_native(loaded, f"--runtime {runtime}")
+    require_native(loaded, runtime=runtime)
     with console.step("verify and pack") as step:
         packed = pack_bundle(
             loaded,
@@ -124,8 +122,7 @@ def command(
             tokenizer=keep_tokenizer,
             step=step,
         )
-    for note in packed.notes:
-        console.say(f"  note: {note}")
+    console.say_notes(packed.notes)
     console.summary(
         [
             ("size", format_bytes(packed.size_bytes)),

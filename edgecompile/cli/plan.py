@@ -26,6 +26,7 @@ from edgecompile.cli.options import (
 )
 from edgecompile.cli.plan_options import is_there, plan_options, read_sizes, traffic_options
 from edgecompile.cli.session import Command, Session, output_options
+from edgecompile.cli.stages import load_for_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -308,16 +309,12 @@ def _write_precision(work_dir: Path, precision: Precision) -> None:
 
 def _plan_from_model(session: Session, request: PlanRequest, subject: _Subject) -> _Made:
     from edgecompile.compilation import ExportStore
-    from edgecompile.models import load_model
     from edgecompile.planning import plan_model
     from edgecompile.targets import load_target
 
     profile = load_target(subject.target)
-    with session.console.step("load the model"):
-        loaded = load_model(subject.model, subject.load, batch=subject.batch)
-        loaded = loaded.with_longest(request.max_length)
-    for note in loaded.notes:
-        session.console.say(f"  note: {note}")
+    longest = request.max_length
+    loaded = load_for_plan(session.console, subject.model, subject.load, subject.batch, longest)
     with _folder(subject.work_dir) as work:
         exports = ExportStore(loaded, work / "exported")
         request, notes = _with_precision(session, request, subject, exports, profile, work)
@@ -367,23 +364,18 @@ def _write_kit(session: Session, request: PlanRequest, subject: _Subject, kit: P
     from edgecompile.bundle import bundle_path
     from edgecompile.compilation import ExportStore
     from edgecompile.cost_sources import make_measuring_kit
-    from edgecompile.models import load_model
     from edgecompile.targets import load_target
     from edgecompile.verify import runtime_command
 
     profile = load_target(subject.target)
-    with session.console.step("load the model"):
-        loaded = load_model(subject.model, subject.load, batch=subject.batch)
-        loaded = loaded.with_longest(request.max_length)
-    for note in loaded.notes:
-        session.console.say(f"  note: {note}")
+    longest = request.max_length
+    loaded = load_for_plan(session.console, subject.model, subject.load, subject.batch, longest)
     with _folder(subject.work_dir) as work:
         exports = ExportStore(loaded, work / "exported")
         request, notes = _with_precision(session, request, subject, exports, profile, work)
         with session.console.step("build the kit") as step:
             built = make_measuring_kit(exports, profile, request, bundle_path(kit), work, step=step)
-    for note in notes:
-        session.console.say(f"  note: {note}")
+    session.console.say_notes(notes)
     session.console.say(
         f"on the device: PYTHONPATH={built.path.name}/runtime python3 -m "
         f"{runtime_command(built.path)} bench {built.path.name} --calibrate calibration.json"

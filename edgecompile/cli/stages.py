@@ -14,12 +14,15 @@ import click
 
 if TYPE_CHECKING:
     from edgecompile.buckets import BucketPlan
+    from edgecompile.cli.console import Console
     from edgecompile.joint import JointDistribution
     from edgecompile.lengths import LengthDistribution
+    from edgecompile.models import LoadedModel, LoadOptions
     from edgecompile.precision import Precision
 
 __all__ = [
     "find_exports",
+    "load_for_plan",
     "plan_option",
     "read_plan",
     "stage_lengths",
@@ -134,3 +137,26 @@ def stage_precision(work_dir: Path) -> Precision:
     if not isinstance(value, dict):
         raise CompileError(f"{path} doesn't hold a precision", hint="plan again")
     return Precision.from_json(value)
+
+
+def load_for_plan(
+    console: Console, model: str, load: LoadOptions, batch: tuple[int, int], longest: int | None
+) -> LoadedModel:
+    """Loads the model that a stage works on, and says what there is to know about it.
+
+    Args:
+        console: is told.
+        model: a model specification.
+        load: how.
+        batch: the smallest and the largest.
+        longest: the longest length of the plan; None: the model's own.
+
+    Raises:
+        EdgecompileError: a subclass for each cause.
+    """
+    with console.step("load the model"):
+        from edgecompile.models import load_model
+
+        loaded = load_model(model, load, batch=batch).with_longest(longest)
+    console.say_notes(loaded.notes)
+    return loaded
