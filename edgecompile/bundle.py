@@ -46,7 +46,8 @@ SUFFIX = ".ecb"
 class VariantParts:
     """What a bundle holds for one variant: its runtime library and one program per bucket.
 
-    Without a library torch runs the programs, of the version ``torch``. Buckets may share a program: then it is listed, and stored, once for all of them.
+    Without a library torch runs the programs, of the version ``torch``. Buckets may share a program:
+    then it is listed, and stored, once for all of them.
     """
 
     spec: VariantSpec

@@ -74,7 +74,8 @@ class VerifyReport:
         results: by variant, bucket and case.
         not_executed: reasons, by variant, why this host could not run it.
         tolerance: what was allowed.
-        torch_loaded: whether the process that ran the bundle had torch loaded; must be as ``torch_wanted``.
+        torch_loaded: whether the process that ran the bundle had torch loaded; must be as
+            ``torch_wanted``.
         notes: what is worth knowing beside.
         min_cosine: the least that outputs' cosines may be; None: any.
         torch_wanted: whether torch is what runs the bundle.

@@ -47,7 +47,8 @@ def run_generate(
 
     Returns:
         The report, plain JSON values: "bundle", "name", "variant", "threads" and "texts" (each with
-        prompt, tokens, finish_reason, where an encoder reads it the source, first_ms until the first token and token_ms, the mean of the
+        prompt, tokens, finish_reason, where an encoder reads it the source, first_ms until the first
+        token and token_ms, the mean of the
         further ones, or null), and lines for people, who have seen the tokens.
 
     Raises:

@@ -61,6 +61,12 @@ def make_generative(bundle: DummyBundle) -> None:
     }
     document["buckets"] = [bucket("exact", 1, 1), bucket("pad", 2, 16)]
     document["generation"] = copy.deepcopy(GENERATION)
+    put_golden_runs(bundle)
+    put_generations(bundle, {"cases": [{"prompt": [1, 5], "tokens": [7, 8]}]})
+
+
+def put_golden_runs(bundle: DummyBundle, **beside: np.ndarray) -> None:
+    """A golden run for each bucket of the generative bundle, with further inputs."""
     for index, length in ((0, 1), (1, 5)):
         inputs = {
             "input_ids": np.ones((1, length), np.int64),
@@ -68,10 +74,10 @@ def make_generative(bundle: DummyBundle) -> None:
             "last": np.array([0]),
             "key": np.zeros((40, 2, 3), np.float32),
             "value": np.zeros((40, 2, 4), np.float32),
+            **beside,
         }
         outputs = {"logits": np.zeros((1, 100), np.float32)}
         bundle.files[f"golden/{index}-hint.npz"] = write_case(inputs, outputs)
-    put_generations(bundle, {"cases": [{"prompt": [1, 5], "tokens": [7, 8]}]})
 
 
 CROSS: list[dict[str, Any]] = [
@@ -101,17 +107,7 @@ def make_seq2seq(bundle: DummyBundle) -> None:
         item["axes"]["source"] = {"lo": 1, "hi": 32, "hint": 8}
     document["generation"].update(copy.deepcopy(SOURCE))
     bundle.files[ENCODER_FILE] = b"{}"
-    for index, length in ((0, 1), (1, 5)):
-        inputs = {
-            "input_ids": np.ones((1, length), np.int64),
-            "position": np.array([3]),
-            "last": np.array([0]),
-            "key": np.zeros((40, 2, 3), np.float32),
-            "value": np.zeros((40, 2, 4), np.float32),
-            **{item["name"]: np.zeros((8, 2, 3), np.float32) for item in CROSS},
-        }
-        outputs = {"logits": np.zeros((1, 100), np.float32)}
-        bundle.files[f"golden/{index}-hint.npz"] = write_case(inputs, outputs)
+    put_golden_runs(bundle, **{item["name"]: np.zeros((8, 2, 3), np.float32) for item in CROSS})
     put_generations(bundle, {"cases": [{"source": [9], "prompt": [3, 5], "tokens": [7, 8]}]})
 
 
