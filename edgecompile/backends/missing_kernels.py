@@ -23,7 +23,7 @@ _ORIGIN = re.compile(
 _REASONS: tuple[tuple[str, str], ...] = (
     (r"rand|bernoulli|multinomial|exponential|normal|uniform|dropout", "draws random numbers"),
     (
-        r"nonzero$|nonzero\b(?!_static)|masked_select|unique|bincount|repeat_interleave",
+        r"masked_select|unique|bincount|repeat_interleave",
         "the size of its result depends on values",
     ),
 )

@@ -1,9 +1,9 @@
-"""Writing at indices, bags of rows and grouped products of the C ABI against torch."""
+"""Reading and writing at indices, bags of rows and grouped products of the C ABI against torch."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from edgecompile.backends.ops import pack_weight
-from tests.native.aoti import Handle, ShimError, load_shim, load_torch_shim
-from tests.native.torch_cases import Optional, both, handle_of, ours, random_tensor
+from tests.native.aoti import Handle, Shim, ShimError, load_shim, load_torch_shim
+from tests.native.torch_cases import Optional, both, handle_of, ours, random_tensor, tensor_of
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32]
 
@@ -121,7 +121,10 @@ def test_a_bad_index_stops_the_run() -> None:
     shim.delete(*handles)
 
 
-def put(shim, target: Tensor, indices: list[Tensor | None], values: Tensor, add: bool) -> Tensor:
+Indices = Sequence[Tensor | None]
+
+
+def put(shim: Shim, target: Tensor, indices: Indices, values: Tensor, add: bool) -> Tensor:
     out = target.clone()
     made = [handle_of(shim, out), handle_of(shim, values)]
     array = (Handle * len(indices))()
@@ -137,6 +140,52 @@ def put(shim, target: Tensor, indices: list[Tensor | None], values: Tensor, add:
     return out
 
 
+def take(shim: Shim, source: Tensor, indices: Indices) -> Tensor:
+    made = [handle_of(shim, source)]
+    array = (ctypes.POINTER(Handle) * len(indices))()
+    for i, index in enumerate(indices):
+        if index is not None:
+            made.append(handle_of(shim, index))
+            array[i] = ctypes.pointer(made[-1])
+    try:
+        result = shim.make("cpu_index_Tensor", made[0], array, ctypes.c_int64(len(indices)))
+        made.append(result)
+        return tensor_of(shim, result)
+    finally:
+        shim.delete(*made)
+
+
+def index_cases(target: Tensor, generator: torch.Generator) -> list[list[Tensor | None]]:
+    """Lists of indices and masks of a tensor of three dimensions, with holes and without."""
+
+    def index(*shape: int, of: int) -> Tensor:
+        return torch.randint(-target.shape[of], target.shape[of], shape, generator=generator)
+
+    def mask(*dims: int) -> Tensor:
+        return torch.rand([target.shape[d] for d in dims], generator=generator) < 0.4
+
+    def indices_for(marks: Tensor, of: int) -> Tensor:
+        return index(int(marks.sum()), of=of)
+
+    first, pair = mask(0), mask(0, 1)
+    return [
+        [index(7, of=0)],
+        [index(2, 3, of=0), index(3, of=1)],
+        [None, index(7, of=1)],
+        [index(7, of=0), None, index(1, of=2)],
+        [index(3, of=0).int(), index(2, 1, of=1), index(1, of=2)],
+        [None, None, index(4, of=2)],
+        [first],
+        [mask(0, 1, 2)],
+        [pair],
+        [None, mask(1, 2)],
+        [first, None, indices_for(first, 2)],
+        [pair, indices_for(pair, 2)],
+        [torch.zeros(target.shape[0], dtype=torch.bool)],
+        [torch.zeros(0, dtype=torch.int64)],
+    ]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
 @pytest.mark.parametrize("seed", range(8))
 def test_index_put(dtype: torch.dtype, seed: int) -> None:
@@ -145,20 +194,10 @@ def test_index_put(dtype: torch.dtype, seed: int) -> None:
     if seed % 2:
         target = target.permute(2, 0, 1)
 
-    def index(*shape: int, of: int) -> Tensor:
-        return torch.randint(-target.shape[of], target.shape[of], shape, generator=generator)
-
-    cases: list[tuple[list[Tensor | None], tuple[int, ...]]] = [
-        ([index(7, of=0)], (7, *target.shape[1:])),
-        ([index(2, 3, of=0), index(3, of=1)], (2, 3, target.shape[2])),
-        ([None, index(7, of=1)], (target.shape[0], 7, target.shape[2])),
-        ([index(7, of=0), None, index(1, of=2)], (7, target.shape[1])),
-        ([index(3, of=0), index(2, 1, of=1), index(1, of=2)], (2, 3)),
-        ([None, None, index(4, of=2)], ()),
-    ]
-    for indices, sizes in cases:
-        values = torch.randint(0, 5, sizes, generator=generator).to(dtype)
+    for indices in index_cases(target, generator):
         full = tuple(slice(None) if i is None else i for i in indices)
+        sizes = target[full].shape[seed % 3 :]  # values broadcast
+        values = torch.randint(0, 5, sizes, generator=generator).to(dtype)
         if dtype is not torch.bool:
             got = put(load_shim(), target, indices, values, True)
             places = torch.arange(target.numel()).view(target.shape)[full]
@@ -172,14 +211,42 @@ def test_index_put(dtype: torch.dtype, seed: int) -> None:
         close(got, wanted)
 
 
-def test_index_put_refuses_what_does_not_fit() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("seed", range(8))
+def test_index(dtype: torch.dtype, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randint(0, 9, (4, 5, 6), generator=generator).to(dtype)
+    source = [source, source.permute(2, 0, 1), source[::2], source.expand(4, 5, 6)][seed % 4]
+    for indices in index_cases(source, generator):
+        got = take(load_shim(), source, indices)
+        wanted = take(load_torch_shim(), source, indices)
+        close(got, wanted)
+        if wanted.numel():
+            assert got.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bool])
+def test_nonzero(dtype: torch.dtype) -> None:
+    for seed in range(6):
+        x = random_tensor(seed, dtype)
+        close(ours("cpu_nonzero", x)[0], x.nonzero())
+    assert ours("cpu_nonzero", torch.zeros(3, dtype=dtype))[0].shape == (0, 1)
+
+
+def test_indices_that_do_not_fit() -> None:
     shim, target = load_shim(), torch.zeros(3, 4)
+    yes = torch.ones
     for indices, message in (
         ([torch.tensor([3])], "the index 3 is outside a dimension of size 3"),
-        ([torch.tensor([True, False, True])], "a mask isn't supported"),
         ([None], "there is no index"),
         ([torch.tensor([0, 1]), torch.tensor([0, 1, 2])], "don't broadcast"),
+        ([yes(4, dtype=torch.bool)], "a mask of size 4 for a dimension of size 3"),
+        ([yes(3, 4, 1, dtype=torch.bool)], "a mask of 3 dimensions for the last 2 of 2"),
+        ([yes(3, 4, dtype=torch.bool), torch.tensor([0])], "more indices than the 2 dimensions"),
+        ([torch.tensor([0.5])], "an index of float32 isn't supported"),
     ):
+        with pytest.raises(ShimError, match=message):
+            take(shim, target, indices)
         assert message in in_thread(
             lambda indices=indices: put(shim, target, indices, torch.tensor(1.0), False)
         )

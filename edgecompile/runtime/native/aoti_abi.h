@@ -272,13 +272,20 @@ EC_API AOTITorchError ec_aoti_torch_cpu_scatter_value_out(AtenTensorHandle out,
 EC_API AOTITorchError ec_aoti_torch_cpu_scatter_reduce_two_out(
     AtenTensorHandle out, AtenTensorHandle self, int64_t dim, AtenTensorHandle index,
     AtenTensorHandle src, const char* reduce, int32_t include_self);
+EC_API AOTITorchError ec_aoti_torch_cpu_masked_scatter(AtenTensorHandle self, AtenTensorHandle mask,
+                                                       AtenTensorHandle source,
+                                                       AtenTensorHandle* ret0);
+
+// Reading and writing at indices and masks (aoti_indices.cpp). What is said of scatters goes for
+// index_put_out.
+EC_API AOTITorchError ec_aoti_torch_cpu_index_Tensor(AtenTensorHandle self,
+                                                     const AtenTensorHandle** indices,
+                                                     int64_t indices_len_, AtenTensorHandle* ret0);
 EC_API AOTITorchError ec_aoti_torch_index_put_out(AtenTensorHandle out, AtenTensorHandle self,
                                                   const AtenTensorHandle* indices,
                                                   uint32_t num_indices, AtenTensorHandle values,
                                                   bool accumulate);
-EC_API AOTITorchError ec_aoti_torch_cpu_masked_scatter(AtenTensorHandle self, AtenTensorHandle mask,
-                                                       AtenTensorHandle source,
-                                                       AtenTensorHandle* ret0);
+EC_API AOTITorchError ec_aoti_torch_cpu_nonzero(AtenTensorHandle self, AtenTensorHandle* ret0);
 
 // Sums, means or maxima of rows of a table (aoti_embedding_bag.cpp).
 EC_API AOTITorchError ec_aoti_torch_cpu__embedding_bag_forward_only(

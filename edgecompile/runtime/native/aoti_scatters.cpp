@@ -1,5 +1,5 @@
-// Writing at indices, in AOTInductor's C ABI. Indices are checked; they are written in their order,
-// so that results don't depend on the number of threads.
+// Scatters, in AOTInductor's C ABI. Indices are checked; they are written in their order, so that
+// results don't depend on the number of threads.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -179,123 +179,12 @@ void scatter(Tensor* out, const Tensor& self, int64_t dim, const Tensor& given_i
   if (target != out) ec::copy_elements(*target, out);
 }
 
-// Generated code drops the status of these functions.
-template <class Body>
-AOTITorchError unchecked(const char* function, const Body& body) {
-  const AOTITorchError status = ec::guarded(function, body);
-  if (status != ec::kSuccess && ec::pending_failure() == nullptr) {
-    ec::set_pending_failure(ec::last_error());
-  }
-  return status;
-}
-
-// out[indices] = values, or += with `accumulate`, as aten::index_put with tensors of int64 that
-// broadcast to each other; a null handle takes all of a dimension.
-void index_put(Tensor* out, const Tensor& self, const AtenTensorHandle* handles, int count,
-               const Tensor& given_values, bool accumulate) {
-  if (count > self.dims) fail("%d indices of %d dimensions", count, self.dims);
-  OwnedTensor holders[ec::kMaxDims], views[ec::kMaxDims];
-  int64_t common[ec::kMaxDims] = {1};
-  int common_dims = 0, first = -1, last = -1, indexed = 0;
-  for (int i = 0; i < count; ++i) {
-    if (handles[i] == nullptr) continue;
-    const Tensor& index = *unwrap(handles[i]);
-    if (index.dtype == ec::kBool || index.dtype == ec::kUInt8) {
-      fail("an index that is a mask isn't supported");
-    }
-    const Tensor& whole = ec::converted(index, ec::kInt64, &holders[i]);
-    if (&whole == &index) holders[i].reset(ec::new_alias(index));
-    if (first < 0) first = i;
-    last = i;
-    ++indexed;
-    // Sizes broadcast from the right.
-    int64_t merged[ec::kMaxDims];
-    const int dims = std::max(common_dims, index.dims);
-    for (int d = 0; d < dims; ++d) {
-      const int mine = d - (dims - index.dims), theirs = d - (dims - common_dims);
-      const int64_t a = mine >= 0 ? index.sizes[mine] : 1;
-      const int64_t b = theirs >= 0 ? common[theirs] : 1;
-      if (a != b && a != 1 && b != 1) fail("the indices don't broadcast to each other");
-      merged[d] = a == 1 ? b : a;
-    }
-    common_dims = dims;
-    std::copy(merged, merged + dims, common);
-  }
-  if (first < 0) fail("there is no index");
-  // The indexed dimensions' place is taken by the common ones: where the first of them stood if
-  // they are neighbours, else in front.
-  const bool neighbours = last - first + 1 == indexed;
-  const int place = neighbours ? first : 0;
-  int64_t sizes[2 * ec::kMaxDims], strides[2 * ec::kMaxDims];
-  int dims = 0;
-  const auto keep = [&](int from, int to) {
-    for (int d = from; d < to; ++d) {
-      if (d < count && handles[d] != nullptr) continue;
-      sizes[dims] = self.sizes[d];
-      strides[dims++] = d;  // the dimension, for now
-    }
-  };
-  keep(0, place);
-  for (int d = 0; d < common_dims; ++d) {
-    sizes[dims] = common[d];
-    strides[dims++] = -1;
-  }
-  keep(place, self.dims);
-  if (dims > ec::kMaxDims) fail("results of %d dimensions aren't supported", dims);
-  for (int i = 0; i < count; ++i) {
-    if (holders[i].get() == nullptr) continue;
-    views[i].reset(ec::new_broadcast(*holders[i], common_dims, common, "an index"));
-  }
-  if (out != &self) ec::copy_elements(self, out);
-  OwnedTensor value_holder, value_copy;
-  const Tensor& typed = ec::converted(given_values, out->dtype, &value_holder);
-  const Tensor* source = &typed;
-  if (ec::shares_memory(typed, *out)) {
-    value_copy.reset(ec::new_contiguous_copy(typed));
-    source = value_copy.get();
-  }
-  OwnedTensor values(ec::new_broadcast(*source, dims, sizes, "values"));
-  int64_t total = 1;
-  for (int d = 0; d < dims; ++d) total *= sizes[d];
-  ec::visit_plain(out->dtype, "writing at indices", [&](auto zero) {
-    using T = decltype(zero);
-    for (int64_t i = 0; i < total; ++i) {
-      int64_t at[ec::kMaxDims];
-      int64_t rest = i;
-      for (int d = dims - 1; d >= 0; --d) {
-        at[d] = rest % sizes[d];
-        rest /= sizes[d];
-      }
-      int64_t into = 0, from = 0;
-      for (int d = 0; d < dims; ++d) {
-        from += at[d] * values->strides[d];
-        if (strides[d] >= 0) into += at[d] * out->strides[strides[d]];
-      }
-      for (int k = 0; k < count; ++k) {
-        if (views[k].get() == nullptr) continue;
-        const Tensor& view = *views[k];
-        int64_t offset = 0;
-        for (int d = 0; d < common_dims; ++d) offset += at[place + d] * view.strides[d];
-        int64_t index = view.as<int64_t>()[offset];
-        const int64_t limit = out->sizes[k];
-        if (index < -limit || index >= limit) {
-          fail("the index %lld is outside a dimension of size %lld", static_cast<long long>(index),
-               static_cast<long long>(limit));
-        }
-        into += (index < 0 ? index + limit : index) * out->strides[k];
-      }
-      combine(accumulate ? Reduce::kSum : Reduce::kWrite, values->as<T>()[from],
-              out->as<T>() + into);
-    }
-  });
-}
-
 }  // namespace
 
 AOTITorchError ec_aoti_torch_cpu_scatter_src_out(AtenTensorHandle out, AtenTensorHandle self,
                                                  int64_t dim, AtenTensorHandle index,
                                                  AtenTensorHandle src) {
-  return unchecked("aoti_torch_cpu_scatter_src_out", [&] {
+  return ec::unchecked("aoti_torch_cpu_scatter_src_out", [&] {
     scatter(unwrap(out), *unwrap(self), dim, *unwrap(index), unwrap(src), 0, Reduce::kWrite, true);
   });
 }
@@ -303,7 +192,7 @@ AOTITorchError ec_aoti_torch_cpu_scatter_src_out(AtenTensorHandle out, AtenTenso
 AOTITorchError ec_aoti_torch_cpu_scatter_value_out(AtenTensorHandle out, AtenTensorHandle self,
                                                    int64_t dim, AtenTensorHandle index,
                                                    double value) {
-  return unchecked("aoti_torch_cpu_scatter_value_out", [&] {
+  return ec::unchecked("aoti_torch_cpu_scatter_value_out", [&] {
     scatter(unwrap(out), *unwrap(self), dim, *unwrap(index), nullptr, value, Reduce::kWrite, true);
   });
 }
@@ -312,19 +201,9 @@ AOTITorchError ec_aoti_torch_cpu_scatter_reduce_two_out(AtenTensorHandle out, At
                                                         int64_t dim, AtenTensorHandle index,
                                                         AtenTensorHandle src, const char* reduce,
                                                         int32_t include_self) {
-  return unchecked("aoti_torch_cpu_scatter_reduce_two_out", [&] {
+  return ec::unchecked("aoti_torch_cpu_scatter_reduce_two_out", [&] {
     scatter(unwrap(out), *unwrap(self), dim, *unwrap(index), unwrap(src), 0, reduce_of(reduce),
             include_self != 0);
-  });
-}
-
-AOTITorchError ec_aoti_torch_index_put_out(AtenTensorHandle out, AtenTensorHandle self,
-                                           const AtenTensorHandle* indices, uint32_t num_indices,
-                                           AtenTensorHandle values, bool accumulate) {
-  return unchecked("aoti_torch_index_put_out", [&] {
-    if (num_indices > ec::kMaxDims) fail("%u indices", num_indices);
-    index_put(unwrap(out), *unwrap(self), indices, static_cast<int>(num_indices), *unwrap(values),
-              accumulate);
   });
 }
 

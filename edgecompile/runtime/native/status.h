@@ -52,4 +52,13 @@ int32_t guarded(const char* function, Body&& body) noexcept {
   }
 }
 
+// The same for functions whose status generated code drops: what fails in them makes the thread's
+// next call fail.
+template <class Body>
+int32_t unchecked(const char* function, Body&& body) noexcept {
+  const int32_t status = guarded(function, body);
+  if (status != kSuccess && pending_failure() == nullptr) set_pending_failure(last_error());
+  return status;
+}
+
 }  // namespace ec
