@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     results = options.work / "results"
     results.mkdir(parents=True, exist_ok=True)
-    code = _code_key()
+    code, commit = _code_key(), _commit()
     chosen = _choose(options)
     keys = {name: _key(ENTRIES[name], options.upto, code) for name in chosen}
     known = read_results(results)
@@ -41,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     todo = [n for n in chosen if not ((options.resume or options.report) and n in fresh)]
     print(f"{len(chosen)} architectures, {len(chosen) - len(todo)} known", file=sys.stderr)
     if options.report:
-        return _report({n: known[n] for n in chosen if n in fresh}, options)
+        latest = _earlier(options.earlier) | {n: known[n] for n in chosen if n in fresh}
+        return _report(latest, options)
     _warm_up()
     device = options.device_python or os.environ.get("EDGECOMPILE_DEVICE_PYTHON", sys.executable)
 
@@ -62,12 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number, child in enumerate(children, 1):
         found: dict[str, Any] = child.result or {"status": "crashed", "reason": child.death}
         found |= {"name": child.name, "group": ENTRIES[child.name].group, "upto": options.upto}
-        found |= {"key": keys[child.name], "wall_s": round(child.seconds, 1)}
+        found |= {"key": keys[child.name], "wall_s": round(child.seconds, 1), "commit": commit}
         _write(results / f"{child.name}.json", found)
         spent = time.perf_counter() - started
         print(f"[{number}/{len(todo)} {spent:5.0f} s] {summary_line(found)}", file=sys.stderr)
     latest = {name: found for name, found in read_results(results).items() if name in chosen}
-    return _report(latest, options)
+    return _report(_earlier(options.earlier) | latest, options)
 
 
 def _report(results: Mapping[str, Mapping[str, Any]], options: argparse.Namespace) -> int:
@@ -89,6 +91,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, too")
     parser.add_argument("--docs", action="store_true", help="write docs/zoo.md and a dated record")
+    parser.add_argument(
+        "--earlier", type=Path, metavar="RECORD", help="take what isn't run now from this record"
+    )
     parser.add_argument("--work", type=Path, default=REPOSITORY / ".zoo", help="results and logs")
     parser.add_argument("--keep", action="store_true", help="keep what was built")
     parser.add_argument("--memory", type=int, default=16, metavar="GIB", help="of each process")
@@ -116,6 +121,22 @@ def _choose(options: argparse.Namespace) -> list[str]:
 
 def _named(word: str) -> list[str]:
     return [n for n, entry in ENTRIES.items() if word in (n, entry.group)]
+
+
+def _earlier(record: Path | None) -> dict[str, dict[str, Any]]:
+    """The results of an earlier record, by name, each with the commit that it was run at."""
+    if record is None:
+        return {}
+    document = json.loads(record.read_text())
+    models = document["models"].items()
+    return {n: {"name": n, "commit": document.get("commit"), **m} for n, m in models if n in ENTRIES}
+
+
+def _commit() -> str | None:
+    """The commit that is run, with a plus sign if files differ from it."""
+    git = ["git", "-C", str(REPOSITORY), "describe", "--always", "--exclude=*", "--dirty=+"]
+    done = subprocess.run(git, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
 
 
 def _code_key() -> str:

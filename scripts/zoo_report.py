@@ -78,7 +78,10 @@ def _record(results: Mapping[str, Result], passed: int, total: int) -> dict[str,
     import torch
     import transformers
 
-    kept = ("group", "status", "stage", "reason", "facts", "seconds", "wall_s", "peak_mb", "upto")
+    kept = (
+        *("group", "status", "stage", "reason", "facts", "seconds", "wall_s", "peak_mb", "upto"),
+        "commit",
+    )
     return {
         "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,
@@ -133,7 +136,7 @@ def _page(
         + ", ".join(f"{name} {count}" for name, count in rungs.most_common())
         + ".",
         "",
-        f"The record: [benchmarks/{record}](benchmarks/{record}).",
+        f"The record: [benchmarks/{record}](benchmarks/{record}), run at {_commits(results)}.",
         "",
         *_refusals(results),
     ]
@@ -149,6 +152,13 @@ def _page(
         if rows:
             lines += ["", f"## {group.capitalize()}", "", *table(rows)]
     return "\n".join(lines) + "\n"
+
+
+def _commits(results: Mapping[str, Result]) -> str:
+    commits = Counter(str(r.get("commit") or "a commit that wasn't noted") for r in results.values())
+    if len(commits) == 1:
+        return next(iter(commits))
+    return ", ".join(f"{commit} ({count} of them)" for commit, count in commits.most_common())
 
 
 def _refusals(results: Mapping[str, Result]) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zoo
 import zoo_report
 from zoo_catalogue import ENTRIES
 from zoo_children import Limits, run_children
@@ -83,3 +84,17 @@ def test_the_table_has_a_row_for_each(tmp_path: Path) -> None:
     found = zoo_report.read_results(tmp_path)
     line = zoo_report.table(list(found.values()))[-1]
     assert line == "| a | passed | pad | static | 1–64 of 1–128 | 3e-07 |"
+
+
+def test_a_page_of_results_of_two_commits(tmp_path: Path) -> None:
+    old = {"group": "text", "status": "refused", "stage": "export", "reason": "no"}
+    record = {"commit": "abc", "models": {"bert": old, "albert": {**old, "commit": "def"}, "": old}}
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    known = zoo._earlier(tmp_path / "record.json")
+    assert set(known) == {"bert", "albert"}, "what left the catalogue is dropped"
+    known["bert"] = {**old, "name": "bert", "status": "ok", "stage": "compare", "commit": "def"}
+    known["roberta"] = {**known["bert"], "commit": None}
+    page = zoo_report._page(known, 2, 3, "record.json", ["esm"])
+    assert "run at def (2 of them), a commit that wasn't noted (1 of them)." in page
+    assert "**2 (66.7 %)**" in page and "- **albert**: no" in page
+    assert zoo_report._record(known, 2, 3)["models"]["albert"]["commit"] == "def"
