@@ -129,7 +129,9 @@ def _earlier(record: Path | None) -> dict[str, dict[str, Any]]:
         return {}
     document = json.loads(record.read_text())
     models = document["models"].items()
-    return {n: {"name": n, "commit": document.get("commit"), **m} for n, m in models if n in ENTRIES}
+    return {
+        n: {"name": n, "commit": document.get("commit"), **m} for n, m in models if n in ENTRIES
+    }
 
 
 def _commit() -> str | None:

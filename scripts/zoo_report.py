@@ -155,7 +155,9 @@ def _page(
 
 
 def _commits(results: Mapping[str, Result]) -> str:
-    commits = Counter(str(r.get("commit") or "a commit that wasn't noted") for r in results.values())
+    commits = Counter(
+        str(r.get("commit") or "a commit that wasn't noted") for r in results.values()
+    )
     if len(commits) == 1:
         return next(iter(commits))
     return ", ".join(f"{commit} ({count} of them)" for commit, count in commits.most_common())

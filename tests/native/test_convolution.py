@@ -89,7 +89,8 @@ def random_case(rng: np.random.Generator, *, dims: int | None = None) -> Case:
 
     while True:
         kind = rng.choice(
-            ["dense", "depthwise", "multiplied", "few", "many"], p=[0.4, 0.2, 0.1, 0.15, 0.15]
+            ["dense", "depthwise", "multiplied", "square", "few", "many"],
+            p=[0.35, 0.15, 0.1, 0.15, 0.1, 0.15],
         )
         groups = 1
         channels, outputs = (int(rng.choice([1, 3, 4, 16, 31, 32, 33, 50, 64])) for _ in "io")
@@ -98,6 +99,9 @@ def random_case(rng: np.random.Generator, *, dims: int | None = None) -> Case:
         elif kind == "multiplied":
             groups = channels = int(rng.choice([2, 7, 20]))
             outputs = groups * int(rng.choice([2, 3, 8, 9]))
+        elif kind == "square":
+            groups = int(rng.choice([2, 4, 5, 9, 17]))
+            channels = outputs = groups * int(rng.choice([2, 3, 4, 8]))
         elif kind != "dense":
             groups = int(rng.choice([2, 3, 5]))
             ins, outs = ([1, 2, 5], [1, 2, 8]) if kind == "few" else ([3, 16, 48], [9, 16, 33, 48])
@@ -258,6 +262,8 @@ BIG = [
     Case(1, 3, 64, (65, 64), (7, 7), (2, 2), (3, 3), (1, 1)),
     Case(1, 256, 320, (7, 7), (3, 3), (1, 1), (1, 1), (1, 1)),
     Case(1, 128, 128, (28, 28), (3, 3), (1, 1), (1, 1), (1, 1), groups=32),  # ResNeXt
+    Case(1, 256, 256, (15, 14), (3, 3), (2, 2), (1, 1), (1, 1), groups=32),
+    Case(2, 70, 70, (9, 31), (3, 3), (1, 1), (1, 1), (1, 1), groups=35),
     Case(1, 96, 96, (29, 30), (7, 7), (1, 1), (3, 3), (1, 1), groups=96),  # ConvNeXt
     Case(1, 384, 384, (7, 7), (7, 7), (1, 1), (3, 3), (1, 1), groups=384),
     Case(1, 256, 256, (600,), (4,), (1,), (3,), (1,), groups=256),  # Mamba

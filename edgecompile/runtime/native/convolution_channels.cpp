@@ -26,7 +26,7 @@ constexpr int64_t kCacheFloats = 24 * 1024 / 4;  // of the first cache
 struct Lines {
   const Convolution& c;
   const ConvPhase& phase;
-  const float* x;       // [batch, depth, height, width, planes, channels]
+  const float* x;       // [batch, depth, height, width, planes, channels]; Mixed: without planes
   int64_t planes;       // channels_in of a group
   const float* packed;  // of this phase
   int64_t panel;        // floats from one panel to the next
@@ -35,15 +35,23 @@ struct Lines {
   float* out;
 };
 
+// Whether groups are as wide as they are deep and don't cross the border of a vector: then one
+// vector of a pixel holds all that a vector of outputs weighs, and is permuted for each of the
+// planes.
+bool is_mixed(const Convolution& c) {
+  return c.group_in() == c.group_out() && c.group_in() > 1 && kL % c.group_in() == 0;
+}
+
 // `Pixels` outputs from number j of the line on, with channels [column, column + kColumns) of
-// which only `valid` are there. Inside, every tap meets the image; Whole: all channels are there.
-template <int Pixels, bool Inside, bool Whole>
+// which only `valid` are there. Inside, every tap meets the image; Whole: all channels are there;
+// Mixed: see is_mixed().
+template <int Pixels, bool Inside, bool Whole, bool Mixed>
 void run_tile(const Lines& l, int64_t batch, int64_t jd, int64_t jh, int64_t j, int64_t column,
               int64_t valid) {
   const AxisPhase &d = *l.phase.axes[0], &h = *l.phase.axes[1], &w = *l.phase.axes[2];
   const ConvAxis* const axes = l.c.axes;
   const int64_t channels = l.c.channels_out;
-  const int64_t pixel = l.planes * channels;
+  const int64_t pixel = Mixed ? channels : l.planes * channels;
   const int64_t step = w.advance * pixel;
   const auto load_channels = [valid](const float* from, int v) __attribute__((always_inline)) {
     const int64_t rest = valid - v * kL;
@@ -58,10 +66,14 @@ void run_tile(const Lines& l, int64_t batch, int64_t jd, int64_t jh, int64_t j, 
 #pragma GCC unroll 8
     for (int r = 0; r < Pixels; ++r) sums[r][v] = start;
   }
-  // `count` products for each sum: values `stride` apart, weights a panel's row apart.
+  // Which lane of a pixel each output weighs first; the next plane's is the next one.
+  const vi32 own = iota() - iota() % static_cast<int32_t>(Mixed ? l.planes : 1);
+  // `count` products for each sum: values `stride` apart (Mixed: planes of the same ones), weights
+  // a panel's row apart.
   const auto add = [&](const float* from, const float* weights, int64_t count, int64_t stride,
                        uint32_t there) __attribute__((always_inline)) {
-    for (int64_t i = 0; i < count; ++i, from += stride, weights += kPanel) {
+    for (int64_t i = 0; i < count; ++i, from += Mixed ? 0 : stride, weights += kPanel) {
+      const vi32 lanes = own + static_cast<int32_t>(i);
       vf32 weight[kVectors];
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) weight[v] = load(weights + v * kL);
@@ -70,7 +82,9 @@ void run_tile(const Lines& l, int64_t batch, int64_t jd, int64_t jh, int64_t j, 
         if (!Inside && (there >> r & 1) == 0) continue;
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) {
-          sums[r][v] = fma(load_channels(from + r * step, v), weight[v], sums[r][v]);
+          vf32 value = load_channels(from + r * step, v);
+          if constexpr (Mixed) value = permute(value, lanes);
+          sums[r][v] = fma(value, weight[v], sums[r][v]);
         }
       }
     }
@@ -90,7 +104,7 @@ void run_tile(const Lines& l, int64_t batch, int64_t jd, int64_t jh, int64_t j, 
       const float* const from = l.x +
                                 ((batch * axes[0].in + z) * axes[1].in + y) * axes[2].in * pixel +
                                 column + first * pixel;
-      if constexpr (Inside) {
+      if constexpr (Inside && !Mixed) {
         if (l.planes == 1) {
           add(from, row_weights, taps, apart * pixel, 0);
           continue;
@@ -132,6 +146,7 @@ void run_tile(const Lines& l, int64_t batch, int64_t jd, int64_t jh, int64_t j, 
 using RunTile = void (*)(const Lines&, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
 
 // run[inside][whole][pixels - 1]
+template <bool Mixed>
 struct TileTable {
   RunTile run[2][2][kPixels];
   constexpr TileTable() : TileTable(std::make_integer_sequence<int, kPixels>{}) {}
@@ -139,10 +154,11 @@ struct TileTable {
  private:
   template <int... P>
   explicit constexpr TileTable(std::integer_sequence<int, P...>)
-      : run{{{run_tile<P + 1, false, false>...}, {run_tile<P + 1, false, true>...}},
-            {{run_tile<P + 1, true, false>...}, {run_tile<P + 1, true, true>...}}} {}
+      : run{{{run_tile<P + 1, false, false, Mixed>...}, {run_tile<P + 1, false, true, Mixed>...}},
+            {{run_tile<P + 1, true, false, Mixed>...}, {run_tile<P + 1, true, true, Mixed>...}}} {}
 };
-constexpr TileTable kTable;
+constexpr TileTable<false> kTable;
+constexpr TileTable<true> kMixedTable;
 
 // Channels that are computed for a whole piece of a line before the next ones: what a tile reads of
 // them, weights and pixels, should still be in the first cache for the next tile.
@@ -150,7 +166,8 @@ int64_t block_channels(const Lines& l) {
   const AxisPhase &d = *l.phase.axes[0], &h = *l.phase.axes[1], &w = *l.phase.axes[2];
   const auto lines = static_cast<int64_t>(d.offsets.size() * h.offsets.size());
   const auto taps = static_cast<int64_t>(w.offsets.size());
-  const int64_t values = lines * l.planes * (2 * taps + kPixels * w.advance);
+  const int64_t pixels = taps + kPixels * w.advance;
+  const int64_t values = lines * (l.planes * taps + (is_mixed(l.c) ? 1 : l.planes) * pixels);
   return std::max(kPanel, kCacheFloats / std::max<int64_t>(1, values) / kPanel * kPanel);
 }
 
@@ -162,6 +179,7 @@ void run_line(const Lines& l, int64_t line, int64_t begin, int64_t end, int64_t 
   const int64_t batch = line / h.count / d.count;
   const int64_t tiles = (end - begin + kPixels - 1) / kPixels;
   const int64_t block = block_channels(l);
+  const auto& run = is_mixed(l.c) ? kMixedTable.run : kTable.run;
   for (int64_t channel = first; channel < last; channel += block) {
     const int64_t block_end = std::min(last, channel + block);
     for (int64_t i = 0; i < tiles; ++i) {
@@ -174,7 +192,7 @@ void run_line(const Lines& l, int64_t line, int64_t begin, int64_t end, int64_t 
       }
       for (int64_t column = channel; column < block_end; column += kColumns) {
         const int64_t valid = std::min<int64_t>(kColumns, block_end - column);
-        kTable.run[inside][valid == kColumns][pixels - 1](l, batch, jd, jh, j, column, valid);
+        run[inside][valid == kColumns][pixels - 1](l, batch, jd, jh, j, column, valid);
       }
     }
   }
@@ -229,13 +247,13 @@ void expand(const Convolution& c, const float* x, float* out) {
 
 void convolve_channels(const Convolution& c, const float* x, const float* packed, const float* bias,
                        Activation act, float* out) {
-  const bool plain = c.group_in() == 1 && c.group_out() == 1;
-  const Block expanded(plain ? 0 : c.places_in() * c.group_in() * c.channels_out);
-  if (!plain) expand(c, x, expanded.get());
+  const bool as_is = is_mixed(c) || (c.group_in() == 1 && c.group_out() == 1);
+  const Block expanded(as_is ? 0 : c.places_in() * c.group_in() * c.channels_out);
+  if (!as_is) expand(c, x, expanded.get());
   std::vector<AxisPhase> phases[kMaxSpatial];
   for (int i = 0; i < kMaxSpatial; ++i) phases[i] = phases_of(c.axes[i], c.transposed);
   each_phase(phases, c.group_in(), [&](const ConvPhase& phase) {
-    run_phase({c, phase, plain ? x : expanded.get(), c.group_in(), packed + phase.k0 * kPanel,
+    run_phase({c, phase, as_is ? x : expanded.get(), c.group_in(), packed + phase.k0 * kPanel,
                c.k() * kPanel, bias, act, out});
   });
 }

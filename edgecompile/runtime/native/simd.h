@@ -142,6 +142,12 @@ EC_INLINE Vector<Element<H>, 2 * kLanes<H>> join(H low, H high) {
   return v;
 }
 
+// Lane i becomes lane from[i], one of the same vector's.
+template <class V>
+EC_INLINE V permute(V v, IntOf<V> from) {
+  return __builtin_shuffle(v, from);
+}
+
 // f on every lane; for functions that exist only as scalars. The compiler vectorizes the loop when
 // f is a builtin with a vector instruction (sqrt, floor, …).
 template <class V, class F>
