@@ -209,6 +209,26 @@ void result_strides(const Indexing& indexing, int64_t* strides) {
   }
 }
 
+// f(value of a type with that many bytes), to move elements of any dtype.
+template <class F>
+void visit_bytes(int32_t dtype, const F& f) {
+  struct Pair {
+    uint64_t halves[2];
+  };
+  switch (ec::element_size(dtype)) {
+    case 1:
+      return f(uint8_t{});
+    case 2:
+      return f(uint16_t{});
+    case 4:
+      return f(uint32_t{});
+    case 8:
+      return f(uint64_t{});
+    default:
+      return f(Pair{});  // complex128
+  }
+}
+
 // self[indices].
 Tensor* index(const Tensor& self, const AtenTensorHandle** handles, int64_t count) {
   const Indexing indexing(self, count,
@@ -216,8 +236,8 @@ Tensor* index(const Tensor& self, const AtenTensorHandle** handles, int64_t coun
   int64_t strides[ec::kMaxDims];
   result_strides(indexing, strides);
   OwnedTensor result(ec::new_empty(indexing.dims, indexing.sizes, strides, self.dtype));
-  ec::visit_plain(self.dtype, "reading at indices", [&](auto zero) {
-    using T = decltype(zero);
+  visit_bytes(self.dtype, [&](auto element) {
+    using T = decltype(element);
     indexing.each(*result, self,
                   [&](int64_t into, int64_t from) { result->as<T>()[into] = self.as<T>()[from]; });
   });
@@ -237,15 +257,23 @@ void index_put(Tensor* out, const Tensor& self, const AtenTensorHandle* handles,
     source = copy.get();
   }
   const OwnedTensor values(ec::new_broadcast(*source, indexing.dims, indexing.sizes, "values"));
-  ec::visit_plain(out->dtype, "writing at indices", [&](auto zero) {
+  if (!accumulate) {
+    return visit_bytes(out->dtype, [&](auto element) {
+      using T = decltype(element);
+      indexing.each(*values, *out, [&](int64_t from, int64_t into) {
+        out->as<T>()[into] = values->as<T>()[from];
+      });
+    });
+  }
+  ec::visit_plain(out->dtype, "adding at indices", [&](auto zero) {
     using T = decltype(zero);
     indexing.each(*values, *out, [&](int64_t from, int64_t into) {
       const T value = values->as<T>()[from];
       T* const at = out->as<T>() + into;
       if constexpr (std::is_same_v<T, bool>) {
-        *at = accumulate ? *at || value : value;
+        *at = *at || value;
       } else {
-        *at = accumulate ? static_cast<T>(*at + value) : value;
+        *at = static_cast<T>(*at + value);
       }
     });
   });
