@@ -226,6 +226,19 @@ def test_index(dtype: torch.dtype, seed: int) -> None:
             assert got.stride() == wanted.stride()
 
 
+def test_index_has_the_strides_that_generated_code_expects() -> None:
+    x = torch.randn(4, 5, 6)
+    index = torch.tensor([[0, 1, 2], [1, 2, 3]]).t()
+    for source in (x, x.permute(2, 0, 1)):
+        for indices in ([index], [None, index], [index, index]):
+            full = tuple(slice(None) if i is None else i for i in indices)
+            places = tuple(i.to("meta") if isinstance(i, Tensor) else i for i in full)
+            expected = source.to("meta")[places]
+            got = take(load_shim(), source, indices)
+            close(got, source[full])
+            assert got.stride() == expected.stride()
+
+
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bool])
 def test_nonzero(dtype: torch.dtype) -> None:
     for seed in range(6):

@@ -179,8 +179,10 @@ class Indexing {
   int place_ = 0, before_ = 0;  // where the common dimensions are, and the kept ones in front
 };
 
-// The strides that TensorIterator gives a new result: dense, with the dimensions in the order of
-// the strides of what is read. A dimension of stride zero stays where it is.
+// The strides that generated code expects of a new result: dense, with the dimensions in the order
+// of the strides of what is read. A dimension of stride zero stays where it is. This is what
+// torch's shape function (meta_index_Tensor) says; aten itself looks at the strides of the indices,
+// too.
 void result_strides(const Indexing& indexing, int64_t* strides) {
   const int dims = indexing.dims;
   int order[ec::kMaxDims];  // innermost first
