@@ -54,10 +54,12 @@ def make_request(
     seed: Optional[int] = None,
     stop: Any = (),
     eos: Any = None,
+    **unknown: Any,
 ) -> Request:
     """Checks the arguments of ``Model.generate`` and fills in the bundle's defaults.
 
     ``input_ids`` are what the new tokens follow; the source of an encoder isn't among these arguments.
+    ``unknown`` ones are refused with everything else that is wrong.
 
     Raises:
         ContextLengthError: prompt and new tokens don't fit into the context.
@@ -67,6 +69,9 @@ def make_request(
     assert spec is not None
     problems: List[str] = []
     prompt = _read_prompt(manifest, spec, input_ids, problems)
+    if unknown:
+        text = "there is no option {}; there are max_new_tokens, do_sample, {}, seed, stop and eos"
+        problems.append(text.format(", ".join(sorted(unknown)), ", ".join(_SAMPLED)))
     given = {
         "temperature": temperature,
         "top_k": top_k,
@@ -100,7 +105,11 @@ def make_request(
 
 
 def begin_text(spec: GenerationSpec, given: Any) -> Any:
-    """What a text behind a source goes on from: the start tokens, and ``given`` if it isn't None."""
+    """What a text behind a source goes on from.
+
+    As in transformers: ``given`` with the first start token in front, if it isn't there; the start
+    tokens after the first, which are forced, only where nothing else follows it.
+    """
     start = list(spec.start)
     if given is None:
         return start
@@ -113,7 +122,8 @@ def begin_text(spec: GenerationSpec, given: Any) -> Any:
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         return given
     ids = array.tolist()
-    return ids if ids[: len(start)] == start else start + ids
+    ids = ids if ids[0] == start[0] else start[:1] + ids
+    return ids if len(ids) > 1 else start
 
 
 class TokenStream:
@@ -281,6 +291,7 @@ def _read_sampling(
     )
 
 
+_SAMPLED = ("temperature", "top_k", "top_p", "repetition_penalty")
 _RANGES = {
     "temperature": "a number from 0 on",
     "top_p": "a number over 0, at most 1",

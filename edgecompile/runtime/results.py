@@ -127,6 +127,8 @@ def _misfit(array: object, dtype: "np.dtype[Any]", shape: "Shape") -> Optional[s
         return "has shape {}, must be {}".format(list(array.shape), wanted)
     if not array.flags.writeable:
         return "is read-only"
+    if array.size == 0:
+        return None  # its strides mean nothing
     steps = [step for n, step in zip(array.shape, array.strides) if n > 1]
     if array.ndim > MAX_DIMS or any(step <= 0 or step % array.itemsize for step in steps):
         return "has strides {} that native code can't write with".format(list(array.strides))

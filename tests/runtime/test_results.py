@@ -13,7 +13,7 @@ from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.errors import InputError
 from edgecompile.runtime.inputs import make_inputs
 from edgecompile.runtime.manifest import TensorSpec
-from edgecompile.runtime.results import ResultMaker
+from edgecompile.runtime.results import ResultMaker, _misfit
 
 Arrays = Any
 
@@ -85,6 +85,13 @@ def test_what_results_can_not_go_to(model: Model) -> None:
         model.run(inputs, {})
     with pytest.raises(InputError, match="out must be a mapping of names to arrays, not list"):
         model.run(inputs, [array])  # type: ignore[arg-type]
+
+
+def test_nothing_has_strides() -> None:
+    """A result whose size depends on values may be empty."""
+    empty = np.empty((0, 16), np.float32)
+    assert _misfit(empty, np.dtype(np.float32), (None, 16)) is None
+    assert _misfit(empty[:, :3], np.dtype(np.float32), (None, 16)) is not None
 
 
 def test_parts_of_one_array_that_lie_apart(model: Model) -> None:

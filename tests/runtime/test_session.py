@@ -191,6 +191,14 @@ def test_all_that_is_wrong_is_told(model: Model) -> None:
     assert caught.value.message.count("\n  ") == 4
 
 
+def test_unknown_options_are_told_with_the_rest(model: Model) -> None:
+    with pytest.raises(InputError) as caught:
+        model.generate([1], num_beams=4, foo=1, top_p=2)
+    message = caught.value.message
+    assert "there is no option foo, num_beams; there are max_new_tokens, do_sample" in message
+    assert "top_p is 2" in message
+
+
 def test_any_form_of_ids_will_do(model: Model) -> None:
     want = model.generate([1, 2, 3], max_new_tokens=4)
     for ids in ((1, 2, 3), np.array([1, 2, 3], np.int32), np.array([[1, 2, 3]], np.uint8)):
