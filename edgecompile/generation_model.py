@@ -28,6 +28,7 @@ from edgecompile.generation_settings import (
     sampling_defaults,
     step_inputs,
     token_or_none,
+    unheeded_settings,
 )
 from edgecompile.generation_step import INPUT, LAST, POSITION, cache_shapes
 from edgecompile.models import AxisLimits, Generation, LoadedModel, LoadOptions, ModelSource
@@ -40,6 +41,12 @@ __all__ = ["CONTEXT", "LENGTH", "make_generator"]
 #: Tokens of one run of a prompt where nobody says otherwise: the widest program that has to be
 #: verified grows with them.
 DEFAULT_LENGTH = 512
+
+#: What is done behind an encoder's source, or taken from there, but not for language models.
+_ONLY_BEHIND_SOURCES = (
+    *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id"),
+    "max_length",  # of the whole text, so that it is no number of new tokens
+)
 
 
 def make_generator(
@@ -67,8 +74,8 @@ def make_generator(
         ModelError: a batch is asked for; or the model isn't supported: it keeps another state than
             keys and values, or doesn't agree with itself over a cache from outside.
     """
-    refuse_unused(options, "prompts")
-    told = list(notes)
+    refuse_unused(options, "prompts", without="logits")
+    told = [*notes, *unheeded_settings(model, _ONLY_BEHIND_SOURCES)]
     max_context = context_limit(max_positions(model), options.max_context, told)
     length = options.max_length or min(DEFAULT_LENGTH, max_context)
     vocabulary = int(model.get_input_embeddings().weight.shape[0])

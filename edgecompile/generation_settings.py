@@ -20,6 +20,7 @@ __all__ = [
     "sampling_defaults",
     "step_inputs",
     "token_or_none",
+    "unheeded_settings",
 ]
 
 LENGTH, CONTEXT = "length", "context"
@@ -28,30 +29,58 @@ LENGTH, CONTEXT = "length", "context"
 DEFAULT_CONTEXT = 2048
 
 
-def refuse_unused(options: LoadOptions, served: str) -> None:
+#: What transformers can be asked for that isn't done, with the values that ask for nothing. None does
+#: always. What there is beside is honoured, or is about beams.
+_UNHEEDED: Mapping[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1.0,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "forced_eos_token_id": (),
+    "forced_decoder_ids": ([],),
+    "bad_words_ids": ([],),
+    "sequence_bias": ({}, []),
+    "exponential_decay_length_penalty": (),
+    "guidance_scale": (1.0,),
+    "penalty_alpha": (0.0,),
+    "dola_layers": (),
+    "min_p": (0.0,),
+    "typical_p": (1.0,),
+    "top_h": (),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "stop_strings": ([],),
+}
+
+
+def refuse_unused(options: LoadOptions, served: str, *, without: str) -> None:
     """Refuses what says how other models are loaded (it would be passed over), and batches.
 
     Args:
         options: those that were given.
         served: what is served one after another, for people.
+        without: the task that compiles the model without a cache.
 
     Raises:
-        ModelError: lists the options, or says that there are no batches.
+        ModelError: lists all of them.
     """
     given = [name for name in options.to_json() if name not in ("task", "max_context")]
     problems = ["--" + name.replace("_", "-") for name in given if getattr(options, name)]
     problems += [f"a pad value for {name}" for name in options.pad if name != INPUT]
+    wrong, hints = [], []
     if problems:
-        raise ModelError(
-            f"{', '.join(problems)}: not for generation, whose inputs and outputs are settled",
-            hint="leave it out, or compile the model without a cache: --task logits",
+        wrong.append(
+            f"{', '.join(problems)}: not for generation, whose inputs and outputs are settled"
         )
+        hints.append(f"leave it out, or compile the model without a cache: --task {without}")
     lo, hi = options.batch or (1, 1)
     if (lo, hi) != (1, 1):
-        raise ModelError(
-            f"a batch of {lo}..{hi} was asked for, but generation has a batch of 1",
-            hint=f"leave --batch out: {served} are served one after another",
-        )
+        wrong.append(f"a batch of {lo}..{hi} was asked for, but generation has a batch of 1")
+        hints.append(f"leave --batch out: {served} are served one after another")
+    if wrong:
+        raise ModelError("; ".join(wrong), hint="; ".join(hints))
 
 
 def context_limit(own: int | None, wanted: int | None, notes: list[str]) -> int:
@@ -106,6 +135,21 @@ def generation_setting(model: Any, name: str) -> Any:
     """What the generation configuration says, else the model's."""
     found = getattr(getattr(model, "generation_config", None), name, None)
     return getattr(model.config, name, None) if found is None else found
+
+
+def unheeded_settings(model: Any, also: Sequence[str] = ()) -> list[str]:
+    """A note for people if the model's files ask for what isn't done.
+
+    Args:
+        model: a transformers model.
+        also: further settings that aren't honoured, whatever their value.
+    """
+    found = [
+        f"{name} {value}"
+        for name, nothing in {**_UNHEEDED, **{name: ([],) for name in also}}.items()
+        if (value := generation_setting(model, name)) is not None and value not in nothing
+    ]
+    return [f"what generation_config.json says isn't done: {', '.join(found)}"] if found else []
 
 
 def token_or_none(value: Any, vocabulary: int) -> int | None:

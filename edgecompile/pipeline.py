@@ -19,9 +19,10 @@ from edgecompile.packing import pack_bundle
 from edgecompile.planning import plan_model
 from edgecompile.precision_choice import ResolvedPrecision, resolve_precision
 from edgecompile.progress import NULL_PROGRESS, Progress, StepHandle
-from edgecompile.seq2seq_build import build_seq2seq
+from edgecompile.seq2seq_build import build_seq2seq, refuse_auto
 from edgecompile.stages import Stages, work_folder, write_json
 from edgecompile.targets import load_target
+from edgecompile.tasks import SEQ2SEQ_LM
 from edgecompile.torch_tensorrt_check import need_torch_tensorrt
 
 
@@ -48,6 +49,8 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         need_torch_tensorrt(profile, request.precision or "fp32")  # refuses: there is no GPU
     asked = request.precision or "fp32"
     check_runtime(request.runtime, profile, asked)
+    if request.load.task == SEQ2SEQ_LM:
+        refuse_auto(asked)  # before anything is loaded
     traffic = request.plan.joint or request.plan.lengths
     stages = Stages(progress)
     timed = stages.run

@@ -81,9 +81,11 @@ def served_length(model: LoadedModel, request: PlanRequest) -> int:
     wanted = request.max_length
     if wanted is not None:
         if limit is not None and wanted > limit:
+            fixed = limit == model.axes[model.length_axis].lo
             raise LengthsError(
-                f"--max-length is {wanted}, but {model.name} takes at most {limit}",
-                hint=f"use --max-length {limit} or less",
+                f"--max-length is {wanted}, but {model.name} takes "
+                + ("inputs of one size only" if fixed else f"at most {limit}"),
+                hint="leave --max-length out" if fixed else f"use --max-length {limit} or less",
             )
         return wanted
     if limit is None:

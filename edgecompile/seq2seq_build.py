@@ -24,7 +24,20 @@ from edgecompile.precision_choice import resolve_precision
 from edgecompile.stages import Stages, write_json
 from edgecompile.targets import TargetProfile
 
-__all__ = ["build_seq2seq"]
+__all__ = ["build_seq2seq", "refuse_auto"]
+
+
+def refuse_auto(precision: str) -> None:
+    """Refuses to choose the precision of a model of two parts.
+
+    Raises:
+        PlanError: it was to be chosen.
+    """
+    if precision == "auto":
+        raise PlanError(
+            "--precision auto compares one run of a model, and this one generates by two parts",
+            hint="name a precision: --precision bf16 or int8",
+        )
 
 
 def build_seq2seq(
@@ -48,11 +61,7 @@ def build_seq2seq(
         EdgecompileError: a subclass for each cause; nothing stands under the final name then.
     """
     asked = request.precision or "fp32"
-    if asked == "auto":
-        raise PlanError(
-            "--precision auto compares one run of a model, and this one generates by two parts",
-            hint="name a precision: --precision bf16 or int8",
-        )
+    refuse_auto(asked)
     inner = work / ENCODER
     inner.mkdir(exist_ok=True)
     exports = ExportStore(encoder, inner / "exported")

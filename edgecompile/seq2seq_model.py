@@ -31,6 +31,7 @@ from edgecompile.generation_settings import (
     sampling_defaults,
     step_inputs,
     token_or_none,
+    unheeded_settings,
 )
 from edgecompile.generation_step import INPUT, LAST, POSITION
 from edgecompile.models import (
@@ -57,18 +58,6 @@ SOURCE = "source"
 LONGEST_RUN = 16
 _TRIED = 11
 
-#: What a generation configuration may ask for that isn't done, with the value that asks for nothing.
-_NOT_HONOURED: Mapping[str, tuple[Any, ...]] = {
-    "num_beams": (None, 1),
-    "no_repeat_ngram_size": (None, 0),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "min_length": (None, 0),
-    "min_new_tokens": (None, 0),
-    "forced_eos_token_id": (None,),
-    "bad_words_ids": (None, []),
-    "forced_decoder_ids": (None, []),
-}
-
 
 def make_seq2seq(
     model: Any,
@@ -93,7 +82,7 @@ def make_seq2seq(
         ModelError: a batch is asked for, the model isn't one of an encoder and a decoder, or doesn't
             agree with itself in two parts; see :func:`edgecompile.seq2seq_check.find_seq2seq_step`.
     """
-    refuse_unused(options, "sources")
+    refuse_unused(options, "sources", without="seq2seq-encoder")
     if not getattr(model.config, "is_encoder_decoder", False):
         raise ModelError(
             f"{type(model).__name__} has no encoder of its own",
@@ -106,7 +95,7 @@ def make_seq2seq(
     vocabulary = int(decoder.get_input_embeddings().weight.shape[0])
     pad = pad_token(model, options, vocabulary)
     start = _start(model, vocabulary, told)
-    told += _unheeded(model)
+    told += unheeded_settings(model)
     with quiet(import_transformers()):
         own = own_attention(model)
         kind, inputs, axes = _source_inputs(model, options, pad, told)
@@ -251,15 +240,6 @@ def _start(model: Any, vocabulary: int, notes: list[str]) -> tuple[int, ...]:
         return (start,)
     notes.append(f"every text begins with the token {forced} (forced_bos_token_id)")
     return start, forced
-
-
-def _unheeded(model: Any) -> list[str]:
-    found = [
-        f"{name} {value}"
-        for name, nothing in _NOT_HONOURED.items()
-        if (value := generation_setting(model, name)) not in nothing
-    ]
-    return [f"what generation_config.json says isn't done: {', '.join(found)}"] if found else []
 
 
 def _tokens(model: Any, name: str, vocabulary: int) -> tuple[int, ...]:

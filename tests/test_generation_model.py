@@ -216,8 +216,34 @@ def test_a_folder_generates_by_default(tmp_path: Path) -> None:
         load_model(folder, batch=(1, 2))
     with pytest.raises(ModelError, match=r"--pooling, --softmax, .* for mask: not for generation"):
         load_model(folder, pooling="mean", softmax=True, pad={"mask": 0})
+    with pytest.raises(ModelError, match=r"--pooling: not .*; a batch of 1\.\.2") as both:
+        load_model(folder, pooling="mean", batch=(1, 2))
+    assert both.value.hint is not None and "--task logits; leave --batch out" in both.value.hint
     with pytest.raises(ModelError, match=r"--max-context: for language models that generate"):
         load_model(folder, task="logits", max_context=32)
+
+
+def test_what_is_asked_for_and_not_done_is_said() -> None:
+    module = make_family("gpt2")
+    plain = load_model({"module": module, "task": "causal-lm"})
+    assert not [note for note in plain.notes if "isn't done" in note]
+    asked = {
+        "no_repeat_ngram_size": 2,
+        "suppress_tokens": [5, 6],
+        "min_new_tokens": 5,
+        "min_p": 0.1,
+        "max_length": 50,
+        "num_beams": 1,  # asks for nothing
+        "typical_p": 1.0,
+    }
+    for name, value in asked.items():
+        setattr(module.generation_config, name, value)
+    loaded = load_model({"module": module, "task": "causal-lm"})
+    said = next(note for note in loaded.notes if "isn't done" in note)
+    for name in ("no_repeat_ngram_size 2", "suppress_tokens [5, 6]", "min_p 0.1", "max_length 50"):
+        assert name in said
+    assert "num_beams" not in said and "typical_p" not in said
+    assert loaded.generation is not None and "max_new_tokens" not in loaded.generation.defaults
 
 
 def test_a_factory_generates_if_it_says_so() -> None:

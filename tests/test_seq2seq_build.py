@@ -16,7 +16,11 @@ pytest.importorskip("transformers")
 from click.testing import CliRunner
 from generation_families import LONGEST_SOURCE, TARGET, load_family, make_family
 
-from edgecompile.models import LoadedModel
+from edgecompile.errors import PlanError
+from edgecompile.lengths import LengthDistribution
+from edgecompile.models import LoadedModel, LoadOptions
+from edgecompile.pipeline import BuildRequest, build
+from edgecompile.plan_request import PlanRequest
 from edgecompile.runtime import (
     ContextLengthError,
     DamagedBundleError,
@@ -132,6 +136,20 @@ def test_the_build_says_what_is_not_done(folder: Path) -> None:
     notes = json.loads((folder / "built.json").read_text())["notes"]
     assert [note for note in notes if "num_beams 4" in note and "isn't done" in note]
     assert len(set(notes)) == len(notes)
+
+
+def test_a_precision_is_not_chosen(tmp_path: Path) -> None:
+    """It is known before the model is loaded."""
+    request = BuildRequest(
+        model=str(tmp_path / "away"),
+        target=TARGET,
+        plan=PlanRequest(LengthDistribution.from_samples([3])),
+        output=tmp_path / "out.ecb",
+        precision="auto",
+        load=LoadOptions(task="seq2seq-lm"),
+    )
+    with pytest.raises(PlanError, match="generates by two parts"):
+        build(request)
 
 
 def test_the_bundle_within(folder: Path, model: Model) -> None:

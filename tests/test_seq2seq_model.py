@@ -11,10 +11,13 @@ pytest.importorskip("transformers")
 
 from generation_families import LONGEST_SOURCE, POSITIONS, load_family, make_family
 
-from edgecompile.errors import ModelError
+from edgecompile.errors import LengthsError, ModelError
 from edgecompile.generation_files import ENCODER, golden_texts, manifest_generation
 from edgecompile.generation_plan import decoder_buckets, refuse_sources
+from edgecompile.lengths import LengthDistribution
 from edgecompile.models import LoadedModel, load_model
+from edgecompile.plan_request import PlanRequest, served_length
+from edgecompile.runtime.generation import begin_text
 from edgecompile.runtime.schema import SEQ2SEQ
 
 
@@ -166,6 +169,33 @@ def test_a_folder_and_a_factory(tmp_path: Path) -> None:
     made = load_model({"module": model, "task": "seq2seq-lm", "name": "mine"}, max_context=32)
     assert made.generation is not None and made.name == "mine"
     assert load_family("mbart").generation.start == (1, 5)
+
+
+def test_an_encoder_of_one_size_has_no_longest_length() -> None:
+    made = load_family("whisper").generation
+    assert made is not None and made.encoder is not None
+    request = PlanRequest(LengthDistribution.from_samples([1]), max_length=3)
+    with pytest.raises(LengthsError, match="takes inputs of one size only") as caught:
+        served_length(made.encoder, request)
+    assert caught.value.hint == "leave --max-length out"
+
+
+def test_a_text_begins_as_in_transformers() -> None:
+    """The forced token is for texts that have nothing but the start; it gives way to another."""
+    module = make_family("bart")
+    start, forced, other, source = 1, 5, 60, [11, 12, 13, 2]
+    module.generation_config.forced_bos_token_id = forced
+    loaded = load_model({"module": module, "task": "seq2seq-lm"}, max_context=32)
+    assert loaded.generation is not None and loaded.generation.start == (start, forced)
+    ids = torch.tensor([source])
+    for given in (None, [start], [start, other], [other], [forced], [start, forced, other]):
+        begun = begin_text(loaded.generation, given)
+        kept = {} if given is None else {"decoder_input_ids": torch.tensor([given])}
+        with torch.no_grad():
+            wanted = module.generate(
+                ids, **kept, max_new_tokens=4, do_sample=False, num_beams=1, eos_token_id=None
+            )[0].tolist()
+        assert wanted[: len(begun)] == begun
 
 
 def test_what_is_refused() -> None:
