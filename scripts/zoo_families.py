@@ -76,8 +76,8 @@ DECODERS: Settings = {
     "rwkv": {"mask": False, "attention_hidden_size": 32, "context_length": 64},
     "xlnet": {},
     "xlstm": {"mask": False, "qk_dim_factor": 0.5, "v_dim_factor": 1.0},
-    "zamba": {},
-    "zamba2": {},
+    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"]},
 }
 
 #: The encoders of encoder-decoder models.
@@ -247,7 +247,8 @@ VISION: Settings = {
         "conv_layer_kernel_sizes": [[[3, 3]], [[3, 3], [1, 3]], [[3, 1]], [[3, 3]]],
         "conv_layer_strides": [[2], [2, 1], [2], [2]],
     },
-    "vit_mae": {"auto": "AutoModel", "mask_ratio": 0.0},
+    # What it leaves out is chosen by noise, which it draws itself unless it is given.
+    "vit_mae": {"auto": "AutoModel", "noise": 16},
     "vitdet": {"auto": "AutoModel"},
     "yolos": {
         "auto": "AutoModelForObjectDetection",

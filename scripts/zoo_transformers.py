@@ -56,6 +56,13 @@ class Pixels(First):
         return self.call(pixel_values=pixel_values)
 
 
+class NoisyPixels(First):
+    """Of images, and of numbers that say which patches are left out."""
+
+    def forward(self, pixel_values: Tensor, noise: Tensor) -> Tensor:
+        return self.call(pixel_values=pixel_values, noise=noise)
+
+
 class Samples(First):
     """Of a waveform."""
 
@@ -120,14 +127,19 @@ def _encoder(model_type: str, settings: Mapping[str, Any]) -> ModelSpec:
 def _vision(model_type: str, settings: Mapping[str, Any]) -> ModelSpec:
     name = settings.get("auto", "AutoModelForImageClassification")
     side = settings.get("side", 32)
-    rest = {k: v for k, v in settings.items() if k not in ("auto", "side")}
+    noise = settings.get("noise")  # how many numbers an image has beside
+    rest = {k: v for k, v in settings.items() if k not in ("auto", "side", "noise")}
+    kind = Pixels if noise is None else NoisyPixels
+    inputs = {"pixel_values": torch.randn(2, 3, side, side)}
+    if noise is not None:
+        inputs["noise"] = torch.rand(2, noise)
     return ModelSpec(
-        module=seeded(lambda: Pixels(_auto(name, model_type, rest))),
-        inputs={"pixel_values": torch.randn(2, 3, side, side)},
-        axes={"pixel_values": {0: "batch"}},
+        module=seeded(lambda: kind(_auto(name, model_type, rest))),
+        inputs=inputs,
+        axes={name: {0: "batch"} for name in inputs},
         limits={"batch": (1, 8)},
         length_axis="batch",
-        pad={"pixel_values": 0.0},
+        pad=dict.fromkeys(inputs, 0.0),
     )
 
 
