@@ -24,6 +24,8 @@ def judge(found: Explanation) -> str:
     """The verdict, a key of ``VERDICTS``, from what was found; whatever stands in ``verdict`` now."""
     if any(kernel.kind == "missing" for kernel in found.kernels):
         return "missing-kernels"
+    if found.code_failure is not None:
+        return "no-code"
     accepted = [rung for rung in found.rungs if rung.outcome == "accepted"]
     if any(not rung.rung.startswith("static") for rung in accepted):
         return "dynamic"
@@ -53,7 +55,11 @@ def _refusals(found: Explanation) -> Iterator[Finding]:
                 "that have torch",
                 place_of_text(next(iter(kernel.places), None)),
             )
-    if found.verdict in ("dynamic", "missing-kernels"):
+    failure = found.code_failure
+    if failure is not None:
+        text = f"torch's Inductor could not generate code: {failure.text}"
+        yield Finding("refused", text, failure.cure, failure.place)
+    if found.verdict in ("dynamic", "missing-kernels", "no-code"):
         return
     for item in found.specialisations:
         yield Finding(

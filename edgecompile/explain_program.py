@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
+from edgecompile.backends.codegen_failures import CodegenFailure, read_failure
 from edgecompile.backends.inductor_compat import GeneratedCpp
-from edgecompile.errors import EdgecompileError
+from edgecompile.errors import CompileError, EdgecompileError
 from edgecompile.explain_eager import eager_operators
 from edgecompile.explain_export import Climb, export_static
 from edgecompile.explain_kernels import (
@@ -38,6 +39,8 @@ from edgecompile.progress import Progress
 from edgecompile.toolchain import find_toolchain
 
 __all__ = ["look_at_program"]
+
+_NO_CODE = "no code was generated: kernels that the lowering didn't put in aren't known"
 
 
 def look_at_program(
@@ -76,9 +79,10 @@ def look_at_program(
             peak_tensors=peak_tensors(program, run),
         )
         lowered = program
-    generated = _generate(loaded, lowered, climb, traced, request, notes, progress)
+    generated, failure = _generate(loaded, lowered, traced, request, notes, progress)
     found = replace(
         found,
+        code_failure=failure,
         operators=operator_uses(lowered),
         kernels=kernel_uses(lowered, generated, flops),
         kept=kept_nodes(lowered, flops),
@@ -154,15 +158,15 @@ def _powers(lo: int, hi: int) -> list[Range]:
 def _generate(
     loaded: LoadedModel,
     lowered: LoweredProgram,
-    climb: Climb,
     traced: Mapping[str, int],
     request: ExplainRequest,
     notes: list[str],
     progress: Progress,
-) -> GeneratedCpp | None:
+) -> tuple[GeneratedCpp | None, CodegenFailure | None]:
+    """The generated code, or why a build would get none; neither where it can't be found out."""
     if not request.code:
-        notes.append("no code was generated: kernels that the lowering didn't put in aren't known")
-        return None
+        notes.append(_NO_CODE)
+        return None, None
     variant = request.target.variants[-1]
     sizes = dict(traced)
     for name, tensor in _static_sizes(loaded, lowered).items():
@@ -171,12 +175,17 @@ def _generate(
         try:
             cxx = find_toolchain(variant.arch).cxx
             with quiet_torch():
-                return generate(
-                    lowered, loaded.make_example(sizes, seed=7), variant, Path(folder), cxx
-                )
+                example = loaded.make_example(sizes, seed=7)
+                return generate(lowered, example, variant, Path(folder), cxx), None
+        except CompileError as error:
+            notes.append(_NO_CODE)
+            if error.__cause__ is not None:
+                return None, read_failure(error.__cause__)
+            return None, CodegenFailure(error.message, error.hint or "")
         except EdgecompileError as error:
+            # Of this machine, such as a compiler that isn't installed: the model may be fine.
             notes.append(f"no code was generated: {error.message}")
-    return None
+    return None, None
 
 
 def _static_sizes(loaded: LoadedModel, lowered: LoweredProgram) -> dict[str, int]:

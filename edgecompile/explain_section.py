@@ -17,7 +17,7 @@ _EXPORT = (
     *("Eager fails", "Ways to export", "Axes that became constants", "Graph breaks"),
     *("What tracing demanded of the sizes", "What depends on the length"),
 )
-_KERNELS = ("Kernels", "Not given to our kernels")
+_KERNELS = ("Code generation fails", "Kernels", "Not given to our kernels")
 _MEMORY = ("What lives when memory is highest",)
 
 

@@ -142,6 +142,13 @@ def _kernels(found: Explanation) -> TableRows:
     return TableRows("Kernels", columns, rows, 4, bad=bad, caption=caption)
 
 
+def _code(found: Explanation) -> TableRows:
+    failure = found.code_failure
+    rows = () if failure is None else ((failure.text, str(failure.place or "–")),)
+    title = "Code generation fails"
+    return TableRows(title, ("what", "line"), rows, 2, bad=tuple(range(len(rows))))
+
+
 def _kept(found: Explanation) -> TableRows:
     rows = tuple(
         (item.operator, item.reason, item.module or "(model)", _short(item.place))
@@ -233,6 +240,7 @@ TABLES = (
     _conditions,
     _breaks,
     _differences,
+    _code,
     _kernels,
     _kept,
     bucket_rows,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from edgecompile.backends.codegen_failures import CodegenFailure
 from edgecompile.places import Place
 
 __all__ = [
@@ -36,6 +37,7 @@ VERDICTS: Mapping[str, str] = {
     "padded": "compiles as padded buckets, one program for each length",
     "static": "exports for one length at a time, and padding changes its outputs",
     "missing-kernels": "exports, but calls kernels that the native runtime hasn't got",
+    "no-code": "exports, but torch's Inductor can't generate code for it",
     "refused": "can't be exported",
     "unfit": "isn't a function of its inputs",
     "eager-fails": "fails in eager, before anything is compiled",
@@ -277,6 +279,7 @@ class Explanation:
         graph_sizes: the sizes that a static graph is for.
         operators, modules, kernels, kept: what the graph consists of.
         generated: number of kernels that Inductor generates; None: no code was generated.
+        code_failure: why Inductor can't generate code; None: it can, or wasn't asked to.
         buckets: figures by bucket, ascending.
         memory, peak_tensors: over the program, and at its peak, at the largest bucket.
         compared: the two lengths whose graphs were compared.
@@ -306,6 +309,7 @@ class Explanation:
     kernels: tuple[KernelUse, ...] = ()
     kept: tuple[Kept, ...] = ()
     generated: int | None = None
+    code_failure: CodegenFailure | None = None
     buckets: tuple[BucketFigures, ...] = ()
     memory: tuple[MemoryPoint, ...] = ()
     peak_tensors: tuple[LiveTensor, ...] = ()

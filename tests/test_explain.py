@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from edgecompile.backends import ops
 from edgecompile.backends.extern_calls import extern_calls, runtime_kernels
 from edgecompile.cli import cli
-from edgecompile.errors import ModelError
+from edgecompile.errors import ModelError, ToolchainError
 from edgecompile.explain import explain_load_failure, explain_model
 from edgecompile.explain_eager import check_eager, module_kind
 from edgecompile.explain_request import ExplainRequest
@@ -148,6 +148,38 @@ def test_missing_kernels_are_named_with_the_module_that_calls_them() -> None:
     assert kernels["ec_linear"].modules == ("linear",)
     cause = found.findings[0]
     assert cause.kind == "refused" and "--runtime torch" in cause.cure
+
+
+def test_a_program_that_no_code_can_be_generated_for_is_refused_with_the_line() -> None:
+    found = explain("picked", code=True)
+    assert outcomes(found)["dim"] == "accepted"
+    assert found.verdict == "no-code" and "can't generate code" in found.summary
+    cause = found.findings[0]
+    line = line_of(explained.Picked.forward, "scaled_dot_product_attention")
+    assert cause.kind == "refused" and "whether u0 == 1" in cause.text
+    assert cause.place is not None and cause.place.short == line
+    assert "torch.where" in cause.cure and "--debug" not in cause.cure
+    document = json.loads(json.dumps(found.to_json()))
+    assert document["generated"] is None
+    assert document["code_failure"]["place"]["line"] == cause.place.line
+    # Kernels that the lowering put in are still told, with a note that there may be more.
+    assert any("aren't known" in note for note in found.notes)
+    titles = [table.title for table in explanation_tables(found)]
+    assert "Code generation fails" in titles
+    page = explain_page(found, None)
+    assert "Code generation fails" in page and "whether u0 == 1" in page
+
+
+def test_a_machine_without_a_compiler_says_nothing_about_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(arch: str) -> None:
+        raise ToolchainError("there is no g++")
+
+    monkeypatch.setattr("edgecompile.explain_program.find_toolchain", missing)
+    found = explain_model(load("picked"), ExplainRequest(load_target("cpu-x86-64")))
+    assert found.verdict == "dynamic" and found.code_failure is None
+    assert "no code was generated: there is no g++" in found.notes
 
 
 def test_a_model_without_a_length_axis_has_one_row_of_figures() -> None:

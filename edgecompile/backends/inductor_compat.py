@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from edgecompile.backends import ops
+from edgecompile.backends.codegen_failures import first_line, read_failure
 from edgecompile.errors import CompileError
 
 #: The line that Inductor writes before each generated kernel. Everything before the first one is
@@ -196,7 +197,8 @@ def generate_cpp(
         cxx: the compiler that ``march`` is meant for.
 
     Raises:
-        CompileError: Inductor failed, or did not vectorise for the instruction set asked for.
+        CompileError: Inductor failed, caused by what it raised (:mod:`codegen_failures`), or it did
+            not vectorise for the instruction set asked for.
     """
     isa = vector_isa(arch, simdlen)
     cache_dir.mkdir(parents=True, exist_ok=True)
@@ -211,9 +213,12 @@ def generate_cpp(
                 gm, (), dict(kwargs), options=_options(march, simdlen, cxx)
             )
         except Exception as error:
+            failure = read_failure(error)
+            at = "" if failure.place is None else f" (at {failure.place})"
+            cure = f"{failure.cure}; " if failure.cure else ""
             raise CompileError(
-                f"torch's Inductor could not generate code: {_first_line(error)}",
-                hint="--debug shows torch's own traceback",
+                f"torch's Inductor could not generate code: {failure.text}{at}",
+                hint=f"{cure}--debug shows torch's own traceback",
             ) from error
         paths = [Path(item).resolve() for item in files if isinstance(item, str)]
     constants: dict[str, Tensor] = {}
@@ -326,11 +331,6 @@ def _only(paths: list[Path], suffix: str) -> Path:
     return found[0]
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
-
-
 @dataclass(frozen=True)
 class TracingBreak:
     """A place where torch.compile leaves the graph; ``place`` is ``file:line in function``."""
@@ -350,7 +350,7 @@ def find_breaks(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> list[T
         with torch.no_grad():
             found = torch._dynamo.explain(module)(**inputs)
     except Exception as error:
-        raise CompileError(f"torch can't trace it: {_first_line(error)}") from error
+        raise CompileError(f"torch can't trace it: {first_line(error)}") from error
     finally:
         torch._dynamo.reset()
     breaks = []

@@ -49,6 +49,16 @@ class Stacked(nn.Module):
         return torch.relu(self.first(x)) @ self.stack
 
 
+class Picked(nn.Module):
+    """Attention among rows that are picked by their values: their number is known in a run alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x[x[..., 0] > 0.5]
+        heads = rows.view(-1, 2, WIDTH // 2).transpose(0, 1)
+        found = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        return x + found.sum((0, 1)).repeat(2)
+
+
 def _tokens(module: nn.Module) -> dict[str, Any]:
     return {
         "module": module,
@@ -66,6 +76,10 @@ def sixteens() -> dict[str, Any]:
 def inverse() -> dict[str, Any]:
     torch.manual_seed(5)
     return _tokens(Inverse())
+
+
+def picked() -> dict[str, Any]:
+    return _tokens(Picked())
 
 
 def stacked() -> dict[str, Any]:
