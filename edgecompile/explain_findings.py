@@ -106,14 +106,12 @@ def _limits(found: Explanation) -> Iterator[Finding]:
     for item in found.differences:
         if item.kind == "only" and found.compared is not None:
             one, other = found.compared
-            counts = item.counts or (0, 0)
-            yield Finding(
-                "note",
-                f"{counts[0]} operators at length {one} are {counts[1]} at {other}: the program "
-                "itself depends on the length",
-                "",
-                item.place,
-            )
+            first, second = item.counts or (0, 0)
+            text = f"{_counted(first, 'operator')} at length {one}, {second} at {other}"
+            if first == second:
+                text = f"other operators at length {other} than at {one}"
+            text += ": the program itself depends on the length"
+            yield Finding("note", text, "", item.place)
             break
 
 
@@ -124,10 +122,11 @@ def _slow(found: Explanation) -> Iterator[Finding]:
     kept = sum(item.flops for item in found.kept)
     if top.flops and kept / top.flops > _NOTABLE:
         first = found.kept[0]
+        products = _counted(len(found.kept), "product")
         yield Finding(
             "slow",
-            f"{format_share(kept / top.flops)} of its work is in {len(found.kept)} products that "
-            f"aren't given to our kernels; first: {first.operator}, {first.reason}",
+            f"{format_share(kept / top.flops)} of its work is in {products} not given to our "
+            f"kernels; first: {first.operator}, {first.reason}",
             "",
             first.place,
         )
@@ -160,3 +159,7 @@ def _slow(found: Explanation) -> Iterator[Finding]:
             f"{format_bytes(memory[-1].moved)} moved for each run, {format_share(share)} of it weights",
             "narrower weights help: --precision int8, or auto" if narrower else "",
         )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

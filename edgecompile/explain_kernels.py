@@ -21,6 +21,7 @@ from edgecompile.precision import Precision
 from edgecompile.targets import VariantSpec
 
 __all__ = [
+    "CHECKS",
     "LoweredProgram",
     "generate",
     "kernel_uses",
@@ -32,7 +33,12 @@ __all__ = [
 #: Lines and kinds of modules kept for one operator or kernel.
 _MOST_PLACES = 6
 
-_SILENT = ("_assert_tensor_metadata", "_assert_scalar", "sym_size", "sym_constrain_range_for_size")
+#: Operators that torch adds to a graph and that compute nothing.
+CHECKS = (
+    *("_assert_tensor_metadata", "_assert_scalar"),
+    *("sym_constrain_range", "sym_constrain_range_for_size"),
+)
+_SILENT = (*CHECKS, "sym_size")
 
 
 @dataclass(frozen=True)

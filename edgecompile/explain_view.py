@@ -117,7 +117,9 @@ def _differences(found: Explanation) -> TableRows:
     caption = _left(rows)
     if pair is not None:
         title += f": the graphs of {pair[0]} and {pair[1]}"
-        caption = f"{found.follow} numbers merely follow the length. {caption}".strip()
+        count = found.follow
+        follow = "1 number merely follows" if count == 1 else f"{count} numbers merely follow"
+        caption = f"{follow} the length. {caption}".strip()
     return TableRows(title, ("difference", "line"), rows[:_MOST_ROWS], 2, caption=caption)
 
 

@@ -226,9 +226,9 @@ class Difference:
     """What the graphs of two lengths don't share, sizes apart.
 
     Attributes:
-        kind: ``only`` (operators that one of the graphs has more of), ``value`` (a constant argument
-            that changes with the length, and not in proportion to it) or ``tensor`` (a constant
-            tensor made while tracing).
+        kind: ``only`` (operators that one of the graphs has more of), ``value`` (an argument
+            that changes with the length, and not in proportion to it) or ``tensor`` (a constant tensor
+            made while tracing).
         text: in words.
         counts: operators in the first and in the second graph; for ``only``.
         place: the line of the model.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from edgecompile.explain_kernels import CHECKS
 from edgecompile.explanation import Difference
 from edgecompile.places import Place, place_of_trace
 
@@ -76,16 +77,26 @@ def compare_programs(
 def _only_texts(
     only: dict[tuple[str, str], list[int]], places: dict[str, Place], lengths: tuple[int, int]
 ) -> Iterator[Difference]:
-    """One difference for each line of the model."""
+    """For each line of the model: operators that one graph has more of, and changed arguments."""
     lines: dict[str, dict[str, list[int]]] = {}
     for (place, operator), counts in only.items():
         lines.setdefault(place, {})[operator] = counts
     ordered = sorted(lines.items(), key=lambda item: -sum(sum(c) for c in item[1].values()))
     for place, operators in ordered:
+        at = places.get(place)
+        same = [name for name, (old, new) in operators.items() if old == new]
+        for name in sorted(same):
+            text = (
+                f"{name}: other arguments, or another order, at {lengths[0]} than at {lengths[1]}"
+            )
+            yield Difference("value", text, None, at)
+            del operators[name]
+        if not operators:
+            continue
         sums = (sum(c[0] for c in operators.values()), sum(c[1] for c in operators.values()))
         shown = ", ".join(f"{name} {old} ↔ {new}" for name, (old, new) in sorted(operators.items()))
         text = f"operators of only one graph, at {lengths[0]} ↔ {lengths[1]}: {shown}"
-        yield Difference("only", text, sums, places.get(place))
+        yield Difference("only", text, sums, at)
 
 
 def _tensor_texts(
@@ -109,7 +120,14 @@ def _tensor_texts(
 
 
 def _calls(program: torch.export.ExportedProgram) -> list[Node]:
-    return [node for node in program.graph.nodes if node.op == "call_function"]
+    """The operators in order, without torch's checks and what is calculated for those alone."""
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    checks: set[Node] = set()
+    for node in reversed(calls):  # users before what they use
+        name = _operator(node).rpartition(".")[2]
+        if name in CHECKS or (node.users and all(user in checks for user in node.users)):
+            checks.add(node)
+    return [node for node in calls if node not in checks]
 
 
 def _key(node: Node) -> tuple[Any, ...]:

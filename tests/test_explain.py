@@ -20,11 +20,12 @@ from edgecompile.cli import cli
 from edgecompile.errors import ModelError, ToolchainError
 from edgecompile.explain import explain_load_failure, explain_model
 from edgecompile.explain_eager import check_eager, module_kind
+from edgecompile.explain_findings import find_causes
 from edgecompile.explain_request import ExplainRequest
 from edgecompile.explain_section import explain_page
 from edgecompile.explain_view import explanation_tables, format_flops
 from edgecompile.explain_work import Limits, limits_of
-from edgecompile.explanation import VERDICTS, Explanation
+from edgecompile.explanation import VERDICTS, Difference, Explanation
 from edgecompile.graph_difference import compare_programs
 from edgecompile.graph_run import run_graph
 from edgecompile.guard_texts import fixed_size, readable_guard
@@ -190,7 +191,7 @@ def test_a_model_without_a_length_axis_has_one_row_of_figures() -> None:
     assert kept.operator == "aten.matmul" and "(3, 32, 8)" in kept.reason
     assert kept.place is not None
     assert kept.place.short == line_of(explained.Stacked.forward, "@ self.stack")
-    assert any(f.kind == "slow" and "aren't given to our kernels" in f.text for f in found.findings)
+    assert any(f.kind == "slow" and "not given to our kernels" in f.text for f in found.findings)
 
 
 def test_eager_that_needs_multiples_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +306,38 @@ def test_graphs_of_two_lengths_differ_in_values_that_do_not_follow_it() -> None:
     assert found.follow == 1  # the reshape
 
 
+def test_checks_of_sizes_that_a_run_alone_tells_are_no_difference() -> None:
+    found = explain("picked", code=True)
+    assert found.compared is not None
+    assert found.differences == () and found.follow == 0
+    assert not any("depends on the length" in item.text for item in found.findings)
+
+
+def test_an_operator_with_other_arguments_is_not_counted_as_another_operator() -> None:
+    class Kept(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + x.sum(1, keepdim=x.shape[0] < 6).sum()
+
+    programs = [torch.export.export(Kept(), (), {"x": torch.randn(n, 8)}) for n in (4, 8)]
+    found = compare_programs(programs[0], programs[1], (4, 8))
+    assert [(item.kind, item.counts) for item in found.differences] == [("value", None)]
+    assert "aten.sum: other arguments" in found.differences[0].text
+
+
+def test_counts_are_said_in_the_singular_and_the_plural() -> None:
+    base = replace(explain("sixteens"), compared=(8, 16), findings=())
+    texts = []
+    for counts in ((1, 3), (12, 1), (2, 2)):
+        item = Difference("only", "", counts)
+        causes = find_causes(replace(base, differences=(item,)))
+        texts += [f.text.partition(":")[0] for f in causes if "program itself" in f.text]
+    assert texts == [
+        "1 operator at length 8, 3 at 16",
+        "12 operators at length 8, 1 at 16",
+        "other operators at length 16 than at 8",
+    ]
+
+
 # Texts
 
 
@@ -376,7 +409,7 @@ def test_the_page_shows_causes_tables_and_plots() -> None:
     page = explain_page(found, Limits(1e11, 1e10))
     assert page == explain_page(found, Limits(1e11, 1e10))
     assert len(re.findall(r"<svg ", page)) == 3
-    assert "aren&#39;t given to our kernels" in page
+    assert "not given to our kernels" in page
     for svg in re.findall(r"<svg .*?</svg>", page, flags=re.S):
         parse_drawing(svg)
         assert read_words(svg)
