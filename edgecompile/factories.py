@@ -122,7 +122,7 @@ def _generator(
     """What generates tokens, if it is said that it does; None if that isn't said.
 
     Raises:
-        ModelError: it isn't a transformers model that can.
+        ModelError: it isn't a transformers model that can, or is asked for another task than it says.
     """
     module: Any = value
     task, rest = options.task, {}
@@ -130,6 +130,11 @@ def _generator(
         module, task = value.get("module"), value.get("task", options.task)
         rest = {k: v for k, v in value.items() if k not in ("module", "task", "name", "tokenizer")}
         name = str(value.get("name", name))
+    if options.task not in (None, task):
+        raise ModelError(
+            f"{subject} says the task {task!r}, and --task {options.task} is asked for",
+            hint="leave --task out, or change what the factory says",
+        )
     if task not in (CAUSAL_LM, SEQ2SEQ_LM):
         return None
     problems = [f"it says {key!r}, which generation settles" for key in rest]

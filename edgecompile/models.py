@@ -433,7 +433,7 @@ def load_model(
         raise ModelError(f"{loaded.name}: there is no tokenizer '{loaded.tokenizer}'")
     if loaded.generation is None:
         given = ["--max-context"] if options.max_context is not None else []
-        given += ["--task causal-lm"] if options.task == "causal-lm" else []
+        given += [f"--task {options.task}"] if options.task in (CAUSAL_LM, SEQ2SEQ_LM) else []
         if given:
             raise ModelError(
                 f"{', '.join(given)}: for language models that generate, which {loaded.name} isn't",

@@ -200,6 +200,18 @@ def test_each_mistake_has_its_words(change: dict[str, Any], message: str) -> Non
         load_model(tokens(**change))
 
 
+def test_a_task_other_than_the_factory_says_is_refused() -> None:
+    made = {"module": torch.nn.Linear(2, 2), "task": "causal-lm"}
+    with pytest.raises(
+        ModelError, match="says the task 'causal-lm', and --task seq2seq-lm is"
+    ) as f:
+        load_model(made, task="seq2seq-lm")
+    assert "leave --task out" in (f.value.hint or "")
+    # The same task twice is no contradiction: this is refused for what it is.
+    with pytest.raises(ModelError, match="a Linear, not a transformers model"):
+        load_model(made, task="causal-lm")
+
+
 @pytest.mark.parametrize("value", [5, None, ("module",), torch.nn.Linear(2, 2), {}])
 def test_other_things_are_no_models(value: object) -> None:
     with pytest.raises(ModelError) as failure:

@@ -212,3 +212,6 @@ def test_a_batch_is_what_varies_where_nothing_else_does(tmp_path: Path) -> None:
 def test_options_of_folders_are_refused(saved: Path) -> None:
     with pytest.raises(ModelError, match=r"no folder: --task, --softmax is for folders"):
         load_model(saved, task="image", softmax=True)
+    for task in ("causal-lm", "seq2seq-lm"):
+        with pytest.raises(ModelError, match=f"--task {task}: for language models that generate"):
+            load_model(saved, task=task)
