@@ -18,7 +18,7 @@ from edgecompile.image_inputs import image_inputs
 from edgecompile.models import LoadedModel, LoadOptions, ModelSource
 from edgecompile.named_module import NamedModule
 from edgecompile.pretrained import drop_pooler, load_pretrained, main_input
-from edgecompile.probing import probe_outputs
+from edgecompile.probing import copy_changed_inputs, probe_outputs
 from edgecompile.runtime.schema import CAUSAL_LM
 from edgecompile.sentence_modules import SentencePipeline, read_pipeline
 from edgecompile.task_heads import assemble, keep_outputs, label_names, pipeline_for
@@ -69,6 +69,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         softmax=options.softmax,
     )
     name = options.name or plain_name(folder.resolve().name)
+    copied = copy_changed_inputs(module, inputs, made.axes, name)
     outputs = probe_outputs(module, inputs, made.axes, name)
     kept = keep_outputs(task, outputs)
     if kept is not None:
@@ -95,7 +96,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
             details=_details(transformer, config, task, pipeline),
         ),
         tokenizer=tokenizer,
-        notes=(*notes, *made.notes),
+        notes=(*notes, *made.notes, *copied),
         labels=label_names(transformer.config, outputs),
         load=options.to_json(),
     )

@@ -19,7 +19,7 @@ from edgecompile.errors import ModelError
 from edgecompile.input_specs import as_dict, describe_inputs
 from edgecompile.models import AxisLimits, InputSpec, LoadedModel, LoadOptions, ModelSource
 from edgecompile.named_module import NamedModule, describe_error
-from edgecompile.probing import probe_outputs
+from edgecompile.probing import copy_changed_inputs, probe_outputs
 from edgecompile.runtime.dtypes import INPUT_NAMES
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def build_model(
         if isinstance(axis, str)
     }
     _run_example(named, examples, source.spec, checker.notes)
+    copied = copy_changed_inputs(named, inputs, axes, name, known)
     outputs = probe_outputs(named, inputs, axes, name, known)
     return LoadedModel(
         name=name,
@@ -70,7 +71,7 @@ def build_model(
         length_axis=length_axis,
         source=source,
         tokenizer=None if spec.tokenizer is None else Path(spec.tokenizer),
-        notes=tuple(checker.notes),
+        notes=(*checker.notes, *copied),
     )
 
 
@@ -304,7 +305,8 @@ def _run_example(
 ) -> None:
     with torch.no_grad(), redirect_stdout(sys.stderr):
         try:
-            module(**examples)
+            # The tensors are the factory's own: whatever the model changes, they stay.
+            module(**{name: tensor.clone() for name, tensor in examples.items()})
         except ModelError:
             raise
         except Exception as exc:

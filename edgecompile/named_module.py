@@ -36,6 +36,9 @@ class NamedModule(torch.nn.Module):
         output_names: names for a tensor or the items of a tuple; None: made up.
         only: which outputs to keep; None: all.
         positional: how many of the inputs ``model`` wants by position.
+
+    Attributes:
+        copied: names of the inputs of which ``model`` gets copies, because it changes them in place.
     """
 
     def __init__(
@@ -50,11 +53,14 @@ class NamedModule(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
+        self.copied: tuple[str, ...] = ()
         constants = dict(constants or {})
         names = tuple(names)
 
         def forward(*args: torch.Tensor, **kwargs: torch.Tensor) -> dict[str, torch.Tensor]:
             bound = {**dict(zip(names, args, strict=False)), **kwargs}
+            for name in self.copied:
+                bound[name] = bound[name].clone()
             first = [bound.pop(name) for name in names[:positional]]
             found = name_outputs(self.model(*first, **bound, **constants), output_names)
             return found if only is None else {name: found[name] for name in only}

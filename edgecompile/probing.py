@@ -1,4 +1,4 @@
-"""Finds the shapes of a model's outputs by running it at a few sizes."""
+"""Finds out by running a model which inputs it changes, and the shapes of its outputs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 from edgecompile.errors import ModelError
 from edgecompile.examples import make_example
 from edgecompile.models import AxisLimits, InputSpec, OutputSpec
-from edgecompile.named_module import run_module
+from edgecompile.named_module import NamedModule, run_module
 from edgecompile.runtime.dtypes import INPUT_NAMES
+from edgecompile.writes import WriteWatch
 
 # A size that is no model's hidden size by accident, and small enough to cost nothing.
 _USUAL = 11
@@ -20,6 +21,40 @@ _STEPS: tuple[Callable[[int], int], ...] = (
     lambda size: size + 1,
 )
 _LEAPS: tuple[Callable[[int], int], ...] = (lambda size: 2 * size, lambda size: size // 2)
+
+
+def copy_changed_inputs(
+    module: NamedModule,
+    inputs: Sequence[InputSpec],
+    axes: Mapping[str, AxisLimits],
+    name: str,
+    known: Mapping[str, int] | None = None,
+) -> tuple[str, ...]:
+    """Makes ``module`` work on copies of the inputs that its code changes in place.
+
+    What a program changes is the caller's own memory, which may be a file mapped read-only. Only
+    these inputs are copied: a copy that nothing writes to would cost time for nothing.
+
+    Args:
+        module: runs once; its ``copied`` is set.
+        inputs, axes: what it takes.
+        name: what to call the model in errors.
+        known: sizes for which the model is known to work; default: small ones.
+
+    Returns:
+        A note for each such input.
+
+    Raises:
+        ModelError: the model fails.
+    """
+    example = make_example(inputs, _start(axes, known), seed=1)
+    watch = WriteWatch(example, values=True)
+    run_module(module, example, name)
+    module.copied = tuple(watch.written())
+    return tuple(
+        f"its code changes the input '{changed}' in place: the program works on a copy"
+        for changed in module.copied
+    )
 
 
 def probe_outputs(
@@ -40,9 +75,7 @@ def probe_outputs(
     Raises:
         ModelError: the model fails at the first sizes, or returns what no array can hold.
     """
-    start = (
-        {axis: _first(limits) for axis, limits in axes.items()} if known is None else dict(known)
-    )
+    start = _start(axes, known)
     first = _run(module, inputs, start, name)
     _check_dtypes(first)
     shapes: dict[str, list[int | str | None]] = {key: list(t.shape) for key, t in first.items()}
@@ -70,6 +103,10 @@ def probe_outputs(
         OutputSpec(key, str(tensor.dtype).removeprefix("torch."), tuple(shapes[key]))
         for key, tensor in first.items()
     )
+
+
+def _start(axes: Mapping[str, AxisLimits], known: Mapping[str, int] | None) -> dict[str, int]:
+    return {axis: _first(limits) for axis, limits in axes.items()} if known is None else dict(known)
 
 
 def _first(limits: AxisLimits) -> int:

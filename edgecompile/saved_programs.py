@@ -30,7 +30,7 @@ from edgecompile.models import (
     ModelSource,
 )
 from edgecompile.named_module import NamedModule, describe_error
-from edgecompile.probing import probe_outputs
+from edgecompile.probing import copy_changed_inputs, probe_outputs
 from edgecompile.rungs import placeholder_values, upper_limit
 from edgecompile.runtime.dtypes import INPUT_NAMES
 
@@ -103,16 +103,18 @@ def load_saved_program(path: Path, options: LoadOptions) -> LoadedModel:
         )
     name = options.name or path.stem
     module = NamedModule(program.module(), [spec.name for spec in inputs], positional=positional)
+    known = _known_sizes(program, inputs)
+    copied = copy_changed_inputs(module, inputs, axes, name, known)
     return LoadedModel(
         name=name,
         module=module,
         inputs=inputs,
-        outputs=probe_outputs(module, inputs, axes, name, _known_sizes(program, inputs)),
+        outputs=probe_outputs(module, inputs, axes, name, known),
         axes=axes,
         # Where nothing else varies, what varies with traffic is how much comes at once.
         length_axis=next((axis for axis in ("length", "batch") if axis in axes), None),
         source=ModelSource("pt2", str(path), hash_files(path.parent, [path])),
-        notes=_axis_notes(inputs, axes),
+        notes=(*_axis_notes(inputs, axes), *copied),
     )
 
 

@@ -16,9 +16,11 @@ from edgecompile.backends.inductor_compat import GENERATING, generate_cpp
 from edgecompile.backends.lowering import lower_graph
 from edgecompile.errors import EdgecompileError, ExportError, ModelError
 from edgecompile.export import export_model
+from edgecompile.export_checks import check_program
 from edgecompile.exported import ExportedModel
 from edgecompile.models import LoadedModel, load_model
 from edgecompile.precision import FP32
+from edgecompile.rungs import STATIC_LADDER, export_program
 from edgecompile.runtime.weights import Weights
 from edgecompile.weights_layout import lay_out
 
@@ -99,6 +101,20 @@ def add_in_place(_: Habit, x: Tensor) -> Tensor:
     return x.add_(1)
 
 
+def clamp_in_place(_: Habit, x: Tensor) -> Tensor:
+    nn.functional.relu(x, inplace=True)
+    return x
+
+
+def fill_a_part(_: Habit, x: Tensor) -> Tensor:
+    x[:, 0].fill_(2.0)
+    return x
+
+
+def clamp_if_long(_: Habit, x: Tensor) -> Tensor:
+    return x.clamp_(min=0) if x.shape[1] > 16 else x.clamp(min=0)
+
+
 def grow(model: Habit, x: Tensor) -> Tensor:
     length = x.shape[1]
     if length > model.table.shape[0]:
@@ -138,7 +154,6 @@ def scale_by_meta(model: Habit, x: Tensor) -> Tensor:
         (overwrite, {"mean": torch.zeros(WIDTH)}, ExportError, "its buffers in forward: mean", ""),
         (replace, {"mean": torch.zeros(WIDTH)}, ExportError, "its buffers in forward: mean", ""),
         (decay, {}, ExportError, "changes its weights in forward: layer.weight", "no state"),
-        (add_in_place, {}, ExportError, "changes its inputs in place: x", "no state"),
         (on_gpu, {}, ModelError, "ec_test_bad_models::on_gpu has no code for the CPU", "a GPU"),
         (to_gpu, {}, ModelError, "x.cuda()", "take what moves to a GPU out of forward"),
         (opaque, {}, ExportError, "opaque.default doesn't tell the shapes", "torch's own"),
@@ -160,6 +175,47 @@ def test_a_bad_habit_is_refused_with_its_cause_and_cure(
     assert says in failure.value.message
     assert helps in (failure.value.hint or "")
     assert "Traceback" not in failure.value.message
+
+
+@pytest.mark.parametrize("before", [add_in_place, clamp_in_place, fill_a_part])
+def test_an_input_that_the_code_changes_is_copied(before: Any) -> None:
+    model = Habit(before)
+    given = torch.randn(1, 12, WIDTH)
+    loaded = load(model, inputs={"x": given})
+    assert loaded.notes == ("its code changes the input 'x' in place: the program works on a copy",)
+    made = export_model(loaded)
+    x = torch.randn(1, 9, WIDTH)
+    kept = x.clone()
+    with torch.no_grad():
+        want = model(x.clone())
+        for run in (loaded.run, lambda inputs: made.program.module()(**inputs)):
+            assert torch.allclose(run({"x": x})["output"], want, atol=1e-6)
+            assert torch.equal(x, kept)
+
+
+def test_the_examples_of_a_factory_stay_as_they_are() -> None:
+    given = torch.randn(1, 12, WIDTH)
+    kept = given.clone()
+    load(Habit(add_in_place), inputs={"x": given})
+    assert torch.equal(given, kept)
+
+
+def test_an_input_that_only_some_sizes_change_is_refused() -> None:
+    loaded = load(Habit(clamp_if_long))
+    assert loaded.notes == ()
+    with pytest.raises(ExportError, match="changes its inputs in place: x"):
+        export_model(loaded, {"length": (20, 20)})
+
+
+def test_a_program_that_changes_its_input_is_wrong() -> None:
+    loaded = load(Habit(clamp_in_place))
+    sizes = {"batch": 1, "length": 12}
+    spans = {axis: (size, size) for axis, size in sizes.items()}
+    loaded.module.copied = ()  # type: ignore[assignment]
+    example = loaded.make_example(sizes)
+    program = export_program(loaded.module, example, loaded.inputs, spans, STATIC_LADDER[0])
+    result = check_program(program, loaded, spans, sizes)
+    assert not result.ok and "changes its inputs in place: x" in result.describe()
 
 
 def test_what_is_kept_in_attributes_is_said_to_be_left_out() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -59,6 +60,29 @@ def test_a_plain_folder_gives_the_base_models_outputs(bert: Path) -> None:
     assert torch.allclose(got["pooler_output"], want.pooler_output, atol=1e-6)
     assert set(model.source.sha256) == {"config.json", "model.safetensors"}
     assert model.source.details["architecture"] == "BertModel"
+
+
+def test_an_input_that_a_folders_model_changes_is_copied(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = transformers.BertModel.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs["input_ids"][:, 0] = 1
+        return plain(self, *args, **kwargs)
+
+    forward.__signature__ = inspect.signature(plain)  # type: ignore[attr-defined]
+    monkeypatch.setattr(transformers.BertModel, "forward", forward)
+    model = load_model(bert)
+    assert (
+        "its code changes the input 'input_ids' in place: the program works on a copy"
+        in model.notes
+    )
+    example = model.make_example({"batch": 1, "length": 9}, seed=2)
+    kept = example["input_ids"].clone()
+    assert kept[0, 0] != 1
+    model.run(example)
+    assert torch.equal(example["input_ids"], kept)
 
 
 def test_token_type_ids_are_an_input_if_asked_for(bert: Path) -> None:

@@ -209,6 +209,31 @@ def test_a_batch_is_what_varies_where_nothing_else_does(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("functional", [False, True])
+def test_inputs_that_a_program_changes_are_copied(tmp_path: Path, functional: bool) -> None:
+    class Overwrite(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            x.clamp_(min=0)
+            return x + y
+
+    x, y = torch.randn(1, 6, 8), torch.randn(1, 6, 8)
+    length = Dim("length", min=2, max=20)
+    program = torch.export.export(
+        Overwrite(), (x.clone(), y), dynamic_shapes={"x": {1: length}, "y": {1: length}}
+    )
+    if functional:
+        # What it changes is then told by its signature alone.
+        program = program.run_decompositions({})
+        assert program.graph_signature.user_inputs_to_mutate
+    torch.export.save(program, tmp_path / "overwrite.pt2")
+    model = load_model(tmp_path / "overwrite.pt2")
+    assert model.notes == ("its code changes the input 'x' in place: the program works on a copy",)
+    kept = x.clone()
+    made = export_model(model).program.module()
+    assert torch.equal(made(x=x, y=y)["output"], kept.clamp(min=0) + y)
+    assert torch.equal(x, kept)
+
+
 def test_options_of_folders_are_refused(saved: Path) -> None:
     with pytest.raises(ModelError, match=r"no folder: --task, --softmax is for folders"):
         load_model(saved, task="image", softmax=True)

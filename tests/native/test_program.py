@@ -63,6 +63,15 @@ class Repeats(torch.nn.Module):
         return {"a": first, "b": first, "c": ids * 2.0 + 1.0, "ids": ids, "same": ids}
 
 
+class Overwrite(torch.nn.Module):
+    """Fills its own input, as code does that replaces a label for padding."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        ids.masked_fill_(ids == 3, 0)
+        ids[:, 0] = 1
+        return ids * 2.0
+
+
 class Failure(Exception):
     """A host function failed; the message is ec_last_error's."""
 
@@ -202,6 +211,18 @@ def test_outputs_that_are_one_tensor(host: Host, tmp_path: Path):
         np.testing.assert_array_equal(first, ids)
         np.testing.assert_array_equal(second, ids)
         host.native.ec_outputs_free(outputs)
+    host.close(program)
+
+
+def test_an_input_that_the_code_changes_stays_as_it_is(host: Host, tmp_path: Path):
+    built = build(Overwrite, tmp_path)
+    program = host.open(built.library, built.weights)
+    ids = np.array([[7, 3, 5, 3]])
+    kept = ids.copy()
+    for _ in range(2):
+        (got,) = host.run(program, ids)
+        np.testing.assert_array_equal(got, [[2, 0, 10, 0]])
+        np.testing.assert_array_equal(ids, kept)
     host.close(program)
 
 
