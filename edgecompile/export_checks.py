@@ -93,6 +93,9 @@ def check_program(
 ) -> CheckResult:
     """Compares ``program`` with ``loaded.module`` at :func:`choose_sizes`.
 
+    A program that writes to its own constants or to inputs that aren't meant to be changed is wrong
+    whatever it computes: both are only read where it runs.
+
     Where the model has a mask, every other check masks a third of the positions, and the hint is
     checked both ways.
 
@@ -105,6 +108,13 @@ def check_program(
     except Exception as exc:  # a graph that refers to what tracing made and dropped
         result.failed.append((dict(hint), f"the graph can't be run: {describe_error(exc)}"))
         return result
+    state = WriteWatch(
+        {
+            **dict(module.named_parameters()),
+            **dict(module.named_buffers()),
+            **_plain_tensors(module),
+        }
+    )
     axis = loaded.length_axis
     masked = loaded.has_mask and loaded.paddable and axis is not None
     cases = [(sizes, index % 2) for index, sizes in enumerate(choose_sizes(ranges, hint, axis))]
@@ -129,6 +139,11 @@ def check_program(
             result.failed.append((sizes, describe_error(exc)))
             continue
         error = compare_outputs(got, want)
+        if written := state.written():
+            # So it does at every size.
+            names = ", ".join(_own_name(name) for name in written[:5])
+            result.failed.append((sizes, f"its graph writes to its constants: {names}"))
+            return result
         if changed := watch.written():
             result.failed.append((sizes, f"changes its inputs in place: {', '.join(changed)}"))
         elif isinstance(error, str):
@@ -213,21 +228,25 @@ def find_side_effects(
     """
     loaded.run(loaded.make_example({**sizes, **(largest or {})}, seed=4))
     inputs = loaded.make_example(sizes, seed=5)
-    watch = WriteWatch(inputs, values=True)
-    before = _state(loaded)
-    attributes = _attributes(loaded.module)
+    given = WriteWatch(inputs, values=True)
+    module = loaded.module
+    buffers = WriteWatch(dict(module.named_buffers()), values=True)
+    # Weights may be large: their count of writes is enough.
+    weights = WriteWatch(dict(module.named_parameters()))
+    plain = WriteWatch(_plain_tensors(module))
+    attributes = _attributes(module)
     error = compare_outputs(loaded.run(inputs), loaded.run(inputs))
-    changed = [
-        name
-        for name, (tensor, kind) in _state(loaded).items()
-        if name not in before or before[name][1] != kind or not _equal(before[name][0], tensor)
-    ]
-    if changed:
-        buffers = dict(loaded.module.named_buffers())
-        what = "buffers" if all(f"model.{n}" in buffers for n in changed) else "weights"
-        return SideEffects(f"changes its {what} in forward: {', '.join(changed[:5])}")
+    for what, changed in (
+        ("weights", weights.written(dict(module.named_parameters()))),
+        ("buffers", buffers.written(dict(module.named_buffers()))),
+        # Another tensor in the place of one is no write: a note says so below.
+        ("tensors", plain.written()),
+    ):
+        if changed:
+            names = ", ".join(_own_name(name) for name in changed[:5])
+            return SideEffects(f"changes its {what} in forward: {names}")
     # Of those that a model usually changes it was given copies when it was loaded.
-    if moved := watch.written():
+    if moved := given.written():
         return SideEffects(f"changes its inputs in place: {', '.join(moved)}")
     if isinstance(error, str) or error > TOLERANCE:
         return SideEffects("gives other outputs each time for the same input")
@@ -245,22 +264,19 @@ def find_side_effects(
     )
 
 
-def _state(loaded: LoadedModel) -> dict[str, tuple[torch.Tensor, int]]:
-    """Copies of small state and versions of all: a write in place raises the version."""
-    tensors = [*loaded.module.named_buffers(), *loaded.module.named_parameters()]
-    buffers = {name for name, _ in loaded.module.named_buffers()}
+def _plain_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Tensors in the modules' plain attributes: a program has those that it uses as constants."""
     return {
-        name.removeprefix("model."): (
-            # Weights may be large: their version tells whether anything wrote to them.
-            tensor.detach().clone() if name in buffers else tensor,
-            0 if name in buffers else tensor._version,
-        )
-        for name, tensor in tensors
+        f"{path}.{name}".lstrip("."): value
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, torch.Tensor)
     }
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one is other or (one.shape == other.shape and torch.equal(one, other))
+def _own_name(label: str) -> str:
+    """What the model itself calls what it has: the module around it is ours."""
+    return label.removeprefix("model.").lstrip(".")
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, object]:
@@ -269,7 +285,7 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
     for path, part in module.named_modules():
         for name, value in vars(part).items():
             if not name.startswith("_") and name != "training":
-                label = f"{path}.{name}".removeprefix("model.").lstrip(".")
+                label = _own_name(f"{path}.{name}")
                 if isinstance(value, (bool, int, float, str, bytes, type(None))):
                     found[label] = value
                 elif isinstance(value, torch.Tensor):

@@ -6,6 +6,7 @@ the very same with a kit that was copied to it.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,7 +41,7 @@ def run_calibration(
         python: the interpreter to run it with.
 
     Raises:
-        VerificationError: the runtime could not run the bundle.
+        VerificationError: the runtime could not run the bundle, or was killed; names the signal.
     """
     environment = device_environment(bundle)
     with tempfile.TemporaryDirectory(prefix="edgecompile-measure-") as folder:
@@ -55,12 +56,26 @@ def run_calibration(
         if variant is not None:
             command += ["--variant", variant]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+        if done.returncode < 0:
+            # It had no time to say anything.
+            raise VerificationError(
+                f"the bundle's runtime was killed by {_signal_name(-done.returncode)}",
+                hint="SIGKILL usually means too little memory; else this is a defect of edgecompile: "
+                "please report it with the model's architecture",
+            )
         if done.returncode != 0:
             raise VerificationError(
                 f"the bundle's runtime failed with exit code {done.returncode}:\n"
                 f"{done.stderr.strip()}"
             )
         return read_calibration(written)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a realtime one
+        return f"signal {number}"
 
 
 def cost_curve(calibration: Calibration, kind: CostKind) -> CostCurve:

@@ -37,6 +37,13 @@ def load(module: nn.Module, **changes: Any) -> LoadedModel:
     return load_model({**spec, **changes})
 
 
+class Plain:
+    """A tensor that becomes a plain attribute of the module, not a buffer."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
 class Habit(nn.Module):
     """A linear layer over what ``before`` makes of the input."""
 
@@ -45,7 +52,9 @@ class Habit(nn.Module):
         self.layer = nn.Linear(WIDTH, WIDTH)
         self.before = before
         for name, value in state.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Plain):
+                vars(self)[name] = value.value
+            elif isinstance(value, Tensor):
                 self.register_buffer(name, value)
             else:
                 setattr(self, name, value)
@@ -90,6 +99,21 @@ def overwrite(model: Habit, x: Tensor) -> Tensor:
 def replace(model: Habit, x: Tensor) -> Tensor:
     model.mean = model.mean * 0.9 + x[0, 0]
     return x
+
+
+def clamp_buffer(model: Habit, x: Tensor) -> Tensor:
+    model.mean.clamp_(min=-1)
+    return x + model.mean
+
+
+def clamp_by_replacing(model: Habit, x: Tensor) -> Tensor:
+    model.mean = model.mean.clamp(min=-1)
+    return x + model.mean
+
+
+def clamp_in_a_list(model: Habit, x: Tensor) -> Tensor:
+    model.kept[0].clamp_(min=-1)
+    return x + model.kept[0]
 
 
 def decay(model: Habit, x: Tensor) -> Tensor:
@@ -153,6 +177,22 @@ def scale_by_meta(model: Habit, x: Tensor) -> Tensor:
         (through_numpy, {}, ExportError, "x.numpy()", "--debug"),
         (overwrite, {"mean": torch.zeros(WIDTH)}, ExportError, "its buffers in forward: mean", ""),
         (replace, {"mean": torch.zeros(WIDTH)}, ExportError, "its buffers in forward: mean", ""),
+        # Writes that change nothing are writes all the same: what a bundle maps is read-only.
+        (clamp_buffer, {"mean": torch.zeros(WIDTH)}, ExportError, "in forward: mean", "no state"),
+        (
+            clamp_buffer,
+            {"mean": Plain(torch.zeros(WIDTH))},
+            ExportError,
+            "changes its tensors in forward: mean",
+            "no state",
+        ),
+        (
+            clamp_in_a_list,
+            {"kept": [torch.zeros(WIDTH)]},
+            ExportError,
+            "its graph writes to its constants: ",
+            "",
+        ),
         (decay, {}, ExportError, "changes its weights in forward: layer.weight", "no state"),
         (on_gpu, {}, ModelError, "ec_test_bad_models::on_gpu has no code for the CPU", "a GPU"),
         (to_gpu, {}, ModelError, "x.cuda()", "take what moves to a GPU out of forward"),
@@ -228,6 +268,11 @@ def test_what_is_kept_in_attributes_is_said_to_be_left_out() -> None:
 def test_a_table_that_grows_with_the_length_is_let_grow_first() -> None:
     made = export(grow, table=torch.zeros(4, WIDTH))
     assert made.ranges["length"] == (1, 24)
+
+
+@pytest.mark.parametrize("kind", [Tensor.clone, Plain])
+def test_a_tensor_that_is_replaced_by_an_equal_one_is_none_that_is_written_to(kind: Any) -> None:
+    assert export(clamp_by_replacing, mean=kind(torch.zeros(WIDTH))).ranges["length"] == (1, 24)
 
 
 def test_a_printing_model_prints_nothing_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:

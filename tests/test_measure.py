@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgecompile.calibration import CalibratedPoint, Calibration
-from edgecompile.errors import CostError
-from edgecompile.measure import cost_curve, cost_surface
+from edgecompile.errors import CostError, VerificationError
+from edgecompile.measure import cost_curve, cost_surface, run_calibration
+from tests.runtime.bundles import DummyBundle
 
 
 def calibration(*points: tuple[str, int, int | None, float]) -> Calibration:
@@ -57,6 +59,24 @@ def test_padded_costs_between_sizes_that_have_them_follow_the_ratio() -> None:
     assert dict(surface.slices)[2].cost(8, "pad") == pytest.approx(16 * 0.6)
     assert dict(surface.slices)[3].cost(4, "pad") == pytest.approx(12 * 0.7)
     assert dict(surface.slices)[2].cost(8, "exact") == 16
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        ("kill -SEGV $$", "was killed by SIGSEGV"),
+        ("kill -KILL $$", "was killed by SIGKILL"),
+        ("echo no room >&2; exit 3", "failed with exit code 3:\nno room"),
+    ],
+)
+def test_how_a_runtime_ended_is_said(tmp_path: Path, ends: str, says: str) -> None:
+    DummyBundle(tmp_path / "dummy.ecb").write()
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{ends}\n")
+    python.chmod(0o755)
+    with pytest.raises(VerificationError) as failure:
+        run_calibration(tmp_path / "dummy.ecb", python=str(python))
+    assert failure.value.message == f"the bundle's runtime {says}"
 
 
 def test_a_surface_needs_its_axis() -> None:
