@@ -12,14 +12,15 @@ import torch
 from edgecompile.errors import ModelError
 from edgecompile.explain_eager import error_text
 from edgecompile.explanation import Condition, RungResult, Specialisation
-from edgecompile.export_checks import CheckResult, Range, check_program
+from edgecompile.export_checks import CheckResult, Range, Sizes, check_program
 from edgecompile.guard_texts import fixed_size, readable_guard
 from edgecompile.guards import GuardWatch, axis_texts, explain_failure, watch_guards
 from edgecompile.models import LoadedModel
 from edgecompile.places import Place, place_of_text
 from edgecompile.progress import StepHandle
 from edgecompile.recurrence import has_recurrences
-from edgecompile.rungs import LADDER, STATIC_LADDER, Rung, export_program, program_ranges
+from edgecompile.rungs import LADDER, STATIC_LADDER, Rung, program_ranges
+from edgecompile.unguarded import export_rung
 
 __all__ = ["Climb", "climb_ladder", "export_static", "trace_sizes"]
 
@@ -90,22 +91,24 @@ def climb_ladder(
     """
     wanted = {axis: (int(lo), int(hi)) for axis, (lo, hi) in spans.items()}
     dynamic = any(lo < hi for lo, hi in wanted.values())
-    example = _example(loaded, traced)
     callers = {(frame.filename, frame.lineno or 0) for frame in traceback.extract_stack()}
     results: list[RungResult] = []
     fixed: list[Specialisation] = []
     best: tuple[int, torch.export.ExportedProgram, dict[str, Range]] | None = None
-    done = False
+    done = partly = False
     for rung in ladder or (LADDER if dynamic else STATIC_LADDER):
         if rung.recurrences and not has_recurrences(loaded.module):
             continue
+        if rung.unguarded and not (done or partly):
+            continue  # no program came of the same way with its conditions
         if done and not every:
             results.append(RungResult(rung.name, "not tried", "an earlier one was accepted"))
             continue
         if step is not None:
             step.update(text=rung.name)
-        result, program = _try(loaded, example, wanted, traced, rung, callers, fixed)
+        result, program = _try(loaded, wanted, traced, rung, callers, fixed)
         results.append(result)
+        partly = partly or (rung.deferred and program is not None)
         if program is None or result.outcome not in ("accepted", "specialised", "narrower"):
             continue
         width = sum(hi - lo for lo, hi in result.ranges.values())
@@ -125,25 +128,16 @@ def export_static(
 ) -> torch.export.ExportedProgram | None:
     """A program for these sizes alone, unchecked; None if torch refuses that, too."""
     spans = {axis: (size, size) for axis, size in sizes.items()}
-    example = _example(loaded, sizes)
     for rung in STATIC_LADDER:
         try:
-            return export_program(loaded.module, example, loaded.inputs, spans, rung)
+            return export_rung(loaded, spans, sizes, rung)[0]
         except Exception:  # torch raises whatever the model or the tracer raises
             continue
     return None
 
 
-def _example(loaded: LoadedModel, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    # Some positions are masked, so that tracing can't take "nothing is masked" for given.
-    axis = loaded.length_axis
-    masked = loaded.has_mask and loaded.paddable and axis is not None
-    return loaded.make_example(sizes, seed=1, padding=sizes[axis] // 3 if masked and axis else 0)
-
-
 def _try(
     loaded: LoadedModel,
-    example: Mapping[str, torch.Tensor],
     spans: dict[str, Range],
     traced: Mapping[str, int],
     rung: Rung,
@@ -152,7 +146,7 @@ def _try(
 ) -> tuple[RungResult, torch.export.ExportedProgram | None]:
     with watch_guards() as watch:
         try:
-            program = export_program(loaded.module, example, loaded.inputs, spans, rung)
+            program, also = export_rung(loaded, spans, traced, rung)
         except Exception as exc:  # torch raises whatever the model or the tracer raises
             error: Exception | None = exc
         else:
@@ -178,7 +172,10 @@ def _try(
         result = replace(
             result, outcome=kind, text=f"only for {shown}", place=places[0] if places else None
         )
-    checked = _checked(result, program, loaded, traced)
+    if rung.unguarded:
+        dropped = "its conditions are dropped, as it agrees with eager at sizes of every kind"
+        result = replace(result, text=dropped, conditions=())
+    checked = _checked(result, program, loaded, traced, also)
     names = _names(watch, loaded)
 
     def readable(text: str) -> str:
@@ -215,12 +212,13 @@ def _checked(
     program: torch.export.ExportedProgram,
     loaded: LoadedModel,
     traced: Mapping[str, int],
+    also: Sequence[Sizes],
 ) -> RungResult:
     """The result after the program was run against eager over the sizes that it takes."""
     if any(not lo <= traced[axis] <= hi for axis, (lo, hi) in result.ranges.items()):
         return result
     try:
-        check: CheckResult = check_program(program, loaded, result.ranges, traced)
+        check: CheckResult = check_program(program, loaded, result.ranges, traced, also=also)
     except ModelError as error:
         text = f"not compared: eager itself fails, {error_text(error)}"
         return replace(result, outcome="unchecked", text=text)
@@ -228,7 +226,8 @@ def _checked(
     result = replace(result, right=right, max_error=check.max_error)
     if not check.failed:
         return result
-    text = "; ".join(filter(None, (result.text, f"wrong {check.describe()}")))
+    known = "" if also else result.text
+    text = "; ".join(filter(None, (known, f"wrong {check.describe()}")))
     wrong = tuple(check.failed[:_MOST_WRONG])
     outcome = "wrong" if result.outcome == "accepted" else result.outcome
     return replace(result, outcome=outcome, text=text, wrong=wrong)

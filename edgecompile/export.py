@@ -22,17 +22,20 @@ from edgecompile.rungs import (
     LADDER,
     STATIC_LADDER,
     Rung,
-    export_program,
     placeholder_values,
     program_ranges,
 )
+from edgecompile.unguarded import export_rung
 
 __all__ = ["ExportedModel", "export_model"]
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """What one rung gave: a program and the sizes it allows, or why there is none."""
+    """What one rung gave: a program and the sizes it allows, or why there is none.
+
+    ``also`` are sizes at which it has to be checked beside the usual ones.
+    """
 
     rung: Rung
     problem: str
@@ -40,6 +43,7 @@ class _Attempt:
     program: torch.export.ExportedProgram | None = None
     ranges: Mapping[str, Range] | None = None
     reason: Reason | None = None
+    also: Sequence[Sizes] = ()
 
 
 @dataclass(frozen=True)
@@ -89,16 +93,15 @@ def export_model(
             hint="a compiled program has no random numbers and keeps no state: take noise out of "
             "forward, and make what is kept an input and an output",
         )
-    example = _trace_example(loaded, traced)
     dynamic = any(lo < hi for lo, hi in spans.values())
     attempts: list[_Attempt] = []
     eager: ModelError | None = None
     for rung in ladder or (LADDER if dynamic else STATIC_LADDER):
         if ladder is None and _in_vain(rung, attempts, loaded):
             continue
-        attempt = _try_rung(loaded, example, spans, rung)
+        attempt = _try_rung(loaded, traced, spans, rung)
         if attempt.program is not None and attempt.ranges == spans:
-            result = check_program(attempt.program, loaded, spans, traced)
+            result = check_program(attempt.program, loaded, spans, traced, also=attempt.also)
             if result.ok:
                 return _finish(loaded, attempt.program, rung, spans, result, effects.notes)
             if result.only_eager:
@@ -115,7 +118,7 @@ def export_model(
         chosen = part.attempt
         assert chosen.program is not None
         return _finish(loaded, chosen.program, chosen.rung, part.ranges, part.result, effects.notes)
-    raise _refusal(loaded, example, spans, attempts, part)
+    raise _refusal(loaded, traced, spans, attempts, part)
 
 
 def _resolve_ranges(loaded: LoadedModel, ranges: Mapping[str, Range]) -> dict[str, Range]:
@@ -153,25 +156,18 @@ def _trace_sizes(
     return result
 
 
-def _trace_example(loaded: LoadedModel, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    # Tracing with some positions masked keeps a model from taking "nothing is masked" for given.
-    axis = loaded.length_axis
-    masked = loaded.has_mask and loaded.paddable and axis is not None
-    return loaded.make_example(sizes, seed=1, padding=sizes[axis] // 3 if masked and axis else 0)
-
-
 def _try_rung(
-    loaded: LoadedModel, example: Mapping[str, torch.Tensor], spans: dict[str, Range], rung: Rung
+    loaded: LoadedModel, traced: Mapping[str, int], spans: dict[str, Range], rung: Rung
 ) -> _Attempt:
     try:
-        program = export_program(loaded.module, example, loaded.inputs, spans, rung)
+        program, also = export_rung(loaded, spans, traced, rung)
     except Exception as exc:  # torch raises whatever the model or the tracer raises
         reason = explain_failure(exc, loaded.inputs)
         return _Attempt(rung, reason.text, f"{type(exc).__name__}: {exc}", reason=reason)
     real = program_ranges(program, loaded.inputs, spans)
     narrower = [f"{axis} {_span_text(real[axis])}" for axis in spans if real[axis] != spans[axis]]
     problem = f"only for {', '.join(narrower)}" if narrower else ""
-    return _Attempt(rung, problem, problem, program, real)
+    return _Attempt(rung, problem, problem, program, real, also=also)
 
 
 def _in_vain(rung: Rung, attempts: Sequence[_Attempt], loaded: LoadedModel) -> bool:
@@ -182,6 +178,9 @@ def _in_vain(rung: Rung, attempts: Sequence[_Attempt], loaded: LoadedModel) -> b
     """
     if rung.recurrences and not has_recurrences(loaded.module):
         return True
+    if rung.unguarded:
+        # Dropping conditions helps where a program came of the same way with them.
+        return not any(a.program is not None and a.rung.deferred for a in attempts)
     first = attempts[0].reason if attempts else None
     fixed = first is not None and first.kind == "specialised"
     return fixed and (rung.auto or (rung.strict and rung.deferred))
@@ -199,7 +198,7 @@ def _best_part(
             if not inside or _width(part) <= (_width(best.ranges) if best else 0):
                 break
             assert attempt.program is not None
-            result = check_program(attempt.program, loaded, part, traced)
+            result = check_program(attempt.program, loaded, part, traced, also=attempt.also)
             if result.ok:
                 best = _Part(attempt, part, result)
                 break
@@ -241,6 +240,11 @@ def _finish(
             notes.append(f"the input '{spec.name}' has no influence on the outputs")
     if rung not in (LADDER[0], STATIC_LADDER[0]):
         notes.append(f"torch.export's plain form was refused; '{rung.name}' served")
+    if rung.unguarded:
+        notes.append(
+            "conditions on sizes that tracing made were dropped: the program agrees with eager at "
+            f"{len(result.passed)} sizes, of every kind that they tell apart"
+        )
     assert len(placeholder_values(program)) == len(loaded.inputs)
     return ExportedModel(
         name=loaded.name,
@@ -258,7 +262,7 @@ def _finish(
 
 def _refusal(
     loaded: LoadedModel,
-    example: Mapping[str, torch.Tensor],
+    traced: Mapping[str, int],
     spans: dict[str, Range],
     attempts: Sequence[_Attempt],
     part: _Part | None,
@@ -268,7 +272,7 @@ def _refusal(
     first = next((a for a in attempts if a.reason is not None), None)
     if first is not None and first.reason is not None and first.reason.kind != "other":
         with watch_guards() as watch:
-            again = _raised(loaded, example, spans, first.rung)
+            again = _raised(loaded, traced, spans, first.rung)
         if again is not None:
             text = explain_failure(again, loaded.inputs, watch.place_of(loaded.inputs)).text
     wanted = ", ".join(f"{axis} {_span_text(span)}" for axis, span in spans.items())
@@ -293,10 +297,10 @@ def _refusal(
 
 
 def _raised(
-    loaded: LoadedModel, example: Mapping[str, torch.Tensor], spans: dict[str, Range], rung: Rung
+    loaded: LoadedModel, traced: Mapping[str, int], spans: dict[str, Range], rung: Rung
 ) -> Exception | None:
     try:
-        export_program(loaded.module, example, loaded.inputs, spans, rung)
+        export_rung(loaded, spans, traced, rung)
     except Exception as exc:
         return exc
     return None

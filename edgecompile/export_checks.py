@@ -6,7 +6,7 @@ some length, or blind to the mask because the traced mask was all ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -90,8 +90,9 @@ def check_program(
     *,
     seed: int = 0,
     tolerance: float = TOLERANCE,
+    also: Sequence[Sizes] = (),
 ) -> CheckResult:
-    """Compares ``program`` with ``loaded.module`` at :func:`choose_sizes`.
+    """Compares ``program`` with ``loaded.module`` at :func:`choose_sizes`, and at ``also``.
 
     A program that writes to its own constants or to inputs that aren't meant to be changed is wrong
     whatever it computes: both are only read where it runs.
@@ -117,7 +118,9 @@ def check_program(
     )
     axis = loaded.length_axis
     masked = loaded.has_mask and loaded.paddable and axis is not None
-    cases = [(sizes, index % 2) for index, sizes in enumerate(choose_sizes(ranges, hint, axis))]
+    chosen = choose_sizes(ranges, hint, axis)
+    chosen += [sizes for sizes in also if sizes not in chosen and _within(sizes, ranges)]
+    cases = [(sizes, index % 2) for index, sizes in enumerate(chosen)]
     if masked:
         centre = {name: hint.get(name, span[1]) for name, span in ranges.items()}
         cases += [(centre, 0), (centre, 1)]
@@ -156,6 +159,10 @@ def check_program(
     if not result.failed:
         result.failed += broken_conditions(module, loaded.inputs, ranges, hint)
     return result
+
+
+def _within(sizes: Sizes, ranges: Mapping[str, Range]) -> bool:
+    return all(lo <= sizes[axis] <= hi for axis, (lo, hi) in ranges.items())
 
 
 def _changed(loaded: LoadedModel, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -17,12 +17,14 @@ from torch.fx import GraphModule, Node
 
 from edgecompile.models import InputSpec
 
-__all__ = ["broken_conditions"]
+__all__ = ["broken_conditions", "drop_conditions", "every_size"]
 
 aten = torch.ops.aten
 
-#: Sizes of an axis that are tried; of a longer one the first half of so many, then some of each kind.
+#: Sizes of an axis that conditions are tried at.
 _MOST_SIZES = 4096
+#: Sizes of a kind at which a program without its conditions is compared, about.
+_OF_EACH_KIND = 8
 
 _GUARDS = "_guards_fn"
 _ASSERT = aten._assert_scalar.default
@@ -54,7 +56,7 @@ def broken_conditions(
     check_inputs: Any = module.get_submodule(_GUARDS) if guards else None
     names = _names(module, inputs)
     found = []
-    for sizes in _sizes(ranges, centre):
+    for sizes in every_size(ranges, centre):
         tensors = [_stand_in(spec, sizes) for spec in inputs]
         problem = _problem(module, checks, check_inputs, tensors)
         if problem:
@@ -78,25 +80,77 @@ def _names(gm: GraphModule, inputs: Sequence[InputSpec]) -> dict[str, str]:
     return dict(sorted(names.items(), key=lambda item: -len(item[0])))
 
 
-def _sizes(ranges: Mapping[str, Range], centre: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Every size of every axis, then sizes that are the same for all of them."""
+def drop_conditions(
+    program: torch.export.ExportedProgram,
+    inputs: Sequence[InputSpec],
+    ranges: Mapping[str, Range],
+    centre: Mapping[str, int],
+) -> list[dict[str, int]]:
+    """Takes the conditions on sizes out of a program's graph; those on values stay.
+
+    Args:
+        program: its graph is changed.
+        inputs, ranges, centre: as in :func:`broken_conditions`.
+
+    Returns:
+        Sizes of every kind at which the program has to be compared in exchange. Sizes are of a kind
+        if the same conditions hold there: some of each, though only one size may be of it. Empty
+        if there are no conditions.
+    """
+    gm = program.graph_module
+    checks = _checks(gm)
+    if not checks:
+        return []
+    given = {str(name) for name in program.graph_signature.user_inputs}
+    first = [n for n in gm.graph.nodes if n.op == "placeholder" and n.name in given]
+    kinds: dict[tuple[bool, ...], list[dict[str, int]]] = {}
+    for sizes in every_size(ranges, centre):
+        tensors = [_stand_in(spec, sizes) for spec in inputs]
+        held = tuple(
+            holds for _, holds in _evaluate(checks, dict(zip(first, tensors, strict=True)))
+        )
+        kinds.setdefault(held, []).append(sizes)
+    for check, _ in checks:
+        gm.graph.erase_node(check)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    return [sizes for kind in kinds.values() for sizes in _some(kind)]
+
+
+def _some(sizes: Sequence[dict[str, int]]) -> list[dict[str, int]]:
+    """The ends and a few between; the first ones, too, as conditions on small sizes are usual."""
+    step = max(1, len(sizes) // _OF_EACH_KIND)
+    chosen = [*sizes[:_OF_EACH_KIND], *sizes[::step], sizes[-1]]
+    return list({tuple(item.items()): item for item in chosen}.values())
+
+
+def every_size(
+    ranges: Mapping[str, Range], centre: Mapping[str, int], most: int = _MOST_SIZES
+) -> Iterator[dict[str, int]]:
+    """Every size of every axis, then sizes that are the same for all of them.
+
+    Args:
+        ranges: the axes' smallest and largest sizes.
+        centre: what the other axes are while one goes through its sizes.
+        most: sizes of an axis; of a longer one the first half of so many, then some of each kind.
+    """
     middle = {axis: min(max(centre.get(axis, hi), lo), hi) for axis, (lo, hi) in ranges.items()}
     varying = {axis: span for axis, span in ranges.items() if span[0] < span[1]}
     for axis, span in varying.items():
-        for size in _values(span):
+        for size in _values(span, most):
             yield {**middle, axis: size}
     if len(varying) > 1:
         # An axis that happened to differ from another one while it was traced may be as long.
         both = max(lo for lo, _ in varying.values()), min(hi for _, hi in varying.values())
-        for size in _values(both):
+        for size in _values(both, most):
             yield {**middle, **dict.fromkeys(varying, size)}
 
 
-def _values(span: Range) -> list[int]:
+def _values(span: Range, most: int) -> list[int]:
     lo, hi = span
-    if hi - lo < _MOST_SIZES:
+    if hi - lo < most:
         return list(range(lo, hi + 1))
-    half = _MOST_SIZES // 2
+    half = most // 2
     # An odd step meets every remainder that sizes of blocks leave.
     step = (hi - lo) // half | 1
     return [*range(lo, lo + half), *range(lo + half, hi, step), hi]
@@ -148,16 +202,23 @@ def _problem(
         except AssertionError as error:
             return _text(str(error))
     given = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    values: dict[Node, Any] = dict(zip(given, tensors, strict=True))
+    for check, holds in _evaluate(checks, dict(zip(given, tensors, strict=True))):
+        if not holds:
+            return _text(str(check.args[1]))
+    return ""
+
+
+def _evaluate(
+    checks: Sequence[tuple[Node, Sequence[Node]]], values: dict[Node, Any]
+) -> Iterator[tuple[Node, bool]]:
+    """Whether each condition holds; ``values`` has the inputs and gets what is computed of them."""
     for check, needed in checks:
         for node in needed:
             if node not in values:
                 args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
         condition = check.args[0]
-        if not (values[condition] if isinstance(condition, Node) else condition):
-            return _text(str(check.args[1]))
-    return ""
+        yield check, bool(values[condition] if isinstance(condition, Node) else condition)
 
 
 def _text(message: str) -> str:

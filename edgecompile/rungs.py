@@ -28,6 +28,8 @@ class Rung:
         deferred: turn conditions on sizes into checks in the graph where that is possible.
         recurrences: export recurrent layers as operators of our own, whose length may vary; for
             models that have such layers.
+        unguarded: drop the conditions on sizes and compare at every size instead; see
+            :mod:`edgecompile.unguarded`.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Rung:
     auto: bool = False
     deferred: bool = False
     recurrences: bool = False
+    unguarded: bool = False
 
 
 # In a survey of 266 architectures 214 pass the first; of the others deferred checks rescue 15,
@@ -48,6 +51,7 @@ LADDER: tuple[Rung, ...] = (
     Rung("strict", strict=True),
     Rung("auto-deferred", auto=True, deferred=True),
     Rung("strict-deferred", strict=True, deferred=True),
+    Rung("unguarded", deferred=True, unguarded=True),
 )
 # The argument that says whether a mask is causal, by name and position; None: to be found out.
 _CAUSAL_HINTS: dict[type[torch.nn.Module], tuple[str, int]] = {

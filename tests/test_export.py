@@ -99,10 +99,11 @@ def test_the_right_part_of_a_range_is_found(
     name: str, asked: tuple[int, int], part: tuple[int, int]
 ) -> None:
     model = load(name)
+    ladder = [rung for rung in LADDER if not (rung.unguarded or rung.strict)]
     with pytest.raises(ExportError) as failure:
-        export_model(model, {"length": asked})
+        export_model(model, {"length": asked}, ladder=ladder)
     assert f"can be exported for length {part[0]}..{part[1]}" in (failure.value.hint or "")
-    exported = export_model(model, {"length": asked}, allow_narrower=True)
+    exported = export_model(model, {"length": asked}, allow_narrower=True, ladder=ladder)
     assert exported.ranges["length"] == part
 
 
@@ -149,13 +150,17 @@ def test_control_flow_on_values_is_named_with_its_line() -> None:
 class Eighths(torch.nn.Module):
     """Takes another branch at every eighth length."""
 
+    def __init__(self, axis: int = 1) -> None:
+        super().__init__()
+        self.axis = axis
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2 if x.shape[1] % 8 == 0 else x + 1
+        return x * 2 if x.shape[self.axis] % 8 == 0 else x + 1
 
 
 @pytest.mark.parametrize(
     "rung",
-    [r for r in LADDER if (r.auto or r.deferred) and not r.recurrences],
+    [r for r in LADDER if (r.auto or r.deferred) and not (r.recurrences or r.unguarded)],
     ids=lambda r: r.name,
 )
 def test_a_branch_that_no_checked_size_takes_is_found(rung: Rung) -> None:
@@ -178,6 +183,62 @@ def test_a_branch_that_no_checked_size_takes_is_found(rung: Rung) -> None:
     with pytest.raises(ExportError, match=r"Mod\(length, 8\)|length % 8") as refused:
         export_model(model, hint={"length": 21}, ladder=[rung])
     assert refused.value.served == {"length": (17, 23)}
+
+
+class Cropped(torch.nn.Module):
+    """Halves the length, doubles it and crops: half of the lengths have something to crop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = torch.nn.Conv1d(4, 8, 3, 2, 1)
+        self.up = torch.nn.ConvTranspose1d(8, 4, 2, 2)
+        self.join = torch.nn.Conv1d(8, 4, 3, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = self.up(self.down(x))[..., : x.shape[-1]]
+        return self.join(torch.cat([x, wide], 1))
+
+
+class Once(torch.nn.Module):
+    """Does something else at one length."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[2] == 3001 else x + 1
+
+
+def of_lengths(module: torch.nn.Module, lo: int, hi: int) -> LoadedModel:
+    spec = {
+        "module": module,
+        "inputs": {"x": torch.randn(1, 4, 21)},
+        "axes": {"x": {2: "length"}},
+        "limits": {"length": (lo, hi)},
+    }
+    return load_model(spec)
+
+
+@pytest.mark.parametrize(("name", "asked"), [("differences", (1, 40)), ("frames", (3, 40))])
+def test_small_sizes_are_served_where_only_conditions_exclude_them(
+    name: str, asked: tuple[int, int]
+) -> None:
+    exported = export_model(load(name), {"length": asked})
+    assert exported.strategy == "unguarded" and exported.ranges["length"] == asked
+
+
+@pytest.mark.parametrize("traced", [20, 21])
+def test_conditions_that_change_nothing_are_dropped(traced: int) -> None:
+    exported = export_model(of_lengths(Cropped(), 1, 64), hint={"length": traced})
+    assert exported.strategy == "unguarded" and exported.ranges == {"length": (1, 64)}
+    assert {sizes["length"] for sizes in exported.checked} == set(range(1, 65))
+    assert [note for note in exported.notes if "agrees with eager at" in note]
+    assert "_assert_scalar" not in str(exported.source.graph)
+
+
+@pytest.mark.parametrize(("module", "hi"), [(Eighths(2), 100), (Once(), 4000)], ids=["8", "once"])
+def test_conditions_that_matter_are_not_dropped(module: torch.nn.Module, hi: int) -> None:
+    """Also where a single size of many is of its kind."""
+    rung = next(r for r in LADDER if r.unguarded)
+    with pytest.raises(ExportError, match="differs from eager"):
+        export_model(of_lengths(module, 2, hi), hint={"length": 21}, ladder=[rung])
 
 
 def test_random_and_stateful_models_are_refused() -> None:
