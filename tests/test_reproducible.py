@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from edgecompile.runtime.opening import VARIANT_VARIABLE
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -50,6 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_bundle: Path) -> Path:
     folder = tmp_path_factory.mktemp("reproducible")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EDGECOMPILE_")}
     environment["PYTHONPATH"] = str(tiny_bundle / "runtime")
+    # The variant that is built below, also where the machine could run a better one.
+    environment[VARIANT_VARIABLE] = "x86-64-v3"
     command = [sys.executable, "-m", "edgecompile.runtime", "bench", str(tiny_bundle)]
     command += ["--calibrate", str(folder / "costs.json"), "--seconds", "1", "--cold-runs", "1"]
     command += ["--threads", "1"]
