@@ -146,7 +146,7 @@ def _try(
 ) -> tuple[RungResult, torch.export.ExportedProgram | None]:
     with watch_guards() as watch:
         try:
-            program, also = export_rung(loaded, spans, traced, rung)
+            program, also, _ = export_rung(loaded, spans, traced, rung)
         except Exception as exc:  # torch raises whatever the model or the tracer raises
             error: Exception | None = exc
         else:

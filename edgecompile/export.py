@@ -34,7 +34,8 @@ __all__ = ["ExportedModel", "export_model"]
 class _Attempt:
     """What one rung gave: a program and the sizes it allows, or why there is none.
 
-    ``also`` are sizes at which it has to be checked beside the usual ones.
+    ``also`` are sizes at which it has to be checked beside the usual ones, ``result`` is what came of
+    it over all of the wanted range if that is done.
     """
 
     rung: Rung
@@ -44,6 +45,7 @@ class _Attempt:
     ranges: Mapping[str, Range] | None = None
     reason: Reason | None = None
     also: Sequence[Sizes] = ()
+    result: CheckResult | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def export_model(
             continue
         attempt = _try_rung(loaded, traced, spans, rung)
         if attempt.program is not None and attempt.ranges == spans:
-            result = check_program(attempt.program, loaded, spans, traced, also=attempt.also)
+            result = attempt.result or check_program(attempt.program, loaded, spans, traced)
             if result.ok:
                 return _finish(loaded, attempt.program, rung, spans, result, effects.notes)
             if result.only_eager:
@@ -160,14 +162,14 @@ def _try_rung(
     loaded: LoadedModel, traced: Mapping[str, int], spans: dict[str, Range], rung: Rung
 ) -> _Attempt:
     try:
-        program, also = export_rung(loaded, spans, traced, rung)
+        program, also, result = export_rung(loaded, spans, traced, rung)
     except Exception as exc:  # torch raises whatever the model or the tracer raises
         reason = explain_failure(exc, loaded.inputs)
         return _Attempt(rung, reason.text, f"{type(exc).__name__}: {exc}", reason=reason)
     real = program_ranges(program, loaded.inputs, spans)
     narrower = [f"{axis} {_span_text(real[axis])}" for axis in spans if real[axis] != spans[axis]]
     problem = f"only for {', '.join(narrower)}" if narrower else ""
-    return _Attempt(rung, problem, problem, program, real, also=also)
+    return _Attempt(rung, problem, problem, program, real, also=also, result=result)
 
 
 def _in_vain(rung: Rung, attempts: Sequence[_Attempt], loaded: LoadedModel) -> bool:

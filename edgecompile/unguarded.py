@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import torch
 
-from edgecompile.export_checks import Range, Sizes, check_program
+from edgecompile.export_checks import CheckResult, Range, Sizes, check_program
 from edgecompile.export_conditions import drop_conditions, every_size
 from edgecompile.models import LoadedModel
 from edgecompile.rungs import Rung, export_program
@@ -39,8 +39,8 @@ def trace_example(loaded: LoadedModel, sizes: Mapping[str, int]) -> dict[str, to
 
 def export_rung(
     loaded: LoadedModel, spans: Mapping[str, Range], traced: Mapping[str, int], rung: Rung
-) -> tuple[torch.export.ExportedProgram, list[Sizes]]:
-    """Exports by one rung; the program has still to be checked.
+) -> tuple[torch.export.ExportedProgram, list[Sizes], CheckResult | None]:
+    """Exports by one rung.
 
     Args:
         loaded: the model.
@@ -49,29 +49,30 @@ def export_rung(
         rung: the way to export.
 
     Returns:
-        The program, and at which sizes it has to be checked beside the usual ones.
+        The program; at which sizes it has to be checked beside the usual ones; and what came of
+        that over ``spans``, where it was done: else it has still to be checked.
 
     Raises:
         Exception: whatever torch, or the model, raises.
     """
     program = _export(loaded, spans, traced, rung)
     if not rung.unguarded:
-        return program, []
+        return program, [], None
     tried: list[Mapping[str, int]] = [traced]
     while True:
         also = drop_conditions(program, loaded.inputs, spans, traced)
         if not also:
-            return program, []  # there was none
+            return program, [], None  # there was none
         also += [sizes for sizes in every_size(spans, traced, _MOST_SIZES) if sizes not in also]
         result = check_program(program, loaded, spans, traced, also=also)
         other = _untried([sizes for sizes, _ in result.failed], spans, tried)
         if other is None or len(tried) == _MOST_TRACES:
-            return program, also
+            return program, also, result
         tried.append(other)
         try:
             program = _export(loaded, spans, other, rung)
         except Exception:  # that branch is for a few sizes alone
-            return program, also
+            return program, also, result
 
 
 def _export(
