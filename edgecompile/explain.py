@@ -12,7 +12,7 @@ from dataclasses import replace
 from edgecompile.backends.inductor_compat import find_breaks
 from edgecompile.errors import CompileError, EdgecompileError, ModelError
 from edgecompile.explain_eager import check_eager, error_text
-from edgecompile.explain_export import Climb, climb_ladder, export_static, trace_sizes
+from edgecompile.explain_export import Climb, climb_ladder, export_static
 from edgecompile.explain_findings import find_causes, judge
 from edgecompile.explain_program import look_at_program
 from edgecompile.explain_request import ExplainRequest
@@ -24,6 +24,7 @@ from edgecompile.models import LoadedModel
 from edgecompile.padding import check_padding
 from edgecompile.places import place_of_text, places_of_error
 from edgecompile.progress import NULL_PROGRESS, Progress
+from edgecompile.rungs import trace_sizes
 
 __all__ = ["ExplainRequest", "explain_load_failure", "explain_model"]
 

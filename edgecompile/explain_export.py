@@ -22,7 +22,7 @@ from edgecompile.recurrence import has_recurrences
 from edgecompile.rungs import LADDER, STATIC_LADDER, Rung, program_ranges
 from edgecompile.unguarded import export_rung
 
-__all__ = ["Climb", "climb_ladder", "export_static", "trace_sizes"]
+__all__ = ["Climb", "climb_ladder", "export_static"]
 
 #: Conditions kept of one rung: a chunked model has hundreds.
 _MOST_CONDITIONS = 12
@@ -49,25 +49,6 @@ class Climb:
     ranges: Mapping[str, Range]
     whole: bool
     specialisations: tuple[Specialisation, ...]
-
-
-def trace_sizes(
-    loaded: LoadedModel, spans: Mapping[str, Range], hint: int | None = None
-) -> dict[str, int]:
-    """A size of each axis to trace with: 2 at least where it varies, and no two alike.
-
-    torch takes sizes 0 and 1 for constants, and sizes that are equal for one and the same.
-    """
-    result: dict[str, int] = {}
-    for axis, (lo, hi) in spans.items():
-        usual = (hint or 16) if axis == loaded.length_axis else lo
-        size = min(max(usual, lo), hi)
-        if lo < hi:
-            size = min(max(size, 2), hi)
-            free = [s for s in (*range(size, hi + 1), *range(size - 1, max(lo, 2) - 1, -1))]
-            size = next((s for s in free if s not in result.values()), size)
-        result[axis] = size
-    return result
 
 
 def climb_ladder(

@@ -24,6 +24,7 @@ from edgecompile.rungs import (
     Rung,
     placeholder_values,
     program_ranges,
+    trace_sizes,
 )
 from edgecompile.unguarded import export_rung
 
@@ -87,7 +88,7 @@ def export_model(
         ModelError: the eager model fails, not at an end of the ranges alone.
     """
     spans = _resolve_ranges(loaded, ranges or {})
-    traced = _trace_sizes(loaded, spans, hint or {})
+    traced = trace_sizes(loaded, spans, hint)
     effects = find_side_effects(loaded, traced, {axis: hi for axis, (_, hi) in spans.items()})
     if effects.problem:
         raise ExportError(
@@ -136,25 +137,6 @@ def _resolve_ranges(loaded: LoadedModel, ranges: Mapping[str, Range]) -> dict[st
         result[axis] = (lo, hi)
     if problems:
         raise ExportError(f"the model '{loaded.name}': " + "; ".join(problems))
-    return result
-
-
-def _trace_sizes(
-    loaded: LoadedModel, spans: Mapping[str, Range], hint: Mapping[str, int]
-) -> dict[str, int]:
-    """Sizes to trace with: the hint, but 2 at least where the size varies, and all different.
-
-    torch takes sizes 0 and 1 for constants, and sizes that are equal for one and the same.
-    """
-    result: dict[str, int] = {}
-    for axis, (lo, hi) in spans.items():
-        usual = min(max(16, lo), hi) if axis == loaded.length_axis else lo
-        size = min(max(hint.get(axis, usual), lo), hi)
-        if lo < hi:
-            size = min(max(size, 2), hi)
-            free = [s for s in (*range(size, hi + 1), *range(size - 1, max(lo, 2) - 1, -1))]
-            size = next((s for s in free if s not in result.values()), size)
-        result[axis] = size
     return result
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from edgecompile.guards import quiet_torch
-from edgecompile.models import InputSpec
+from edgecompile.models import InputSpec, LoadedModel
 from edgecompile.recurrence import WholeRecurrences, has_recurrences
 
 Range = tuple[int, int]
@@ -191,3 +191,23 @@ def upper_limit(found: Any) -> int | None:
     except (OverflowError, TypeError, ValueError, AttributeError):
         return None
     return value if value < 2**31 else None
+
+
+def trace_sizes(
+    loaded: LoadedModel, spans: Mapping[str, Range], hint: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Sizes to trace with: the hint, but 2 at least where the size varies, and all different.
+
+    torch takes sizes 0 and 1 for constants, and sizes that are equal for one and the same.
+    """
+    hint = hint or {}
+    result: dict[str, int] = {}
+    for axis, (lo, hi) in spans.items():
+        usual = 16 if axis == loaded.length_axis else lo
+        size = min(max(hint.get(axis, usual), lo), hi)
+        if lo < hi:
+            size = min(max(size, 2), hi)
+            free = [s for s in (*range(size, hi + 1), *range(size - 1, max(lo, 2) - 1, -1))]
+            size = next((s for s in free if s not in result.values()), size)
+        result[axis] = size
+    return result
