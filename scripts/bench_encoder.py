@@ -57,6 +57,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help=f"contenders; default: {AGAINST}, and with --precision int8 those of int8, with bf16 "
         "openvino-bf16 where the CPU has it",
     )
+    add("--target", default="cpu-x86-64", help="of the bundle built here (default cpu-x86-64)")
     add("--threads", type=int, default=2, help="for each contender (default 2)")
     add("--rounds", type=int, default=16, help="that count (default 16)")
     add("--runs", type=int, default=100, help="of each contender in a round (default 100)")
@@ -110,7 +111,7 @@ def build_bundle(
     """Builds the bundle to measure."""
     request = BuildRequest(
         model=str(model),
-        target="cpu-x86-64",
+        target=options.target,
         plan=PlanRequest(lengths, max_length=PRESETS[options.preset].max_length),
         output=folder / f"{options.preset}-{options.precision}.ecb",
         precision=options.precision,

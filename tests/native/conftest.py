@@ -49,6 +49,8 @@ def runnable_marches() -> list[str]:
         marches.append("x86-64-v3")
     if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= flags:
         marches.append("x86-64-v4")
+    if {"avx512_vnni", "avx512_bf16"} <= flags:
+        marches.append("x86-64-avx512bf16")
     if {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"} <= flags:
         marches.append("x86-64-amx")
     return marches

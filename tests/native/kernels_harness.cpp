@@ -44,7 +44,7 @@ EC_API int t_amx_permitted() {
   return -1;
 #endif
 }
-EC_API bool t_bf16_rounds_a() { return t_amx_permitted() == 1; }
+EC_API bool t_bf16_rounds_a() { return bf16_rounds_a(); }
 EC_API void t_gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                         const uint16_t* b, float* c, int64_t ldc, const Epilogue* e) {
   gemm_bf16(m, n, k, a, lda, b, c, ldc, *e);

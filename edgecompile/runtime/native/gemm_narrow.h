@@ -20,8 +20,11 @@ int64_t packed_elements_bf16(int64_t n, int64_t k);
 // activations are unsigned). In bytes.
 int64_t packed_elements_int8(int64_t n, int64_t k);
 
-// C[M×N] from A[M×K] with contiguous rows. A stays single precision, except on AMX tiles: there it
-// is rounded to bfloat16, and denormal numbers count as zero. Sums are single precision.
+// Whether rows of A are rounded to bfloat16, too: on AMX tiles and by vdpbf16ps.
+bool bf16_rounds_a();
+
+// C[M×N] from A[M×K] with contiguous rows. A stays single precision, unless bf16_rounds_a(): then
+// denormal numbers count as zero, too. Sums are single precision.
 void gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                const uint16_t* b_packed, float* c, int64_t ldc, const Epilogue& epilogue);
 

@@ -1,4 +1,4 @@
-"""Products on tiles, as built: hosts without AMX can't run them, but see what became of them."""
+"""Products on tiles and of pairs, as built: hosts without them can't run them, but see what became of them."""
 
 from __future__ import annotations
 
@@ -26,3 +26,18 @@ def test_products_use_tiles_and_nothing_that_the_variant_lacks(build_native: Bui
     # Two tiles of rows, or one with two sums: four products each at least; int8 has the first only.
     assert counts["amx_bf16"] >= 8 and counts["amx_int8"] >= 4
     assert evidence.packed_operations(512) > 0
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="the native tests' compiler is another's"
+)
+def test_products_of_pairs_use_them_and_nothing_that_the_variant_lacks(build_native: Build) -> None:
+    variant = load_variant("x86-64-avx512bf16")
+    library = build_native("pairs", ["gemm_bf16.cpp", "gemm_int8.cpp"], march=variant.name)
+    objdump = find_objdump(variant.arch)
+    assert objdump is not None
+    evidence = scan_instructions(library, variant.arch, objdump)
+    counts = {use.feature: use.count for use in evidence.uses}
+    assert set(counts) <= set(variant.requires)
+    # One product for each of up to 12 rows by two vectors, four steps unrolled, in the largest tile.
+    assert counts["avx512_bf16"] >= 96 and counts["avx512_vnni"] >= 96
