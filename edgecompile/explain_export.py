@@ -127,7 +127,7 @@ def _try(
 ) -> tuple[RungResult, torch.export.ExportedProgram | None]:
     with watch_guards() as watch:
         try:
-            program, also, _ = export_rung(loaded, spans, traced, rung)
+            program, also, compared = export_rung(loaded, spans, traced, rung)
         except Exception as exc:  # torch raises whatever the model or the tracer raises
             error: Exception | None = exc
         else:
@@ -156,7 +156,8 @@ def _try(
     if rung.unguarded:
         dropped = "its conditions are dropped, as it agrees with eager at sizes of every kind"
         result = replace(result, text=dropped, conditions=())
-    checked = _checked(result, program, loaded, traced, also)
+    done = compared if real == spans else None
+    checked = _checked(result, program, loaded, traced, also, done)
     names = _names(watch, loaded)
 
     def readable(text: str) -> str:
@@ -194,12 +195,16 @@ def _checked(
     loaded: LoadedModel,
     traced: Mapping[str, int],
     also: Sequence[Sizes],
+    done: CheckResult | None,
 ) -> RungResult:
-    """The result after the program was run against eager over the sizes that it takes."""
+    """The result after the program was run against eager over the sizes that it takes.
+
+    ``done`` is what came of that, where it was done.
+    """
     if any(not lo <= traced[axis] <= hi for axis, (lo, hi) in result.ranges.items()):
         return result
     try:
-        check: CheckResult = check_program(program, loaded, result.ranges, traced, also=also)
+        check = done or check_program(program, loaded, result.ranges, traced, also=also)
     except ModelError as error:
         text = f"not compared: eager itself fails, {error_text(error)}"
         return replace(result, outcome="unchecked", text=text)
