@@ -216,9 +216,9 @@ bool visit_dtype(int32_t dtype, const Visitor& visitor) {
   }
 }
 
-// Conversions go through the widest type of their kind, which holds every number of the others:
-// a function for each type and direction, where one for each pair of types would be half of the
-// runtime. A row's elements are taken in parts that stay in the nearest cache.
+// Conversions go through the widest type of their kind, which holds every number of the others: a
+// function for each type and direction. One for each pair of types was a quarter of the runtime. A
+// row's elements are taken in parts that stay in the nearest cache.
 constexpr int64_t kPart = 512;
 
 template <class T>
