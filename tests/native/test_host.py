@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from tests.native import c_host
 from tests.native.c_host import HostError, HostLibrary, HostModel, make_tensors
 
 Arrays = dict[str, npt.NDArray[Any]]
+RUNTIME_NAME = re.compile(rb"libecrt-([0-9a-f]{12})\.so")
 
 
 @pytest.fixture(scope="session")
@@ -37,8 +39,9 @@ def library() -> HostLibrary:
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The tiny bundle: three exact buckets over lengths, batch 1 or 2.
 
-    With libraries of their own content: Python loads equal ones of several bundles once, this
-    library knows nothing of that, and a program bound to one runtime would be run by another.
+    With libraries of their own content and a runtime of its own SONAME: Python loads equal ones of
+    several bundles once, this library knows nothing of that, and programs are bound to the runtime of
+    their SONAME that was loaded first, whichever bundle brought it.
     """
     given = os.environ.get("EDGECOMPILE_TEST_BUNDLE")
     folder = tmp_path_factory.mktemp("host") / "tiny.ecb"
@@ -48,6 +51,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         if name.endswith(".so"):
             # What lies behind the last section is nobody's.
             content = (folder / name).read_bytes() + b"another"
+            content = RUNTIME_NAME.sub(lambda match: b"libecrt-" + match[1][::-1] + b".so", content)
             (folder / name).write_bytes(content)
             entry.update(size=len(content), sha256=hashlib.sha256(content).hexdigest())
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
