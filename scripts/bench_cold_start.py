@@ -15,13 +15,13 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-import edgecompile.runtime
+import numpy as np
+
 from edgecompile.bench import default_cache
 from edgecompile.bench_report import BenchSettings
 from edgecompile.cold_starts import measure_cold_starts
@@ -31,10 +31,12 @@ from edgecompile.contenders.bundle import BundleContender, read_bundle
 from edgecompile.errors import BenchError, EdgecompileError
 from edgecompile.machine import describe_machine, load_average
 from edgecompile.progress import NULL_PROGRESS
-from edgecompile.toolchain import find_toolchain
 from edgecompile.workload import choose_workload
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.native import c_host
+
 C_PROGRAM = "C program"
 
 
@@ -54,23 +56,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return parser.parse_args(arguments)
 
 
-def build_program(folder: Path) -> Path:
-    """The example program and its library, as docs/c-interface.md builds them."""
-    host = Path(next(iter(edgecompile.runtime.__path__))) / "native" / "host"
-    library = folder / "libedgecompile_runtime.so"
-    cxx = find_toolchain("x86-64" if os.uname().machine == "x86_64" else "aarch64").cxx
-    flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-shared"]
-    links = ["-static-libstdc++", "-static-libgcc", "-Wl,-z,nodelete", "-pthread", "-ldl"]
-    links.append(f"-Wl,--version-script={host / 'edgecompile_runtime.map'}")
-    sources = map(str, sorted(host.glob("*.cpp")))
-    subprocess.run([cxx, *flags, *sources, "-o", str(library), *links], check=True)
-    program = folder / "run"
-    example = REPOSITORY / "examples" / "c"
-    sources = [str(example / name) for name in ("run.c", "npz.c")]
-    found = [f"-L{folder}", "-ledgecompile_runtime", "-lm", "-Wl,-rpath,$ORIGIN"]
-    command = ["gcc", "-std=c99", "-O2", f"-I{host}", *sources, "-o", str(program), *found]
-    subprocess.run(command, check=True)
-    return program
+def build_program() -> Path:
+    """The example program with the C library in it, kept while no source of theirs changes."""
+    machine = c_host.MACHINES[c_host.NATIVE_ARCH]
+    sources = [c_host.EXAMPLE / name for name in ("run.c", "npz.c")]
+    return c_host.build(machine, "example", sources, flags=["-O2"])
 
 
 def time_program(command: Sequence[str], threads: int) -> float:
@@ -104,8 +94,8 @@ def measure(options: argparse.Namespace) -> dict[str, list[float]]:
     contenders = (BundleContender("edgecompile", bundle), *resolve_contenders(others))
     launches = {item.name: item.prepare(workshop) for item in contenders}
     found: dict[str, list[float]] = {name: [] for name in (C_PROGRAM, *launches)}
-    with tempfile.TemporaryDirectory() as folder, NULL_PROGRESS.step("start") as step:
-        command = [str(build_program(Path(folder))), str(bundle), str(golden)]
+    command = [str(build_program()), str(bundle), str(golden)]
+    with NULL_PROGRESS.step("start") as step:
         for number in range(options.runs + 1):  # the first, which reads the files, doesn't count
             once = dataclasses.replace(settings, seed=number)
             starts = measure_cold_starts(launches, workload.inputs, workload.lengths[0], once, step)
@@ -132,7 +122,7 @@ def main() -> int:
     base = found[options.against.split(",")[0]]
     for name, seconds in found.items():
         ratio = statistics.median(a / b for a, b in zip(seconds, base, strict=True))
-        p90 = sorted(seconds)[int(0.9 * (len(seconds) - 1))]
+        p90 = np.quantile(seconds, 0.9, method="lower")
         print(
             f"| {name} | {1e3 * statistics.median(seconds):.0f} | {1e3 * p90:.0f} | {ratio:.2f} |"
         )

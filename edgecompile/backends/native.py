@@ -37,8 +37,8 @@ RUNTIME_FLAGS = (
     "-Wno-psabi",
 )
 
-#: Sources where no run spends its time: -O3 would make twice the code of them (loops cloned for each
-#: stride and count), a sixth of the library.
+#: Sources where no run spends its time: -O3 would make half as much code again of them (loops cloned
+#: for each stride and count), a tenth of the library.
 COLD_SOURCES = frozenset(
     {"aoti_indices.cpp", "aoti_scatters.cpp", "aoti_sorts.cpp", "copies.cpp", "program.cpp"}
 )

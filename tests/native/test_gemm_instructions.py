@@ -6,38 +6,36 @@ import platform
 
 import pytest
 
-from edgecompile.instructions import find_objdump, scan_instructions
+from edgecompile.instructions import InstructionEvidence, find_objdump, scan_instructions
 from edgecompile.targets import load_variant
 from tests.native.conftest import Build
 
-
-@pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="the native tests' compiler is another's"
 )
-def test_products_use_tiles_and_nothing_that_the_variant_lacks(build_native: Build) -> None:
-    variant = load_variant("x86-64-amx")
-    library = build_native("amx", ["gemm_bf16.cpp", "gemm_int8.cpp"], march=variant.name)
+
+
+def products(build_native: Build, march: str) -> tuple[dict[str, int], InstructionEvidence]:
+    """How often products built for a variant use each feature, of which it has all, and what was seen."""
+    variant = load_variant(march)
+    library = build_native(march, ["gemm_bf16.cpp", "gemm_int8.cpp"], march=march)
     objdump = find_objdump(variant.arch)
     assert objdump is not None
     evidence = scan_instructions(library, variant.arch, objdump)
     counts = {use.feature: use.count for use in evidence.uses}
     assert set(counts) <= set(variant.requires)
+    return counts, evidence
+
+
+def test_products_use_tiles_and_nothing_that_the_variant_lacks(build_native: Build) -> None:
+    counts, evidence = products(build_native, "x86-64-amx")
     assert {"amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni"} <= set(counts)
     # Two tiles of rows, or one with two sums: four products each at least; int8 has the first only.
     assert counts["amx_bf16"] >= 8 and counts["amx_int8"] >= 4
     assert evidence.packed_operations(512) > 0
 
 
-@pytest.mark.skipif(
-    platform.machine() != "x86_64", reason="the native tests' compiler is another's"
-)
 def test_products_of_pairs_use_them_and_nothing_that_the_variant_lacks(build_native: Build) -> None:
-    variant = load_variant("x86-64-avx512bf16")
-    library = build_native("pairs", ["gemm_bf16.cpp", "gemm_int8.cpp"], march=variant.name)
-    objdump = find_objdump(variant.arch)
-    assert objdump is not None
-    evidence = scan_instructions(library, variant.arch, objdump)
-    counts = {use.feature: use.count for use in evidence.uses}
-    assert set(counts) <= set(variant.requires)
+    counts, _ = products(build_native, "x86-64-avx512bf16")
     # One product for each of up to 12 rows by two vectors, four steps unrolled, in the largest tile.
     assert counts["avx512_bf16"] >= 96 and counts["avx512_vnni"] >= 96

@@ -17,8 +17,8 @@
 namespace ec {
 namespace {
 
-struct Bf16Math {
-  using A = float;
+// Sums of a column in one lane of single precision, however the products come about.
+struct Bf16Sums {
   using Sum = float;
   using Acc = vf32;
   static constexpr int kRegisters = 1;
@@ -26,9 +26,18 @@ struct Bf16Math {
   static constexpr int kColumns = kFloatLanes;
   static constexpr int kPerStore = 1;
   static constexpr int kDepth = 2;
-  static constexpr int kParts = 2;
   static constexpr bool kLongLatency = true;
   static constexpr bool kScales = false;
+
+  EC_INLINE static vf32 add(vf32 x, vf32 y) { return x + y; }
+  EC_INLINE static void store_sums(const vf32 (&acc)[1], float* out, bool accumulate) {
+    store(out, accumulate ? acc[0] + load(out) : acc[0]);
+  }
+};
+
+struct Bf16Math : Bf16Sums {
+  using A = float;
+  static constexpr int kParts = 2;
   static constexpr int64_t kSerialWork = 200'000;
   static constexpr int64_t kMemoryRows = 4;
 
@@ -44,11 +53,7 @@ struct Bf16Math {
   }
   EC_INLINE static vf32 load_a(const float* a, int part) { return broadcast(a[part]); }
   EC_INLINE static vf32 multiply_add(vf32 acc, vf32 a, vf32 b) { return fma(a, b, acc); }
-  EC_INLINE static vf32 add(vf32 x, vf32 y) { return x + y; }
   EC_INLINE static void keep(vf32& v) { keep_in_register(v); }
-  EC_INLINE static void store_sums(const vf32 (&acc)[1], float* out, bool accumulate) {
-    store(out, accumulate ? acc[0] + load(out) : acc[0]);
-  }
 };
 
 #if EC_BF16_TILES || EC_BF16_PAIRS
@@ -71,18 +76,9 @@ void round_to_bf16(const float* x, int64_t n, uint16_t* to) {
 
 #if EC_BF16_PAIRS
 // Two products are added to a sum at once. A, too, is bfloat16.
-struct Bf16Pairs {
+struct Bf16Pairs : Bf16Sums {
   using A = uint16_t;
-  using Sum = float;
-  using Acc = vf32;
-  static constexpr int kRegisters = 1;
-  static constexpr int kSpare = 1;
-  static constexpr int kColumns = kFloatLanes;
-  static constexpr int kPerStore = 1;
-  static constexpr int kDepth = 2;
   static constexpr int kParts = 1;
-  static constexpr bool kLongLatency = true;
-  static constexpr bool kScales = false;
   static constexpr int64_t kSerialWork = 400'000;
   static constexpr int64_t kMemoryRows = 8;
 
@@ -98,11 +94,7 @@ struct Bf16Pairs {
     asm volatile("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
     return acc;
   }
-  EC_INLINE static vf32 add(vf32 x, vf32 y) { return x + y; }
   EC_INLINE static void keep(vf32&) {}  // the instruction is opaque as it is
-  EC_INLINE static void store_sums(const vf32 (&acc)[1], float* out, bool accumulate) {
-    store(out, accumulate ? acc[0] + load(out) : acc[0]);
-  }
 };
 
 // AMD's CPUs start such an instruction as often as a multiply-add. On Intel's with tiles it was 1.7
