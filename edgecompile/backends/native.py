@@ -80,8 +80,8 @@ def native_headers_id() -> str:
 def build_runtime(variant: VariantSpec, output_dir: Path) -> NativeRuntime:
     """Builds the runtime library of ``variant`` into ``output_dir``.
 
-    The SONAME carries a hash of the content: two bundles in one process share the library if and
-    only if it is the same one.
+    The SONAME carries a hash of the objects: two bundles in one process share the library if and
+    only if it is made of the same ones, also where another linker put them together.
 
     Raises:
         ToolchainError, CompileError, DiskFullError.

@@ -1,7 +1,7 @@
 """Binds the native runtime library (native/edgecompile_abi.h) and runs compiled programs.
 
-A runtime library is loaded once per process and content; its thread pool is shared by every
-program that was opened with it.
+A runtime library is loaded once per process and SONAME; its thread pool is shared by every program
+that was opened with it.
 """
 
 import ctypes
@@ -9,7 +9,7 @@ import threading
 from typing import Any, Dict, List, Tuple
 
 from .errors import NativeError
-from .libraries import PinnedLibrary, load_library
+from .libraries import PinnedLibrary, find_loaded, load_library
 from .native_tensors import NativeTensor, fill_tensor
 from .program import Program
 from .weights import Weights
@@ -79,28 +79,36 @@ _OPTIONAL: Tuple[Tuple[str, Any, Tuple[Any, ...]], ...] = (
     ),
 )
 
-_loaded: Dict[str, "RuntimeLibrary"] = {}
+# By the dynamic loader's handle, which tells two copies apart and one from itself.
+_loaded: Dict[int, "RuntimeLibrary"] = {}
 _loaded_lock = threading.Lock()
 
 
-def load_runtime(pinned: PinnedLibrary) -> "RuntimeLibrary":
-    """Loads a runtime library, or returns the one of the same content that is loaded already.
+def load_runtime(pinned: PinnedLibrary, soname: str) -> "RuntimeLibrary":
+    """Loads a runtime library, or returns the one of its SONAME that is loaded already.
+
+    The dynamic loader binds programs to the first of their runtime's SONAME, whichever bundle
+    brought it, in Python or in C. Another linker makes another file of the same objects; a second
+    copy would have threads and counters that no program uses.
 
     Raises:
+        DamagedBundleError: its content changed since it was pinned.
         NativeError: it can't be loaded, lacks a function, or has another ABI version.
     """
     with _loaded_lock:
-        if pinned.sha256 not in _loaded:
-            _loaded[pinned.sha256] = RuntimeLibrary(pinned)
-        return _loaded[pinned.sha256]
+        library = find_loaded(soname)
+        if library is None:
+            library = load_library(pinned)
+        if library._handle not in _loaded:
+            _loaded[library._handle] = RuntimeLibrary(library, pinned.label)
+        return _loaded[library._handle]
 
 
 class RuntimeLibrary:
     """A loaded runtime library; it stays loaded until the process ends."""
 
-    def __init__(self, pinned: PinnedLibrary) -> None:
-        self.label = pinned.label
-        library = load_library(pinned)
+    def __init__(self, library: ctypes.CDLL, label: str) -> None:
+        self.label = label
         absent = []
         for name, result, arguments in _FUNCTIONS + _OPTIONAL:
             function = getattr(library, name, None)

@@ -31,11 +31,6 @@ class PinnedLibrary(NamedTuple):
     fd: int
     state: Tuple[int, ...]
 
-    @property
-    def sha256(self) -> str:
-        """Of the content, in hex."""
-        return self.entry.sha256
-
     def check_again(self) -> None:
         """To be called just before loading: the content is still what was hashed.
 
@@ -112,3 +107,14 @@ def load_library(pinned: PinnedLibrary) -> ctypes.CDLL:
             "{}: can't be loaded: {} [native-load]".format(pinned.label, error),
             "the library was built for another system; see `info --host`",
         ) from None
+
+
+def find_loaded(soname: str) -> Optional[ctypes.CDLL]:
+    """The library that the dynamic loader binds later ones to that need ``soname``, or None.
+
+    Of several with that SONAME it is the one that was loaded first.
+    """
+    try:
+        return ctypes.CDLL(soname, mode=_RTLD_LOCAL_NOW | os.RTLD_NOLOAD)
+    except OSError:
+        return None

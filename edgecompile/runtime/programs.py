@@ -1,5 +1,6 @@
 """The programs of one variant, each loaded when it is first asked for."""
 
+import os
 import threading
 from typing import Any, Dict, List, Optional
 
@@ -21,12 +22,14 @@ def open_cpu_variant(
 ) -> "Programs":
     """Maps the weights and loads the runtime library of a variant, but no program.
 
+    The runtime library's file name is its SONAME.
+
     Raises:
         DamagedBundleError: a file differs from its hash.
         BundleError: the weights break a rule.
         NativeError: the library can't be loaded.
     """
-    runtime = load_runtime(pin_library(folder, variant.runtime))
+    runtime = load_runtime(pin_library(folder, variant.runtime), os.path.basename(variant.runtime))
     if threads is not None:
         runtime.threads = threads
     manifest = folder.manifest

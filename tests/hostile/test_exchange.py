@@ -227,7 +227,7 @@ def test_a_pinned_library_written_to_is_not_used_by_the_next_model(toy: Toy) -> 
         pin_library(folder, PROGRAMS[0])
     exchange(place, data)
     second = pin_library(folder, PROGRAMS[0])
-    assert (first.sha256, first.fd) != (second.sha256, second.fd)
+    assert (first.entry.sha256, first.fd) != (second.entry.sha256, second.fd)
     assert pin_library(folder, PROGRAMS[0]) is second
     folder.close()
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import os
-import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -22,9 +20,9 @@ from edgecompile.runtime.inputs import make_inputs
 from edgecompile.runtime.model import VARIANT_VARIABLE, Model, open_bundle
 from tests.native import c_host
 from tests.native.c_host import HostError, HostLibrary, HostModel, make_tensors
+from tests.runtime.bundles import change_libraries
 
 Arrays = dict[str, npt.NDArray[Any]]
-RUNTIME_NAME = re.compile(rb"libecrt-([0-9a-f]{12})\.so")
 
 
 @pytest.fixture(scope="session")
@@ -39,22 +37,13 @@ def library() -> HostLibrary:
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The tiny bundle: three exact buckets over lengths, batch 1 or 2.
 
-    With libraries of their own content and a runtime of its own SONAME: Python loads equal ones of
-    several bundles once, this library knows nothing of that, and programs are bound to the runtime of
-    their SONAME that was loaded first, whichever bundle brought it.
+    With libraries of their own content: what other tests have loaded of that bundle, in Python, isn't
+    what this library loads, but for the runtime, whose SONAME is the same.
     """
     given = os.environ.get("EDGECOMPILE_TEST_BUNDLE")
     folder = tmp_path_factory.mktemp("host") / "tiny.ecb"
     shutil.copytree(given or request.getfixturevalue("tiny_bundle"), folder)
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    for name, entry in manifest["files"].items():
-        if name.endswith(".so"):
-            # What lies behind the last section is nobody's.
-            content = (folder / name).read_bytes() + b"another"
-            content = RUNTIME_NAME.sub(lambda match: b"libecrt-" + match[1][::-1] + b".so", content)
-            (folder / name).write_bytes(content)
-            entry.update(size=len(content), sha256=hashlib.sha256(content).hexdigest())
-    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    change_libraries(folder)
     return str(folder)
 
 
@@ -98,6 +87,23 @@ def test_description_is_pythons_info(model: HostModel, python_model: Model) -> N
     # Of versions it tells the kernel's alone.
     assert host[0].pop("versions").items() <= host[1].pop("versions").items()
     assert host[0].items() <= host[1].items()
+
+
+def test_the_runtime_is_shared_with_python(
+    library: HostLibrary, path: str, python_model: Model, tmp_path: Path
+) -> None:
+    """Also one that another linker made of the same objects: programs are bound to the first."""
+    folder = tmp_path / "relinked.ecb"
+    shutil.copytree(path, folder)
+    change_libraries(folder)
+    before = python_model._runtime.threads
+    try:
+        for count in (2, 1):
+            with library.open(str(folder), threads=count) as relinked:
+                assert relinked.describe()["threads"] == count
+                assert python_model._runtime.threads == count
+    finally:
+        python_model._runtime.threads = before
 
 
 def test_texts_and_labels_are_described(library: HostLibrary, path: str, tmp_path: Path) -> None:

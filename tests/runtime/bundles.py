@@ -273,3 +273,20 @@ class DummyBundle:
             manifest = json.dumps(document).encode()
         (self.folder / "manifest.json").write_bytes(manifest)
         return str(self.folder)
+
+
+def change_libraries(folder: Path) -> None:
+    """Gives every library of a written bundle another content and the same code and SONAME.
+
+    As another linker would. Files are replaced, so those that share a link stay as they are.
+    """
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    for name, entry in manifest["files"].items():
+        if name.endswith(".so"):
+            # What lies behind the last section is nobody's.
+            content = (folder / name).read_bytes() + b"another"
+            (folder / name).unlink()
+            (folder / name).write_bytes(content)
+            entry.update(size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    (folder / "manifest.json").unlink()
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")

@@ -18,6 +18,7 @@ from edgecompile.runtime.inputs import make_inputs
 from edgecompile.runtime.libraries import pin_library
 from edgecompile.runtime.native_tensors import MAX_DIMS, NativeTensor
 from edgecompile.runtime.program import Program
+from tests.runtime.bundles import change_libraries
 
 HEADER = Path(edgecompile.runtime.__file__).parent / "native" / "edgecompile_abi.h"
 
@@ -58,7 +59,21 @@ def test_a_runtime_library_is_loaded_once(model: Model) -> None:
     variant = model.manifest.variants[
         [item.name for item in model.manifest.variants].index(model.info["variant"])
     ]
-    assert load_runtime(pin_library(model._folder, variant.runtime)) is model._runtime
+    pinned = pin_library(model._folder, variant.runtime)
+    assert load_runtime(pinned, Path(variant.runtime).name) is model._runtime
+
+
+def test_a_runtime_that_another_linker_made_is_not_loaded_beside_it(
+    model: Model, native_copy: Path
+) -> None:
+    """Its SONAME is the same, so programs would be bound to the first, and counted there."""
+    change_libraries(native_copy)
+    with open_bundle(native_copy) as other:
+        assert other._runtime is model._runtime
+        other._runtime.start_profile()
+        program_of(other).run(arrays_for(other))
+        rows = {row.kernel: row.calls for row in other._runtime.stop_profile()}
+    assert rows.pop(b"run") == 1 and rows
 
 
 def test_number_of_threads(model: Model) -> None:

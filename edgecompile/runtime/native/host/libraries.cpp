@@ -62,7 +62,6 @@ const PinnedLibrary& pin_library(const BundleFolder& folder, const std::string& 
   library->file = folder.open(name);
   library->state = state_of_file(library->file);
   folder.check_hash(name, library->file);
-  library->sha256 = entry.sha256;
   library->entry = entry;
   library->label = folder.label(name);
   library->path = cat("/proc/self/fd/", library->file.get());
@@ -88,6 +87,12 @@ void* load_library(const PinnedLibrary& library) {
              " [native-load]"),
          "the library was built for another system");
   }
+  return handle;
+}
+
+void* find_loaded(const std::string& soname) {
+  void* const handle = dlopen(soname.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+  if (handle == nullptr) dlerror();  // of no interest to whoever asks next
   return handle;
 }
 

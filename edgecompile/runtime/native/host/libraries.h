@@ -17,7 +17,6 @@ namespace ecr {
 
 // A library whose content was checked.
 struct PinnedLibrary {
-  std::string sha256;
   std::string path;   // what to dlopen
   std::string label;  // what to print
   FileEntry entry;
@@ -37,5 +36,9 @@ const PinnedLibrary& pin_library(const BundleFolder& folder, const std::string& 
 // dlopens it, its symbols visible to nobody else. Throws Error ECR_NATIVE: rule native-load,
 // and what check_again throws.
 void* load_library(const PinnedLibrary& library);
+
+// The library that the dynamic loader binds later ones to that need this SONAME, or null. Of
+// several it is the one that was loaded first.
+void* find_loaded(const std::string& soname);
 
 }  // namespace ecr

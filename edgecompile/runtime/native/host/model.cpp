@@ -79,7 +79,9 @@ Model::Model(const std::string& path, const ecr_options& options)
   variant_ =
       &manifest.variants[choose_variant(manifest, host_, wanted_variant(options), &refused_)];
   concurrency_ = options.concurrency > 0 ? options.concurrency : std::clamp(host_.cpus, 1, 4);
-  runtime_ = &RuntimeLibrary::load(pin_library(folder_, variant_->runtime));
+  // The file name is the SONAME.
+  runtime_ = &RuntimeLibrary::load(pin_library(folder_, variant_->runtime),
+                                   variant_->runtime.substr(variant_->runtime.rfind('/') + 1));
   if (options.threads > 0) runtime_->set_threads(options.threads);
   weights_ = map_weights(folder_, manifest.weights.at(manifest.precision),
                          // Under "full" too: what was hashed may have been exchanged since.

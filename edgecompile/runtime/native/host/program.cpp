@@ -29,20 +29,21 @@ NativeTensor describe(const ElementType& type, const Sizes& sizes, const uint8_t
 
 }  // namespace
 
-const RuntimeLibrary& RuntimeLibrary::load(const PinnedLibrary& pinned) {
+const RuntimeLibrary& RuntimeLibrary::load(const PinnedLibrary& pinned, const std::string& soname) {
   static std::mutex& mutex = *new std::mutex;
-  static auto& loaded = *new std::map<std::string, std::unique_ptr<const RuntimeLibrary>>;
+  static auto& loaded = *new std::map<void*, std::unique_ptr<const RuntimeLibrary>>;
   const std::lock_guard<std::mutex> lock(mutex);
-  auto found = loaded.find(pinned.sha256);
+  void* handle = find_loaded(soname);
+  if (handle == nullptr) handle = load_library(pinned);
+  auto found = loaded.find(handle);
   if (found == loaded.end()) {
-    std::unique_ptr<const RuntimeLibrary> library(new RuntimeLibrary(pinned));
-    found = loaded.emplace(pinned.sha256, std::move(library)).first;
+    std::unique_ptr<const RuntimeLibrary> library(new RuntimeLibrary(handle, pinned.label));
+    found = loaded.emplace(handle, std::move(library)).first;
   }
   return *found->second;
 }
 
-RuntimeLibrary::RuntimeLibrary(const PinnedLibrary& pinned) : label_(pinned.label) {
-  void* const handle = load_library(pinned);
+RuntimeLibrary::RuntimeLibrary(void* handle, const std::string& label) : label_(label) {
   std::vector<std::string> absent;
   const auto resolve = [&](auto* function, const char* name) {
     void* const address = dlsym(handle, name);

@@ -30,9 +30,10 @@ struct NativeTensor {
 // A loaded runtime library; it stays loaded until the process ends.
 class RuntimeLibrary {
  public:
-  // Loads it, or returns the one of the same content that is loaded already. Throws Error
-  // ECR_NATIVE: rules native-load, native-functions, native-abi.
-  static const RuntimeLibrary& load(const PinnedLibrary& pinned);
+  // Loads it, or returns the one of its SONAME that is loaded already, by whomever: programs are
+  // bound to that one. Throws Error ECR_NATIVE: rules native-load, native-functions, native-abi;
+  // and what load_library throws.
+  static const RuntimeLibrary& load(const PinnedLibrary& pinned, const std::string& soname);
 
   const std::string& label() const { return label_; }
   int32_t threads() const { return get_num_threads_(); }
@@ -45,7 +46,7 @@ class RuntimeLibrary {
  private:
   friend class Program;
   friend class ProgramOutputs;
-  explicit RuntimeLibrary(const PinnedLibrary& pinned);
+  RuntimeLibrary(void* handle, const std::string& label);
 
   std::string label_;
   int32_t (*abi_version_)() = nullptr;
