@@ -16,6 +16,7 @@ from edgecompile.runtime.aoti import _FUNCTIONS, _OPTIONAL, ABI_VERSION, Profile
 from edgecompile.runtime.errors import NativeError
 from edgecompile.runtime.inputs import make_inputs
 from edgecompile.runtime.libraries import pin_library
+from edgecompile.runtime.manifest import Variant
 from edgecompile.runtime.native_tensors import MAX_DIMS, NativeTensor
 from edgecompile.runtime.program import Program
 from tests.runtime.bundles import change_libraries
@@ -55,10 +56,13 @@ def test_the_binding_agrees_with_the_header() -> None:
     assert ctypes.sizeof(ProfileRow) == 8 + 4 + 4 + 6 * 8
 
 
+def variant_of(model: Model) -> Variant:
+    """The variant that this CPU was given."""
+    return next(x for x in model.manifest.variants if x.name == model.info["variant"])
+
+
 def test_a_runtime_library_is_loaded_once(model: Model) -> None:
-    variant = model.manifest.variants[
-        [item.name for item in model.manifest.variants].index(model.info["variant"])
-    ]
+    variant = variant_of(model)
     pinned = pin_library(model._folder, variant.runtime)
     assert load_runtime(pinned, Path(variant.runtime).name) is model._runtime
 
@@ -168,7 +172,7 @@ def test_missing_constants_are_named(model: Model) -> None:
     weights = model._programs._weights
     assert weights is not None
     kept = weights.constants
-    pinned = pin_library(model._folder, model.manifest.variants[0].programs[0])
+    pinned = pin_library(model._folder, variant_of(model).programs[0])
     needed = [item.name for item in kept]
     weights.constants = ()
     try:
