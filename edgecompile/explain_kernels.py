@@ -142,7 +142,7 @@ def kernel_uses(
     nodes = {node.name: node for node in lowered.gm.graph.nodes}
     if generated is None:
         calls: Iterable[ExternCall] = [
-            ExternCall(f"aoti_torch_cpu_{_name(node)}", _name(node), (node.name,))
+            ExternCall(f"aoti_torch_cpu_{_name(node)}", (node.name,))
             for node in nodes.values()
             if getattr(node.target, "namespace", "") == "edgecompile"
         ]

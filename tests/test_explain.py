@@ -377,11 +377,14 @@ def test_calls_are_read_from_generated_code() -> None:
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(buf0, arg0, 1L));
     // Topologically Sorted Source Nodes: [inv], Original ATen: [aten.linalg_inv_ex]
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_proxy_executor_call_function(proxy_executor, 0));
+    // Topologically Sorted Source Nodes: [sums], Original ATen: [aten.scatter_reduce]
+    aoti_torch_cpu_scatter_reduce_two_out(buf3, buf3,0,arg1,buf2, "sum",1);
     """
     calls = extern_calls(wrapper)
     assert [(c.name, c.nodes, c.native) for c in calls] == [
         ("addmm_out", ("view", "linear"), True),
         ("aten.linalg_inv_ex", ("inv",), False),
+        ("scatter_reduce_two_out", ("sums",), True),
     ]
     assert {"aoti_torch_cpu_ec_linear", "aoti_torch_cpu_bmm_out"} <= runtime_kernels()
 

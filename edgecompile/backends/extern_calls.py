@@ -1,4 +1,4 @@
-"""The kernels that generated code calls from outside, and which of them the native runtime has.
+"""What generated code calls from outside, and which kernels of it the native runtime has.
 
 Inductor writes above each such call which nodes of the graph it stands for; so every call leads back
 to the model's modules and lines.
@@ -7,19 +7,23 @@ to the model's modules and lines.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
 from edgecompile.backends.native import native_sources
 
-__all__ = ["PROXY", "ExternCall", "extern_calls", "runtime_kernels"]
+__all__ = ["PROXY", "ExternCall", "all_calls", "extern_calls", "runtime_kernels"]
 
 #: What operators without a C interface in AOTInductor are called through.
 PROXY = "aoti_torch_proxy_executor_call_function"
 
 _PREFIX = "aoti_torch_cpu_"
-_COMMENT = re.compile(r"// Topologically Sorted Source Nodes: \[(.*?)\], Original ATen: \[(.*?)\]")
-_CALL = re.compile(rf"AOTI_TORCH_ERROR_CODE_CHECK\(({_PREFIX}\w+|{PROXY})\(")
+#: Inductor writes such a line before each call: nodes of the graph and, where it knows them, operators.
+_COMMENT = re.compile(
+    r"// Topologically Sorted Source Nodes: \[(.*?)\](?:, Original ATen: \[(.*?)\])?"
+)
+_CALL = re.compile(r"\b(aoti_torch_\w+)\(")
 _DEFINED = re.compile(rf"^AOTITorchError ec_({_PREFIX}\w+)\(", re.MULTILINE)
 
 
@@ -29,13 +33,21 @@ class ExternCall:
 
     Attributes:
         symbol: the C function.
-        name: it without its prefix; an operator's name for what has no C interface.
         nodes: names of the graph's nodes that it stands for, the operator itself last.
+        operators: their operators, such as ``aten.addmm``.
     """
 
     symbol: str
-    name: str
     nodes: tuple[str, ...]
+    operators: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The function without its prefix; an operator's name for what has no C interface."""
+        if self.symbol != PROXY:
+            return self.symbol.removeprefix(_PREFIX)
+        # What only checks its inputs has no operator's name, but it stands for a node.
+        return [*self.nodes, *self.operators][-1] if self.nodes or self.operators else "an operator"
 
     @property
     def native(self) -> bool:
@@ -43,23 +55,26 @@ class ExternCall:
         return self.symbol in runtime_kernels()
 
 
-def extern_calls(wrapper: str) -> tuple[ExternCall, ...]:
-    """The calls in Inductor's C++ of a model, in their order."""
-    calls = []
+def all_calls(wrapper: str) -> Iterator[ExternCall]:
+    """The calls of AOTInductor's C interface in its C++ of a model, in their order."""
     nodes: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     for line in wrapper.splitlines():
         comment = _COMMENT.search(line)
         if comment is not None:
-            nodes, operators = _listed(comment[1]), _listed(comment[2])
+            nodes, operators = _listed(comment[1]), _listed(comment[2] or "")
             continue
-        for match in _CALL.finditer(line):
-            symbol = match[1]
-            # What only checks its inputs has no operator's name, but it stands for a node.
-            proxied = [*nodes, *operators][-1] if nodes or operators else "an operator"
-            name = proxied if symbol == PROXY else symbol.removeprefix(_PREFIX)
-            calls.append(ExternCall(symbol, name, nodes))
-    return tuple(calls)
+        code = line.partition("//")[0]
+        if "extern " in code or code.lstrip().startswith("AOTITorchError "):
+            continue  # a declaration
+        for symbol in _CALL.findall(code):
+            yield ExternCall(symbol, nodes, operators)
+
+
+def extern_calls(wrapper: str) -> tuple[ExternCall, ...]:
+    """Those of them that compute something: kernels, and what has no C interface."""
+    calls = all_calls(wrapper)
+    return tuple(x for x in calls if x.symbol == PROXY or x.symbol.startswith(_PREFIX))
 
 
 @cache

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from torch.fx import GraphModule
 
+from edgecompile.backends.extern_calls import PROXY, all_calls
 from edgecompile.errors import MissingKernelError
 
 __all__ = ["missing_symbols_error", "modules_of_nodes", "refuse_missing_kernels"]
-
-_PROXY = "aoti_torch_proxy_executor_call_function"
-_CALL = re.compile(r"\b(aoti_torch_\w+)\(")
-#: Inductor writes such a line before each call: names of the graph's nodes, and operators.
-_ORIGIN = re.compile(
-    r"// Topologically Sorted Source Nodes: \[(.*?)\](?:, Original ATen: \[(.*?)\])?"
-)
 
 #: Why some kernels will never be there.
 _REASONS: tuple[tuple[str, str], ...] = (
@@ -73,33 +67,18 @@ def refuse_missing_kernels(
         exports: the runtime's symbols, ``ec_`` and the called name each.
     """
     missing: dict[str, _Missing] = {}
-    for name, nodes, operators in _calls(wrapper):
-        if f"ec_{name}" in exports:
+    for call in all_calls(wrapper):
+        if f"ec_{call.symbol}" in exports:
             continue
-        # Through the proxy executor goes what has no function of its own.
-        label = f"{operators or 'an operator'} (no C interface)" if name == _PROXY else name
+        label = call.symbol
+        if call.symbol == PROXY:
+            label = f"{', '.join(call.operators) or 'an operator'} (no C interface)"
         entry = missing.setdefault(label, _Missing())
         entry.count += 1
-        entry.modules.update((modules[n], None) for n in nodes if n in modules)
+        names = [name.lower() for name in call.nodes]
+        entry.modules.update((modules[n], None) for n in names if n in modules)
     if missing:
         raise _error(missing)
-
-
-def _calls(wrapper: str) -> Iterator[tuple[str, list[str], str]]:
-    """Name, source nodes and operators of each call in the code."""
-    nodes: list[str] = []
-    operators = ""
-    for line in wrapper.splitlines():
-        origin = _ORIGIN.search(line)
-        if origin is not None:
-            nodes = [part.strip().lower() for part in origin[1].split(",")]
-            operators = origin[2] or ""
-            continue
-        code = line.partition("//")[0]
-        if "extern " in code or code.lstrip().startswith("AOTITorchError "):
-            continue  # a declaration
-        for name in _CALL.findall(code):
-            yield name, nodes, operators
 
 
 def _error(missing: Mapping[str, _Missing]) -> MissingKernelError:
