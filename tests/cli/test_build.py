@@ -1,0 +1,75 @@
+"""The command build, and its stages one by one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from edgecompile.cli.build import bundle_name
+from tests.cli.command import run
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("/models/minilm", "minilm"),
+        ("/models/minilm/", "minilm"),
+        ("net.py:make_model", "make_model"),
+        ("package.module:factory", "factory"),
+        ("saved/encoder.pt2", "encoder"),
+        ("/models/my model (v2)", "my-model-v2"),
+        ("/", "model"),
+    ],
+)
+def test_bundle_names(model: str, name: str) -> None:
+    assert bundle_name(model) == name
+
+
+def test_build_prints_the_path_of_a_verified_bundle(files: Path, tiny_model: Path) -> None:
+    (files / "short.csv").write_text("length,count\n3,5\n9,20\n20,4\n")
+    arguments = ["build", str(tiny_model), "--lengths", "short.csv", "--max-length", "24"]
+    result = run(*arguments, "--target", "cpu-x86-64-v3", "-o", "out/tiny", "--jobs", "1")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "out/tiny.ecb\n"
+    assert [path.name for path in (files / "out").iterdir()] == ["tiny.ecb"]
+    shown = re.search(r"^  sha256 +([0-9a-f]{64})  manifest.json$", result.stderr, re.MULTILINE)
+    assert shown is not None
+    digest = hashlib.sha256((files / "out/tiny.ecb/manifest.json").read_bytes()).hexdigest()
+    assert shown.group(1) == digest
+    order = ["read the lengths", "load the model", "plan", "export", "compile", "pack"]
+    places = [result.stderr.index(f" {step}") for step in order]
+    assert result.stderr.startswith("  model") and "29 inputs, 3 to 20" in result.stderr
+    assert places == sorted(places)
+    again = run(*arguments, "-o", "out/tiny.ecb")
+    assert again.exit_code == 40 and "--force" in again.stderr
+
+
+def test_the_stages_one_by_one(files: Path, tiny_model: Path) -> None:
+    (files / "short.csv").write_text("length,count\n3,5\n9,20\n20,4\n")
+    model, target = str(tiny_model), ("--target", "cpu-x86-64-v3")
+    options = ("-w", "w", "--max-length", "24", "--buckets", "1")
+    stage = run("plan", "short.csv", "--model", model, *target, *options)
+    assert stage.exit_code == 0, stage.stderr
+    stage = run("export", model, "-w", "w", "--json")
+    assert stage.exit_code == 0, stage.stderr
+    programs = json.loads(stage.stdout)["programs"]
+    assert [Path(program["path"]).is_dir() for program in programs] == [True]
+    stage = run("compile", "-w", "w", *target, "--json")
+    assert stage.exit_code == 0, stage.stderr
+    compiled = json.loads(stage.stdout)
+    assert set(compiled) == {"target", "precision", "variants", "audit"}
+    assert all(verdict["ok"] for verdict in compiled["audit"])
+    stage = run("pack", model, "-w", "w", *target, "-o", "t.ecb", "--json")
+    assert stage.exit_code == 0, stage.stderr
+    packed = json.loads(stage.stdout)
+    assert set(packed) == {"bundle", "size_bytes", "sha256", "verify", "notes"}
+    assert packed["bundle"] == "t.ecb" and packed["verify"]["ok"]
+    library = Path(compiled["variants"]["x86-64-v3"]["programs"][0]["library"])
+    library.write_bytes(library.read_bytes() + b"x")
+    changed = run("pack", model, "-w", "w", *target, "-o", "u.ecb")
+    assert changed.exit_code == 36 and "has changed since it was built" in changed.stderr
+    assert not (files / "u.ecb").exists()

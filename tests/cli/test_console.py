@@ -1,0 +1,100 @@
+"""What people see: steps, warnings, tables."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import time
+
+import pytest
+
+from edgecompile.cli.console import Console, print_data, table
+from edgecompile.errors import PlanError
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"  # type: ignore[assignment]
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_steps_are_lines_in_a_log() -> None:
+    stream = io.StringIO()
+    stream.encoding  # noqa: B018 (StringIO has none: the ASCII marks are used)
+    console = Console(stream=stream)
+    console.options({"model": "m [x]", "batch": (1, 8), "jobs": None, "keep": True})
+    with console.step("compile") as step:
+        step.update(1, 2, "bucket 1")
+        step.note("two variants")
+        step.note("cached")
+    with pytest.raises(PlanError), console.step("plan"):
+        raise PlanError("no")
+    console.warn("thin tail", hint="more data")
+    console.summary([("size", "1 MB")])
+    lines = stream.getvalue().splitlines()
+    assert lines[:4] == ["  model  m [x]", "  batch  1, 8", "  jobs   –", "  keep   yes"]
+    compiled = next(line for line in lines if "compile" in line)
+    assert re.fullmatch(r"  ok compile +0\.0 s  two variants", compiled)
+    following = lines[lines.index(compiled) + 1]
+    assert following.strip() == "cached"
+    assert following.index("cached") == compiled.index("two variants")
+    assert any(re.fullmatch(r"  FAILED plan +0\.0 s", line) for line in lines)
+    assert lines[-4:] == ["warning: thin tail", "hint: more data", "", "  size  1 MB"]
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_quiet_leaves_warnings_and_errors() -> None:
+    stream = io.StringIO()
+    console = Console(quiet=True, stream=stream)
+    console.options({"a": 1})
+    console.say("hello")
+    with console.step("x") as step:
+        step.note("y")
+    console.summary([("a", "b")])
+    assert stream.getvalue() == ""
+    console.failure("bad\nvery bad", hint="cure")
+    assert stream.getvalue() == "error: bad\n       very bad\nhint: cure\n"
+
+
+@pytest.mark.parametrize("no_color", ["1", ""])
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch, no_color: str) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    stream = Terminal()
+    Console(stream=stream).failure("bad", hint="cure")
+    print_data(table(("a", "b"), [("x", "1")], strong=0), stream)
+    assert ("\x1b[" in stream.getvalue()) == (no_color == "")
+
+
+def test_a_terminal_shows_the_running_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    with Console(stream=stream).step("compile [all]") as step:
+        step.update(1, 4, "bucket 1 [x]")
+        time.sleep(0.3)
+    text = stream.getvalue()
+    assert "1/4" in text and "bucket 1 [x]" in text and "━" in text
+    assert re.search(r"✓ compile \[all\] +0\.\d s\n$", text)
+
+
+def test_tables_are_plain_in_a_file() -> None:
+    stream = io.StringIO()
+    print_data(table(("name", "ms"), [("a", "1.5"), ("long name", "10.25")]), stream)
+    assert stream.getvalue().splitlines() == [
+        "name           ms",
+        "─────────────────",
+        "a             1.5",
+        "long name   10.25",
+    ]
+
+
+def test_texts_of_a_bundle_bring_no_escape_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    from edgecompile.cli.console import facts, print_data, stack, table
+
+    evil = "\x1b[31mred\x07\x9b2J"
+    print_data(stack(facts([("built by", evil)]), table(("library",), [(evil,)])), sys.stdout)
+    assert capsys.readouterr().out.count("?[31mred??2J") == 2

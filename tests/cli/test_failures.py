@@ -1,0 +1,152 @@
+"""How the command line fails: an exit code for each cause, and what would cure it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from edgecompile.cli.failures import describe_failure
+from edgecompile.errors import CompileError, DiskFullError, PlanError
+from tests.cli.command import run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("plna",), "Did you mean 'plan'?"),
+        (("nothing-like-it",), "Commands: build, lengths, plan"),
+        (("lengths", "--txets", "x"), "--texts"),
+        (("targets", "shw"), "show"),
+        (("build", "m", "--batch", "8:1", "--lengths", "x"), "'8:1' doesn't ascend"),
+        (("build", "m", "--batch", "one", "--lengths", "x"), "'one' is neither"),
+        (("build", "m", "--max-buckets", "0", "--lengths", "x"), "0 is not in the range"),
+        (("build", "m", "--precision", "int3", "--lengths", "x"), "'int3' is not"),
+        (("build", "m"), "give --lengths FILE or --texts FILE"),
+        (("build", "m", "--lengths", "x", "--texts", "y"), "exclude each other"),
+        (("lengths", "--texts", "y"), "--texts needs --tokenizer FILE or --model MODEL"),
+        (("lengths", "x", "--lengths", "y"), "same thing"),
+        (("plan", "x"), "Give either --model MODEL or --cost-points FILE"),
+        (("plan", "x", "--model", "m", "--cost-points", "y"), "Give either"),
+        (("plan", "x", "--cost-points", "y", "--runs", "9", "--max-size", "1MB"), "--runs, --max-"),
+        (("plan", "x", "--cost-points", "y", "--kit", "k.ecb"), "--kit: only with --model"),
+        (("plan", "x", "--cost-points", "y", "--task", "logits", "--softmax"), "--task, --softmax"),
+        (("plan", "x", "--model", "m", "--max-size", "big"), "'big' isn't a size such as 120MB"),
+        (("plan", "x", "--model", "m", "--max-build-time", "1 day"), "isn't a duration such as"),
+        (("plan", "x", "--model", "m", "--from-stats", "s"), "in place of --lengths"),
+        (("export", "m"), "--work-dir"),
+    ],
+)
+def test_wrong_usage_says_what_and_where_to_look(
+    files: Path, arguments: tuple[str, ...], expected: str
+) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert expected in result.stderr
+    assert re.search(r"^hint: see '.*--help'$", result.stderr, re.MULTILINE)
+    assert (
+        list(files.iterdir()) == [files / "lengths.txt", files / "costs.csv"]
+        or len(list(files.iterdir())) == 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (("lengths", "absent.txt"), 30, "absent.txt"),
+        (("lengths", "empty.txt"), 30, "empty.txt"),
+        (("lengths", "bad.txt"), 30, "-3"),
+        (("build", "m", "--lengths", "absent.txt"), 30, "absent.txt"),
+        (("targets", "show", "cpu-x68"), 31, "cpu-x86-64"),
+        (("build", "absent", "--lengths", "lengths.txt"), 32, "there is no model 'absent'"),
+        (("build", "absent", "--lengths", "lengths.txt", "-t", "none"), 31, "unknown target"),
+        (("compile", "-w", "."), 34, "there is no plan plan.json"),
+        (("plan", "lengths.txt", "--cost-points", "lengths.txt"), 44, "cost"),
+        (
+            ("plan", "lengths.txt", "--cost-points", "costs.csv", "--buckets", "5000"),
+            34,
+            "5000 buckets",
+        ),
+        (("inspect", "absent.ecb"), 20, "absent.ecb"),
+        (("verify", "absent.ecb"), 20, "absent.ecb"),
+        (("bench", "absent.ecb"), 20, "absent.ecb"),
+    ],
+)
+def test_each_cause_has_its_exit_code(
+    files: Path, arguments: tuple[str, ...], code: int, expected: str
+) -> None:
+    (files / "empty.txt").write_text("")
+    (files / "bad.txt").write_text("5\n-3\n")
+    before = sorted(files.rglob("*"))
+    result = run(*arguments)
+    assert result.exit_code == code, result.stderr
+    assert result.stdout == ""
+    assert "error: " in result.stderr and expected in result.stderr
+    assert "Traceback" not in result.stderr
+    assert sorted(files.rglob("*")) == before
+
+
+def test_a_bundle_that_is_there_is_not_replaced(files: Path) -> None:
+    (files / "old.ecb").mkdir()
+    result = run("build", "m", "--lengths", "lengths.txt", "-o", "old")
+    assert result.exit_code == 40
+    assert "old.ecb is already there" in result.stderr and "--force" in result.stderr
+
+
+def test_debug_shows_the_traceback(files: Path) -> None:
+    quiet, debug = run("lengths", "absent"), run("lengths", "absent", "--debug")
+    assert "Traceback" not in quiet.stderr
+    assert "Traceback" in debug.stderr and quiet.stderr in debug.stderr
+    assert quiet.exit_code == debug.exit_code == 30
+
+
+def full(code: int = errno.ENOSPC, path: str | None = "big.bin") -> OSError:
+    return OSError(code, os.strerror(code), path)
+
+
+def caused(outer: Exception, cause: Exception) -> Exception:
+    outer.__cause__ = cause
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (full(), 41, "big.bin: No space left on device"),
+        (full(errno.EDQUOT), 41, "big.bin: Disk quota exceeded"),
+        (caused(CompileError("g++ failed"), full()), 41, "big.bin: No space left on device"),
+        (
+            CompileError("g++ failed:\n x.s: No space left on device\nmore"),
+            41,
+            "x.s: No space left on device",
+        ),
+        (RuntimeError("write: Disk quota exceeded"), 41, "write: Disk quota exceeded"),
+        (DiskFullError("the disk is full"), 41, "the disk is full"),
+        (PlanError("no plan", hint="cure"), 34, "no plan"),
+        (CompileError("g++ failed"), 36, "g++ failed"),
+        (PermissionError(errno.EACCES, "Permission denied", "x"), 74, "x: Permission denied"),
+        (ModuleNotFoundError("No module named 'onnx'", name="onnx"), 42, "'onnx'"),
+        (ModuleNotFoundError("…", name="edgecompile.gone"), 70, "a bug in edgecompile"),
+        (ZeroDivisionError("division by zero"), 70, "ZeroDivisionError: division by zero"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (click.Abort(), 130, "interrupted"),
+        (BrokenPipeError(), 141, ""),
+        (MemoryError(), 70, "out of memory"),
+    ],
+)
+def test_failures_are_described(error: BaseException, code: int, message: str) -> None:
+    failure = describe_failure(error)
+    assert failure.exit_code == code
+    assert message in failure.message
+    assert bool(failure.message) == bool(message)
+
+
+def test_the_cure_is_told() -> None:
+    assert describe_failure(PlanError("no plan", hint="cure")).hint == "cure"
+    assert "--work-dir" in (describe_failure(full()).hint or "")

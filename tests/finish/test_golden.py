@@ -1,0 +1,107 @@
+"""finish holds the engine against the golden vectors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from edgecompile.runtime.golden import write_case
+from tests.fake_gpu.bundles import GpuBundle, run_eager
+from tests.fake_gpu.rig import REPOSITORY, Rig
+from tests.finish.outcome import WHOLE, check_served, serve
+
+
+def spoil(bundle: GpuBundle, bucket: int, by: float) -> None:
+    """Moves what is expected of a bucket away from what the model gives."""
+    inputs, outputs = run_eager({0: 7, 1: 40}[bucket], bucket)
+    outputs["states"] = outputs["states"] + np.float32(by)
+    bundle.files[f"golden/{bucket}-hint.npz"] = write_case(inputs, outputs)
+
+
+def test_an_engine_that_is_wrong_isn_t_served(rig: Rig) -> None:
+    spoil(rig.bundle, 0, 0.01)
+    spoil(rig.bundle, 1, 1.0)
+    done = rig.finish()
+    assert done.code == 27
+    error = next(line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert "bucket 1 (pad batch 1..2, length 33..64), case hint, mode " in error
+    assert "the largest error is 1, " in error and "times its limit of " in error
+    assert "nothing serves this bundle" in error
+    assert "bucket 0 " in done.stderr  # all of them are told
+    assert rig.names() == []
+    assert "UnfinishedBundleError" in serve(rig, [3]).stderr
+    # What was measured would lead to the same engine.
+    assert list((rig.cache / "timing").iterdir()) == []
+
+
+def test_the_recipe_s_tolerance_judges_the_engine(rig: Rig) -> None:
+    """The manifest's is that of the variants for the CPU, whose precision may be another."""
+    spoil(rig.bundle, 0, 0.01)
+    rig.bundle.recipe.update(tolerance={"atol": 1e-5, "rtol": 0.1}, min_cosine=None)
+    assert rig.bundle.document["tolerance"]["rtol"] < 0.001
+    assert rig.finish().report["state"] == "finished"
+    command = [sys.executable, "-m", "edgecompile.runtime", "selftest", str(rig.bundle.folder)]
+    done = subprocess.run(
+        [*command, "--json"],
+        env=rig.environment,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["tolerance"] == {"atol": 1e-5, "rtol": 0.1} and report["min_cosine"] is None
+    assert max(item["max_abs_error"] for item in report["cases"]) == pytest.approx(0.01, rel=0.01)
+
+
+def test_the_least_cosine_counts(rig: Rig) -> None:
+    spoil(rig.bundle, 1, 0.1)
+    rig.bundle.recipe.update(tolerance={"atol": 1e-5, "rtol": 0.5}, min_cosine=0.9999)
+    done = rig.finish()
+    assert done.code == 27
+    assert "case hint, mode " in done.stderr and "states has the cosine 0.99" in done.stderr
+    assert "at least 0.9999 is asked for" in done.stderr
+    rig.bundle.recipe["min_cosine"] = 0.9
+    rig.bundle.write()
+    assert rig.finish().report["state"] == "finished"
+
+
+def test_the_engine_from_before_still_serves(rig: Rig) -> None:
+    before = rig.finish().report
+    good = (rig.bundle.folder / "golden/1-hint.npz").read_bytes()
+    spoil(rig.bundle, 1, 1.0)
+    rig.bundle.write()
+    done = rig.finish("--level", "2")
+    assert done.code == 27 and "the one from before still serves" in done.stderr
+    assert rig.names() == WHOLE
+    rig.bundle.files["golden/1-hint.npz"] = good
+    rig.bundle.write()
+    after = rig.finish().report
+    assert after["state"] == "already finished" and after["engine"] == before["engine"]
+    check_served(rig, [3], ("default",))
+
+
+def test_the_same_engine_that_fails_now(rig: Rig) -> None:
+    assert rig.finish().code == 0
+    spoil(rig.bundle, 1, 1.0)
+    rig.bundle.write()
+    done = rig.finish("--force")
+    assert done.code == 27 and "nothing serves this bundle" in done.stderr
+    assert "UnfinishedBundleError" in serve(rig, [3]).stderr
+
+
+def test_a_bucket_without_a_vector(rig: Rig) -> None:
+    rig.bundle.document["golden"].pop()
+    done = rig.finish()
+    assert done.code == 27 and "buckets without a vector: 1" in done.stderr
+
+
+def test_padding_that_wasn_t_verified_isn_t_tested(rig: Rig) -> None:
+    rig.bundle.recipe["padding"] = False
+    done = rig.finish()
+    assert done.report["selftest"]["modes"] == ["planned", "default"]
+    assert 'not tested: the mode "reduce-overhead" pads' in done.stderr

@@ -1,0 +1,63 @@
+"""Two processes that finish at once, one bundle or two."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.fake_gpu.rig import Rig, wait_for_pause
+
+
+def test_the_second_waits_and_finds_the_engine(rig: Rig) -> None:
+    pause = rig.folder / "paused"
+    with rig.start(FAKE_TRT_PAUSE=f"build_serialized_network:1:{pause}") as first:
+        wait_for_pause(pause, first)
+        with rig.start() as second:
+            assert second.stderr is not None
+            while True:
+                line = second.stderr.readline()
+                assert line, "it didn't wait"
+                if "waiting until it is done" in line:
+                    assert f"another process ({first.pid})" in line
+                    break
+            pause.unlink()
+            first_report = json.loads(first.communicate()[0])
+            second_report = json.loads(second.communicate()[0])
+    assert first_report["state"] == "finished"
+    assert second_report["state"] == "already finished"
+    assert second_report["engine"] == first_report["engine"]
+    assert len(rig.calls("build_serialized_network")) == 1
+
+
+def test_the_second_goes_on_where_the_first_was_killed(rig: Rig) -> None:
+    pause = rig.folder / "paused"
+    with rig.start(FAKE_TRT_PAUSE=f"deserialize_cuda_engine:1:{pause}") as first:
+        wait_for_pause(pause, first)
+        with rig.start() as second:
+            assert second.stderr is not None
+            while "waiting until it is done" not in second.stderr.readline():
+                assert second.poll() is None
+            first.kill()
+            report = json.loads(second.communicate()[0])
+    assert report["state"] == "finished"
+    assert len(rig.calls("build_serialized_network")) == 1
+
+
+def test_two_bundles_take_turns(rig: Rig, fake_cudart_path: Path) -> None:
+    """Who builds measures kernels; two at once would measure each other."""
+    (rig.folder / "other").mkdir()
+    other = Rig(rig.folder / "other", fake_cudart_path)
+    other.environment["EDGECOMPILE_CACHE"] = str(rig.cache)
+    other.bundle.recipe["builder"]["optimization_level"] = 2
+    pause = rig.folder / "paused"
+    with rig.start(FAKE_TRT_PAUSE=f"build_serialized_network:1:{pause}") as first:
+        wait_for_pause(pause, first)
+        with other.start() as second:
+            assert second.stderr is not None
+            while "waiting until it is done" not in second.stderr.readline():
+                assert second.poll() is None
+            assert other.calls("build_serialized_network") == []
+            pause.unlink()
+            assert json.loads(second.communicate()[0])["state"] == "finished"
+        assert json.loads(first.communicate()[0])["state"] == "finished"
+    assert len(rig.engines) == 2
