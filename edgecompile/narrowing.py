@@ -118,8 +118,7 @@ class NarrowedProgram:
     def _operands(self, x: Tensor, weight: str) -> tuple[Tensor, Tensor]:
         name, matrix = self._current[weight]
         if name == "int8":
-            rounded, step = ops.round_rows(x)
-            x = (rounded * step).to(torch.float32)
+            x = ops.round_activations(x).to(torch.float32)
         return x, matrix
 
     def deviation(self, precision: Precision) -> Deviation:

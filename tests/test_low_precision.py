@@ -40,35 +40,37 @@ def test_bf16_pairs_stand_side_by_side(n: int, k: int) -> None:
     assert torch.equal(ops.unpack_weight(packed, n, k), weight.to(torch.bfloat16).float())
 
 
-@pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_int8_panels_hold_values_scales_and_sums(n: int, k: int) -> None:
+@pytest.mark.parametrize(("n", "k"), [*SHAPES, (33, 192), (5, 0)])
+def test_int8_panels_hold_values_and_scales_by_block(n: int, k: int) -> None:
     weight = torch.randn(n, k) * torch.rand(n, 1)
     packed = ops.pack_weight(weight, "int8")
-    groups, panels = -(-k // 4), -(-n // 32)
+    blocks, panels = -(-k // 64), -(-n // 32)
     assert packed.dtype == torch.int8
     assert packed.is_contiguous()
-    assert packed.shape == (panels, groups * 128 + 256)
-    for panel in range(panels):
-        raw = packed[panel].numpy()
+    assert packed.shape == (panels, -(-k // 4) * 128 + blocks * 128)
+    for panel, block in np.ndindex(panels, blocks):
+        width = min(64, k - 64 * block)
+        groups = -(-width // 4)
+        raw = packed[panel].numpy()[block * (16 * 128 + 128) :][: groups * 128 + 128]
         values = raw[: groups * 128].reshape(groups, 32, 4)
-        scales = raw[groups * 128 : groups * 128 + 128].view("<f4")
-        sums = raw[groups * 128 + 128 :].view("<i4")
+        scales = raw[groups * 128 :].view("<f4")
         columns = values.transpose(1, 0, 2).reshape(32, groups * 4).astype(np.int32)
-        assert (columns.sum(1) == sums).all()
-        assert np.abs(columns).max() == 127
         for column in range(32):
             index = 32 * panel + column
             if index >= n:
                 assert scales[column] == 0
                 assert not columns[column].any()
                 continue
-            row = weight[index].numpy()
+            row = weight[index, 64 * block :][:width].numpy()
+            assert np.abs(columns[column]).max() == 127
             assert scales[column] == pytest.approx(np.abs(row).max() / 127, rel=1e-6)
-            assert not columns[column, k:].any()
-            error = np.abs(scales[column] * columns[column, :k] - row).max()
+            assert not columns[column, width:].any()
+            error = np.abs(scales[column] * columns[column, :width] - row).max()
             assert error <= scales[column] * 0.5001
     unpacked = ops.unpack_weight(packed, n, k)
-    assert (unpacked - weight).abs().max() <= weight.abs().max() / 253
+    assert unpacked.shape == (n, k)
+    if k:
+        assert (unpacked - weight).abs().max() <= weight.abs().max() / 253
 
 
 @pytest.mark.parametrize(("precision", "cosine"), [("bf16", 0.99999), ("int8", 0.9999)])
@@ -84,21 +86,28 @@ def test_products_are_near_those_of_float32(precision: str, cosine: float, bias:
     assert torch.cosine_similarity(got.flatten(), want.flatten(), 0) > cosine
 
 
-def test_int8_products_are_those_of_the_integers() -> None:
-    """Rounding the activations to 13 bits adds little to the error of the weights."""
+def test_rounding_activations_adds_about_what_rounding_weights_does() -> None:
     x, weight = torch.randn(40, 384), torch.randn(64, 384)
     packed = ops.pack_weight(weight, "int8")
     only_weights = x @ ops.unpack_weight(packed, 64, 384).T
     exact = x @ weight.T
     added = (linear(x, packed, 64) - only_weights).norm()
-    assert added < 0.02 * (only_weights - exact).norm()
+    assert 0.5 < added / (only_weights - exact).norm() < 1.5
 
 
-@pytest.mark.parametrize("k", [1, 384, 2064, 2065, 3072, 40000, 10**7])
-def test_sums_of_int8_products_fit_32_bits(k: int) -> None:
-    bits = ops.activation_bits(k)
-    assert k * 127 * 2**bits < 2**31 or bits == 1
-    assert bits == 13 or k * 127 * 2 ** (bits + 1) >= 2**31
+def test_an_outlier_does_not_drown_its_block() -> None:
+    """Just under the bound a block is rounded by 127ths of its largest value, just over it by far less."""
+    x = torch.randn(2, 320)
+    rest = torch.arange(320) != 7
+    errors = []
+    for crest in (11.5, 12.5):
+        # mean square m of the row with an outlier c·sqrt(m): (rest + c²m) / 320 = m
+        mean_square = x[:, rest].square().sum(1) / (320 - crest**2)
+        x[:, 7] = crest * mean_square.sqrt()
+        errors.append((ops.round_activations(x) - x)[:, :64].abs().amax(1))
+        others = (ops.round_activations(x) - x)[:, 64:].abs().amax(1)
+        assert (others < 4.5 / 127).all()
+    assert (errors[0] > 50 * errors[1]).all()
 
 
 def test_rows_of_zeros_and_zero_columns_give_zeros() -> None:

@@ -10,9 +10,9 @@ columns, zero padded. The packed tensor's dtype says how:
 * float32: ``[ceil(N/32), K, 32]``.
 * bfloat16: ``[ceil(N/32), ceil(K/2), 32, 2]``; element ``(p, j, c, i)`` is ``W[32p+c, 2j+i]``,
   rounded to nearest, ties to even.
-* int8: ``[ceil(N/32), ceil(K/4)*128 + 256]``; each panel holds ``q [ceil(K/4), 32, 4]`` in
-  [-127, 127], then 32 float32 scales (``W[n, k]`` is about ``scale[n]*q[n, k]``), then 32 int32 sums
-  of each column's ``q``; all little endian.
+* int8: ``[ceil(N/32), ceil(K/4)*128 + ceil(K/64)*128]``; each panel holds for every
+  :data:`BLOCK` of inputs ``q [16, 32, 4]`` in [-127, 127] (the last block ``[ceil(K%64/4), 32, 4]``),
+  then 32 float32 scales: ``W[n, k]`` is about ``scale[k // 64, n]*q[n, k]``; little endian.
 
 One layout serves every vector width, so a bundle stores each weight once for all its variants.
 """
@@ -30,6 +30,14 @@ from edgecompile import recurrence
 from edgecompile.cached_attention import CACHED_ATTENTION, cached_attention
 
 PANEL = 32
+
+#: Inputs of an int8 product that share a scale.
+BLOCK = 64
+
+#: A block of activations whose largest value is over so many times its row's root mean square is
+#: rounded more finely: a few channels of a transformer are that large in every row, and the others'
+#: values would drown in a step of theirs (Dettmers et al., "LLM.int8()", 2022).
+OUTLIER = 12.0
 
 #: Values of one column that stand side by side in a panel.
 _GROUPS: Mapping[str, int] = {"fp32": 1, "bf16": 2, "int8": 4}
@@ -66,8 +74,8 @@ _LIBRARY.define(
 def pack_weight(weight: Tensor, precision: str = "fp32") -> Tensor:
     """Packs ``weight`` ``[N, K]`` (any strides) for ``precision``: see the module.
 
-    A column with a NaN or an infinity has no int8 form that isn't silently wrong: its scale is NaN
-    then, and so is every result.
+    A block with a NaN or an infinity has no int8 form that isn't silently wrong: its scale is NaN
+    then, and so is every result of its column.
     """
     n, k = weight.shape
     panels = -(-n // PANEL)
@@ -80,70 +88,85 @@ def pack_weight(weight: Tensor, precision: str = "fp32") -> Tensor:
     if precision == "bf16":
         pairs = padded.to(torch.bfloat16).view(panels, PANEL, groups, group)
         return pairs.permute(0, 2, 1, 3).contiguous()
-    quantised, scales = _quantise_columns(padded)
-    body = quantised.view(panels, PANEL, groups, group).permute(0, 2, 1, 3).reshape(panels, -1)
-    sums = quantised.sum(1, dtype=torch.int32).view(panels, PANEL)
-    tail = scales.view(panels, PANEL).view(torch.int8), sums.view(torch.int8)
-    return torch.cat([body, *tail], 1)
+    blocks = -(-k // BLOCK)
+    values, scales = _quantise(_in_blocks(padded, blocks))
+    body = values.view(panels, PANEL, blocks, BLOCK // 4, 4).permute(0, 2, 3, 1, 4)
+    tail = scales.view(panels, PANEL, blocks).transpose(1, 2).contiguous().view(torch.int8)
+    whole = torch.cat([body.reshape(panels, blocks, BLOCK * PANEL), tail], 2).flatten(1)
+    # What the last block's groups beyond K would take is left out.
+    left_out = (blocks * BLOCK // 4 - groups) * 4 * PANEL
+    end = whole.shape[1] - 4 * PANEL
+    return torch.cat([whole[:, : end - left_out], whole[:, end:]], 1) if left_out else whole
 
 
-def _quantise_columns(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 values in [-127, 127] of each row of ``[N, K]``, and the rows' float32 scales."""
-    largest = rows.abs().amax(1).to(torch.float64) if rows.shape[1] else rows.new_zeros(len(rows))
-    scales = (largest / 127).to(torch.float32)
+def _in_blocks(rows: Tensor, blocks: int) -> Tensor:
+    """``[..., K]`` as ``[..., blocks, BLOCK]``, zeros beyond K."""
+    padded = torch.nn.functional.pad(rows, (0, blocks * BLOCK - rows.shape[-1]))
+    return padded.unflatten(-1, (blocks, BLOCK)) if blocks else padded.unsqueeze(-1)
+
+
+def _quantise(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 values in [-127, 127] of ``[N, blocks, BLOCK]``, and float32 scales ``[N, blocks]``."""
+    if blocks.numel() == 0:
+        return blocks.to(torch.int8), blocks.new_zeros(blocks.shape[0], 0)
+    scales = (blocks.abs().amax(2).to(torch.float64) / 127).to(torch.float32)
     good = scales.isfinite() & (scales > 0)
-    ratio = rows.to(torch.float64) / torch.where(good, scales, 1)[:, None]
-    values = torch.where(good[:, None], ratio.round().clamp(-127, 127), 0).to(torch.int8)
+    ratio = blocks.to(torch.float64) / torch.where(good, scales, 1)[..., None]
+    values = torch.where(good[..., None], ratio.round().clamp(-127, 127), 0).to(torch.int8)
     return values, torch.where(scales.isfinite(), scales, torch.nan)
 
 
-def _unpack_int8(packed: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
-    """The int8 values ``[n, k]`` of a packed weight, and the scales ``[n]``."""
-    panels = packed.shape[0]
-    end = packed.shape[1] - 8 * PANEL
-    body = packed[:, :end].reshape(panels, -1, PANEL, 4).permute(0, 2, 1, 3)
-    scales = packed[:, end : end + 4 * PANEL].contiguous().view(torch.float32)
-    return body.reshape(panels * PANEL, -1)[:n, :k], scales.reshape(-1)[:n]
+def _unpack_int8(packed: Tensor, n: int, k: int) -> Tensor:
+    """The float32 values ``[n, k]`` that a packed weight stands for."""
+    panels, blocks = packed.shape[0], -(-k // BLOCK)
+    if k == 0:
+        return packed.new_zeros((n, 0), dtype=torch.float32)
+    missing = blocks * 4 * PANEL * (BLOCK // 4 + 1) - packed.shape[1]
+    end = packed.shape[1] - 4 * PANEL
+    parts = [packed[:, :end], packed.new_zeros(panels, missing), packed[:, end:]]
+    whole = torch.cat(parts, 1).view(panels, blocks, -1)
+    values = whole[..., : BLOCK * PANEL].reshape(panels, blocks, BLOCK // 4, PANEL, 4)
+    scales = whole[..., BLOCK * PANEL :].contiguous().view(torch.float32)
+    product = values.to(torch.float32) * scales[:, :, None, :, None]
+    return product.permute(0, 3, 1, 2, 4).reshape(panels * PANEL, -1)[:n, :k].contiguous()
 
 
 def unpack_weight(packed: Tensor, n: int, k: int) -> Tensor:
     """What :func:`pack_weight` packed, as far as the precision kept it: float32 ``[n, k]``."""
     if packed.dtype == torch.int8:
-        values, scales = _unpack_int8(packed, n, k)
-        return values.to(torch.float32) * scales[:, None]
+        return _unpack_int8(packed, n, k)
     if packed.dtype == torch.bfloat16:
         packed = packed.permute(0, 2, 1, 3).flatten(2).transpose(1, 2).to(torch.float32)
     panels, depth, width = packed.shape
     return packed.transpose(1, 2).reshape(panels * width, depth)[:n, :k].contiguous()
 
 
-def activation_bits(k: int) -> int:
-    """Bits of the magnitudes that int8 products of depth ``k`` round their activations to.
+def round_activations(x: Tensor) -> Tensor:
+    """What int8 products take rows of ``x [..., K]`` for, at the coarsest of any variant.
 
-    The most, and 13 at most, with which the sum of ``k`` products fits into 32 bits.
+    Each block of :data:`BLOCK` values is rounded to multiples of a 127th of its largest magnitude;
+    where that is over :data:`OUTLIER` times the row's root mean square, of a 128th of that. A row
+    with an infinity gives NaN, as its other values would be lost.
+
+    Returns:
+        float64, of the same shape.
     """
-    return next(bits for bits in range(13, 0, -1) if k * 127 * 2**bits < 2**31 or bits == 1)
-
-
-def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The integers that int8 products take in place of rows of ``x``, and the rows' step; float64.
-
-    A row with an infinity gives NaN, as its other values would be lost.
-    """
-    levels = 2 ** activation_bits(x.shape[-1]) - 1
-    wide = x.to(torch.float64)  # exact for integers below 2**53
-    largest = wide.abs().amax(-1, keepdim=True) if x.shape[-1] else wide.new_zeros(*x.shape[:-1], 1)
-    step = torch.where(largest > 0, largest, 1) / levels
-    return torch.where(largest.isfinite(), (wide / step).round(), torch.nan), step
+    k = x.shape[-1]
+    if x.numel() == 0:
+        return x.to(torch.float64)
+    wide = _in_blocks(x.to(torch.float64), -(-k // BLOCK))
+    largest = wide.abs().amax(-1, keepdim=True)
+    mean_square = (wide.square().sum((-2, -1), keepdim=True) / k).expand_as(largest)
+    fine = largest.square() > OUTLIER**2 * mean_square
+    step = torch.where(largest > 0, largest, 1) / torch.where(fine, 127 * 128, 127)
+    rounded = ((wide / step).round() * step).flatten(-2)[..., :k]
+    return torch.where(x.isfinite().all(-1, keepdim=True), rounded, torch.nan)
 
 
 def _linear_int8(x: Tensor, packed: Tensor, n: int) -> Tensor:
-    """As the native kernels do it: rows are rounded to integers, whose products add up exactly."""
-    values, scales = _unpack_int8(packed, n, x.shape[-1])
-    rounded, step = round_rows(x)
-    sums = torch.nn.functional.linear(rounded, values.to(torch.float64))
-    result: Tensor = sums * step * scales
-    return result.to(torch.float32)
+    """As the native kernels do it: both factors are rounded, blocks' products add up exactly."""
+    weight = _unpack_int8(packed, n, x.shape[-1]).to(torch.float64)
+    return torch.nn.functional.linear(round_activations(x), weight).to(torch.float32)
 
 
 def activate(x: Tensor, act: int) -> Tensor:

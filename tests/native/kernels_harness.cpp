@@ -35,7 +35,6 @@ EC_API void t_gemm_batched(int64_t batch, int64_t m, int64_t n, int64_t k, const
 }
 EC_API int64_t t_packed_elements_bf16(int64_t n, int64_t k) { return packed_elements_bf16(n, k); }
 EC_API int64_t t_packed_elements_int8(int64_t n, int64_t k) { return packed_elements_int8(n, k); }
-EC_API int32_t t_int8_row_limit(int64_t k) { return int8_row_limit(k); }
 // Whether products may use tiles: 1 or 0, or -1 in builds that have none.
 EC_API int t_amx_permitted() {
 #if defined(__AMX_TILE__)
@@ -49,6 +48,7 @@ EC_API void t_gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t
                         const uint16_t* b, float* c, int64_t ldc, const Epilogue* e) {
   gemm_bf16(m, n, k, a, lda, b, c, ldc, *e);
 }
+EC_API bool t_int8_rounds_coarsely() { return int8_rounds_coarsely(); }
 EC_API void t_gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                         const int8_t* b, float* c, int64_t ldc, const Epilogue* e) {
   gemm_int8(m, n, k, a, lda, b, c, ldc, *e);

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 PANEL = 32
+BLOCK = 64  # inputs that share a scale
+OUTLIER = 12.0
 
 
 def bf16_bits(x: np.ndarray) -> np.ndarray:
@@ -33,39 +35,51 @@ def pack_bf16(b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return panels(bits, 2), bf16_values(bits)
 
 
+def blocks_of(x: np.ndarray) -> list[slice]:
+    """Slices of the last axis's blocks of 64."""
+    return [slice(i, min(i + BLOCK, x.shape[-1])) for i in range(0, x.shape[-1], BLOCK)]
+
+
 def pack_int8(q: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """``q [K, N]`` int8 and ``scales [N]`` as ``[panels, ceil(K/4)·128 + 256]`` int8."""
-    values = panels(q, 4)
-    count = values.shape[0]
-    tail = np.zeros((2, count * PANEL), np.int32)
-    tail[0, : q.shape[1]] = scales.astype(np.float32).view(np.int32)
-    tail[1, : q.shape[1]] = q.sum(0, dtype=np.int32)
-    tails = np.ascontiguousarray(tail.reshape(2, count, PANEL).transpose(1, 0, 2))
-    rows = values.shape[1] * values.shape[2] * values.shape[3]
-    return np.concatenate(
-        [values.reshape(count, rows), tails.view(np.int8).reshape(count, 8 * PANEL)], axis=1
-    )
+    """``q [K, N]`` int8 and ``scales [ceil(K/64), N]`` as ``[panels, bytes]`` int8."""
+    n = q.shape[1]
+    count = -(-n // PANEL)
+    parts = [np.zeros((count, 0), np.int8)]
+    for block, scale in zip(blocks_of(q.T), scales):
+        values = panels(q[block], 4)
+        padded = np.zeros(count * PANEL, np.float32)
+        padded[:n] = scale
+        size = values.shape[1] * PANEL * 4
+        parts += [values.reshape(count, size), padded.reshape(count, PANEL).view(np.int8)]
+    return np.concatenate(parts, axis=1)
 
 
 def quantize_columns(b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Symmetric int8 and a float32 scale for each column of ``[K, N]``."""
-    most = np.abs(b).max(0, initial=0).astype(np.float32)
-    scales = (most / np.float32(127)).astype(np.float32)
-    q = np.rint(b / np.where(scales > 0, scales, 1)).astype(np.int8)
+    """Symmetric int8 and float32 scales for each block and column of ``[K, N]``."""
+    q = np.zeros(b.shape, np.int8)
+    scales = np.zeros((len(blocks_of(b.T)), b.shape[1]), np.float32)
+    for i, block in enumerate(blocks_of(b.T)):
+        scales[i] = np.abs(b[block]).max(0, initial=0).astype(np.float32) / np.float32(127)
+        q[block] = np.rint(b[block] / np.where(scales[i] > 0, scales[i], 1))
     return q, scales
 
 
-def row_limit(k: int) -> int:
-    """2^A - 1 for the largest A <= 13 with K·127·2^A < 2^31."""
-    return max((1 << a) - 1 for a in range(1, 14) if a == 1 or k * 127 << a < 1 << 31)
+def column_values(q: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The float64 matrix that they stand for."""
+    return q * np.repeat(scales.astype(np.float64), BLOCK, 0)[: len(q)]
 
 
-def quantize_rows(a: np.ndarray) -> np.ndarray:
-    """The float64 values that int8 kernels take rows of activations for."""
-    limit = np.float32(row_limit(a.shape[1]))
-    most = np.abs(a).max(1, initial=0, keepdims=True).astype(np.float32)
+def quantize_rows(a: np.ndarray, coarse: bool) -> np.ndarray:
+    """The float64 values that int8 kernels take rows of activations for; ``coarse``: of VNNI."""
+    wide = a.astype(np.float64)
+    result = np.empty_like(wide)
     with np.errstate(all="ignore"):
-        factor = np.where(most > 0, limit / most, np.float32(0))
-        scale = most / limit
-        q = np.rint(a * factor)
-    return q.astype(np.float64) * scale
+        mean_square = (wide * wide).mean(1, keepdims=True) if a.shape[1] else np.zeros((len(a), 1))
+        for block in blocks_of(a):
+            most = np.abs(a[:, block]).max(1, initial=0, keepdims=True).astype(np.float32)
+            fine = most.astype(np.float64) ** 2 > OUTLIER**2 * mean_square
+            limit = np.where(fine | (not coarse), 127 * 128, 127).astype(np.float32)
+            factor = np.where(most > 0, limit / most, np.float32(0))
+            result[:, block] = np.rint(a[:, block] * factor).astype(np.float64) * (most / limit)
+    result[~np.isfinite(a).all(1)] = np.nan
+    return result

@@ -1,29 +1,18 @@
-// B in int8, a scale for each column; A in int16, or in two parts of int8 for tiles, a scale for
-// each row, found anew for each call.
-#include "gemm_int8_math.h"
-#include "gemm_narrow.h"
+// B in int8 with a scale for each column of every block of inputs; A rounded likewise for each row
+// and block, anew for each call.
+#include "gemm_int8_tile.h"
 #include "gemm_narrow_run.h"
-#if defined(__AMX_INT8__)
-#include "gemm_amx.h"
-#endif
 
 namespace ec {
 namespace {
 
 constexpr int kL = kFloatLanes;
 constexpr int32_t kInfinity = 0x7f800000;
-
-// The bits of the largest magnitude. As integers, infinity's exceed every number's and a NaN's
-// exceed infinity's, so that neither is lost.
-int32_t largest_magnitude(const float* x, int64_t n) {
-  vi32 most{};
-  const auto take = [&](vf32 v)
-                        __attribute__((always_inline)) { most = max(most, bits_as<vi32>(abs(v))); };
-  int64_t i = 0;
-  for (; i + kL <= n; i += kL) take(load(x + i));
-  if (i < n) take(load_partial(x + i, n - i));
-  return reduce_max(most);
-}
+// The largest magnitudes that a block's values are rounded to multiples of, in one part and in two.
+constexpr int32_t kCoarse = 127;
+constexpr int32_t kFine = 127 * 128;
+// A block is an outlier's if its largest value is over so many times the row's root mean square.
+constexpr float kOutlier = 12.0f;
 
 // The nearest whole numbers of magnitudes below 2^22, ties to even.
 EC_INLINE vi32 round_to_int(vf32 x) {
@@ -33,103 +22,203 @@ EC_INLINE vi32 round_to_int(vf32 x) {
   return bits_as<vi32>(x + shift) - bits_as<vi32>(shift);
 }
 
-// One row as whole multiples, at most `limit`, of the scale that it returns.
-float quantize_row(const float* x, int64_t k, int32_t limit, int16_t* q) {
-  const int32_t bits = largest_magnitude(x, k);
-  const int64_t padded = (k + 3) / 4 * 4;
-  if (bits == 0 || bits >= kInfinity) {
-    std::fill_n(q, padded, int16_t{0});
-    return bits == 0 ? 0.0f : __builtin_nanf("");
-  }
-  float most;
-  std::memcpy(&most, &bits, sizeof most);
-  // Below 2^-113 the factor would overflow; there it stays a power of two whose inverse is exact.
-  const bool tiny = most < 0x1p-113f;
-  const float factor = tiny ? 0x1p126f : static_cast<float>(limit) / most;
-  int64_t i = 0;
-  for (; i + kL <= k; i += kL) {
-    const vi32 whole = round_to_int(load(x + i) * factor);
-    store(q + i, convert<Vector<int16_t, kL>>(whole));
-  }
-  for (; i < k; ++i) q[i] = static_cast<int16_t>(__builtin_lrintf(x[i] * factor));
-  for (; i < padded; ++i) q[i] = 0;
-  return tiny ? 0x1p-126f : most / static_cast<float>(limit);
+float as_float(int32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
 }
 
-#if defined(__AMX_INT8__)
-// q = 128·high + low: rows of 13 bits and a sign in two int8, so that tiles give the same exact
-// sums.
-struct Int8Tiles {
-  using A = int8_t;
-  using Sum = int32_t;
-  static constexpr int64_t kDepth = 4;
-  static constexpr int kPlanes = 2;
-  static constexpr bool kScales = true;
-  static constexpr int64_t kSerialWork = 1'600'000;
-  static constexpr int64_t kMemoryRows = 16;
+// By how much values of magnitudes up to `most` are multiplied to be at most `limit`, and what the
+// results are multiples of.
+struct Step {
+  float factor, scale;
 
-  template <int C, int A, int B>
-  EC_INLINE static void multiply() {
-    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
-  }
-  static void add_planes(int32_t* high, const int32_t* low, int64_t n) {
-    for (int64_t i = 0; i < n; i += kL) {  // 128·high may wrap, and the sum wraps back
-      const vu32 sums = ((vu32)load<vi32>(high + i) << 7) + (vu32)load<vi32>(low + i);
-      store(high + i, (vi32)sums);
-    }
+  Step(float most, int32_t limit) {
+    // So far down the factor would overflow; there it stays a power of two whose inverse is exact.
+    const bool tiny = most < static_cast<float>(limit) * 0x1p-127f;
+    factor = tiny ? 0x1p126f : static_cast<float>(limit) / most;
+    scale = tiny ? 0x1p-126f : most / static_cast<float>(limit);
   }
 };
-// One row is read by vectors as fast, and needs no change of shapes.
-constexpr int64_t kLeastTileRows = 2;
 
-void split_parts(const int16_t* q, int64_t n, int8_t* high, int8_t* low) {
-  for (int64_t i = 0; i < n; ++i) {
-    high[i] = static_cast<int8_t>((q[i] + 64) >> 7);
-    low[i] = static_cast<int8_t>(((q[i] + 64) & 127) - 64);
+class RowQuantizer {
+ public:
+  using A = Int8Math::A;
+
+  explicit RowQuantizer(int64_t k) : k_(k), row_(k) {}
+
+  int64_t row_bytes() const { return row_.bytes(); }
+
+  // Prepares a row; `most` has room for an integer for each block.
+  void operator()(const float* x, char* to, int32_t* most) const {
+    A* const values = reinterpret_cast<A*>(to);
+    float* const scales = reinterpret_cast<float*>(to + row_.scales_at());
+    [[maybe_unused]] int32_t* const starts = reinterpret_cast<int32_t*>(to + row_.starts_at());
+    const float square = measure(x, most);
+    const bool finite = square >= 0;
+    for (int64_t block = 0; block < row_.blocks; ++block) {
+      const int64_t from = block * kInt8Block, n = std::min(kInt8Block, k_ - from);
+      const float largest = as_float(most[block]);
+      const bool fine =
+          Int8Math::kParts == 1 || !(largest * largest <= kOutlier * kOutlier * square);
+      if (!finite || most[block] == 0) {
+        std::fill_n(values + from, kInt8Block, A{0});
+        scales[block] = finite ? 0.0f : __builtin_nanf("");
+        if constexpr (Int8Math::kOffset != 0) starts[block] = 0;
+        if constexpr (Int8Math::kParts == 2) scales[row_.blocks + block] = 0.0f;
+        continue;
+      }
+      const Step step(largest, fine ? kFine : kCoarse);
+      int32_t sums[2] = {};
+      if constexpr (Int8Math::kParts == 1) {
+        round<1>(x + from, n, step.factor, values + from, sums);
+        scales[block] = step.scale;
+      } else if (!fine) {
+        round<1>(x + from, n, step.factor, values + from, sums);
+        scales[block] = step.scale;
+        scales[row_.blocks + block] = 0.0f;
+      } else {
+        round<2>(x + from, n, step.factor, values + from, sums);
+        scales[block] = step.scale * 128.0f;
+        scales[row_.blocks + block] = step.scale;
+      }
+      if constexpr (Int8Math::kOffset != 0) {
+        starts[block] = -Int8Math::kOffset * sums[0];
+        starts[row_.blocks + block] = -Int8Math::kOffset * sums[1];
+      }
+    }
+  }
+
+ private:
+  // The bits of each block's largest magnitude, and the mean square; -1 if not all are finite. As
+  // integers, infinity's bits exceed every number's and a NaN's exceed infinity's.
+  float measure(const float* x, int32_t* most) const {
+    vf32 squares{};
+    int32_t of_all = 0;
+    for (int64_t from = 0; from < k_; from += kInt8Block) {
+      const int64_t n = std::min(kInt8Block, k_ - from);
+      vi32 largest{};
+      const auto take = [&](vf32 v) __attribute__((always_inline)) {
+        squares = fma(v, v, squares);
+        largest = max(largest, bits_as<vi32>(abs(v)));
+      };
+      int64_t i = 0;
+      for (; i + kL <= n; i += kL) take(load(x + from + i));
+      if (i < n) take(load_partial(x + from + i, n - i));
+      *most = reduce_max(largest);
+      of_all = std::max(of_all, *most++);
+    }
+    return of_all >= kInfinity ? -1.0f : reduce_add(squares) / static_cast<float>(k_);
+  }
+
+  // n values times `factor` as integers: in one part, or as 128·first + second. What is left of a
+  // block becomes zero. Adds up each part.
+  template <int Parts>
+  void round(const float* x, int64_t n, float factor, A* to, int32_t (&sums)[2]) const {
+    vi32 sum[2] = {};
+    const auto put = [&](vf32 v, int64_t i) __attribute__((always_inline)) {
+      vi32 whole = round_to_int(v * factor);
+      if constexpr (Parts == 2) {
+        const vi32 shifted = whole + 64;
+        const vi32 low = (shifted & 127) - 64;
+        whole = shifted >> 7;
+        store(to + row_.part() + i, convert<Vector<A, kL>>(low));
+        sum[1] += low;
+      }
+      store(to + i, convert<Vector<A, kL>>(whole));
+      sum[0] += whole;
+    };
+    int64_t i = 0;
+    for (; i + kL <= n; i += kL) put(load(x + i), i);
+    if (i < n) put(load_partial(x + i, n - i), i), i += kL;
+    for (; i < kInt8Block; i += kL) put(vf32{}, i);
+    if constexpr (Int8Math::kOffset != 0) {
+      for (int part = 0; part < Parts; ++part) sums[part] = reduce_add(sum[part]);
+    }
+  }
+
+  int64_t k_;
+  Int8Row<Int8Math> row_;
+};
+
+// Rows of any bytes, sums in single precision with all scales in them.
+struct Int8Sums {
+  using A = char;
+  using Sum = float;
+  static constexpr int kDepth = 4;
+  static constexpr bool kScales = false;
+  static constexpr int64_t kSerialWork = Int8Math::kParts == 2 ? 800'000 : 400'000;
+  static constexpr int64_t kMemoryRows = Int8Math::kParts == 2 ? 8 : 4;
+};
+using Product = NarrowProduct<Int8Sums>;
+
+// C[m0:m1, panels p0:p1].
+void run_block(const Product& p, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
+  const int64_t rows = m1 - m0;
+  const int64_t tiles = (rows + kInt8Rows - 1) / kInt8Rows;
+  const int64_t all_panels = (p.n + kPanel - 1) / kPanel;
+  const int64_t step = takes_from_back() ? -1 : 1;  // so that the next task's panels come next
+  const int64_t calls = tiles * (kPanel / kInt8Tiles.columns[(rows + tiles - 1) / tiles - 1]);
+  alignas(64) float sums[kInt8Rows * kPanel] = {};  // zeros stay where there is nothing to sum
+  Int8Tile t{};
+  t.k = p.k;
+  t.lda = p.lda;
+  t.prefetch_lines = static_cast<int>((kBlockBytes / 64 + calls - 1) / calls);
+  const int64_t part = p.k / kInt8Block * t.prefetch_lines * 64;  // that one tile prefetches
+  for (int64_t i_panel = 0; i_panel < p1 - p0; ++i_panel) {
+    const int64_t panel = step > 0 ? p0 + i_panel : p1 - 1 - i_panel;
+    const int64_t n_panel = panel + step;
+    t.b = p.b + panel * p.panel_bytes;
+    const bool more = n_panel >= 0 && n_panel < all_panels;
+    t.prefetch = more ? p.b + n_panel * p.panel_bytes : nullptr;
+    const NarrowColumns columns(p, panel);
+    int64_t done = 0;
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t r0 = done;
+      done = rows * (i + 1) / tiles;
+      const int64_t count = done - r0;
+      t.a = p.a + (m0 + r0) * p.lda;
+      for (t.column = 0; t.column < columns.count; t.column += kInt8Tiles.columns[count - 1]) {
+        t.sums = sums + t.column;
+        kInt8Tiles.run[count - 1](t);
+        if (t.prefetch != nullptr) {  // the next part of the next panel
+          t.prefetch += part;
+          if (t.prefetch - (p.b + n_panel * p.panel_bytes) >= p.panel_bytes) t.prefetch = nullptr;
+        }
+      }
+      finish_narrow(p, m0 + r0, count, panel * kPanel, columns, sums);
+      if (p.k == 0) std::fill_n(sums, kInt8Rows * kPanel, 0.0f);  // results took their place
+    }
   }
 }
-#endif
 
 }  // namespace
 
-int64_t packed_elements_int8(int64_t n, int64_t k) {
-  return (n + kPanel - 1) / kPanel * ((k + 3) / 4 * kGroupBytes + 2 * kPanel * 4);
-}
+bool int8_rounds_coarsely() { return Int8Math::kParts == 2; }
 
-int32_t int8_row_limit(int64_t k) {
-  int bits = 13;
-  while (bits > 1 && k * 127 >= int64_t{1} << (31 - bits)) --bits;
-  return (1 << bits) - 1;
+int64_t packed_elements_int8(int64_t n, int64_t k) {
+  const int64_t blocks = (k + kInt8Block - 1) / kInt8Block;
+  return (n + kPanel - 1) / kPanel * ((k + 3) / 4 * kGroupBytes + blocks * kPanel * 4);
 }
 
 void gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const int8_t* b_packed,
                float* c, int64_t ldc, const Epilogue& epilogue) {
+  const RowQuantizer quantize(k);
   const char* const b = reinterpret_cast<const char*>(b_packed);
-  const int64_t panel_bytes = (k + 3) / 4 * kGroupBytes + 2 * kPanel * 4;
-  const int32_t limit = int8_row_limit(k);
-#if defined(__AMX_INT8__)
-  if (m >= kLeastTileRows && amx_permitted()) {
-    const AmxRow<Int8Tiles> row(k);
-    NarrowProduct<Int8Tiles> p{m, n, k, nullptr, 0, nullptr, b, panel_bytes, c, ldc, epilogue};
-    run_amx(p, [&](int64_t r0, int64_t rows, int8_t* to, int64_t ld, float* scales) {
-      static thread_local Scratch t_row;
-      int16_t* const q = reinterpret_cast<int16_t*>(t_row.get((k + 3) / 4 * 2));
-      for (int64_t r = 0; r < rows; ++r, to += ld) {
-        scales[r] = quantize_row(a + (r0 + r) * lda, k, limit, q);
-        row.write(k, to, [&](int64_t from, int8_t* part, int64_t count) {
-          split_parts(q + from, count, part, part + row.elements());
-        });
-      }
-    });
-    return;
-  }
-#endif
-  NarrowProduct<Int8Math> p{m, n, k, nullptr, 0, nullptr, b, panel_bytes, c, ldc, epilogue};
-  run_prepared(p, [&](int64_t r0, int64_t rows, int16_t* to, int64_t ld, float* scales) {
-    for (int64_t r = 0; r < rows; ++r) {
-      scales[r] = quantize_row(a + (r0 + r) * lda, k, limit, to + r * ld);
-    }
-  });
+  Product p{m, n, k, nullptr, 0, nullptr, b, packed_elements_int8(1, k), c, ldc, epilogue};
+  // A task's rows: half of a second-level cache of 512 KiB.
+  const GridLimits limits{.most_rows = std::max<int64_t>(kNarrowBlockBytes / (quantize.row_bytes() + 1),
+                                                         2 * kTileRows),
+                          .serial_work = Int8Sums::kSerialWork,
+                          .memory_rows = Int8Sums::kMemoryRows};
+  run_prepared(
+      p, quantize.row_bytes(), 0,
+      [&](int64_t r0, int64_t rows, char* to, int64_t ld, float*) {
+        static thread_local Scratch t_most;
+        int32_t* const most = reinterpret_cast<int32_t*>(t_most.get((k + kInt8Block - 1) / kInt8Block));
+        for (int64_t r = 0; r < rows; ++r) quantize(a + (r0 + r) * lda, to + r * ld, most);
+      },
+      [&](const Product& part) { divide_narrow(part, limits, run_block); });
 }
 
 }  // namespace ec

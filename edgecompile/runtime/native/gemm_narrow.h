@@ -1,4 +1,4 @@
-// Products with a B in fewer bits: bfloat16, or int8 with a scale for each column. A, C and the
+// Products with a B in fewer bits: bfloat16, or int8 with scales. A, C and the
 // epilogue are single precision as in gemm.h, and so are strides, threads and what may overlap.
 //
 // The layouts are those of the disk, the same for every instruction set: panels of 32 columns,
@@ -15,9 +15,12 @@ namespace ec {
 // elements of 16 bits.
 int64_t packed_elements_bf16(int64_t n, int64_t k);
 
-// For each panel [ceil(K/4)][32 columns][4 k] int8 with zeros beyond N and K, then 32 float
-// scales, B[k, c] = scale[c]·q[k, c], then 32 int32 sums of each column's q (for kernels whose
-// activations are unsigned). In bytes.
+// Inputs that share a scale.
+constexpr int64_t kInt8Block = 64;
+
+// For each panel and block of kInt8Block k, [16][32 columns][4 k] int8 with zeros beyond N and K,
+// fewer groups of 4 in the last block if K ends there, then 32 float scales: B[k, c] =
+// scale[block][c]·q[k, c]. In bytes.
 int64_t packed_elements_int8(int64_t n, int64_t k);
 
 // Whether rows of A are rounded to bfloat16, too: on AMX tiles and by vdpbf16ps.
@@ -28,13 +31,14 @@ bool bf16_rounds_a();
 void gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                const uint16_t* b_packed, float* c, int64_t ldc, const Epilogue& epilogue);
 
-// Each row of A is rounded to whole multiples of its largest magnitude divided by
-// int8_row_limit(K), so that the sums are exact and the weights' own rounding is nearly all of the
-// error. A row with a NaN or an infinity gives NaN.
+// Whether A is rounded to 8 bits where it has no outliers.
+bool int8_rounds_coarsely();
+
+// Each block of a row of A is rounded to whole multiples of its largest magnitude divided by 127;
+// or by 127·128, where the CPU has no instruction for four pairs of int8, and where the block's
+// largest value is over 12 times the row's root mean square. Sums within a block are exact. A row
+// with a NaN or an infinity gives NaN.
 void gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const int8_t* b_packed,
                float* c, int64_t ldc, const Epilogue& epilogue);
-
-// 2^A - 1 for the largest A <= 13 with K·127·2^A < 2^31, so that int32 sums can't overflow.
-int32_t int8_row_limit(int64_t k);
 
 }  // namespace ec
