@@ -14,12 +14,13 @@ from edgecompile.backends.in_place import changes_in_place
 aten = torch.ops.aten
 
 
-def lower_attention(gm: GraphModule, kept: dict[str, str]) -> int:
+def lower_attention(gm: GraphModule, kept: dict[str, str], narrow: bool) -> int:
     """Rewrites attentions to ``ec_attention``; returns how many.
 
     Args:
         gm: rewritten in place.
         kept: gets the reason, by node name, for each attention that is left to Inductor.
+        narrow: whether the operands of its products may be rounded to bfloat16.
     """
     target = aten.scaled_dot_product_attention.default
     masks: dict[Node, Node] = {}
@@ -44,8 +45,8 @@ def lower_attention(gm: GraphModule, kept: dict[str, str]) -> int:
         scale = ops.default_scale(int(query.shape[3])) if scale is None else float(scale)
         with gm.graph.inserting_before(node):
             mask = _materialised(gm, bound["attn_mask"], masks)
-            args = (bound["query"], bound["key"], bound["value"], mask)
-            new = gm.graph.call_function(ops.ATTENTION, (*args, bool(bound["is_causal"]), scale))
+            args = (bound["query"], bound["key"], bound["value"], mask, bool(bound["is_causal"]))
+            new = gm.graph.call_function(ops.ATTENTION, (*args, scale, narrow))
         new.meta = dict(node.meta)
         node.replace_all_uses_with(new)
         gm.graph.erase_node(node)

@@ -103,7 +103,7 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     _lower_linears(gm, report, precision)
     report.residuals = fuse_residuals(gm)
     report.norms = lower_layer_norms(gm)
-    report.attentions = lower_attention(gm, report.kept)
+    report.attentions = lower_attention(gm, report.kept, precision.name != "fp32")
     _let_views_copy(gm)
     gm.graph.eliminate_dead_code()
     drop_unused_constants(gm)

@@ -59,7 +59,8 @@ _LIBRARY.define(
     "ec_linear(Tensor x, Tensor w_packed, Tensor? bias, Tensor? residual, int n, int act) -> Tensor"
 )
 _LIBRARY.define(
-    "ec_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale) -> Tensor"
+    "ec_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool narrow) "
+    "-> Tensor"
 )
 _LIBRARY.define("ec_layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor")
 _LIBRARY.define("ec_copy(Tensor x) -> Tensor")
@@ -202,8 +203,15 @@ def _linear_fake(
 
 
 def _attention_cpu(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    narrow: bool,
 ) -> Tensor:
+    # Operands that may be narrowed are so on few CPUs, and hardly count beside the weights.
     y = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
@@ -212,7 +220,13 @@ def _attention_cpu(
 
 
 def _attention_fake(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    narrow: bool,
 ) -> Tensor:
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])).transpose(1, 2)
 
@@ -317,7 +331,7 @@ C_SHIMS = {
     ],
     ATTENTION: [
         "AOTITorchError aoti_torch_cpu_ec_attention(AtenTensorHandle, AtenTensorHandle, "
-        "AtenTensorHandle, AtenTensorHandle*, int32_t, double, AtenTensorHandle*)"
+        "AtenTensorHandle, AtenTensorHandle*, int32_t, double, int32_t, AtenTensorHandle*)"
     ],
     CACHED_ATTENTION: [
         "AOTITorchError aoti_torch_cpu_ec_cached_attention(AtenTensorHandle, AtenTensorHandle, "

@@ -179,7 +179,8 @@ void bench_gemm(Weights weights, int threads, int64_t m, int64_t n, int64_t k, b
   std::fflush(stdout);
 }
 
-void bench_attention(int threads, int64_t heads, int64_t length, int64_t dim, bool masked) {
+void bench_attention(int threads, int64_t heads, int64_t length, int64_t dim, bool masked,
+                     bool narrow) {
   const int64_t width = heads * dim;
   const Floats qkv(length * width * 3), out(length * width);
   std::vector<uint8_t> mask(static_cast<size_t>(length), 1);
@@ -202,14 +203,15 @@ void bench_attention(int threads, int64_t heads, int64_t length, int64_t dim, bo
     args.mask_strides[3] = 1;
   }
   args.scale = 0.17f;
+  args.narrow = narrow;
   Peak peak(threads);
   const double t = best_time([&](int64_t) { attention(args); }, [&] { peak(); });
   const double g = 4.0 * static_cast<double>(heads * length * length * dim) / t / 1e9;
   std::printf(
       "{\"kernel\": \"attention\", \"threads\": %d, \"heads\": %ld, \"length\": %ld, \"dim\": "
-      "%ld, \"masked\": %s, \"us\": %.2f, \"gflops\": %.1f, \"of_peak\": %.3f}\n",
+      "%ld, \"masked\": %s, \"narrow\": %s, \"us\": %.2f, \"gflops\": %.1f, \"of_peak\": %.3f}\n",
       threads, static_cast<long>(heads), static_cast<long>(length), static_cast<long>(dim),
-      masked ? "true" : "false", t * 1e6, g, g / peak.gflops());
+      masked ? "true" : "false", narrow ? "true" : "false", t * 1e6, g, g / peak.gflops());
   std::fflush(stdout);
 }
 
@@ -369,8 +371,10 @@ int main(int argc, char** argv) {
     }
     for (int64_t length : {16, 49, 128, 256, 512}) {
       if (!want("attention") || (only_length && length != only_length)) continue;
-      for (bool masked : {false, true}) bench_attention(n_threads, 12, length, 32, masked);
-      bench_attention(n_threads, 12, length, 64, false);
+      for (bool narrow : {false, true}) {
+        for (bool masked : {false, true}) bench_attention(n_threads, 12, length, 32, masked, narrow);
+        bench_attention(n_threads, 12, length, 64, false, narrow);
+      }
     }
   }
   return 0;

@@ -7,6 +7,7 @@
 #include "convolution.h"
 #include "export.h"
 #include "gemm.h"
+#include "gemm_bf16_pairs.h"
 #include "gemm_narrow.h"
 #include "threads.h"
 #if defined(__AMX_TILE__)
@@ -52,6 +53,13 @@ EC_API bool t_int8_rounds_coarsely() { return int8_rounds_coarsely(); }
 EC_API void t_gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                         const int8_t* b, float* c, int64_t ldc, const Epilogue* e) {
   gemm_int8(m, n, k, a, lda, b, c, ldc, *e);
+}
+EC_API bool t_attention_rounds() {
+#if EC_BF16_PAIRS
+  return pairs_pay();
+#else
+  return false;
+#endif
 }
 EC_API void t_attention(const AttentionArgs* args) { attention(*args); }
 

@@ -374,7 +374,7 @@ def test_attention(shim, seed: int):
     mask_handle = optional_handle(shim, mask)
     pointer = None if mask_handle is None else ctypes.byref(mask_handle)
     result = shim.make(
-        "cpu_ec_attention", *handles, pointer, ctypes.c_int32(causal), ctypes.c_double(scale)
+        "cpu_ec_attention", *handles, pointer, ctypes.c_int32(causal), ctypes.c_double(scale), 0
     )
     close(shim.array(result), wanted, 16)
     strides = shim.strides(result)
@@ -416,7 +416,7 @@ def test_rows_that_attend_to_nothing_are_zero(shim):
     handles = [shim.borrow(x) for x in (q, q[:, :, :2], q[:, :, :2])]
     mask_handle = shim.borrow(mask)
     out = shim.make(
-        "cpu_ec_attention", *handles, ctypes.byref(mask_handle), 0, ctypes.c_double(1.0)
+        "cpu_ec_attention", *handles, ctypes.byref(mask_handle), 0, ctypes.c_double(1.0), 0
     )
     np.testing.assert_array_equal(shim.array(out)[0, 0, :, 0], [1, 0, 1])
     shim.delete(*handles, mask_handle, out)
@@ -427,9 +427,9 @@ def test_attention_refuses_what_it_cannot_do(shim):
     mask = shim.empty((4, 4), dtype=4)
     one = ctypes.c_double(1)
     with pytest.raises(ShimError, match="heads 3, 2 and 2"):
-        shim.make("cpu_ec_attention", q, k, k, None, 0, one)
+        shim.make("cpu_ec_attention", q, k, k, None, 0, one, 0)
     with pytest.raises(ShimError, match="attn_mask is int64"):
-        shim.make("cpu_ec_attention", k, k, k, ctypes.byref(mask), 0, one)
+        shim.make("cpu_ec_attention", k, k, k, ctypes.byref(mask), 0, one, 0)
     first, second = Handle(), Handle()
     results = ctypes.byref(first), ctypes.byref(second)
     with pytest.raises(ShimError, match=r"dropout of 0\.5 is not supported"):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from tests.native.guarded import guarded
+from tests.native.narrow import bf16_bits, bf16_values
 
 F = np.float32
 I64 = ctypes.c_int64
@@ -24,7 +25,7 @@ class CArgs(ctypes.Structure):
         ("k_strides", I64 * 3), ("v_strides", I64 * 3), ("out_strides", I64 * 3),
         ("mask", ctypes.c_void_p), ("mask_kind", ctypes.c_int), ("mask_strides", I64 * 4),
         ("causal", ctypes.c_bool), ("scale", ctypes.c_float), ("offset", I64), ("window", I64),
-        ("softcap", ctypes.c_float),
+        ("softcap", ctypes.c_float), ("narrow", ctypes.c_bool),
     )  # fmt: skip
 
 
@@ -38,6 +39,7 @@ class Case:
     offset: int = 0
     window: int = 0
     softcap: float = 0.0
+    narrow: bool = False
 
     @property
     def scale(self) -> float:
@@ -50,7 +52,7 @@ def run(lib: ctypes.CDLL, case: Case, out: np.ndarray) -> None:
         q=q.ctypes.data, k=k.ctypes.data, v=v.ctypes.data, out=out.ctypes.data,
         batch=q.shape[0], heads_q=q.shape[1], heads_kv=k.shape[1], len_q=q.shape[2],
         len_k=k.shape[2], dim=q.shape[3], dim_v=v.shape[3], causal=case.causal, scale=case.scale,
-        offset=case.offset, window=case.window, softcap=case.softcap,
+        offset=case.offset, window=case.window, softcap=case.softcap, narrow=case.narrow,
     )  # fmt: skip
     for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
         assert x.size == 0 or x.shape[3] == 1 or x.strides[3] == 4
@@ -90,6 +92,24 @@ def expected(case: Case) -> tuple[np.ndarray, np.ndarray]:
     return p @ v, relative[..., None] * (p @ np.abs(v)) + 1e-30
 
 
+PAIR_QUERIES = 80
+
+
+def rounds(lib: ctypes.CDLL, case: Case) -> bool:
+    """Whether this build on this CPU rounds the operands of such a case to bfloat16."""
+    lib.t_attention_rounds.restype = ctypes.c_bool
+    return case.narrow and case.q.shape[2] >= PAIR_QUERIES and bool(lib.t_attention_rounds())
+
+
+def expected_of_rounded(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """As ``expected`` for operands in bfloat16; the weights are rounded as well, by 2^-9 of each."""
+    q = bf16_values(bf16_bits(case.q * F(case.scale))).astype(np.float64) / case.scale
+    k, v = (bf16_values(bf16_bits(x)) for x in (case.k, case.v))
+    rounded = replace(case, q=q, k=k, v=v)
+    want, bound = expected(rounded)
+    return want, bound + 2.0**-8 * expected(replace(rounded, v=np.abs(v)))[0]
+
+
 def output(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """[B, H, L, D] full of NaN with the strides of [B, L, H, D + gap], and the memory under it."""
     b, h, length, d = shape
@@ -101,7 +121,7 @@ def output(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[np.ndarray
 def check(lib: ctypes.CDLL, case: Case, rng: np.random.Generator, what: str) -> None:
     out, memory = output(rng, (*case.q.shape[:3], case.v.shape[3]))
     run(lib, case, out)
-    want, bound = expected(case)
+    want, bound = (expected_of_rounded if rounds(lib, case) else expected)(case)
     wrong = ~(np.abs(out - want) <= bound)
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
@@ -216,6 +236,23 @@ def test_queries_placed_in_a_longer_cache(kernels: ctypes.CDLL, seed: int) -> No
         assert (np.abs(out - want) <= bound).all(), what
         out[...] = np.nan
         assert np.isnan(memory).all(), f"{what}: wrote outside its output"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_operands_that_may_be_rounded(kernels: ctypes.CDLL, seed: int) -> None:
+    """From some length on, where the CPU multiplies pairs of bfloat16; elsewhere nothing changes."""
+    rng = np.random.default_rng(seed)
+    lengths = [5, PAIR_QUERIES - 1, PAIR_QUERIES, PAIR_QUERIES + 1, 97, 128, 300]
+    for i in range(25):
+        b, h_kv, group = (int(rng.choice(n)) for n in ([1, 2], [1, 2, 5], [1, 1, 3]))
+        len_q, len_k = int(rng.choice(lengths)), int(rng.choice([1, 31, 64, 65, 128, 333, 1100]))
+        d, d_v = int(rng.choice([1, 7, 32, 33, 64, 300])), int(rng.choice([1, 16, 32, 45, 64]))
+        kernels.t_set_num_threads(int(rng.integers(1, 4)))
+        q = random_tensor(rng, b, h_kv * group, len_q, d)
+        k, v = random_tensor(rng, b, h_kv, len_k, d), random_tensor(rng, b, h_kv, len_k, d_v)
+        mask = random_mask(rng, b, h_kv * group, len_q, len_k)
+        case = Case(q, k, v, mask, bool(rng.random() < 0.3), narrow=True)
+        check(kernels, case, rng, f"{seed}.{i}: {q.shape} {k.shape} {v.shape}")
 
 
 def test_scores_of_any_size_do_not_overflow(kernels: ctypes.CDLL) -> None:

@@ -209,7 +209,7 @@ EC_API AOTITorchError ec_aoti_torch_cpu__scaled_dot_product_flash_attention_for_
 // Result: sizes [B, H, Lq, Dv] with the strides of a transposed row-major [B, Lq, H, Dv].
 EC_API AOTITorchError ec_aoti_torch_cpu_ec_attention(AtenTensorHandle q, AtenTensorHandle k,
                                                      AtenTensorHandle v, AtenTensorHandle* mask,
-                                                     int32_t causal, double scale,
+                                                     int32_t causal, double scale, int32_t narrow,
                                                      AtenTensorHandle* ret);
 EC_API AOTITorchError ec_aoti_torch_cpu_ec_cached_attention(AtenTensorHandle q, AtenTensorHandle k,
                                                             AtenTensorHandle v,

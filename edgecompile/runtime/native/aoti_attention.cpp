@@ -184,11 +184,13 @@ AOTITorchError ec_aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(
 
 AOTITorchError ec_aoti_torch_cpu_ec_attention(AtenTensorHandle q, AtenTensorHandle k,
                                               AtenTensorHandle v, AtenTensorHandle* mask,
-                                              int32_t causal, double scale, AtenTensorHandle* ret) {
+                                              int32_t causal, double scale, int32_t narrow,
+                                              AtenTensorHandle* ret) {
   return guarded("aoti_torch_cpu_ec_attention", [&] {
     Prepared prepared;
     prepare(*unwrap(q), *unwrap(k), *unwrap(v), ec::unwrap_optional(mask), causal != 0, scale,
             &prepared);
+    prepared.args.narrow = narrow != 0;
     *ret = ec::wrap(new_attention(&prepared));
   });
 }

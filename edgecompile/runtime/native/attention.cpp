@@ -1,5 +1,5 @@
 // For each head a block of keys at a time: keys are transposed and values copied into panels, then
-// for a few queries at a time the register tiles of gemm_kernel.h compute scores, softmax turns
+// for a few queries at a time register tiles (attention_products.h) compute scores, softmax turns
 // them into weights in place, and the tiles multiply with the values. With more than one block the
 // rows' maxima and sums are carried along and earlier results rescaled ("online" softmax: Milakov
 // and Gimelshein, arXiv:1805.02867).
@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "attention_products.h"
 #include "gemm_kernel.h"
-#include "gemm_pack.h"
 #include "scratch.h"
 #include "simd.h"
 #include "threads.h"
@@ -25,6 +25,8 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr int64_t kBlockFloats = 16 * 1024;
 // Queries below which transposing the keys costs more than dot products with each of them.
 constexpr int64_t kFewQueries = 4;
+// Queries from which on pairs of bfloat16 pay: before, rounding takes longer than they save.
+[[maybe_unused]] constexpr int64_t kPairQueries = 80;
 // Multiply-adds below which fork and join cost more than they save.
 constexpr int64_t kSerialWork = 100'000;
 
@@ -149,22 +151,6 @@ EC_INLINE void merge_panel(const float* sums, int64_t rows, int64_t columns, boo
   }
 }
 
-// out[rows, columns of one panel], from A rows and a panel of B.
-EC_INLINE void multiply_panel(const float* a, int64_t lda, int64_t rows, const float* panel,
-                              int64_t depth, int64_t columns, float* c, int64_t ldc) {
-  Tile t{};
-  t.k = depth;
-  t.a = a;
-  t.lda = lda;
-  t.ldc = ldc;
-  const int width = kTiles.columns[rows - 1];
-  for (int64_t j = 0; j < columns; j += width) {
-    t.b = panel + j;
-    t.c = c + j;
-    kTiles.run[rows - 1](t);
-  }
-}
-
 // q·kᵀ·scale of a few queries by dot products, without copying the keys.
 void dot_scores(const AttentionArgs& a, const float* q, int64_t rows, const float* k, int64_t keys,
                 float* scores, int64_t ld) {
@@ -219,6 +205,7 @@ void cap_scores(float* s, int64_t n, float softcap) {
 }
 
 // Queries [q0, q1) of one head.
+template <class Products>
 void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, int64_t q0,
                  int64_t q1) {
   const int64_t queries = q1 - q0;
@@ -229,19 +216,21 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
   const int64_t blocks = std::max<int64_t>(1, (all_keys + most - 1) / most);
   const int64_t block = std::max(kPanel, round_up((all_keys + blocks - 1) / blocks, kPanel));
   const int64_t v_panels = (a.dim_v + kPanel - 1) / kPanel;
-  const bool few = queries <= kFewQueries;
+  const bool few = Products::kExact && queries <= kFewQueries;
 
   const int64_t state_floats = round_up(queries * 3, 16);
   const int64_t k_floats = few ? 0 : block * a.dim;
   const int64_t v_floats = few ? 0 : block * v_panels * kPanel;
   float* const scratch =
-      t_scratch.get(state_floats + k_floats + v_floats + (kTileRows + 1) * block);
+      t_scratch.get(state_floats + k_floats + v_floats + (kTileRows + 1) * block +
+                    (few ? 0 : Products::row_floats(a.dim, block)));
   static_assert(sizeof(RowState) == 3 * sizeof(float));
   RowState* const state = reinterpret_cast<RowState*>(scratch);
   float* const k_panels = scratch + state_floats;
   float* const v_copy = k_panels + k_floats;
   float* const scores = v_copy + v_floats;
   float* const bias_row = scores + kTileRows * block;
+  float* const rows_copy = bias_row + block;
   std::fill_n(state, queries, RowState{kMinusInfinity, 0.0f, 0.0f});
   const bool masked = head.bool_mask != nullptr || head.float_mask != nullptr;
 
@@ -251,12 +240,12 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
     const float* const k = head.k + k0 * a.k_strides[2];
     const float* const v = head.v + k0 * a.v_strides[2];
     for (int64_t j = 0; !few && j < block_keys; j += kPanel) {
-      pack_panel(k + j * a.k_strides[2], 1, a.k_strides[2], a.dim, std::min(kPanel, block_keys - j),
-                 a.scale, k_panels + j * a.dim);
+      Products::pack_keys(a, k + j * a.k_strides[2], std::min(kPanel, block_keys - j), rows_copy,
+                          k_panels + j * a.dim);
     }
     for (int64_t p = 0; !few && p < v_panels; ++p) {
-      pack_panel(v + p * kPanel, a.v_strides[2], 1, block_keys,
-                 std::min(kPanel, a.dim_v - p * kPanel), 1.0f, v_copy + p * block * kPanel);
+      Products::pack_values(v + p * kPanel, a.v_strides[2], block_keys,
+                            std::min(kPanel, a.dim_v - p * kPanel), v_copy + p * block * kPanel);
     }
     if (masked && a.mask_strides[2] == 0) {
       std::fill_n(bias_row, block, 0.0f);
@@ -272,10 +261,7 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
       if (few) {
         dot_scores(a, q, rows, k, keys, scores, block);
       } else {
-        for (int64_t j = 0; j < keys; j += kPanel) {
-          multiply_panel(q, a.q_strides[2], rows, k_panels + j * a.dim, a.dim,
-                         std::min(kPanel, keys - j), scores + j, block);
-        }
+        Products::score(a, q, rows, k_panels, keys, rows_copy, scores, block);
       }
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t query = q0 + r0 + r;
@@ -295,14 +281,15 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
         softmax_row(s, seen, bias, state[r0 + r]);
         std::fill(s + std::min(keys, round_up(seen, kL)), s + keys, 0.0f);
       }
+      if (!few) Products::take_weights(scores, block, rows, keys, rows_copy);
       for (int64_t p = 0; p < v_panels; ++p) {
         alignas(64) float sums[kTileRows * kPanel];
         const int64_t columns = std::min(kPanel, a.dim_v - p * kPanel);
         if (few) {
           weigh_values(scores, block, rows, v + p * kPanel, a.v_strides[2], keys, columns, sums);
         } else {
-          multiply_panel(scores, block, rows, v_copy + p * block * kPanel, keys, columns, sums,
-                         kPanel);
+          Products::weigh(scores, block, rows, v_copy + p * block * kPanel, keys, columns,
+                          rows_copy, sums);
         }
         merge_panel(sums, rows, columns, first, state + r0, last,
                     head.out + (q0 + r0) * a.out_strides[2] + p * kPanel, a.out_strides[2]);
@@ -339,10 +326,14 @@ void attention(const AttentionArgs& given) {
     // Every chunk copies the keys and values, so it should have a few tiles of queries.
     chunks = std::clamp<int64_t>(3 * threads / heads, 1, (a.len_q + 31) / 32);
   }
+  auto run = run_queries<FloatProducts>;
+#if EC_BF16_PAIRS
+  if (a.narrow && a.len_q >= kPairQueries && pairs_pay()) run = run_queries<PairProducts>;
+#endif
   const auto task = [&](int64_t i) {
     const int64_t head = i / chunks, chunk = i % chunks;
-    run_queries(a, head_of(a, head / a.heads_q, head % a.heads_q), sight, a.len_q * chunk / chunks,
-                a.len_q * (chunk + 1) / chunks);
+    run(a, head_of(a, head / a.heads_q, head % a.heads_q), sight, a.len_q * chunk / chunks,
+        a.len_q * (chunk + 1) / chunks);
   };
   if (alone) {
     for (int64_t i = 0; i < heads * chunks; ++i) task(i);

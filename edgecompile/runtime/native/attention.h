@@ -25,6 +25,7 @@ struct AttentionArgs {
   int64_t offset;  // of a causal one: the place of its first query among the keys
   int64_t window;  // over 0, of a causal one: only that many keys, up to its own, are seen
   float softcap;   // over 0: a score s becomes softcap * tanh(s / softcap)
+  bool narrow;     // operands of the two products may be rounded to bfloat16
 };
 
 // Keys that no query sees aren't read. As torch's eager kernel on the CPU: a row whose keys are all

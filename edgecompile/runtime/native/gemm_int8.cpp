@@ -210,7 +210,8 @@ void gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, con
   const GridLimits limits{.most_rows = std::max<int64_t>(kNarrowBlockBytes / (quantize.row_bytes() + 1),
                                                          2 * kTileRows),
                           .serial_work = Int8Sums::kSerialWork,
-                          .memory_rows = Int8Sums::kMemoryRows};
+                          .memory_rows = Int8Sums::kMemoryRows,
+                          .task_work = Int8Math::kParts == 2 ? 1'800'000 : 600'000};
   run_prepared(
       p, quantize.row_bytes(), 0,
       [&](int64_t r0, int64_t rows, char* to, int64_t ld, float*) {

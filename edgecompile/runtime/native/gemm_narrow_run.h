@@ -136,6 +136,7 @@ void run_narrow_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int6
     t.half = last && Math::kParts > 1 && p.k % Math::kDepth != 0;
     if (t.half) --t.groups;
     t.lda = p.lda;
+    t.ld_sums = kPanel;
     t.accumulate = g0 > 0;
     // 4 groups of a panel are 8 lines: spread over the tiles that meet the panel before it.
     t.prefetch_lines = static_cast<int>((2 * kNarrowUnroll + calls - 1) / calls);

@@ -27,7 +27,8 @@ struct NarrowTile {
   const typename Math::A* a;  // rows of contiguous elements
   int64_t lda;
   const char* b;             // the first column of the first group
-  typename Math::Sum* sums;  // rows that lie kPanel apart
+  typename Math::Sum* sums;  // rows that lie ld_sums apart
+  int64_t ld_sums;
   bool accumulate;           // add to what is there
   const char* prefetch;      // memory soon needed, or null
   int prefetch_lines;        // of 64 bytes, for every kNarrowUnroll groups
@@ -143,7 +144,7 @@ inline void run_narrow_tile(const NarrowTile<Math>& t) {
 #pragma GCC unroll 4
         for (int s = 1; s < Sums; ++s) total[x] = Math::add(total[x], acc[s][r][v + x]);
       }
-      Math::store_sums(total, t.sums + r * 32 + v * Math::kColumns, t.accumulate);
+      Math::store_sums(total, t.sums + r * t.ld_sums + v * Math::kColumns, t.accumulate);
     }
   }
 }

@@ -15,4 +15,8 @@ void pack_panel(const float* b, int64_t b_row, int64_t b_col, int64_t depth, int
 void copy_rows(const float* a, int64_t a_row, int64_t a_col, int64_t rows, int64_t depth,
                float scale, float* out, int64_t ld);
 
+// out[j][i] = in[i][j] for rows×columns words of any 32 bits.
+void transpose_words(const float* in, int64_t ld_in, int64_t rows, int64_t columns, float* out,
+                     int64_t ld_out);
+
 }  // namespace ec

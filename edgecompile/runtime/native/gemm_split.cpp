@@ -21,7 +21,7 @@ Grid divide(int64_t batch, int64_t m, int64_t n, int64_t k, const GridLimits& li
     // Cores are seldom equally fast: other processes, or other machines on the same core, take from
     // them. So tasks are short, some ten microseconds, but not so many that claiming them costs.
     // Splitting rows means reading B again, so it comes second, and down to two tiles only.
-    const int64_t wanted = std::clamp<int64_t>(work / kTaskWork, 4 * threads, 64 * threads);
+    const int64_t wanted = std::clamp<int64_t>(work / limits.task_work, 4 * threads, 64 * threads);
     grid.groups = std::clamp<int64_t>(wanted / (batch * grid.chunks), grid.groups, panels);
     if (2 * batch * grid.chunks * grid.groups < wanted) {
       const int64_t enough = (wanted / 2 + batch * grid.groups - 1) / (batch * grid.groups);

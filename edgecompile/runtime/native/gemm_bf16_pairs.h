@@ -1,0 +1,86 @@
+// bfloat16 in vectors: rounding to it, and products of pairs (vdpbf16ps).
+#pragma once
+
+#include <algorithm>
+
+#include "gemm_narrow_tile.h"
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#if !defined(__AMX_BF16__)  // tiles multiply more of them at once
+#define EC_BF16_PAIRS 1
+#include <cpuid.h>
+#endif
+#endif
+
+namespace ec {
+
+// Sums of a column in one lane of single precision, however the products come about.
+struct Bf16Sums {
+  using Sum = float;
+  using Acc = vf32;
+  static constexpr int kRegisters = 1;
+  static constexpr int kSpare = 1;
+  static constexpr int kColumns = kFloatLanes;
+  static constexpr int kPerStore = 1;
+  static constexpr int kDepth = 2;
+  static constexpr bool kLongLatency = true;
+  static constexpr bool kScales = false;
+
+  EC_INLINE static vf32 add(vf32 x, vf32 y) { return x + y; }
+  EC_INLINE static void store_sums(const vf32 (&acc)[1], float* out, bool accumulate) {
+    store(out, accumulate ? acc[0] + load(out) : acc[0]);
+  }
+};
+
+#if defined(__AVX512BF16__)
+// To the nearest, ties to even; a NaN stays one, and denormal numbers become zeros, as they would
+// in the product.
+inline void round_to_bf16(const float* x, int64_t n, uint16_t* to) {
+  constexpr int kL = kFloatLanes;
+  int64_t i = 0;
+  for (; i + 2 * kL <= n; i += 2 * kL) {
+    const __m512bh pair = _mm512_cvtne2ps_pbh((__m512)load(x + i + kL), (__m512)load(x + i));
+    std::memcpy(to + i, &pair, sizeof pair);
+  }
+  for (; i < n; i += kL) {
+    const __m256bh some = _mm512_cvtneps_pbh((__m512)load_partial(x + i, n - i));
+    std::memcpy(to + i, &some, 2 * std::min<int64_t>(kL, n - i));
+  }
+}
+#endif
+
+#if EC_BF16_PAIRS
+// Two products are added to a sum at once. A, too, is bfloat16.
+struct Bf16Pairs : Bf16Sums {
+  using A = uint16_t;
+  static constexpr int kParts = 1;
+  static constexpr int64_t kSerialWork = 400'000;
+  static constexpr int64_t kMemoryRows = 8;
+
+  EC_INLINE static vu32 load_b(const char* b, int) {
+    return load<vu32>(reinterpret_cast<const uint32_t*>(b));
+  }
+  EC_INLINE static vu32 load_a(const uint16_t* a, int) {
+    uint32_t pair;
+    std::memcpy(&pair, a, sizeof pair);
+    return broadcast<vu32>(pair);
+  }
+  EC_INLINE static vf32 multiply_add(vf32 acc, vu32 a, vu32 b) {
+    asm volatile("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+    return acc;
+  }
+  EC_INLINE static void keep(vf32&) {}  // the instruction is opaque as it is
+};
+
+// AMD's CPUs start such an instruction as often as a multiply-add. On Intel's with tiles it was 1.7
+// times slower than expanding.
+inline bool pairs_pay() {
+  static const bool answer = [] {
+    unsigned most, b = 0, c, d;
+    return __get_cpuid(0, &most, &b, &c, &d) != 0 && b == signature_AMD_ebx;
+  }();
+  return answer;
+}
+#endif
+
+}  // namespace ec
