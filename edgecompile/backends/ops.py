@@ -103,7 +103,7 @@ def pack_weight(weight: Tensor, precision: str = "fp32") -> Tensor:
 def _in_blocks(rows: Tensor, blocks: int) -> Tensor:
     """``[..., K]`` as ``[..., blocks, BLOCK]``, zeros beyond K."""
     padded = torch.nn.functional.pad(rows, (0, blocks * BLOCK - rows.shape[-1]))
-    return padded.unflatten(-1, (blocks, BLOCK)) if blocks else padded.unsqueeze(-1)
+    return padded.reshape(*rows.shape[:-1], blocks, BLOCK) if blocks else padded.unsqueeze(-1)
 
 
 def _quantise(blocks: Tensor) -> tuple[Tensor, Tensor]:

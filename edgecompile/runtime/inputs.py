@@ -161,14 +161,19 @@ class InputChecker:
 _IF_NEEDED: Any = None if int(np.__version__.split(".")[0]) >= 2 else False
 
 
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
 def _check_bounds(spec: TensorSpec, array: "NDArray[Any]", problems: List[str]) -> None:
     if spec.bounds is None or array.size == 0:
         return
     low, high = spec.bounds
-    least = np.minimum.reduce(array, axis=None)
-    most = np.maximum.reduce(array, axis=None)
+    if low == 0 and array.dtype.kind == "i":
+        # As unsigned integers negative ones are the largest: one pass instead of two.
+        if np.maximum.reduce(array.view(_UNSIGNED[array.itemsize]), axis=None) <= high:
+            return
     # Written so that a NaN is outside.
-    if least >= low and most <= high:
+    elif np.minimum.reduce(array, axis=None) >= low and np.maximum.reduce(array, axis=None) <= high:
         return
     with np.errstate(invalid="ignore"):
         outside = np.argwhere(~((array >= low) & (array <= high)))

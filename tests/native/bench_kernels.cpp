@@ -372,7 +372,8 @@ int main(int argc, char** argv) {
     for (int64_t length : {16, 49, 128, 256, 512}) {
       if (!want("attention") || (only_length && length != only_length)) continue;
       for (bool narrow : {false, true}) {
-        for (bool masked : {false, true}) bench_attention(n_threads, 12, length, 32, masked, narrow);
+        for (bool masked : {false, true})
+          bench_attention(n_threads, 12, length, 32, masked, narrow);
         bench_attention(n_threads, 12, length, 64, false, narrow);
       }
     }

@@ -45,7 +45,7 @@ def pack_int8(q: np.ndarray, scales: np.ndarray) -> np.ndarray:
     n = q.shape[1]
     count = -(-n // PANEL)
     parts = [np.zeros((count, 0), np.int8)]
-    for block, scale in zip(blocks_of(q.T), scales):
+    for block, scale in zip(blocks_of(q.T), scales, strict=True):
         values = panels(q[block], 4)
         padded = np.zeros(count * PANEL, np.float32)
         padded[:n] = scale

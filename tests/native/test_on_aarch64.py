@@ -33,6 +33,10 @@ SELECTED = {
 }  # fmt: skip
 
 
+#: What a variant multiplies otherwise, on a CPU that has its instructions.
+DOTPROD = "int8 and not random_shapes and not every_number_of_rows and not long_rows or outlier or rounded_rows or depend_on_the_others or (int8 and (dotprod-0 or 2065))"
+
+
 @pytest.fixture(scope="module")
 def cross_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for $PATH in which g++, objcopy and so on are the cross tools."""
@@ -45,22 +49,34 @@ def cross_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("file", list(SELECTED))
 def test_native_tests_pass_on_aarch64(file: str, arm64_python: str, cross_tools: Path) -> None:
+    run_emulated(file, SELECTED[file], "cortex-a53", arm64_python, cross_tools)
+
+
+def test_dot_products_pass_on_aarch64(arm64_python: str, cross_tools: Path) -> None:
+    run_emulated(
+        "test_gemm_narrow.py", DOTPROD, "cortex-a76", arm64_python, cross_tools, "aarch64-dotprod"
+    )
+
+
+def run_emulated(
+    file: str, select: str, cpu: str, python: str, cross_tools: Path, march: str = ""
+) -> None:
     """pytest itself is emulated; the compilers that it calls are not."""
     environment = {
         **os.environ,
         "PATH": f"{cross_tools}:{os.environ['PATH']}",
-        "PYTHONPATH": str(Path(arm64_python).parent / "tools"),
+        "PYTHONPATH": str(Path(python).parent / "tools"),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "QEMU_CPU": "cortex-a53",
+        "QEMU_CPU": cpu,
+        "EDGECOMPILE_TEST_MARCHES": march,
     }
     environment.pop("CXX", None)
     for name in [x for x in environment if x.startswith(("PYTEST_XDIST", "PYTEST_CURRENT"))]:
         del environment[name]
-    select = ["-k", SELECTED[file]] if SELECTED[file] else []
+    chosen = ["-k", select] if select else []
     done = subprocess.run(
-        [arm64_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *select,
-         f"tests/native/{file}"],
+        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, f"tests/native/{file}"],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     print(done.stdout[-3000:])

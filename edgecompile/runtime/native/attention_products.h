@@ -43,8 +43,8 @@ struct FloatProducts {
   }
 
  private:
-  static void multiply(const float* a, int64_t lda, int64_t rows, const float* panel,
-                       int64_t depth, int64_t columns, float* c, int64_t ldc) {
+  static void multiply(const float* a, int64_t lda, int64_t rows, const float* panel, int64_t depth,
+                       int64_t columns, float* c, int64_t ldc) {
     Tile t{};
     t.k = depth;
     t.a = a;

@@ -1,9 +1,7 @@
 // Products with a narrow B on the tile registers of AMX: rows of A as tiles want them, blocks of
 // tiles, tasks. A "Math" has, beside what finish_narrow needs,
 //   A, kDepth            elements of a row of A; as many as a group has
-//   kPlanes              parts that a row of A is split in, each multiplied with B
 //   multiply<C, A, B>()  the instruction
-//   add_planes(to, from, n)   the first plane's sums and the second's
 //   add_halves(to, from, n) sums of some steps and of the others
 #pragma once
 
@@ -15,7 +13,7 @@ namespace ec {
 // The rows of a task: half of a second-level cache of 2 MiB.
 constexpr int64_t kAmxBlockBytes = int64_t{1} << 20;
 
-// A row of A in one plane: 64 bytes for each step. The last step repeats groups of the one before
+// A row of A: 64 bytes for each step. The last step repeats groups of the one before
 // (see amx_step), for which there are zeros.
 template <class Math>
 struct AmxRow {
@@ -30,39 +28,35 @@ struct AmxRow {
     before = steps > 1 ? (steps - 1) * kElements : 0;
     zeros = steps > 1 ? steps * kElements - groups * Math::kDepth : 0;
   }
-  int64_t elements() const { return steps * kAmxGroups * Math::kDepth; }  // of a plane
-  int64_t bytes() const { return Math::kPlanes * steps * kAmxBytes; }
+  int64_t bytes() const { return steps * kAmxBytes; }
 
-  // put(from, part, n) writes elements [from, from + n) of a row to the first plane, from `part`
-  // on, and their other parts as far behind as `elements`; what is left of the planes becomes zero.
+  // put(from, part, n) writes elements [from, from + n) of a row to `part`; what is left of the row
+  // becomes zero.
   template <class Put>
   void write(int64_t k, typename Math::A* to, const Put& put) const {
     put(0, to, before);
     put(before, to + before + zeros, k - before);
-    for (int plane = 0; plane < Math::kPlanes; ++plane, to += elements()) {
-      std::fill_n(to + before, zeros, typename Math::A{0});
-      std::fill_n(to + zeros + k, groups * Math::kDepth - k, typename Math::A{0});
-    }
+    std::fill_n(to + before, zeros, typename Math::A{0});
+    std::fill_n(to + zeros + k, groups * Math::kDepth - k, typename Math::A{0});
   }
 };
 
 // C[m0:m1, panels p0:p1].
 template <class Math>
 void run_amx_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
-  using Sum = typename Math::Sum;
   const AmxRow<Math> row(p.k);
   const int64_t rows = m1 - m0;
   // Tiles of one height, so that there is one shape; the last may compute rows that nobody wants.
   const int64_t tiles = (rows + kAmxRows - 1) / kAmxRows;
   const int64_t height = (rows + tiles - 1) / tiles;
-  const int64_t block_rows = Math::kPlanes == 1 ? 2 * height : height;
+  const int64_t block_rows = 2 * height;
   const int64_t blocks = (rows + block_rows - 1) / block_rows;
   const int64_t all_panels = (p.n + kPanel - 1) / kPanel;
   const int64_t direction = takes_from_back() ? -1 : 1;  // so that the next task's panels come next
   const int64_t all_steps = blocks * std::max<int64_t>(row.steps, 1);
   const int64_t lines = (p.panel_bytes / 64 + all_steps - 1) / all_steps;
 
-  alignas(64) Sum sums[2 * kAmxRows * kPanel];
+  alignas(64) float sums[2 * kAmxRows * kPanel];
   AmxBlock t{};
   t.groups = row.groups;
   t.rows = height;
@@ -85,15 +79,11 @@ void run_amx_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int64_t
     for (int64_t r0 = 0; r0 < rows; r0 += block_rows) {
       const int64_t count = std::min(block_rows, rows - r0);
       t.a = reinterpret_cast<const char*>(p.a) + (m0 + r0) * t.lda;
-      Sum* const second = sums + height * kPanel;
-      if constexpr (Math::kPlanes == 2) {
-        run_two_tiles<Math>(t, row.steps * kAmxBytes, prefetch);
-        Math::add_planes(sums, second, count * kPanel);
-      } else if (count > height) {
+      if (count > height) {
         run_two_tiles<Math>(t, height * t.lda, prefetch);
       } else {
         run_one_tile<Math>(t, prefetch);
-        Math::add_halves(sums, second, count * kPanel);
+        Math::add_halves(sums, sums + height * kPanel, count * kPanel);
       }
       finish_narrow(p, m0 + r0, count, n0, columns, sums);
     }
@@ -109,7 +99,7 @@ void run_amx_tasks(const NarrowProduct<Math>& p) {
   divide_narrow(p, limits, run_amx_block<Math>);
 }
 
-// prepare(r0, rows, to, ld, scales) as for run_prepared, rows as AmxRow says.
+// prepare(r0, rows, to, ld) as for run_prepared, rows as AmxRow says.
 template <class Math, class Prepare>
 void run_amx(const NarrowProduct<Math>& p, const Prepare& prepare) {
   run_prepared(p, AmxRow<Math>(p.k).bytes(), kAmxRows, prepare, run_amx_tasks<Math>);

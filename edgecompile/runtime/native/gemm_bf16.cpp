@@ -17,6 +17,7 @@ struct Bf16Math : Bf16Sums {
   static constexpr int kParts = 2;
   static constexpr int64_t kSerialWork = 200'000;
   static constexpr int64_t kMemoryRows = 4;
+  static constexpr int64_t kTaskWork = 600'000;
 
   EC_INLINE static vf32 load_b(const char* b, int part) {
 #if defined(__x86_64__)
@@ -36,10 +37,7 @@ struct Bf16Math : Bf16Sums {
 #if EC_BF16_TILES
 struct Bf16Tiles {
   using A = uint16_t;
-  using Sum = float;
   static constexpr int64_t kDepth = 2;
-  static constexpr int kPlanes = 1;
-  static constexpr bool kScales = false;
   static constexpr int64_t kSerialWork = 1'600'000;
   static constexpr int64_t kMemoryRows = 32;
 
@@ -76,8 +74,8 @@ void gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
 #if EC_BF16_TILES
   if (amx_permitted()) {
     const AmxRow<Bf16Tiles> row(k);
-    NarrowProduct<Bf16Tiles> p{m, n, k, nullptr, 0, nullptr, b, panel_bytes, c, ldc, epilogue};
-    run_amx(p, [&](int64_t r0, int64_t rows, uint16_t* to, int64_t ld, float*) {
+    NarrowProduct<Bf16Tiles> p{m, n, k, nullptr, 0, b, panel_bytes, c, ldc, epilogue};
+    run_amx(p, [&](int64_t r0, int64_t rows, uint16_t* to, int64_t ld) {
       for (int64_t r = 0; r < rows; ++r, to += ld) {
         row.write(k, to, [&](int64_t from, uint16_t* part, int64_t count) {
           round_to_bf16(a + (r0 + r) * lda + from, count, part);
@@ -89,8 +87,8 @@ void gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
 #endif
 #if EC_BF16_PAIRS
   if (pairs_pay()) {
-    NarrowProduct<Bf16Pairs> p{m, n, k, nullptr, 0, nullptr, b, panel_bytes, c, ldc, epilogue};
-    run_prepared(p, [&](int64_t r0, int64_t rows, uint16_t* to, int64_t ld, float*) {
+    NarrowProduct<Bf16Pairs> p{m, n, k, nullptr, 0, b, panel_bytes, c, ldc, epilogue};
+    run_prepared(p, [&](int64_t r0, int64_t rows, uint16_t* to, int64_t ld) {
       for (int64_t r = 0; r < rows; ++r, to += ld) {
         round_to_bf16(a + (r0 + r) * lda, k, to);
         if (k % 2 != 0) to[k] = 0;  // its partner in B is zero, but this might be a NaN
@@ -99,10 +97,10 @@ void gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
     return;
   }
 #endif
-  NarrowProduct<Bf16Math> p{m, n, k, nullptr, 0, nullptr, b, panel_bytes, c, ldc, epilogue};
+  NarrowProduct<Bf16Math> p{m, n, k, nullptr, 0, b, panel_bytes, c, ldc, epilogue};
   // Rows that lie a multiple of a page apart compete for the same few places of the first cache.
   if (m > 1 && lda % 1024 == 0 && k * 4 > kNarrowRowBytes && n > kPanel) {
-    run_prepared(p, [&](int64_t r0, int64_t rows, float* to, int64_t ld, float*) {
+    run_prepared(p, [&](int64_t r0, int64_t rows, float* to, int64_t ld) {
       copy_rows(a + r0 * lda, lda, 1, rows, k, 1.0f, to, ld);
     });
   } else {

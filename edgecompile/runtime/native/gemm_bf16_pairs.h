@@ -16,7 +16,6 @@ namespace ec {
 
 // Sums of a column in one lane of single precision, however the products come about.
 struct Bf16Sums {
-  using Sum = float;
   using Acc = vf32;
   static constexpr int kRegisters = 1;
   static constexpr int kSpare = 1;
@@ -24,7 +23,6 @@ struct Bf16Sums {
   static constexpr int kPerStore = 1;
   static constexpr int kDepth = 2;
   static constexpr bool kLongLatency = true;
-  static constexpr bool kScales = false;
 
   EC_INLINE static vf32 add(vf32 x, vf32 y) { return x + y; }
   EC_INLINE static void store_sums(const vf32 (&acc)[1], float* out, bool accumulate) {
@@ -56,6 +54,7 @@ struct Bf16Pairs : Bf16Sums {
   static constexpr int kParts = 1;
   static constexpr int64_t kSerialWork = 400'000;
   static constexpr int64_t kMemoryRows = 8;
+  static constexpr int64_t kTaskWork = 1'200'000;
 
   EC_INLINE static vu32 load_b(const char* b, int) {
     return load<vu32>(reinterpret_cast<const uint32_t*>(b));

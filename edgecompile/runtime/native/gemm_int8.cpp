@@ -144,11 +144,10 @@ class RowQuantizer {
 // Rows of any bytes, sums in single precision with all scales in them.
 struct Int8Sums {
   using A = char;
-  using Sum = float;
   static constexpr int kDepth = 4;
-  static constexpr bool kScales = false;
   static constexpr int64_t kSerialWork = Int8Math::kParts == 2 ? 800'000 : 400'000;
   static constexpr int64_t kMemoryRows = Int8Math::kParts == 2 ? 8 : 4;
+  static constexpr int64_t kTaskWork = Int8Math::kParts == 2 ? 1'800'000 : 600'000;
 };
 using Product = NarrowProduct<Int8Sums>;
 
@@ -205,18 +204,19 @@ void gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, con
                float* c, int64_t ldc, const Epilogue& epilogue) {
   const RowQuantizer quantize(k);
   const char* const b = reinterpret_cast<const char*>(b_packed);
-  Product p{m, n, k, nullptr, 0, nullptr, b, packed_elements_int8(1, k), c, ldc, epilogue};
+  Product p{m, n, k, nullptr, 0, b, packed_elements_int8(1, k), c, ldc, epilogue};
   // A task's rows: half of a second-level cache of 512 KiB.
-  const GridLimits limits{.most_rows = std::max<int64_t>(kNarrowBlockBytes / (quantize.row_bytes() + 1),
-                                                         2 * kTileRows),
-                          .serial_work = Int8Sums::kSerialWork,
-                          .memory_rows = Int8Sums::kMemoryRows,
-                          .task_work = Int8Math::kParts == 2 ? 1'800'000 : 600'000};
+  const GridLimits limits{
+      .most_rows = std::max<int64_t>(kNarrowBlockBytes / (quantize.row_bytes() + 1), 2 * kTileRows),
+      .serial_work = Int8Sums::kSerialWork,
+      .memory_rows = Int8Sums::kMemoryRows,
+      .task_work = Int8Sums::kTaskWork};
   run_prepared(
       p, quantize.row_bytes(), 0,
-      [&](int64_t r0, int64_t rows, char* to, int64_t ld, float*) {
+      [&](int64_t r0, int64_t rows, char* to, int64_t ld) {
         static thread_local Scratch t_most;
-        int32_t* const most = reinterpret_cast<int32_t*>(t_most.get((k + kInt8Block - 1) / kInt8Block));
+        int32_t* const most =
+            reinterpret_cast<int32_t*>(t_most.get((k + kInt8Block - 1) / kInt8Block));
         for (int64_t r = 0; r < rows; ++r) quantize(a + (r0 + r) * lda, to + r * ld, most);
       },
       [&](const Product& part) { divide_narrow(part, limits, run_block); });

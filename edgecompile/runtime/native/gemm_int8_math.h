@@ -159,11 +159,11 @@ struct Int8Math {
   EC_INLINE static vi32 total(const Acc (&acc)[2]) {
     constexpr int n = kFloatLanes;
     const vi32 x = acc[0], y = acc[1];
-    const vi32 sums =
-        [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
-          return __builtin_shuffle(x, y, vi32{from_pairs(i)...}) +
-                 __builtin_shuffle(x, y, vi32{from_pairs(i) + 1 ...});
-        }(std::make_integer_sequence<int, n>{});
+    const vi32 sums = [&]<int... i>(std::integer_sequence<int, i...>)
+                          __attribute__((always_inline)) {
+                            return __builtin_shuffle(x, y, vi32{from_pairs(i)...}) +
+                                   __builtin_shuffle(x, y, vi32{from_pairs(i) + 1 ...});
+                          }(std::make_integer_sequence<int, n>{});
     if constexpr (n == 4) return sums;
     return [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
       return __builtin_shuffle(sums, vi32{(i % (n / 2) / 2 * 4 + i / (n / 2) * 2 + i % 2)...});

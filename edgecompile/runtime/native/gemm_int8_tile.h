@@ -29,7 +29,9 @@ struct Int8Row {
     return Math::kParts * part() * static_cast<int64_t>(sizeof(typename Math::A));
   }
   int64_t starts_at() const { return scales_at() + Math::kParts * blocks * 4; }
-  int64_t bytes() const { return starts_at() + (Math::kOffset != 0 ? Math::kParts * blocks * 4 : 0); }
+  int64_t bytes() const {
+    return starts_at() + (Math::kOffset != 0 ? Math::kParts * blocks * 4 : 0);
+  }
 };
 
 constexpr int kInt8Rows = 6;
@@ -163,8 +165,7 @@ struct Int8TileTable {
  private:
   template <int... R>
   explicit constexpr Int8TileTable(std::integer_sequence<int, R...>)
-      : run{run_int8_tile<Math, R + 1>...},
-        columns{int8_vectors<Math, R + 1>() * kFloatLanes...} {}
+      : run{run_int8_tile<Math, R + 1>...}, columns{int8_vectors<Math, R + 1>() * kFloatLanes...} {}
 };
 inline constexpr Int8TileTable<Int8Math> kInt8Tiles;
 

@@ -22,7 +22,6 @@ struct NarrowProduct {
   int64_t m, n, k;
   const typename Math::A* a;
   int64_t lda;
-  const float* row_scales;  // [M], or null
   const char* b;
   int64_t panel_bytes;
   float* c;
@@ -30,10 +29,9 @@ struct NarrowProduct {
   Epilogue epilogue;
 };
 
-// What a panel's columns are multiplied by and start from.
+// What a panel's columns start from.
 struct NarrowColumns {
   int64_t count;
-  const float* scales;  // where Math::kScales
   alignas(64) float bias[kPanel];
 
   template <class Math>
@@ -41,9 +39,6 @@ struct NarrowColumns {
     const int64_t n0 = panel * kPanel;
     const Epilogue& e = p.epilogue;
     count = std::min(kPanel, p.n - n0);
-    const int64_t groups = (p.k + Math::kDepth - 1) / Math::kDepth;
-    const char* const behind = p.b + panel * p.panel_bytes + groups * kGroupBytes;
-    scales = Math::kScales ? reinterpret_cast<const float*>(behind) : nullptr;
     if (e.bias == nullptr) return;
     for (int64_t j = 0; j < count; ++j) bias[j] = e.beta * e.bias[n0 + j];
   }
@@ -52,16 +47,12 @@ struct NarrowColumns {
 // sums [rows][32] become rows of C, from row r0 and column n0 on.
 template <class Math>
 void finish_narrow(const NarrowProduct<Math>& p, int64_t r0, int64_t rows, int64_t n0,
-                   const NarrowColumns& columns, typename Math::Sum* sums) {
+                   const NarrowColumns& columns, float* sums) {
   constexpr int kL = kFloatLanes;
   const Epilogue& e = p.epilogue;
-  const auto factor_of = [&](int64_t r) __attribute__((always_inline)) {
-    return broadcast(p.row_scales == nullptr ? e.alpha : e.alpha * p.row_scales[r0 + r]);
-  };
-  const auto scaled = [&](int64_t r, int64_t j, vf32 factor) __attribute__((always_inline)) {
-    const vf32 x = convert<vf32>(load<Vector<typename Math::Sum, kL>>(sums + r * kPanel + j));
-    if constexpr (Math::kScales) factor *= load(columns.scales + j);
-    return fma(x, factor, load(columns.bias + j));
+  const vf32 factor = broadcast(e.alpha);
+  const auto scaled = [&](int64_t r, int64_t j) __attribute__((always_inline)) {
+    return fma(load(sums + r * kPanel + j), factor, load(columns.bias + j));
   };
   const auto residual_of = [&](int64_t r) __attribute__((always_inline)) {
     return e.residual == nullptr ? nullptr : e.residual + (r0 + r) * e.ld_residual + n0;
@@ -74,20 +65,17 @@ void finish_narrow(const NarrowProduct<Math>& p, int64_t r0, int64_t rows, int64
                          };
   if (e.act == Activation::kNone && columns.count == kPanel) {
     for (int64_t r = 0; r < rows; ++r) {
-      const vf32 factor = factor_of(r);
       const float* const residual = residual_of(r);
       float* const to = p.c + (r0 + r) * p.ldc + n0;
-      for (int64_t j = 0; j < kPanel; j += kL) write(to, residual, j, scaled(r, j, factor));
+      for (int64_t j = 0; j < kPanel; j += kL) write(to, residual, j, scaled(r, j));
     }
     return;
   }
   // The results take the place of the sums.
-  static_assert(sizeof(typename Math::Sum) == sizeof(float));
-  float* const results = reinterpret_cast<float*>(sums);
+  float* const results = sums;
   for (int64_t r = 0; r < rows; ++r) {
-    const vf32 factor = factor_of(r);
     for (int64_t j = 0; j < columns.count; j += kL) {
-      store(results + r * kPanel + j, scaled(r, j, factor));
+      store(results + r * kPanel + j, scaled(r, j));
     }
   }
   if (columns.count == kPanel) {
@@ -124,10 +112,8 @@ void run_narrow_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int6
   const int64_t step = takes_from_back() ? -1 : 1;  // so that the next task's panels come next
   const int64_t calls = tiles * (kPanel / kTable.columns[(rows + tiles - 1) / tiles - 1]);
 
-  using Sum = typename Math::Sum;
-  alignas(64) Sum tile_sums[kTileRows * kPanel];
-  Sum* const all_sums =
-      slices == 1 ? nullptr : reinterpret_cast<Sum*>(t_sums.get((p1 - p0) * rows * kPanel));
+  alignas(64) float tile_sums[kTileRows * kPanel];
+  float* const all_sums = slices == 1 ? nullptr : t_sums.get((p1 - p0) * rows * kPanel);
 
   for (int64_t g0 = 0; g0 == 0 || g0 < groups; g0 += depth) {
     const bool last = g0 + depth >= groups;
@@ -160,7 +146,7 @@ void run_narrow_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int6
         const int64_t count = done - r0;
         const int width = kTable.columns[count - 1];
         t.a = p.a + (m0 + r0) * p.lda + g0 * Math::kDepth;
-        Sum* const sums = slices == 1 ? tile_sums : all_sums + (i_panel * rows + r0) * kPanel;
+        float* const sums = slices == 1 ? tile_sums : all_sums + (i_panel * rows + r0) * kPanel;
         for (int64_t j = 0; j < columns.count; j += width) {
           t.b = b + g0 * kGroupBytes + j * 4;
           t.sums = sums + j;
@@ -196,15 +182,16 @@ void run_narrow(const NarrowProduct<Math>& p) {
   const int64_t row_bytes = std::clamp<int64_t>(p.k * kSize, 256, kNarrowRowBytes);
   GridLimits limits{.most_rows = kNarrowBlockBytes / row_bytes,
                     .serial_work = Math::kSerialWork,
-                    .memory_rows = Math::kMemoryRows};
+                    .memory_rows = Math::kMemoryRows,
+                    .task_work = Math::kTaskWork};
   // Sums of slices are kept for a group of panels.
   if (p.k * kSize > kNarrowRowBytes) limits.least_groups = (panels + 31) / 32;
   divide_narrow(p, limits, run_narrow_block<Math>);
 }
 
-// run(p) with rows of A that prepare(r0, rows, to, ld, scales) writes, [M][ld] elements of which
-// `row_bytes` are wanted, and scales [M] if the Math has any. Each row is prepared once. Behind the
-// last one there is memory for `spare` rows more.
+// run(p) with rows of A that prepare(r0, rows, to, ld) writes, [M][ld] elements of which
+// `row_bytes` are wanted. Each row is prepared once. Behind the last one there is memory for
+// `spare` rows more.
 template <class Math, class Prepare, class Run>
 void run_prepared(NarrowProduct<Math> p, int64_t row_bytes, int64_t spare, const Prepare& prepare,
                   const Run& run) {
@@ -217,11 +204,9 @@ void run_prepared(NarrowProduct<Math> p, int64_t row_bytes, int64_t spare, const
   const int64_t most = std::max<int64_t>(4 * kTileRows, kPreparedBytes / (ld * kSize));
   const int64_t m = p.m;
   const int64_t size = std::min(m, most);
-  float* const scales = t_prepared.get((size + 15) / 16 * 16 + (size + spare) * ld * kSize / 4);
-  A* const to = reinterpret_cast<A*>(scales + (size + 15) / 16 * 16);
+  A* const to = reinterpret_cast<A*>(t_prepared.get((size + spare) * ld * kSize / 4));
   p.a = to;
   p.lda = ld;
-  if (Math::kScales) p.row_scales = scales;
   const float* const residual = p.epilogue.residual;
   float* const c = p.c;
   for (int64_t m0 = 0; m0 < m; m0 += most) {
@@ -229,7 +214,7 @@ void run_prepared(NarrowProduct<Math> p, int64_t row_bytes, int64_t spare, const
     const int64_t parts = p.m * p.k < 16'384 ? 1 : std::min<int64_t>(p.m, 2 * num_threads());
     parallel_for(parts, [&](int64_t i) {
       const int64_t r0 = p.m * i / parts, r1 = p.m * (i + 1) / parts;
-      prepare(m0 + r0, r1 - r0, to + r0 * ld, ld, scales + r0);
+      prepare(m0 + r0, r1 - r0, to + r0 * ld, ld);
     });
     p.c = c + m0 * p.ldc;
     if (residual != nullptr) p.epilogue.residual = residual + m0 * p.epilogue.ld_residual;

@@ -1,6 +1,6 @@
 // The innermost loops of products with a narrow B: one register tile, written once over the
 // arithmetic, "Math", that it is made of. A Math has
-//   A, Sum           element types of A as prepared, and of the stored sums (4 bytes)
+//   A                element type of A as prepared
 //   Acc              partial sums of kColumns columns, which take kRegisters registers
 //   kSpare           registers needed beside them, a row of B or a column of A
 //   kDepth           k steps of one group: 4 bytes of each column of B
@@ -26,12 +26,12 @@ struct NarrowTile {
   bool half;                  // and the first part of one group more
   const typename Math::A* a;  // rows of contiguous elements
   int64_t lda;
-  const char* b;             // the first column of the first group
-  typename Math::Sum* sums;  // rows that lie ld_sums apart
+  const char* b;  // the first column of the first group
+  float* sums;    // rows that lie ld_sums apart
   int64_t ld_sums;
-  bool accumulate;           // add to what is there
-  const char* prefetch;      // memory soon needed, or null
-  int prefetch_lines;        // of 64 bytes, for every kNarrowUnroll groups
+  bool accumulate;       // add to what is there
+  const char* prefetch;  // memory soon needed, or null
+  int prefetch_lines;    // of 64 bytes, for every kNarrowUnroll groups
 };
 
 constexpr int kNarrowUnroll = 4;

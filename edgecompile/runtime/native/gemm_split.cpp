@@ -8,7 +8,6 @@
 namespace ec {
 
 namespace {
-constexpr int64_t kTaskWork = 600'000;            // multiply-adds
 constexpr int64_t kGatheredRows = 4 * kTileRows;  // of a chunk, at least
 }  // namespace
 
@@ -38,7 +37,8 @@ Grid divide_gathered(int64_t batch, int64_t m, int64_t n, int64_t k, int64_t mos
   const int64_t threads = num_threads();
   const int64_t work = batch * m * n * std::max<int64_t>(k, 1);
   if (threads == 1 || work < GridLimits{}.serial_work) return grid;
-  const int64_t wanted = std::clamp<int64_t>(work / kTaskWork, 4 * threads, 16 * threads);
+  const int64_t wanted =
+      std::clamp<int64_t>(work / GridLimits{}.task_work, 4 * threads, 16 * threads);
   const int64_t enough = (wanted + batch - 1) / batch;
   grid.chunks = std::clamp<int64_t>(m / kGatheredRows, grid.chunks, std::max(grid.chunks, enough));
   grid.groups = std::clamp<int64_t>(wanted / (batch * grid.chunks), 1, panels);

@@ -20,7 +20,6 @@ struct GridLimits {
   int64_t serial_work = 200'000;
   int64_t memory_rows = 8;
   int64_t task_work = 600'000;  // multiply-adds of a task, some ten microseconds
-  int64_t tile_rows = 12;       // chunks are of whole tiles
 };
 
 Grid divide(int64_t batch, int64_t m, int64_t n, int64_t k, const GridLimits& limits);
