@@ -27,9 +27,9 @@ PRECISIONS = ("fp32", "bf16", "int8")
 
 
 #: Least cosine of each output with eager's, by precision. bf16 rounds a weight by 2**-9 of itself
-#: at most (0.1 % rms; CPUs with bf16 products round the activations alike), int8 by 1/254 of its
-#: column's largest (0.5 to 1 % rms of an ordinary column): independent errors of a few layers in a
-#: row stay within these. fp32 is held to its tolerance, which is narrower than any cosine says. fp16,
+#: at most (0.1 % rms; CPUs with bf16 products round the activations alike), int8 by 1/254 of the
+#: largest of its block (0.5 % rms of an ordinary one; some CPUs round the activations alike):
+#: independent errors of a few layers in a row stay within these. fp32 is held to its tolerance, which is narrower than any cosine says. fp16,
 #: in which a GPU calculates all of a model, rounds by 2**-11 at each step; GPUs may sum in it, too, so
 #: it is given what bf16 is.
 COSINES: Mapping[str, float] = {"bf16": 0.9999, "fp16": 0.9999, "int8": 0.999}

@@ -129,6 +129,7 @@ def install(watch: Watch) -> None:
     """Wraps what the loader opens, hashes and loads with; the audit hook can't be taken off."""
     os_open, hash_descriptor = os.open, files.hash_descriptor
     parse, open_program = files.parse_manifest, aoti.RuntimeLibrary.open_program
+    find_loaded = aoti.find_loaded
 
     def opening(path: Any, flags: int, *rest: Any, **named: Any) -> int:
         fd = os_open(path, flags, *rest, **named)
@@ -153,9 +154,19 @@ def install(watch: Watch) -> None:
             watch.active = True
         return open_program(self, pinned, *rest)
 
+    def finding(soname: str) -> Any:
+        # Asks the dynamic loader what it has loaded already; loads nothing.
+        if "/" in soname:
+            watch.accuse(f"looks for {soname!r}, a path")
+        active, watch.active = watch.active, False
+        found = find_loaded(soname)
+        watch.active = active
+        return found
+
     os.open = opening
     files.hash_descriptor = hashing
     files.parse_manifest = parsing
+    aoti.find_loaded = finding
     aoti.RuntimeLibrary.open_program = open_checked  # type: ignore[method-assign]
     sys.addaudithook(watch.audit)
 

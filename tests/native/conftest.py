@@ -51,7 +51,7 @@ def runnable_marches() -> list[str]:
         marches.append("x86-64-v4")
     if {"avx512_vnni", "avx512_bf16"} <= flags:
         marches.append("x86-64-avx512bf16")
-    if {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"} <= flags:
+    if {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"} <= flags:
         marches.append("x86-64-amx")
     return marches
 

@@ -255,6 +255,19 @@ def test_operands_that_may_be_rounded(kernels: ctypes.CDLL, seed: int) -> None:
         check(kernels, case, rng, f"{seed}.{i}: {q.shape} {k.shape} {v.shape}")
 
 
+def test_keys_that_no_query_of_a_tile_sees_are_not_read(kernels: ctypes.CDLL) -> None:
+    """Tiles have up to 12 queries, those of pairs take two keys at once: an odd last one has none beside it."""
+    rng = np.random.default_rng(5)
+    q, k, v = (random_tensor(rng, 1, 1, PAIR_QUERIES, 32) for _ in range(3))
+    for key in range(12, PAIR_QUERIES):
+        spoilt = v.copy()
+        spoilt[0, 0, key] = np.nan
+        out = np.empty((1, 1, PAIR_QUERIES, 32), F)
+        run(kernels, Case(q, k, spoilt, causal=True, narrow=True), out)
+        assert np.isfinite(out[0, 0, : key - 11]).all(), key
+        assert np.isnan(out[0, 0, key:]).all(), key
+
+
 def test_scores_of_any_size_do_not_overflow(kernels: ctypes.CDLL) -> None:
     rng = np.random.default_rng(4)
     q, k, v = (random_tensor(rng, 1, 2, 40, 32) for _ in range(3))

@@ -61,6 +61,18 @@ def test_good_inputs_are_passed_without_a_copy(checker: InputChecker) -> None:
             {"input_ids": np.array([[0, 1, 100, 3, -1]])},
             "input_ids: 2 of 5 values lie outside 0..99, the first is 100 at [0, 2]",
         ),
+        (
+            {"input_ids": np.array([[0, 1, 2, 99, -1]])},
+            "input_ids: 1 of 5 values lie outside 0..99, the first is -1 at [0, 4]",
+        ),
+        (
+            {"input_ids": np.array([[0, -128, 2, 99, 3]], np.int8)},
+            "input_ids: 1 of 5 values lie outside 0..99, the first is -128 at [0, 1]",
+        ),
+        (
+            {"input_ids": np.array([[-(2**63), 1, 2, 3, 4]]).astype(">i8")},
+            "input_ids: 1 of 5 values lie outside 0..99, the first is -9223372036854775808 at [0, 0]",
+        ),
     ],
 )
 def test_bad_inputs(checker: InputChecker, change: dict[str, Any], text: str) -> None:

@@ -115,8 +115,16 @@ struct PairProducts {
   }
   static void weigh(const float*, int64_t, int64_t rows, const float* panel, int64_t keys,
                     int64_t columns, const float* copy, float* sums) {
-    multiply(reinterpret_cast<const uint16_t*>(copy), ld_pairs(keys), rows, panel, keys, columns,
-             sums, kPanel);
+    const uint16_t* const rounded = reinterpret_cast<const uint16_t*>(copy);
+    multiply(rounded, ld_pairs(keys), rows, panel, keys / 2 * 2, columns, sums, kPanel);
+    if (keys % 2 == 0) return;
+    // The partner of the last key is one that these queries may not see: it might be a NaN.
+    alignas(64) float last[kPanel];
+    for (int64_t c = 0; c < kPanel; c += kFloatLanes) {
+      const vu32 pairs = bits_as<vu32>(load(panel + keys / 2 * kPanel + c));
+      store(last + c, bits_as<vf32>(pairs & 0xffffu));
+    }
+    multiply(rounded + keys - 1, ld_pairs(keys), rows, last, 1, columns, sums, kPanel, true);
   }
 
  private:
@@ -133,13 +141,15 @@ struct PairProducts {
     return convert<vu32>((Vector<uint16_t, kFloatLanes>)_mm512_cvtneps_pbh((__m512)x));
   }
   static void multiply(const uint16_t* a, int64_t lda, int64_t rows, const float* panel,
-                       int64_t depth, int64_t columns, float* c, int64_t ldc) {
+                       int64_t depth, int64_t columns, float* c, int64_t ldc,
+                       bool accumulate = false) {
     constexpr auto& kTable = kNarrowTiles<Bf16Pairs>;
     NarrowTile<Bf16Pairs> t{};
     t.groups = (depth + 1) / 2;
     t.a = a;
     t.lda = lda;
     t.ld_sums = ldc;
+    t.accumulate = accumulate;
     for (int64_t j = 0; j < columns; j += kTable.columns[rows - 1]) {
       t.b = reinterpret_cast<const char*>(panel + j);
       t.sums = c + j;

@@ -64,8 +64,10 @@ class RowQuantizer {
       if (!finite || most[block] == 0) {
         std::fill_n(values + from, kInt8Block, A{0});
         scales[block] = finite ? 0.0f : __builtin_nanf("");
-        if constexpr (Int8Math::kOffset != 0) starts[block] = 0;
-        if constexpr (Int8Math::kParts == 2) scales[row_.blocks + block] = 0.0f;
+        for (int part = 0; part < Int8Math::kParts; ++part) {
+          if (part > 0) scales[part * row_.blocks + block] = 0.0f;
+          if constexpr (Int8Math::kOffset != 0) starts[part * row_.blocks + block] = 0;
+        }
         continue;
       }
       const Step step(largest, fine ? kFine : kCoarse);
@@ -158,12 +160,13 @@ void run_block(const Product& p, int64_t m0, int64_t m1, int64_t p0, int64_t p1)
   const int64_t all_panels = (p.n + kPanel - 1) / kPanel;
   const int64_t step = takes_from_back() ? -1 : 1;  // so that the next task's panels come next
   const int64_t calls = tiles * (kPanel / kInt8Tiles.columns[(rows + tiles - 1) / tiles - 1]);
-  alignas(64) float sums[kInt8Rows * kPanel] = {};  // zeros stay where there is nothing to sum
+  alignas(64) float sums[kInt8Rows * kPanel];
   Int8Tile t{};
   t.k = p.k;
   t.lda = p.lda;
   t.prefetch_lines = static_cast<int>((kBlockBytes / 64 + calls - 1) / calls);
-  const int64_t part = p.k / kInt8Block * t.prefetch_lines * 64;  // that one tile prefetches
+  const int64_t blocks = (p.k + kInt8Block - 1) / kInt8Block;
+  const int64_t part = blocks * t.prefetch_lines * 64;  // that one tile prefetches
   for (int64_t i_panel = 0; i_panel < p1 - p0; ++i_panel) {
     const int64_t panel = step > 0 ? p0 + i_panel : p1 - 1 - i_panel;
     const int64_t n_panel = panel + step;
@@ -186,7 +189,6 @@ void run_block(const Product& p, int64_t m0, int64_t m1, int64_t p0, int64_t p1)
         }
       }
       finish_narrow(p, m0 + r0, count, panel * kPanel, columns, sums);
-      if (p.k == 0) std::fill_n(sums, kInt8Rows * kPanel, 0.0f);  // results took their place
     }
   }
 }
