@@ -18,8 +18,8 @@ constexpr int64_t kBlockBytes = kBlockGroups * kGroupBytes + kPanel * 4;
 
 // A prepared row of activations: `parts` times [blocks][kInt8Block] elements, zeros beyond K; then
 // for each part a float for each block, what its integers are multiples of, 0 where the part isn't
-// wanted (its values may then be anything: a whole number times 0 adds nothing); then likewise int32
-// sums to start from, if the weights get an offset.
+// wanted (its values may then be anything: a whole number times 0 adds nothing); then likewise
+// int32 sums to start from, if the weights get an offset.
 template <class Math>
 struct Int8Row {
   int64_t blocks;

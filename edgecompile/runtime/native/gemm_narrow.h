@@ -36,8 +36,9 @@ bool int8_rounds_coarsely();
 
 // Each block of a row of A is rounded to whole multiples of its largest magnitude divided by 127;
 // or by 127·128, where the CPU has no instruction for four pairs of int8, and where the block's
-// largest value is over 12 times the row's root mean square, as far as the squares stay in the range of
-// single precision. Sums within a block are exact. A row with a NaN or an infinity gives NaN.
+// largest value is over 12 times the row's root mean square, as far as the squares stay in the
+// range of single precision. Sums within a block are exact. A row with a NaN or an infinity gives
+// NaN.
 void gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const int8_t* b_packed,
                float* c, int64_t ldc, const Epilogue& epilogue);
 
