@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 from tests.fake_gpu.rig import Rig, wait_for_pause
+
+
+def wait_until_it_waits(process: subprocess.Popen[str]) -> str:
+    """The line that says so."""
+    assert process.stderr is not None
+    while True:
+        line: str = process.stderr.readline()
+        assert line, "it didn't wait"
+        if "waiting until it is done" in line:
+            return line
 
 
 def test_the_second_waits_and_finds_the_engine(rig: Rig) -> None:
@@ -13,13 +24,7 @@ def test_the_second_waits_and_finds_the_engine(rig: Rig) -> None:
     with rig.start(FAKE_TRT_PAUSE=f"build_serialized_network:1:{pause}") as first:
         wait_for_pause(pause, first)
         with rig.start() as second:
-            assert second.stderr is not None
-            while True:
-                line = second.stderr.readline()
-                assert line, "it didn't wait"
-                if "waiting until it is done" in line:
-                    assert f"another process ({first.pid})" in line
-                    break
+            assert f"another process ({first.pid})" in wait_until_it_waits(second)
             pause.unlink()
             first_report = json.loads(first.communicate()[0])
             second_report = json.loads(second.communicate()[0])
@@ -34,9 +39,7 @@ def test_the_second_goes_on_where_the_first_was_killed(rig: Rig) -> None:
     with rig.start(FAKE_TRT_PAUSE=f"deserialize_cuda_engine:1:{pause}") as first:
         wait_for_pause(pause, first)
         with rig.start() as second:
-            assert second.stderr is not None
-            while "waiting until it is done" not in second.stderr.readline():
-                assert second.poll() is None
+            wait_until_it_waits(second)
             first.kill()
             report = json.loads(second.communicate()[0])
     assert report["state"] == "finished"
@@ -53,9 +56,7 @@ def test_two_bundles_take_turns(rig: Rig, fake_cudart_path: Path) -> None:
     with rig.start(FAKE_TRT_PAUSE=f"build_serialized_network:1:{pause}") as first:
         wait_for_pause(pause, first)
         with other.start() as second:
-            assert second.stderr is not None
-            while "waiting until it is done" not in second.stderr.readline():
-                assert second.poll() is None
+            wait_until_it_waits(second)
             assert other.calls("build_serialized_network") == []
             pause.unlink()
             assert json.loads(second.communicate()[0])["state"] == "finished"

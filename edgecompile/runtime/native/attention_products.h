@@ -71,7 +71,7 @@ struct PairProducts {
     uint16_t* const rounded = reinterpret_cast<uint16_t*>(copy);
     const int64_t ld = ld_pairs(a.dim);
     for (int64_t j = 0; j < kPanel; ++j) {  // columns beyond the keys are computed, and unused
-      take_row(k + std::min(j, keys - 1) * a.k_strides[2], a.dim, rounded + j * ld);
+      round_to_pairs(k + std::min(j, keys - 1) * a.k_strides[2], a.dim, rounded + j * ld);
     }
     transpose_words(copy, ld / 2, kPanel, (a.dim + 1) / 2, to, kPanel);
   }
@@ -98,7 +98,7 @@ struct PairProducts {
       for (int64_t d = 0; d < a.dim; d += kScaled) {
         const int64_t n = std::min(kScaled, a.dim - d);
         for (int64_t i = 0; i < n; ++i) scaled[i] = q[r * a.q_strides[2] + d + i] * a.scale;
-        take_row(scaled, n, to + d);
+        round_to_pairs(scaled, n, to + d);
       }
     }
     for (int64_t j = 0; j < keys; j += kPanel) {
@@ -110,7 +110,7 @@ struct PairProducts {
                            float* copy) {
     uint16_t* const rounded = reinterpret_cast<uint16_t*>(copy);
     for (int64_t r = 0; r < rows; ++r) {
-      take_row(weights + r * ld, keys, rounded + r * ld_pairs(keys));
+      round_to_pairs(weights + r * ld, keys, rounded + r * ld_pairs(keys));
     }
   }
   static void weigh(const float*, int64_t, int64_t rows, const float* panel, int64_t keys,
@@ -133,10 +133,6 @@ struct PairProducts {
   // Elements from one row to the next: whole cache lines.
   static int64_t ld_pairs(int64_t n) { return (n + 31) / 32 * 32; }
 
-  static void take_row(const float* from, int64_t n, uint16_t* to) {
-    round_to_bf16(from, n, to);
-    if (n % 2 != 0) to[n] = 0;
-  }
   EC_INLINE static vu32 widen(vf32 x) {
     return convert<vu32>((Vector<uint16_t, kFloatLanes>)_mm512_cvtneps_pbh((__m512)x));
   }

@@ -12,8 +12,9 @@
 namespace ec {
 namespace {
 
-struct Bf16Math : Bf16Sums {
+struct Bf16Math {
   using A = float;
+  static constexpr int kDepth = 2;
   static constexpr int kParts = 2;
   static constexpr int64_t kSerialWork = 200'000;
   static constexpr int64_t kMemoryRows = 4;
@@ -90,8 +91,7 @@ void gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
     NarrowProduct<Bf16Pairs> p{m, n, k, nullptr, 0, b, panel_bytes, c, ldc, epilogue};
     run_prepared(p, [&](int64_t r0, int64_t rows, uint16_t* to, int64_t ld) {
       for (int64_t r = 0; r < rows; ++r, to += ld) {
-        round_to_bf16(a + (r0 + r) * lda, k, to);
-        if (k % 2 != 0) to[k] = 0;  // its partner in B is zero, but this might be a NaN
+        round_to_pairs(a + (r0 + r) * lda, k, to);
       }
     });
     return;

@@ -14,22 +14,6 @@
 
 namespace ec {
 
-// Sums of a column in one lane of single precision, however the products come about.
-struct Bf16Sums {
-  using Acc = vf32;
-  static constexpr int kRegisters = 1;
-  static constexpr int kSpare = 1;
-  static constexpr int kColumns = kFloatLanes;
-  static constexpr int kPerStore = 1;
-  static constexpr int kDepth = 2;
-  static constexpr bool kLongLatency = true;
-
-  EC_INLINE static vf32 add(vf32 x, vf32 y) { return x + y; }
-  EC_INLINE static void store_sums(const vf32 (&acc)[1], float* out, bool accumulate) {
-    store(out, accumulate ? acc[0] + load(out) : acc[0]);
-  }
-};
-
 #if defined(__AVX512BF16__)
 // To the nearest, ties to even; a NaN stays one, and denormal numbers become zeros, as they would
 // in the product.
@@ -49,8 +33,9 @@ inline void round_to_bf16(const float* x, int64_t n, uint16_t* to) {
 
 #if EC_BF16_PAIRS
 // Two products are added to a sum at once. A, too, is bfloat16.
-struct Bf16Pairs : Bf16Sums {
+struct Bf16Pairs {
   using A = uint16_t;
+  static constexpr int kDepth = 2;
   static constexpr int kParts = 1;
   static constexpr int64_t kSerialWork = 400'000;
   static constexpr int64_t kMemoryRows = 8;
@@ -59,17 +44,19 @@ struct Bf16Pairs : Bf16Sums {
   EC_INLINE static vu32 load_b(const char* b, int) {
     return load<vu32>(reinterpret_cast<const uint32_t*>(b));
   }
-  EC_INLINE static vu32 load_a(const uint16_t* a, int) {
-    uint32_t pair;
-    std::memcpy(&pair, a, sizeof pair);
-    return broadcast<vu32>(pair);
-  }
+  EC_INLINE static vu32 load_a(const uint16_t* a, int) { return broadcast_from<vu32>(a); }
   EC_INLINE static vf32 multiply_add(vf32 acc, vu32 a, vu32 b) {
     asm volatile("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
     return acc;
   }
   EC_INLINE static void keep(vf32&) {}  // the instruction is opaque as it is
 };
+
+// A row of A. The partner of an odd last element is zero in B, but might be a NaN here.
+inline void round_to_pairs(const float* x, int64_t n, uint16_t* to) {
+  round_to_bf16(x, n, to);
+  if (n % 2 != 0) to[n] = 0;
+}
 
 // AMD's CPUs start such an instruction as often as a multiply-add. On Intel's with tiles it was 1.7
 // times slower than expanding.

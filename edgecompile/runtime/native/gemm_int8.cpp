@@ -146,7 +146,6 @@ class RowQuantizer {
 // Rows of any bytes, sums in single precision with all scales in them.
 struct Int8Sums {
   using A = char;
-  static constexpr int kDepth = 4;
   static constexpr int64_t kSerialWork = Int8Math::kParts == 2 ? 800'000 : 400'000;
   static constexpr int64_t kMemoryRows = Int8Math::kParts == 2 ? 8 : 4;
   static constexpr int64_t kTaskWork = Int8Math::kParts == 2 ? 1'800'000 : 600'000;
@@ -165,8 +164,7 @@ void run_block(const Product& p, int64_t m0, int64_t m1, int64_t p0, int64_t p1)
   t.k = p.k;
   t.lda = p.lda;
   t.prefetch_lines = static_cast<int>((kBlockBytes / 64 + calls - 1) / calls);
-  const int64_t blocks = (p.k + kInt8Block - 1) / kInt8Block;
-  const int64_t part = blocks * t.prefetch_lines * 64;  // that one tile prefetches
+  const int64_t part = int8_blocks(p.k) * t.prefetch_lines * 64;  // that one tile prefetches
   for (int64_t i_panel = 0; i_panel < p1 - p0; ++i_panel) {
     const int64_t panel = step > 0 ? p0 + i_panel : p1 - 1 - i_panel;
     const int64_t n_panel = panel + step;
@@ -198,8 +196,7 @@ void run_block(const Product& p, int64_t m0, int64_t m1, int64_t p0, int64_t p1)
 bool int8_rounds_coarsely() { return Int8Math::kParts == 2; }
 
 int64_t packed_elements_int8(int64_t n, int64_t k) {
-  const int64_t blocks = (k + kInt8Block - 1) / kInt8Block;
-  return (n + kPanel - 1) / kPanel * ((k + 3) / 4 * kGroupBytes + blocks * kPanel * 4);
+  return (n + kPanel - 1) / kPanel * ((k + 3) / 4 * kGroupBytes + int8_blocks(k) * kPanel * 4);
 }
 
 void gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const int8_t* b_packed,
@@ -217,8 +214,7 @@ void gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, con
       p, quantize.row_bytes(), 0,
       [&](int64_t r0, int64_t rows, char* to, int64_t ld) {
         static thread_local Scratch t_most;
-        int32_t* const most =
-            reinterpret_cast<int32_t*>(t_most.get((k + kInt8Block - 1) / kInt8Block));
+        int32_t* const most = reinterpret_cast<int32_t*>(t_most.get(int8_blocks(k)));
         for (int64_t r = 0; r < rows; ++r) quantize(a + (r0 + r) * lda, to + r * ld, most);
       },
       [&](const Product& part) { divide_narrow(part, limits, run_block); });

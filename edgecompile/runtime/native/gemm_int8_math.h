@@ -39,11 +39,7 @@ struct Int8Math {
   EC_INLINE static vi32 load_b(const char* b) {
     return load<vi32>(reinterpret_cast<const int32_t*>(b)) ^ broadcast<vi32>(int32_t(0x80808080));
   }
-  EC_INLINE static vi32 load_a(const int8_t* a) {
-    int32_t four;
-    std::memcpy(&four, a, sizeof four);
-    return broadcast<vi32>(four);
-  }
+  EC_INLINE static vi32 load_a(const int8_t* a) { return broadcast_from<vi32>(a); }
   EC_INLINE static Acc multiply_add(Acc acc, vi32 a, vi32 b) {
     asm volatile("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(b), "v"(a));
     return acc;
@@ -65,9 +61,7 @@ struct Int8Math {
     return vld1q_s8(reinterpret_cast<const int8_t*>(b));
   }
   EC_INLINE static int8x16_t load_a(const int8_t* a) {
-    int32_t four;
-    std::memcpy(&four, a, sizeof four);
-    return vreinterpretq_s8_s32(vdupq_n_s32(four));
+    return bits_as<int8x16_t>(broadcast_from<vi32>(a));
   }
   EC_INLINE static Acc multiply_add(Acc acc, int8x16_t a, int8x16_t b) {
     acc = vdotq_s32(acc, b, a);
@@ -94,11 +88,7 @@ struct Int8Math {
   EC_INLINE static V load_b(const char* b) {
     return convert<V>(load<Vector<int8_t, 8>>(reinterpret_cast<const int8_t*>(b)));
   }
-  EC_INLINE static V load_a(const int16_t* a) {
-    int64_t four;
-    std::memcpy(&four, a, sizeof four);
-    return bits_as<V>(broadcast<vi64>(four));
-  }
+  EC_INLINE static V load_a(const int16_t* a) { return bits_as<V>(broadcast_from<vi64>(a)); }
   EC_INLINE static Acc multiply_add(Acc acc, V a, V b) {
     const int16x8_t x = bits_as<int16x8_t>(a), y = bits_as<int16x8_t>(b);
     acc = {vmlal_s16(acc.low, vget_low_s16(x), vget_low_s16(y)), vmlal_high_s16(acc.high, x, y)};
@@ -136,11 +126,7 @@ struct Int8Math {
     return convert<V>(load<Vector<int8_t, kVectorBytes / 2>>(reinterpret_cast<const int8_t*>(b)));
 #endif
   }
-  EC_INLINE static V load_a(const int16_t* a) {
-    int64_t four;
-    std::memcpy(&four, a, sizeof four);
-    return bits_as<V>(broadcast<vi64>(four));
-  }
+  EC_INLINE static V load_a(const int16_t* a) { return bits_as<V>(broadcast_from<vi64>(a)); }
   EC_INLINE static Acc multiply_add(Acc acc, V a, V b) {
 #if defined(__AVX512BW__)
     acc += bits_as<Acc>(_mm512_madd_epi16((__m512i)a, (__m512i)b));

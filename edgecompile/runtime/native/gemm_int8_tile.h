@@ -12,6 +12,7 @@
 
 namespace ec {
 
+constexpr int64_t int8_blocks(int64_t k) { return (k + kInt8Block - 1) / kInt8Block; }
 constexpr int64_t kBlockGroups = kInt8Block / 4;
 // A whole block of a panel: the weights, then a scale for each column.
 constexpr int64_t kBlockBytes = kBlockGroups * kGroupBytes + kPanel * 4;
@@ -24,7 +25,7 @@ template <class Math>
 struct Int8Row {
   int64_t blocks;
 
-  explicit Int8Row(int64_t k) : blocks((k + kInt8Block - 1) / kInt8Block) {}
+  explicit Int8Row(int64_t k) : blocks(int8_blocks(k)) {}
   int64_t part() const { return blocks * kInt8Block; }  // elements
   int64_t scales_at() const {                           // bytes
     return Math::kParts * part() * static_cast<int64_t>(sizeof(typename Math::A));

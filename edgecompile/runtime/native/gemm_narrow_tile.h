@@ -1,14 +1,12 @@
 // The innermost loops of products with a narrow B: one register tile, written once over the
 // arithmetic, "Math", that it is made of. A Math has
 //   A                element type of A as prepared
-//   Acc              partial sums of kColumns columns, which take kRegisters registers
-//   kSpare           registers needed beside them, a row of B or a column of A
 //   kDepth           k steps of one group: 4 bytes of each column of B
 //   kParts           multiplications that a group takes; the p-th needs
-//   B load_b(b, p)   kColumns columns of B
+//   B load_b(b, p)   a vector of columns of B
 //   V load_a(a, p)   the same group of a row of A, for all of them
-//   Acc multiply_add(acc, a, b)
-//   store_sums(acc, out, accumulate): the sums of kPerStore registers' columns
+//   vf32 multiply_add(sums, a, b)
+//   keep(sums)       makes them stay in their register
 #pragma once
 
 #include <cstdint>
@@ -36,37 +34,19 @@ struct NarrowTile {
 
 constexpr int kNarrowUnroll = 4;
 
-// As in gemm_kernel.h: the sums, the smaller of a row of B and a column of A, and what each step
-// needs beside them stay in registers.
-template <class Math, int Rows>
-constexpr int narrow_vectors() {
-  int vectors = 32 / Math::kColumns;
-  while (vectors > Math::kPerStore &&
-         Rows * vectors * Math::kRegisters + (Rows < vectors ? Rows : vectors) + Math::kSpare >
-             kVectorRegisters) {
-    vectors /= 2;
-  }
-  return vectors;
-}
-// Sums per element, so that enough of them are under way.
-template <class Math, int Rows>
-constexpr int narrow_sums() {
-  const int count = Rows * narrow_vectors<Math, Rows>();
-  return !Math::kLongLatency || count >= 8 ? 1 : count >= 4 ? 2 : 4;
-}
-
 template <class Math, int Rows>
 inline void run_narrow_tile(const NarrowTile<Math>& t) {
-  constexpr int Vectors = narrow_vectors<Math, Rows>();
-  constexpr int Sums = narrow_sums<Math, Rows>();
+  constexpr int Vectors = kTileVectors<Rows>;
+  constexpr int Sums = kTileSums<Rows>;
+  constexpr int kL = kFloatLanes;
   constexpr int kParts = Math::kParts;
-  typename Math::Acc acc[Sums][Rows][Vectors];
+  vf32 acc[Sums][Rows][Vectors];
 #pragma GCC unroll 4
   for (int s = 0; s < Sums; ++s) {
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 16
-      for (int v = 0; v < Vectors; ++v) acc[s][r][v] = typename Math::Acc{};
+      for (int v = 0; v < Vectors; ++v) acc[s][r][v] = vf32{};
     }
   }
   const typename Math::A* a[Rows];
@@ -76,7 +56,7 @@ inline void run_narrow_tile(const NarrowTile<Math>& t) {
   const char* prefetch = t.prefetch;
 
   // Part p of the group u·kGroupBytes behind b.
-  const auto step = [&](int u, int p, int64_t i, typename Math::Acc(&sum)[Rows][Vectors])
+  const auto step = [&](int u, int p, int64_t i, vf32(&sum)[Rows][Vectors])
                         __attribute__((always_inline)) {
                           const char* row = b + u * kGroupBytes;
                           const int64_t k = (i + u) * Math::kDepth;
@@ -86,7 +66,7 @@ inline void run_narrow_tile(const NarrowTile<Math>& t) {
                             for (int r = 0; r < Rows; ++r) av[r] = Math::load_a(a[r] + k, p);
 #pragma GCC unroll 16
                             for (int v = 0; v < Vectors; ++v) {
-                              const auto bv = Math::load_b(row + v * Math::kColumns * 4, p);
+                              const auto bv = Math::load_b(row + v * kL * 4, p);
 #pragma GCC unroll 16
                               for (int r = 0; r < Rows; ++r) {
                                 sum[r][v] = Math::multiply_add(sum[r][v], av[r], bv);
@@ -96,7 +76,7 @@ inline void run_narrow_tile(const NarrowTile<Math>& t) {
                             decltype(Math::load_b(b, 0)) bv[Vectors];
 #pragma GCC unroll 16
                             for (int v = 0; v < Vectors; ++v) {
-                              bv[v] = Math::load_b(row + v * Math::kColumns * 4, p);
+                              bv[v] = Math::load_b(row + v * kL * 4, p);
                             }
 #pragma GCC unroll 16
                             for (int r = 0; r < Rows; ++r) {
@@ -136,15 +116,12 @@ inline void run_narrow_tile(const NarrowTile<Math>& t) {
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 16
-    for (int v = 0; v < Vectors; v += Math::kPerStore) {
-      typename Math::Acc total[Math::kPerStore];
-#pragma GCC unroll 2
-      for (int x = 0; x < Math::kPerStore; ++x) {
-        total[x] = acc[0][r][v + x];
+    for (int v = 0; v < Vectors; ++v) {
+      vf32 sum = acc[0][r][v];
 #pragma GCC unroll 4
-        for (int s = 1; s < Sums; ++s) total[x] = Math::add(total[x], acc[s][r][v + x]);
-      }
-      Math::store_sums(total, t.sums + r * t.ld_sums + v * Math::kColumns, t.accumulate);
+      for (int s = 1; s < Sums; ++s) sum += acc[s][r][v];
+      float* const to = t.sums + r * t.ld_sums + v * kL;
+      store(to, t.accumulate ? sum + load(to) : sum);
     }
   }
 }
@@ -159,8 +136,7 @@ struct NarrowTileTable {
  private:
   template <int... R>
   explicit constexpr NarrowTileTable(std::integer_sequence<int, R...>)
-      : run{run_narrow_tile<Math, R + 1>...},
-        columns{narrow_vectors<Math, R + 1>() * Math::kColumns...} {}
+      : run{run_narrow_tile<Math, R + 1>...}, columns{kTileVectors<R + 1> * kFloatLanes...} {}
 };
 template <class Math>
 inline constexpr NarrowTileTable<Math> kNarrowTiles;

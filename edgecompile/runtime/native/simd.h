@@ -72,6 +72,14 @@ EC_INLINE V broadcast(Element<V> value) {
   return value - V{};  // x - 0 is x for every x, -0 and NaN included; V{} + x would lose -0
 }
 
+// The bytes at p, as one element, in all lanes; p needs no alignment.
+template <class V>
+EC_INLINE V broadcast_from(const void* p) {
+  Element<V> word;
+  std::memcpy(&word, p, sizeof word);
+  return broadcast<V>(word);
+}
+
 // 0, 1, 2, …
 template <class V = vi32>
 EC_INLINE V iota() {
