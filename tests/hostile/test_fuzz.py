@@ -18,6 +18,8 @@ from tests.hostile.trees import Members, mutate, render, to_tree
 
 QUICK = 250
 MANY = 3000
+#: What a loader may take beside the arrays of a warm-up.
+ROOM_MIB = 64
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +148,9 @@ def check(report: Report, count: int) -> None:
     assert {20, 22, 26} <= set(report.codes)
     assert len(report.rules) >= 30
     assert report.libraries_checked > count
-    assert report.largest.value < MEMORY_MIB / 2
+    # A warm-up of huge sizes takes at most one array of half the address space; the next one
+    # fails. Nothing else is nearly as large.
+    assert report.largest.value < MEMORY_MIB / 2 + ROOM_MIB
 
 
 def test_hostile_bundles() -> None:
