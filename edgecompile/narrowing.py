@@ -7,7 +7,7 @@ learn which layers can't bear it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,10 @@ from edgecompile.backends import ops
 from edgecompile.backends.lowering import lower_graph
 from edgecompile.exported import ExportedModel
 from edgecompile.models import LoadedModel
-from edgecompile.precision import Precision
+from edgecompile.precision import Precision, Rounded
 from edgecompile.runtime.compare import compare_arrays
 from edgecompile.runtime.manifest import Tolerance
+from edgecompile.weight_rounding import RoundedWeights, round_products
 
 __all__ = ["Deviation", "NarrowedProgram", "fewest_kept"]
 
@@ -70,7 +71,8 @@ class NarrowedProgram:
         self._module = exported.program.module()
         report = lower_graph(self._module)
         self._exact: dict[str, Tensor] = {}
-        self._current: dict[str, tuple[str, Tensor]] = {}
+        self._current: dict[str, tuple[tuple[str, str], Tensor]] = {}
+        self._moments: dict[str, Tensor] = {}  # of the products whose inputs are to be gathered
         for node in self._module.graph.nodes:
             if node.target is ops.LINEAR:
                 # The weights are looked up by name, unpacked once and not for every run.
@@ -116,34 +118,64 @@ class NarrowedProgram:
         return y
 
     def _operands(self, x: Tensor, weight: str) -> tuple[Tensor, Tensor]:
-        name, matrix = self._current[weight]
+        (name, _), matrix = self._current[weight]
+        if weight in self._moments:
+            rows = x.reshape(-1, x.shape[-1]).to(torch.float64)
+            self._moments[weight] += rows.t() @ rows
         if name == "int8":
             x = ops.round_activations(x).to(torch.float32)
         return x, matrix
 
     def deviation(self, precision: Precision) -> Deviation:
         """How far the outputs of all samples are off with this precision."""
-        return self._deviation(lambda names: precision.of(names))
+        return self._deviation(lambda names: precision.of(names), precision.rounded)
 
     def rank(
-        self, name: str, tell: Callable[[int], None] = lambda done: None
+        self, precision: Precision, tell: Callable[[int], None] = lambda done: None
     ) -> list[tuple[tuple[str, ...], float]]:
         """The products by the error that narrowing them alone causes, the worst first.
 
         Args:
-            name: the precision.
+            precision: that keeps nothing.
             tell: gets the number of products that were tried.
         """
         found = []
         for index, group in enumerate(self.groups):
-            alone = self._deviation(lambda names, group=group: name if names == group else "fp32")  # type: ignore[misc]
+            alone = self._deviation(
+                lambda names, group=group: precision.name if names == group else "fp32",  # type: ignore[misc]
+                precision.rounded,
+            )
             found.append((group, alone.error))
             tell(index + 1)
         return sorted(found, key=lambda item: -item[1])
 
-    def _deviation(self, of: Callable[[tuple[str, ...]], str]) -> Deviation:
+    def round_weights(self, tell: Callable[[int], None] = lambda done: None) -> RoundedWeights:
+        """int8 weights for the inputs that the products get from these samples.
+
+        Args:
+            tell: gets the number of products that are done.
+        """
+        # Stacks are left to the nearest: each of their matrices meets rows of its own.
+        weights = {a: self._exact[a] for a in self._names if self._exact[a].dim() == 2}
+        return round_products(weights, self._gather, tell)
+
+    def _gather(self, attrs: Sequence[str]) -> Mapping[str, Tensor]:
+        """The sums of ``xᵀ·x`` over the rows that some products get, all weights being exact."""
+        for attr in self._names:
+            self._narrow(attr, "fp32", None)
+        sizes = {attr: int(self._exact[attr].shape[1]) for attr in attrs}
+        self._moments = {a: torch.zeros(k, k, dtype=torch.float64) for a, k in sizes.items()}
+        with torch.no_grad():
+            for inputs in self._samples:
+                self._module(**inputs)
+        found, self._moments = self._moments, {}
+        return found
+
+    def _deviation(
+        self, of: Callable[[tuple[str, ...]], str], rounded: Rounded | None
+    ) -> Deviation:
         for attr, names in self._names.items():
-            self._narrow(attr, of(names))
+            self._narrow(attr, of(names), rounded)
         error, cosines = 0.0, []
         with torch.no_grad():
             for inputs, wanted in zip(self._samples, self._wanted, strict=True):
@@ -158,17 +190,21 @@ class NarrowedProgram:
                         cosines.append(agreement.cosine)
         return Deviation(error, min(cosines, default=None))
 
-    def _narrow(self, attr: str, name: str) -> None:
+    def _narrow(self, attr: str, name: str, rounded: Rounded | None) -> None:
         """Makes a weight what ``name`` keeps of it."""
         exact = self._exact[attr]
-        if self._current.get(attr, ("",))[0] != name:
+        packed = None if rounded is None or name != "int8" else rounded.packed.get(attr)
+        state = name, "" if packed is None or rounded is None else rounded.digest
+        if attr not in self._current or self._current[attr][0] != state:
             matrix = exact
-            if name != "fp32":
+            if packed is not None:
+                matrix = ops.unpack_weight(packed, *exact.shape)
+            elif name != "fp32":
                 matrices = exact if exact.dim() == 3 else exact[None]
                 matrix = torch.stack(
                     [ops.unpack_weight(ops.pack_weight(m, name), *m.shape) for m in matrices]
                 ).reshape(exact.shape)
-            self._current[attr] = name, matrix
+            self._current[attr] = state, matrix
 
     def _fit(self, inputs: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, Tensor]:
         """The inputs as tensors, padded to the program's length where it has only one."""
@@ -193,13 +229,16 @@ class NarrowedProgram:
 
 
 def fewest_kept(
-    ranked: Sequence[tuple[str, ...]], name: str, wider: str, holds: Callable[[Precision], bool]
+    ranked: Sequence[tuple[str, ...]],
+    pure: Precision,
+    wider: str,
+    holds: Callable[[Precision], bool],
 ) -> tuple[Precision, int] | None:
     """The precision that keeps the fewest products wider with which ``holds`` is true.
 
     Args:
         ranked: products, the worst first; the first few of them are kept.
-        name: precision of the rest.
+        pure: precision of the rest, which keeps nothing.
         wider: precision of those that are kept.
         holds: asked a logarithm of times, since keeping more hardly ever makes it worse.
 
@@ -208,7 +247,7 @@ def fewest_kept(
     """
 
     def keeping(count: int) -> Precision:
-        return Precision(name, tuple((w, wider) for group in ranked[:count] for w in group))
+        return replace(pure, kept=tuple((w, wider) for group in ranked[:count] for w in group))
 
     low, high = 1, len(ranked) - 1  # with all of them kept it is the wider precision
     if high < low or not holds(keeping(high)):

@@ -19,6 +19,7 @@ from edgecompile.packing import pack_bundle
 from edgecompile.planning import plan_model
 from edgecompile.precision_choice import ResolvedPrecision, resolve_precision
 from edgecompile.progress import NULL_PROGRESS, Progress, StepHandle
+from edgecompile.rounded_precision import save_precision
 from edgecompile.seq2seq_build import build_seq2seq, refuse_auto
 from edgecompile.stages import Stages, work_folder, write_json
 from edgecompile.targets import load_target
@@ -79,10 +80,10 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
                 step=step,
             )
 
-        auto = asked == "auto"
-        resolved = timed("choose the precision", resolve) if auto else resolve()
+        titles = {"auto": "choose the precision", "int8": "round the weights"}
+        resolved = timed(titles[asked], resolve) if asked in titles else resolve()
         precision, choice, samples = resolved
-        write_json(work / "precision.json", precision.to_json())
+        save_precision(work, precision)
         wanted = replace(request.plan, precision=precision, runtime=request.runtime)
         planned = timed(
             "measure and plan",
@@ -116,6 +117,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
             *model.notes,
             *programs.notes,
             *(choice.notes if choice else ()),
+            *((precision.rounded.note,) if precision.rounded else ()),
             *planned.notes,
             *packed.notes,
         ),

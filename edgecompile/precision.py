@@ -6,7 +6,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from edgecompile.errors import CompileError
 from edgecompile.runtime.manifest import Tolerance
@@ -17,6 +18,7 @@ __all__ = [
     "PRECISIONS",
     "TOLERANCES",
     "Precision",
+    "Rounded",
     "base_name",
     "min_cosine",
     "widest",
@@ -62,6 +64,25 @@ def base_name(label: str) -> str:
     return label.partition("-")[0]
 
 
+class Rounded(Protocol):
+    """int8 weights that were rounded together: :class:`edgecompile.weight_rounding.RoundedWeights`."""
+
+    @property
+    def packed(self) -> Mapping[str, Any]:
+        """Tensors as the kernels read them, by the attribute of the packed weight."""
+
+    @property
+    def digest(self) -> str:
+        """Tells unlike ones apart."""
+
+    @property
+    def note(self) -> str:
+        """What a person may want to know."""
+
+    def save(self, path: Path) -> None:
+        """Writes them as a file, whole or not at all; raises OSError."""
+
+
 @dataclass(frozen=True)
 class Precision:
     """What linear layers' weights are stored in; activations and all else are float32.
@@ -69,6 +90,8 @@ class Precision:
     Attributes:
         name: of the weights, one of :data:`PRECISIONS`.
         kept: (name of a weight, its precision) for those that stay wider, ascending by name.
+        rounded: int8 weights that were rounded with the model's inputs in mind; None, or where
+            one isn't among them, each is rounded to the nearest.
 
     Raises:
         CompileError: a name isn't a precision, or what is kept isn't wider than the rest.
@@ -76,6 +99,7 @@ class Precision:
 
     name: str = "fp32"
     kept: tuple[tuple[str, str], ...] = ()
+    rounded: Rounded | None = None
 
     def __post_init__(self) -> None:
         for name in (self.name, *(wider for _, wider in self.kept)):
@@ -96,7 +120,10 @@ class Precision:
 
     @property
     def label(self) -> str:
-        """What bundles, calibrations and weights files call it: unlike ones differ in it."""
+        """What bundles, calibrations and weights files call it.
+
+        Unlike ones differ in it, unless they only round otherwise: those are as fast and as large.
+        """
         if not self.kept:
             return self.name
         digest = hashlib.sha256(json.dumps(self.kept).encode()).hexdigest()[:8]
@@ -116,12 +143,16 @@ class Precision:
         return f"{self.name}, {count} {noun} in {' or '.join(wider)}"
 
     def to_json(self) -> dict[str, Any]:
-        """{"name", "kept"}; kept by name of the weight."""
-        return {"name": self.name, "kept": dict(self.kept)}
+        """{"name", "kept", "rounded"}: kept by name of the weight, rounded as its digest.
+
+        The last one only where there is one.
+        """
+        value: dict[str, Any] = {"name": self.name, "kept": dict(self.kept)}
+        return value if self.rounded is None else {**value, "rounded": self.rounded.digest}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Precision:
-        """The inverse of :meth:`to_json`.
+    def from_json(cls, value: Mapping[str, Any], rounded: Rounded | None = None) -> Precision:
+        """The inverse of :meth:`to_json`, but for ``rounded``, of which that has the digest alone.
 
         Raises:
             CompileError: it isn't one.
@@ -129,7 +160,8 @@ class Precision:
         name, kept = value.get("name"), value.get("kept", {})
         if not isinstance(name, str) or not isinstance(kept, dict):
             raise CompileError(f"{value!r} is no precision")
-        return cls(name, tuple((str(weight), str(wider)) for weight, wider in kept.items()))
+        pairs = tuple((str(weight), str(wider)) for weight, wider in kept.items())
+        return cls(name, pairs, rounded)
 
 
 FP32 = Precision()

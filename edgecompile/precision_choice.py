@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,10 @@ from edgecompile.measure import run_calibration
 from edgecompile.narrowing import Deviation, NarrowedProgram, fewest_kept
 from edgecompile.packing import stage_kit
 from edgecompile.plan_request import PlanRequest, plan_scope, served_length
-from edgecompile.precision import FP32, Precision
+from edgecompile.precision import FP32, Precision, Rounded
 from edgecompile.precision_trials import PrecisionChoice, Trial
 from edgecompile.progress import StepHandle
+from edgecompile.rounded_precision import round_for
 from edgecompile.samples import Samples, SampleTexts, add_drawn, draw_samples, text_samples
 from edgecompile.targets import TargetProfile, VariantSpec
 from edgecompile.verify import COSINES, TOLERANCES, Case, verify_bundle
@@ -62,6 +64,7 @@ def choose_precision(
     work: Path,
     *,
     max_error: float = DEFAULT_MAX_ERROR,
+    rounded: Rounded | None = None,
     step: StepHandle | None = None,
 ) -> PrecisionChoice:
     """Tries int8, bf16 and fp32, and mixtures where a pure one is too coarse.
@@ -75,6 +78,7 @@ def choose_precision(
         max_error: largest difference that is allowed, relative to the largest magnitude of its
             output. The least cosine of each precision (:data:`edgecompile.verify.COSINES`) has to
             hold as well.
+        rounded: weights to use where a product is int8.
         step: told what is being done.
 
     Raises:
@@ -89,7 +93,9 @@ def choose_precision(
             f"{profile.name}",
             hint="name a precision: --precision bf16 or int8; verify on the device",
         )
-    trials = _Trials(exports, profile, request, samples, work, variants[-1], max_error, step)
+    trials = _Trials(
+        exports, profile, request, samples, work, variants[-1], max_error, rounded, step
+    )
     return trials.choose()
 
 
@@ -106,10 +112,14 @@ def resolve_precision(
     work: Path,
     *,
     max_error: float | None = None,
+    rounding: bool = True,
     seed: int = 0,
     step: StepHandle | None = None,
 ) -> ResolvedPrecision:
     """What a name of a precision means: itself, or the choice that ``auto`` is.
+
+    int8 weights are rounded for the model's inputs (:mod:`edgecompile.rounded_precision`) unless
+    ``rounding`` is False.
 
     Returns:
         The precision, how it was chosen if it was, and the samples if there are texts or there
@@ -122,15 +132,20 @@ def resolve_precision(
     samples = None
     if texts is not None and model.length_axis is not None:
         samples = text_samples(model, texts, served_length(model, request))
+    rounded = None
+    if rounding and name in ("auto", "int8"):
+        rounded = round_for(exports, request, texts, work, seed=seed, step=step)
     if name != "auto":
-        return Precision(name), None, samples
+        return Precision(name, rounded=rounded), None, samples
     served = find_form(exports, request, plan_scope(model, request)).scope.axes[0][1]
     if samples is None:
         samples = draw_samples(model, request.lengths, served.hi, shortest=served.lo, seed=seed)
     bound = DEFAULT_MAX_ERROR if max_error is None else max_error
     # What is chosen has to pass the bundle's verification, which draws inputs too.
     tried = add_drawn(samples, model, served.hi, shortest=served.lo, seed=seed)
-    choice = choose_precision(exports, profile, request, tried, work, max_error=bound, step=step)
+    choice = choose_precision(
+        exports, profile, request, tried, work, max_error=bound, rounded=rounded, step=step
+    )
     return choice.precision, choice, samples
 
 
@@ -146,11 +161,12 @@ class _Trials:
         work: Path,
         variant: VariantSpec,
         max_error: float,
+        rounded: Rounded | None,
         step: StepHandle | None,
     ) -> None:
         self.exports, self.profile, self.request = exports, profile, request
         self.samples, self.variant, self.max_error = samples, variant, max_error
-        self.step, self.folder = step, work / "precisions"
+        self.rounded, self.step, self.folder = rounded, step, work / "precisions"
         form = find_form(exports, request, plan_scope(exports.model, request))
         scope = form.scope
         # The only program that serves every length: the dynamic one, or the longest static one.
@@ -241,7 +257,7 @@ class _Trials:
 
         Where none will do, that of the pure precision, which is over the bounds.
         """
-        pure = Precision(name)
+        pure = Precision(name, rounded=self.rounded if name == "int8" else None)
         self.tell(f"running {name} in torch")
         if self._holds(name, program.deviation(pure)):
             trial = self._try(pure, 0, folders)
@@ -252,16 +268,16 @@ class _Trials:
         ranked = [
             group
             for group, _ in few.rank(
-                name, lambda done: self.tell(f"{name}: error of each layer, {done} of {products}")
+                pure, lambda done: self.tell(f"{name}: error of each layer, {done} of {products}")
             )
         ]
-        found = fewest_kept(ranked, name, wider, lambda p: self._holds(name, program.deviation(p)))
+        found = fewest_kept(ranked, pure, wider, lambda p: self._holds(name, program.deviation(p)))
         count = products if found is None else found[1]
         for _ in range(_MAX_RETRIES):
             if count >= products:
                 break
             kept = tuple((weight, wider) for group in ranked[:count] for weight in group)
-            trial = self._try(Precision(name, kept), count, folders)
+            trial = self._try(replace(pure, kept=kept), count, folders)
             if trial.within:
                 return trial
             # The CPU's own kernels round a little more than torch's stand-in does.

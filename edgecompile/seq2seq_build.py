@@ -66,7 +66,14 @@ def build_seq2seq(
     inner.mkdir(exist_ok=True)
     exports = ExportStore(encoder, inner / "exported")
     precision, _, samples = resolve_precision(
-        asked, exports, profile, request.plan, request.texts, inner, seed=request.seed
+        asked,
+        exports,
+        profile,
+        request.plan,
+        request.texts,
+        inner,
+        rounding=False,  # the encoder's inputs tell nothing of the decoder's
+        seed=request.seed,
     )
     wanted = replace(request.plan, precision=precision, runtime=request.runtime)
     planned = stages.run(

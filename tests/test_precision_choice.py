@@ -25,7 +25,9 @@ from edgecompile.precision import Precision
 from edgecompile.precision_choice import choose_precision
 from edgecompile.precision_trials import PrecisionChoice
 from edgecompile.ranges import AxisRange, Bucket
+from edgecompile.rounded_precision import load_precision
 from edgecompile.runtime import open_bundle
+from edgecompile.runtime.weights import map_weights
 from edgecompile.samples import Samples, SampleTexts, add_drawn, draw_samples, text_samples
 from edgecompile.targets import load_target
 
@@ -109,7 +111,7 @@ def test_narrowing_costs_what_its_precision_says(
     errors = [narrowed.deviation(Precision(name)).error for name in ("fp32", "bf16", "int8")]
     assert errors[0] < 1e-5 < errors[1] < 0.02
     assert errors[1] < errors[2] < 0.06
-    ranked = narrowed.rank("int8")
+    ranked = narrowed.rank(Precision("int8"))
     assert [error for _, error in ranked] == sorted((e for _, e in ranked), reverse=True)
     # Nothing of what was tried alone is left behind.
     assert narrowed.deviation(Precision("fp32")).error == errors[0]
@@ -127,14 +129,14 @@ def test_as_few_layers_as_will_do_stay_wider(needed: int) -> None:
         asked.append(precision)
         return len(precision.kept) >= needed
 
-    found = fewest_kept(groups, "int8", "bf16", holds)
+    found = fewest_kept(groups, Precision("int8"), "bf16", holds)
     assert found is not None
     precision, count = found
     assert count == needed
     assert dict(precision.kept) == {f"w{i}": "bf16" for i in range(needed)}
     assert len(asked) <= 5
-    assert fewest_kept(groups, "int8", "bf16", lambda precision: False) is None
-    assert fewest_kept(groups[:1], "int8", "bf16", lambda precision: True) is None
+    assert fewest_kept(groups, Precision("int8"), "bf16", lambda precision: False) is None
+    assert fewest_kept(groups[:1], Precision("int8"), "bf16", lambda precision: True) is None
 
 
 def test_both_bounds_have_to_hold() -> None:
@@ -220,7 +222,14 @@ def test_a_build_in_int8_is_judged_on_texts(
         assert opened.manifest.weights == {"int8": "weights.int8"}
     page = (result.bundle_path / "reports" / "report.html").read_text()
     assert "and a cosine of at least 0.999" in page
-    assert json.loads((tmp_path / "work" / "precision.json").read_text())["name"] == "int8"
+    assert any("are rounded for" in note for note in result.notes)
+    precision = load_precision(tmp_path / "work")
+    assert precision.name == "int8" and precision.rounded is not None
+    with open_bundle(result.bundle_path) as opened:
+        weights = map_weights(opened._folder, "weights.int8", check_hash=True)
+        assert len(precision.rounded.packed) == 13
+        for name, packed in precision.rounded.packed.items():
+            assert np.array_equal(weights.array(name), packed.numpy())
     # The stages that follow take the precision from the work folder, and refuse another one's.
     work = str(tmp_path / "work")
     target = ("--target", "cpu-x86-64-v3")

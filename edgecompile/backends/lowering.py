@@ -234,9 +234,10 @@ def _packed_attr(
     if not hasattr(gm, attr):
         chosen = precision.of(names)
         weights = [match.weight for match in group]
-        gm.register_buffer(
-            attr, ops.pack_weight(torch.cat(weights) if len(weights) > 1 else weights[0], chosen)
-        )
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        rounded = precision.rounded if chosen == "int8" else None
+        packed = None if rounded is None else rounded.packed.get(attr)
+        gm.register_buffer(attr, ops.pack_weight(weight, chosen) if packed is None else packed)
         report.packed[attr] = names
         if chosen != "fp32":
             report.narrowed.update(dict.fromkeys(names, chosen))

@@ -89,8 +89,26 @@ def pack_weight(weight: Tensor, precision: str = "fp32") -> Tensor:
     if precision == "bf16":
         pairs = padded.to(torch.bfloat16).view(panels, PANEL, groups, group)
         return pairs.permute(0, 2, 1, 3).contiguous()
-    blocks = -(-k // BLOCK)
-    values, scales = _quantise(_in_blocks(padded, blocks))
+    return _pack_int8(*_quantise(_in_blocks(padded, -(-k // BLOCK))), k)
+
+
+def pack_int8(values: Tensor, scales: Tensor) -> Tensor:
+    """Packs weights that are rounded already.
+
+    Args:
+        values: int8 ``[N, K]`` in [-127, 127].
+        scales: float32 ``[N, ceil(K/64)]``, what each block's values are multiples of.
+    """
+    n, k = values.shape
+    more = (0, 0, 0, -n % PANEL)
+    padded = torch.nn.functional.pad(values, more)
+    return _pack_int8(_in_blocks(padded, -(-k // BLOCK)), torch.nn.functional.pad(scales, more), k)
+
+
+def _pack_int8(values: Tensor, scales: Tensor, k: int) -> Tensor:
+    """Panels of ``[N, blocks, BLOCK]`` and ``[N, blocks]``; N is a multiple of :data:`PANEL`."""
+    rows, blocks = scales.shape
+    panels, groups = rows // PANEL, -(-k // 4)
     body = values.view(panels, PANEL, blocks, BLOCK // 4, 4).permute(0, 2, 3, 1, 4)
     tail = scales.view(panels, PANEL, blocks).transpose(1, 2).contiguous().view(torch.int8)
     whole = torch.cat([body.reshape(panels, blocks, BLOCK * PANEL), tail], 2).flatten(1)

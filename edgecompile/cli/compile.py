@@ -18,7 +18,6 @@ from edgecompile.cli.stages import (
     find_exports,
     plan_option,
     read_plan,
-    stage_precision,
     work_dir_option,
 )
 
@@ -105,13 +104,20 @@ def command(
 
 def _precision(given: str | None, work_dir: Path) -> Precision:
     """What was asked for, left for the stages that follow; or what was left by those before."""
-    from edgecompile.cli.output import write_json
+    from edgecompile.errors import CompileError
     from edgecompile.precision import Precision
+    from edgecompile.rounded_precision import load_precision, save_precision
 
     if given is None:
-        return stage_precision(work_dir)
+        return load_precision(work_dir)
+    try:
+        left = load_precision(work_dir)
+    except CompileError:
+        left = None
+    if left is not None and left.label == given:
+        return left  # with its weights' rounding
     precision = Precision(given)
-    write_json(work_dir / "precision.json", precision.to_json())
+    save_precision(work_dir, precision)
     return precision
 
 

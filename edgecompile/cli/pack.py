@@ -22,7 +22,6 @@ from edgecompile.cli.stages import (
     plan_option,
     read_plan,
     stage_lengths,
-    stage_precision,
     work_dir_option,
 )
 
@@ -93,6 +92,7 @@ def command(
     with console.step("load what was compiled"):
         from edgecompile.compilation import load_compiled
         from edgecompile.export import ExportedModel
+        from edgecompile.rounded_precision import load_precision
 
         exported = [ExportedModel.load(folder) for folder in folders]
         compiled = load_compiled(
@@ -102,7 +102,7 @@ def command(
             work_dir / "artifacts",
             keys=[folder.name for folder in folders],
             variants=chosen,
-            precision=stage_precision(work_dir),
+            precision=load_precision(work_dir),
             runtime=runtime,
         )
     loaded = load_for_plan(console, model, load, batch, plan.max_length)

@@ -301,10 +301,10 @@ def _plan_from_points(
 
 def _write_precision(work_dir: Path, precision: Precision) -> None:
     """Leaves what the plan is made for, for the stages that follow."""
-    from edgecompile.cli.output import write_json
+    from edgecompile.rounded_precision import save_precision
 
     work_dir.mkdir(parents=True, exist_ok=True)
-    write_json(work_dir / "precision.json", precision.to_json())
+    save_precision(work_dir, precision)
 
 
 def _plan_from_model(session: Session, request: PlanRequest, subject: _Subject) -> _Made:
@@ -337,12 +337,13 @@ def _with_precision(
     from edgecompile.precision import Precision
 
     asked = subject.asked
-    if asked.precision != "auto":
+    titles = {"auto": "choose the precision", "int8": "round the weights"}
+    if asked.precision not in titles:
         return replace(request, precision=Precision(asked.precision)), ()
     from edgecompile.cli.plan_table import precision_table
     from edgecompile.precision_choice import resolve_precision
 
-    with session.console.step("choose the precision") as step:
+    with session.console.step(titles[asked.precision]) as step:
         precision, choice, _ = resolve_precision(
             asked.precision,
             exports,
@@ -354,10 +355,11 @@ def _with_precision(
             seed=asked.seed,
             step=step,
         )
+    notes = () if precision.rounded is None else (precision.rounded.note,)
     if choice is None:
-        return replace(request, precision=precision), ()
+        return replace(request, precision=precision), notes
     session.console.show(precision_table(choice))
-    return replace(request, precision=precision), choice.notes
+    return replace(request, precision=precision), (*choice.notes, *notes)
 
 
 def _write_kit(session: Session, request: PlanRequest, subject: _Subject, kit: Path) -> None:

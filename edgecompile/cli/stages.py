@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from edgecompile.joint import JointDistribution
     from edgecompile.lengths import LengthDistribution
     from edgecompile.models import LoadedModel, LoadOptions
-    from edgecompile.precision import Precision
 
 __all__ = [
     "find_exports",
@@ -26,7 +25,6 @@ __all__ = [
     "plan_option",
     "read_plan",
     "stage_lengths",
-    "stage_precision",
     "work_dir_option",
 ]
 
@@ -116,27 +114,6 @@ def stage_lengths(work_dir: Path) -> LengthDistribution | JointDistribution | No
     if not path.is_file():
         return None
     return read_joint(path) if joint_axes_of(path) is not None else read_lengths(path)
-
-
-def stage_precision(work_dir: Path) -> Precision:
-    """The precision that the plan was made for; fp32 if none was left there.
-
-    Raises:
-        CompileError: the file holds something else.
-    """
-    from edgecompile.errors import CompileError
-    from edgecompile.precision import FP32, Precision
-
-    path = work_dir / "precision.json"
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return FP32
-    except (OSError, ValueError) as error:
-        raise CompileError(f"{path} can't be read: {error}", hint="plan again") from error
-    if not isinstance(value, dict):
-        raise CompileError(f"{path} doesn't hold a precision", hint="plan again")
-    return Precision.from_json(value)
 
 
 def load_for_plan(
