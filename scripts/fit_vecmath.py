@@ -103,6 +103,16 @@ def _erfcx_variable(t: mpf) -> mpf:
     return (t - 4) / (t + 4)
 
 
+def _coarse_gelu(name: str, odd: Real) -> Fit:
+    """Of x (1 + odd(x)) / 2 up to 4.5, where it becomes x."""
+    edge = mpf("20.25")
+    return Fit(
+        name, 7, 1e-3, 4.499,
+        lambda x: (odd(x) / (2 * x) - mpf(1) / 9) / (edge - x * x),
+        lambda x: x * x, lambda x: x * x * (edge - x * x), True,
+    )  # fmt: skip
+
+
 HALF_LN2 = float(log(2) / 2) * 1.002  # the rounded quotient may miss the nearest integer a little
 QUARTER_PI = float(pi / 4) * 1.0001
 
@@ -125,6 +135,10 @@ FITS = [
     # erfc(a / sqrt(2)) = 2^(a q(a)); what counts is the error of erfc, and far out the shape
     Fit("gelu_f32", 7, 1e-4, 6.5, lambda a: log(erfc(a / mp.sqrt(2))) / log(2) / a, lambda a: a,
         lambda a: a * (erfc(a / mp.sqrt(2)) * log(2) / 2 + mpf("2e-10")), True),
+    # gelu(x) = x / 2 + x^2 (1 / 9 + (4.5^2 - x^2) q(x^2)); what counts is its absolute error
+    _coarse_gelu("gelu_erf_coarse_f32", lambda x: erf(x / mp.sqrt(2))),
+    _coarse_gelu("gelu_tanh_coarse_f32",
+                 lambda x: tanh(mp.sqrt(2 / pi) * (x + mpf("0.044715") * x**3))),
     # exp(r) - 1 = r + r^2 q(r)
     Fit("expm1_f64", 7, -HALF_LN2, HALF_LN2, lambda r: (exp(r) - 1 - r) / r**2, lambda r: r,
         lambda r: r**2 / (exp(r) - 1), False),

@@ -91,6 +91,23 @@ def test_activations_are_right_to_their_argument_s_precision(harness: Harness, n
         assert (error <= 2.0**-23 * np.abs(a) + 1e-44).all()
 
 
+@pytest.mark.parametrize("name", ["gelu_erf", "gelu_tanh"])
+def test_coarse_activations_are_as_near_as_they_say(harness: Harness, name: str) -> None:
+    a, _ = samples(Function(name, -12, 12), 60_000, seed=1)
+    a = np.concatenate([a[np.isfinite(a) & (np.abs(a) < 1e4)], np.linspace(-5, 5, 50_001)])
+    a = a.astype(np.float32)
+    want = harness.reference(name, a)
+    far = np.array([4.5, 5, 1e4, 1e30, -1e4, -1e30, -np.inf, np.inf, np.nan], np.float32)
+    for lanes in harness.float_lanes:
+        error = np.abs(harness.run(f"{name}_coarse", lanes, a).astype(np.float64) - want)
+        assert (error <= 2.0**-14.4 + 2.0**-23 * np.abs(a)).all()
+        assert error.max() > 2.0**-15.5  # what is measured is the coarse one
+        beyond = harness.run(f"{name}_coarse", lanes, far)
+        np.testing.assert_allclose(beyond[:4], far[:4], rtol=2**-22)
+        assert (np.abs(beyond[4:7]) < 1e-6).all()
+        assert beyond[7] == np.inf and np.isnan(beyond[8])
+
+
 @pytest.mark.parametrize("name", [f.name for f in FUNCTIONS if f.name != "exp_normal"])
 def test_lanes_do_not_depend_on_their_neighbours(harness: Harness, name: str) -> None:
     """One argument that takes a slow or special path must not change the others' results."""

@@ -148,6 +148,8 @@ static int run(const char* name, int lanes, const T* a, const T* b, T* out, int6
   EC_WIDTHS(EC_RUN_INLINE, sqrt, ec::sqrt)
   EC_WIDTHS(EC_RUN_INLINE, gelu_erf, ec::vgelu_erf)
   EC_WIDTHS(EC_RUN_INLINE, gelu_tanh, ec::vgelu_tanh)
+  EC_WIDTHS(EC_RUN_INLINE, gelu_erf_coarse, ec::vgelu_erf_coarse)
+  EC_WIDTHS(EC_RUN_INLINE, gelu_tanh_coarse, ec::vgelu_tanh_coarse)
   EC_WIDTHS(EC_RUN_INLINE, silu, ec::vsilu)
   return -1;
 }

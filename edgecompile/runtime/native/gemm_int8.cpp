@@ -51,47 +51,50 @@ class RowQuantizer {
 
   // Prepares a row; `most` has room for an integer for each block.
   void operator()(const float* x, char* to, int32_t* most) const {
-    A* const values = reinterpret_cast<A*>(to);
-    float* const scales = reinterpret_cast<float*>(to + row_.scales_at());
-    [[maybe_unused]] int32_t* const starts = reinterpret_cast<int32_t*>(to + row_.starts_at());
     const float square = measure(x, most);
     const bool finite = square >= 0;
+    uint64_t* const wanted = reinterpret_cast<uint64_t*>(to + row_.wanted_at());
+    if constexpr (Int8Math::kParts > 1) std::fill_n(wanted, (row_.blocks + 63) / 64, 0);
     for (int64_t block = 0; block < row_.blocks; ++block) {
+      char* const record = to + block * Row::kRecord;
       const int64_t from = block * kInt8Block, n = std::min(kInt8Block, k_ - from);
       const float largest = as_float(most[block]);
-      const bool fine =
-          Int8Math::kParts == 1 || !(largest * largest <= kOutlier * kOutlier * square);
-      if (!finite || most[block] == 0) {
-        std::fill_n(values + from, kInt8Block, A{0});
-        scales[block] = finite ? 0.0f : __builtin_nanf("");
-        for (int part = 0; part < Int8Math::kParts; ++part) {
-          if (part > 0) scales[part * row_.blocks + block] = 0.0f;
-          if constexpr (Int8Math::kOffset != 0) starts[part * row_.blocks + block] = 0;
-        }
-        continue;
-      }
-      const Step step(largest, fine ? kFine : kCoarse);
       int32_t sums[2] = {};
-      if constexpr (Int8Math::kParts == 1) {
-        round<1>(x + from, n, step.factor, values + from, sums);
-        scales[block] = step.scale;
-      } else if (!fine) {
-        round<1>(x + from, n, step.factor, values + from, sums);
-        scales[block] = step.scale;
-        scales[row_.blocks + block] = 0.0f;
+      if (Int8Math::kParts > 1) put_scale(record + row_.part(), 0.0f);
+      if (!finite || most[block] == 0) {
+        std::fill_n(reinterpret_cast<A*>(record), kInt8Block, A{0});
+        put_scale(record, finite ? 0.0f : __builtin_nanf(""));
+      } else if (Int8Math::kParts == 1) {
+        const Step step(largest, kFine);
+        round<1>(x + from, n, step.factor, record, sums);
+        put_scale(record, step.scale);
+      } else if (largest * largest <= kOutlier * kOutlier * square) {
+        const Step step(largest, kCoarse);
+        round<1>(x + from, n, step.factor, record, sums);
+        put_scale(record, step.scale);
       } else {
-        round<2>(x + from, n, step.factor, values + from, sums);
-        scales[block] = step.scale * 128.0f;
-        scales[row_.blocks + block] = step.scale;
+        const Step step(largest, kFine);
+        round<2>(x + from, n, step.factor, record, sums);
+        put_scale(record, step.scale * 128.0f);
+        put_scale(record + row_.part(), step.scale);
+        wanted[block / 64] |= uint64_t{1} << (block % 64);
       }
       if constexpr (Int8Math::kOffset != 0) {
-        starts[block] = -Int8Math::kOffset * sums[0];
-        starts[row_.blocks + block] = -Int8Math::kOffset * sums[1];
+        for (int part = 0; part < Int8Math::kParts; ++part) {
+          const int32_t start = -Int8Math::kOffset * sums[part];
+          std::memcpy(record + part * row_.part() + Row::kStartAt, &start, sizeof start);
+        }
       }
     }
   }
 
  private:
+  using Row = Int8Row<Int8Math>;
+
+  static void put_scale(char* record, float scale) {
+    std::memcpy(record + Row::kScaleAt, &scale, sizeof scale);
+  }
+
   // The bits of each block's largest magnitude, and the mean square; -1 if not all are finite. As
   // integers, infinity's bits exceed every number's and a NaN's exceed infinity's.
   float measure(const float* x, int32_t* most) const {
@@ -116,7 +119,9 @@ class RowQuantizer {
   // n values times `factor` as integers: in one part, or as 128·first + second. What is left of a
   // block becomes zero. Adds up each part.
   template <int Parts>
-  void round(const float* x, int64_t n, float factor, A* to, int32_t (&sums)[2]) const {
+  void round(const float* x, int64_t n, float factor, char* record, int32_t (&sums)[2]) const {
+    A* const to = reinterpret_cast<A*>(record);
+    [[maybe_unused]] A* const rest = reinterpret_cast<A*>(record + row_.part());
     vi32 sum[2] = {};
     const auto put = [&](vf32 v, int64_t i) __attribute__((always_inline)) {
       vi32 whole = round_to_int(v * factor);
@@ -124,7 +129,7 @@ class RowQuantizer {
         const vi32 shifted = whole + 64;
         const vi32 low = (shifted & 127) - 64;
         whole = shifted >> 7;
-        store(to + row_.part() + i, convert<Vector<A, kL>>(low));
+        store(rest + i, convert<Vector<A, kL>>(low));
         sum[1] += low;
       }
       store(to + i, convert<Vector<A, kL>>(whole));

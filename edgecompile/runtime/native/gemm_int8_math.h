@@ -18,12 +18,12 @@ namespace ec {
 // A Math has
 //   A                elements of a row of activations as prepared
 //   kParts           1; or 2, where they are int8
-//   kOffset          what multiply_add adds to each weight
+//   kOffset          what add_products adds to each weight
 //   Acc              partial sums of kColumns columns, kPerVector of them for a vector of columns
 //   kSpare           registers needed beside the sums and a row of B
 //   start(x)         sums that begin with x for each column
 //   B load_b(b), V load_a(a): four k of kColumns columns, and of a row for all of them
-//   Acc multiply_add(acc, a, b)
+//   add_products(acc, a, b)
 //   vi32 total(acc)  the columns' sums
 #if defined(__AVX512VNNI__)
 struct Int8Math {
@@ -40,9 +40,8 @@ struct Int8Math {
     return load<vi32>(reinterpret_cast<const int32_t*>(b)) ^ broadcast<vi32>(int32_t(0x80808080));
   }
   EC_INLINE static vi32 load_a(const int8_t* a) { return broadcast_from<vi32>(a); }
-  EC_INLINE static Acc multiply_add(Acc acc, vi32 a, vi32 b) {
+  EC_INLINE static void add_products(Acc& acc, vi32 a, vi32 b) {
     asm volatile("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(b), "v"(a));
-    return acc;
   }
   EC_INLINE static vi32 total(const Acc (&acc)[1]) { return acc[0]; }
 };
@@ -63,10 +62,9 @@ struct Int8Math {
   EC_INLINE static int8x16_t load_a(const int8_t* a) {
     return bits_as<int8x16_t>(broadcast_from<vi32>(a));
   }
-  EC_INLINE static Acc multiply_add(Acc acc, int8x16_t a, int8x16_t b) {
+  EC_INLINE static void add_products(Acc& acc, int8x16_t a, int8x16_t b) {
     acc = vdotq_s32(acc, b, a);
     asm volatile("" : "+w"(acc));
-    return acc;
   }
   EC_INLINE static vi32 total(const Acc (&acc)[1]) { return bits_as<vi32>(acc[0]); }
 };
@@ -89,12 +87,11 @@ struct Int8Math {
     return convert<V>(load<Vector<int8_t, 8>>(reinterpret_cast<const int8_t*>(b)));
   }
   EC_INLINE static V load_a(const int16_t* a) { return bits_as<V>(broadcast_from<vi64>(a)); }
-  EC_INLINE static Acc multiply_add(Acc acc, V a, V b) {
+  EC_INLINE static void add_products(Acc& acc, V a, V b) {
     const int16x8_t x = bits_as<int16x8_t>(a), y = bits_as<int16x8_t>(b);
     acc = {vmlal_s16(acc.low, vget_low_s16(x), vget_low_s16(y)), vmlal_high_s16(acc.high, x, y)};
     asm volatile("" : "+w"(acc.low));
     asm volatile("" : "+w"(acc.high));
-    return acc;
   }
   EC_INLINE static vi32 total(const Acc (&acc)[2]) {
     return bits_as<vi32>(
@@ -127,7 +124,7 @@ struct Int8Math {
 #endif
   }
   EC_INLINE static V load_a(const int16_t* a) { return bits_as<V>(broadcast_from<vi64>(a)); }
-  EC_INLINE static Acc multiply_add(Acc acc, V a, V b) {
+  EC_INLINE static void add_products(Acc& acc, V a, V b) {
 #if defined(__AVX512BW__)
     acc += bits_as<Acc>(_mm512_madd_epi16((__m512i)a, (__m512i)b));
     asm volatile("" : "+v"(acc));
@@ -138,7 +135,6 @@ struct Int8Math {
     acc += bits_as<Acc>(_mm_madd_epi16((__m128i)a, (__m128i)b));
     asm volatile("" : "+x"(acc));
 #endif
-    return acc;
   }
   // Sums of neighbours, within 128 bits first: crossing them is dear. Then every other pair of
   // columns comes from the one register, the others from the other.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "gemm_int8_math.h"
@@ -17,23 +18,22 @@ constexpr int64_t kBlockGroups = kInt8Block / 4;
 // A whole block of a panel: the weights, then a scale for each column.
 constexpr int64_t kBlockBytes = kBlockGroups * kGroupBytes + kPanel * 4;
 
-// A prepared row of activations: `parts` times [blocks][kInt8Block] elements, zeros beyond K; then
-// for each part a float for each block, what its integers are multiples of, 0 where the part isn't
-// wanted (its values may then be anything: a whole number times 0 adds nothing); then likewise
-// int32 sums to start from, if the weights get an offset.
+// A prepared row of activations: `kParts` times a record for each block. It holds kInt8Block
+// elements, zeros beyond K; then as a float what these are multiples of, 0 in a part that isn't
+// wanted (its elements may then be anything: a whole number times 0 adds nothing); then, if the
+// weights get an offset, an int32 to start sums from. Behind these, where there are two parts, a
+// bit for each block whose second one is wanted.
 template <class Math>
 struct Int8Row {
+  static constexpr int64_t kScaleAt = kInt8Block * static_cast<int64_t>(sizeof(typename Math::A));
+  static constexpr int64_t kStartAt = kScaleAt + 4;
+  static constexpr int64_t kRecord = kStartAt + (Math::kOffset != 0 ? 4 : 0);
   int64_t blocks;
 
   explicit Int8Row(int64_t k) : blocks(int8_blocks(k)) {}
-  int64_t part() const { return blocks * kInt8Block; }  // elements
-  int64_t scales_at() const {                           // bytes
-    return Math::kParts * part() * static_cast<int64_t>(sizeof(typename Math::A));
-  }
-  int64_t starts_at() const { return scales_at() + Math::kParts * blocks * 4; }
-  int64_t bytes() const {
-    return starts_at() + (Math::kOffset != 0 ? Math::kParts * blocks * 4 : 0);
-  }
+  int64_t part() const { return blocks * kRecord; }  // bytes
+  int64_t wanted_at() const { return (Math::kParts * part() + 7) / 8 * 8; }
+  int64_t bytes() const { return wanted_at() + (Math::kParts > 1 ? (blocks + 63) / 64 * 8 : 0); }
 };
 
 constexpr int kInt8Rows = 6;
@@ -74,81 +74,92 @@ inline void run_int8_tile(const Int8Tile& t) {
   constexpr int Vectors = int8_vectors<Math, Rows>();
   constexpr int Each = Math::kPerVector;
   constexpr int Accs = Vectors * Each;
-  const Int8Row<Math> row(t.k);
-  const auto scale_of = [&](int r, int part, int64_t block) __attribute__((always_inline)) {
-    const char* const scales = t.a + r * t.lda + row.scales_at();
-    return reinterpret_cast<const float*>(scales)[part * row.blocks + block];
-  };
+  using Row = Int8Row<Math>;
+  const Row row(t.k);
+  const char* a[Rows];  // the block's records
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) a[r] = t.a + r * t.lda;
   const char* prefetch = t.prefetch;
   const char* b = t.b + t.column * 4;
   vf32 sums[Rows][Vectors] = {};
+  // With the steps of a whole block in a row, products of the next block begin while this one's are
+  // scaled: a loop's end would be in between.
+  const auto add_block = [&](auto in_a_row, int64_t part,
+                             int64_t groups) __attribute__((always_inline)) {
+    vf32 weight_scales[Vectors];
+    const float* const scales = reinterpret_cast<const float*>(b + groups * kGroupBytes);
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v) weight_scales[v] = load(scales + v * kL);
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v) keep_in_register(weight_scales[v]);
+    Acc acc[Rows][Vectors][Each];
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+      int32_t start = 0;
+      if constexpr (Math::kOffset != 0) std::memcpy(&start, a[r] + part + Row::kStartAt, 4);
+#pragma GCC unroll 16
+      for (int v = 0; v < Vectors; ++v) {
+#pragma GCC unroll 2
+        for (int x = 0; x < Each; ++x) acc[r][v][x] = Math::start(x == 0 ? start : 0);
+      }
+    }
+    const auto step = [&](int64_t g) __attribute__((always_inline)) {
+      const char* const from = b + g * kGroupBytes;
+      decltype(Math::load_b(from)) bv[Accs];
+#pragma GCC unroll 16
+      for (int v = 0; v < Accs; ++v) bv[v] = Math::load_b(from + v * Math::kColumns * 4);
+#pragma GCC unroll 16
+      for (int r = 0; r < Rows; ++r) {
+        const auto av = Math::load_a(reinterpret_cast<const A*>(a[r] + part) + g * 4);
+#pragma GCC unroll 16
+        for (int v = 0; v < Accs; ++v) {
+          Math::add_products(acc[r][v / Each][v % Each], av, bv[v]);
+        }
+      }
+    };
+    if (groups == kBlockGroups) {
+      for (int64_t g = 0; g < kBlockGroups; g += in_a_row.value) {
+        [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
+          (step(g + i), ...);
+        }(std::make_integer_sequence<int, in_a_row.value>{});
+      }
+    } else {
+      for (int64_t g = 0; g < groups; ++g) step(g);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+      const vf32 scale = broadcast_from<vf32>(a[r] + part + Row::kScaleAt);
+#pragma GCC unroll 16
+      for (int v = 0; v < Vectors; ++v) {
+        const vf32 total = convert<vf32>(Math::total(acc[r][v]));
+        sums[r][v] = fma(total, scale * weight_scales[v], sums[r][v]);
+      }
+    }
+  };
+  constexpr std::integral_constant<int, 4> kFew;
+  constexpr int kMost = Math::kParts == 1 ? kFew.value : kBlockGroups;
+  constexpr std::integral_constant<int, kMost> kInARow;
+  [[maybe_unused]] uint64_t wanted = 0;  // a bit for each of 64 blocks
   for (int64_t block = 0; block < row.blocks; ++block, b += kBlockBytes) {
     const int64_t groups = std::min(kBlockGroups, (t.k - block * kInt8Block + 3) / 4);
-    vf32 weight_scales[Vectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v) {
-      const char* const scales = t.b + block * kBlockBytes + groups * kGroupBytes;
-      weight_scales[v] = load(reinterpret_cast<const float*>(scales) + t.column + v * kL);
-    }
     if (prefetch != nullptr) {
       for (int line = 0; line < t.prefetch_lines; ++line, prefetch += 64) {
         __builtin_prefetch(prefetch, 0, 2);  // into the second-level cache
       }
     }
-    for (int part = 0; part < Math::kParts; ++part) {
-      if (part > 0) {
-        float wanted = 0.0f;
-        for (int r = 0; r < Rows; ++r) wanted += scale_of(r, part, block);
-        if (wanted == 0.0f) break;
-      }
-      const A* a[Rows];
-      Acc acc[Rows][Vectors][Each];
-#pragma GCC unroll 16
-      for (int r = 0; r < Rows; ++r) {
-        const char* const from = t.a + r * t.lda;
-        a[r] = reinterpret_cast<const A*>(from) + part * row.part() + block * kInt8Block;
-        int32_t start = 0;
-        if constexpr (Math::kOffset != 0) {
-          const char* const starts = from + row.starts_at();
-          start = reinterpret_cast<const int32_t*>(starts)[part * row.blocks + block];
-        }
-#pragma GCC unroll 16
-        for (int v = 0; v < Vectors; ++v) {
-#pragma GCC unroll 2
-          for (int x = 0; x < Each; ++x) acc[r][v][x] = Math::start(x == 0 ? start : 0);
-        }
-      }
-      const auto step = [&](int64_t g) __attribute__((always_inline)) {
-        const char* const from = b + g * kGroupBytes;
-        decltype(Math::load_b(from)) bv[Accs];
-#pragma GCC unroll 16
-        for (int v = 0; v < Accs; ++v) bv[v] = Math::load_b(from + v * Math::kColumns * 4);
-#pragma GCC unroll 16
+    add_block(kInARow, 0, groups);
+    if constexpr (Math::kParts > 1) {
+      if (block % 64 == 0) {
+        wanted = 0;
         for (int r = 0; r < Rows; ++r) {
-          const auto av = Math::load_a(a[r] + g * 4);
-#pragma GCC unroll 16
-          for (int v = 0; v < Accs; ++v) {
-            Acc& sum = acc[r][v / Each][v % Each];
-            sum = Math::multiply_add(sum, av, bv[v]);
-          }
-        }
-      };
-      if (groups == kBlockGroups) {
-#pragma GCC unroll 4
-        for (int64_t g = 0; g < kBlockGroups; ++g) step(g);
-      } else {
-        for (int64_t g = 0; g < groups; ++g) step(g);
-      }
-#pragma GCC unroll 16
-      for (int r = 0; r < Rows; ++r) {
-        const vf32 scale = broadcast(scale_of(r, part, block));
-#pragma GCC unroll 16
-        for (int v = 0; v < Vectors; ++v) {
-          const vf32 total = convert<vf32>(Math::total(acc[r][v]));
-          sums[r][v] = fma(total, scale * weight_scales[v], sums[r][v]);
+          wanted |=
+              reinterpret_cast<const uint64_t*>(t.a + r * t.lda + row.wanted_at())[block / 64];
         }
       }
+      if (wanted >> (block % 64) & 1) add_block(kFew, row.part(), groups);
     }
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) a[r] += Row::kRecord;
   }
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) {

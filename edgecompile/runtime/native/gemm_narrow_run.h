@@ -7,6 +7,7 @@
 #include "gemm_split.h"
 #include "scratch.h"
 #include "threads.h"
+#include "vecmath.h"
 
 namespace ec {
 
@@ -63,13 +64,24 @@ void finish_narrow(const NarrowProduct<Math>& p, int64_t r0, int64_t rows, int64
                              x = fma(broadcast(e.beta), load(residual + j), x);
                            store(to + j, x);
                          };
-  if (e.act == Activation::kNone && columns.count == kPanel) {
+  const auto write_panel = [&](auto act) __attribute__((always_inline)) {
     for (int64_t r = 0; r < rows; ++r) {
       const float* const residual = residual_of(r);
       float* const to = p.c + (r0 + r) * p.ldc + n0;
-      for (int64_t j = 0; j < kPanel; j += kL) write(to, residual, j, scaled(r, j));
+      for (int64_t j = 0; j < kPanel; j += kL) write(to, residual, j, act(scaled(r, j)));
     }
-    return;
+  };
+  if (columns.count == kPanel) {
+    switch (e.act) {
+      case Activation::kNone:
+        return write_panel([](vf32 x) { return x; });
+      case Activation::kGeluErf:
+        return write_panel([](vf32 x) { return vgelu_erf_coarse(x); });
+      case Activation::kGeluTanh:
+        return write_panel([](vf32 x) { return vgelu_tanh_coarse(x); });
+      default:
+        break;
+    }
   }
   // The results take the place of the sums.
   float* const results = sums;

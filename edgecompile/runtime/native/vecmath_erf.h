@@ -61,6 +61,32 @@ EC_INLINE V vgelu_tanh(V x) {
   return 0.5f * x * (1.0f + vtanh(inner));
 }
 
+// x·(1/2 + x·(1/9 + (4.5² - x²)·q(x²))) between -4.5 and 4.5; beyond x, or next to 0. For results
+// whose factors were rounded to eight bits or so: absolute errors up to 2^-14.4, in half of the
+// time.
+template <class V>
+EC_INLINE V coarse_gelu(V x, const float (&q)[8]) {
+  const V low = max(broadcast<V>(-4.5f), x);
+  const V t = min(broadcast<V>(4.5f), low);
+  const V square = t * t;
+  const V p = fma(20.25f - square, polynomial(square, q), broadcast<V>(1.0f / 9));
+  return low * fma(t, p, broadcast<V>(0.5f));
+}
+
+template <class V>
+EC_INLINE V vgelu_erf_coarse(V x) {
+  constexpr float q[] = {0.0142023452f,   -0.00255678804f,  0.000346858258f, -3.40443548e-05f,
+                         2.32917364e-06f, -1.03829322e-07f, 2.67644373e-09f, -3.00005541e-11f};
+  return coarse_gelu(x, q);
+}
+
+template <class V>
+EC_INLINE V vgelu_tanh_coarse(V x) {
+  constexpr float q[] = {0.0141993454f,  -0.00256712642f,  0.000353726762f, -3.55908778e-05f,
+                         2.5018378e-06f, -1.14241196e-07f, 3.00163427e-09f, -3.41301883e-11f};
+  return coarse_gelu(x, q);
+}
+
 // x / (1 + exp(-x)).
 template <class V>
 EC_INLINE V vsilu(V x) {
