@@ -82,10 +82,8 @@ inline void run_int8_tile(const Int8Tile& t) {
   const char* prefetch = t.prefetch;
   const char* b = t.b + t.column * 4;
   vf32 sums[Rows][Vectors] = {};
-  // With the steps of a whole block in a row, products of the next block begin while this one's are
-  // scaled: a loop's end would be in between.
-  const auto add_block = [&](auto in_a_row, int64_t part,
-                             int64_t groups) __attribute__((always_inline)) {
+  const auto add_block = [&](int64_t part, int64_t groups) __attribute__((always_inline)) {
+    // Read now: behind the block's products they would be waited for.
     vf32 weight_scales[Vectors];
     const float* const scales = reinterpret_cast<const float*>(b + groups * kGroupBytes);
 #pragma GCC unroll 8
@@ -118,11 +116,8 @@ inline void run_int8_tile(const Int8Tile& t) {
       }
     };
     if (groups == kBlockGroups) {
-      for (int64_t g = 0; g < kBlockGroups; g += in_a_row.value) {
-        [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
-          (step(g + i), ...);
-        }(std::make_integer_sequence<int, in_a_row.value>{});
-      }
+      // Four at once, by hand: the compiler unrolls no loop of such steps.
+      for (int64_t g = 0; g < kBlockGroups; g += 4) step(g), step(g + 1), step(g + 2), step(g + 3);
     } else {
       for (int64_t g = 0; g < groups; ++g) step(g);
     }
@@ -136,9 +131,6 @@ inline void run_int8_tile(const Int8Tile& t) {
       }
     }
   };
-  constexpr std::integral_constant<int, 4> kFew;
-  constexpr int kMost = Math::kParts == 1 ? kFew.value : kBlockGroups;
-  constexpr std::integral_constant<int, kMost> kInARow;
   [[maybe_unused]] uint64_t wanted = 0;  // a bit for each of 64 blocks
   for (int64_t block = 0; block < row.blocks; ++block, b += kBlockBytes) {
     const int64_t groups = std::min(kBlockGroups, (t.k - block * kInt8Block + 3) / 4);
@@ -147,7 +139,7 @@ inline void run_int8_tile(const Int8Tile& t) {
         __builtin_prefetch(prefetch, 0, 2);  // into the second-level cache
       }
     }
-    add_block(kInARow, 0, groups);
+    add_block(0, groups);
     if constexpr (Math::kParts > 1) {
       if (block % 64 == 0) {
         wanted = 0;
@@ -156,7 +148,7 @@ inline void run_int8_tile(const Int8Tile& t) {
               reinterpret_cast<const uint64_t*>(t.a + r * t.lda + row.wanted_at())[block / 64];
         }
       }
-      if (wanted >> (block % 64) & 1) add_block(kFew, row.part(), groups);
+      if (wanted >> (block % 64) & 1) add_block(row.part(), groups);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) a[r] += Row::kRecord;
