@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from edgecompile.backends import ops
+from edgecompile.backends.graph_constants import is_nameless
 from edgecompile.backends.lowering import lower_graph
 from edgecompile.exported import ExportedModel
 from edgecompile.models import LoadedModel
@@ -73,6 +74,7 @@ class NarrowedProgram:
         self._exact: dict[str, Tensor] = {}
         self._current: dict[str, tuple[tuple[str, str], Tensor]] = {}
         self._moments: dict[str, Tensor] = {}  # of the products whose inputs are to be gathered
+        self._share = 1.0  # what a row of the present sample counts in them
         for node in self._module.graph.nodes:
             if node.target is ops.LINEAR:
                 # The weights are looked up by name, unpacked once and not for every run.
@@ -121,7 +123,7 @@ class NarrowedProgram:
         (name, _), matrix = self._current[weight]
         if weight in self._moments:
             rows = x.reshape(-1, x.shape[-1]).to(torch.float64)
-            self._moments[weight] += rows.t() @ rows
+            self._moments[weight] += self._share * (rows.t() @ rows)
         if name == "int8":
             x = ops.round_activations(x).to(torch.float32)
         return x, matrix
@@ -149,24 +151,37 @@ class NarrowedProgram:
             tell(index + 1)
         return sorted(found, key=lambda item: -item[1])
 
-    def round_weights(self, tell: Callable[[int], None] = lambda done: None) -> RoundedWeights:
+    def round_weights(
+        self, shares: Sequence[float], tell: Callable[[int], None] = lambda done: None
+    ) -> RoundedWeights:
         """int8 weights for the inputs that the products get from these samples.
 
         Args:
+            shares: what a row of each sample counts.
             tell: gets the number of products that are done.
         """
-        # Stacks are left to the nearest: each of their matrices meets rows of its own.
-        weights = {a: self._exact[a] for a in self._names if self._exact[a].dim() == 2}
-        return round_products(weights, self._gather, tell)
 
-    def _gather(self, attrs: Sequence[str]) -> Mapping[str, Tensor]:
+        def gather(attrs: Sequence[str]) -> Mapping[str, Tensor]:
+            return self._gather(attrs, shares)
+
+        # Stacks are left to the nearest: each of their matrices meets rows of its own. So is what has
+        # a name that may be another tensor's in the next program.
+        weights = {
+            attr: self._exact[attr]
+            for attr, names in self._names.items()
+            if self._exact[attr].dim() == 2 and not any(map(is_nameless, names))
+        }
+        return round_products(weights, gather, tell)
+
+    def _gather(self, attrs: Sequence[str], shares: Sequence[float]) -> Mapping[str, Tensor]:
         """The sums of ``xᵀ·x`` over the rows that some products get, all weights being exact."""
         for attr in self._names:
             self._narrow(attr, "fp32", None)
         sizes = {attr: int(self._exact[attr].shape[1]) for attr in attrs}
         self._moments = {a: torch.zeros(k, k, dtype=torch.float64) for a, k in sizes.items()}
         with torch.no_grad():
-            for inputs in self._samples:
+            for inputs, share in zip(self._samples, shares, strict=True):
+                self._share = share
                 self._module(**inputs)
         found, self._moments = self._moments, {}
         return found
@@ -193,10 +208,10 @@ class NarrowedProgram:
     def _narrow(self, attr: str, name: str, rounded: Rounded | None) -> None:
         """Makes a weight what ``name`` keeps of it."""
         exact = self._exact[attr]
-        packed = None if rounded is None or name != "int8" else rounded.packed.get(attr)
-        state = name, "" if packed is None or rounded is None else rounded.digest
+        state = name, rounded.digest if rounded is not None and name == "int8" else ""
         if attr not in self._current or self._current[attr][0] != state:
             matrix = exact
+            packed = rounded.take(attr, exact) if rounded is not None and state[1] else None
             if packed is not None:
                 matrix = ops.unpack_weight(packed, *exact.shape)
             elif name != "fp32":

@@ -19,7 +19,7 @@ from edgecompile.packing import pack_bundle
 from edgecompile.planning import plan_model
 from edgecompile.precision_choice import ResolvedPrecision, resolve_precision
 from edgecompile.progress import NULL_PROGRESS, Progress, StepHandle
-from edgecompile.rounded_precision import save_precision
+from edgecompile.rounded_precision import can_round, save_precision
 from edgecompile.seq2seq_build import build_seq2seq, refuse_auto
 from edgecompile.stages import Stages, work_folder, write_json
 from edgecompile.targets import load_target
@@ -80,7 +80,9 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
                 step=step,
             )
 
-        titles = {"auto": "choose the precision", "int8": "round the weights"}
+        titles = {"auto": "choose the precision"}
+        if can_round(model):
+            titles["int8"] = "round the weights"
         resolved = timed(titles[asked], resolve) if asked in titles else resolve()
         precision, choice, samples = resolved
         save_precision(work, precision)
@@ -117,7 +119,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
             *model.notes,
             *programs.notes,
             *(choice.notes if choice else ()),
-            *((precision.rounded.note,) if precision.rounded else ()),
+            *((f"int8 weights are rounded for {r.inputs}",) if (r := precision.rounded) else ()),
             *planned.notes,
             *packed.notes,
         ),

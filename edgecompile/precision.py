@@ -68,16 +68,18 @@ class Rounded(Protocol):
     """int8 weights that were rounded together: :class:`edgecompile.weight_rounding.RoundedWeights`."""
 
     @property
-    def packed(self) -> Mapping[str, Any]:
-        """Tensors as the kernels read them, by the attribute of the packed weight."""
-
-    @property
     def digest(self) -> str:
         """Tells unlike ones apart."""
 
     @property
-    def note(self) -> str:
-        """What a person may want to know."""
+    def inputs(self) -> str:
+        """What they were rounded for, in words."""
+
+    def take(self, name: str, weight: Any) -> Any:
+        """What stands for this matrix as the kernels read it, by the packed weight's attribute.
+
+        None where it isn't among them; raises CompileError where it had other values.
+        """
 
     def save(self, path: Path) -> None:
         """Writes them as a file, whole or not at all; raises OSError."""

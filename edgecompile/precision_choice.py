@@ -134,7 +134,7 @@ def resolve_precision(
         samples = text_samples(model, texts, served_length(model, request))
     rounded = None
     if rounding and name in ("auto", "int8"):
-        rounded = round_for(exports, request, texts, work, seed=seed, step=step)
+        rounded = round_for(exports, request, texts, work, judges=samples, seed=seed, step=step)
     if name != "auto":
         return Precision(name, rounded=rounded), None, samples
     served = find_form(exports, request, plan_scope(model, request)).scope.axes[0][1]
@@ -196,6 +196,8 @@ class _Trials:
 
     def choose(self) -> PrecisionChoice:
         self.tell("trying fp32")
+        for left in self.folder.glob("*.ecb"):  # by a build that was ended, maybe of other weights
+            shutil.rmtree(left)
         folders: list[Path] = []
         try:
             return self._choose(folders)

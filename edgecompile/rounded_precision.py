@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from edgecompile import narrowing, weight_rounding
 from edgecompile.backends import lowering, ops
@@ -31,13 +34,22 @@ from edgecompile.samples import (
 from edgecompile.stages import write_json
 from edgecompile.weight_rounding import RoundedWeights
 
-__all__ = ["load_precision", "round_for", "save_precision"]
+__all__ = ["can_round", "load_precision", "round_for", "save_precision"]
 
 _PRECISION_FILE = "precision.json"
 _ROUNDED_FILE = "rounded.npz"
 
 #: Away from the seeds of what a bundle is judged by.
 _SEED = 7919
+_DRAWN = 8
+
+
+def can_round(model: LoadedModel) -> bool:
+    """Whether inputs can be had that tell how to round a model's weights.
+
+    Not of a language model, whose caches can't be drawn, nor without an axis of lengths.
+    """
+    return model.length_axis is not None and model.generation is None
 
 
 def round_for(
@@ -46,53 +58,112 @@ def round_for(
     texts: SampleTexts | None,
     work: Path,
     *,
+    judges: Samples | None = None,
     seed: int = 0,
     step: StepHandle | None = None,
 ) -> RoundedWeights | None:
     """int8 weights of a model's products, rounded with inputs in mind that it may get.
 
-    These are texts, where there are some, and drawn inputs of all lengths: not those that the
-    bundle is judged by, which would be praising oneself.
+    These are texts, where there are some, and drawn inputs of all lengths, both of the same
+    weight: not those that the bundle is judged by, which would be praising oneself.
 
     Args:
         exports: of the model.
         request: the traffic and the longest length.
         texts: real ones.
         work: what was rounded for the same program and inputs before is found there again.
+        judges: the texts that the bundle is judged by.
         seed: of drawn inputs.
         step: told what is being done.
 
     Returns:
-        None where weights are rounded to the nearest: of a language model, whose caches can't be
-        drawn; of one without an axis of lengths; of one without products.
+        None where weights are rounded to the nearest: where there are no inputs (:func:`can_round`);
+        where the program has one length alone, since what inputs are padded with would count like
+        them; where there are no products.
 
     Raises:
         ExportError: the model can't be exported.
+        PlanError: as :func:`find_form`.
         LengthsError, ModelError, MissingDependencyError: as :func:`text_samples`.
     """
     model = exports.model
-    if model.length_axis is None or model.generation is not None:
+    if not can_round(model):
         return None
     form = find_form(exports, request, plan_scope(model, request))
-    served = form.scope.axes[0][1]
-    samples = _samples(model, request, texts, served.lo, served.hi, seed + _SEED)
     exported = exports.get(form.bucket)
+    if exported.static:
+        return None
+    served = form.scope.axes[0][1]
+    samples, shares = _samples(model, request, texts, judges, served.lo, served.hi, seed + _SEED)
     kept = work / f"rounding-{_key(exports.key(form.bucket), samples)}.npz"
     if kept.is_file():
-        return replace(RoundedWeights.load(kept), source=samples.source)
+        with contextlib.suppress(CompileError):  # a damaged one is made anew
+            return replace(RoundedWeights.load(kept), inputs=samples.source)
     program = NarrowedProgram(model, exported, samples.inputs, [{}] * len(samples.inputs))
     count = len(program.groups)
-    if not count:
-        return None
 
     def tell(done: int) -> None:
         if step is not None:
             step.update(text=f"rounding weights, {done} of {count} products")
 
-    tell(0)
-    rounded = program.round_weights(tell)
+    if step is not None:
+        step.update(text=f"running {samples.source}")
+    rounded = program.round_weights(shares, tell)
+    if not rounded.packed:
+        return None
+    for other in work.glob("rounding-*.npz"):
+        other.unlink()
     rounded.save(kept)
-    return replace(rounded, source=samples.source)
+    return replace(rounded, inputs=samples.source)
+
+
+def _samples(
+    model: LoadedModel,
+    request: PlanRequest,
+    texts: SampleTexts | None,
+    judges: Samples | None,
+    shortest: int,
+    longest: int,
+    seed: int,
+) -> tuple[Samples, list[float]]:
+    """The inputs, and what a row of each counts."""
+    usual = None if texts is None else text_samples(model, texts, longest, 2 * DEFAULT_SAMPLES)
+    if usual is not None and judges is not None:
+        usual = _without(usual, judges)
+    if usual is None or not usual.inputs:
+        usual = draw_samples(model, request.lengths, longest, shortest=shortest, seed=seed)
+    nothing = Samples((), (), "")
+    unusual = add_drawn(
+        nothing, model, longest, shortest=shortest, count=_DRAWN, seed=seed + len(usual.inputs)
+    )
+    both = Samples(
+        usual.inputs + unusual.inputs,
+        usual.lengths + unusual.lengths,
+        f"{usual.source} and {_DRAWN} drawn inputs of all lengths",
+        usual.real,
+    )
+    shares = [1 / sum(part.lengths) for part in (usual, unusual) for _ in part.lengths]
+    return both, shares
+
+
+def _without(samples: Samples, others: Samples) -> Samples:
+    """The samples that aren't among the others."""
+    known = {_bytes(inputs) for inputs in others.inputs}
+    kept = [i for i, inputs in enumerate(samples.inputs) if _bytes(inputs) not in known]
+    return Samples(
+        tuple(samples.inputs[i] for i in kept),
+        tuple(samples.lengths[i] for i in kept),
+        samples.source if len(kept) == len(samples.inputs) else f"{len(kept)} of {samples.source}",
+        samples.real,
+    )
+
+
+def _bytes(inputs: Mapping[str, npt.NDArray[np.generic]]) -> bytes:
+    parts = [
+        f"{name} {array.dtype} {array.shape}\n".encode() + np.ascontiguousarray(array).tobytes()
+        for name, array in sorted(inputs.items())
+    ]
+    return b"".join(parts)
 
 
 def _key(export_key: str, samples: Samples) -> str:
@@ -101,30 +172,15 @@ def _key(export_key: str, samples: Samples) -> str:
     for module in (ops, lowering, narrowing, weight_rounding):
         parts.update(Path(inspect.getfile(module)).read_bytes())
     for inputs in samples.inputs:
-        for name, array in sorted(inputs.items()):
-            parts.update(f"{name} {array.dtype} {array.shape}\n".encode())
-            parts.update(np.ascontiguousarray(array).tobytes())
+        parts.update(_bytes(inputs))
     return parts.hexdigest()[:16]
-
-
-def _samples(
-    model: LoadedModel,
-    request: PlanRequest,
-    texts: SampleTexts | None,
-    shortest: int,
-    longest: int,
-    seed: int,
-) -> Samples:
-    # Twice as many texts as the bundle is judged by fall between those.
-    found = None if texts is None else text_samples(model, texts, longest, 2 * DEFAULT_SAMPLES)
-    if found is None:
-        found = draw_samples(model, request.lengths, longest, shortest=shortest, seed=seed)
-    return add_drawn(found, model, longest, shortest=shortest, seed=seed + len(found.inputs))
 
 
 def save_precision(folder: Path, precision: Precision) -> None:
     """Leaves a precision in a work folder, for the stages that follow; raises OSError."""
-    if precision.rounded is not None:
+    if precision.rounded is None:
+        (folder / _ROUNDED_FILE).unlink(missing_ok=True)
+    else:
         precision.rounded.save(folder / _ROUNDED_FILE)
     write_json(folder / _PRECISION_FILE, precision.to_json())
 

@@ -10,6 +10,7 @@ are needed, which some runs in torch give; the runtime doesn't tell such weights
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import zipfile
@@ -26,7 +27,7 @@ from torch import Tensor
 from edgecompile.backends import ops
 from edgecompile.errors import CompileError
 
-__all__ = ["RoundedWeights", "round_matrix", "round_products"]
+__all__ = ["RoundedWeights", "hash_matrix", "round_matrix", "round_products"]
 
 #: Added to each input's mean square, of the mean of all: keeps what a few hundred rows don't tell
 #: from being taken for a law. From 0.01 to 0.1 MiniLM's errors fell by a tenth.
@@ -40,17 +41,13 @@ class RoundedWeights:
     Attributes:
         packed: as :func:`~edgecompile.backends.ops.pack_weight` packs int8, by the attribute of
             the packed weight.
-        source: the inputs that they were rounded for, in words; not kept in files.
+        origins: :func:`hash_matrix` of the weights that they stand for, by the same names.
+        inputs: what they were rounded for, in words; not kept in files.
     """
 
     packed: Mapping[str, Tensor]
-    source: str = ""
-
-    @property
-    def note(self) -> str:
-        """What a person may want to know."""
-        noun = "product" if len(self.packed) == 1 else "products"
-        return f"the int8 weights of {len(self.packed)} {noun} are rounded for {self.source}"
+    origins: Mapping[str, str]
+    inputs: str = ""
 
     @cached_property
     def digest(self) -> str:
@@ -58,7 +55,7 @@ class RoundedWeights:
         parts = hashlib.sha256()
         for name in sorted(self.packed):
             tensor = self.packed[name]
-            parts.update(f"{name} {tuple(tensor.shape)}\n".encode())
+            parts.update(f"{name} {tuple(tensor.shape)} {self.origins[name]}\n".encode())
             parts.update(tensor.contiguous().numpy().tobytes())
         return parts.hexdigest()
 
@@ -68,10 +65,25 @@ class RoundedWeights:
     def __hash__(self) -> int:
         return hash(self.digest)
 
+    def take(self, name: str, weight: Tensor) -> Tensor | None:
+        """The packed weight of that name, which stands for ``weight``; None if it isn't among them.
+
+        Raises:
+            CompileError: it stands for other numbers, those of another model or of an earlier one.
+        """
+        if name in self.packed and self.origins[name] != hash_matrix(weight):
+            raise CompileError(
+                f"{name}: the weights were rounded to int8 when they had other values",
+                hint="plan again, so that the model's present ones are rounded",
+            )
+        return self.packed.get(name)
+
     def save(self, path: Path) -> None:
         """Writes them as a .npz file, whole or not at all; raises OSError."""
         partial = path.with_name(path.name + ".partial")
         arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in self.packed.items()}
+        for name, origin in self.origins.items():
+            arrays[name + _ORIGIN] = np.frombuffer(bytes.fromhex(origin), np.uint8)
         with partial.open("wb") as stream:
             np.savez(stream, **arrays)
         os.replace(partial, path)
@@ -85,9 +97,12 @@ class RoundedWeights:
         """
         try:
             with np.load(path, allow_pickle=False) as arrays:
-                found = cls({name: torch.from_numpy(arrays[name]) for name in arrays.files})
-        except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile) as error:
+                names = [name for name in arrays.files if not name.endswith(_ORIGIN)]
+                packed = {name: torch.from_numpy(arrays[name]) for name in names}
+                origins = {name: arrays[name + _ORIGIN].tobytes().hex() for name in names}
+        except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
             raise CompileError(f"{path} can't be read: {error}", hint="plan again") from error
+        found = cls(packed, origins)
         if digest not in (None, found.digest):
             raise CompileError(
                 f"{path} isn't what the precision was chosen with", hint="plan again"
@@ -95,15 +110,27 @@ class RoundedWeights:
         return found
 
 
+_ORIGIN = "/origin"
+
+
+def hash_matrix(weight: Tensor) -> str:
+    """Tells float32 matrices of unlike values or shapes apart."""
+    numbers = weight.detach().contiguous().numpy()
+    return hashlib.sha256(f"{numbers.shape}\n".encode() + numbers.tobytes()).hexdigest()
+
+
 def round_matrix(weight: Tensor, moments: Tensor) -> Tensor:
     """A packed int8 weight whose products differ little from those of ``weight``.
 
     Args:
         weight: float32 ``[N, K]``, finite.
-        moments: float64 ``[K, K]``, the sum of ``xᵀ·x`` over the rows that it is multiplied with.
+        moments: float64 ``[K, K]``, a sum of ``xᵀ·x`` over rows that it is multiplied with.
 
     Returns:
         As of :func:`~edgecompile.backends.ops.pack_int8`.
+
+    Raises:
+        torch.linalg.LinAlgError: the moments aren't those of any rows.
     """
     n, k = weight.shape
     mean = float(moments.diagonal().mean()) or 1.0
@@ -112,7 +139,7 @@ def round_matrix(weight: Tensor, moments: Tensor) -> Tensor:
     # Row j: how the columns from j on answer, at best, to a unit error of column j, by the paper's
     # third step; its diagonal is what the error is divided by.
     answer = torch.linalg.cholesky(inverse, upper=True)
-    rest = weight.to(torch.float64).clone()
+    rest = weight.to(torch.float64)
     values = torch.zeros(n, k, dtype=torch.int8)
     scales = torch.zeros(n, -(-k // ops.BLOCK), dtype=torch.float32)
     for begin in range(0, k, ops.BLOCK):
@@ -145,7 +172,7 @@ def round_products(
         tell: gets the number of products that are done.
 
     Returns:
-        Without those whose weights or moments aren't finite, or which rounding would overflow:
+        Without those whose weights or moments aren't finite, or whose moments can't be inverted:
         these are packed as ever.
     """
     packed: dict[str, Tensor] = {}
@@ -155,10 +182,11 @@ def round_products(
         for name in names:
             weight = weights[name]
             if bool(weight.isfinite().all()) and bool(found[name].isfinite().all()):
-                packed[name] = round_matrix(weight, found[name])
+                with contextlib.suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+                    packed[name] = round_matrix(weight, found[name])
             done += 1
             tell(done)
-    return RoundedWeights(packed)
+    return RoundedWeights(packed, {name: hash_matrix(weights[name]) for name in packed})
 
 
 _MOMENTS_BYTES = 1 << 30

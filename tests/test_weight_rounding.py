@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from edgecompile.backends import ops
+from edgecompile.backends.lowering import lower_graph
 from edgecompile.compilation import ExportStore
 from edgecompile.errors import CompileError
 from edgecompile.lengths import LengthDistribution
@@ -18,9 +21,20 @@ from edgecompile.narrowing import NarrowedProgram
 from edgecompile.plan_request import PlanRequest
 from edgecompile.precision import Precision
 from edgecompile.ranges import AxisRange, Bucket
-from edgecompile.rounded_precision import load_precision, round_for, save_precision
-from edgecompile.samples import draw_samples
-from edgecompile.weight_rounding import RoundedWeights, round_matrix, round_products
+from edgecompile.rounded_precision import (
+    _samples,
+    can_round,
+    load_precision,
+    round_for,
+    save_precision,
+)
+from edgecompile.samples import SampleTexts, draw_samples, text_samples
+from edgecompile.weight_rounding import (
+    RoundedWeights,
+    hash_matrix,
+    round_matrix,
+    round_products,
+)
 
 LENGTHS = LengthDistribution.from_samples([2, 3, 5, 8, 8, 16])
 
@@ -66,9 +80,9 @@ def test_zeros_stay_zeros() -> None:
     assert not ops.unpack_weight(round_matrix(weight, rows.t() @ rows), 32, 128).any()
 
 
-def test_what_isnt_finite_is_left_to_packing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cant_be_rounded_is_left_to_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgecompile.weight_rounding._MOMENTS_BYTES", 8 * 64 * 64)
-    weights = {name: torch.ones(32, 64) for name in ("good", "inputs", "weights", "last")}
+    weights = {name: torch.ones(32, 64) for name in ("good", "inputs", "weights", "of no rows")}
     weights["weights"][3, 4] = torch.inf
     asked, told = [], []
 
@@ -77,23 +91,30 @@ def test_what_isnt_finite_is_left_to_packing(monkeypatch: pytest.MonkeyPatch) ->
         found = {name: torch.eye(64, dtype=torch.float64) for name in names}
         if "inputs" in found:
             found["inputs"][0, 0] = torch.nan
+        if "of no rows" in found:
+            found["of no rows"] *= -1
         return found
 
     rounded = round_products(weights, moments, told.append)
-    assert sorted(rounded.packed) == ["good", "last"]
-    assert asked == [["good"], ["inputs"], ["weights"], ["last"]]  # as memory allows
+    assert sorted(rounded.packed) == ["good"]
+    assert asked == [["good"], ["inputs"], ["weights"], ["of no rows"]]  # as memory allows
     assert told == [1, 2, 3, 4]
 
 
 def test_a_work_folder_keeps_them(tmp_path: Path) -> None:
-    rounded = RoundedWeights({"ecpack_a": ops.pack_weight(torch.ones(32, 64), "int8")}, "texts")
+    ones = torch.ones(32, 64)
+    origins = {"ecpack_a": hash_matrix(ones)}
+    rounded = RoundedWeights({"ecpack_a": ops.pack_weight(ones, "int8")}, origins, "texts")
     precision = Precision("int8", (("b", "bf16"),), rounded)
     save_precision(tmp_path, precision)
     again = load_precision(tmp_path)
     assert again == precision and again.label == precision.label
     assert again != Precision("int8", (("b", "bf16"),))
+    assert again != Precision(
+        "int8", (("b", "bf16"),), RoundedWeights(rounded.packed, {"ecpack_a": "00"})
+    )
     assert json.loads((tmp_path / "precision.json").read_text())["rounded"] == rounded.digest
-    other = RoundedWeights({"ecpack_a": rounded.packed["ecpack_a"] + 1})
+    other = RoundedWeights({"ecpack_a": rounded.packed["ecpack_a"] + 1}, origins)
     other.save(tmp_path / "rounded.npz")
     with pytest.raises(CompileError, match="isn't what the precision was chosen with"):
         load_precision(tmp_path)
@@ -104,8 +125,37 @@ def test_a_work_folder_keeps_them(tmp_path: Path) -> None:
     (tmp_path / "rounded.npz").unlink()
     with pytest.raises(CompileError, match=r"rounded\.npz can't be read"):
         load_precision(tmp_path)
+    rounded.save(tmp_path / "rounded.npz")
     save_precision(tmp_path, Precision("bf16"))
     assert load_precision(tmp_path) == Precision("bf16")
+    assert not (tmp_path / "rounded.npz").exists()
+
+
+def test_another_models_weights_arent_taken(tmp_path: Path) -> None:
+    """Of the same names: a model that was trained on since the plan was made, say."""
+    axes = {"length": torch.export.Dim("length", max=8)}
+
+    def module(seed: int) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU())
+
+    def lowered(seed: int, precision: Precision) -> torch.fx.GraphModule:
+        example = (torch.ones(2, 64),)
+        shapes = ({0: axes["length"]},)
+        graph = torch.export.export(module(seed), example, dynamic_shapes=shapes).module()
+        assert isinstance(graph, torch.fx.GraphModule)
+        report = lower_graph(graph, precision)
+        assert list(report.narrowed.values()) == ["int8"]
+        return graph
+
+    name = next(n for n, _ in lowered(0, Precision("int8")).named_buffers() if "ecpack" in n)
+    weight = module(0).get_parameter("0.weight").detach()
+    packed = round_matrix(weight, torch.full((64, 64), 0.9, dtype=torch.float64))
+    assert not torch.equal(packed, ops.pack_weight(weight, "int8"))
+    precision = Precision("int8", (), RoundedWeights({name: packed}, {name: hash_matrix(weight)}))
+    assert torch.equal(lowered(0, precision).get_buffer(name), packed)
+    with pytest.raises(CompileError, match="had other values"):
+        lowered(1, precision)
 
 
 def test_a_programs_products_are_rounded_for_its_inputs(tmp_path: Path) -> None:
@@ -125,7 +175,7 @@ def test_a_programs_products_are_rounded_for_its_inputs(tmp_path: Path) -> None:
     ]
     program = NarrowedProgram(model, exported, samples.inputs, wanted)
     told: list[int] = []
-    rounded = program.round_weights(told.append)
+    rounded = program.round_weights([1.0] * len(samples.inputs), told.append)
     assert told == list(range(1, len(program.groups) + 1))
     assert len(rounded.packed) == len(program.groups)
     plain, better = Precision("int8"), Precision("int8", rounded=rounded)
@@ -137,10 +187,59 @@ def test_a_programs_products_are_rounded_for_its_inputs(tmp_path: Path) -> None:
     assert program.deviation(better) == found
 
 
-def test_models_whose_inputs_cant_be_drawn_keep_the_nearest(tmp_path: Path) -> None:
-    plain = load_model("tests.factories.tiny_models:unmasked_mean")  # no product
+def test_rows_count_what_their_sample_does(tmp_path: Path) -> None:
+    """Moments are those of the rows that a product gets; a sample of no share counts nothing."""
+    model = load_model("tests.factories.tiny_models:masked_mlp")
+    samples = draw_samples(model, LENGTHS, 16)
+    axes = tuple((name, AxisRange(a.lo, a.lo, a.lo)) for name, a in model.axes.items())
+    sizes = tuple((n, AxisRange(1, 16, 8)) if n == model.length_axis else (n, r) for n, r in axes)
+    exported = ExportStore(model, tmp_path).get(Bucket("exact", sizes))
+    program = NarrowedProgram(model, exported, samples.inputs, [{}] * len(samples.inputs))
+    attrs = list(program._names)
+    ones = program._gather(attrs, [1.0] * len(samples.inputs))
+    first = program._gather(attrs, [2.0] + [0.0] * (len(samples.inputs) - 1))
+    alone = NarrowedProgram(model, exported, samples.inputs[:1], [{}])._gather(attrs, [1.0])
+    for attr in attrs:
+        assert float(ones[attr].diagonal().sum()) > float(alone[attr].diagonal().sum()) > 0
+        torch.testing.assert_close(first[attr], 2 * alone[attr])
+        assert torch.linalg.matrix_rank(alone[attr]) <= samples.lengths[0]
+
+
+def test_what_cant_be_rounded_is_packed_to_the_nearest(tmp_path: Path) -> None:
     request = PlanRequest(LENGTHS, max_length=16, mode="exact", threads=1)
-    assert round_for(ExportStore(plain, tmp_path), request, None, tmp_path) is None
+    without_products = load_model("tests.factories.tiny_models:unmasked_mean")
+    assert can_round(without_products)
+    assert round_for(ExportStore(without_products, tmp_path), request, None, tmp_path) is None
+    masked = load_model("tests.factories.tiny_models:masked_mlp")
+    assert can_round(masked)
+    assert not can_round(replace(masked, length_axis=None))
+    # What a program of one length pads inputs with would count like them.
+    padded = replace(request, mode="pad")
+    assert round_for(ExportStore(masked, tmp_path), padded, None, tmp_path) is None
+    assert not list(tmp_path.glob("*.npz"))
+
+
+def test_weights_arent_rounded_for_what_judges_them(tmp_path: Path, tiny_model: Path) -> None:
+    model = load_model(str(tiny_model))
+    file = tmp_path / "texts.txt"
+    file.write_text("the cat sat\non a mat\na cat and a day\n")
+    texts = SampleTexts(file, tiny_model / "tokenizer.json")
+    judges = text_samples(model, texts, 16, count=2)
+    assert judges is not None and len(judges.inputs) == 2
+    request = PlanRequest(LENGTHS, max_length=16, mode="exact", threads=1)
+    found = _samples(model, request, texts, judges, 1, 16, 0)[0]
+    assert found.source == "1 of 3 texts of texts.txt and 8 drawn inputs of all lengths"
+    for judge in judges.inputs:
+        assert not any(np.array_equal(judge["input_ids"], i["input_ids"]) for i in found.inputs)
+    everything = text_samples(model, texts, 16)
+    drawn, shares = _samples(model, request, texts, everything, 1, 16, 0)
+    assert drawn.source == (
+        "8 drawn inputs of the traffic's lengths and 8 drawn inputs of all lengths"
+    )
+    # Either half counts the same, however many rows it has.
+    halves = [sum(s * n for s, n in zip(shares[i], drawn.lengths[i], strict=True))
+              for i in (slice(8), slice(8, 16))]  # fmt: skip
+    assert halves == pytest.approx([1, 1])
 
 
 def test_what_was_rounded_before_is_found_again(
@@ -151,8 +250,11 @@ def test_what_was_rounded_before_is_found_again(
     first = round_for(exports, request, None, tmp_path)
     other = round_for(exports, request, None, tmp_path, seed=1)
     assert first is not None and other is not None and first != other
-    assert "drawn inputs" in first.note
+    assert "drawn inputs" in first.inputs
     monkeypatch.setattr("edgecompile.narrowing.NarrowedProgram.round_weights", None)
-    again = round_for(exports, request, None, tmp_path)
-    assert again == first and again is not None and again.note == first.note
-    assert len(list(tmp_path.glob("rounding-*.npz"))) == 2
+    again = round_for(exports, request, None, tmp_path, seed=1)
+    assert again == other and again is not None and again.inputs == other.inputs
+    (kept,) = tmp_path.glob("rounding-*.npz")  # of the last inputs alone
+    monkeypatch.undo()
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert round_for(exports, request, None, tmp_path, seed=1) == other

@@ -22,6 +22,11 @@ PACKED_PREFIX = "ecpack_"
 _NAMELESS = ("lifted_tensor_", "_tensor_constant", "_lifted_tensor_constant")
 
 
+def is_nameless(name: str) -> bool:
+    """Whether another program's constant of this name may be another tensor."""
+    return name.startswith(_NAMELESS)
+
+
 def packed_name(names: Sequence[str]) -> str:
     """An attribute's name for what is made of these constants; other constants, another name.
 
@@ -86,7 +91,7 @@ def fold_constant(gm: GraphModule, node: Any) -> Folded | None:
     if constant is not None:
         name = str(node.target)
         key = name
-        if name.startswith(_NAMELESS):
+        if is_nameless(name):
             content = constant.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
             key += f" {tuple(constant.shape)} {hashlib.sha256(content).hexdigest()}"
         return Folded(constant, name, key, plain=True)

@@ -236,7 +236,7 @@ def _packed_attr(
         weights = [match.weight for match in group]
         weight = torch.cat(weights) if len(weights) > 1 else weights[0]
         rounded = precision.rounded if chosen == "int8" else None
-        packed = None if rounded is None else rounded.packed.get(attr)
+        packed = None if rounded is None else rounded.take(attr, weight)
         gm.register_buffer(attr, ops.pack_weight(weight, chosen) if packed is None else packed)
         report.packed[attr] = names
         if chosen != "fp32":

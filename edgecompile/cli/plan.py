@@ -337,7 +337,11 @@ def _with_precision(
     from edgecompile.precision import Precision
 
     asked = subject.asked
-    titles = {"auto": "choose the precision", "int8": "round the weights"}
+    from edgecompile.rounded_precision import can_round
+
+    titles = {"auto": "choose the precision"}
+    if can_round(exports.model):
+        titles["int8"] = "round the weights"
     if asked.precision not in titles:
         return replace(request, precision=Precision(asked.precision)), ()
     from edgecompile.cli.plan_table import precision_table
@@ -355,7 +359,8 @@ def _with_precision(
             seed=asked.seed,
             step=step,
         )
-    notes = () if precision.rounded is None else (precision.rounded.note,)
+    rounded = precision.rounded
+    notes = () if rounded is None else (f"int8 weights are rounded for {rounded.inputs}",)
     if choice is None:
         return replace(request, precision=precision), notes
     session.console.show(precision_table(choice))

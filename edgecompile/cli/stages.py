@@ -1,5 +1,6 @@
-"""The work folder that the stages share: ``lengths.json``, ``precision.json``, ``plan.json``,
-``exported/``, ``artifacts/``; the very files that ``build --keep-work`` leaves.
+"""The work folder that the stages share: ``lengths.json``, ``precision.json`` (with ``rounded.npz``
+where int8 weights are rounded for inputs), ``plan.json``, ``exported/``, ``artifacts/``; the very files
+that ``build --keep-work`` leaves.
 """
 
 from __future__ import annotations
