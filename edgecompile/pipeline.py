@@ -18,8 +18,9 @@ from edgecompile.generation_plan import require_native
 from edgecompile.packing import pack_bundle
 from edgecompile.planning import plan_model
 from edgecompile.precision_choice import ResolvedPrecision, resolve_precision
+from edgecompile.precision_files import save_precision
 from edgecompile.progress import NULL_PROGRESS, Progress, StepHandle
-from edgecompile.rounded_precision import can_round, save_precision
+from edgecompile.rounded_precision import resolving_title, rounding_notes
 from edgecompile.seq2seq_build import build_seq2seq, refuse_auto
 from edgecompile.stages import Stages, work_folder, write_json
 from edgecompile.targets import load_target
@@ -80,10 +81,8 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
                 step=step,
             )
 
-        titles = {"auto": "choose the precision"}
-        if can_round(model):
-            titles["int8"] = "round the weights"
-        resolved = timed(titles[asked], resolve) if asked in titles else resolve()
+        title = resolving_title(asked, model)
+        resolved = resolve() if title is None else timed(title, resolve)
         precision, choice, samples = resolved
         save_precision(work, precision)
         wanted = replace(request.plan, precision=precision, runtime=request.runtime)
@@ -119,7 +118,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
             *model.notes,
             *programs.notes,
             *(choice.notes if choice else ()),
-            *((f"int8 weights are rounded for {r.inputs}",) if (r := precision.rounded) else ()),
+            *rounding_notes(precision),
             *planned.notes,
             *packed.notes,
         ),

@@ -1,11 +1,10 @@
-"""int8 weights rounded for a model: the inputs that they are rounded for, and where they are kept."""
+"""int8 weights rounded for a model, and the inputs that they are rounded for."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import inspect
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from edgecompile.forms import find_form
 from edgecompile.models import LoadedModel
 from edgecompile.narrowing import NarrowedProgram
 from edgecompile.plan_request import PlanRequest, plan_scope
-from edgecompile.precision import FP32, Precision
+from edgecompile.precision import Precision
 from edgecompile.progress import StepHandle
 from edgecompile.samples import (
     DEFAULT_SAMPLES,
@@ -31,13 +30,9 @@ from edgecompile.samples import (
     draw_samples,
     text_samples,
 )
-from edgecompile.stages import write_json
 from edgecompile.weight_rounding import RoundedWeights
 
-__all__ = ["can_round", "load_precision", "round_for", "save_precision"]
-
-_PRECISION_FILE = "precision.json"
-_ROUNDED_FILE = "rounded.npz"
+__all__ = ["can_round", "resolving_title", "round_for", "rounding_notes"]
 
 #: Away from the seeds of what a bundle is judged by.
 _SEED = 7919
@@ -50,6 +45,19 @@ def can_round(model: LoadedModel) -> bool:
     Not of a language model, whose caches can't be drawn, nor without an axis of lengths.
     """
     return model.length_axis is not None and model.generation is None
+
+
+def resolving_title(asked: str, model: LoadedModel) -> str | None:
+    """What the step is called that finds out what a name of a precision means; None: it is no work."""
+    if asked == "auto":
+        return "choose the precision"
+    return "round the weights" if asked == "int8" and can_round(model) else None
+
+
+def rounding_notes(precision: Precision) -> tuple[str, ...]:
+    """What a person may want to know of a precision's rounding."""
+    rounded = precision.rounded
+    return () if rounded is None else (f"int8 weights are rounded for {rounded.inputs}",)
 
 
 def round_for(
@@ -174,33 +182,3 @@ def _key(export_key: str, samples: Samples) -> str:
     for inputs in samples.inputs:
         parts.update(_bytes(inputs))
     return parts.hexdigest()[:16]
-
-
-def save_precision(folder: Path, precision: Precision) -> None:
-    """Leaves a precision in a work folder, for the stages that follow; raises OSError."""
-    if precision.rounded is None:
-        (folder / _ROUNDED_FILE).unlink(missing_ok=True)
-    else:
-        precision.rounded.save(folder / _ROUNDED_FILE)
-    write_json(folder / _PRECISION_FILE, precision.to_json())
-
-
-def load_precision(folder: Path) -> Precision:
-    """What :func:`save_precision` left; fp32 where there is nothing.
-
-    Raises:
-        CompileError: the files hold something else.
-    """
-    path = folder / _PRECISION_FILE
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return FP32
-    except (OSError, ValueError) as error:
-        raise CompileError(f"{path} can't be read: {error}", hint="plan again") from error
-    if not isinstance(value, dict):
-        raise CompileError(f"{path} doesn't hold a precision", hint="plan again")
-    digest = value.get("rounded")
-    if digest is None:
-        return Precision.from_json(value)
-    return Precision.from_json(value, RoundedWeights.load(folder / _ROUNDED_FILE, str(digest)))

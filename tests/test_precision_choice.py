@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
 
 pytest.importorskip("transformers")
@@ -18,18 +17,18 @@ from edgecompile.compilation import ExportStore
 from edgecompile.errors import VerificationError
 from edgecompile.lengths import LengthDistribution
 from edgecompile.models import LoadedModel, load_model
-from edgecompile.narrowing import Deviation, NarrowedProgram, fewest_kept
+from edgecompile.narrowing import Deviation, fewest_kept
 from edgecompile.pipeline import BuildRequest, build
 from edgecompile.plan_request import PlanRequest
 from edgecompile.precision import Precision
 from edgecompile.precision_choice import choose_precision
+from edgecompile.precision_files import load_precision
 from edgecompile.precision_trials import PrecisionChoice
-from edgecompile.ranges import AxisRange, Bucket
-from edgecompile.rounded_precision import load_precision
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.weights import map_weights
 from edgecompile.samples import Samples, SampleTexts, add_drawn, draw_samples, text_samples
 from edgecompile.targets import load_target
+from tests.narrowed import narrowed_program
 
 TEXTS = ("the cat sat", "on a mat", "", "cat", "a cat and a day", "purred quietly all day " * 20)
 LENGTHS = LengthDistribution.from_samples([3, 4, 4, 7, 9, 9, 9, 20, 31])
@@ -82,31 +81,13 @@ def test_drawn_inputs_reach_from_the_shortest_to_the_longest(
     assert add_drawn(real, model, 32, count=6).lengths[-2:] == (26, 32)
 
 
-def program(
-    model: LoadedModel, folder: Path, samples: Samples, mode: str = "exact"
-) -> NarrowedProgram:
-    axes = (("length", AxisRange(1, 32, 9)), ("batch", AxisRange(1, 1, 1)))
-    bucket = Bucket("pad" if mode == "pad" else "exact", axes)
-    wanted = [
-        {
-            name: tensor.detach().numpy()
-            for name, tensor in model.run(
-                {name: torch.from_numpy(array) for name, array in inputs.items()}
-            ).items()
-        }
-        for inputs in samples.inputs
-    ]
-    exported = ExportStore(model, folder).get(bucket)
-    return NarrowedProgram(model, exported, samples.inputs, wanted)
-
-
 @pytest.mark.parametrize("mode", ["exact", "pad"])
 def test_narrowing_costs_what_its_precision_says(
     model: LoadedModel, texts: SampleTexts, tmp_path: Path, mode: str
 ) -> None:
     samples = text_samples(model, texts, 32)
     assert samples is not None
-    narrowed = program(model, tmp_path / mode, samples, mode)
+    narrowed = narrowed_program(model, tmp_path / mode, samples, 32, mode)
     assert len(narrowed.groups) == 13  # too narrow to be merged
     errors = [narrowed.deviation(Precision(name)).error for name in ("fp32", "bf16", "int8")]
     assert errors[0] < 1e-5 < errors[1] < 0.02
@@ -163,7 +144,7 @@ def test_sensitive_layers_are_kept_until_the_bound_holds(
 ) -> None:
     samples = text_samples(model, texts, 32)
     assert samples is not None
-    narrowed = program(model, tmp_path / "torch", samples)
+    narrowed = narrowed_program(model, tmp_path / "torch", samples, 32)
     bound = 0.6 * narrowed.deviation(Precision("int8")).error
     choice = chosen(model, tmp_path, samples, bound)
     names = [trial.precision.name for trial in choice.trials]

@@ -17,24 +17,18 @@ from edgecompile.compilation import ExportStore
 from edgecompile.errors import CompileError
 from edgecompile.lengths import LengthDistribution
 from edgecompile.models import load_model
-from edgecompile.narrowing import NarrowedProgram
 from edgecompile.plan_request import PlanRequest
 from edgecompile.precision import Precision
-from edgecompile.ranges import AxisRange, Bucket
-from edgecompile.rounded_precision import (
-    _samples,
-    can_round,
-    load_precision,
-    round_for,
-    save_precision,
-)
-from edgecompile.samples import SampleTexts, draw_samples, text_samples
+from edgecompile.precision_files import load_precision, save_precision
+from edgecompile.rounded_precision import _samples, can_round, round_for
+from edgecompile.samples import Samples, SampleTexts, draw_samples, text_samples
 from edgecompile.weight_rounding import (
     RoundedWeights,
     hash_matrix,
     round_matrix,
     round_products,
 )
+from tests.narrowed import narrowed_program
 
 LENGTHS = LengthDistribution.from_samples([2, 3, 5, 8, 8, 16])
 
@@ -161,19 +155,7 @@ def test_another_models_weights_arent_taken(tmp_path: Path) -> None:
 def test_a_programs_products_are_rounded_for_its_inputs(tmp_path: Path) -> None:
     model = load_model("tests.factories.tiny_models:masked_mlp")
     samples = draw_samples(model, LENGTHS, 16)
-    axes = tuple((name, AxisRange(a.lo, a.lo, a.lo)) for name, a in model.axes.items())
-    sizes = tuple((n, AxisRange(1, 16, 8)) if n == model.length_axis else (n, r) for n, r in axes)
-    exported = ExportStore(model, tmp_path).get(Bucket("exact", sizes))
-    wanted = [
-        {
-            name: tensor.detach().numpy()
-            for name, tensor in model.run(
-                {name: torch.from_numpy(array) for name, array in inputs.items()}
-            ).items()
-        }
-        for inputs in samples.inputs
-    ]
-    program = NarrowedProgram(model, exported, samples.inputs, wanted)
+    program = narrowed_program(model, tmp_path, samples, 16)
     told: list[int] = []
     rounded = program.round_weights([1.0] * len(samples.inputs), told.append)
     assert told == list(range(1, len(program.groups) + 1))
@@ -191,14 +173,12 @@ def test_rows_count_what_their_sample_does(tmp_path: Path) -> None:
     """Moments are those of the rows that a product gets; a sample of no share counts nothing."""
     model = load_model("tests.factories.tiny_models:masked_mlp")
     samples = draw_samples(model, LENGTHS, 16)
-    axes = tuple((name, AxisRange(a.lo, a.lo, a.lo)) for name, a in model.axes.items())
-    sizes = tuple((n, AxisRange(1, 16, 8)) if n == model.length_axis else (n, r) for n, r in axes)
-    exported = ExportStore(model, tmp_path).get(Bucket("exact", sizes))
-    program = NarrowedProgram(model, exported, samples.inputs, [{}] * len(samples.inputs))
+    program = narrowed_program(model, tmp_path, samples, 16)
     attrs = list(program._names)
     ones = program._gather(attrs, [1.0] * len(samples.inputs))
     first = program._gather(attrs, [2.0] + [0.0] * (len(samples.inputs) - 1))
-    alone = NarrowedProgram(model, exported, samples.inputs[:1], [{}])._gather(attrs, [1.0])
+    one = Samples(samples.inputs[:1], samples.lengths[:1], "one of them")
+    alone = narrowed_program(model, tmp_path, one, 16)._gather(attrs, [1.0])
     for attr in attrs:
         assert float(ones[attr].diagonal().sum()) > float(alone[attr].diagonal().sum()) > 0
         torch.testing.assert_close(first[attr], 2 * alone[attr])

@@ -106,7 +106,7 @@ def _precision(given: str | None, work_dir: Path) -> Precision:
     """What was asked for, left for the stages that follow; or what was left by those before."""
     from edgecompile.errors import CompileError
     from edgecompile.precision import Precision
-    from edgecompile.rounded_precision import load_precision, save_precision
+    from edgecompile.precision_files import load_precision, save_precision
 
     if given is None:
         return load_precision(work_dir)

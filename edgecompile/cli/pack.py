@@ -92,7 +92,7 @@ def command(
     with console.step("load what was compiled"):
         from edgecompile.compilation import load_compiled
         from edgecompile.export import ExportedModel
-        from edgecompile.rounded_precision import load_precision
+        from edgecompile.precision_files import load_precision
 
         exported = [ExportedModel.load(folder) for folder in folders]
         compiled = load_compiled(

@@ -301,7 +301,7 @@ def _plan_from_points(
 
 def _write_precision(work_dir: Path, precision: Precision) -> None:
     """Leaves what the plan is made for, for the stages that follow."""
-    from edgecompile.rounded_precision import save_precision
+    from edgecompile.precision_files import save_precision
 
     work_dir.mkdir(parents=True, exist_ok=True)
     save_precision(work_dir, precision)
@@ -335,19 +335,16 @@ def _with_precision(
 ) -> tuple[PlanRequest, tuple[str, ...]]:
     """The request with the precision that was asked for or chosen, and what to say of that."""
     from edgecompile.precision import Precision
+    from edgecompile.rounded_precision import resolving_title, rounding_notes
 
     asked = subject.asked
-    from edgecompile.rounded_precision import can_round
-
-    titles = {"auto": "choose the precision"}
-    if can_round(exports.model):
-        titles["int8"] = "round the weights"
-    if asked.precision not in titles:
+    title = resolving_title(asked.precision, exports.model)
+    if title is None:
         return replace(request, precision=Precision(asked.precision)), ()
     from edgecompile.cli.plan_table import precision_table
     from edgecompile.precision_choice import resolve_precision
 
-    with session.console.step(titles[asked.precision]) as step:
+    with session.console.step(title) as step:
         precision, choice, _ = resolve_precision(
             asked.precision,
             exports,
@@ -359,8 +356,7 @@ def _with_precision(
             seed=asked.seed,
             step=step,
         )
-    rounded = precision.rounded
-    notes = () if rounded is None else (f"int8 weights are rounded for {rounded.inputs}",)
+    notes = rounding_notes(precision)
     if choice is None:
         return replace(request, precision=precision), notes
     session.console.show(precision_table(choice))
