@@ -49,7 +49,7 @@ class Function:
 
 FUNCTIONS = (
     Function("exp", -105, 90),
-    Function("exp_normal", -90, 88),
+    Function("exp2_normal", -130, 127),
     Function("exp2", -151, 130),
     Function("exp10", -46, 39),
     Function("expm1", -20, 90),
@@ -200,11 +200,11 @@ def samples(function: Function, n: int, seed: int) -> tuple[Floats, Floats | Non
     with np.errstate(over="ignore", under="ignore"):
         above, below = np.nextafter(SPECIALS, infinity), np.nextafter(SPECIALS, -infinity)
     special = np.concatenate([SPECIALS, above, below])
-    if function.name == "exp_normal":  # defined up to 88, and for NaN
-        special = special[~(special > 88)]
+    if function.name == "exp2_normal":  # defined up to 127, and for NaN
+        special = special[~(special > 127)]
     body = draw(n // 2)
-    if function.name == "exp_normal":
-        body = body[~(body > 88)]
+    if function.name == "exp2_normal":
+        body = body[~(body > 127)]
     if function.name in {"sin", "cos", "tan", "sincos.sin", "sincos.cos"}:
         # Next to the multiples of pi/2, where the reduction cancels most.
         turns = rng.integers(1, 700_000, body[::4].size)

@@ -142,7 +142,7 @@ static int run(const char* name, int lanes, const T* a, const T* b, T* out, int6
   EC_BINARY_NAMES(EC_RUN_2)
   EC_WIDTHS(EC_RUN_PAIR, "sincos.sin", x)
   EC_WIDTHS(EC_RUN_PAIR, "sincos.cos", y)
-  EC_WIDTHS(EC_RUN_INLINE, exp_normal, ec::vexp_normal)
+  EC_WIDTHS(EC_RUN_INLINE, exp2_normal, ec::vexp2_normal)
   EC_WIDTHS(EC_RUN_INLINE, sigmoid, ec::vsigmoid)
   EC_WIDTHS(EC_RUN_INLINE, rsqrt, ec::vrsqrt)
   EC_WIDTHS(EC_RUN_INLINE, sqrt, ec::sqrt)
@@ -242,7 +242,7 @@ EC_API int harness_reference(const char* name, const float* a, const float* b, d
       return expression;             \
     });
   EC_REFERENCE("exp", expl(x))
-  EC_REFERENCE("exp_normal", x < -87.33f ? 0 : expl(x))
+  EC_REFERENCE("exp2_normal", x <= -126.5f ? 0 : exp2l(x))
   EC_REFERENCE("exp2", exp2l(x))
   EC_REFERENCE("exp10", powl(10, x))
   EC_REFERENCE("expm1", expm1l(x))

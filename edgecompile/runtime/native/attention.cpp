@@ -6,9 +6,12 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "attention_products.h"
+#include "attention_softmax.h"
 #include "gemm_kernel.h"
 #include "scratch.h"
 #include "simd.h"
@@ -26,7 +29,7 @@ constexpr int64_t kBlockFloats = 16 * 1024;
 // Queries below which transposing the keys costs more than dot products with each of them.
 constexpr int64_t kFewQueries = 4;
 // Queries from which on pairs of bfloat16 pay: before, rounding takes longer than they save.
-[[maybe_unused]] constexpr int64_t kPairQueries = 80;
+[[maybe_unused]] constexpr int64_t kPairQueries = 8;
 // Multiply-adds below which fork and join cost more than they save.
 constexpr int64_t kSerialWork = 100'000;
 
@@ -73,6 +76,29 @@ Head head_of(const AttentionArgs& a, int64_t b, int64_t h) {
   return head;
 }
 
+// Whether each head's mask is the same for all queries although it has a row for each of them, as
+// of models that write out what they might have broadcast. Others differ in their first rows.
+bool same_for_all_queries(const AttentionArgs& a) {
+  const auto* const mask = static_cast<const char*>(a.mask);
+  const int64_t size = a.mask_kind == static_cast<int>(MaskKind::kBool) ? 1 : 4;
+  const auto bytes = static_cast<size_t>(a.len_k * size);
+  for (int64_t b = 0; b < (a.mask_strides[0] == 0 ? 1 : a.batch); ++b) {
+    for (int64_t h = 0; h < (a.mask_strides[1] == 0 ? 1 : a.heads_q); ++h) {
+      const char* const first = mask + (b * a.mask_strides[0] + h * a.mask_strides[1]) * size;
+      for (int64_t i = 1; i < a.len_q; ++i) {
+        if (std::memcmp(first, first + i * a.mask_strides[2] * size, bytes) != 0) return false;
+      }
+    }
+  }
+  return true;
+}
+
+// A mask's number as one to add to scores to base 2: finite ones stay finite.
+float to_base_2(float x) {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  return std::abs(x) <= kMost ? std::clamp(x * kLog2E, -kMost, kMost) : x;
+}
+
 // The mask of one query for keys [k0, k0 + n) as floats to add.
 void read_mask(const AttentionArgs& a, const Head& head, int64_t query, int64_t k0, int64_t n,
                float* bias) {
@@ -87,48 +113,12 @@ void read_mask(const AttentionArgs& a, const Head& head, int64_t query, int64_t 
     }
   } else {
     const float* mask = head.float_mask + at;
-    for (int64_t j = 0; j < n; ++j) bias[j] = mask[j * step];
+    if (step == 1) {
+      for (int64_t j = 0; j < n; ++j) bias[j] = to_base_2(mask[j]);
+    } else {
+      for (int64_t j = 0; j < n; ++j) bias[j] = to_base_2(mask[j * step]);
+    }
   }
-}
-
-struct RowState {
-  float top;    // largest score so far
-  float sum;    // of exp(score - top)
-  float scale;  // what earlier sums and results must be multiplied by
-};
-
-// Scores s[0:n] (+ bias) become exp(s - top); s is padded to whole vectors, to which zeros are
-// written. A row without any score above -inf keeps zeros (as torch); NaN spreads over the row.
-EC_INLINE void softmax_row(float* s, int64_t n, const float* bias, RowState& row) {
-  const int64_t full = n / kL * kL, whole = round_up(n, kL);
-  vf32 top = broadcast(row.top);
-  const auto scan = [&](int64_t j, auto limit) __attribute__((always_inline)) {
-    vf32 x = load(s + j);
-    if (bias != nullptr) x += load(bias + j);
-    x = limit(x);
-    store(s + j, x);
-    top = max(x, top);
-  };
-  if (bias != nullptr) {
-    for (int64_t j = 0; j < full; j += kL) scan(j, [](vf32 x) { return x; });
-  } else {
-    for (int64_t j = 0; j < full; j += kL) top = max(load(s + j), top);
-  }
-  if (full < whole) {
-    const vi32 valid = iota<vi32>() < static_cast<int32_t>(n - full);
-    scan(full, [&](vf32 x) { return select(valid, x, broadcast(kMinusInfinity)); });
-  }
-  const float new_top = reduce_max(top);
-  const float subtract = new_top == kMinusInfinity ? 0.0f : new_top;
-  vf32 sum{};
-  for (int64_t j = 0; j < whole; j += kL) {
-    const vf32 e = vexp_normal(load(s + j) - subtract);
-    store(s + j, e);
-    sum += e;
-  }
-  row.scale = row.top == new_top ? 1.0f : vexp_normal(broadcast(row.top - subtract))[0];
-  row.sum = row.sum * row.scale + reduce_add(sum);
-  row.top = new_top;
 }
 
 // Results of `rows` queries for one panel of values: out = (out·scale + sums)·factor.
@@ -197,10 +187,10 @@ EC_INLINE void weigh_values(const float* weights, int64_t ld, int64_t rows, cons
   }
 }
 
-// s = softcap · tanh(s / softcap) of whole vectors.
+// s = softcap · tanh(s / softcap) · log2(e) of whole vectors.
 void cap_scores(float* s, int64_t n, float softcap) {
   for (int64_t j = 0; j < n; j += kL) {
-    store(s + j, vtanh(load(s + j) * (1.0f / softcap)) * softcap);
+    store(s + j, vtanh(load(s + j) * (1.0f / softcap)) * (softcap * kLog2E));
   }
 }
 
@@ -247,9 +237,11 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
       Products::pack_values(v + p * kPanel, a.v_strides[2], block_keys,
                             std::min(kPanel, a.dim_v - p * kPanel), v_copy + p * block * kPanel);
     }
+    bool biased = masked;
     if (masked && a.mask_strides[2] == 0) {
       std::fill_n(bias_row, block, 0.0f);
       read_mask(a, head, 0, k0, block_keys, bias_row);
+      biased = std::any_of(bias_row, bias_row + block_keys, [](float x) { return x != 0.0f; });
     }
 
     const int64_t tiles = (queries + kTileRows - 1) / kTileRows;
@@ -263,25 +255,27 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
       } else {
         Products::score(a, q, rows, k_panels, keys, rows_copy, scores, block);
       }
+      // Each step for all rows: the reductions of one are under way while the next is read.
+      float tops[kTileRows];
+      int64_t padded[kTileRows];
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t query = q0 + r0 + r;
         const int64_t seen = std::clamp<int64_t>(sight.end(query) - k0, 0, keys);
         const int64_t unseen = std::clamp<int64_t>(sight.begin(query) - k0, 0, seen);
-        const float* bias = nullptr;
-        if (masked) {
-          if (a.mask_strides[2] != 0) {
-            read_mask(a, head, query, k0, seen, bias_row);
-            std::fill_n(bias_row + seen, round_up(seen, kL) - seen, 0.0f);
-          }
-          bias = bias_row;
+        if (biased && a.mask_strides[2] != 0) {
+          read_mask(a, head, query, k0, seen, bias_row);
+          std::fill_n(bias_row + seen, round_up(seen, kL) - seen, 0.0f);
         }
         float* const s = scores + r * block;
         if (a.softcap > 0) cap_scores(s, seen, a.softcap);
         std::fill_n(s, unseen, kMinusInfinity);
-        softmax_row(s, seen, bias, state[r0 + r]);
-        std::fill(s + std::min(keys, round_up(seen, kL)), s + keys, 0.0f);
+        padded[r] = round_up(seen, Products::kPadded);
+        tops[r] = limit_scores(s, seen, padded[r], biased ? bias_row : nullptr, state[r0 + r].top);
       }
-      if (!few) Products::take_weights(scores, block, rows, keys, rows_copy);
+      for (int64_t r = 0; r < rows; ++r) {
+        Products::weigh_row(scores + r * block, padded[r], keys, tops[r], state[r0 + r], r,
+                            rows_copy);
+      }
       for (int64_t p = 0; p < v_panels; ++p) {
         alignas(64) float sums[kTileRows * kPanel];
         const int64_t columns = std::min(kPanel, a.dim_v - p * kPanel);
@@ -303,6 +297,11 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
 void attention(const AttentionArgs& given) {
   if (given.batch <= 0 || given.heads_q <= 0 || given.len_q <= 0 || given.dim_v <= 0) return;
   AttentionArgs a = given;
+  if (a.softcap <= 0) a.scale *= kLog2E;
+  if (a.mask_kind != static_cast<int>(MaskKind::kNone) && a.mask_strides[2] != 0 &&
+      a.mask_strides[3] == 1 && a.len_q > 1 && same_for_all_queries(a)) {
+    a.mask_strides[2] = 0;
+  }
   Sight sight{a.causal, a.offset, a.window, 1, a.len_k};
   const int64_t group = a.heads_q / a.heads_kv;
   if (a.len_q == 1 && group > 1) {

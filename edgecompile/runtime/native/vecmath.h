@@ -2,7 +2,7 @@
 // templates over the vector type, v<name>(x), all within 2 ulp over the whole of float32
 // (subnormals, infinities, NaN and signed zeros included; tests/native/test_vecmath.py).
 //
-//   vecmath_exp.h   vexp vexp_normal vexp2 vexp10 vexpm1 vsigmoid vtanh vsinh vcosh
+//   vecmath_exp.h   vexp vexp2 vexp2_normal vexp10 vexpm1 vsigmoid vtanh vsinh vcosh
 //   vecmath_erf.h   verf verfc vgelu_erf vgelu_tanh vsilu
 //   vecmath_log.h   vlog vlog2 vlog10 vlog1p vpow vasinh vacosh vatanh
 //   vecmath_trig.h  vsin vcos vtan vatan2 vatan vasin vacos

@@ -81,16 +81,14 @@ EC_INLINE V vexp(V x) {
   return scale_by_power(exp_of_remainder(x, z - kRoundF), bits(z) - bits(broadcast<V>(kRoundF)));
 }
 
-// exp for softmax: x <= 88, -inf included. Cheaper than vexp: what would be subnormal (x < -87.33)
-// is 0.
+// exp2 for softmax: x <= 127, -inf included. Cheaper than vexp2: what would be subnormal is 0 from
+// -126.5 down.
 template <class V>
-EC_INLINE V vexp_normal(V x) {
-  constexpr float kSmallest = -87.33f;
-  const V c = max(broadcast<V>(kSmallest), x);
-  // With the exponent's bias in the constant the sum's low bits are the exponent field.
-  const V z = fma(c, broadcast<V>(1.44269504f), broadcast<V>(kRoundF + 127));
-  const V e = exp_of_remainder(c, z - (kRoundF + 127)) * bits_as<V>(bits(z) << 23);
-  return select(x < kSmallest, V{}, e);
+EC_INLINE V vexp2_normal(V x) {
+  const V c = max(broadcast<V>(-127.0f), x);
+  // With the exponent's bias in the constant the sum's low bits are the exponent field, 0 for -127.
+  const V z = c + (kRoundF + 127);
+  return exp2_of_remainder(c - (z - (kRoundF + 127))) * bits_as<V>(bits(z) << 23);
 }
 
 template <class V>
