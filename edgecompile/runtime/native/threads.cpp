@@ -18,6 +18,10 @@ namespace {
 // How long a worker that found nothing to do keeps looking. The gaps between the parallel parts of
 // one model run are shorter; sleeping and waking would cost several microseconds at each.
 constexpr int64_t kIdleSpinNs = 50'000;
+// The same after a longer gap that ended within this time: one run follows another, with the
+// caller's own work between them. Waking takes up to 150 microseconds where the CPU is a virtual
+// one, which its host gave to others meanwhile.
+constexpr int64_t kPatientSpinNs = 500'000;
 // How long a thread that waits for others of its job spins before it gives its core away: if one of
 // them has lost its core to another process, this is the core it can move to.
 constexpr int64_t kJoinSpinNs = 20'000;
@@ -110,24 +114,29 @@ void* worker_main(void* arg) {
   t_inside = true;
   t_from_back = self.id & 1;
   uint32_t seen = 0;
-  int64_t spin_until = now_ns() + kIdleSpinNs;
+  int64_t idle_since = now_ns(), spin = kIdleSpinNs;
   for (;;) {
+    int64_t idle = 0;
     for (int i = 1; pool.epoch.load(std::memory_order_acquire) == seen; ++i) {
       pause_cpu();
-      if (i % kPausesPerClock != 0 || now_ns() < spin_until) continue;
+      if (i % kPausesPerClock != 0) continue;
+      idle = now_ns() - idle_since;
+      if (idle < spin) continue;
       // Sequentially consistent with run(): either it sees us asleep or we see its epoch.
       self.asleep.store(1);
       if (pool.epoch.load() == seen) {
         while (self.asleep.load() == 1) sleep_while_equal(self.asleep, 1);
+        idle = now_ns() - idle_since;
       } else {
         self.asleep.store(0);
       }
     }
+    if (idle > kIdleSpinNs) spin = idle < kPatientSpinNs ? kPatientSpinNs : kIdleSpinNs;
     seen = pool.epoch.load(std::memory_order_acquire);
     const uint32_t count = pool.work(self.id);
     if (count > 0) pool.done.add(count);
     // Those outside the team go to sleep even while small jobs follow each other closely.
-    if (self.id < pool.team.load(std::memory_order_relaxed)) spin_until = now_ns() + kIdleSpinNs;
+    if (self.id < pool.team.load(std::memory_order_relaxed)) idle_since = now_ns();
   }
   return nullptr;
 }
