@@ -3,8 +3,8 @@
 Remez's exchange on a dense Chebyshev grid in 60-digit arithmetic (mpmath). Each fit minimizes
 max |weight(x) * (sum_k c_k v(x)^k - f(x))|; with weight = x^p / g(x) that is the relative error of
 the function g that the polynomial is a part of. Single precision coefficients are rounded one by
-one, from the most significant down, refitting the rest after each; or all at once, where that is
-nearer (what is left to refit vanishes at 0, and an exchange may miss the best around it).
+one, from the most significant down, refitting the rest after each; or all at once, where what is
+left to refit vanishes at an end, so that the exchange would miss the best.
 
 Run: python scripts/fit_vecmath.py [name ...]   (needs mpmath, which torch brings along as sympy's)
 """
@@ -34,6 +34,7 @@ class Fit:
     v: Real
     weight: Real
     single: bool
+    at_once: bool = False  # round single ones at once
 
 
 def minimax(
@@ -83,29 +84,22 @@ def fit(spec: Fit, points: int = 600) -> tuple[list[mpf], mpf]:
     target = [spec.f(x) for x in xs]
     weight = [spec.weight(x) for x in xs]
     basis = [[spec.v(x) ** k for k in range(spec.degree + 1)] for x in xs]
-    at_once = minimax(xs, target, basis, weight)
-    if not spec.single:
-        return _rounded([mpf(float(c)) for c in at_once], target, basis, weight)
-    in_turn: list[mpf] = []
-    rest = target
-    for k in range(spec.degree + 1):
-        kept = _single(minimax(xs, rest, [b[k:] for b in basis], weight)[0])
-        in_turn.append(kept)
-        rest = [t - kept * b[k] for t, b in zip(rest, basis, strict=True)]
-    choices = (in_turn, [_single(c) for c in at_once])
-    return min((_rounded(c, target, basis, weight) for c in choices), key=lambda one: one[1])
-
-
-def _single(c: mpf) -> mpf:
-    return mpf(float(np.float32(float(c))))
-
-
-def _rounded(
-    coefficients: list[mpf], target: list[mpf], basis: list[list[mpf]], weight: list[mpf]
-) -> tuple[list[mpf], mpf]:
-    """These coefficients, and their largest weighted error."""
-    sums = [sum(c * b for c, b in zip(coefficients, bs, strict=True)) for bs in basis]
-    return coefficients, max(abs(w * (t - s)) for w, t, s in zip(weight, target, sums, strict=True))
+    if spec.single and not spec.at_once:
+        rounded: list[mpf] = []
+        for k in range(spec.degree + 1):
+            rest = minimax(xs, target, [b[k:] for b in basis], weight)
+            kept = mpf(float(np.float32(float(rest[0]))))
+            rounded.append(kept)
+            target = [t - kept * b[k] for t, b in zip(target, basis, strict=True)]
+    else:
+        lane = np.float32 if spec.single else np.float64
+        rounded = [mpf(float(lane(float(c)))) for c in minimax(xs, target, basis, weight)]
+        target = [
+            t - sum(c * b for c, b in zip(rounded, bs, strict=True))
+            for t, bs in zip(target, basis, strict=True)
+        ]
+    worst = max(abs(w * t) for w, t in zip(weight, target, strict=True))
+    return rounded, worst
 
 
 def _erfcx_variable(t: mpf) -> mpf:
@@ -134,7 +128,7 @@ FITS = [
         lambda r: r / 2**r, True),
     # 2^r = q(r)
     Fit("exp2_coarse_f32", 3, 0.0, 1.0, lambda r: mpf(2)**r, lambda r: r,
-        lambda r: 1 / mpf(2)**r, True),
+        lambda r: 1 / mpf(2)**r, True, at_once=True),
     # tanh(x) = x + x^3 q(x^2)
     Fit("tanh_f32", 4, 1e-9, 0.626, lambda x: (tanh(x) - x) / x**3, lambda x: x * x,
         lambda x: x**3 / tanh(x), True),

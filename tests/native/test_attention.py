@@ -200,23 +200,26 @@ def test_long_sequences_take_several_blocks(
 
 
 @pytest.mark.parametrize("narrow", [False, True])
-def test_masks_with_a_row_for_each_query(kernels: ctypes.CDLL, narrow: bool) -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks_with_a_row_for_each_query(kernels: ctypes.CDLL, narrow: bool, causal: bool) -> None:
     """All rows alike, as where a model writes out a broadcast; or but for one, which must count."""
     rng = np.random.default_rng(8)
-    b, h, length = 2, 3, 50
-    for per_head in (False, True):
-        heads = h if per_head else 1
-        keep = rng.random((b, heads, 1, length)) < 0.7
+    b, h = 2, 4
+    for len_q, len_k, h_kv in ((50, 50, 4), (41, 70, 2), (30, 700, 1)):
+        per_head = bool(rng.random() < 0.5)
+        keep = rng.random((b, h if per_head else 1, 1, len_k)) < 0.7
         keep[0, 0, 0, :] = True  # nothing is masked, of one batch entry's head
         noise = rng.standard_normal(keep.shape, dtype=F)
-        for row in (keep, np.where(keep, noise, F(-INF)).astype(F)):
-            alike = np.repeat(row, length, axis=2)
+        rows = [keep, *(np.where(keep, noise, F(low)) for low in (-INF, np.finfo(F).min))]
+        for row in (row.astype(row.dtype if row.dtype == bool else F) for row in rows):
+            alike = np.repeat(row, len_q, axis=2)
             other = alike.copy()
             other[-1, -1, -1, ::2] = False if row.dtype == bool else -INF
             for mask in (alike, other, np.zeros_like(alike)):
-                x = [random_tensor(rng, b, h, length, 32) for _ in range(3)]
-                case = Case(*x, guarded(mask), narrow=narrow)
-                check(kernels, case, rng, f"{per_head} {row.dtype} {mask is other}")
+                q = random_tensor(rng, b, h, len_q, 32)
+                k, v = (random_tensor(rng, b, h_kv, len_k, 32) for _ in range(2))
+                case = Case(q, k, v, guarded(mask), causal, offset=len_k - len_q, narrow=narrow)
+                check(kernels, case, rng, f"{q.shape} {k.shape} {row.dtype} {mask is other}")
 
 
 def test_one_query_over_a_cache(kernels: ctypes.CDLL) -> None:
@@ -276,19 +279,47 @@ def test_operands_that_may_be_rounded(kernels: ctypes.CDLL, seed: int) -> None:
         check(kernels, case, rng, f"{seed}.{i}: {q.shape} {k.shape} {v.shape}")
 
 
-def test_keys_that_no_query_of_a_tile_sees_are_not_read(kernels: ctypes.CDLL) -> None:
-    """Tiles have up to 12 queries, those of pairs take two keys at once: an odd last one has none beside it."""
+@pytest.mark.parametrize("length", [33, 80, 97])
+@pytest.mark.parametrize("spoilt", ["k", "v"])
+def test_keys_that_no_query_of_a_tile_sees_are_not_read(
+    kernels: ctypes.CDLL, length: int, spoilt: str
+) -> None:
+    """Tiles have up to 12 queries, those of pairs take two keys at once: an odd last one has none
+    beside it."""
     kernels.t_set_num_threads(1)  # else shorter tiles, and what they see wrongly isn't told apart
     rng = np.random.default_rng(5)
-    length = 80
-    q, k, v = (random_tensor(rng, 1, 1, length, 32) for _ in range(3))
+    x = {name: random_tensor(rng, 1, 1, length, 32) for name in "qkv"}
     for key in range(12, length):
-        spoilt = v.copy()
-        spoilt[0, 0, key] = np.nan
+        one = {**x, spoilt: x[spoilt].copy()}
+        one[spoilt][0, 0, key] = np.nan
         out = np.empty((1, 1, length, 32), F)
-        run(kernels, Case(q, k, spoilt, causal=True, narrow=True), out)
+        run(kernels, Case(**one, causal=True, narrow=True), out)
         assert np.isfinite(out[0, 0, : key - 11]).all(), key
         assert np.isnan(out[0, 0, key:]).all(), key
+        if spoilt == "k":  # whoever doesn't see the key has no score of it
+            assert np.isfinite(out[0, 0, :key]).all(), key
+
+
+def test_what_an_earlier_call_left_is_not_read(kernels: ctypes.CDLL) -> None:
+    """An odd number of keys: beside the last weight of a row stands what the memory held before."""
+    kernels.t_set_num_threads(1)
+    rng = np.random.default_rng(9)
+    for first in range(64, 200, 8):
+        x = [random_tensor(rng, 1, 1, first, 32) for _ in range(3)]
+        keep = guarded(np.broadcast_to(np.arange(first) < 40, (1, 1, 1, first)))
+        run(kernels, Case(*x, keep, narrow=True), np.empty((1, 1, first, 32), F))
+        for length in (33, 65, 97, 129):
+            x = [random_tensor(rng, 1, 1, length, 32) for _ in range(3)]
+            check(kernels, Case(*x, causal=True, narrow=True), rng, f"{length} after {first}")
+
+
+@pytest.mark.parametrize("group", [8, 32])
+def test_one_query_of_many_heads_that_share_keys(kernels: ctypes.CDLL, group: int) -> None:
+    rng = np.random.default_rng(group)
+    for len_k in (1, 33, 400):
+        q = random_tensor(rng, 1, 2 * group, 1, 64)
+        k, v = (random_tensor(rng, 1, 2, len_k, 64) for _ in range(2))
+        check(kernels, Case(q, k, v, narrow=True), rng, f"{group} {len_k}")
 
 
 def test_scores_of_any_size_do_not_overflow(kernels: ctypes.CDLL) -> None:

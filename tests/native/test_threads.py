@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -152,32 +153,34 @@ def test_idle_workers_sleep(pool: ctypes.CDLL) -> None:
 
 
 def sleeps_per_job(pool: ctypes.CDLL, gap: float) -> float:
-    """How often the other threads of this process went to sleep for each of 100 jobs."""
+    """How often the other threads of this process went to sleep for each of 200 jobs."""
 
-    def sleeps() -> int:
-        own, total = threading.get_native_id(), 0
-        for status in Path("/proc/self/task").glob("*/status"):
-            if int(status.parent.name) != own:
-                found = re.search(r"^voluntary_ctxt_switches:\s+(\d+)$", status.read_text(), re.M)
-                assert found is not None
-                total += int(found[1])
-        return total
+    def sleeps() -> dict[str, int]:
+        own, counts = str(threading.get_native_id()), {}
+        for task in os.listdir("/proc/self/task"):
+            if task != own:
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    text = Path(f"/proc/self/task/{task}/status").read_text()
+                    counts[task] = int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+        return counts
 
     before = sleeps()
-    for _ in range(100):
+    for _ in range(200):
         count_tasks(pool, 4, spin=10_000)
         until = time.perf_counter() + gap
         while time.perf_counter() < until:
             pass
-    return (sleeps() - before) / 100
+    after = sleeps()
+    return sum(after[task] - before[task] for task in before.keys() & after.keys()) / 200
 
 
 def test_workers_wait_awake_for_what_follows_soon(pool: ctypes.CDLL) -> None:
     """Runs that a caller starts within half a millisecond; between rarer ones they sleep."""
     pool.t_set_num_threads(2)
+    count_tasks(pool, 4, spin=10_000)  # the worker is there
     # Another process on one of the cores makes gaps longer: what counts is that it can be so.
     assert min(sleeps_per_job(pool, 0.0002) for _ in range(10)) < 0.2
-    assert sleeps_per_job(pool, 0.004) > 0.8
+    assert max(sleeps_per_job(pool, 0.004) for _ in range(3)) > 0.8
 
 
 BUSY = "import time\nend = time.time() + 20\nwhile time.time() < end: pass"

@@ -1,8 +1,8 @@
 // For each head a block of keys at a time: keys are transposed and values copied into panels, then
-// for a few queries at a time register tiles (attention_products.h) compute scores, softmax turns
-// them into weights in place, and the tiles multiply with the values. With more than one block the
-// rows' maxima and sums are carried along and earlier results rescaled ("online" softmax: Milakov
-// and Gimelshein, arXiv:1805.02867).
+// for a few queries at a time register tiles (attention_products.h) compute scores, softmax
+// (attention_softmax.h) turns them into weights, and the tiles multiply with the values. With more
+// than one block the rows' maxima and sums are carried along and earlier results rescaled ("online"
+// softmax: Milakov and Gimelshein, arXiv:1805.02867).
 #include "attention.h"
 
 #include <algorithm>
@@ -30,6 +30,8 @@ constexpr int64_t kBlockFloats = 16 * 1024;
 constexpr int64_t kFewQueries = 4;
 // Queries from which on pairs of bfloat16 pay: before, rounding takes longer than they save.
 [[maybe_unused]] constexpr int64_t kPairQueries = 8;
+// Bytes of a mask that one thread compares while the others wait: some tens of microseconds.
+constexpr int64_t kMostCompared = int64_t{1} << 20;
 // Multiply-adds below which fork and join cost more than they save.
 constexpr int64_t kSerialWork = 100'000;
 
@@ -77,13 +79,18 @@ Head head_of(const AttentionArgs& a, int64_t b, int64_t h) {
 }
 
 // Whether each head's mask is the same for all queries although it has a row for each of them, as
-// of models that write out what they might have broadcast. Others differ in their first rows.
+// of models that write out what they might have broadcast. Most others differ in their first rows.
 bool same_for_all_queries(const AttentionArgs& a) {
+  if (a.len_q == 1 || a.len_k == 0 || a.mask_strides[2] == 0 || a.mask_strides[3] != 1)
+    return false;
   const auto* const mask = static_cast<const char*>(a.mask);
   const int64_t size = a.mask_kind == static_cast<int>(MaskKind::kBool) ? 1 : 4;
+  const int64_t batch = a.mask_strides[0] == 0 ? 1 : a.batch;
+  const int64_t heads = a.mask_strides[1] == 0 ? 1 : a.heads_q;
+  if (batch * heads * a.len_q * a.len_k * size > kMostCompared) return false;
   const auto bytes = static_cast<size_t>(a.len_k * size);
-  for (int64_t b = 0; b < (a.mask_strides[0] == 0 ? 1 : a.batch); ++b) {
-    for (int64_t h = 0; h < (a.mask_strides[1] == 0 ? 1 : a.heads_q); ++h) {
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t h = 0; h < heads; ++h) {
       const char* const first = mask + (b * a.mask_strides[0] + h * a.mask_strides[1]) * size;
       for (int64_t i = 1; i < a.len_q; ++i) {
         if (std::memcmp(first, first + i * a.mask_strides[2] * size, bytes) != 0) return false;
@@ -270,7 +277,7 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
         if (a.softcap > 0) cap_scores(s, seen, a.softcap);
         std::fill_n(s, unseen, kMinusInfinity);
         padded[r] = round_up(seen, Products::kPadded);
-        tops[r] = limit_scores(s, seen, padded[r], biased ? bias_row : nullptr, state[r0 + r].top);
+        tops[r] = mask_scores(s, seen, padded[r], biased ? bias_row : nullptr, state[r0 + r].top);
       }
       for (int64_t r = 0; r < rows; ++r) {
         Products::weigh_row(scores + r * block, padded[r], keys, tops[r], state[r0 + r], r,
@@ -298,8 +305,7 @@ void attention(const AttentionArgs& given) {
   if (given.batch <= 0 || given.heads_q <= 0 || given.len_q <= 0 || given.dim_v <= 0) return;
   AttentionArgs a = given;
   if (a.softcap <= 0) a.scale *= kLog2E;
-  if (a.mask_kind != static_cast<int>(MaskKind::kNone) && a.mask_strides[2] != 0 &&
-      a.mask_strides[3] == 1 && a.len_q > 1 && same_for_all_queries(a)) {
+  if (a.mask_kind != static_cast<int>(MaskKind::kNone) && same_for_all_queries(a)) {
     a.mask_strides[2] = 0;
   }
   Sight sight{a.causal, a.offset, a.window, 1, a.len_k};
@@ -327,7 +333,7 @@ void attention(const AttentionArgs& given) {
   }
   auto run = run_queries<FloatProducts>;
 #if EC_BF16_PAIRS
-  if (a.narrow && a.len_q >= kPairQueries && pairs_pay()) run = run_queries<PairProducts>;
+  if (a.narrow && given.len_q >= kPairQueries && pairs_pay()) run = run_queries<PairProducts>;
 #endif
   const auto task = [&](int64_t i) {
     const int64_t head = i / chunks, chunk = i % chunks;

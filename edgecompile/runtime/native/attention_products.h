@@ -1,7 +1,7 @@
 // The two products of attention, of a panel of keys or values with a tile of queries: in single
 // precision, or of operands rounded to bfloat16. A "Products" has
 //   kExact                    whether operands stay as they are
-//   kPadded                   scores are read in whole numbers of so many
+//   kPadded                   scores are read in multiples of this
 //   row_floats(dim, block)    memory for copies of a tile's rows
 //   pack_keys                 up to 32 keys to a panel of at most [dim][32] words
 //   pack_values               up to 32 columns of values to a panel of at most [keys][32] words
@@ -137,7 +137,8 @@ struct PairProducts {
           const __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)w[1], (__m512)w[0]);
           std::memcpy(to + j, &pairs, sizeof pairs);
         });
-    std::fill(to + std::min(keys, padded), to + keys, uint16_t{0});
+    // Pairs are multiplied: beside an odd last one stands a zero, too.
+    std::fill(to + std::min(keys, padded), to + (keys + 1) / 2 * 2, uint16_t{0});
   }
   static void weigh(const float*, int64_t, int64_t rows, const float* panel, int64_t keys,
                     int64_t columns, const float* copy, float* sums) {
@@ -178,7 +179,7 @@ struct PairProducts {
     using Words = Vector<uint16_t, 2 * kFloatLanes>;
     const Words both = (Words)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
     return (vu32)[&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
-      return __builtin_shufflevector(both, both, (i / 2 + i % 2 * kFloatLanes)...);
+      return __builtin_shuffle(both, Words{(i / 2 + i % 2 * kFloatLanes)...});
     }
     (std::make_integer_sequence<int, 2 * kFloatLanes>{});
   }

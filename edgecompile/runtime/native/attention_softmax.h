@@ -21,7 +21,7 @@ struct RowState {
 
 // Adds `bias` (or null) to s[0:n] and writes -inf behind, up to `padded`, whole vectors. The
 // largest of them and `top`; NaN is passed over.
-EC_INLINE float limit_scores(float* s, int64_t n, int64_t padded, const float* bias, float top) {
+EC_INLINE float mask_scores(float* s, int64_t n, int64_t padded, const float* bias, float top) {
   constexpr int kL = kFloatLanes;
   constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
   const int64_t full = n / kL * kL;
@@ -57,8 +57,8 @@ EC_INLINE float limit_scores(float* s, int64_t n, int64_t padded, const float* b
   return reduce_max(tops);
 }
 
-// write(j, w) for s[0:padded]: weights w = 2^(s - top) of kVectors vectors from j on. A row without
-// any score above -inf has zeros, as torch's; NaN spreads over the row.
+// write(j, w) for s[0:padded]: weights w = 2^(s - top) of kVectors vectors from j on. `row` takes
+// them up. A row without any score above -inf has zeros, as torch's; NaN spreads over the row.
 template <int kVectors, class Power, class Write>
 EC_INLINE void weigh_scores(const float* s, int64_t padded, float top, RowState& row,
                             const Power& power, const Write& write) {
@@ -77,6 +77,7 @@ EC_INLINE void weigh_scores(const float* s, int64_t padded, float top, RowState&
   vf32 sum = sums[0];
 #pragma GCC unroll 2
   for (int v = 1; v < kVectors; ++v) sum += sums[v];
+  // Where no weights came before nothing has to be scaled, and the exponential is saved.
   row.scale = row.top == top    ? 1.0f
               : row.sum == 0.0f ? 0.0f
                                 : vexp2_normal(broadcast(row.top - subtract))[0];

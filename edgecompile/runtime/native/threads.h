@@ -1,9 +1,9 @@
 // The process's one pool of worker threads, with fork/join in about a microsecond.
 //
-// Workers spin for some tens of microseconds after a job and then sleep on a futex, so that an idle
-// process costs nothing and a contended core is not held. Tasks are claimed dynamically by whoever
-// is running: the caller never waits for a worker that has not started on a task, and runs
-// everything itself if no worker comes.
+// Workers spin for some tens of microseconds after a job, or for half a millisecond where the last
+// jobs came that soon, and then sleep on a futex, so that an idle process costs nothing and a
+// contended core is not held. Tasks are claimed dynamically by whoever is running: the caller never
+// waits for a worker that has not started on a task, and runs everything itself if no worker comes.
 //
 // One job at a time: a call from inside a task, or while another host thread has the pool, runs on
 // its caller alone. Safe from any number of host threads, and after fork() the child starts with a
