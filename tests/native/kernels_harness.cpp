@@ -9,6 +9,7 @@
 #include "gemm.h"
 #include "gemm_bf16_pairs.h"
 #include "gemm_narrow.h"
+#include "patience.h"
 #include "threads.h"
 #if defined(__AMX_TILE__)
 #include "amx_tiles.h"
@@ -78,6 +79,13 @@ EC_API void t_convolve(int64_t batch, int64_t groups, int64_t in, int64_t out_ch
 }
 
 // How often each task ran, for a job of n tasks with a little work in each.
+// How long a worker waits awake after gaps of (ns, longest look).
+EC_API int64_t t_patience(const int64_t* gaps, int64_t n) {
+  Patience patience;
+  for (int64_t i = 0; i < n; ++i) patience.note_gap(gaps[2 * i], gaps[2 * i + 1]);
+  return patience.spin_ns();
+}
+
 EC_API void t_count_tasks(int64_t n, int32_t* counts, int64_t spin) {
   parallel_for(n, [&](int64_t i) {
     for (volatile int64_t x = 0; x < spin;) x = x + 1;

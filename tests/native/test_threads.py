@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import re
@@ -152,35 +151,32 @@ def test_idle_workers_sleep(pool: ctypes.CDLL) -> None:
     assert processor_seconds() - before < 0.05
 
 
-def sleeps_per_job(pool: ctypes.CDLL, gap: float) -> float:
-    """How often the other threads of this process went to sleep for each of 200 jobs."""
-
-    def sleeps() -> dict[str, int]:
-        own, counts = str(threading.get_native_id()), {}
-        for task in os.listdir("/proc/self/task"):
-            if task != own:
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    text = Path(f"/proc/self/task/{task}/status").read_text()
-                    counts[task] = int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0])
-        return counts
-
-    before = sleeps()
-    for _ in range(200):
-        count_tasks(pool, 4, spin=10_000)
-        until = time.perf_counter() + gap
-        while time.perf_counter() < until:
-            pass
-    after = sleeps()
-    return sum(after[task] - before[task] for task in before.keys() & after.keys()) / 200
+CALM = (100_000, 0)  # a gap of 100 µs, in which the worker kept its core
 
 
-def test_workers_wait_awake_for_what_follows_soon(pool: ctypes.CDLL) -> None:
-    """Runs that a caller starts within half a millisecond; between rarer ones they sleep."""
-    pool.t_set_num_threads(2)
-    count_tasks(pool, 4, spin=10_000)  # the worker is there
-    # Another process on one of the cores makes gaps longer: what counts is that it can be so.
-    assert min(sleeps_per_job(pool, 0.0002) for _ in range(10)) < 0.2
-    assert max(sleeps_per_job(pool, 0.004) for _ in range(3)) > 0.8
+@pytest.mark.parametrize(
+    ("gaps", "waits_us"),
+    [
+        ([], 50),
+        ([CALM] * 7, 50),
+        ([CALM] * 8, 500),
+        ([CALM] * 7 + [(2_000, 0)] * 50, 50),  # gaps within a run tell nothing
+        ([CALM] * 7 + [(2_000, 0)] * 50 + [CALM], 500),
+        ([CALM] * 20 + [(2_000, 0)] * 50, 500),
+        ([CALM] * 20 + [(600_000, 0)], 50),  # nothing followed soon
+        ([CALM] * 20 + [(200_000, 150_000)], 50),  # another process had the core
+        ([CALM] * 20 + [(2_000, 150_000)], 50),
+        ([CALM] * 20 + [(600_000, 0)] + [CALM] * 7, 50),
+        ([CALM] * 20 + [(600_000, 0)] + [CALM] * 8, 500),
+    ],
+)
+def test_workers_wait_awake_for_what_follows_soon(
+    pool: ctypes.CDLL, gaps: list[tuple[int, int]], waits_us: int
+) -> None:
+    """The rule alone: how long they really wait depends on who else wants the CPUs."""
+    flat = np.array(gaps, np.int64).reshape(-1, 2)
+    pool.t_patience.restype = I64
+    assert pool.t_patience(ctypes.c_void_p(flat.ctypes.data), I64(len(gaps))) == waits_us * 1000
 
 
 BUSY = "import time\nend = time.time() + 20\nwhile time.time() < end: pass"

@@ -12,21 +12,11 @@
 #include <new>
 
 #include "clock.h"
+#include "patience.h"
 
 namespace ec {
 namespace {
 
-// How long a worker that found nothing to do keeps looking. The gaps between the parallel parts of
-// one model run are shorter; sleeping and waking would cost several microseconds at each.
-constexpr int64_t kIdleSpinNs = 50'000;
-// The same where one run follows another, with the caller's own work between them: after so many
-// longer gaps in a row that ended within this time. Waking takes up to 150 microseconds where the
-// CPU is a virtual one, which its host gave to others meanwhile. A longer gap may mean that another
-// process wants the CPUs, and one in which this thread lost its own does: who spins then pays for
-// it with its share of the time.
-constexpr int64_t kPatientSpinNs = 500'000;
-constexpr int kCalmGaps = 8;
-constexpr int64_t kLostCoreNs = 100'000;
 // How long a thread that waits for others of its job spins before it gives its core away: if one of
 // them has lost its core to another process, this is the core it can move to.
 constexpr int64_t kJoinSpinNs = 20'000;
@@ -120,16 +110,15 @@ void* worker_main(void* arg) {
   t_from_back = self.id & 1;
   uint32_t seen = 0;
   int64_t idle_since = now_ns();
-  int calm = 0;
+  Patience patience;
   for (;;) {
-    const int64_t spin = calm < kCalmGaps ? kIdleSpinNs : kPatientSpinNs;
-    int64_t idle = 0, looked = now_ns();
-    bool lost = false;
+    const int64_t spin = patience.spin_ns();
+    int64_t idle = 0, looked = now_ns(), longest_look = 0;
     for (int i = 1; pool.epoch.load(std::memory_order_acquire) == seen; ++i) {
       pause_cpu();
       if (i % kPausesPerClock != 0) continue;
       const int64_t now = now_ns();
-      lost |= now - looked > kLostCoreNs;
+      longest_look = std::max(longest_look, now - looked);
       looked = now;
       idle = now - idle_since;
       if (idle < spin) continue;
@@ -137,14 +126,15 @@ void* worker_main(void* arg) {
       self.asleep.store(1);
       if (pool.epoch.load() == seen) {
         while (self.asleep.load() == 1) sleep_while_equal(self.asleep, 1);
-        idle = now_ns() - idle_since;
+        looked = now_ns();
+        idle = looked - idle_since;
       } else {
         self.asleep.store(0);
       }
     }
-    if (idle > kIdleSpinNs) {
-      calm = idle < kPatientSpinNs && !lost ? std::min(calm + 1, kCalmGaps) : 0;
-    }
+    // Who lost its core is mostly back only when the gap is over.
+    if (patience.tried()) longest_look = std::max(longest_look, now_ns() - looked);
+    patience.note_gap(idle, longest_look);
     seen = pool.epoch.load(std::memory_order_acquire);
     const uint32_t count = pool.work(self.id);
     if (count > 0) pool.done.add(count);
