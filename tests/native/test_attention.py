@@ -211,7 +211,7 @@ def test_masks_with_a_row_for_each_query(kernels: ctypes.CDLL, narrow: bool, cau
         keep[0, 0, 0, :] = True  # nothing is masked, of one batch entry's head
         noise = rng.standard_normal(keep.shape, dtype=F)
         rows = [keep, *(np.where(keep, noise, F(low)) for low in (-INF, np.finfo(F).min))]
-        for row in (row.astype(row.dtype if row.dtype == bool else F) for row in rows):
+        for row in rows:
             alike = np.repeat(row, len_q, axis=2)
             other = alike.copy()
             other[-1, -1, -1, ::2] = False if row.dtype == bool else -INF

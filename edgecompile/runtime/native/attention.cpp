@@ -22,7 +22,6 @@ namespace ec {
 namespace {
 
 constexpr int kL = kFloatLanes;
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 // Floats of transposed keys, and of values, per block: together half of a second-level cache.
 constexpr int64_t kBlockFloats = 16 * 1024;
@@ -111,20 +110,17 @@ void read_mask(const AttentionArgs& a, const Head& head, int64_t query, int64_t 
                float* bias) {
   const int64_t step = a.mask_strides[3];
   const int64_t at = query * a.mask_strides[2] + k0 * step;
+  const auto read = [&](const auto* mask, const auto& number) {
+    if (step == 1) {
+      for (int64_t j = 0; j < n; ++j) bias[j] = number(mask[j]);
+    } else {
+      for (int64_t j = 0; j < n; ++j) bias[j] = number(mask[j * step]);
+    }
+  };
   if (head.bool_mask != nullptr) {
-    const uint8_t* mask = head.bool_mask + at;
-    if (step == 1) {
-      for (int64_t j = 0; j < n; ++j) bias[j] = mask[j] ? 0.0f : kMinusInfinity;
-    } else {
-      for (int64_t j = 0; j < n; ++j) bias[j] = mask[j * step] ? 0.0f : kMinusInfinity;
-    }
+    read(head.bool_mask + at, [](uint8_t attend) { return attend ? 0.0f : kMinusInfinity; });
   } else {
-    const float* mask = head.float_mask + at;
-    if (step == 1) {
-      for (int64_t j = 0; j < n; ++j) bias[j] = to_base_2(mask[j]);
-    } else {
-      for (int64_t j = 0; j < n; ++j) bias[j] = to_base_2(mask[j * step]);
-    }
+    read(head.float_mask + at, [](float x) { return to_base_2(x); });
   }
 }
 

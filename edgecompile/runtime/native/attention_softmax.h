@@ -3,14 +3,13 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 
 #include "simd.h"
 #include "vecmath.h"
 
 namespace ec {
 
-constexpr float kLog2E = 1.44269504f;
+constexpr float kMinusInfinity = -kInfinityF;
 
 // A query's row over the blocks of keys so far.
 struct RowState {
@@ -23,7 +22,6 @@ struct RowState {
 // largest of them and `top`; NaN is passed over.
 EC_INLINE float mask_scores(float* s, int64_t n, int64_t padded, const float* bias, float top) {
   constexpr int kL = kFloatLanes;
-  constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
   const int64_t full = n / kL * kL;
   vf32 tops = broadcast(top);
   int64_t j = 0;
@@ -63,7 +61,7 @@ template <int kVectors, class Power, class Write>
 EC_INLINE void weigh_scores(const float* s, int64_t padded, float top, RowState& row,
                             const Power& power, const Write& write) {
   constexpr int kL = kFloatLanes;
-  const float subtract = top == -std::numeric_limits<float>::infinity() ? 0.0f : top;
+  const float subtract = top == kMinusInfinity ? 0.0f : top;
   vf32 sums[kVectors] = {};
   for (int64_t j = 0; j < padded; j += kVectors * kL) {
     vf32 weights[kVectors];

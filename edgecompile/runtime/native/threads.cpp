@@ -109,11 +109,11 @@ void* worker_main(void* arg) {
   t_inside = true;
   t_from_back = self.id & 1;
   uint32_t seen = 0;
-  int64_t idle_since = now_ns();
+  int64_t looked = now_ns(), idle_since = looked;
   Patience patience;
   for (;;) {
     const int64_t spin = patience.spin_ns();
-    int64_t idle = 0, looked = now_ns(), longest_look = 0;
+    int64_t idle = 0, longest_look = 0;
     for (int i = 1; pool.epoch.load(std::memory_order_acquire) == seen; ++i) {
       pause_cpu();
       if (i % kPausesPerClock != 0) continue;
@@ -139,7 +139,8 @@ void* worker_main(void* arg) {
     const uint32_t count = pool.work(self.id);
     if (count > 0) pool.done.add(count);
     // Those outside the team go to sleep even while small jobs follow each other closely.
-    if (self.id < pool.team.load(std::memory_order_relaxed)) idle_since = now_ns();
+    looked = now_ns();
+    if (self.id < pool.team.load(std::memory_order_relaxed)) idle_since = looked;
   }
   return nullptr;
 }

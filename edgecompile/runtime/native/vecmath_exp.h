@@ -12,6 +12,7 @@ namespace ec {
 
 constexpr float kInfinityF = __builtin_inff();
 constexpr float kNanF = __builtin_nanf("");
+constexpr float kLog2E = 1.44269504f;
 
 // c[0] + c[1]·x + … by Horner's rule.
 template <class V, class E, int N>
@@ -77,7 +78,7 @@ EC_INLINE V scale_by_power(V p, IntOf<V> n) {
 template <class V>
 EC_INLINE V vexp(V x) {
   x = clamp(x, -104.0f, 89.0f);  // the result is 0, or infinity, at the ends
-  const V z = fma(x, broadcast<V>(1.44269504f), broadcast<V>(kRoundF));
+  const V z = fma(x, broadcast<V>(kLog2E), broadcast<V>(kRoundF));
   return scale_by_power(exp_of_remainder(x, z - kRoundF), bits(z) - bits(broadcast<V>(kRoundF)));
 }
 
@@ -119,7 +120,7 @@ EC_INLINE V vtanh(V x) {
                          -0.0056922962f};
   const V small = fma(polynomial(square, q) * square, a, a);
   const V c = min(broadcast<V>(20.0f), a + a);
-  const V z = fma(c, broadcast<V>(1.44269504f), broadcast<V>(kRoundF + 127));
+  const V z = fma(c, broadcast<V>(kLog2E), broadcast<V>(kRoundF + 127));
   const V e = exp_of_remainder(c, z - (kRoundF + 127)) * bits_as<V>(bits(z) << 23);
   const V large = 1.0f - 2.0f / (e + 1.0f);
   return copysign(select(a < 0.625f, small, large), x);
