@@ -7,6 +7,7 @@ import numpy as np
 
 from .document import shorten
 from .errors import ContextLengthError, InputError
+from .lifetime import Unique
 from .manifest import Manifest
 from .sampling import MAX_SEED, Sampling
 from .schema import GenerationSpec
@@ -126,7 +127,7 @@ def begin_text(spec: GenerationSpec, given: Any) -> Any:
     return ids if len(ids) > 1 else start
 
 
-class TokenStream:
+class TokenStream(Unique):
     """The new tokens of a text, one by one as they are made; an iterator.
 
     Nothing runs before the first token is asked for, and each is run when the next one is asked

@@ -13,6 +13,7 @@ import numpy as np
 from .chunks import Chunk, ChunkPlanner, chunk_sizes
 from .errors import InputError, UnsupportedHostError
 from .generation import Request, TokenStream, begin_text, collect, make_request, turn_lost
+from .lifetime import Unique
 from .program import BoundRun, Program
 from .sampling import Sampler
 from .schema import GenerationSpec
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from .model import Model
 
 
-class Session:
+class Session(Unique):
     """A conversation; made by ``Model.session``. Every method may be called from any thread.
 
     It takes the memory of its caches as the text grows, at most that of the whole context, and
@@ -212,25 +213,20 @@ class Session:
             self._caches[item.name][: chunk.rows] if item.name in self._caches else given[item.name]
             for item in model.manifest.inputs
         ]
-        model._enter()
-        try:
-            program = model._programs.get(chunk.bucket)
-        finally:
-            model._leave()
+        program = model._life.hold(model._programs.get, chunk.bucket)
         assert isinstance(program, Program)
         return program.bind(arrays, [self._logits])
 
     def _run(self, run: BoundRun, bucket: int, sizes: Any) -> None:
+        self._model._life.hold(self._run_held, run, bucket, sizes)
+
+    def _run_held(self, run: BoundRun, bucket: int, sizes: Any) -> None:
         model = self._model
         started = time.perf_counter_ns()
-        model._enter()
-        try:
-            run()
-            ended = time.perf_counter_ns()
-            model._stats.record(bucket, sizes, ended - started)
-            model._writer.tick(ended)
-        finally:
-            model._leave()
+        run()
+        ended = time.perf_counter_ns()
+        model._stats.record(bucket, sizes, ended - started)
+        model._writer.tick(ended)
 
 
 def _indices(tokens: Sequence[int]) -> "Optional[NDArray[np.int64]]":
