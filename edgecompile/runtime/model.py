@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, 
 
 from .cpu import Host, describe_host
 from .dispatch import Dispatcher
-from .errors import GenerationError, InputError, OutsideBucketsError
+from .errors import GenerationError, InputError, MemoryLimitError, OutsideBucketsError
 from .files import BundleFolder
 from .inputs import InputChecker
 from .lifetime import Lifetime, Unique
+from .limits import memory_for, no_memory
 from .manifest import AOTI_CPU, TENSORRT, Manifest, Tolerance
 from .opening import GPU_FAILURES, VARIANT_VARIABLE, Opened, Request, make_request, open_programs
 from .results import ResultMaker
@@ -83,19 +84,22 @@ def open_bundle(
         FinishError: building it, which was asked for, failed.
         SelftestError: it was built, and doesn't reproduce the golden vectors.
         NativeError: native code can't be loaded, or a warm-up run failed; of a GPU a GpuError.
+        HostLimitError: the system refuses what it takes: an OpenFilesError, FilePermissionError,
+            NoExecError or MemoryLimitError.
         InputError: an argument of this function is out of its range, or no file can be written at
             ``stats_file``; a ModeError if the bundle can't be run in ``mode``.
     """
     request = make_request(threads, variant, verify, concurrency, mode, fallback, finish)
     if stats_file is not None:
         check_schedule(stats_file, stats_every, os.fspath(path))
-    try:
-        return _open(path, request, warmup, stats_file, stats_every)
-    except GPU_FAILURES as error:
-        instead = request.after(error)
-        if instead is None:
-            raise
-    return _open(path, instead, warmup, stats_file, stats_every)
+    with memory_for("opening {}".format(os.fspath(path))):
+        try:
+            return _open(path, request, warmup, stats_file, stats_every)
+        except GPU_FAILURES as error:
+            instead = request.after(error)
+            if instead is None:
+                raise
+        return _open(path, instead, warmup, stats_file, stats_every)
 
 
 def _open(
@@ -273,6 +277,7 @@ class Model(Unique):
             OutsideBucketsError: no bucket takes these sizes.
             NativeError: native code reported a failure; of a GPU a GpuError, after some of which
                 every further run is refused.
+            MemoryLimitError: there isn't the memory for it.
             ModelClosedError: the model is closed.
         """
         return self._life.hold(self._run, inputs, None, out)
@@ -410,6 +415,10 @@ class Model(Unique):
         except InputError:
             self._stats.record_refusal()
             raise
+        except MemoryError as error:
+            if isinstance(error, MemoryLimitError):
+                raise
+            raise no_memory("running {}".format(self._folder.path)) from error
         ended = time.perf_counter_ns()
         self._stats.record(bucket, sizes, ended - started)
         self._writer.tick(ended)
