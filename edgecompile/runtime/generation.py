@@ -7,6 +7,7 @@ import numpy as np
 
 from .document import shorten
 from .errors import ContextLengthError, InputError
+from .inputs import as_array
 from .lifetime import Unique
 from .manifest import Manifest
 from .sampling import MAX_SEED, Sampling
@@ -115,7 +116,7 @@ def begin_text(spec: GenerationSpec, given: Any) -> Any:
     if given is None:
         return start
     try:
-        array = np.asarray(given)
+        array = as_array(given)
     except Exception:  # whatever an object's __array__ raises; told with the other problems
         return given
     if array.ndim == 2 and array.shape[0] == 1:
@@ -221,9 +222,9 @@ def _read_prompt(
     manifest: Manifest, spec: GenerationSpec, value: Any, problems: List[str]
 ) -> List[int]:
     try:
-        array = np.asarray(value)
+        array = as_array(value)
     except Exception as error:  # whatever an object's __array__ raises
-        problems.append("input_ids: isn't an array: {}".format(shorten(error, 120)))
+        problems.append("input_ids: isn't an array: {}".format(shorten(error, 160)))
         return []
     if array.ndim == 2 and array.shape[0] == 1:
         array = array[0]

@@ -34,19 +34,18 @@ def explain_loading(text: str, where: str, path: str) -> Optional[HostLimitError
     """The error for what the dynamic loader said of a library; None if it isn't about a limit.
 
     Args:
-        text: the loader's words. It has the system's own text for an errno, in the same language.
+        text: the loader's words, which may have the system's own text for an errno.
         where: the library, for people.
         path: what was to be loaded.
     """
-    if os.strerror(errno.EPERM) in text or _mounted_noexec(path):
-        return _no_exec(where, path)
-    for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-        if os.strerror(number) in text:
-            return explain_errno(number, where)
-    if os.strerror(errno.EACCES) in text:
+    told = [number for number in _EXPLAINED if os.strerror(number) in text]
+    number = told[0] if told else _try_mapping(path)
+    if not number and "map segment" in text:
+        number = errno.ENOMEM  # a library takes more address space than its file
+    if number in (errno.EPERM, errno.EACCES):
         # A file that was opened and hashed may be read: what isn't allowed is to run it.
         return _no_exec(where, path)
-    return None
+    return explain_errno(number, where)
 
 
 def no_memory(doing: str, needed: int = 0) -> MemoryLimitError:
@@ -118,6 +117,21 @@ _EXPLAINED: Dict[int, Callable[[str], HostLimitError]] = {
     errno.EPERM: _not_permitted,
     errno.ENOMEM: no_memory,
 }
+
+
+def _try_mapping(path: str) -> int:
+    """The errno of mapping a file as code is mapped; 0: none. The loader doesn't always tell it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            mmap.mmap(fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return error.errno or 0
+    except ValueError:  # an empty file
+        pass
+    return 0
 
 
 def _mounted_noexec(path: str) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 from .document import Problems
 from .dtypes import BY_NAME
 from .errors import BundleError, InputError
+from .inputs import as_array
 from .manifest import Manifest
 from .schema import GenerationSpec, TensorSpec
 
@@ -100,7 +101,7 @@ def read_source(spec: GenerationSpec, encoder: "Model", value: Any) -> "Arrays":
 
 def _as_ids(value: Any) -> "NDArray[Any]":
     try:
-        array = np.asarray(value)
+        array = as_array(value)
     except Exception as error:  # whatever an object's __array__ raises
         raise InputError("the source isn't an array: {}".format(error)) from None
     if array.ndim == 1 and array.size:

@@ -24,9 +24,13 @@ from edgecompile.runtime.errors import (
 # and ends when one succeeds. Each try is a process of its own, as a library stays loaded.
 CHILD = """
 import os, resource, sys
-from edgecompile.runtime import EdgecompileError, open_bundle
+from edgecompile.runtime import EdgecompileError, errors, open_bundle
 import numpy, mmap, ctypes, hashlib  # what the loader needs of Python isn't what is limited
 import edgecompile.runtime.model
+
+classes = [item for item in vars(errors).values() if isinstance(item, type)]
+names = {getattr(item, "exit_code", 0): item.__name__ for item in classes}
+host = ctypes.CDLL(sys.argv[4]) if sys.argv[4] else None
 
 def open_files(room):
     used = len(os.listdir("/proc/self/fd")) - 1
@@ -40,7 +44,16 @@ def nothing(room):
     pass
 
 def attempt(limit, room):
+    handle = ctypes.c_void_p()
+    path = sys.argv[1].encode()
     limit(room)
+    if host is not None:
+        status = host.ecr_open_versioned(1, path, None, ctypes.byref(handle))
+        if status != 0:
+            host.ecr_last_error.restype = ctypes.c_char_p
+            text = host.ecr_last_error().decode()
+            print(names.get(status), status, text.replace("\\n", " "))
+        return min(status, 1)
     try:
         open_bundle(sys.argv[1], threads=1).close()
     except EdgecompileError as error:
@@ -63,10 +76,22 @@ for room in range(int(sys.argv[3])):
 """
 
 
-def errors_of(python: str, bundle: Path | str, limit: str, tries: int, *before: str) -> list[str]:
+@pytest.fixture(params=["Python", "C"])
+def library(request: pytest.FixtureRequest) -> str:
+    """The C interface's library, or "" for Python."""
+    if request.param == "Python":
+        return ""
+    c_host = pytest.importorskip("tests.native.c_host")
+    machine = c_host.MACHINES[c_host.NATIVE_ARCH]
+    return str(c_host.build(machine, "edgecompile_runtime", shared=True, link=["-Wl,-z,nodelete"]))
+
+
+def errors_of(
+    python: str, bundle: Path | str, limit: str, tries: int, library: str, *before: str
+) -> list[str]:
     """The errors of opening, a line each, with more and more room."""
     done = subprocess.run(
-        [*before, python, "-c", CHILD, str(bundle), limit, str(tries)],
+        [*before, python, "-c", CHILD, str(bundle), limit, str(tries), library],
         capture_output=True,
         text=True,
         check=False,
@@ -76,23 +101,25 @@ def errors_of(python: str, bundle: Path | str, limit: str, tries: int, *before: 
     return done.stdout.splitlines()
 
 
-def test_too_many_open_files(native_bundle: str, device_python: str) -> None:
-    lines = errors_of(device_python, native_bundle, "files", 60)
+def test_too_many_open_files(native_bundle: str, device_python: str, library: str) -> None:
+    lines = errors_of(device_python, native_bundle, "files", 60, library)
     assert len(lines) >= 3, "descriptors are needed in several places"
     for line in lines:
         assert line.startswith("OpenFilesError 69 ") and "ulimit -n" in line, line
         assert "copy" not in line
 
 
-def test_a_limit_of_address_space(native_bundle: str, device_python: str) -> None:
-    lines = errors_of(device_python, native_bundle, "memory", 400)
+def test_a_limit_of_address_space(native_bundle: str, device_python: str, library: str) -> None:
+    lines = errors_of(device_python, native_bundle, "memory", 400, library)
     assert len(lines) >= 3
     for line in lines:
         assert line.startswith("MemoryLimitError 73 ") and "ulimit -v" in line, line
-        assert "bytes of address space" in line
+    assert any("bytes of address space" in line for line in lines)
 
 
-def test_a_file_that_this_user_may_not_read(native_copy: Path, device_python: str) -> None:
+def test_a_file_that_this_user_may_not_read(
+    native_copy: Path, device_python: str, library: str
+) -> None:
     """Its owner is another user, as where root copied the bundle."""
     become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
@@ -108,7 +135,7 @@ def test_a_file_that_this_user_may_not_read(native_copy: Path, device_python: st
             place.write_bytes(copied)
         before = place.stat().st_mode
         place.chmod(mode)
-        lines = errors_of(device_python, native_copy, "none", 1, *become)
+        lines = errors_of(device_python, native_copy, "none", 1, library, *become)
         place.chmod(before)
         assert len(lines) == 1
         assert lines[0].startswith("FilePermissionError 71 "), lines
@@ -127,9 +154,11 @@ def noexec(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_noexec_mount(native_bundle: str, noexec: Path, device_python: str) -> None:
+def test_a_noexec_mount(
+    native_bundle: str, noexec: Path, device_python: str, library: str
+) -> None:
     shutil.copytree(native_bundle, noexec / "copy.ecb")
-    lines = errors_of(device_python, noexec / "copy.ecb", "none", 1)
+    lines = errors_of(device_python, noexec / "copy.ecb", "none", 1, library)
     assert len(lines) == 1 and lines[0].startswith("NoExecError 72 "), lines
     assert "mounted noexec" in lines[0] and "move the bundle" in lines[0]
 
