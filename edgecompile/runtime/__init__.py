@@ -47,6 +47,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .model import Model, open_bundle
+    from .texts import open_tokenizer
 
 __all__ = [
     "BundleError",
@@ -83,6 +84,7 @@ __all__ = [
     "UnsupportedHostError",
     "WrongDeviceError",
     "open_bundle",
+    "open_tokenizer",
 ]
 
 
@@ -91,6 +93,10 @@ def __getattr__(name: str) -> Any:
         from . import model
 
         return getattr(model, name)
+    if name == "open_tokenizer":
+        from .texts import open_tokenizer
+
+        return open_tokenizer
     raise AttributeError("module {!r} has no attribute {!r}".format(__name__, name))
 
 

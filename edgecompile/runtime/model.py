@@ -5,12 +5,13 @@ import os
 import time
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Type
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Mapping, Optional, Type
 
 from .cpu import Host, describe_host
 from .dispatch import Dispatcher
 from .errors import GenerationError, InputError, MemoryLimitError, OutsideBucketsError
 from .files import BundleFolder
+from .generator import Generator, Options
 from .inputs import InputChecker
 from .lifetime import Lifetime, Unique
 from .limits import memory_for, no_memory
@@ -153,7 +154,7 @@ def _open_folder(folder: BundleFolder, request: Request) -> "Model":
     return model
 
 
-class Model(Unique):
+class Model(Unique, Generator):
     """An open bundle; made by ``open_bundle``. Every method may be called from any thread.
 
     A signal handler may call ``close`` whatever it interrupts, and no other method.
@@ -186,6 +187,15 @@ class Model(Unique):
         owned = [folder.close, self._writer.finish, opened.programs.close]
         self._life = Lifetime(folder.path, owned)
         _models.add(self)
+
+    def __repr__(self) -> str:
+        manifest = self.manifest
+        precision = self._programs.precision or manifest.precision
+        axes = sorted(manifest.axes, key=lambda axis: axis != manifest.length_axis)
+        sizes = "".join(", {} {}".format(axis, manifest.axes[axis]) for axis in axes)
+        closed = ", closed" if self._life.closed else ""
+        parts = (manifest.name, precision, self._variant.name, sizes, closed)
+        return "<Model {} {} {}{}{}>".format(*parts)
 
     @property
     def manifest(self) -> Manifest:
@@ -344,44 +354,8 @@ class Model(Unique):
             self._planner = ChunkPlanner(self.manifest, spec)
         return Session(self, spec, self._planner)
 
-    def generate(
-        self,
-        input_ids: Any,
-        *,
-        on_token: Optional[Callable[[int], Any]] = None,
-        **options: Any,
-    ) -> List[int]:
-        """New tokens of a text, with caches that live as long as this call.
-
-        Args:
-            input_ids: token ids of the prompt, [length] or [1, length]; of any length that the
-                context has room for. Where an encoder reads a source, that: its token ids, or
-                arrays by the names of the encoder's inputs, such as ``{"input_features": array}``.
-            on_token: gets each token as soon as it is made; ends the generation by returning False.
-            options: ``max_new_tokens``; ``do_sample`` (without it, and without temperature, top_k
-                or top_p, the bundle's default), ``temperature``, ``top_k`` (0: all), ``top_p``,
-                ``repetition_penalty``, ``seed`` (None: another text each time); ``stop``, a list of
-                token ids and lists of token ids; ``eos``, instead of the bundle's own. Those that
-                are left out are the bundle's defaults. Behind a source also ``decoder_input_ids``,
-                what the new text goes on from, instead of the bundle's start tokens alone: these go
-                before it unless it begins with them.
-
-        Returns:
-            The new tokens, the one that ended them (of eos, or the last of a stop) included.
-
-        Raises:
-            ContextLengthError: prompt and new tokens don't fit into the context; nothing has run.
-            InputError: something else is wrong with the arguments; lists everything.
-            OutsideBucketsError: no bucket of the encoder takes a source of this size.
-            GenerationError: the model generates nothing, or a GPU runs it.
-            NativeError: native code reported a failure, or logits aren't finite.
-            ModelClosedError: the model is closed.
-        """
-        return self.session().generate(input_ids, on_token=on_token, **options)
-
-    def stream(self, input_ids: Any, **options: Any) -> "TokenStream":
-        """Like ``generate``, as an iterator that makes each token when it is asked for."""
-        return self.session().stream(input_ids, **options)
+    def _stream(self, input_ids: Any, decoder_input_ids: Any, options: Options) -> "TokenStream":
+        return self.session()._stream(input_ids, decoder_input_ids, options)
 
     def _check(self, inputs: Mapping[str, Any]) -> "Dict[str, NDArray[Any]]":
         """The inputs as they would be run; raises what ``run`` does before it runs anything."""

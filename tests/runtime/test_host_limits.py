@@ -128,7 +128,11 @@ def test_a_file_that_this_user_may_not_read(
         if folder.stat().st_mode & 0o5 != 0o5 and "pytest" in str(folder):
             folder.chmod(0o755)
     program = next(native_copy.rglob("*.so"))
-    for place, mode in ((program, 0o600), (native_copy / "manifest.json", 0o600), (native_copy, 0o700)):
+    for place, mode in (
+        (program, 0o600),
+        (native_copy / "manifest.json", 0o600),
+        (native_copy, 0o700),
+    ):
         copied = place.is_file() and place.read_bytes()
         if copied:
             place.unlink()  # it may be linked to the original
@@ -154,9 +158,7 @@ def noexec(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_noexec_mount(
-    native_bundle: str, noexec: Path, device_python: str, library: str
-) -> None:
+def test_a_noexec_mount(native_bundle: str, noexec: Path, device_python: str, library: str) -> None:
     shutil.copytree(native_bundle, noexec / "copy.ecb")
     lines = errors_of(device_python, noexec / "copy.ecb", "none", 1, library)
     assert len(lines) == 1 and lines[0].startswith("NoExecError 72 "), lines
@@ -185,7 +187,9 @@ def test_words_of_the_dynamic_loader(tmp_path: Path) -> None:
     def explain(text: str) -> Any:
         return type(limits.explain_loading("/x: " + text, "x.so", str(tmp_path)))
 
-    assert explain("failed to map segment from shared object: Operation not permitted") is NoExecError
+    assert (
+        explain("failed to map segment from shared object: Operation not permitted") is NoExecError
+    )
     assert explain("cannot open shared object file: Too many open files") is OpenFilesError
     assert explain("failed to map segment: Cannot allocate memory") is MemoryLimitError
     assert explain("cannot open shared object file: Permission denied") is NoExecError
