@@ -4,7 +4,7 @@ import os
 from typing import Any, Dict, List, Optional
 
 from .cpu import choose_variant, describe_host, missing
-from .errors import UnsupportedHostError
+from .errors import BundleError, UnsupportedHostError
 from .files import BundleFolder
 from .manifest import MANIFEST_NAME, TENSORRT, Manifest, Variant
 from .opening import VARIANT_VARIABLE
@@ -61,7 +61,10 @@ def _gpu_precision(folder: BundleFolder) -> Optional[str]:
         if variant.backend == TENSORRT:
             from .recipe import read_recipe
 
-            return read_recipe(folder, variant).precision
+            try:
+                return read_recipe(folder, variant).precision
+            except BundleError:
+                return None  # what is wrong is an error where the variant is opened
     return None
 
 

@@ -101,7 +101,7 @@ def run_generate(
     ) as model:
         # One session: prompts that begin alike share what was run of them.
         session = model.session()
-        tokenizer = open_tokenizer(model) if options.text or options.stop_text else None
+        tokenizer: Any = open_tokenizer(model) if options.text or options.stop_text else None
         prompts = given_ids or [tokenizer.encode(text).ids for text in options.text]
         # All are judged before the first one runs.
         streams = [session.stream(prompt, **given) for prompt in prompts]

@@ -232,7 +232,8 @@ def _read_prompt(
 def _read_sampling(spec: GenerationSpec, options: Options, problems: List[str]) -> Sampling:
     """What is given, else the bundle's defaults, else what changes nothing."""
     given = options._asdict()
-    do_sample, seed = options.do_sample, options.seed
+    do_sample: Any = options.do_sample
+    seed = options.seed
     values: Dict[str, Any] = {}
     for key, fallback in (
         ("temperature", 1.0),

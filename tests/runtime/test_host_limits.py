@@ -197,9 +197,9 @@ def test_words_of_the_dynamic_loader(tmp_path: Path) -> None:
 
 
 def test_a_lack_of_memory_is_a_memory_error_that_says_where() -> None:
-    with pytest.raises(MemoryError, match="warming up: Unable to allocate"):
-        with limits.memory_for("warming up"):
-            raise MemoryError("Unable to allocate 3 GiB")
-    with pytest.raises(MemoryLimitError, match="no memory for 12345 bytes"):
-        with limits.memory_for("outside"):
-            raise limits.no_memory("inside", 12345)
+    wanted = pytest.raises(MemoryError, match="warming up: Unable to allocate")
+    with wanted, limits.memory_for("warming up"):
+        raise MemoryError("Unable to allocate 3 GiB")
+    wanted = pytest.raises(MemoryLimitError, match="no memory for 12345 bytes")
+    with wanted, limits.memory_for("outside"):
+        raise limits.no_memory("inside", 12345)
