@@ -18,7 +18,7 @@ INTERRUPTED = 130
 def main(arguments: Optional[Sequence[str]] = None, module: str = "edgecompile.runtime") -> int:
     """Runs one command and returns its exit code; errors go to stderr with their hint."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = _parser(module, hidden=list(arguments[:1]) == ["coldstart"])
+    parser = _parser(module, list(arguments[:1]) == ["coldstart"])
     options = parser.parse_args(arguments)
     try:
         code: int = options.command(options)
@@ -42,7 +42,7 @@ def main(arguments: Optional[Sequence[str]] = None, module: str = "edgecompile.r
         return INTERRUPTED
 
 
-def _parser(module: str, hidden: bool) -> argparse.ArgumentParser:
+def _parser(module: str, hidden: bool = False) -> argparse.ArgumentParser:
     """The commands; with those that only this package calls if ``hidden``."""
     parser = argparse.ArgumentParser(
         prog="python -m " + module, description="Looks at and runs edgecompile bundles."
