@@ -304,7 +304,7 @@ def _stage(
         name=manifest_name(writer.output.stem),
         precision=precision,
         inputs=tuple(
-            TensorSpec(i.name, i.dtype, tuple(i.shape), i.pad, i.bounds)
+            TensorSpec(i.name, i.dtype, tuple(i.shape), i.pad, i.bounds, 1 if i.is_mask else None)
             for i in compiled.exported[0].inputs
         ),
         outputs=tuple(

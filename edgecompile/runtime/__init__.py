@@ -13,21 +13,27 @@ from typing import TYPE_CHECKING, Any, List
 from .errors import (
     BundleError,
     ContextLengthError,
+    CopyError,
     DamagedBundleError,
     DeviceDiskError,
     DeviceMemoryError,
     EdgecompileError,
     EngineCacheError,
+    FilePermissionError,
     FinishError,
     FormatVersionError,
     GenerationError,
     GpuError,
     GpuUnavailableError,
+    HostLimitError,
     InputError,
     LoaderNeededError,
+    MemoryLimitError,
     ModeError,
     ModelClosedError,
     NativeError,
+    NoExecError,
+    OpenFilesError,
     OutsideBucketsError,
     SelftestError,
     TokenizerError,
@@ -41,26 +47,33 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .model import Model, open_bundle
+    from .texts import open_tokenizer
 
 __all__ = [
     "BundleError",
     "ContextLengthError",
+    "CopyError",
     "DamagedBundleError",
     "DeviceDiskError",
     "DeviceMemoryError",
     "EdgecompileError",
     "EngineCacheError",
+    "FilePermissionError",
     "FinishError",
     "FormatVersionError",
     "GenerationError",
     "GpuError",
     "GpuUnavailableError",
+    "HostLimitError",
     "InputError",
     "LoaderNeededError",
-    "Model",
+    "MemoryLimitError",
     "ModeError",
+    "Model",
     "ModelClosedError",
     "NativeError",
+    "NoExecError",
+    "OpenFilesError",
     "OutsideBucketsError",
     "SelftestError",
     "TokenizerError",
@@ -71,6 +84,7 @@ __all__ = [
     "UnsupportedHostError",
     "WrongDeviceError",
     "open_bundle",
+    "open_tokenizer",
 ]
 
 
@@ -79,8 +93,12 @@ def __getattr__(name: str) -> Any:
         from . import model
 
         return getattr(model, name)
+    if name == "open_tokenizer":
+        from .texts import open_tokenizer
+
+        return open_tokenizer
     raise AttributeError("module {!r} has no attribute {!r}".format(__name__, name))
 
 
 def __dir__() -> List[str]:
-    return sorted(set(globals()) | set(__all__))
+    return sorted(__all__)

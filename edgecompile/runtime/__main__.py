@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Sequence
 
+from .. import __version__
 from .document import shorten
 from .errors import EdgecompileError, InputError, SelftestError
 from .generate_command import add_options as add_generate_options
@@ -16,7 +17,8 @@ INTERRUPTED = 130
 
 def main(arguments: Optional[Sequence[str]] = None, module: str = "edgecompile.runtime") -> int:
     """Runs one command and returns its exit code; errors go to stderr with their hint."""
-    parser = _parser(module)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _parser(module, list(arguments[:1]) == ["coldstart"])
     options = parser.parse_args(arguments)
     try:
         code: int = options.command(options)
@@ -40,15 +42,16 @@ def main(arguments: Optional[Sequence[str]] = None, module: str = "edgecompile.r
         return INTERRUPTED
 
 
-def _parser(module: str = "edgecompile.runtime") -> argparse.ArgumentParser:
+def _parser(module: str, hidden: bool = False) -> argparse.ArgumentParser:
+    """The commands; with those that only this package calls if ``hidden``."""
     parser = argparse.ArgumentParser(
         prog="python -m " + module, description="Looks at and runs edgecompile bundles."
     )
+    parser.add_argument("--version", action="version", version="edgecompile " + __version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def add(name: str, command: Any, text: str, verify: str, hidden: bool = False) -> Any:
-        listed: Dict[str, Any] = {} if hidden else {"help": text}
-        sub = commands.add_parser(name, description=text, **listed)
+    def add(name: str, command: Any, text: str, verify: str) -> Any:
+        sub = commands.add_parser(name, description=text, help=text)
         sub.set_defaults(command=command)
         sub.add_argument("bundle", metavar="BUNDLE", nargs="?" if name == "info" else None)
         sub.add_argument("--json", action="store_true", help="print one JSON object")
@@ -81,9 +84,7 @@ def _parser(module: str = "edgecompile.runtime") -> argparse.ArgumentParser:
     bench.add_argument(
         "--profile", action="store_true", help="show which kernels take the time instead"
     )
-    generate = add(
-        "generate", _generate, "Generate tokens behind prompts, as they are made.", "auto"
-    )
+    generate = add("generate", _generate, "Generate text after prompts, as it is made.", "auto")
     add_generate_options(generate)
     encode = add("encode", _encode, "Run texts, with the bundle's tokenizer.", "auto")
     encode.add_argument("--text", metavar="TEXT", action="append", default=[], help="one of them")
@@ -97,10 +98,11 @@ def _parser(module: str = "edgecompile.runtime") -> argparse.ArgumentParser:
         action="store_true",
         help="build anew, and in spite of predictions or of another GPU",
     )
-    cold = add("coldstart", _coldstart, "One cold start, for bench.", "auto", hidden=True)
-    cold.add_argument("--since", type=int, required=True)
-    cold.add_argument("--length", type=int)
-    cold.add_argument("--loads", action="store_true")
+    if hidden:
+        cold = add("coldstart", _coldstart, "One cold start, for bench.", "auto")
+        cold.add_argument("--since", type=int, required=True)
+        cold.add_argument("--length", type=int)
+        cold.add_argument("--loads", action="store_true")
     return parser
 
 

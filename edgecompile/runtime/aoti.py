@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Tuple
 
 from .errors import NativeError
 from .libraries import PinnedLibrary, find_loaded, load_library
+from .limits import explain_loading, no_memory
 from .native_tensors import NativeTensor, fill_tensor
 from .program import Program
 from .weights import Weights
@@ -183,10 +184,18 @@ class RuntimeLibrary:
         return flops.value, bytes_read.value
 
     def check(self, status: int, doing: str) -> None:
-        """Raises NativeError with the library's own message if ``status`` isn't 0."""
+        """Raises NativeError with the library's own message if ``status`` isn't 0.
+
+        A MemoryLimitError where that is about memory.
+        """
         if status != 0:
-            text = (self._library.ec_last_error() or b"").decode("utf-8", "replace")
+            text = self._last_error()
+            if text.endswith("out of memory"):
+                raise no_memory("{}: {}".format(self.label, doing))
             raise NativeError("{}: {} failed: {}".format(self.label, doing, text or "no reason"))
+
+    def _last_error(self) -> str:
+        return (self._library.ec_last_error() or b"").decode("utf-8", "replace")
 
     def open_program(self, pinned: PinnedLibrary, weights: Weights, concurrency: int) -> "Program":
         """Loads a program and gives it the constants of ``weights``.
@@ -198,6 +207,7 @@ class RuntimeLibrary:
 
         Raises:
             DamagedBundleError: its content changed since it was pinned.
+            HostLimitError: the system doesn't let it be loaded.
             NativeError: it can't be loaded, or constants are missing (all are listed).
         """
         table = (NativeTensor * max(len(weights.constants), 1))()
@@ -219,5 +229,9 @@ class RuntimeLibrary:
             concurrency,
             ctypes.byref(handle),
         )
+        if status != 0:
+            limit = explain_loading(self._last_error(), pinned.label, pinned.path)
+            if limit is not None:
+                raise limit
         self.check(status, "opening " + pinned.label)
         return Program(self, handle, pinned.label, weights)

@@ -4,7 +4,7 @@ import os
 from typing import Any, Dict, List, Optional
 
 from .cpu import choose_variant, describe_host, missing
-from .errors import UnsupportedHostError
+from .errors import BundleError, UnsupportedHostError
 from .files import BundleFolder
 from .manifest import MANIFEST_NAME, TENSORRT, Manifest, Variant
 from .opening import VARIANT_VARIABLE
@@ -26,7 +26,8 @@ def describe_bundle(
     Returns:
         Plain JSON values: "manifest", "manifest_sha256", "host", "variants" (each with "ok",
         "reasons" why it can't run here, and "verdict": why it is or isn't loaded), "chosen" (or
-        None, with "problem"), "bytes" of the bundle and "device_bytes", what this machine needs of
+        None, with "problem"), "gpu_precision" (what a variant for a GPU computes in, or None),
+        "bytes" of the bundle and "device_bytes", what this machine needs of
         it beside Python and numpy.
 
     Raises:
@@ -47,11 +48,24 @@ def describe_bundle(
             "path": path,
             "manifest_sha256": folder.manifest_sha256,
             **here,
+            "gpu_precision": _gpu_precision(folder),
             "bytes": total + os.path.getsize(os.path.join(path, MANIFEST_NAME)),
             "manifest": {key: value for key, value in whole.items() if key != "files"},
         }
     finally:
         folder.close()
+
+
+def _gpu_precision(folder: BundleFolder) -> Optional[str]:
+    for variant in folder.manifest.variants:
+        if variant.backend == TENSORRT:
+            from .recipe import read_recipe
+
+            try:
+                return read_recipe(folder, variant).precision
+            except BundleError:
+                return None  # what is wrong is an error where the variant is opened
+    return None
 
 
 def _judge_host(folder: BundleFolder, wanted: Optional[str]) -> Dict[str, Any]:
@@ -140,10 +154,11 @@ def format_bundle(report: Dict[str, Any]) -> List[str]:
     """Lines about a bundle."""
     manifest = report["manifest"]
     built = ", ".join("{} {}".format(key, value) for key, value in manifest["built_by"].items())
+    precision = manifest["precision"]
+    if report["gpu_precision"] is not None:
+        precision = "{} on the GPU, {} on the CPU".format(report["gpu_precision"], precision)
     lines = [
-        "bundle    {} ({}), {:.1f} MB".format(
-            manifest["name"], manifest["precision"], report["bytes"] / 1e6
-        ),
+        "bundle    {} ({}), {:.1f} MB".format(manifest["name"], precision, report["bytes"] / 1e6),
         "built by  " + (built or "unknown"),
     ]
     for key in ("inputs", "outputs"):

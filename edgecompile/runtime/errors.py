@@ -110,6 +110,42 @@ class ModelClosedError(EdgecompileError):
     exit_code = 28
 
 
+class CopyError(EdgecompileError, TypeError):
+    """A ``Model`` or what belongs to it was to be copied or pickled."""
+
+    exit_code = 14
+
+
+class HostLimitError(EdgecompileError):
+    """The system refuses what the bundle needs; the bundle itself is sound as far as is known."""
+
+    exit_code = 68
+
+
+class OpenFilesError(HostLimitError):
+    """This process, or the whole system, has as many files open as it may."""
+
+    exit_code = 69
+
+
+class FilePermissionError(HostLimitError):
+    """This user may not read a file or folder of the bundle."""
+
+    exit_code = 71
+
+
+class NoExecError(HostLimitError):
+    """The system doesn't let code run from where the bundle is, such as a noexec mount."""
+
+    exit_code = 72
+
+
+class MemoryLimitError(HostLimitError, MemoryError):
+    """There isn't the memory or the address space, or a limit on it is too small."""
+
+    exit_code = 73
+
+
 class GpuError(NativeError):
     """A call of CUDA or of TensorRT failed.
 

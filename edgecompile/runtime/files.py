@@ -11,6 +11,7 @@ from typing import Callable, Optional, Tuple
 
 from .document import Problems, shorten
 from .errors import BundleError, DamagedBundleError
+from .limits import explain_errno
 from .manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, parse_manifest
 
 _CHUNK = 1 << 20
@@ -38,6 +39,7 @@ class BundleFolder:
 
         Raises:
             BundleError: there is no bundle at ``path``, or its manifest is malformed.
+            HostLimitError: the system doesn't let it be opened: open files, permission, memory.
             FormatVersionError: the manifest's format version is unknown.
         """
         self.path = os.fspath(path)
@@ -56,11 +58,13 @@ class BundleFolder:
         Raises:
             BundleError, FormatVersionError: as of any bundle.
             DamagedBundleError: its manifest isn't the one that is listed here.
+            HostLimitError: the system doesn't let it be opened.
         """
         path = os.path.join(self.path, name)
         try:
             fd = self._open_beneath(name, _FOLDER_FLAGS)
         except OSError as error:
+            _raise_limit(error, path)
             text = "is a link, or can't be opened: {}".format(error.strerror)
             raise self._damaged(name, "file-kind", text) from None
         inner = BundleFolder(path, fd)
@@ -83,6 +87,7 @@ class BundleFolder:
 
         Raises:
             DamagedBundleError: rules file-missing, file-kind, file-size-differs.
+            HostLimitError: the system doesn't let it be opened.
         """
         fd, problem = self._try_open(name)
         if problem is not None:
@@ -157,6 +162,7 @@ class BundleFolder:
         except FileNotFoundError:
             return -1, ("file-missing", "is missing")
         except OSError as error:
+            _raise_limit(error, os.path.join(self.path, name))
             text = "is a link, or can't be opened: {}".format(error.strerror)
             return -1, ("file-kind", text)
         info = os.fstat(fd)
@@ -193,6 +199,7 @@ class BundleFolder:
         try:
             fd = os.open(MANIFEST_NAME, _FILE_FLAGS, dir_fd=self._fd)
         except OSError as error:
+            _raise_limit(error, os.path.join(self.path, MANIFEST_NAME))
             raise BundleError(
                 "{}can't be opened as a file: {} [bundle-manifest]".format(place, error.strerror),
                 "the path must be a bundle, a folder that `edgecompile build` wrote",
@@ -207,6 +214,7 @@ class BundleFolder:
             with os.fdopen(os.dup(fd), "rb") as stream:
                 return stream.read(MAX_MANIFEST_BYTES + 1)
         except OSError as error:
+            _raise_limit(error, os.path.join(self.path, MANIFEST_NAME))
             text = "{}can't be read: {} [bundle-manifest]"
             raise BundleError(text.format(place, error.strerror)) from None
         finally:
@@ -226,10 +234,18 @@ def _open_folder(path: str) -> int:
     except NotADirectoryError:
         text, hint = "isn't a folder", "an archive of a bundle has to be unpacked first"
     except OSError as error:
-        text, hint = "can't be opened: {}".format(error.strerror), "check the permissions"
+        _raise_limit(error, shorten(path, 1024))
+        text, hint = "can't be opened: {}".format(error.strerror), "check the path"
     except ValueError:  # a NUL in it
         text, hint = "isn't a path", "check the path"
     raise BundleError("{}: {} [bundle-folder]".format(shorten(path, 1024), text), hint)
+
+
+def _raise_limit(error: OSError, where: str) -> None:
+    """Raises a HostLimitError where it is the system that refuses, and nothing is damaged."""
+    limit = explain_errno(error.errno or 0, where)
+    if limit is not None:
+        raise limit from None
 
 
 def file_state(info: os.stat_result) -> Tuple[int, ...]:

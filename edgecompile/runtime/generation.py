@@ -7,6 +7,9 @@ import numpy as np
 
 from .document import shorten
 from .errors import ContextLengthError, InputError
+from .generator import Options
+from .inputs import as_array
+from .lifetime import Unique
 from .manifest import Manifest
 from .sampling import MAX_SEED, Sampling
 from .schema import GenerationSpec
@@ -41,25 +44,10 @@ class Request(NamedTuple):
     source: "Optional[Dict[str, NDArray[Any]]]" = None
 
 
-def make_request(
-    manifest: Manifest,
-    input_ids: Any,
-    *,
-    max_new_tokens: Optional[int] = None,
-    do_sample: Optional[bool] = None,
-    temperature: Optional[float] = None,
-    top_k: Optional[int] = None,
-    top_p: Optional[float] = None,
-    repetition_penalty: Optional[float] = None,
-    seed: Optional[int] = None,
-    stop: Any = (),
-    eos: Any = None,
-    **unknown: Any,
-) -> Request:
+def make_request(manifest: Manifest, input_ids: Any, options: Options) -> Request:
     """Checks the arguments of ``Model.generate`` and fills in the bundle's defaults.
 
     ``input_ids`` are what the new tokens follow; the source of an encoder isn't among these arguments.
-    ``unknown`` ones are refused with everything else that is wrong.
 
     Raises:
         ContextLengthError: prompt and new tokens don't fit into the context.
@@ -68,19 +56,12 @@ def make_request(
     spec = manifest.generation
     assert spec is not None
     problems: List[str] = []
+    refuse_text(input_ids)
     prompt = _read_prompt(manifest, spec, input_ids, problems)
-    if unknown:
-        text = "there is no option {}; there are max_new_tokens, do_sample, {}, seed, stop and eos"
-        problems.append(text.format(", ".join(sorted(unknown)), ", ".join(_SAMPLED)))
-    given = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "repetition_penalty": repetition_penalty,
-    }
-    sampling = _read_sampling(spec, do_sample, given, seed, problems)
+    max_new_tokens, eos = options.max_new_tokens, options.eos
+    sampling = _read_sampling(spec, options, problems)
     ends = frozenset(spec.eos) if eos is None else _read_eos(eos, problems)
-    stops = _read_stops(stop, problems)
+    stops = _read_stops(options.stop, problems)
     if max_new_tokens is not None and not _is_whole(max_new_tokens, 1, 2**31 - 1):
         text = "max_new_tokens is {!r}, must be an integer from 1 on"
         problems.append(text.format(max_new_tokens))
@@ -114,7 +95,7 @@ def begin_text(spec: GenerationSpec, given: Any) -> Any:
     if given is None:
         return start
     try:
-        array = np.asarray(given)
+        array = as_array(given)
     except Exception:  # whatever an object's __array__ raises; told with the other problems
         return given
     if array.ndim == 2 and array.shape[0] == 1:
@@ -126,7 +107,7 @@ def begin_text(spec: GenerationSpec, given: Any) -> Any:
     return ids if len(ids) > 1 else start
 
 
-class TokenStream:
+class TokenStream(Unique):
     """The new tokens of a text, one by one as they are made; an iterator.
 
     Nothing runs before the first token is asked for, and each is run when the next one is asked
@@ -196,12 +177,14 @@ class TokenStream:
         return token
 
 
-def collect(stream: TokenStream, on_token: Optional[Callable[[int], Any]]) -> List[int]:
-    """All tokens of a stream; ``on_token`` gets each, and ends the stream by returning False."""
-    for token in stream:
-        if on_token is not None and on_token(token) is False:
-            stream.close()
-    return stream.tokens
+def refuse_text(value: Any) -> None:
+    """Raises InputError where a text was given instead of its token ids, and says how to get these."""
+    if isinstance(value, (str, bytes)):
+        raise InputError(
+            "a text was given, must be token ids",
+            "tokenizer = edgecompile.runtime.open_tokenizer(model) makes them: "
+            "model.generate(tokenizer.encode(text).ids); its decode() makes text of the new tokens",
+        )
 
 
 def turn_lost() -> InputError:
@@ -220,9 +203,9 @@ def _read_prompt(
     manifest: Manifest, spec: GenerationSpec, value: Any, problems: List[str]
 ) -> List[int]:
     try:
-        array = np.asarray(value)
+        array = as_array(value)
     except Exception as error:  # whatever an object's __array__ raises
-        problems.append("input_ids: isn't an array: {}".format(shorten(error, 120)))
+        problems.append("input_ids: isn't an array: {}".format(shorten(error, 160)))
         return []
     if array.ndim == 2 and array.shape[0] == 1:
         array = array[0]
@@ -246,14 +229,11 @@ def _read_prompt(
     return ids
 
 
-def _read_sampling(
-    spec: GenerationSpec,
-    do_sample: Any,
-    given: Dict[str, Any],
-    seed: Optional[int],
-    problems: List[str],
-) -> Sampling:
+def _read_sampling(spec: GenerationSpec, options: Options, problems: List[str]) -> Sampling:
     """What is given, else the bundle's defaults, else what changes nothing."""
+    given = options._asdict()
+    do_sample: Any = options.do_sample
+    seed = options.seed
     values: Dict[str, Any] = {}
     for key, fallback in (
         ("temperature", 1.0),
@@ -291,7 +271,6 @@ def _read_sampling(
     )
 
 
-_SAMPLED = ("temperature", "top_k", "top_p", "repetition_penalty")
 _RANGES = {
     "temperature": "a number from 0 on",
     "top_p": "a number over 0, at most 1",

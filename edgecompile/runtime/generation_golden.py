@@ -16,6 +16,7 @@ import numpy as np
 from .document import Problems, Reader, parse_json
 from .errors import DamagedBundleError, EdgecompileError
 from .generation import TokenStream
+from .generator import Options
 from .manifest import Manifest, Tolerance
 from .schema import SEQ2SEQ
 
@@ -176,16 +177,15 @@ def _replay(model: "Model", index: int, case: GenerationCase) -> Dict[str, Any]:
     started = time.perf_counter_ns()
     try:
         given: Any = list(case.prompt)
-        options: Dict[str, Any] = {}
+        behind: Any = None
         spec, session = model.manifest.generation, model.session()
         if case.source is not None:
             assert spec is not None
-            options["decoder_input_ids"], given = given, case.source
+            behind, given = given, case.source
             if isinstance(given, np.ndarray):
                 given = {spec.source: given}
-        request = session.request(
-            given, max_new_tokens=len(case.tokens), do_sample=False, eos=(), **options
-        )
+        options = Options(max_new_tokens=len(case.tokens), do_sample=False, eos=())
+        request = session.request(given, behind, options)
         for _ in TokenStream(session, request, judge.choose):
             pass
     except EdgecompileError as error:

@@ -4,7 +4,18 @@ Native code trusts its inputs: a wrong count or an index outside its table ends 
 wrong size gives wrong numbers. Everything that could do so is refused here, all problems at once.
 """
 
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
+import sys
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Dict,
+    FrozenSet,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 
@@ -28,12 +39,20 @@ class InputChecker:
         self._caches = None if manifest.generation is None else CacheRules(manifest.generation)
         self._names = frozenset(item.name for item in manifest.inputs)
         self._dtypes = [np.dtype(item.dtype) for item in manifest.inputs]
+        # A cache has none: what the program writes there would be lost.
+        caches: FrozenSet[str] = frozenset() if self._caches is None else self._caches.names
+        self._optional = frozenset(
+            item.name
+            for item in manifest.inputs
+            if item.default is not None and item.name not in caches
+        )
 
     def check(self, inputs: Mapping[str, Any]) -> Tuple[List["NDArray[Any]"], Dict[str, int]]:
         """C-contiguous arrays in the manifest's order, and the size of every axis.
 
         Integers and booleans are widened to the input's integer dtype where every value fits;
-        any other dtype must match exactly. Whether the sizes lie in a bucket isn't checked here.
+        any other dtype must match exactly. Inputs that have a default may be left out. Whether the
+        sizes lie in a bucket isn't checked here.
 
         Raises:
             InputError: lists every problem.
@@ -62,7 +81,24 @@ class InputChecker:
                 arrays.append(array)
         if problems:
             _raise(problems)
+        if len(arrays) < len(self._specs):
+            self._add_defaults(inputs, arrays, sizes)
         return arrays, sizes
+
+    def _add_defaults(
+        self,
+        inputs: Mapping[str, Any],
+        arrays: List["NDArray[Any]"],
+        sizes: Mapping[str, int],
+    ) -> None:
+        """Puts the inputs that weren't given, all at their default, to their places."""
+        for index, spec in enumerate(self._specs):
+            if spec.name in inputs:
+                continue
+            if any(isinstance(dim, str) and dim not in sizes for dim in spec.shape):
+                _raise(["{}: is missing, and nothing else has its size".format(spec.name)])
+            shape = [sizes[dim] if isinstance(dim, str) else dim or 0 for dim in spec.shape]
+            arrays.insert(index, np.full(shape, spec.default, self._dtypes[index]))
 
     def check_rows(
         self,
@@ -97,7 +133,9 @@ class InputChecker:
                 text += "; did you mean {}?".format(near[0])
                 absent.remove(near[0])
             problems.append(text)
-        problems.extend("{}: is missing".format(name) for name in absent)
+        problems.extend(
+            "{}: is missing".format(name) for name in absent if name not in self._optional
+        )
 
     def _convert(
         self, spec: TensorSpec, dtype: "np.dtype[Any]", value: object, problems: List[str]
@@ -105,9 +143,9 @@ class InputChecker:
         if type(value) is np.ndarray and value.dtype == dtype and value.flags.c_contiguous:
             return value
         try:
-            array = np.asarray(value)
+            array = as_array(value)
         except Exception as error:  # whatever an object's __array__ raises
-            problems.append("{}: isn't an array: {}".format(spec.name, shorten(error, 120)))
+            problems.append("{}: isn't an array: {}".format(spec.name, shorten(error, 160)))
             return None
         if array.dtype != dtype:
             widens = (
@@ -155,6 +193,25 @@ class InputChecker:
                 problems.append(text)
                 good = False
         return good
+
+
+def as_array(value: object) -> "NDArray[Any]":
+    """``value`` as a plain array; as ``np.asarray``, but nothing is lost silently.
+
+    Raises:
+        ValueError: it has a mask, which would be lost.
+        Exception: whatever an object's ``__array__`` raises.
+    """
+    masked = sys.modules.get("numpy.ma")  # where that isn't imported, nothing is masked
+    if masked is not None and _has(value, masked.MaskedArray):
+        raise ValueError("it is masked, and its mask would be lost; give array.filled(value)")
+    return np.asarray(value)
+
+
+def _has(value: object, kind: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_has(item, kind) for item in value)
+    return isinstance(value, kind)
 
 
 # numpy 2 changed the meaning of copy=False to "never"; None means "if needed" there.

@@ -14,6 +14,7 @@ from typing import Dict, NamedTuple, Optional, Tuple
 
 from .errors import DamagedBundleError, NativeError
 from .files import BundleFolder, file_state, find_hash_damage
+from .limits import explain_loading
 from .manifest import FileEntry
 
 _RTLD_LOCAL_NOW = os.RTLD_LOCAL | os.RTLD_NOW
@@ -97,12 +98,16 @@ def load_library(pinned: PinnedLibrary) -> ctypes.CDLL:
 
     Raises:
         DamagedBundleError: its content changed since it was pinned.
+        HostLimitError: the system doesn't let it be loaded: open files, memory, a noexec mount.
         NativeError: the dynamic loader refused it.
     """
     pinned.check_again()
     try:
         return ctypes.CDLL(pinned.path, mode=_RTLD_LOCAL_NOW)
     except OSError as error:
+        limit = explain_loading(str(error), pinned.label, pinned.path)
+        if limit is not None:
+            raise limit from None
         raise NativeError(
             "{}: can't be loaded: {} [native-load]".format(pinned.label, error),
             "the library was built for another system; see `info --host`",

@@ -2,17 +2,19 @@
 
 import dataclasses
 import os
-import threading
 import time
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Type
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Mapping, Optional, Type
 
 from .cpu import Host, describe_host
 from .dispatch import Dispatcher
-from .errors import GenerationError, InputError, ModelClosedError, OutsideBucketsError
+from .errors import GenerationError, InputError, MemoryLimitError, OutsideBucketsError
 from .files import BundleFolder
+from .generator import Generator, Options
 from .inputs import InputChecker
+from .lifetime import Lifetime, Unique
+from .limits import memory_for, no_memory
 from .manifest import AOTI_CPU, TENSORRT, Manifest, Tolerance
 from .opening import GPU_FAILURES, VARIANT_VARIABLE, Opened, Request, make_request, open_programs
 from .results import ResultMaker
@@ -83,19 +85,22 @@ def open_bundle(
         FinishError: building it, which was asked for, failed.
         SelftestError: it was built, and doesn't reproduce the golden vectors.
         NativeError: native code can't be loaded, or a warm-up run failed; of a GPU a GpuError.
+        HostLimitError: the system refuses what it takes: an OpenFilesError, FilePermissionError,
+            NoExecError or MemoryLimitError.
         InputError: an argument of this function is out of its range, or no file can be written at
             ``stats_file``; a ModeError if the bundle can't be run in ``mode``.
     """
     request = make_request(threads, variant, verify, concurrency, mode, fallback, finish)
     if stats_file is not None:
         check_schedule(stats_file, stats_every, os.fspath(path))
-    try:
-        return _open(path, request, warmup, stats_file, stats_every)
-    except GPU_FAILURES as error:
-        instead = request.after(error)
-        if instead is None:
-            raise
-    return _open(path, instead, warmup, stats_file, stats_every)
+    with memory_for("opening {}".format(os.fspath(path))):
+        try:
+            return _open(path, request, warmup, stats_file, stats_every)
+        except GPU_FAILURES as error:
+            instead = request.after(error)
+            if instead is None:
+                raise
+        return _open(path, instead, warmup, stats_file, stats_every)
 
 
 def _open(
@@ -142,14 +147,18 @@ def _open_folder(folder: BundleFolder, request: Request) -> "Model":
             # Both parts are of one variant: what was chosen for one was built for the other.
             same = dataclasses.replace(request, variant=opened.variant.name)
             model._encoder = _open_folder(inner, same)
+            model._life.own(model._encoder.close)
     except BaseException:
         model.close()
         raise
     return model
 
 
-class Model:
-    """An open bundle; made by ``open_bundle``. Every method may be called from any thread."""
+class Model(Unique, Generator):
+    """An open bundle; made by ``open_bundle``. Every method may be called from any thread.
+
+    A signal handler may call ``close`` whatever it interrupts, and no other method.
+    """
 
     def __init__(
         self, folder: BundleFolder, host: Host, opened: Opened, fallback: Optional[str] = None
@@ -172,11 +181,21 @@ class Model:
         self._writer = StatsWriter(
             self._stats, manifest, folder.manifest_sha256, self._variant.name, folder.path
         )
-        self._state = threading.Condition()
-        self._running = 0
-        self._closed = False
         self._texts: Optional[TextEncoder] = None
+        # The programs go first. What is owned doesn't refer to this object, which goes by itself
+        # when nobody refers to it.
+        owned = [folder.close, self._writer.finish, opened.programs.close]
+        self._life = Lifetime(folder.path, owned)
         _models.add(self)
+
+    def __repr__(self) -> str:
+        manifest = self.manifest
+        precision = self._programs.precision or manifest.precision
+        axes = sorted(manifest.axes, key=lambda axis: axis != manifest.length_axis)
+        sizes = "".join(", {} {}".format(axis, manifest.axes[axis]) for axis in axes)
+        closed = ", closed" if self._life.closed else ""
+        parts = (manifest.name, precision, self._variant.name, sizes, closed)
+        return "<Model {} {} {}{}{}>".format(*parts)
 
     @property
     def manifest(self) -> Manifest:
@@ -237,7 +256,8 @@ class Model:
 
         Also "file_error": why the statistics file couldn't be written the last time, or None.
         """
-        return dict(self._stats.snapshot(), file_error=self._writer.error)
+        counts = self._life.hold(self._stats.snapshot, closed_too=True)
+        return dict(counts, file_error=self._writer.error)
 
     def write_stats(self, path: "Path") -> None:
         """Writes the statistics file to ``path`` now; also of a closed model.
@@ -245,7 +265,7 @@ class Model:
         Raises:
             InputError: no file can be written there.
         """
-        self._writer.write(path)
+        self._life.hold(self._writer.write, path, closed_too=True)
 
     def run(
         self, inputs: Mapping[str, Any], out: "Optional[Mapping[str, NDArray[Any]]]" = None
@@ -267,9 +287,10 @@ class Model:
             OutsideBucketsError: no bucket takes these sizes.
             NativeError: native code reported a failure; of a GPU a GpuError, after some of which
                 every further run is refused.
+            MemoryLimitError: there isn't the memory for it.
             ModelClosedError: the model is closed.
         """
-        return self._run(inputs, None, out)
+        return self._life.hold(self._run, inputs, None, out)
 
     def encode_texts(
         self, texts: "Iterable[Text]", *, prompt: Optional[str] = None, truncate: bool = True
@@ -306,7 +327,7 @@ class Model:
             OutsideBucketsError: this bucket doesn't take these sizes.
         """
         self._check_bucket(bucket)
-        return self._run(inputs, bucket)
+        return self._life.hold(self._run, inputs, bucket)
 
     def session(self) -> "Session":
         """A conversation: texts that begin as the one before did need only their new part run.
@@ -333,44 +354,8 @@ class Model:
             self._planner = ChunkPlanner(self.manifest, spec)
         return Session(self, spec, self._planner)
 
-    def generate(
-        self,
-        input_ids: Any,
-        *,
-        on_token: Optional[Callable[[int], Any]] = None,
-        **options: Any,
-    ) -> List[int]:
-        """New tokens of a text, with caches that live as long as this call.
-
-        Args:
-            input_ids: token ids of the prompt, [length] or [1, length]; of any length that the
-                context has room for. Where an encoder reads a source, that: its token ids, or
-                arrays by the names of the encoder's inputs, such as ``{"input_features": array}``.
-            on_token: gets each token as soon as it is made; ends the generation by returning False.
-            options: ``max_new_tokens``; ``do_sample`` (without it, and without temperature, top_k
-                or top_p, the bundle's default), ``temperature``, ``top_k`` (0: all), ``top_p``,
-                ``repetition_penalty``, ``seed`` (None: another text each time); ``stop``, a list of
-                token ids and lists of token ids; ``eos``, instead of the bundle's own. Those that
-                are left out are the bundle's defaults. Behind a source also ``decoder_input_ids``,
-                what the new text goes on from, instead of the bundle's start tokens alone: these go
-                before it unless it begins with them.
-
-        Returns:
-            The new tokens, the one that ended them (of eos, or the last of a stop) included.
-
-        Raises:
-            ContextLengthError: prompt and new tokens don't fit into the context; nothing has run.
-            InputError: something else is wrong with the arguments; lists everything.
-            OutsideBucketsError: no bucket of the encoder takes a source of this size.
-            GenerationError: the model generates nothing, or a GPU runs it.
-            NativeError: native code reported a failure, or logits aren't finite.
-            ModelClosedError: the model is closed.
-        """
-        return self.session().generate(input_ids, on_token=on_token, **options)
-
-    def stream(self, input_ids: Any, **options: Any) -> "TokenStream":
-        """Like ``generate``, as an iterator that makes each token when it is asked for."""
-        return self.session().stream(input_ids, **options)
+    def _stream(self, input_ids: Any, decoder_input_ids: Any, options: Options) -> "TokenStream":
+        return self.session()._stream(input_ids, decoder_input_ids, options)
 
     def _check(self, inputs: Mapping[str, Any]) -> "Dict[str, NDArray[Any]]":
         """The inputs as they would be run; raises what ``run`` does before it runs anything."""
@@ -386,32 +371,32 @@ class Model:
     ) -> "Dict[str, NDArray[Any]]":
         started = time.perf_counter_ns()
         forced = bucket is not None
-        self._enter()
         try:
-            try:
-                arrays, sizes = self._checker.check(inputs)
-                if bucket is None:
-                    bucket = self._dispatcher.choose(sizes)
-                else:
-                    self._dispatcher.check(bucket, sizes)
-                program = self._programs.get(bucket)
-                if self._generates:
-                    self._checker.check_rows(arrays, sizes, self._dispatcher.padded_sizes(bucket))
-                padded = self._dispatcher.pad(bucket, arrays, sizes)
-                outputs = self._results.run(program, padded, sizes, out)
-            except OutsideBucketsError:
-                # What doesn't fit a bucket of the caller's choice may well fit another one.
-                self._stats.record_refusal(None if forced else sizes)
+            arrays, sizes = self._checker.check(inputs)
+            if bucket is None:
+                bucket = self._dispatcher.choose(sizes)
+            else:
+                self._dispatcher.check(bucket, sizes)
+            program = self._programs.get(bucket)
+            if self._generates:
+                self._checker.check_rows(arrays, sizes, self._dispatcher.padded_sizes(bucket))
+            padded = self._dispatcher.pad(bucket, arrays, sizes)
+            outputs = self._results.run(program, padded, sizes, out)
+        except OutsideBucketsError:
+            # What doesn't fit a bucket of the caller's choice may well fit another one.
+            self._stats.record_refusal(None if forced else sizes)
+            raise
+        except InputError:
+            self._stats.record_refusal()
+            raise
+        except MemoryError as error:
+            if isinstance(error, MemoryLimitError):
                 raise
-            except InputError:
-                self._stats.record_refusal()
-                raise
-            ended = time.perf_counter_ns()
-            self._stats.record(bucket, sizes, ended - started)
-            self._writer.tick(ended)
-            return outputs
-        finally:
-            self._leave()
+            raise no_memory("running {}".format(self._folder.path)) from error
+        ended = time.perf_counter_ns()
+        self._stats.record(bucket, sizes, ended - started)
+        self._writer.tick(ended)
+        return outputs
 
     def warm_up(self) -> None:
         """Loads every bucket's program and runs it once at its hint; not counted in ``stats``.
@@ -419,11 +404,8 @@ class Model:
         Raises:
             UnsupportedHostError: the inputs of a bucket need more than half of this machine's memory.
         """
-        self._enter()
-        try:
-            warm_up(self.manifest, self._programs, self._dispatcher, self._host.memory)
-        finally:
-            self._leave()
+        parts = (self.manifest, self._programs, self._dispatcher, self._host.memory)
+        self._life.hold(warm_up, *parts)
         if self._encoder is not None:
             self._encoder.warm_up()
 
@@ -437,11 +419,7 @@ class Model:
             DamagedBundleError: it is missing, or differs from its size or hash.
             ModelClosedError: the model is closed.
         """
-        self._enter()
-        try:
-            return self._folder.open_checked(name)
-        finally:
-            self._leave()
+        return self._life.hold(self._folder.open_checked, name)
 
     def load(self, bucket: int) -> None:
         """Loads the program of one bucket, if it isn't, without running it.
@@ -450,49 +428,28 @@ class Model:
             InputError: there is no such bucket.
         """
         self._check_bucket(bucket)
-        self._enter()
-        try:
-            self._programs.get(bucket)
-        finally:
-            self._leave()
+        self._life.hold(self._programs.get, bucket)
 
     def _check_bucket(self, bucket: int) -> None:
         if not 0 <= bucket < len(self._programs):
             text = "there is no bucket {}, only 0..{}".format(bucket, len(self._programs) - 1)
             raise InputError(text)
 
-    def _enter(self) -> None:
-        with self._state:
-            if self._closed:
-                raise ModelClosedError("{}: the model is closed".format(self._folder.path))
-            self._running += 1
-
-    def _leave(self) -> None:
-        with self._state:
-            self._running -= 1
-            if self._closed and self._running == 0:
-                self._state.notify_all()
-
     def close(self) -> None:
-        """Waits for runs in flight and frees the programs; later calls of ``run`` are refused."""
-        with self._state:
-            if self._closed:
-                return
-            self._closed = True
-            while self._running:
-                self._state.wait()
-        try:
-            self._programs.close()
-        finally:
-            self._writer.finish()
-            self._folder.close()
-            if self._encoder is not None:
-                self._encoder.close()
+        """Refuses later calls, waits for those under way and frees everything.
+
+        During a call of its own thread, as in a signal handler, it can't wait for that: it returns at
+        once, the call goes on to its end, and with the last one everything is freed. A ``close`` that
+        was interrupted can be called again.
+
+        Raises:
+            GpuError: something couldn't be given back; all else was.
+        """
+        self._life.close()
 
     def _begin_anew(self) -> None:
         """In a process after a fork, where the threads whose calls were under way don't exist."""
-        self._state = threading.Condition()
-        self._running = 0
+        self._life.begin_anew()
         self._programs.begin_anew()
         self._stats.reset()
         self._writer.begin_anew()
@@ -511,8 +468,9 @@ class Model:
     def __del__(self) -> None:
         # Frees native memory of a model that nobody closed; attributes are missing where
         # __init__ raised.
-        if getattr(self, "_closed", True) is False:
-            self.close()
+        life = getattr(self, "_life", None)
+        if life is not None:
+            life.close()
 
 
 _models: "weakref.WeakSet[Model]" = weakref.WeakSet()

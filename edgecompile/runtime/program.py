@@ -129,9 +129,9 @@ class Program:
 
     def close(self) -> None:
         """Gives the program's memory back; runs must be over. A second call does nothing."""
-        if self._handle is not None:
-            self._native.ec_program_close(self._handle)
-            self._handle = None
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._native.ec_program_close(handle)
 
 
 class BoundRun:

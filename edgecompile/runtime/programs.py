@@ -50,6 +50,8 @@ class Programs:
     ) -> None:
         self.manifest = folder.manifest
         self.runtime = runtime
+        #: What is computed in, where that isn't the manifest's.
+        self.precision = ""
         #: What golden vectors are judged by.
         self.tolerance, self.min_cosine = folder.manifest.tolerance, None
         self._folder = folder

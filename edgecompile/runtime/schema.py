@@ -32,8 +32,9 @@ class TensorSpec:
     """One input or output. ``shape`` items: a fixed size, the name of an axis, or (in outputs)
     None for a size that varies in another way.
 
-    ``pad`` is the value that fills an input in pad mode (None: it can't be padded) and ``bounds``
-    the inclusive range of allowed values (None: any); outputs have neither.
+    ``pad`` is the value that fills an input in pad mode (None: it can't be padded), ``bounds`` the
+    inclusive range of allowed values (None: any) and ``default`` the value that all of an input has
+    where it isn't given (None: it must be given); outputs have none of these.
     """
 
     name: str
@@ -41,9 +42,10 @@ class TensorSpec:
     shape: Tuple[Dim, ...]
     pad: Optional[Number] = None
     bounds: Optional[Tuple[Number, Number]] = None
+    default: Optional[Number] = None
 
     def to_json(self, is_input: bool) -> Dict[str, Any]:
-        """The manifest's entry; inputs carry ``pad`` and ``bounds``."""
+        """The manifest's entry; inputs carry ``pad`` and ``bounds``, and a ``default`` if any."""
         entry: Dict[str, Any] = {
             "name": self.name,
             "dtype": self.dtype,
@@ -52,6 +54,8 @@ class TensorSpec:
         if is_input:
             entry["pad"] = self.pad
             entry["bounds"] = None if self.bounds is None else list(self.bounds)
+            if self.default is not None:
+                entry["default"] = self.default
         return entry
 
 

@@ -6,13 +6,15 @@ i of the text, so a text that begins as the last one did needs only its new part
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
 from .chunks import Chunk, ChunkPlanner, chunk_sizes
 from .errors import InputError, UnsupportedHostError
-from .generation import Request, TokenStream, begin_text, collect, make_request, turn_lost
+from .generation import Request, TokenStream, begin_text, make_request, turn_lost
+from .generator import Generator, Options
+from .lifetime import Unique
 from .program import BoundRun, Program
 from .sampling import Sampler
 from .schema import GenerationSpec
@@ -24,11 +26,12 @@ if TYPE_CHECKING:
     from .model import Model
 
 
-class Session:
+class Session(Unique, Generator):
     """A conversation; made by ``Model.session``. Every method may be called from any thread.
 
     It takes the memory of its caches as the text grows, at most that of the whole context, and
-    gives it back with itself. One text at a time: a new generation ends the one under way.
+    gives it back with itself. One text at a time: a new generation ends the one under way. What a text
+    has in common with the one before isn't run; nor is an encoder for the same source.
     """
 
     def __init__(self, model: "Model", spec: GenerationSpec, planner: ChunkPlanner) -> None:
@@ -77,26 +80,13 @@ class Session:
         with self._lock:
             return list(self._tokens)
 
-    def generate(
-        self,
-        input_ids: Any,
-        *,
-        on_token: Optional[Callable[[int], Any]] = None,
-        **options: Any,
-    ) -> List[int]:
-        """Like ``Model.generate``; what ``input_ids`` has in common with the last text isn't run.
-
-        Where an encoder reads a source, it runs only if that isn't the one before.
-        """
-        return collect(self.stream(input_ids, **options), on_token)
-
-    def stream(self, input_ids: Any, **options: Any) -> TokenStream:
-        """Like ``Model.stream``; what ``input_ids`` has in common with the last text isn't run."""
-        request = self.request(input_ids, **options)
+    def _stream(self, input_ids: Any, decoder_input_ids: Any, options: Options) -> TokenStream:
+        # What the text has in common with the last one isn't run, nor an encoder for the same source.
+        request = self.request(input_ids, decoder_input_ids, options)
         sampler = Sampler(request.sampling, request.prompt, request.max_new_tokens)
         return TokenStream(self, request, sampler.choose)
 
-    def request(self, input_ids: Any, *, decoder_input_ids: Any = None, **options: Any) -> Request:
+    def request(self, input_ids: Any, decoder_input_ids: Any, options: Options) -> Request:
         """Checks the arguments of ``stream``; raises what that does."""
         model, spec = self._model, self._spec
         if model.encoder is None:
@@ -105,9 +95,9 @@ class Session:
                     "decoder_input_ids are for models with an encoder",
                     "give the whole text as input_ids",
                 )
-            return make_request(model.manifest, input_ids, **options)
+            return make_request(model.manifest, input_ids, options)
         text = begin_text(spec, decoder_input_ids)
-        request = make_request(model.manifest, text, **options)
+        request = make_request(model.manifest, text, options)
         return request._replace(source=read_source(spec, model.encoder, input_ids))
 
     def begin(self, stream: TokenStream, request: Request) -> "NDArray[np.float32]":
@@ -212,25 +202,20 @@ class Session:
             self._caches[item.name][: chunk.rows] if item.name in self._caches else given[item.name]
             for item in model.manifest.inputs
         ]
-        model._enter()
-        try:
-            program = model._programs.get(chunk.bucket)
-        finally:
-            model._leave()
+        program = model._life.hold(model._programs.get, chunk.bucket)
         assert isinstance(program, Program)
         return program.bind(arrays, [self._logits])
 
     def _run(self, run: BoundRun, bucket: int, sizes: Any) -> None:
+        self._model._life.hold(self._run_held, run, bucket, sizes)
+
+    def _run_held(self, run: BoundRun, bucket: int, sizes: Any) -> None:
         model = self._model
         started = time.perf_counter_ns()
-        model._enter()
-        try:
-            run()
-            ended = time.perf_counter_ns()
-            model._stats.record(bucket, sizes, ended - started)
-            model._writer.tick(ended)
-        finally:
-            model._leave()
+        run()
+        ended = time.perf_counter_ns()
+        model._stats.record(bucket, sizes, ended - started)
+        model._writer.tick(ended)
 
 
 def _indices(tokens: Sequence[int]) -> "Optional[NDArray[np.int64]]":

@@ -92,10 +92,11 @@ class SignatureReader:
                 dtype = None
             shape = self._shape(entry, where, is_input)
             pad, bounds = self._values(entry, where, dtype) if is_input else (None, None)
+            default = self._default(entry, where, dtype, bounds) if is_input else None
             used.update(shape)
             if dtype is not None:
                 self._check_bytes(where, dtype, shape)
-            result.append(TensorSpec(name or "", dtype or "", shape, pad, bounds))
+            result.append(TensorSpec(name or "", dtype or "", shape, pad, bounds, default))
         if is_input:
             for axis in self.axes:
                 if axis not in used:
@@ -170,6 +171,23 @@ class SignatureReader:
             text = "{} isn't within the bounds {}..{}".format(pad, low, high)
             self.add("pad-bounds", join(where, "pad"), text)
         return pad, (low, high)
+
+    def _default(
+        self,
+        entry: Dict[str, Any],
+        where: str,
+        dtype: Optional[str],
+        bounds: Optional[Tuple[Number, Number]],
+    ) -> Optional[Number]:
+        if entry.get("default") is None:
+            return None
+        value = self.reader.number(entry, "default", where)
+        if value is not None and dtype is not None:
+            inside = bounds is None or bounds[0] <= value <= bounds[1]
+            if not holds(dtype, value) or not inside:
+                text = "{} isn't a value of {} within its bounds".format(value, dtype)
+                self.add("default-value", join(where, "default"), text)
+        return value
 
     def _length_axis(self) -> Optional[str]:
         axis = self.reader.key(self.document, "length_axis", "")

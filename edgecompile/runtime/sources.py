@@ -7,6 +7,8 @@ import numpy as np
 from .document import Problems
 from .dtypes import BY_NAME
 from .errors import BundleError, InputError
+from .generation import refuse_text
+from .inputs import as_array
 from .manifest import Manifest
 from .schema import GenerationSpec, TensorSpec
 
@@ -88,6 +90,7 @@ def read_source(spec: GenerationSpec, encoder: "Model", value: Any) -> "Arrays":
             text = "the source is a {}, must be a mapping with {!r}"
             hint = "give {{{!r}: array}}".format(spec.source)
             raise InputError(text.format(type(value).__name__, spec.source), hint)
+        refuse_text(value)
         given[spec.source] = _as_ids(value)
     main = given.get(spec.source)
     shape = getattr(main, "shape", None)
@@ -100,7 +103,7 @@ def read_source(spec: GenerationSpec, encoder: "Model", value: Any) -> "Arrays":
 
 def _as_ids(value: Any) -> "NDArray[Any]":
     try:
-        array = np.asarray(value)
+        array = as_array(value)
     except Exception as error:  # whatever an object's __array__ raises
         raise InputError("the source isn't an array: {}".format(error)) from None
     if array.ndim == 1 and array.size:

@@ -86,10 +86,13 @@ class StatsWriter:
                 self._lock.release()
 
     def finish(self) -> None:
-        """Writes for the last time, unless there is nothing to tell. Raises nothing."""
+        """Writes for the last time, unless there is nothing to tell. Raises nothing.
+
+        No call may be under way. That is why it takes no lock: one that an interrupted call left
+        locked must not keep a model from closing.
+        """
         if self._path is not None and not self._stats.empty:
-            with self._lock:
-                self._write_quietly()
+            self._write_quietly()
 
     def _write_quietly(self) -> None:
         try:

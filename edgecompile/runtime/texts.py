@@ -21,6 +21,7 @@ import numpy as np
 
 from .document import shorten
 from .errors import InputError, TokenizerError, TokenizersMissingError
+from .lifetime import Unique
 from .schema import Dim, Extent, Manifest, TensorSpec, TextSpec
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _spec(model: "Model") -> TextSpec:
     return spec
 
 
-class TextEncoder:
+class TextEncoder(Unique):
     """Runs texts through an open model; made once for it. May be used from any thread."""
 
     def __init__(self, model: "Model") -> None:

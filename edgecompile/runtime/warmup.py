@@ -6,6 +6,7 @@ from .dispatch import Dispatcher
 from .dtypes import BY_NAME
 from .errors import UnsupportedHostError
 from .inputs import InputChecker, make_inputs
+from .limits import memory_for
 from .manifest import Manifest
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def warm_up(
 
     Raises:
         UnsupportedHostError: the inputs of a bucket need more than half of the memory.
+        MemoryLimitError: a run needs more than there is.
         BundleError, NativeError: a program is damaged, can't be loaded, or fails.
     """
     checker = InputChecker(manifest)
@@ -36,16 +38,13 @@ def warm_up(
         program = programs.get(index)
         sizes = dispatcher.hint_sizes(index)
         lack = find_lack_of_memory(manifest, sizes, memory)
-        try:
-            if lack is None:
-                program.run(checker.check(make_inputs(manifest, sizes))[0])
-        except MemoryError:
-            lack = "out of memory"
         if lack is not None:
             raise UnsupportedHostError(
                 "warming up bucket {}: {}".format(index, lack),
                 "open the bundle without warm-up, or build it for smaller sizes",
             )
+        with memory_for("warming up bucket {}".format(index)):
+            program.run(checker.check(make_inputs(manifest, sizes))[0])
 
 
 def find_lack_of_memory(manifest: Manifest, sizes: Mapping[str, int], memory: int) -> Optional[str]:

@@ -5,6 +5,7 @@ it; pages are shared with every other process that maps it. Source of the contai
 safetensors specification (8 bytes little-endian header length, JSON header, data).
 """
 
+import errno
 import mmap
 import os
 import struct
@@ -18,6 +19,7 @@ from .document import Problems, Reader, is_printable, join, parse_json, shorten
 from .dtypes import BY_CONTAINER, ElementType
 from .errors import DamagedBundleError
 from .files import BundleFolder, file_state
+from .limits import explain_errno, no_memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -156,12 +158,23 @@ class Weights:
     """
 
     def __init__(self, fd: int, source: str) -> None:
-        """Checks the header and maps the file; ``fd`` may be closed afterwards."""
+        """Checks the header and maps the file; ``fd`` may be closed afterwards.
+
+        Raises:
+            BundleError: the header breaks a rule.
+            HostLimitError: there isn't the address space or the descriptor for it.
+        """
         self.nbytes = os.fstat(fd).st_size
         self.constants = read_constants(fd, self.nbytes, source)
         try:
             mapping = mmap.mmap(fd, self.nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         except (OSError, ValueError) as error:  # a ValueError if it became shorter meanwhile
+            number = error.errno if isinstance(error, OSError) else None
+            if number == errno.ENOMEM:
+                raise no_memory("mapping " + source, self.nbytes) from None
+            limit = explain_errno(number or 0, source)  # mapping takes a descriptor too
+            if limit is not None:
+                raise limit from None
             text = "{}: can't be mapped: {}"
             raise DamagedBundleError(text.format(source, shorten(error, 120))) from None
         self._bytes: NDArray[Any] = np.frombuffer(mapping, dtype=np.uint8)

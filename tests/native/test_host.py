@@ -352,6 +352,34 @@ def test_a_variant_of_ones_choice(
     library.open(path, variant=chosen, lazy=1).close()
 
 
+def test_an_input_with_a_default_may_be_left_out(
+    library: HostLibrary, path: str, python_model: Model, tmp_path: Path
+) -> None:
+    folder = tmp_path / "default.ecb"
+    shutil.copytree(path, folder)
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    place = next(i for i, item in enumerate(manifest["inputs"]) if item["name"] == "attention_mask")
+    manifest["inputs"][place]["default"] = 1
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    inputs = inputs_of(python_model, 5, seed=4)
+    inputs["attention_mask"][:] = 1
+    want = python_model.run(inputs)
+    mask = inputs.pop("attention_mask")
+    with library.open(folder) as opened, open_bundle(folder) as python:
+        assert opened.describe()["inputs"] == python.info["inputs"]
+        assert_same(opened.run(inputs), want)
+        assert_same(python.run(inputs), want)
+        misspelt = {**inputs, "attention_mast": mask}
+        with pytest.raises(HostError, match="did you mean attention_mask"):
+            opened.run(misspelt)
+        with pytest.raises(HostError, match="input_ids: is missing"):
+            opened.run({})
+        wide = {"input_ids": np.ones((1, 10**6), np.int64)}
+        with pytest.raises(HostError, match="no bucket") as caught:
+            opened.run(wide)
+        assert caught.value.status == c_host.OUTSIDE
+
+
 def test_a_closed_model_is_refused(library: HostLibrary, path: str, python_model: Model) -> None:
     opened = library.open(path)
     opened.close()

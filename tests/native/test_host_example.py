@@ -186,6 +186,10 @@ def test_status_codes_are_the_exit_codes() -> None:
         "NATIVE": errors.NativeError,
         "CLOSED": errors.ModelClosedError,
         "LOADER": errors.LoaderNeededError,
+        "FILES": errors.OpenFilesError,
+        "PERMISSION": errors.FilePermissionError,
+        "NOEXEC": errors.NoExecError,
+        "MEMORY": errors.MemoryLimitError,
     }
     assert {name: codes[name] for name in wanted} == {k: v.exit_code for k, v in wanted.items()}
     documented = dict(

@@ -21,7 +21,7 @@ from edgecompile.runtime import open_bundle
 from edgecompile.runtime.bench import run_bench
 from edgecompile.runtime.calibrate import calibrate_bundle
 from edgecompile.runtime.cpu import architecture
-from edgecompile.runtime.describe import describe_bundle
+from edgecompile.runtime.describe import describe_bundle, format_bundle
 from edgecompile.runtime.errors import (
     GpuError,
     GpuUnavailableError,
@@ -124,6 +124,15 @@ def test_the_selftest_passes(finished: str, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("EDGECOMPILE_MODE", mode)
         report = run_selftest(finished)
         assert report["ok"] and report["variant"] == "jetson-orin"
+
+
+def test_the_precision_of_the_gpu_is_named(unfinished: str, finished: str) -> None:
+    report = describe_bundle(unfinished)
+    precisions = report["gpu_precision"], report["manifest"]["precision"]
+    assert precisions[0] is not None
+    assert "({} on the GPU, {} on the CPU)".format(*precisions) in "\n".join(format_bundle(report))
+    with open_bundle(finished, warmup=False) as model:
+        assert repr(model).startswith(f"<Model {model.manifest.name} {precisions[0]} jetson-orin, ")
 
 
 def test_finish_on_opening(unfinished: str, fake_device: FakeCudart) -> None:

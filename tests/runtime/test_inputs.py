@@ -149,6 +149,54 @@ def test_floats(bundle: DummyBundle) -> None:
     with_float(bundle, None).check(dict(good(), scale=np.array([np.nan, 9], np.float32)))
 
 
+@pytest.mark.parametrize(
+    "masked",
+    [
+        np.ma.masked_equal(np.full((1, 5), 7), 3),
+        [np.ma.masked_equal([7, 7, 0, 0, 0], 0)],
+        [[7, 7, np.ma.masked, 7, 7]],
+    ],
+    ids=["an array", "a row", "a value"],
+)
+def test_a_mask_is_not_lost_silently(checker: InputChecker, masked: Any) -> None:
+    text = message(checker, {**good(), "input_ids": masked})
+    assert "mask would be lost" in text and "array.filled(value)" in text
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+def test_other_kinds_of_arrays_are_taken(checker: InputChecker, tmp_path: Any) -> None:
+    mapped = np.memmap(tmp_path / "x", np.int64, "w+", shape=(1, 5))
+    for value in (np.asmatrix(good()["input_ids"]), mapped, np.full((1, 5), 7).view(np.recarray)):
+        arrays, _ = checker.check({**good(), "input_ids": value})
+        assert type(arrays[0]) is np.ndarray and np.array_equal(arrays[0], np.asarray(value))
+
+
+@pytest.fixture
+def defaulting(bundle: DummyBundle) -> InputChecker:
+    """Its mask may be left out."""
+    bundle.document["inputs"][1]["default"] = 1
+    return InputChecker(parse_manifest(json.dumps(bundle.listed()).encode()))
+
+
+def test_an_input_with_a_default_may_be_left_out(defaulting: InputChecker) -> None:
+    ids = good(5, 2)["input_ids"]
+    arrays, sizes = defaulting.check({"input_ids": ids})
+    assert arrays[0] is ids and sizes == {"batch": 2, "length": 5}
+    assert arrays[1].dtype == np.int64 and arrays[1].tolist() == [[1] * 5] * 2
+    zeros = np.zeros((2, 5), np.int64)
+    assert defaulting.check({"input_ids": ids, "attention_mask": zeros})[0][1] is zeros
+    assert "input_ids: is missing" in message(defaulting, {"attention_mask": zeros})
+    text = message(defaulting, {"input_ids": ids, "attn_mask": zeros})
+    assert "did you mean attention_mask?" in text, "a misspelt name isn't replaced by the default"
+
+
+def test_a_default_needs_sizes(bundle: DummyBundle) -> None:
+    for item in bundle.document["inputs"]:
+        item["default"] = 1
+    both = InputChecker(parse_manifest(json.dumps(bundle.listed()).encode()))
+    assert "input_ids: is missing, and nothing else has its size" in message(both, {})
+
+
 def test_made_inputs_are_valid(manifest: Manifest, checker: InputChecker) -> None:
     sizes = {"batch": 2, "length": 33}
     plain = make_inputs(manifest, sizes)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import edgecompile
 from tests.runtime.bundles import DummyBundle
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -33,6 +34,33 @@ def test_help_and_usage() -> None:
     for command in ("info", "selftest", "bench"):
         assert command in done.stdout
     assert "coldstart" not in done.stdout
+    done = run("nothing", "x")
+    assert done.returncode == 2 and "selftest" in done.stderr
+    assert "coldstart" not in done.stderr, "only bench calls that"
+    done = run("--version")
+    assert done.returncode == 0 and done.stdout == f"edgecompile {edgecompile.__version__}\n"
+
+
+def test_every_option_has_a_help_text() -> None:
+    """None of generate's is left to be guessed."""
+    from argparse import ArgumentParser
+
+    from edgecompile.runtime.generate_command import add_options
+
+    parser = ArgumentParser()
+    add_options(parser)
+    assert all(action.help for action in parser._actions)
+
+
+def test_the_package_shows_its_public_names() -> None:
+    from edgecompile import runtime
+
+    assert dir(runtime) == sorted(runtime.__all__)
+    assert all(getattr(runtime, name) for name in runtime.__all__)
+    assert "open_tokenizer" in dir(runtime) and "Any" not in dir(runtime)
+
+
+def test_usage_of_commands() -> None:
     assert run().returncode == 2
     assert run("bench", "x", "--threads", "two").returncode == 2
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import hashlib
+import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -24,13 +27,16 @@ from edgecompile.runtime import (
     ModelClosedError,
     OutsideBucketsError,
     open_bundle,
+    open_tokenizer,
 )
 from edgecompile.runtime.__main__ import main
 from edgecompile.runtime.generation_golden import _Judge
+from edgecompile.runtime.generator import Options
 from edgecompile.runtime.manifest import Tolerance
 from edgecompile.runtime.selftest import run_selftest
 from tests.generative import EOS, replace_files
 from tests.runtime.test_run_overhead import count_opcodes
+from tests.runtime.texts import TOKENIZER, a_tokenizer
 
 pytest.importorskip("torch")
 from tests.factories import decoder as d
@@ -191,12 +197,25 @@ def test_all_that_is_wrong_is_told(model: Model) -> None:
     assert caught.value.message.count("\n  ") == 4
 
 
-def test_unknown_options_are_told_with_the_rest(model: Model) -> None:
-    with pytest.raises(InputError) as caught:
-        model.generate([1], num_beams=4, foo=1, top_p=2)
-    message = caught.value.message
-    assert "there is no option foo, num_beams; there are max_new_tokens, do_sample" in message
-    assert "top_p is 2" in message
+def test_options_are_named_in_the_signature(model: Model) -> None:
+    for maker in (model, model.session()):
+        for method in (maker.generate, maker.stream):
+            names = set(inspect.signature(method).parameters)
+            assert {*Options._fields, "input_ids", "decoder_input_ids"} <= names
+            with pytest.raises(TypeError, match="num_beams"):
+                method([1], num_beams=4)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("given", ["What is a list?", b"bytes"])
+def test_a_text_is_refused_with_the_way_to_its_ids(model: Model, given: Any) -> None:
+    with pytest.raises(InputError, match="a text was given") as caught:
+        model.generate(given)
+    assert caught.value.hint is not None and "open_tokenizer(model)" in caught.value.hint
+
+
+def test_masked_ids_are_refused(model: Model) -> None:
+    with pytest.raises(InputError, match="mask would be lost"):
+        model.generate(np.ma.masked_equal([1, 2, 0], 0))
 
 
 def test_any_form_of_ids_will_do(model: Model) -> None:
@@ -482,14 +501,75 @@ def test_the_command_shows_tokens_as_they_come(
     assert main(arguments) == 0
     told = capsys.readouterr()
     assert told.out == " ".join(str(token) for token in want) + "\n"
-    assert "text 0: 6 tokens behind 3 (0 known), length; first after" in told.err
+    wanted = (
+        "text 0: 6 new tokens after a prompt of 3 (0 cached), stopped by --max-new-tokens; first"
+    )
+    assert wanted in told.err
+
+
+@pytest.fixture
+def text_bundle(decoder_bundle: Path, tmp_path: Path) -> Path:
+    """The decoder's bundle with a tokenizer of a word per token."""
+    pytest.importorskip("tokenizers")
+    folder = tmp_path / "text.ecb"
+    shutil.copytree(decoder_bundle, folder)
+    tokenizer = json.loads(a_tokenizer())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary.update({f"w{index}": index for index in range(len(vocabulary), d.VOCABULARY)})
+    data = json.dumps(tokenizer).encode()
+    (folder / "tokenizer").mkdir()
+    (folder / TOKENIZER).write_bytes(data)
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    manifest["files"][TOKENIZER] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    manifest["text"] = {
+        "tokenizer": TOKENIZER, "max_length": 16, "pad_id": 0, "inputs": {"input_ids": "ids"},
+    }  # fmt: skip
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_the_command_takes_texts_and_gives_texts(
+    text_bundle: Path, capsys: pytest.CaptureFixture[str], model: Model
+) -> None:
+    with open_bundle(text_bundle, warmup=False) as opened:
+        tokenizer = open_tokenizer(opened)
+    ids = tokenizer.encode("the cat sat").ids
+    tokens = model.generate(ids, max_new_tokens=8, eos=())
+    want = tokenizer.decode(tokens)
+    arguments = ["generate", str(text_bundle), "--text", "the cat sat", "--ignore-eos"]
+    arguments += ["--max-new-tokens", "8"]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == want + "\n"
+    assert main([*arguments, "--text", "on the mat", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["texts"][0]["text"] == want and report["texts"][0]["tokens"] == tokens
+    assert len(report["texts"]) == 2
+
+    stop = tokenizer.decode(tokens[:3]).split()[-1]
+    assert main([*arguments, "--stop-text", stop]) == 0
+    told = capsys.readouterr()
+    assert told.out.endswith(stop + "\n") and want.startswith(told.out[:-1])
+    assert "stopped by --stop" in told.err
+
+
+def test_texts_need_a_tokenizer(decoder_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(decoder_bundle), "--text", "the cat"]) == 13
+    assert "holds no tokenizer" in capsys.readouterr().err
+
+
+def test_a_model_says_what_it_is(decoder_bundle: Path) -> None:
+    with open_bundle(decoder_bundle, warmup=False) as model:
+        text = f"<Model {model.manifest.name} fp32 {model.info['variant']}, length 1..32, context "
+        assert repr(model).startswith(text) and repr(model).endswith(">")
+    assert repr(model).endswith(", closed>")
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        ([], 24, "give the prompt as either --ids or --ids-file"),
-        (["--ids", "1", "--ids-file", "x"], 24, "either --ids or --ids-file"),
+        ([], 24, "give prompts as one of --text, --ids and --ids-file"),
+        (["--ids", "1", "--ids-file", "x"], 24, "one of --text, --ids and --ids-file"),
+        (["--ids", "1", "--text", "x"], 24, "one of --text, --ids and --ids-file"),
         (["--ids", "1,x"], 24, "--ids: must be token ids, such as 1,2,3; found 'x'"),
         (["--ids", ""], 24, "--ids: must be token ids, such as 1,2,3; found none"),
         (["--ids-file", "/none/such"], 24, "/none/such: can't be read"),

@@ -33,6 +33,10 @@ void write_tensors(JsonWriter* out, const Manifest& manifest,
       } else {
         out->null();
       }
+      if (spec.fallback) {
+        out->key("default");
+        write_number(out, *spec.fallback);
+      }
     }
     out->close('}');
   }

@@ -44,7 +44,11 @@ enum {
   ECR_NATIVE = 26,  /* native code failed, or could not be loaded */
   ECR_CLOSED = 28,  /* the model is closed, or the handle never was one */
   ECR_LOADER = 67,  /* a variant fits this machine, but needs torch, which takes Python */
-  ECR_INTERNAL = 70, /* out of memory, or a bug in this library */
+  ECR_FILES = 69,   /* this process, or the system, has as many files open as it may */
+  ECR_INTERNAL = 70,   /* a bug in this library */
+  ECR_PERMISSION = 71, /* this user may not read a file of the bundle */
+  ECR_NOEXEC = 72,     /* the system doesn't let code run from where the bundle is */
+  ECR_MEMORY = 73,     /* there isn't the memory or address space, or a limit on it is too small */
 };
 
 /* Element types; the numbers are c10::ScalarType's. */
@@ -158,7 +162,8 @@ ECR_API void ecr_text_free(char* json_text); /* null is allowed */
 ECR_API int32_t ecr_get_signature(ecr_model* model, ecr_signature* signature);
 
 /* Runs the model once. The inputs may come in any order; integers and booleans are widened to the
- * input's integer type where every value fits. They are borrowed for the call and only read, except
+ * input's integer type where every value fits. An input that has a default, as attention masks do
+ * (ecr_describe: "default"), may be left out. They are borrowed for the call and only read, except
  * a generative model's caches (ecr_describe: "generation"): it changes these in place, so their
  * data must be writable and aligned, and no other call may use them meanwhile. Free the outputs
  * with ecr_outputs_free. */

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <vector>
 
+#include "limits.h"
 #include "sha256.h"
 #include "text.h"
 
@@ -50,8 +51,9 @@ Descriptor open_folder(const std::string& path) {
     fail(ECR_BUNDLE, path + ": isn't a folder [bundle-folder]",
          "an archive of a bundle has to be unpacked first");
   }
+  fail_if_limit(number, path);
   fail(ECR_BUNDLE, cat(path, ": can't be opened: ", system_text(number), " [bundle-folder]"),
-       "check the permissions");
+       "check the path");
 }
 
 // Opens a file below a folder, following no link. -1 and errno where that fails.
@@ -154,8 +156,10 @@ std::string BundleFolder::read_manifest() const {
   const std::string place = label(kManifestName);
   const Descriptor file(open_retrying(folder_.get(), kManifestName, kFileFlags));
   if (!file.valid()) {
+    const int number = errno;
+    fail_if_limit(number, place);
     fail(ECR_BUNDLE,
-         cat(place, ": can't be opened as a file: ", system_text(errno), " [bundle-manifest]"),
+         cat(place, ": can't be opened as a file: ", system_text(number), " [bundle-manifest]"),
          "the path must be a bundle, a folder that `edgecompile build` wrote");
   }
   struct stat info = {};
@@ -215,8 +219,10 @@ void BundleFolder::check_files(bool with_hashes) const {
 Damage BundleFolder::try_open(const std::string& name, Descriptor* file) const {
   *file = Descriptor(open_beneath(folder_.get(), name));
   if (!file->valid()) {
-    if (errno == ENOENT) return {"file-missing", "is missing"};
-    return {"file-kind", cat("is a link, or can't be opened: ", system_text(errno))};
+    const int number = errno;
+    if (number == ENOENT) return {"file-missing", "is missing"};
+    fail_if_limit(number, label(name));
+    return {"file-kind", cat("is a link, or can't be opened: ", system_text(number))};
   }
   struct stat info = {};
   if (fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)) {

@@ -54,7 +54,7 @@ Damage find_hash_damage(const Descriptor& file, const FileEntry& entry, const st
 class BundleFolder {
  public:
   // Opens the folder and reads the manifest, and no other file. Throws Error ECR_BUNDLE or
-  // ECR_VERSION.
+  // ECR_VERSION, or what fail_if_limit does, as every method that opens a file.
   explicit BundleFolder(const std::string& path);
 
   const std::string& path() const { return path_; }

@@ -48,6 +48,11 @@ size_t edit_distance(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
+// A cache has none: what the program writes there would be lost.
+bool has_default(const Manifest& manifest, const TensorSpec& spec) {
+  return spec.fallback && !(manifest.generation && manifest.generation->is_cache(spec.name));
+}
+
 // Which tensor is which input; problems for the rest.
 std::vector<const ecr_tensor*> match_names(const Manifest& manifest, const ecr_tensor* tensors,
                                            int64_t count, InputProblems* problems) {
@@ -69,6 +74,7 @@ std::vector<const ecr_tensor*> match_names(const Manifest& manifest, const ecr_t
     if (slot != nullptr) problems->add(name + ": is given twice");
     slot = &tensors[i];
   }
+  // With those that have a default: a name that is misspelt is near to one of them.
   std::vector<std::string> absent;
   for (size_t i = 0; i < found.size(); ++i) {
     if (found[i] == nullptr) absent.push_back(manifest.inputs[i].name);
@@ -85,7 +91,11 @@ std::vector<const ecr_tensor*> match_names(const Manifest& manifest, const ecr_t
     }
     problems->add(text);
   }
-  for (const std::string& name : absent) problems->add(name + ": is missing");
+  for (size_t i = 0; i < found.size(); ++i) {
+    const TensorSpec& spec = manifest.inputs[i];
+    const bool is_absent = std::find(absent.begin(), absent.end(), spec.name) != absent.end();
+    if (is_absent && !has_default(manifest, spec)) problems->add(spec.name + ": is missing");
+  }
   return found;
 }
 
@@ -332,6 +342,23 @@ CheckedInputs check_inputs(const Manifest& manifest, const ecr_tensor* tensors, 
   }
   problems.raise_if_any();
   result.sizes = shapes.sizes();
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (found[i] != nullptr) continue;
+    const TensorSpec& spec = manifest.inputs[i];
+    Sizes sizes;
+    for (const Dim& dim : spec.shape) {
+      sizes.push_back(dim.kind == Dim::Kind::kAxis ? result.sizes[dim.axis] : dim.size);
+      if (sizes.back() < 0) problems.add(spec.name + ": is missing, and nothing else has its size");
+      // No bucket takes that; the dispatcher says so.
+      if (dim.kind == Dim::Kind::kAxis && sizes.back() > manifest.axes[dim.axis].extent.hi) {
+        return result;
+      }
+    }
+    problems.raise_if_any();
+    Array array = make_array(*spec.type, std::move(sizes));
+    fill(&array, *spec.fallback);
+    result.arrays.insert(result.arrays.begin() + static_cast<std::ptrdiff_t>(i), std::move(array));
+  }
   return result;
 }
 

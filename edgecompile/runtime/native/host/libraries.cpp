@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "limits.h"
 #include "text.h"
 
 namespace ecr {
@@ -81,10 +82,10 @@ void* load_library(const PinnedLibrary& library) {
   library.check_again();
   void* const handle = dlopen(library.path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
-    const char* const reason = dlerror();
-    fail(ECR_NATIVE,
-         cat(library.label, ": can't be loaded: ", reason == nullptr ? "no reason given" : reason,
-             " [native-load]"),
+    const char* const told = dlerror();
+    const std::string reason = told == nullptr ? "no reason given" : told;
+    fail_if_loading_limit(reason, library.label, library.path);
+    fail(ECR_NATIVE, cat(library.label, ": can't be loaded: ", reason, " [native-load]"),
          "the library was built for another system");
   }
   return handle;

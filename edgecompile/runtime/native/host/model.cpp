@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "limits.h"
 #include "text.h"
 
 namespace ecr {
@@ -99,20 +100,17 @@ void Model::warm_up() {
     const Sizes sizes = dispatcher_.hint_sizes(bucket);
     // Asked before they are made: a system may end a process that asks for more than there is.
     const int64_t needed = input_bytes(folder_.manifest(), sizes);
-    std::string lack;
+    const std::string doing = cat("warming up bucket ", bucket);
     if (host_.memory > 0 && needed > host_.memory / 2) {
-      lack = cat("the inputs have ", needed, " bytes, more than half of this machine's memory of ",
-                 host_.memory, " bytes");
-    } else {
-      try {
-        loaded.run(make_inputs(folder_.manifest(), sizes));
-      } catch (const std::bad_alloc&) {
-        lack = "out of memory";
-      }
-    }
-    if (!lack.empty()) {
-      fail(ECR_HOST, cat("warming up bucket ", bucket, ": ", lack),
+      fail(ECR_HOST,
+           cat(doing, ": the inputs have ", needed,
+               " bytes, more than half of this machine's memory of ", host_.memory, " bytes"),
            "open the bundle without warm-up, or build it for smaller sizes");
+    }
+    try {
+      loaded.run(make_inputs(folder_.manifest(), sizes));
+    } catch (const std::bad_alloc&) {
+      fail_for_memory(doing, needed);
     }
   }
 }

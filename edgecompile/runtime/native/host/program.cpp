@@ -7,12 +7,17 @@
 #include <map>
 #include <mutex>
 
+#include "limits.h"
 #include "text.h"
 
 namespace ecr {
 namespace {
 
 constexpr int32_t kAbiVersion = 1;
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
 
 NativeTensor describe(const ElementType& type, const Sizes& sizes, const uint8_t* data) {
   NativeTensor tensor;
@@ -82,9 +87,14 @@ void RuntimeLibrary::set_threads(int32_t count) const {
 
 void RuntimeLibrary::check(int32_t status, const std::string& doing) const {
   if (status == 0) return;
+  const std::string text = error_text();
+  if (ends_with(text, "out of memory")) fail_for_memory(cat(label_, ": ", doing));
+  fail(ECR_NATIVE, cat(label_, ": ", doing, " failed: ", text.empty() ? "no reason" : text));
+}
+
+std::string RuntimeLibrary::error_text() const {
   const char* const text = last_error_();
-  const bool has_text = text != nullptr && *text != '\0';
-  fail(ECR_NATIVE, cat(label_, ": ", doing, " failed: ", has_text ? text : "no reason"));
+  return text == nullptr ? "" : text;
 }
 
 Program::Program(const RuntimeLibrary& library, const PinnedLibrary& pinned,
@@ -98,9 +108,10 @@ Program::Program(const RuntimeLibrary& library, const PinnedLibrary& pinned,
     table.push_back(tensor);
   }
   pinned.check_again();
-  library_.check(library_.program_open_(pinned.path.c_str(), table.data(),
-                                        static_cast<int64_t>(table.size()), concurrency, &handle_),
-                 "opening " + label_);
+  const int32_t status = library_.program_open_(
+      pinned.path.c_str(), table.data(), static_cast<int64_t>(table.size()), concurrency, &handle_);
+  if (status != 0) fail_if_loading_limit(library_.error_text(), label_, pinned.path);
+  library_.check(status, "opening " + label_);
 }
 
 Program::~Program() { library_.program_close_(handle_); }

@@ -42,6 +42,8 @@ class RuntimeLibrary {
   void trim() const { trim_(); }
   // Throws Error ECR_NATIVE with the library's own message if the status isn't 0.
   void check(int32_t status, const std::string& doing) const;
+  // What the calling thread's last failing call said; "" where that was nothing.
+  std::string error_text() const;
 
  private:
   friend class Program;

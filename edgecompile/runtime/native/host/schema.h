@@ -34,6 +34,7 @@ struct TensorSpec {
   std::vector<Dim> shape;
   std::optional<Number> pad;
   std::optional<std::pair<Number, Number>> bounds;
+  std::optional<Number> fallback;  // the manifest's "default": what it has where it isn't given
 };
 
 // The sizes that an axis may have, inclusive; only a bucket's has a hint.

@@ -105,7 +105,10 @@ class SignatureReader {
         }
       }
       spec.shape = read_shape(*entry, where, is_input);
-      if (is_input) read_values(*entry, where, &spec);
+      if (is_input) {
+        read_values(*entry, where, &spec);
+        read_default(*entry, where, &spec);
+      }
       for (const Dim& dim : spec.shape) {
         if (dim.kind == Dim::Kind::kAxis) used.insert(dim.axis);
       }
@@ -213,6 +216,21 @@ class SignatureReader {
           cat(spec->pad->text(), " isn't within the bounds ", low->text(), "..", high->text()));
     }
     spec->bounds = {*low, *high};
+  }
+
+  void read_default(const Object& entry, const std::string& where, TensorSpec* spec) {
+    const Value* const value = entry.find("default");
+    if (value == nullptr || value->is(Value::Type::kNull)) return;
+    spec->fallback = reader_.as_number(*value, where + ".default");
+    if (!spec->fallback || spec->type == nullptr) return;
+    const double number = spec->fallback->value();
+    const bool inside = !spec->bounds || (spec->bounds->first.value() <= number &&
+                                          number <= spec->bounds->second.value());
+    if (!holds(*spec->type, *spec->fallback) || !inside) {
+      reader_.add("default-value", where + ".default",
+                  cat(spec->fallback->text(), " isn't a value of ", spec->type->name,
+                      " within its bounds"));
+    }
   }
 
   void read_length_axis() {

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <tuple>
 
+#include "limits.h"
 #include "text.h"
 
 namespace ecr {
@@ -179,7 +180,9 @@ Weights::Weights(const Descriptor& file, int64_t size, const std::string& source
   void* const mapping =
       mmap(nullptr, static_cast<size_t>(size), PROT_READ, MAP_SHARED, file.get(), 0);
   if (mapping == MAP_FAILED) {
-    fail(ECR_DAMAGED, cat(source, ": can't be mapped: ", system_text(errno)));
+    const int number = errno;
+    fail_if_limit(number, source, size);
+    fail(ECR_DAMAGED, cat(source, ": can't be mapped: ", system_text(number)));
   }
   data_ = static_cast<const uint8_t*>(mapping);
 }
