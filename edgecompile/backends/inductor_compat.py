@@ -298,7 +298,20 @@ def split_source(source: str) -> tuple[str, str]:
             "Inductor's generated file has model code after its kernels",
             hint="this version of torch isn't supported; use torch 2.13",
         )
-    return head.rstrip() + "\n", marker + tail
+    return head.rstrip() + "\n", _mark_reductions(marker + tail)
+
+
+#: The region in which threads sum up shares of their own, which are added behind it.
+_REDUCTION = re.compile(r"(omp_get_max_threads\(\);[^#]*#pragma omp parallel)\n")
+
+
+def _mark_reductions(kernels: str) -> str:
+    """Names to the runtime, by a clause that means nothing elsewhere, where threads sum up shares.
+
+    It makes as many shares then as threads are set, however few are free (``native/openmp.cpp``):
+    results don't depend on what else is computed at the time.
+    """
+    return _REDUCTION.sub(r"\1 proc_bind(close)\n", kernels)
 
 
 _KERNEL = re.compile(r'^extern "C"', re.MULTILINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,43 @@ def test_remainders_and_variances_of_a_program(tmp_path: Path) -> None:
             rtol, atol = (0.0 if exact else 2e-6), (1e-6 if name == "batch" else 0.0)
             np.testing.assert_allclose(value, expected.numpy(), rtol, atol, err_msg=name)
     host.native.ec_program_close(program)
+
+
+class Sums(nn.Module):
+    """Sums over everything, which threads share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(VOCABULARY, 160))
+
+    def forward(self, ids: Tensor) -> dict[str, Any]:
+        x = self.table[ids]
+        y = torch.exp(x)
+        return {"sum": y.sum(), "std": (x * y).std(), "norm": x.norm(), "rows": (x * y).sum((0, 1))}
+
+
+def test_a_run_computes_the_same_beside_others(tmp_path: Path) -> None:
+    """Though a run that finds the threads taken computes everything itself."""
+    built = build(Sums, tmp_path)
+    host = Host()
+    kernels = "".join(path.read_text() for path in tmp_path.rglob("*.wrapper.cpp"))
+    assert "omp_get_max_threads()" in kernels  # shares of threads are summed up
+    threads = host.native.ec_get_num_threads()
+    host.native.ec_set_num_threads(3)
+    program = host.open(built.library, built.weights, concurrency=4)
+    try:
+        ids = np.random.default_rng(2).integers(0, VOCABULARY, (1, 500))
+        alone = [value.copy() for value in host.read(host.start(program, ids))]
+
+        def differing(_: int) -> int:
+            found = host.read(host.start(program, ids))
+            return sum(not np.array_equal(a, b) for a, b in zip(alone, found, strict=True))
+
+        with ThreadPoolExecutor(4) as pool:
+            assert sum(pool.map(differing, range(400))) == 0
+    finally:
+        host.native.ec_set_num_threads(threads)
+        host.native.ec_program_close(program)
 
 
 class InPlace(nn.Module):
