@@ -24,6 +24,7 @@ import torch._dynamo
 import torch._inductor
 import torch._inductor.config
 import torch._inductor.cpu_vec_isa as cpu_vec_isa
+import torch._inductor.lowering as inductor_lowering
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -104,6 +105,22 @@ def _forced_isa(isa: cpu_vec_isa.VecISA) -> Iterator[None]:
         yield
     finally:
         cpu_vec_isa.valid_vec_isa_list = original
+
+
+@contextmanager
+def _ordered_sums() -> Iterator[None]:
+    """Leaves sums at indices (``index_add``) to the runtime, which adds in the order of the indices.
+
+    Inductor's own loops add atomically from several threads, in another order in each run.
+    """
+    original = inductor_lowering.needs_fallback_due_to_atomic_add_limitations
+    inductor_lowering.needs_fallback_due_to_atomic_add_limitations = lambda dtype: (
+        dtype.is_floating_point or original(dtype)
+    )
+    try:
+        yield
+    finally:
+        inductor_lowering.needs_fallback_due_to_atomic_add_limitations = original
 
 
 @contextmanager
@@ -204,6 +221,7 @@ def generate_cpp(
     cache_dir.mkdir(parents=True, exist_ok=True)
     with (
         _forced_isa(isa),
+        _ordered_sums(),
         _without_spaces(cache_dir) as folder,
         _cache_directory(folder),
         torch.no_grad(),
