@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from edgecompile.calibration import CALIBRATION_HINT, CalibratedPoint, Calibration, spell_sizes
 from edgecompile.costs import MODES, Mode
+from edgecompile.curves import LEAST_MS, MOST_MS
 from edgecompile.errors import CostError, PlanError
 from edgecompile.json_files import read_object, refused_as
 from edgecompile.length_rows import MAX_LENGTH
@@ -21,7 +22,6 @@ CALIBRATION_VERSION = 1
 
 _MAX_FILE_BYTES = 16 << 20
 _MAX_POINTS = 1 << 16
-_MAX_MS = 1e12
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -116,7 +116,7 @@ class _CalibrationReader:
     def milliseconds(self, parent: dict[str, Any], key: str, where: str) -> float:
         """A finite number from 0 up."""
         value = self.reader.number(parent, key, where)
-        if value is not None and not 0 <= value <= _MAX_MS:
+        if value is not None and not 0 <= value <= MOST_MS:
             self.add(join(where, key), f"{value} isn't a number of milliseconds from 0 up")
         return float(value or 0)
 
@@ -148,8 +148,8 @@ class _CalibrationReader:
                 if set(sizes) != axes:
                     self.add(f"{where}.sizes", f"has other axes than {', '.join(sorted(axes))}")
             ms = self.reader.number(entry, "ms", where)
-            if ms is not None and not 0 < ms <= _MAX_MS:
-                self.add(f"{where}.ms", f"{ms} isn't a number of milliseconds over 0")
+            if ms is not None and not LEAST_MS <= ms <= MOST_MS:
+                self.add(f"{where}.ms", f"{ms} isn't from {LEAST_MS:g} to {MOST_MS:g} ms")
             spread = self.milliseconds(entry, "spread_ms", where)
             samples = self.whole(entry, "samples", where, 1, 2**53)
             if len(self.problems.items) > noted:

@@ -37,8 +37,8 @@ FloatArray = npt.NDArray[np.float64]
 MODES: tuple[Mode, ...] = ("exact", "pad")
 KINDS: tuple[CostKind, ...] = ("measured", "calibrated", "modelled")
 
-# Nothing that runs takes less or more; sums and slopes of such costs stay finite.
-_LEAST_MS, _MOST_MS = 1e-9, 1e12
+#: Nothing that runs takes less or more; sums and slopes of such costs stay finite.
+LEAST_MS, MOST_MS = 1e-9, 1e12
 
 
 class CostModel(Protocol):
@@ -100,8 +100,8 @@ class CostPoint:
             if not number or not (0 <= value < float("inf")) or (lowest_open and value == 0):
                 kind = "positive number" if lowest_open else "number from 0 up"
                 found.append(f"{name} {value!r} isn't a {kind}")
-            elif value > _MOST_MS or (lowest_open and value < _LEAST_MS):
-                found.append(f"{name} isn't from {_LEAST_MS:g} to {_MOST_MS:g} ms")
+            elif value > MOST_MS or (lowest_open and value < LEAST_MS):
+                found.append(f"{name} isn't from {LEAST_MS:g} to {MOST_MS:g} ms")
         if self.exact_ms is None and self.pad_ms is None:
             found.append("neither exact_ms nor pad_ms is given")
         return found

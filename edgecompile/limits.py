@@ -10,6 +10,9 @@ from edgecompile.units import format_bytes, format_duration
 #: Buckets that a plan may have when nothing else bounds it: each costs a compilation.
 DEFAULT_MAX_BUCKETS = 8
 
+#: Of what one bucket takes, in any unit: sums and products of such numbers stay finite.
+_MOST = 1e18
+
 
 @dataclass(frozen=True)
 class BucketCost:
@@ -64,10 +67,10 @@ class BucketCost:
             for name, number in numbers.items()
             if isinstance(number, bool)
             or not isinstance(number, int | float)
-            or not 0 <= number < float("inf")
+            or not 0 <= number <= _MOST
         ]
         if bad:
-            raise PlanError("a bucket's cost needs numbers from 0 up: " + "; ".join(bad))
+            raise PlanError(f"a bucket's cost needs numbers from 0 to {_MOST:g}: " + "; ".join(bad))
         for name in ("base_size", "bucket_size"):
             numbers[name] = int(numbers[name])
         return cls(**numbers)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from edgecompile.calibration import Calibration
 from edgecompile.calibration_files import read_calibration
-from edgecompile.curves import CostCurve, CostKind, CostPoint
+from edgecompile.curves import LEAST_MS, MOST_MS, CostCurve, CostKind, CostPoint
 from edgecompile.errors import CostError, VerificationError
 from edgecompile.surfaces import CostSurface
 from edgecompile.verify import RUNTIME_COMMAND, device_environment, runtime_command
@@ -134,9 +134,8 @@ def _fill_padded(size: int, curve: CostCurve, known: dict[int, CostCurve]) -> Co
         ]
         ratio = ratios[0] + share * (ratios[1] - ratios[0])
         assert point.exact_ms is not None  # a slice without static programs has dynamic ones
-        points.append(
-            CostPoint(point.length, point.exact_ms, point.exact_ms * ratio, point.exact_spread_ms)
-        )
+        pad_ms = min(max(point.exact_ms * ratio, LEAST_MS), MOST_MS)
+        points.append(CostPoint(point.length, point.exact_ms, pad_ms, point.exact_spread_ms))
     return replace(curve, points=tuple(points))
 
 

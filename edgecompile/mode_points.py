@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgecompile.curves import CostCurve, CostPoint, Mode
+from edgecompile.curves import MOST_MS, CostCurve, CostPoint, Mode
 
 __all__ = ["merge_modes"]
 
@@ -30,7 +30,7 @@ def merge_modes(
 
     If both modes were measured but no length has both, there is no ratio at all: then the mode
     that was measured at fewer lengths (of equally many ``pad``) is left out. What was measured is
-    never changed; filled costs have the spread 0, for unknown.
+    never changed; filled costs have the spread 0, for unknown, and are no more than a cost may be.
 
     Args:
         exact_points: points with ``exact_ms``; what they have of the other mode is ignored.
@@ -79,7 +79,8 @@ def merge_modes(
 def _fill(curve: CostCurve, mode: Mode, length: int, by_ratio: float | None) -> float:
     """The cost of a mode at a length where it wasn't measured."""
     if by_ratio is None:
-        return curve.cost(length, mode)
+        return min(curve.cost(length, mode), MOST_MS)
     after = int(np.searchsorted(curve.lengths, length))
     neighbours = (curve.points[after - 1].value(mode), curve.points[after].value(mode))
-    return max(by_ratio, min(ms for ms in neighbours if ms is not None))
+    least = min(ms for ms in neighbours if ms is not None)
+    return min(max(by_ratio, least), MOST_MS)

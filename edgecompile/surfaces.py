@@ -19,7 +19,15 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from edgecompile.curves import KINDS, CostCurve, CostKind, CostPoint, FloatArray, Mode
+from edgecompile.curves import (
+    KINDS,
+    MOST_MS,
+    CostCurve,
+    CostKind,
+    CostPoint,
+    FloatArray,
+    Mode,
+)
 from edgecompile.errors import CostError
 
 Slice = tuple[int, CostCurve]
@@ -193,7 +201,11 @@ class CostSurface:
     def at(self, other: int) -> CostCurve:
         """The curve over the length axis for one size of the other axis."""
         lengths = np.array(self.grid(self.axes[0]))
-        costs = {mode: self.cost(lengths, other, mode).tolist() for mode in self.modes}
+        costs = {
+            # Beyond the last slice the rise may lead over what a point may have.
+            mode: np.minimum(self.cost(lengths, other, mode), MOST_MS).tolist()
+            for mode in self.modes
+        }
         none = [None] * len(lengths)
         points = zip(
             lengths.tolist(), costs.get("exact", none), costs.get("pad", none), strict=True

@@ -11,10 +11,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.draws import register_profiles
 from tests.fake_gpu.build import MODULES, FakeCudart, build_fake_cudart
 from tests.needs import lack, need
 
 FACTORIES = Path(__file__).parent / "factories"
+
+register_profiles()
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """What a test draws with torch doesn't depend on the tests that ran before it."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(0)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from edgecompile.costs import CostCurve, CostPoint
 from edgecompile.errors import CostError, PlanError
 from edgecompile.lengths import LengthDistribution
 from edgecompile.limits import BucketCost
+from tests.draws import examples
 
 BATCH = (("batch", AxisRange(1, 1, 1)),)
 ms = st.one_of(st.integers(1, 5).map(float), st.floats(0.1, 20))
@@ -85,7 +86,7 @@ def mean_cost(plan: BucketPlan, sample: LengthDistribution, curve: CostCurve) ->
     return total / sample.n
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(
     samples,
     curves(),
@@ -108,7 +109,7 @@ def test_no_other_plan_is_cheaper(
     assert plan.expected_ms + price * len(plan.buckets) == pytest.approx(best, rel=1e-8)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(samples, curves(), st.integers(1, 9))
 def test_a_forced_number_is_met_optimally(
     sample: LengthDistribution, curve: CostCurve, count: int
@@ -124,7 +125,7 @@ def test_a_forced_number_is_met_optimally(
     assert plan.expected_by_count[count - 1] == pytest.approx(best, rel=1e-8)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(samples, curves(), st.sampled_from([0.05, 0.5, 3.0]))
 def test_without_a_bound_the_price_decides(
     sample: LengthDistribution, curve: CostCurve, price: float
@@ -136,7 +137,7 @@ def test_without_a_bound_the_price_decides(
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(samples, curves(exact_rises=True), st.integers(1, 6))
 def test_equals_the_optimum_over_the_pad_up_envelope(
     sample: LengthDistribution, curve: CostCurve, most: int
@@ -161,7 +162,7 @@ def test_equals_the_optimum_over_the_pad_up_envelope(
     assert plan.expected_ms == pytest.approx(best, rel=1e-8)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(samples, curves(), st.integers(1, 6), st.integers(0, 3))
 def test_plans_tile_the_served_range_and_go_through_json(
     sample: LengthDistribution, curve: CostCurve, most: int, beyond: int

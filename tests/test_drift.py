@@ -19,6 +19,7 @@ from edgecompile.evaluation import expected_cost
 from edgecompile.lengths import LengthDistribution
 from edgecompile.shipped_plan import ShippedPlan
 from edgecompile.traffic import BucketTraffic, ServedTraffic
+from tests.draws import examples
 
 SHA, OTHER = "ab" * 32, "cd" * 32
 PADDED = CostCurve((CostPoint(1, None, 1.0), CostPoint(512, None, 512.0)), "measured")
@@ -294,7 +295,7 @@ def test_buckets_say_what_they_served() -> None:
 histograms = st.dictionaries(st.integers(1, 512), st.integers(1, 500), min_size=1, max_size=25)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     histograms,
     histograms,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from edgecompile.elf import read_elf, version_key
 from edgecompile.errors import ElfError
+from tests.draws import examples
 
 SOURCE = """
 #include <math.h>
@@ -192,7 +193,7 @@ def test_truncation_is_an_error(library: Path, tmp_path: Path) -> None:
             read_elf(path)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_damage_gives_facts_or_an_error_but_no_other_end(
     library: Path, data: st.DataObject

@@ -14,6 +14,7 @@ from edgecompile.policies import ONE_RANGE, OPTIMUM, RIVALS
 from edgecompile.ranges import AxisRange
 from edgecompile.slabs import plan_joint
 from edgecompile.surfaces import CostSurface
+from tests.draws import examples
 
 AXES = ("length", "batch")
 
@@ -42,7 +43,7 @@ samples = st.dictionaries(
 ).map(lambda counts: JointDistribution.from_counts(AXES, counts, "test"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(samples, st.integers(1, 12), st.sampled_from([(1.3, 1.0), (1.0, 1.0), (None, 1), (1, None)]))
 def test_rivals_serve_everything_and_never_beat_the_optimum(
     sample: JointDistribution, programs: int, costs: tuple[float | None, float | None]

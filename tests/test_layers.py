@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+from tests.draws import SEARCH
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = REPOSITORY / "edgecompile"
@@ -155,3 +158,23 @@ def imported_names(path: Path) -> Iterator[str]:
             module = ".".join([*base, *([node.module] if node.module else [])])
             yield module
             yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+#: What draws from the system's entropy, by its name or where it is given no seed.
+_UNSEEDED = {"urandom", "token_bytes", "SystemRandom"}
+_SEEDED_BY_ARGUMENT = {"default_rng", "Random", "RandomState"}
+
+
+def test_what_tests_draw_is_the_same_in_every_run(request: pytest.FixtureRequest) -> None:
+    """torch's global generator is seeded for each test by conftest.py."""
+    profile = request.config.getoption("--hypothesis-profile")
+    assert settings.default.derandomize == (profile != SEARCH)
+    found = []
+    for path in sorted((REPOSITORY / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in _UNSEEDED or (name in _SEEDED_BY_ARGUMENT and not node.args):
+                found.append(f"{module_id(path)}:{node.lineno}: {name}")
+    assert not found

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from edgecompile.errors import LengthsError
 from edgecompile.length_files import count_lengths
+from tests.draws import examples
 
 SAMPLES = {7: 1, 12: 3}
 
@@ -216,7 +217,7 @@ def test_own_json_keeps_its_source(tmp_path: Path) -> None:
     assert found.counts == {3: 2}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.binary(max_size=200))
 def test_junk_gives_lengths_or_the_error(tmp_path_factory: Any, data: bytes) -> None:
     path = tmp_path_factory.mktemp("junk") / "x"
@@ -230,7 +231,7 @@ def test_junk_gives_lengths_or_the_error(tmp_path_factory: Any, data: bytes) -> 
         assert all(length >= 1 and count >= 1 for length, count in found.counts.items())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=50))
 def test_all_forms_agree(tmp_path_factory: Any, values: list[int]) -> None:
     folder = tmp_path_factory.mktemp("forms")

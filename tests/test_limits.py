@@ -58,6 +58,13 @@ def test_what_buckets_take_adds_up_and_comes_back_from_json() -> None:
     assert cost.price(1000) == pytest.approx((2000 + 5) / 1000)
     assert BucketCost.from_json(cost.to_json()) == cost
     assert BucketCost.from_json({"load_ms": 5, "more": "x"}) == BucketCost(load_ms=5)
-    for bad in ([], {"load_ms": -1}, {"base_size": math.nan}, {"bucket_size": "3"}):
+    for bad in (
+        [],
+        {"load_ms": -1},
+        {"base_size": math.nan},
+        {"bucket_size": "3"},
+        {"load_ms": 10**400},
+        {"bucket_build_s": 1e308},
+    ):
         with pytest.raises(PlanError, match="bucket's cost"):
             BucketCost.from_json(bad)

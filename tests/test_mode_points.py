@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgecompile.curves import CostCurve, CostPoint
+from edgecompile.curves import LEAST_MS, MOST_MS, CostCurve, CostPoint
 from edgecompile.errors import CostError
+from edgecompile.length_rows import MAX_LENGTH
 from edgecompile.mode_points import merge_modes
 
 costs = st.floats(0.01, 1000)
@@ -82,6 +84,21 @@ def test_what_was_measured_stays_and_the_rest_is_a_curve(
                 below = [ms for k, ms in sorted(measured.items()) if k < point.length][-1:]
                 above = [ms for k, ms in sorted(measured.items()) if k > point.length][:1]
                 assert value >= min(below + above) * (1 - 1e-12)
+
+
+extremes = st.dictionaries(
+    st.integers(1, MAX_LENGTH), st.floats(LEAST_MS, MOST_MS), min_size=1, max_size=5
+)
+
+
+@given(extremes, extremes)
+@example({1: 1e-9, 2: 1e12, 3: 1e-9}, {1: 1e12, 3: 1e12})
+@example({1: 1e-9, 2: 1e12}, {1: 1.0, 2: 1.0, MAX_LENGTH: 1.0})
+def test_any_costs_that_points_may_have_are_merged(
+    e: dict[int, float], p: dict[int, float]
+) -> None:
+    curve = CostCurve(merge_modes(exact(e), pad(p)), "measured")
+    assert np.isfinite(curve.cost(np.array([1, MAX_LENGTH]), curve.modes[0])).all()
 
 
 def test_bad_points_are_refused() -> None:

@@ -22,6 +22,7 @@ from edgecompile.policies import (
     quantiles,
     rival_plans,
 )
+from tests.draws import examples
 
 SAMPLE = LengthDistribution.from_samples(range(1, 101), "uniform")
 CURVE = CostCurve((CostPoint(1, 2.0, 1.0), CostPoint(100, 101.0, 100.0)), "measured")
@@ -52,7 +53,7 @@ def test_the_exponential_rule_is_the_published_one() -> None:
 
 
 @pytest.mark.parametrize("name", RIVALS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(samples, st.integers(1, 12), st.integers(0, 100))
 def test_rules_cover_the_range_within_their_number(
     name: str, sample: LengthDistribution, programs: int, beyond: int
@@ -85,7 +86,7 @@ def test_lengths_outside_the_buckets_are_named() -> None:
         evaluate_buckets(plan.buckets, SAMPLE, CURVE)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     samples,
     st.integers(1, 8),

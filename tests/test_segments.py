@@ -14,6 +14,7 @@ from edgecompile.segments import (
     best_priced_segmentation,
     best_segmentations,
 )
+from tests.draws import examples
 
 # Few distinct values make ties, plateaus and empty positions common.
 weight = st.integers(0, 4).map(float)
@@ -68,7 +69,7 @@ def check(found: Segmentation, problem: Any) -> None:
     assert found.cost == pytest.approx(total, abs=1e-9)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(problems())
 def test_every_count_is_optimal(problem: Any) -> None:
     m = len(problem[0])
@@ -79,7 +80,7 @@ def test_every_count_is_optimal(problem: Any) -> None:
         assert found.cost == pytest.approx(brute_force(*problem, count), rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(problems(), st.sampled_from([0.0, 0.01, 1.0, 7.5, 1000.0]))
 def test_a_price_gives_the_best_number(problem: Any, price: float) -> None:
     found = best_priced_segmentation(*problem, price)

@@ -21,6 +21,7 @@ from edgecompile.joint_problem import JointProblem
 from edgecompile.ranges import AxisRange, Bucket
 from edgecompile.slabs import plan_joint
 from edgecompile.surfaces import CostSurface
+from tests.draws import examples
 
 AXES = ("length", "batch")
 # Few distinct values make ties and plateaus common.
@@ -155,7 +156,7 @@ def brute_force_covers(
     return list(np.minimum.accumulate(best))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     samples(),
     surfaces(),
@@ -198,7 +199,7 @@ def slow_cost(plan: BucketPlan, sample: JointDistribution, found: CostSurface) -
     return total / sample.n
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(
     samples(3, 3, 6),
     surfaces(3, 3),
@@ -234,7 +235,7 @@ def test_no_cover_of_any_shape_is_below_the_bound(
         assert plan.expected_ms == pytest.approx(best[most - 1], rel=1e-5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(samples(), surfaces())
 def test_one_bucket_is_always_proven(sample: JointDistribution, found: CostSurface) -> None:
     """The bound of one box is the lesser of all exact and the cheapest program that holds all."""
@@ -242,7 +243,7 @@ def test_one_bucket_is_always_proven(sample: JointDistribution, found: CostSurfa
     assert plan.lower_bound_ms == pytest.approx(plan.expected_ms)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.dictionaries(st.integers(1, 9), st.integers(1, 9), min_size=1, max_size=7),
     surfaces(12, 6),
@@ -286,7 +287,7 @@ def test_one_size_on_an_axis_gives_the_optimum_of_the_other(
     assert any("This is the best of them" in note for note in plan.notes)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(samples(), surfaces(), st.sampled_from([0.05, 0.5, 3.0]))
 def test_without_a_bound_the_price_decides(
     sample: JointDistribution, found: CostSurface, price: float
@@ -300,7 +301,7 @@ def test_without_a_bound_the_price_decides(
     assert (free.lower_bound_ms or 0) <= total
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(samples(), surfaces(), st.integers(1, 6), st.tuples(st.integers(0, 2), st.integers(0, 2)))
 def test_plans_tile_their_hull_and_go_through_json(
     sample: JointDistribution, found: CostSurface, most: int, beyond: tuple[int, int]
@@ -327,7 +328,7 @@ def test_plans_tile_their_hull_and_go_through_json(
     assert json.dumps(plan_joint(sample, found, **options).to_json()) == text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(samples(5, 4, 12), surfaces(), st.integers(1, 5))
 def test_fewer_ends_give_a_heuristic_that_says_so(
     sample: JointDistribution, found: CostSurface, most: int
@@ -343,7 +344,7 @@ def test_fewer_ends_give_a_heuristic_that_says_so(
         assert plan.expected_ms == pytest.approx(best.expected_ms)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(samples(), surfaces(), st.integers(1, 6))
 def test_a_forced_number_is_met(sample: JointDistribution, found: CostSurface, count: int) -> None:
     try:

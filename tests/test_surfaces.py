@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from edgecompile.costs import CostCurve, CostPoint
 from edgecompile.errors import CostError
 from edgecompile.surfaces import CostSurface, cost_model_from_json
+from tests.draws import examples
 
 AXES = ("length", "batch")
 
@@ -96,7 +97,7 @@ def surfaces(draw: Any, top: int = 12, other_top: int = 6, monotone: bool | None
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(surfaces(), st.integers(1, 20), st.integers(1, 12))
 def test_interpolation_agrees_with_curves_and_floors(
     found: CostSurface, length: int, batch: int
@@ -119,7 +120,16 @@ def test_interpolation_agrees_with_curves_and_floors(
             assert found.at(batch).cost(length, mode) == pytest.approx(value)
 
 
-@settings(max_examples=200, deadline=None)
+def test_a_curve_beyond_the_last_slice_has_costs_that_points_may_have() -> None:
+    slices = [
+        (size, CostCurve((CostPoint(1, ms, ms),), "measured"))
+        for size, ms in ((1, 1e-9), (2, 1e12))
+    ]
+    found = CostSurface(("length", "batch"), tuple(slices), "measured")
+    assert found.at(1000).cost(1, "pad") == 1e12
+
+
+@settings(max_examples=examples(200), deadline=None)
 @given(surfaces(), st.integers(0, 3), st.integers(0, 3))
 def test_costs_are_bilinear_between_the_lines_of_the_grid(
     found: CostSurface, column: int, row: int

@@ -24,6 +24,7 @@ import torch._dynamo
 import torch._inductor
 import torch._inductor.config
 import torch._inductor.cpu_vec_isa as cpu_vec_isa
+import torch._inductor.lowering as inductor_lowering
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -104,6 +105,22 @@ def _forced_isa(isa: cpu_vec_isa.VecISA) -> Iterator[None]:
         yield
     finally:
         cpu_vec_isa.valid_vec_isa_list = original
+
+
+@contextmanager
+def _ordered_sums() -> Iterator[None]:
+    """Leaves sums at indices (``index_add``) to the runtime, which adds in the order of the indices.
+
+    Inductor's own loops add atomically from several threads, in another order in each run.
+    """
+    original = inductor_lowering.needs_fallback_due_to_atomic_add_limitations
+    inductor_lowering.needs_fallback_due_to_atomic_add_limitations = lambda dtype: (
+        dtype.is_floating_point or original(dtype)
+    )
+    try:
+        yield
+    finally:
+        inductor_lowering.needs_fallback_due_to_atomic_add_limitations = original
 
 
 @contextmanager
@@ -204,6 +221,7 @@ def generate_cpp(
     cache_dir.mkdir(parents=True, exist_ok=True)
     with (
         _forced_isa(isa),
+        _ordered_sums(),
         _without_spaces(cache_dir) as folder,
         _cache_directory(folder),
         torch.no_grad(),
@@ -298,7 +316,20 @@ def split_source(source: str) -> tuple[str, str]:
             "Inductor's generated file has model code after its kernels",
             hint="this version of torch isn't supported; use torch 2.13",
         )
-    return head.rstrip() + "\n", marker + tail
+    return head.rstrip() + "\n", _mark_reductions(marker + tail)
+
+
+#: The region in which threads sum up shares of their own, which are added behind it.
+_REDUCTION = re.compile(r"(omp_get_max_threads\(\);[^#]*#pragma omp parallel)\n")
+
+
+def _mark_reductions(kernels: str) -> str:
+    """Names to the runtime, by a clause that means nothing elsewhere, where threads sum up shares.
+
+    It makes as many shares then as threads are set, however few are free (``native/openmp.cpp``):
+    results don't depend on what else is computed at the time.
+    """
+    return _REDUCTION.sub(r"\1 proc_bind(close)\n", kernels)
 
 
 _KERNEL = re.compile(r'^extern "C"', re.MULTILINE)

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from edgecompile.backends import ops
 from edgecompile.backends.activations import activation_of
+from edgecompile.backends.arithmetic_lowering import lower_arithmetic
 from edgecompile.backends.attention_lowering import lower_attention
 from edgecompile.backends.complex_lowering import lower_complex
 from edgecompile.backends.convolution_lowering import ConvolutionReport, lower_convolutions
@@ -51,6 +52,7 @@ class LoweringReport:
         linears: number of ``ec_linear`` calls emitted.
         merged: number of linears that were merged into a wider one because they share an input.
         activations: number of activations fused into a linear.
+        exact: number of remainders, floored quotients and variances done as torch's kernels do them.
         equal: number of nodes that computed what another one does.
         residuals: number of sums fused into a linear.
         norms: number of ``ec_layer_norm`` calls emitted.
@@ -66,6 +68,7 @@ class LoweringReport:
     linears: int = 0
     merged: int = 0
     activations: int = 0
+    exact: int = 0
     equal: int = 0
     residuals: int = 0
     norms: int = 0
@@ -88,6 +91,7 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     _drop_dropout(gm)
     split_recurrences(gm)
     lower_complex(gm, report.kept)
+    report.exact = lower_arithmetic(gm)
     report.equal = merge_equal_nodes(gm)
     report.convolutions = lower_convolutions(gm)
 

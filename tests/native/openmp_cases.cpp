@@ -45,6 +45,34 @@ TEST omp_slots(int64_t n) {
   return sum != n * (n - 1) / 2;
 }
 
+// The same of a region whose members need not wait for each other, as the build marks it.
+float sum_apart(const std::vector<float>& values) {
+  const int most = omp_get_max_threads();
+  std::vector<float> slots(static_cast<size_t>(most));
+#pragma omp parallel proc_bind(close)
+  {
+    const int tid = omp_get_thread_num();
+    float mine = 0;
+#pragma omp for
+    for (size_t i = 0; i < values.size(); ++i) mine += values[i];
+    slots[static_cast<size_t>(tid)] = mine;
+  }
+  float sum = 0;
+  for (float share : slots) sum += share;
+  return sum;
+}
+
+// The shares are the same when the pool is taken.
+TEST omp_apart(int64_t n) {
+  std::vector<float> values(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) values[static_cast<size_t>(i)] = 1.0f / static_cast<float>(i + 1);
+  const float alone = sum_apart(values);
+  int64_t wrong = 0;
+#pragma omp parallel reduction(+ : wrong)
+  wrong += sum_apart(values) != alone;
+  return wrong;
+}
+
 TEST omp_reductions(int64_t n) {
   int64_t sum = 0, top = -1;
   double product = 1;

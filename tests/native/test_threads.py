@@ -246,6 +246,7 @@ CALLS = [
     ("omp_static_loops", (I64(37), I64(19))),
     ("omp_static_loops", (I64(1), I64(1))),
     ("omp_slots", (I64(1000),)),
+    ("omp_apart", (I64(100_003),)),
     ("omp_reductions", (I64(1000),)),
     ("omp_reductions", (I64(3),)),
     ("omp_barriers", (200,)),

@@ -150,6 +150,25 @@ def test_double_entry_points(harness: Harness, name: str) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-13, atol=0)
 
 
+def test_remainders_of_any_quotient_are_exact(harness: Harness) -> None:
+    """Also where the quotient is so large, or the divisor so small, that no digit of it is known."""
+    rng = np.random.default_rng(11)
+    count = 1 << 16
+    with np.errstate(over="ignore", invalid="ignore"):
+        for exponents in ((-4, 4), (-149, 128)):
+            x, y = (
+                np.ldexp(rng.uniform(-2, 2, count), rng.integers(*exponents, count))
+                for _ in range(2)
+            )
+            x, y = x.astype(np.float32), y.astype(np.float32)
+            x[::5] = np.float32(rng.integers(-(2**20), 2**20, len(x[::5]))) * y[::5]  # no rest
+            want = np.fmod(x, y)
+            for lanes in harness.float_lanes:
+                got = harness.run("fmod", lanes, x, y)
+                np.testing.assert_array_equal(got, want)
+                np.testing.assert_array_equal(np.signbit(got), np.signbit(want))
+
+
 def test_hypot_by_libm_s_names(build_native: Build) -> None:
     library = ctypes.CDLL(str(build_native("vecmath_exports", ["vecmath_exports.cpp"])))
     inf, nan = math.inf, math.nan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,7 @@ def test_a_renamed_folder_stays_open(bundle: DummyBundle) -> None:
 
 
 def test_hash_of_more_than_one_chunk(tmp_path: Path) -> None:
-    data = os.urandom((1 << 21) + 17)
+    data = random.Random(1).randbytes((1 << 21) + 17)
     (tmp_path / "x").write_bytes(data)
     fd = os.open(tmp_path / "x", os.O_RDONLY)
     try:

@@ -74,6 +74,7 @@ constexpr uint32_t kLoops = 8;
 
 struct Team {
   uint32_t members = 1;
+  bool apart = false;                // members need not wait for each other
   std::atomic<uint32_t> arrived{0};  // at the barrier
   Event barriers;                    // passed so far
   std::atomic<uint32_t> singles{0};  // single constructs that a member has taken
@@ -129,7 +130,12 @@ void run_region(Body body, void* data, unsigned wanted, Team& team, uint32_t loo
   const int n = wanted != 0 && wanted < (1u << 20) ? static_cast<int>(wanted) : num_threads();
   {
     const WorkTimer timer(Work::kLoops, {});  // gone before what follows jumps out of here
-    run_team(n, set_size, run_member, &region);
+    if (team.apart) {
+      set_size(&region, n);
+      parallel_for(n, [&](int64_t id) { run_member(&region, static_cast<int>(id), n); });
+    } else {
+      run_team(n, set_size, run_member, &region);
+    }
   }
   if (team.abandoned.load(std::memory_order_acquire)) {
     abandon_region(team.message);  // of an outer region, if there is one
@@ -142,7 +148,7 @@ void leave_if_abandoned(const Team& team) {
 }
 
 void pass_barrier(Team& team) {
-  if (team.members == 1) return;
+  if (team.members == 1 || team.apart) return;
   const uint32_t passed = team.barriers.value();
   leave_if_abandoned(team);
   if (team.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == team.members) {
@@ -236,6 +242,11 @@ void leave_loop() {
   m.team->loops[m.loops % kLoops].users.fetch_sub(1, std::memory_order_acq_rel);
 }
 
+// What g++ hands over for proc_bind(close), which the build writes at reductions: each member adds
+// up its own share, and the shares are added in order. So there are as many as threads are set, by
+// however few they are run: the result must not depend on who else computes at the time.
+constexpr unsigned kClose = 3;
+
 Lock g_critical, g_atomic;
 static_assert(sizeof(Lock) <= sizeof(void*));
 
@@ -261,8 +272,9 @@ using ec::Ull;
 
 // ---- Regions, barrier, single -------------------------------------------------------------------
 
-EC_API void ec_GOMP_parallel(ec::Body body, void* data, unsigned num_threads, unsigned) {
+EC_API void ec_GOMP_parallel(ec::Body body, void* data, unsigned num_threads, unsigned binding) {
   ec::Team team;
+  team.apart = binding == ec::kClose;
   ec::run_region(body, data, num_threads, team, 0);
 }
 

@@ -6,7 +6,7 @@
 //   vecmath_erf.h   verf verfc vgelu_erf vgelu_tanh vsilu
 //   vecmath_log.h   vlog vlog2 vlog10 vlog1p vpow vasinh vacosh vatanh
 //   vecmath_trig.h  vsin vcos vtan vatan2 vatan vasin vacos
-//   here            vhypot vrsqrt; vfmod vnextafter vlgamma vtgamma by lanes
+//   here            vhypot vrsqrt vfmod (exact); vnextafter vlgamma vtgamma by lanes
 #pragma once
 
 #include <cmath>
@@ -31,11 +31,26 @@ EC_INLINE V vrsqrt(V x) {
   return 1.0f / sqrt(x);
 }
 
-// Rarely used: the C library, lane by lane.
+// Exact, as the C library's, which computes lane by lane what has larger quotients: up to 2^28 the
+// product of the quotient and a float has no more than a double's 53 bits, and the difference no
+// more than a float's 24.
 template <class V>
 EC_INLINE V vfmod(V x, V y) {
-  return map(x, y, [](float a, float b) { return std::fmod(a, b); });
+  constexpr float kLargest = 268435456.0f;  // 2^28
+  const V size = abs(x), step = abs(y);
+  if (!all((size < step * kLargest) & (step < kInfinityF))) [[unlikely]] {
+    return map(x, y, [](float a, float b) { return std::fmod(a, b); });
+  }
+  return copysign(in_double(size, step,
+                            [](auto a, auto b) {
+                              const auto quotient =
+                                  (a / b + kRoundD) - kRoundD;  // or the next larger
+                              const auto rest = a - quotient * b;
+                              return rest < 0.0 ? rest + b : rest;
+                            }),
+                  x);
 }
+// Rarely used: the C library, lane by lane.
 template <class V>
 EC_INLINE V vnextafter(V x, V y) {
   return map(x, y, [](float a, float b) { return std::nextafter(a, b); });
