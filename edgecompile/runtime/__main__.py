@@ -14,10 +14,19 @@ from .generate_command import add_options as add_generate_options
 INTERRUPTED = 130
 
 
-def main(arguments: Optional[Sequence[str]] = None, module: str = "edgecompile.runtime") -> int:
-    """Runs one command and returns its exit code; errors go to stderr with their hint."""
-    parser = _parser(module)
-    options = parser.parse_args(arguments)
+def main(
+    arguments: Optional[Sequence[str]] = None,
+    prog: str = "python -m edgecompile.runtime",
+    bundle: Optional[str] = None,
+) -> int:
+    """Runs one command and returns its exit code; errors go to stderr with their hint.
+
+    Args:
+        arguments: of the command line; None: those of this process.
+        prog: how help texts call this program.
+        bundle: what the commands are about; None: the first argument of each.
+    """
+    options = make_parser(prog, bundle).parse_args(arguments)
     try:
         code: int = options.command(options)
         sys.stdout.flush()
@@ -38,11 +47,17 @@ def main(arguments: Optional[Sequence[str]] = None, module: str = "edgecompile.r
             raise
         print("error: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except OSError as error:
+        if options.debug:
+            raise
+        print("error: {}".format(shorten(error, 400)), file=sys.stderr)
+        return EdgecompileError.exit_code
 
 
-def _parser(module: str = "edgecompile.runtime") -> argparse.ArgumentParser:
+def make_parser(prog: str, bundle: Optional[str] = None) -> argparse.ArgumentParser:
+    """What reads the arguments; see ``main``."""
     parser = argparse.ArgumentParser(
-        prog="python -m " + module, description="Looks at and runs edgecompile bundles."
+        prog=prog, description="Looks at and runs edgecompile bundles."
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
@@ -50,7 +65,10 @@ def _parser(module: str = "edgecompile.runtime") -> argparse.ArgumentParser:
         listed: Dict[str, Any] = {} if hidden else {"help": text}
         sub = commands.add_parser(name, description=text, **listed)
         sub.set_defaults(command=command)
-        sub.add_argument("bundle", metavar="BUNDLE", nargs="?" if name == "info" else None)
+        if bundle is None:
+            sub.add_argument("bundle", metavar="BUNDLE", nargs="?" if name == "info" else None)
+        else:
+            sub.set_defaults(bundle=bundle)
         sub.add_argument("--json", action="store_true", help="print one JSON object")
         sub.add_argument("--debug", action="store_true", help="show tracebacks")
         sub.add_argument("--variant", metavar="NAME", help="use this variant, not the best one")
@@ -286,8 +304,4 @@ def _coldstart(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except OSError as error:
-        print("error: {}".format(shorten(error, 400)), file=sys.stderr)
-        sys.exit(EdgecompileError.exit_code)
+    sys.exit(main())
