@@ -41,6 +41,7 @@ import hashlib  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import runpy  # noqa: E402
+from importlib import import_module  # noqa: E402
 from importlib.machinery import ModuleSpec  # noqa: E402
 from types import CodeType, ModuleType  # noqa: E402
 from typing import Any, Dict, List, NoReturn, Optional  # noqa: E402
@@ -167,7 +168,7 @@ def main(arguments: List[str]) -> None:
     else:
         name = "python3 " + os.path.basename(bundle)
         if "runtime/edgecompile/torch_runtime/__main__.py" in files:
-            import edgecompile.torch_runtime  # noqa: F401  registers its loader
+            import_module("edgecompile.torch_runtime")  # registers its loader
         from edgecompile.runtime.__main__ import main as run
 
         sys.exit(run(arguments, prog=name, bundle=bundle))
