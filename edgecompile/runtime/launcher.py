@@ -169,9 +169,8 @@ def main(arguments: List[str]) -> None:
         name = "python3 " + os.path.basename(bundle)
         if "runtime/edgecompile/torch_runtime/__main__.py" in files:
             import_module("edgecompile.torch_runtime")  # registers its loader
-        from edgecompile.runtime.__main__ import main as run
-
-        sys.exit(run(arguments, prog=name, bundle=bundle))
+        program = import_module("edgecompile.runtime.__main__")
+        sys.exit(program.main(arguments, program.make_parser(name, bundle)))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from edgecompile.runtime.__main__ import main
+from edgecompile.runtime.__main__ import main, make_parser
 
 from .loader import COMMAND
 
 if __name__ == "__main__":
-    sys.exit(main(prog=f"python -m {COMMAND}"))
+    sys.exit(main(parser=make_parser(f"python -m {COMMAND}")))
