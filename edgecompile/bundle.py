@@ -40,6 +40,7 @@ from edgecompile.targets import VariantSpec
 from edgecompile.weights_file import write_weights
 
 SUFFIX = ".ecb"
+LAUNCHER = "launcher.py"
 
 
 @dataclass(frozen=True)
@@ -217,16 +218,25 @@ class BundleWriter:
         return GoldenCase(bucket, case, name)
 
     def add_runtime(self, *, torch: bool = False) -> None:
-        """Copies the Python runtime in, usable by putting ``runtime/`` on PYTHONPATH; with
-        ``torch`` also what lets torch run programs."""
+        """Copies the Python runtime in, and what starts it; with ``torch`` also what lets torch run
+        programs."""
         package = Path(next(iter(edgecompile.runtime.__path__)))
         init = Path(next(iter(edgecompile.__path__))) / "__init__.py"
         self.add_file(init, "runtime/edgecompile/__init__.py")
+        self.add_file(package / LAUNCHER, "__main__.py")
         for source in sorted([*package.glob("*.py"), *package.glob("*.md")]):
-            self.add_file(source, f"runtime/edgecompile/runtime/{source.name}")
+            if source.name != LAUNCHER:
+                self.add_file(source, f"runtime/edgecompile/runtime/{source.name}")
         if torch:
             for source in sorted((init.parent / "torch_runtime").glob("*.py")):
                 self.add_file(source, f"runtime/edgecompile/torch_runtime/{source.name}")
+        for folder in {
+            (self.staging / name).parent for name in self._files if name.endswith(".py")
+        }:
+            # An empty file of this name keeps Python from writing byte code there, and from reading
+            # any. It isn't listed: tools that remove byte code may remove it.
+            with _writing(folder):
+                (folder / "__pycache__").touch()
 
     @property
     def files(self) -> dict[str, FileEntry]:

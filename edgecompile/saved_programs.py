@@ -1,22 +1,21 @@
 """Saved ExportedPrograms (.pt2) as models: inputs and axes are read from their signature.
 
 Reading such a file is as safe as running the model it holds: load only what you trust. Archives
-that hold pickled objects, native libraries or formats of old versions are refused before torch
-reads them.
+from which torch would run code while it reads them are refused before (``saved_archive``).
 """
 
 from __future__ import annotations
 
 import importlib
-import io
-import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
+from torch.export.pt2_archive._package import load_pt2
 
 from edgecompile.errors import ModelError
 from edgecompile.folder_files import hash_files
@@ -33,8 +32,7 @@ from edgecompile.named_module import NamedModule, describe_error
 from edgecompile.probing import copy_changed_inputs, probe_outputs
 from edgecompile.rungs import placeholder_values, upper_limit
 from edgecompile.runtime.dtypes import INPUT_NAMES
-
-_MAX_CONFIG_BYTES = 256 << 20
+from edgecompile.saved_archive import find_dangers
 
 
 def is_archive(path: Path) -> bool:
@@ -51,34 +49,47 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
     Raises:
         ModelError: it isn't one, is damaged, or holds what would run code while it is read.
     """
-    check_archive(path)
     importlib.import_module("edgecompile.recurrence")  # registers an operator that it may hold
-    try:
-        with quiet_torch(), path.open("rb") as stream:
-            return torch.export.load(stream)
-    except Exception as exc:  # torch raises whatever its deserializer raises
-        raise ModelError(
-            f"'{path}' can't be read by torch {torch.__version__}: {describe_error(exc)}",
-            hint="save it with torch.export.save of the torch that is installed here",
-        ) from exc
+    with _checked(path) as stream:
+        try:
+            with quiet_torch():
+                # Not torch.export.load: where this fails, it tries an old format that unpickles.
+                return load_pt2(stream).exported_programs["model"]
+        except Exception as exc:  # torch raises whatever its deserializer raises
+            raise ModelError(
+                f"'{path}' can't be read by torch {torch.__version__}: {describe_error(exc)}",
+                hint="save it with torch.export.save of the torch that is installed here",
+            ) from exc
 
 
 def check_archive(path: Path) -> None:
     """Refuses archives whose reading runs more than torch's own deserializer.
 
     Raises:
-        ModelError: lists all that is wrong.
+        ModelError: lists what is wrong.
     """
+    with _checked(path):
+        pass
+
+
+@contextmanager
+def _checked(path: Path) -> Iterator[IO[bytes]]:
+    """The open archive, so that what is read is what was looked at."""
     hint = "torch.export.save writes such files"
     try:
-        with zipfile.ZipFile(path) as archive:
-            problems = _archive_problems(archive)
-    except (zipfile.BadZipFile, EOFError, KeyError) as exc:
-        raise ModelError(f"'{path}' is no .pt2 archive, or a damaged one: {exc}", hint) from exc
+        stream = path.open("rb")
     except OSError as exc:
         raise ModelError(f"'{path}' can't be read: {exc.strerror or exc}") from exc
-    if problems:
-        raise ModelError(f"'{path}' is refused: " + "; ".join(problems), hint)
+    with stream:
+        try:
+            problems = find_dangers(stream)
+        except Exception as exc:  # torch's reader raises RuntimeError, AssertionError and others
+            text = f"'{path}' is no .pt2 archive, or a damaged one: {describe_error(exc)}"
+            raise ModelError(text, hint) from exc
+        if problems:
+            raise ModelError(f"'{path}' is refused: " + "; ".join(problems), hint)
+        stream.seek(0)
+        yield stream
 
 
 def load_saved_program(path: Path, options: LoadOptions) -> LoadedModel:
@@ -129,45 +140,6 @@ def _axis_notes(inputs: Sequence[InputSpec], axes: Mapping[str, AxisLimits]) -> 
         if isinstance(axis, str)
     }
     return ("; ".join(places[axis] for axis in axes if axis != "batch"),)
-
-
-def _archive_problems(archive: zipfile.ZipFile) -> list[str]:
-    names = archive.namelist()
-    if not any("/models/" in f"/{name}" for name in names):
-        return ["it holds no exported program"]
-    problems = []
-    for name in names:
-        inner = name.partition("/")[2]
-        folder, _, file = inner.rpartition("/")
-        if inner.startswith("data/aotinductor/") or file.endswith(".so"):
-            problems.append(f"it holds compiled code ({name})")
-        elif folder in ("data/weights", "data/constants"):
-            if file.endswith(".pt"):
-                problems.append(f"it is in an old format ({name})")
-            elif file.endswith(".json"):
-                problems.extend(_pickled_payloads(archive, name))
-        elif folder == "data/sample_inputs" and archive.getinfo(name).file_size:
-            problems.extend(_unsafe_sample(archive.read(name), name))
-    return problems
-
-
-def _pickled_payloads(archive: zipfile.ZipFile, name: str) -> list[str]:
-    if archive.getinfo(name).file_size > _MAX_CONFIG_BYTES:
-        return [f"{name} is too large"]
-    try:
-        entries = json.loads(archive.read(name)).get("config", {})
-    except (ValueError, AttributeError):
-        return [f"{name} isn't readable"]
-    pickled = [key for key, item in entries.items() if item.get("use_pickle")]
-    return [f"'{key}' is a pickled object" for key in pickled[:5]]
-
-
-def _unsafe_sample(data: bytes, name: str) -> list[str]:
-    try:
-        torch.load(io.BytesIO(data), weights_only=True)
-    except Exception:  # unpickling refuses in many ways
-        return [f"the sample inputs ({name}) hold more than tensors"]
-    return []
 
 
 def _read_signature(

@@ -1,18 +1,23 @@
 """A bundle behind HTTP, with the standard library and numpy alone: an example to start from.
 
-    python3 serve.py [BUNDLE] [PORT]          /opt/model.ecb, 8080
+    python3 serve.py BUNDLE [--host 127.0.0.1] [--port 8080] [--connections 256]
 
     POST /run      {"input_ids": [[…]], …} -> {"embedding": [[…]]}; 400 says what is wrong with inputs
+                   {"texts": ["…", …]} does the same where the bundle has a tokenizer
     GET  /healthz  200 as soon as the model is open
 
-It speaks to whoever reaches the port: who may, and encryption, are a proxy's business. JSON is slow
-for large tensors.
+Without an installed edgecompile-runtime: python3 BUNDLE serve.py BUNDLE. It speaks to whoever reaches
+the port: who may, and encryption, are a proxy's business. JSON is slow for large tensors.
 """
 
+import argparse
+import io
 import json
+import re
 import signal
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -20,14 +25,13 @@ import numpy as np
 from edgecompile.runtime import EdgecompileError, InputError, open_bundle
 
 MAX_BODY = 4 << 20
-#: Seconds that a client may be silent, in its request or while it is answered.
-PATIENCE = 30
+#: Seconds in which a request must have come whole, from the end of the one before it on.
+PATIENCE = 10
+METHODS = {"/healthz": ("GET", "HEAD"), "/run": ("POST",)}
 
 
 def to_arrays(model, values):
     """JSON lists as arrays. Floats get the input's dtype; the model checks everything else."""
-    if not isinstance(values, dict):
-        raise InputError("the body must be a JSON object of inputs")
     dtypes = {item["name"]: np.dtype(item["dtype"]) for item in model.info["inputs"]}
     arrays = {}
     for name, value in values.items():
@@ -42,50 +46,177 @@ def to_arrays(model, values):
     return arrays
 
 
+def run(model, values):
+    """The outputs for a request's body."""
+    if not isinstance(values, dict):
+        raise InputError('the body must be a JSON object of inputs, or {"texts": [...]}')
+    if values.keys() == {"texts"} and "texts" not in {
+        item["name"] for item in model.info["inputs"]
+    }:
+        return model.encode_texts(values["texts"])
+    return model.run(to_arrays(model, values))
+
+
+def to_json(value):
+    """As bytes. JSON has no NaN and no infinities: ValueError."""
+    return json.dumps(value, allow_nan=False).encode()
+
+
+def refuse_constant(name):
+    raise InputError(f"{name} isn't JSON")
+
+
+class Timed(io.RawIOBase):
+    """What a connection sends until a deadline; each byte alone would come in time for ever."""
+
+    def __init__(self, connection):
+        self.connection = connection
+        self.deadline = 0.0
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request took too long")
+        self.connection.settimeout(left)
+        return self.connection.recv_into(buffer)
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    timeout = PATIENCE
+    # An answer is one write, and isn't held back until the client has acknowledged something.
+    disable_nagle_algorithm = True
+    wbufsize = -1
 
-    def do_GET(self):
-        if self.path == "/healthz":
+    def setup(self):
+        super().setup()
+        self.timed = Timed(self.connection)
+        self.rfile = io.BufferedReader(self.timed)
+
+    def handle_one_request(self):
+        self.timed.deadline = time.monotonic() + PATIENCE
+        super().handle_one_request()  # ends the connection at a TimeoutError
+
+    def handle_expect_100(self):
+        super().handle_expect_100()
+        self.wfile.flush()
+        return True
+
+    def answer_request(self):
+        methods = METHODS.get(self.path)
+        body = self.read_body()
+        if body is None:
+            return
+        if methods is None:
+            self.answer(404, {"error": "GET /healthz or POST /run"})
+        elif self.command not in methods:
+            self.answer(405, {"error": f"{self.path} takes {methods[0]}"}, Allow=", ".join(methods))
+        elif self.path == "/healthz":
             self.answer(200, {"bundle": self.server.model.info["name"]})
         else:
-            self.answer(404, {"error": "GET /healthz or POST /run"})
+            self.answer_run(body)
 
-    def do_POST(self):
-        length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > MAX_BODY:
-            # The body stays unread, so the connection can't be used again.
-            self.close_connection = True
-            self.answer(413, {"error": f"needs a Content-Length of at most {MAX_BODY}"})
-            return
-        body = self.rfile.read(int(length))
-        if self.path != "/run":
-            self.answer(404, {"error": "GET /healthz or POST /run"})
-            return
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = answer_request
+
+    def read_body(self):
+        """The request's body; None where it can't be told where it ends, which was answered."""
+        lengths = self.headers.get_all("Content-Length", [])
+        if "Transfer-Encoding" in self.headers:
+            return self.refuse(501, "give a Content-Length, not a Transfer-Encoding")
+        if not lengths and self.command != "POST":
+            return b""
+        if not lengths:
+            return self.refuse(411, "needs a Content-Length")
+        if len(lengths) > 1 or not re.fullmatch("[0-9]{1,15}", lengths[0]):
+            return self.refuse(400, "Content-Length isn't one number")
+        if int(lengths[0]) > MAX_BODY:
+            return self.refuse(413, f"the body may have at most {MAX_BODY} bytes")
+        body = self.rfile.read(int(lengths[0]))
+        return body if len(body) == int(lengths[0]) else self.refuse(400, "the body is cut off")
+
+    def refuse(self, status, text):
+        # The rest stays unread: it mustn't be taken for the next request.
+        self.close_connection = True
+        self.answer(status, {"error": text}, Connection="close")
+
+    def answer_run(self, body):
         try:
-            outputs = self.server.model.run(to_arrays(self.server.model, json.loads(body)))
+            values = json.loads(body, parse_constant=refuse_constant)
+            outputs = run(self.server.model, values)
         except (InputError, ValueError, RecursionError) as error:
-            self.answer(400, {"error": str(error)})
+            return self.answer(400, {"error": str(error)})
         except EdgecompileError as error:
-            self.answer(500, {"error": str(error)})
-        else:
-            self.answer(200, {name: array.tolist() for name, array in outputs.items()})
+            return self.answer(500, {"error": str(error)})
+        try:
+            told = to_json({name: array.tolist() for name, array in outputs.items()})
+        except ValueError:
+            return self.answer(
+                500, {"error": "an output holds NaN or infinities, which JSON lacks"}
+            )
+        self.send(200, told)
 
-    def answer(self, status, value):
-        body = json.dumps(value).encode()
+    def answer(self, status, value, **headers):
+        self.send(status, to_json(value), **headers)
+
+    def send(self, status, body, **headers):
+        self.connection.settimeout(PATIENCE)  # for a client that reads nothing
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def send_error(self, code, message=None, explain=None):
+        """What the base class finds wrong with a request line or headers."""
+        self.refuse(code, message or self.responses[code][0])
+
+
+class Server(ThreadingHTTPServer):
+    request_queue_size = 1024  # connections that come at once; the system's limit may be less
+
+    def __init__(self, address, model, connections):
+        super().__init__(address, Handler)
+        self.model = model
+        self.free = threading.BoundedSemaphore(connections)
+
+    def process_request(self, request, client):
+        if self.free.acquire(blocking=False):
+            super().process_request(request, client)
+        else:
+            request.settimeout(1)
+            request.sendall(
+                b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
+                b"Content-Length: 0\r\nConnection: close\r\n\r\n"
+            )
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request, client):
+        try:
+            super().process_request_thread(request, client)
+        finally:
+            self.free.release()
+
+    def handle_error(self, request, client):
+        if not isinstance(sys.exc_info()[1], OSError):  # a client that went away is no error
+            super().handle_error(request, client)
 
 
 def main():
-    bundle = sys.argv[1] if len(sys.argv) > 1 else "/opt/model.ecb"
-    port = int(sys.argv[2]) if len(sys.argv) > 2 else 8080
-    with open_bundle(bundle) as model, ThreadingHTTPServer(("", port), Handler) as server:
-        server.model = model
+    parser = argparse.ArgumentParser(description="Runs a bundle for HTTP clients.")
+    parser.add_argument("bundle", metavar="BUNDLE")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (0.0.0.0: all)")
+    parser.add_argument("--port", type=int, default=8080, help="0: any free one")
+    parser.add_argument("--connections", type=int, default=256, help="how many at once")
+    options = parser.parse_args()
+    with (
+        open_bundle(options.bundle) as model,
+        Server((options.host, options.port), model, options.connections) as server,
+    ):
 
         def stop(*_):
             # shutdown() waits for serve_forever(), which this very thread is in.
@@ -94,7 +225,7 @@ def main():
         # Process 1 of a container gets no signal that it doesn't ask for.
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
-        print(f"{bundle} on port {server.server_port}", file=sys.stderr, flush=True)
+        print(f"{options.bundle} on port {server.server_port}", file=sys.stderr, flush=True)
         server.serve_forever()
 
 

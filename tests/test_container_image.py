@@ -191,7 +191,7 @@ def test_byte_code_does_not_hang_on_times(image: Image) -> None:
 
 def test_it_serves_and_stops_when_it_is_told_to(image: Image) -> None:
     program = (REPOSITORY / "examples" / "serve.py").open()
-    process = image.start("python3", "-", "/opt/model.ecb", "0", stdin=program)
+    process = image.start("python3", "-", "/opt/model.ecb", "--port", "0", stdin=program)
     try:
         assert process.stderr is not None
         line = ""

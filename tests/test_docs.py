@@ -119,7 +119,7 @@ def test_commands_and_their_options_exist(page: str, line: str) -> None:
     if words[0].startswith("scripts/"):
         assert (REPOSITORY / words[0]).stat().st_mode & 0o100, f"{words[0]} can't be run"
     elif words[:2] == ["python3", "-m"] and words[2] in (RUNTIME_COMMAND, *PACKAGES.values()):
-        device._parser().parse_args(words[3:])
+        device.make_parser().parse_args(words[3:])
     elif words[0] == "edgecompile":
         parse_command(words[1:])
 
@@ -198,15 +198,12 @@ def test_members_of_model_are_documented() -> None:
 
 
 def test_commands_of_the_device_are_documented() -> None:
-    (choices,) = [
-        a.choices
-        for a in device._parser("edgecompile.runtime")._actions
-        if isinstance(a.choices, dict)
-    ]
+    (choices,) = [a.choices for a in device.make_parser()._actions if isinstance(a.choices, dict)]
     shared = {"--json", "--debug", "--variant", "--threads", "--verify", "--help"}
     actual = {
         name: {o for a in sub._actions for o in a.option_strings if o.startswith("--")} - shared
         for name, sub in choices.items()
+        if name not in device._HIDDEN
     }
     documented = {
         row[0].strip("`"): set(re.findall(r"--[\w-]+", row[2]))

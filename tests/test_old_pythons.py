@@ -27,11 +27,10 @@ class Interpreter(NamedTuple):
     folder: str
 
     def run(self, bundle: Path, *arguments: str, options: tuple[str, ...] = ()) -> str:
-        """Output of ``python -m edgecompile.runtime`` with the runtime that the bundle brings."""
+        """Output of a command of the runtime that the bundle brings."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-        environment["PYTHONPATH"] = os.pathsep.join([str(bundle / "runtime"), self.folder])
-        environment["PYTHONDONTWRITEBYTECODE"] = "1"
-        command = [self.path, *options, "-s", "-m", "edgecompile.runtime", *arguments]
+        environment["PYTHONPATH"] = self.folder
+        command = [self.path, *options, "-s", str(bundle), *arguments]
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, cwd=bundle, timeout=300
         )
@@ -66,9 +65,9 @@ def name(python: Interpreter) -> str:
 def test_the_self_test_passes(python: Interpreter, tiny_bundle: Path) -> None:
     # What warns today is an error with some later Python or numpy.
     strict = ("-W", "error")
-    report = json.loads(python.run(tiny_bundle, "selftest", "--json", ".", options=strict))
+    report = json.loads(python.run(tiny_bundle, "selftest", "--json", options=strict))
     assert report["ok"] and len(report["cases"]) == 9
-    info = json.loads(python.run(tiny_bundle, "info", ".", "--host", "--json", options=strict))
+    info = json.loads(python.run(tiny_bundle, "info", "--host", "--json", options=strict))
     assert info["chosen"] == report["variant"]
     versions = info["host"]["versions"]
     assert versions["python"].startswith(python.version + ".")
@@ -78,5 +77,5 @@ def test_the_self_test_passes(python: Interpreter, tiny_bundle: Path) -> None:
 @pytest.mark.parametrize("python", [*FOUND[:1], *FOUND[-1:]], ids=name)
 def test_the_oldest_and_the_newest_measure(python: Interpreter, tiny_bundle: Path) -> None:
     arguments = ("--seconds", "0.1", "--cold-runs", "1", "--json")
-    report = json.loads(python.run(tiny_bundle, "bench", ".", *arguments))
+    report = json.loads(python.run(tiny_bundle, "bench", *arguments))
     assert report["lengths"]

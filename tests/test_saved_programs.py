@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import json
-import shutil
+import os
+import pickle
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,53 +96,208 @@ def test_options_outside_the_program_are_refused(saved: Path) -> None:
         load_model(saved, pad={"y": 0})
 
 
-def rewrite(source: Path, target: Path, change: Callable[[str, bytes], bytes | None]) -> Path:
-    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
-        for name in old.namelist():
-            data = change(name, old.read(name))
-            if data is not None:
-                new.writestr(name, data)
-    return target
+def read_parts(path: Path) -> dict[str, bytes]:
+    """The archive's files, named as torch names them: without the folder that all are in."""
+    with zipfile.ZipFile(path) as archive:
+        return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+
+
+def write_parts(path: Path, parts: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in parts.items():
+            archive.writestr(f"model/{name}", data)
+    return path
 
 
 class _Evil:
+    """Leaves a trace once it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = str(trace)
+
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        return (print, ("code was run",))
+        return (os.mkdir, (self.trace,))
 
 
+def saved_evil(trace: Path) -> bytes:
+    stream = io.BytesIO()
+    torch.save({"x": _Evil(trace)}, stream)
+    return stream.getvalue()
+
+
+def change_program(change: Callable[[dict[str, Any]], object]) -> Callable[..., Any]:
+    def apply(parts: dict[str, bytes], trace: Path) -> None:
+        program = json.loads(parts["models/model.json"])
+        change(program | {"trace": str(trace)})
+        program.pop("trace", None)
+        parts["models/model.json"] = json.dumps(program).encode()
+
+    apply.__name__ = change.__name__  # type: ignore[attr-defined]
+    return apply
+
+
+def opaque_object(parts: dict[str, bytes], trace: Path) -> None:
+    """As in an archive that says of itself that nothing in it is pickled."""
+    name = "data/constants/model_constants_config.json"
+    config = json.loads(parts[name])
+    meta = next(
+        iter(json.loads(parts["data/weights/model_weights_config.json"])["config"].values())
+    )
+    config["config"]["x"] = {**meta, "path_name": "opaque_obj_0", "use_pickle": False}
+    parts[name] = json.dumps(config).encode()
+    size = len(parts["data/weights/" + meta["path_name"]])
+    # Its size has to be one of whole floats.
+    parts["data/constants/opaque_obj_0"] = pickle.dumps(_Evil(trace)).ljust(size, b"\0")
+
+
+def pickled_weight(parts: dict[str, bytes], trace: Path) -> None:
+    name = "data/weights/model_weights_config.json"
+    config = json.loads(parts[name])
+    entry = next(iter(config["config"].values()))
+    entry["use_pickle"] = True
+    parts["data/weights/" + entry["path_name"]] = saved_evil(trace)
+    parts[name] = json.dumps(config).encode()
+
+
+def sample_inputs(parts: dict[str, bytes], trace: Path) -> None:
+    parts["data/sample_inputs/model.pt"] = saved_evil(trace)
+
+
+def old_weights(parts: dict[str, bytes], trace: Path) -> None:
+    parts["data/weights/model.pt"] = saved_evil(trace)
+
+
+def second_model(parts: dict[str, bytes], trace: Path) -> None:
+    for name in list(parts):
+        if "model" in name and name != "models/model.json":
+            parts[name.replace("model", "other")] = parts[name]
+    parts["models/other.json"] = parts["models/model.json"]
+    parts["data/sample_inputs/other.pt"] = saved_evil(trace)
+
+
+def find_key(value: Any, key: str) -> Iterator[dict[str, Any]]:
+    """The objects that have a key."""
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, dict | list):
+            yield from find_key(item, key)
+    if isinstance(value, dict) and key in value:
+        yield value
+
+
+def code(program: dict[str, Any]) -> str:
+    return f"__import__('os').mkdir({program['trace']!r})"
+
+
+def size_expression(program: dict[str, Any]) -> None:
+    next(find_key(program, "expr_str"))["expr_str"] = code(program)
+
+
+def size_expression_in_a_text(program: dict[str, Any]) -> None:
+    next(find_key(program, "expr_str"))["expr_str"] = f"floor({code(program)!r})"
+
+
+def guards(program: dict[str, Any]) -> None:
+    program["guards_code"].append(code(program))
+
+
+def argument_name(parts: dict[str, bytes], trace: Path) -> None:
+    name = f"attention_mask=__import__('os').mkdir('{trace}')"
+    text = parts["models/model.json"].decode().replace('"attention_mask"', f'"{name}"')
+    parts["models/model.json"] = text.encode()
+
+
+def enum_of_a_module(program: dict[str, Any]) -> None:
+    spec = program["graph_module"]["module_call_graph"][0]["signature"]
+    place, tree = Path(program["trace"]), json.loads(spec["in_spec"])
+    (place.parent / "evil_module.py").write_text(f"import os; os.mkdir({str(place)!r})")
+    enum = {"__enum__": True, "fqn": "evil_module:x", "name": "x"}
+    tree[1]["children_spec"][0]["context"] = json.dumps(enum)
+    spec["in_spec"] = json.dumps(tree)
+
+
+EVIL = [
+    opaque_object,
+    pickled_weight,
+    sample_inputs,
+    old_weights,
+    second_model,
+    argument_name,
+    *map(change_program, (size_expression, size_expression_in_a_text, guards, enum_of_a_module)),
+]
+
+
+@pytest.mark.parametrize("change", EVIL, ids=lambda change: change.__name__)
 def test_archives_that_would_run_code_are_refused(
-    saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]
 ) -> None:
-    pickled = io.BytesIO()
-    torch.save({"x": _Evil()}, pickled)
+    monkeypatch.syspath_prepend(tmp_path)
+    trace = tmp_path / "trace"
+    parts = read_parts(saved)
+    change(parts, trace)
+    path = write_parts(tmp_path / "evil.pt2", parts)
+    with pytest.raises(ModelError, match="is refused"):
+        load_model(path)
+    assert not trace.exists()
+    # torch itself would have run it: while it reads, makes a module, or calls that.
+    with contextlib.suppress(Exception):
+        program = torch.export.load(path)
+        program.module()(**program.example_inputs[1])
+    assert trace.exists()
 
-    def flag(name: str, data: bytes) -> bytes:
-        if not name.endswith("weights_config.json"):
-            return data
-        config = json.loads(data)
-        next(iter(config["config"].values()))["use_pickle"] = True
-        return json.dumps(config).encode()
 
-    def sample(name: str, data: bytes) -> bytes:
-        return pickled.getvalue() if "/sample_inputs/" in name else data
+def test_what_torch_would_try_as_an_old_format_is_refused(saved: Path, tmp_path: Path) -> None:
+    """torch.export.load falls back to it where the archive can't be read, and unpickles."""
+    trace, path = tmp_path / "trace", tmp_path / "old.pt2"
+    parts = read_parts(saved)
+    config = json.loads(parts["data/constants/model_constants_config.json"])
+    config["config"]["x"] = {"path_name": "?", "use_pickle": True, "is_param": False}
+    parts["data/constants/model_constants_config.json"] = json.dumps(config).encode()
+    write_parts(path, parts)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("version", "8.20")
+        archive.writestr("serialized_exported_program.json", parts["models/model.json"])
+        for name in ("state_dict", "constants", "example_inputs"):
+            archive.writestr(f"serialized_{name}.pt", saved_evil(trace))
+    with pytest.raises(ModelError):
+        load_model(path)
+    assert not trace.exists()
+    with contextlib.suppress(Exception):
+        torch.export.load(path)
+    assert trace.exists()
 
-    for index, (change, message) in enumerate(
-        [(flag, "is a pickled object"), (sample, "hold more than tensors")]
-    ):
-        path = rewrite(saved, tmp_path / f"{index}.pt2", change)
-        with pytest.raises(ModelError, match=message):
-            load_model(path)
-    for name, message in [
-        ("model/data/aotinductor/model/code.so", "compiled code"),
-        ("model/data/weights/model.pt", "old format"),
-    ]:
-        path = tmp_path / "added.pt2"
-        shutil.copy(saved, path)
-        with zipfile.ZipFile(path, "a") as archive:
-            archive.writestr(name, b"x")
-        with pytest.raises(ModelError, match=message):
-            load_model(path)
-    assert "code was run" not in capfd.readouterr().out
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("data/aotinductor/model/code.so", "compiled code"),
+        ("data/weights/model.pt", "old format"),
+        ("data/constants/custom_obj_0", "a pickled object"),
+        ("data/constants/MODEL_constants_config.json", "what isn't known here"),
+        ("models/other.json", "what isn't known here"),
+        ("executorch/x.pte", "what isn't known here"),
+    ],
+)
+def test_files_that_torch_export_save_does_not_write_are_refused(
+    saved: Path, tmp_path: Path, name: str, message: str
+) -> None:
+    path = write_parts(tmp_path / "added.pt2", {**read_parts(saved), name: b"x"})
+    with pytest.raises(ModelError, match=message):
+        load_model(path)
+
+
+@pytest.mark.parametrize("target", ["torch.os.mkdir", "torch.ops.load_library", "#x", "print"])
+def test_targets_are_operators(saved: Path, tmp_path: Path, target: str) -> None:
+    parts = read_parts(saved)
+    program = json.loads(parts["models/model.json"])
+    program["graph_module"]["graph"]["nodes"][-1]["target"] = target
+    parts["models/model.json"] = json.dumps(program).encode()
+    with pytest.raises(ModelError, match=f"target is '{target}'"):
+        load_model(write_parts(tmp_path / "other.pt2", parts))
+
+
+def test_extra_files_are_left_alone(saved: Path, tmp_path: Path) -> None:
+    parts = {**read_parts(saved), "extra/notes.txt": b"hello"}
+    assert load_model(write_parts(tmp_path / "more.pt2", parts)).length_axis == "length"
 
 
 def test_damaged_and_foreign_archives_are_refused(saved: Path, tmp_path: Path) -> None:
@@ -150,12 +308,14 @@ def test_damaged_and_foreign_archives_are_refused(saved: Path, tmp_path: Path) -
     other = tmp_path / "other.pt2"
     with zipfile.ZipFile(other, "w") as archive:
         archive.writestr("notes.txt", "hello")
-    garbled = rewrite(saved, tmp_path / "garbled.pt2", lambda n, d: b"{}" if "/models/" in n else d)
+    garbled = write_parts(
+        tmp_path / "garbled.pt2", {**read_parts(saved), "models/model.json": b"{}"}
+    )
     for path, message in [
         # What is left may end with an archive inside the archive.
         (cut, "no .pt2 archive|holds no exported program"),
         (empty, "no .pt2 archive"),
-        (other, "holds no exported program"),
+        (other, "no .pt2 archive|holds no exported program"),
         (garbled, "can't be read by torch"),
     ]:
         with pytest.raises(ModelError, match=message) as failure:

@@ -6,7 +6,9 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,10 +39,9 @@ class Server(NamedTuple):
         return self.ask("POST", "/run", json.dumps(inputs).encode())
 
 
-def start(bundle: Path, python: str) -> Server:
+def start(bundle: Path, python: str, *options: str) -> Server:
     process = subprocess.Popen(
-        [python, str(PROGRAM), str(bundle), "0"],
-        env={**os.environ, "PYTHONPATH": str(bundle / "runtime"), "PYTHONDONTWRITEBYTECODE": "1"},
+        [python, str(bundle), str(PROGRAM), str(bundle), "--port", "0", *options],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stderr is not None
@@ -105,8 +106,136 @@ def test_other_addresses_and_sizes(server: Server, bundle: Path) -> None:
     assert server.ask("GET", "/healthz") == (200, {"bundle": name})
     assert server.ask("GET", "/")[0] == 404
     assert server.ask("POST", "/elsewhere", b"{}")[0] == 404
+    assert server.ask("PUT", "/run", b"{}")[0] == 405
+    assert server.ask("GET", "/run") == (405, {"error": "/run takes POST"})
     assert server.ask("POST", "/run", **{"Content-Length": str(1 << 30)})[0] == 413
-    assert server.ask("POST", "/run", **{"Transfer-Encoding": "chunked"})[0] == 413
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    connection.request("HEAD", "/healthz")
+    answer = connection.getresponse()
+    assert (answer.status, answer.read()) == (200, b"")
+    connection.close()
+
+
+def exchange(server: Server, *parts: bytes) -> bytes:
+    """All that the server answers to what is sent, until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        for part in parts:
+            connection.sendall(part)
+        told = b""
+        while data := connection.recv(1 << 16):
+            told += data
+        return told
+
+
+BEGIN = b"POST /run HTTP/1.1\r\nHost: x\r\n"
+SMUGGLED = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ("Content-Length: 5\r\nTransfer-Encoding: chunked", 501),
+        ("Transfer-Encoding: chunked", 501),
+        ("Content-Length: 2\r\nContent-Length: 40", 400),
+        ("Content-Length: \u00b2", 400),
+        ("Content-Length: +2", 400),
+        ("Content-Length: -1", 400),
+        ("Content-Length: 2, 2", 400),
+        ("Content-Length: 1_0", 400),
+        ("X: y", 411),
+        ("Content-Length: 99999999999", 413),
+        ("X" * 70000, 431),
+    ],
+)
+def test_a_body_of_unclear_length_ends_the_connection(
+    server: Server, headers: str, status: int
+) -> None:
+    request = BEGIN + headers.encode("latin-1") + b"\r\n\r\n"
+    told = exchange(server, request + (b"" if status == 431 else b"{}" + SMUGGLED))
+    assert told.startswith(b"HTTP/1.1 %d " % status), told
+    assert told.count(b"HTTP/1.1") == 1 and b"Connection: close" in told
+    assert json.loads(told.partition(b"\r\n\r\n")[2])["error"]
+
+
+def test_numbers_that_json_lacks(server: Server) -> None:
+    status, told = server.ask("POST", "/run", b'{"input_ids": [[NaN]]}')
+    assert status == 400 and "NaN isn't JSON" in told["error"]
+
+
+def test_texts_where_the_bundle_has_a_tokenizer(server: Server) -> None:
+    status, told = server.run({"texts": ["a b", "c"]})
+    assert status in (200, 400, 500), "the bundle decides"
+    assert status == 200 or "token" in told["error"]
+
+
+def test_many_connections_at_once_are_all_answered(server: Server) -> None:
+    """All are made before one is accepted: a short queue of the listening socket lets some wait."""
+    open_ones = []
+    for _ in range(200):
+        connection = socket.socket()
+        connection.setblocking(False)
+        connection.connect_ex(("127.0.0.1", server.port))
+        open_ones.append(connection)
+    answers = []
+    for connection in open_ones:
+        connection.setblocking(True)
+        connection.sendall(SMUGGLED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    for connection in open_ones:
+        answers.append(connection.recv(12))
+        connection.close()
+    assert answers == [b"HTTP/1.1 200"] * 200
+
+
+def test_more_connections_than_it_takes_are_told_so(bundle: Path, device_python: str) -> None:
+    server = start(bundle, device_python, "--connections", "1")
+    try:
+        with socket.create_connection(("127.0.0.1", server.port)) as first:
+            first.sendall(SMUGGLED)
+            assert first.recv(12) == b"HTTP/1.1 200"
+            assert exchange(server).startswith(b"HTTP/1.1 503 ")
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
+def test_a_client_that_sends_byte_by_byte_is_let_go() -> None:
+    """Each byte comes in time, the request never does: its whole has a deadline."""
+    source = PROGRAM.read_text(encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "serve"}
+    exec(compile(source, str(PROGRAM), "exec"), names)  # noqa: S102
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        reader = names["Timed"](ours)
+        reader.deadline = time.monotonic() + 0.2
+        theirs.sendall(b"ab")
+        assert reader.readinto(bytearray(1)) == 1
+        while time.monotonic() < reader.deadline:
+            theirs.sendall(b"x")
+        with pytest.raises(TimeoutError):
+            reader.readinto(bytearray(1))
+
+
+def test_an_answer_is_one_segment(server: Server) -> None:
+    """Headers and body in two writes wait for an acknowledgement, 40 ms of a kept connection."""
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        for _ in range(3):
+            connection.sendall(SMUGGLED)
+            told = connection.recv(1 << 16)
+            assert told.startswith(b"HTTP/1.1 200") and told.endswith(b"}"), told
+
+
+def test_it_listens_to_this_machine_alone_unless_told(bundle: Path, device_python: str) -> None:
+    done = subprocess.run(
+        [device_python, str(bundle), str(PROGRAM), "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "--host" in done.stdout
+    server = start(bundle, device_python)
+    try:
+        listening = Path(f"/proc/{server.process.pid}/net/tcp").read_text()
+        assert f" 0100007F:{server.port:04X} 00000000:0000 0A" in listening
+    finally:
+        server.process.kill()
+        server.process.communicate()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

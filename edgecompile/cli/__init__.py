@@ -27,9 +27,14 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Its stages, one by one", ("lengths", "plan", "export", "compile", "pack")),
     ("Why a model is refused or slow", ("explain",)),
     ("What a bundle is worth", ("verify", "bench", "inspect", "drift")),
+    ("Running one here", ("selftest", "run", "encode", "generate")),
     ("Devices", ("targets",)),
 )
 COMMANDS: tuple[str, ...] = tuple(name for _, names in _SECTIONS for name in names)
+#: The device's runtime has them; cli/device.py hands them over.
+DEVICE_COMMANDS = ("selftest", "run", "encode", "generate")
+#: It has these too, for the device itself.
+_ON_DEVICE = ("finish", "info")
 
 _HELP = """Compile a PyTorch model ahead of time for the sequence lengths that its traffic really has.
 
@@ -62,7 +67,10 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"edgecompile.cli.{cmd_name}").command
+        if cmd_name in DEVICE_COMMANDS:
+            command = importlib.import_module("edgecompile.cli.device").make_command(cmd_name)
+        else:
+            command = importlib.import_module(f"edgecompile.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -72,6 +80,8 @@ class LazyGroup(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             close = get_close_matches(args[0], COMMANDS, n=1)
             cure = f"Did you mean '{close[0]}'?" if close else "Commands: " + ", ".join(COMMANDS)
+            if args[0] in _ON_DEVICE:
+                cure = f"The device has it: python3 BUNDLE {args[0]}"
             raise click.UsageError(f"No such command '{args[0]}'. {cure}", ctx)
         return super().resolve_command(ctx, args)
 

@@ -1,11 +1,11 @@
-"""``python -m edgecompile.runtime info|selftest|bench|generate|encode|finish BUNDLE``: no extras."""
+"""``python -m edgecompile.runtime COMMAND BUNDLE``, without any other package than numpy."""
 
 import argparse
 import json
 import os
 import sys
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Type
 
 from .. import __version__
 from .document import shorten
@@ -13,13 +13,21 @@ from .errors import EdgecompileError, InputError, SelftestError
 from .generate_command import add_options as add_generate_options
 
 INTERRUPTED = 130
+_HIDDEN = ("coldstart",)
+# The build host's, which somebody may look for here.
+_BUILDING = ("build", "plan", "export", "compile", "pack", "explain", "verify", "inspect", "drift")
 
 
-def main(arguments: Optional[Sequence[str]] = None, module: str = "edgecompile.runtime") -> int:
-    """Runs one command and returns its exit code; errors go to stderr with their hint."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    parser = _parser(module, list(arguments[:1]) == ["coldstart"])
-    options = parser.parse_args(arguments)
+def main(
+    arguments: Optional[Sequence[str]] = None, parser: Optional[argparse.ArgumentParser] = None
+) -> int:
+    """Runs one command and returns its exit code; errors go to stderr with their hint.
+
+    Args:
+        arguments: of the command line; None: those of this process.
+        parser: of ``make_parser``, as another program calls the commands.
+    """
+    options = (parser or make_parser()).parse_args(arguments)
     try:
         code: int = options.command(options)
         sys.stdout.flush()
@@ -40,20 +48,51 @@ def main(arguments: Optional[Sequence[str]] = None, module: str = "edgecompile.r
             raise
         print("error: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except OSError as error:
+        if options.debug:
+            raise
+        print("error: {}".format(shorten(error, 400)), file=sys.stderr)
+        return EdgecompileError.exit_code
 
 
-def _parser(module: str, hidden: bool = False) -> argparse.ArgumentParser:
-    """The commands; with those that only this package calls if ``hidden``."""
-    parser = argparse.ArgumentParser(
-        prog="python -m " + module, description="Looks at and runs edgecompile bundles."
-    )
+class _Parser(argparse.ArgumentParser):
+    """Says of a command that there isn't where it is."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            names = [name for name in action.choices if name not in _HIDDEN]
+            if value in _BUILDING:
+                cure = "that is for the build host: edgecompile {}".format(value)
+            else:
+                cure = "commands: " + ", ".join(names)
+            self.error("no such command {!r}; {}".format(value, cure))
+        super()._check_value(action, value)
+
+
+def make_parser(
+    prog: str = "python -m edgecompile.runtime",
+    bundle: Optional[str] = None,
+    kind: Type[argparse.ArgumentParser] = _Parser,
+) -> argparse.ArgumentParser:
+    """What reads the arguments.
+
+    Args:
+        prog: how help texts call the program.
+        bundle: what the commands are about; None: the first argument of each.
+        kind: of the parsers.
+    """
+    parser = kind(prog=prog, description="Looks at and runs edgecompile bundles.")
     parser.add_argument("--version", action="version", version="edgecompile " + __version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(name: str, command: Any, text: str, verify: str) -> Any:
-        sub = commands.add_parser(name, description=text, help=text)
+        listed: Dict[str, Any] = {} if name in _HIDDEN else {"help": text}
+        sub = commands.add_parser(name, description=text, **listed)
         sub.set_defaults(command=command)
-        sub.add_argument("bundle", metavar="BUNDLE", nargs="?" if name == "info" else None)
+        if bundle is None:
+            sub.add_argument("bundle", metavar="BUNDLE", nargs="?" if name == "info" else None)
+        else:
+            sub.set_defaults(bundle=bundle)
         sub.add_argument("--json", action="store_true", help="print one JSON object")
         sub.add_argument("--debug", action="store_true", help="show tracebacks")
         sub.add_argument("--variant", metavar="NAME", help="use this variant, not the best one")
@@ -86,6 +125,14 @@ def _parser(module: str, hidden: bool = False) -> argparse.ArgumentParser:
     )
     generate = add("generate", _generate, "Generate text after prompts, as it is made.", "auto")
     add_generate_options(generate)
+    run = add("run", _run, "Run inputs of a file once.", "auto")
+    run.add_argument(
+        "--inputs",
+        metavar="FILE",
+        required=True,
+        help=".npz with an array for each input, .npy for a model with one, or a .json object",
+    )
+    run.add_argument("--output", metavar="FILE", help="write the outputs as .npz")
     encode = add("encode", _encode, "Run texts, with the bundle's tokenizer.", "auto")
     encode.add_argument("--text", metavar="TEXT", action="append", default=[], help="one of them")
     encode.add_argument("--file", metavar="FILE", help="a text a line; - reads standard input")
@@ -98,11 +145,10 @@ def _parser(module: str, hidden: bool = False) -> argparse.ArgumentParser:
         action="store_true",
         help="build anew, and in spite of predictions or of another GPU",
     )
-    if hidden:
-        cold = add("coldstart", _coldstart, "One cold start, for bench.", "auto")
-        cold.add_argument("--since", type=int, required=True)
-        cold.add_argument("--length", type=int)
-        cold.add_argument("--loads", action="store_true")
+    cold = add("coldstart", _coldstart, "One cold start, for bench.", "auto")
+    cold.add_argument("--since", type=int, required=True)
+    cold.add_argument("--length", type=int)
+    cold.add_argument("--loads", action="store_true")
     return parser
 
 
@@ -184,6 +230,21 @@ def _encode(options: argparse.Namespace) -> int:
     if cut:
         _say("{} of {} texts were cut".format(cut, len(report["texts"])))
     _show(options, report, format_encode(report))
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from .run_command import format_run, run_file
+
+    report = run_file(
+        options.bundle,
+        options.inputs,
+        output=options.output,
+        threads=options.threads,
+        variant=options.variant,
+        verify=options.verify,
+    )
+    _show(options, report, format_run(report))
     return 0
 
 
@@ -288,8 +349,4 @@ def _coldstart(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except OSError as error:
-        print("error: {}".format(shorten(error, 400)), file=sys.stderr)
-        sys.exit(EdgecompileError.exit_code)
+    sys.exit(main())

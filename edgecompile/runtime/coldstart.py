@@ -3,11 +3,11 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from typing import Any, Dict, Iterable, List, Optional
 
 from . import loaders
+from .children import child_command
 from .errors import NativeError
 from .inputs import make_inputs
 from .model import open_bundle
@@ -150,11 +150,8 @@ def _start(
     count: int,
 ) -> List[Dict[str, Any]]:
     """What ``count`` runs of the hidden command say."""
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    found = os.environ.get("PYTHONPATH")
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = package + os.pathsep + found if found else package
-    command = [sys.executable, "-m", loaders.command(), "coldstart", os.path.abspath(path)]
+    command, where = child_command(loaders.command())
+    command += ["coldstart", os.path.abspath(path)]
     command += ["--verify", verify]
     command += extra
     for option, value in (("--threads", threads), ("--variant", variant)):
@@ -165,10 +162,9 @@ def _start(
         since = str(time.monotonic_ns())
         child = subprocess.run(
             [*command, "--since", since],
-            env=environment,
-            cwd=package,  # -m looks in the working directory first
             stdin=subprocess.DEVNULL,
             capture_output=True,
+            **where,
         )
         if child.returncode != 0:
             text = child.stderr.decode("utf-8", "replace").strip()[-2000:]

@@ -4,6 +4,7 @@ Every file is opened relative to the folder's descriptor, one path component at 
 O_NOFOLLOW, so neither a link inside the bundle nor a rename of the folder changes what is read.
 """
 
+import bisect
 import hashlib
 import os
 import stat
@@ -16,6 +17,10 @@ from .manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, pa
 
 _CHUNK = 1 << 20
 _DAMAGED_HINT = "copy the bundle again, or build it again"
+_UNLISTED_HINT = (
+    "remove what the manifest doesn't list; Python writes __pycache__ where PYTHONPATH names the "
+    "bundle's runtime: install edgecompile-runtime, or run python3 BUNDLE COMMAND, instead"
+)
 # O_NONBLOCK: opening a FIFO that lies where a file should be must not hang.
 _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FOLDER_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
@@ -103,10 +108,13 @@ class BundleFolder:
         self._check_each(lambda name, fd: None)
 
     def check_hashes(self, progress: Optional[Callable[[str], None]] = None) -> None:
-        """Checks the SHA-256 of every listed file; ``progress`` gets each name before its turn.
+        """Checks that the folder holds the listed files and no others, and the SHA-256 of each.
+
+        Args:
+            progress: gets the name of each listed file before its turn.
 
         Raises:
-            DamagedBundleError: lists every file that is missing or differs.
+            DamagedBundleError: lists every file that is missing, differs or isn't listed.
         """
 
         def check(name: str, fd: int) -> Optional[Tuple[str, str]]:
@@ -114,7 +122,7 @@ class BundleFolder:
                 progress(name)
             return self._hash_problem(name, fd)
 
-        self._check_each(check)
+        self._check_each(check, unlisted=True)
 
     def open_checked(self, name: str) -> int:
         """Opens a listed file whose content has the recorded SHA-256; the caller closes it.
@@ -140,7 +148,9 @@ class BundleFolder:
         if problem is not None:
             raise self._damaged(name, *problem)
 
-    def _check_each(self, check: Callable[[str, int], Optional[Tuple[str, str]]]) -> None:
+    def _check_each(
+        self, check: Callable[[str, int], Optional[Tuple[str, str]]], unlisted: bool = False
+    ) -> None:
         problems = Problems(self.path)
         for name in sorted(self.manifest.files):
             fd, problem = self._try_open(name)
@@ -151,7 +161,38 @@ class BundleFolder:
                     os.close(fd)
             if problem is not None:
                 problems.add(problem[0], name, problem[1])
-        problems.raise_if_any(DamagedBundleError, _DAMAGED_HINT)
+        damaged = problems.count
+        if unlisted:
+            self._find_unlisted(problems)
+        hint = _UNLISTED_HINT if problems.count and not damaged else _DAMAGED_HINT
+        problems.raise_if_any(DamagedBundleError, hint)
+
+    def _find_unlisted(self, problems: Problems) -> None:
+        """Notes what the folder holds beside the manifest and the listed files."""
+        names = sorted(self.manifest.files)
+        folders = [""]
+        while folders:
+            folder = folders.pop()
+            try:
+                fd = self._open_beneath(folder + ".", _FOLDER_FLAGS)
+            except OSError:  # noted with the files in it
+                continue
+            try:
+                with os.scandir(fd) as entries:
+                    for path in (folder + entry.name for entry in entries):
+                        if path in self.manifest.files or path == MANIFEST_NAME:
+                            continue
+                        # Only a folder of listed files is looked into; any other one is named.
+                        at = bisect.bisect_left(names, path + "/")
+                        if names[at : at + 1] and names[at].startswith(path + "/"):
+                            folders.append(path + "/")
+                        elif not _keeps_byte_code_out(fd, path.rpartition("/")[2]):
+                            text = "isn't listed in the manifest"
+                            problems.add("file-unlisted", shorten(path, 200), text)
+                        if problems.too_many:
+                            return
+            finally:
+                os.close(fd)
 
     def _hash_problem(self, name: str, fd: int) -> Optional[Tuple[str, str]]:
         return find_hash_damage(fd, self.manifest.files[name])
@@ -246,6 +287,14 @@ def _raise_limit(error: OSError, where: str) -> None:
     limit = explain_errno(error.errno or 0, where)
     if limit is not None:
         raise limit from None
+
+
+def _keeps_byte_code_out(folder: int, name: str) -> bool:
+    """Whether this is an empty file in the place of the folder that Python writes byte code to."""
+    if name != "__pycache__":
+        return False
+    info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    return stat.S_ISREG(info.st_mode) and info.st_size == 0
 
 
 def file_state(info: os.stat_result) -> Tuple[int, ...]:

@@ -4,10 +4,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from typing import Any, Callable, Dict, Mapping, Sequence, Type
 
 from . import errors
+from .children import child_command
 from .document import shorten
 from .errors import EdgecompileError, FinishError
 from .trt_build import BuildFailure
@@ -43,24 +43,15 @@ def run_worker(
         WorkerDied: a signal ended the process, or it gave no answer.
         EdgecompileError: the one that it raised.
     """
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    environment = dict(os.environ)
-    # Its working folder is another one, so what is relative wouldn't be found.
-    found = [
-        os.path.abspath(item)
-        for item in environment.get("PYTHONPATH", "").split(os.pathsep)
-        if item
-    ]
-    environment["PYTHONPATH"] = os.pathsep.join([package, *found])
+    command, where = child_command("edgecompile.runtime.worker")
     reading, writing = os.pipe()
     with os.fdopen(reading, "r", encoding="utf-8", errors="replace") as messages:
         try:
             child = subprocess.Popen(
-                [sys.executable, "-m", "edgecompile.runtime.worker", str(writing)],
+                [*command, str(writing)],
                 stdin=subprocess.PIPE,
                 stdout=2,  # nothing but our own data may come to standard output
-                env=environment,
-                cwd=package,  # -m looks in the working directory first
+                **where,
                 pass_fds=[writing, *keep_open],
                 # Ctrl-C is for this process; it ends the child itself.
                 start_new_session=True,

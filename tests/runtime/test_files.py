@@ -50,12 +50,52 @@ def test_all_damage_is_reported_at_once_and_nothing_stays_open(bundle: DummyBund
     folder.close()
 
 
-def test_unlisted_files_are_ignored(bundle: DummyBundle) -> None:
+def test_files_that_are_not_listed_are_named(bundle: DummyBundle) -> None:
     path = bundle.write()
     (bundle.folder / "runtime" / "__pycache__").mkdir(parents=True)
     (bundle.folder / "runtime" / "__pycache__" / "x.pyc").write_bytes(b"x")
+    (bundle.folder / "code" / "x86-64-v3" / "link.so").symlink_to("bucket-0.so")
+    (bundle.folder / "na\nme\udc80").write_bytes(b"x")
     folder = BundleFolder(path)
+    folder.check_sizes()
+    before = open_descriptors()
+    with pytest.raises(DamagedBundleError) as caught:
+        folder.check_hashes()
+    assert open_descriptors() == before
+    folder.close()
+    # A folder without a listed file is named and not walked.
+    for name in ("runtime", "code/x86-64-v3/link.so", "na?me?"):
+        assert f"  {name}: isn't listed in the manifest [file-unlisted]" in caught.value.message
+    assert "x.pyc" not in caught.value.message and "3 problems" in caught.value.message
+    assert caught.value.hint is not None and "__pycache__" in caught.value.hint
+
+
+def test_an_empty_file_may_keep_byte_code_out(bundle: DummyBundle) -> None:
+    folder = BundleFolder(bundle.write())
+    place = bundle.folder / "code" / "__pycache__"
+    place.touch()
     folder.check_hashes()
+    for change in (
+        lambda: place.write_bytes(b"x"),
+        lambda: (place.unlink(), place.mkdir()),
+        lambda: (place.rmdir(), place.symlink_to("/dev/null")),
+    ):
+        change()
+        with pytest.raises(DamagedBundleError, match="code/__pycache__: isn't listed"):
+            folder.check_hashes()
+    folder.close()
+
+
+def test_looking_for_files_that_are_not_listed_ends(
+    bundle: DummyBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgecompile.runtime.document._TOO_MANY", 50)
+    path = bundle.write()
+    for index in range(60):
+        (bundle.folder / f"{index}").mkdir()
+    folder = BundleFolder(path)
+    with pytest.raises(DamagedBundleError, match="50 or more problems"):
+        folder.check_hashes()
     folder.close()
 
 

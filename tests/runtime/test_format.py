@@ -425,6 +425,10 @@ HOSTILE_FOLDERS: list[tuple[str, type[EdgecompileError], Callable[[Path], Any]]]
     ("file-size-differs", DamagedBundleError, rewrite("weights.fp32", lambda data: b"")),
     ("file-hash", DamagedBundleError, rewrite("weights.fp32", lambda data: data[:-1] + b"\1")),
     ("file-hash", DamagedBundleError, rewrite("reports/plan.json", lambda data: b"[]")),
+    ("file-unlisted", DamagedBundleError, lambda folder: (folder / "runpy.py").write_text("")),
+    ("file-unlisted", DamagedBundleError, lambda folder: (folder / "code" / "empty").mkdir()),
+    ("file-unlisted", DamagedBundleError, lambda folder: os.mkfifo(folder / "golden" / "pipe")),
+    ("file-unlisted", DamagedBundleError, lambda folder: (folder / "a").symlink_to("weights.fp32")),
 ]
 
 

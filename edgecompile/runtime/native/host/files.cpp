@@ -1,11 +1,13 @@
 #include "files.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <memory>
 #include <vector>
 
 #include "limits.h"
@@ -17,6 +19,10 @@ namespace {
 
 constexpr size_t kChunk = 1 << 20;
 constexpr const char* kDamagedHint = "copy the bundle again, or build it again";
+constexpr const char* kUnlistedHint =
+    "remove what the manifest doesn't list; Python writes __pycache__ where PYTHONPATH names the "
+    "bundle's runtime: install edgecompile-runtime, or run python3 BUNDLE COMMAND, instead";
+constexpr size_t kTooMany = 10000;
 // O_NONBLOCK: opening a FIFO that lies where a file should be must not hang.
 constexpr int kFileFlags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
 constexpr int kFolderFlags = O_RDONLY | O_CLOEXEC | O_DIRECTORY;
@@ -39,6 +45,17 @@ std::string join_paths(const std::string& folder, const std::string& name) {
   return !folder.empty() && folder.back() == '/' ? folder + name : cat(folder, "/", name);
 }
 
+// Whether this is an empty file in the place of the folder that Python writes byte code to.
+bool keeps_byte_code_out(int folder, const std::string& name) {
+  struct stat info = {};
+  return name == "__pycache__" && fstatat(folder, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+         S_ISREG(info.st_mode) && info.st_size == 0;
+}
+
+struct CloseFolder {
+  void operator()(DIR* list) const { closedir(list); }
+};
+
 Descriptor open_folder(const std::string& path) {
   // The bundle itself may be reached through a link: the user chose that path.
   Descriptor folder(open_retrying(AT_FDCWD, path.c_str(), kFolderFlags));
@@ -56,15 +73,15 @@ Descriptor open_folder(const std::string& path) {
        "check the path");
 }
 
-// Opens a file below a folder, following no link. -1 and errno where that fails.
-int open_beneath(int folder, const std::string& name) {
+// Opens what lies below a folder, following no link. -1 and errno where that fails.
+int open_beneath(int folder, const std::string& name, int flags = kFileFlags) {
   Descriptor opened;
   size_t begin = 0;
   while (true) {
     const int at = opened.valid() ? opened.get() : folder;
     const size_t end = name.find('/', begin);
     const std::string part = name.substr(begin, end - begin);
-    if (end == std::string::npos) return open_retrying(at, part.c_str(), kFileFlags);
+    if (end == std::string::npos) return open_retrying(at, part.c_str(), flags);
     Descriptor next(open_retrying(at, part.c_str(), kFolderFlags | O_NOFOLLOW));
     if (!next.valid()) return -1;
     opened = std::move(next);
@@ -213,7 +230,38 @@ void BundleFolder::check_files(bool with_hashes) const {
     }
     if (damage.rule != nullptr) problems.add(damage.rule, entry.first, damage.text);
   }
-  problems.raise_if_any(ECR_DAMAGED, kDamagedHint);
+  const bool damaged = !problems.empty();
+  if (with_hashes) find_unlisted(&problems);
+  problems.raise_if_any(ECR_DAMAGED, damaged ? kDamagedHint : kUnlistedHint);
+}
+
+void BundleFolder::find_unlisted(Problems* problems) const {
+  std::vector<std::string> folders = {""};
+  while (!folders.empty()) {
+    const std::string folder = std::move(folders.back());
+    folders.pop_back();
+    Descriptor opened(open_beneath(folder_.get(), folder + ".", kFolderFlags | O_NOFOLLOW));
+    const std::unique_ptr<DIR, CloseFolder> list(opened.valid() ? fdopendir(opened.get())
+                                                                : nullptr);
+    if (list == nullptr) continue;  // noted with the files in it
+    opened.release();
+    while (const dirent* const entry = readdir(list.get())) {
+      const std::string leaf = entry->d_name;
+      const std::string path = folder + leaf;
+      if (leaf == "." || leaf == ".." || path == kManifestName || manifest_.files.count(path)) {
+        continue;
+      }
+      // Only a folder of listed files is looked into; any other one is named.
+      const std::string inside = path + "/";
+      const auto first = manifest_.files.lower_bound(inside);
+      if (first != manifest_.files.end() && first->first.compare(0, inside.size(), inside) == 0) {
+        folders.push_back(inside);
+      } else if (!keeps_byte_code_out(dirfd(list.get()), leaf)) {
+        problems->add("file-unlisted", shorten(path, 200), "isn't listed in the manifest");
+      }
+      if (problems->count() >= kTooMany) return;
+    }
+  }
 }
 
 Damage BundleFolder::try_open(const std::string& name, Descriptor* file) const {

@@ -15,6 +15,8 @@
 
 namespace ecr {
 
+class Problems;
+
 // Owns a file descriptor.
 class Descriptor {
  public:
@@ -70,11 +72,12 @@ class BundleFolder {
   // Checks that what the descriptor holds has the recorded SHA-256. Throws Error ECR_DAMAGED: rules
   // file-hash, file-size-differs.
   void check_hash(const std::string& name, const Descriptor& file) const;
-  // Checks that every listed file is there, regular and of its size, and if so wanted its hash.
-  // Throws Error ECR_DAMAGED with all that aren't.
+  // Checks that every listed file is there, regular and of its size; with hashes also those, and
+  // that the folder holds no other files. Throws Error ECR_DAMAGED with all that is wrong.
   void check_files(bool with_hashes) const;
 
  private:
+  void find_unlisted(Problems* problems) const;
   Damage try_open(const std::string& name, Descriptor* file) const;
   std::string read_manifest() const;
 
