@@ -159,7 +159,7 @@ def pack_bundle(
         )
         if gpu is not None:
             report = with_gpu(report, gpu, tested)
-        check_report(report)
+        check_report(report, reused=compiled.reused)
         found = _reports(manifest.name, plan, lengths, cost, compiled, report, choice, gpu)
         for name, data in found.items():
             writer.add_bytes(data, f"reports/{name}")
