@@ -162,7 +162,9 @@ def test_exchanged_dense_weights_are_exported_again(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     first = outputs()
-    weights = {name: 1.001 * t for name, t in load_file(folder / "2_Dense/model.safetensors").items()}
+    weights = {
+        name: 1.001 * t for name, t in load_file(folder / "2_Dense/model.safetensors").items()
+    }
     save_file(weights, folder / "2_Dense/model.safetensors")
     assert not torch.equal(outputs(), first)
 
