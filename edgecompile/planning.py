@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgecompile.buckets import Bucket, BucketPlan, plan_buckets
 from edgecompile.compilation import ExportStore
-from edgecompile.cost_sources import calibrated_costs, find_costs
+from edgecompile.cost_sources import calibrated_costs, find_costs, runnable_variants
 from edgecompile.curves import CostCurve
 from edgecompile.errors import PlanError
 from edgecompile.forms import Form, find_form
@@ -120,8 +120,8 @@ def plan_model(
         costs = calibrated_costs(model, profile, request, scope, request.calibration)
     else:
         form = find_form(exports, request, scope)
-        why = _why_not_measured(form, request, compare or profile.gpu is not None)
-        if why:
+        why = _why_not_measured(form, request)
+        if why and (request.quick or (not compare and _measures_here(profile, work))):
             plan = BucketPlan(scope.axis, (form.bucket,), source=request.lengths.source)
             notes += [form.note] if form.note else []
             notes.append(why)
@@ -169,13 +169,18 @@ def _given(plan: BucketPlan, subject: Mapping[str, str]) -> tuple[BucketPlan, st
     return bare, f"{note}; its costs are of {told}, so they are left out"
 
 
-def _why_not_measured(form: Form, request: PlanRequest, compare: bool) -> str:
+def _measures_here(profile: TargetProfile, work: Path) -> bool:
+    """Whether costs would be measured: else they are modelled, which takes no time."""
+    return profile.gpu is None and bool(runnable_variants(profile, work))
+
+
+def _why_not_measured(form: Form, request: PlanRequest) -> str:
     """Why no costs are needed; empty where they decide, or tell whether bounds are met."""
     one = "exact" if "exact" in form.modes else "padded"
     if request.quick:
         return f"one {one} program for all lengths, as --quick wants it; nothing was measured"
     bounded = request.max_size is not None or request.max_build_s is not None
-    if compare or bounded or len(form.modes) > 1:
+    if bounded or len(form.modes) > 1:
         return ""
     if one == "exact":
         # Without padding every length costs what it costs, in one program or in several.
