@@ -172,7 +172,7 @@ def bench_bundle(
         machine=describe_machine(),
         versions=_versions(results),
         load=load,
-        model_sha256={} if model is None else model.source.sha256,
+        model_sha256={} if model is None else _weights(model.source.sha256),
         warnings=_warnings(results, load, settings),
         notes=workload.notes,
     )
@@ -325,6 +325,12 @@ def _short(spec: str) -> str:
     """The specification without folders: records are published."""
     where, colon, factory = spec.rpartition(":")
     return f"{Path(where).name}:{factory}" if colon else Path(spec).name
+
+
+def _weights(sha256: Mapping[str, str]) -> dict[str, str]:
+    """Of a model's files those that tell which one it is."""
+    telling = (".safetensors", ".pt2", "config.json")
+    return {name: digest for name, digest in sha256.items() if name.endswith(telling)}
 
 
 def _versions(results: Sequence[ContenderResult]) -> dict[str, str]:

@@ -44,6 +44,8 @@ class BucketPlan:
             these were computed.
         lower_bound_ms: what no other buckets can beat, as many as were allowed, overlapping or
             not: expected_ms and the price of the buckets are at least this. None if unknown.
+        made_for: the model's structure, the target and the precision that it was made for; empty if
+            nobody said.
         source: where the lengths came from.
         notes: what a person should know about the plan, in sentences.
     """
@@ -58,6 +60,7 @@ class BucketPlan:
     source: str = ""
     notes: tuple[str, ...] = field(default=())
     lower_bound_ms: float | None = None
+    made_for: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.buckets:
@@ -113,7 +116,7 @@ class BucketPlan:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; the same plan gives the same bytes. An unknown lower bound is left out."""
+        """Plain data; the same plan gives the same bytes. An unknown lower bound or subject is left out."""
         value = {
             "length_axis": self.length_axis,
             "policy": self.policy,
@@ -127,6 +130,8 @@ class BucketPlan:
         }
         if self.lower_bound_ms is not None:
             value["lower_bound_ms"] = self.lower_bound_ms
+        if self.made_for:
+            value["made_for"] = dict(self.made_for)
         return value
 
     @classmethod
@@ -145,6 +150,7 @@ class BucketPlan:
         by_count = value.get("expected_by_count", [])
         notes = value.get("notes", [])
         bound = value.get("lower_bound_ms")
+        made_for = value.get("made_for", {})
         if not isinstance(axis, str):
             raise PlanError(f"length_axis is {axis!r}, not a name")
         if not (expected is None or _is_number(expected)) or not _is_number(price):
@@ -155,6 +161,8 @@ class BucketPlan:
             raise PlanError("expected_by_count isn't a list of numbers")
         if not isinstance(notes, list):
             raise PlanError("notes isn't a list")
+        if not isinstance(made_for, dict):
+            raise PlanError("made_for isn't an object")
         model = value.get("cost_model")
         return cls(
             length_axis=axis,
@@ -170,6 +178,7 @@ class BucketPlan:
             source=str(value.get("source", "")),
             notes=tuple(str(note) for note in notes),
             lower_bound_ms=bound,
+            made_for={str(key): str(text) for key, text in made_for.items()},
         )
 
 

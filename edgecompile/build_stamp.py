@@ -11,13 +11,13 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import edgecompile
-from edgecompile.hashing import file_sha256
-from edgecompile.machine import cpu_identity
+from edgecompile.hashing import file_sha256, hash_tree
+from edgecompile.installation import installation_id
+from edgecompile.machine import cpu_identity, usable_cpus
+from edgecompile.profile_files import search_path
 from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.runtime.manifest import MANIFEST_NAME, parse_manifest
 from edgecompile.targets import load_target
@@ -26,10 +26,6 @@ from edgecompile.toolchain import find_toolchain
 __all__ = ["STAMP_NAME", "build_key", "find_built", "write_stamp"]
 
 STAMP_NAME = "built.json"
-#: Files over this count by size and time of change: to hash them would be felt.
-_MAX_HASHED_BYTES = 2 << 30
-_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
-_OWN_SUFFIXES = (".py", ".cpp", ".c", ".h", ".map", ".j2", ".toml", ".md")
 
 
 def build_key(
@@ -57,15 +53,16 @@ def build_key(
     archs = sorted({variant.arch for variant in profile.variants})
     parts = {
         # A bundle is called after its model's folder or file.
-        "model": [where.resolve().name, _tree(where)],
+        "model": [where.resolve().name, hash_tree(where)],
         "target": repr(profile),
+        # With what is known of JetPacks and of TensorRT's operators.
+        "profiles": [hash_tree(folder) for folder in search_path()],
         "options": options,
-        "files": {name: path and _tree(path) for name, path in files.items()},
+        "files": {name: path and hash_tree(path) for name, path in files.items()},
         "compilers": [[find_toolchain(arch).cxx, find_toolchain(arch).version] for arch in archs],
-        "packages": {name: _version(name) for name in _PACKAGES},
         # Measured costs are this machine's.
-        "cpu": cpu_identity(),
-        "edgecompile": [edgecompile.__version__, _own_files()],
+        "cpu": [cpu_identity(), usable_cpus()],
+        "installation": installation_id(),
     }
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -109,34 +106,3 @@ def find_built(work: Path, key: str, bundle: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, EdgecompileError):
         return None
     return result
-
-
-def _tree(path: Path) -> list[list[Any]]:
-    """Every file below ``path``, or the file itself: its name and its content's hash."""
-    files = sorted(item for item in path.rglob("*") if item.is_file()) if path.is_dir() else [path]
-    found: list[list[Any]] = []
-    for item in files:
-        name = item.relative_to(path).as_posix() if path.is_dir() else item.name
-        facts = item.stat()
-        if facts.st_size > _MAX_HASHED_BYTES:
-            found.append([name, facts.st_size, facts.st_mtime_ns])
-        else:
-            found.append([name, file_sha256(item)])
-    return found
-
-
-def _own_files() -> str:
-    """Of our own sources: a change to any of them may change what is built."""
-    root = Path(edgecompile.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*")):
-        if path.suffix in _OWN_SUFFIXES and path.is_file():
-            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""

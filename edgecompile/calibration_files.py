@@ -16,7 +16,7 @@ from edgecompile.length_rows import MAX_LENGTH
 from edgecompile.limits import BucketCost
 from edgecompile.runtime.document import Problems, Reader, join, shorten
 
-__all__ = ["CALIBRATION_VERSION", "read_calibration"]
+__all__ = ["CALIBRATION_VERSION", "parse_calibration", "read_calibration", "read_document"]
 
 CALIBRATION_VERSION = 1
 
@@ -33,8 +33,21 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
             missing, not positive, repeated or not ascending in length within one bucket; all that
             is wrong is told.
     """
-    document, _ = read_object(path, CostError, max_bytes=_MAX_FILE_BYTES, hint=CALIBRATION_HINT)
-    return _CalibrationReader(document, os.fspath(path)).read()
+    return parse_calibration(read_document(path), os.fspath(path))
+
+
+def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The JSON object in a calibration file; raises CostError where there is none."""
+    return read_object(path, CostError, max_bytes=_MAX_FILE_BYTES, hint=CALIBRATION_HINT)[0]
+
+
+def parse_calibration(document: dict[str, Any], name: str) -> Calibration:
+    """What a calibration file called ``name`` holds; unknown keys are ignored.
+
+    Raises:
+        CostError: as :func:`read_calibration`.
+    """
+    return _CalibrationReader(document, name).read()
 
 
 class _CalibrationReader:

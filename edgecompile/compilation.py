@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import edgecompile
 from edgecompile.audit import AuditVerdict, baseline, judge, require
 from edgecompile.backends import LIBTORCH, get_backend
 from edgecompile.backends.artifact import Artifact, TensorStore
@@ -20,14 +19,13 @@ from edgecompile.backends.native import NativeRuntime, build_probe, build_runtim
 from edgecompile.buckets import Bucket
 from edgecompile.errors import CompileError, ExportError, PlanError
 from edgecompile.export import ExportedModel, export_model
+from edgecompile.installation import installation_id
 from edgecompile.models import LoadedModel
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import StepHandle
 from edgecompile.runtime.manifest import AOTI_CPU, TORCH
 from edgecompile.targets import TargetProfile, VariantSpec
 from edgecompile.toolchain import find_toolchain
-
-_PROCESS_TOKEN = uuid.uuid4().hex
 
 #: What runs the programs: the library that comes with them, or torch where the host has it.
 NATIVE = "native"
@@ -64,6 +62,11 @@ class CompiledModel:
     exported: tuple[ExportedModel, ...]
     precision: Precision = FP32
     runtime: str = NATIVE
+
+    @property
+    def reused(self) -> bool:
+        """Whether programs come from what an earlier process left in the work folder."""
+        return any(isinstance(program.source, Path) for program in self.exported)
 
     def glibc(self, variant: str) -> str:
         """The newest glibc that any library of the variant needs."""
@@ -124,16 +127,21 @@ class ExportStore:
         self.folder = folder
         self._made: dict[str, ExportedModel] = {}
         self._refused: dict[str, ExportError] = {}
+        #: Whether another process would find the same exports. What a factory's code does can't be
+        #: hashed: its exports are this store's alone.
+        self.lasting = model.source.kind in ("folder", "pt2")
+        self._token = "" if self.lasting else uuid.uuid4().hex
 
     def of(self, model: LoadedModel) -> ExportStore:
         """The exports of the same model within other limits; they lie in the same folder."""
         store = ExportStore(model, self.folder)
-        store._made = self._made
+        store._made, store._token = self._made, self._token
         return store
 
     def key(self, bucket: Bucket) -> str:
         """Identifies the export for ``bucket``: equal keys mean equal programs."""
-        request = {"program": bucket.program_json(), "model": model_fingerprint(self.model)}
+        model = model_fingerprint(self.model) + self._token
+        request = {"program": bucket.program_json(), "model": model}
         return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
 
     def get(self, bucket: Bucket) -> ExportedModel:
@@ -148,18 +156,46 @@ class ExportStore:
             raise self._refused[key]
         if key not in self._made:
             place = self.folder / key
-            if (place / _EXPORT_DONE).is_file():
-                self._made[key] = ExportedModel.load(place)
-            else:
+            exported = _load_export(place)
+            if exported is None:
                 try:
                     exported = export_bucket(self.model, bucket)
                 except ExportError as error:
                     self._refused[key] = error
                     raise
                 exported.save(place)
-                (place / _EXPORT_DONE).write_text(json.dumps(bucket.program_json()) + "\n")
-                self._made[key] = exported
+            # Also where it was there: of several, the stages take what was asked for last.
+            (place / _EXPORT_DONE).write_text(json.dumps(bucket.program_json()) + "\n")
+            self._made[key] = exported
         return self._made[key]
+
+    def require(self, buckets: Sequence[Bucket], keys: Sequence[str]) -> None:
+        """Refuses programs that were exported from something else than the model.
+
+        Raises:
+            CompileError: a key isn't the one of its bucket; never of a factory's model.
+        """
+        stale = [
+            f"{bucket.lo}..{bucket.hi}"
+            for bucket, key in zip(buckets, keys, strict=True)
+            if self.lasting and self.key(bucket) != key
+        ]
+        if stale:
+            raise CompileError(
+                f"in {self.folder} these programs were exported from other files, with other options "
+                f"or another version: {', '.join(stale)}",
+                hint="run the stages export and compile again",
+            )
+
+
+def _load_export(place: Path) -> ExportedModel | None:
+    """What an earlier process left there; None if that is nothing, or damaged."""
+    if not (place / _EXPORT_DONE).is_file():
+        return None
+    try:
+        return ExportedModel.load(place)
+    except ExportError:
+        return None
 
 
 def export_buckets(
@@ -179,22 +215,23 @@ def export_buckets(
 
 
 def model_fingerprint(model: LoadedModel) -> str:
-    """Identifies a model across processes.
+    """Identifies what is exported, across processes: the model, how it is loaded, and by what.
 
-    Folders and saved programs are identified by the hashes of their files. What a factory's code
-    does can't be hashed, so its exports are only ever reused within one process.
+    A folder counts by every file in it, hashed whole, a saved program by its file. Nothing is left
+    out because it seems not to matter: which files a loader reads depends on the model. Of a factory
+    there are no hashes (see :class:`ExportStore`).
     """
+    source = model.source
     text = json.dumps(
         [
-            model.source.to_json(),
+            [model.name, source.kind, dict(source.sha256), dict(source.details)],
             dict(model.load),
-            [i.to_json() for i in model.inputs],
-            edgecompile.__version__,
+            [spec.to_json() for spec in model.inputs],
+            [spec.to_json() for spec in model.outputs],
+            installation_id(),
         ],
         sort_keys=True,
     )
-    if model.source.kind not in ("folder", "pt2"):
-        text += _PROCESS_TOKEN
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -8,6 +8,7 @@ says which.
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,16 +17,17 @@ from typing import Any
 import edgecompile
 from edgecompile.backends.native import build_probe
 from edgecompile.calibration import check_calibration
-from edgecompile.calibration_files import read_calibration
+from edgecompile.calibration_files import parse_calibration, read_calibration
 from edgecompile.compilation import ExportStore
+from edgecompile.cost_cache import cost_key, find_kept, keep_costs
 from edgecompile.curves import MODES, CostCurve, Mode
 from edgecompile.errors import CostError
-from edgecompile.forms import find_form
+from edgecompile.forms import Form, find_form
 from edgecompile.gpu_modelled import gpu_curve
 from edgecompile.host import host_variants
 from edgecompile.kits import BuiltKit, KitScope, MeasuringKit, build_kit, make_kit
 from edgecompile.limits import BucketCost
-from edgecompile.measure import cost_curve, cost_surface, run_calibration
+from edgecompile.measure import calibrate, cost_curve, cost_surface
 from edgecompile.modelled import modelled_curve
 from edgecompile.models import LoadedModel
 from edgecompile.plan_request import PlanRequest, plan_scope
@@ -36,7 +38,7 @@ from edgecompile.surfaces import CostSurface
 from edgecompile.targets import TargetProfile, VariantSpec
 from edgecompile.workcount import count_work
 
-__all__ = ["Costs", "find_costs", "make_measuring_kit", "runnable_variants"]
+__all__ = ["Costs", "calibrated_costs", "find_costs", "make_measuring_kit", "runnable_variants"]
 
 _MODELLED_POINTS = 64
 
@@ -50,41 +52,72 @@ class Costs:
         scope: what can be served; narrower than what was asked about where the model allows less.
         cost: what buckets take.
         kit: what was measured here, if it was.
-        note: what a person should know of the source.
+        notes: what a person should know of the source.
     """
 
     model: CostCurve | CostSurface
     scope: KitScope
     cost: BucketCost = field(default_factory=BucketCost)
     kit: MeasuringKit | None = None
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def find_costs(
     exports: ExportStore,
     profile: TargetProfile,
     request: PlanRequest,
-    scope: KitScope,
+    form: Form,
     work: Path,
     step: StepHandle | None,
 ) -> Costs:
-    """The costs of a scope, from the best source.
+    """The costs of what can be served: measured here, now or before, or else modelled.
 
     Raises:
-        CostError: the calibration is another model's, machine's or version's, or the target's
-            profile lacks what a modelled curve needs.
+        CostError: the target's profile lacks what a modelled curve needs.
         ExportError, CompileError: a program to measure can't be built.
-        PlanError: the model can run in no mode.
     """
-    if request.calibration is not None:
-        return _calibrated(exports.model, profile, request, scope, request.calibration)
-    if profile.gpu is not None:
-        return _modelled(exports, profile, request, scope)
-    runnable = runnable_variants(profile, work)
+    runnable = [] if profile.gpu is not None else runnable_variants(profile, work)
     if not runnable:
-        return _modelled(exports, profile, request, scope)
-    form = find_form(exports, request, scope)
-    kit, note = make_kit(form.scope, form.modes), form.note
+        return _modelled(exports.model, profile, request, form)
+    kit, variant = make_kit(form.scope, form.modes), runnable[-1]
+    key = cost_key(exports, kit, profile, variant, request)
+    found = None if key is None or request.measure_again else find_kept(key, kit)
+    reused = ""
+    if found is None:
+        document, cost = _measure(exports, profile, request, kit, variant, work, step)
+        if key is not None:
+            keep_costs(key, document, cost)
+        found = parse_calibration({**document, "bucket_cost": cost.to_json()}, "the measurement")
+    else:
+        reused = (
+            f"costs that were measured here on {found.date} are used; --measure-again repeats it"
+        )
+    second = form.scope.second
+    model = (
+        cost_curve(found, "measured") if second is None else cost_surface(found, second, "measured")
+    )
+    notes = tuple(note for note in (form.note, reused) if note)
+    return Costs(model, form.scope, found.bucket_cost, kit, notes)
+
+
+def _measure(
+    exports: ExportStore,
+    profile: TargetProfile,
+    request: PlanRequest,
+    kit: MeasuringKit,
+    variant: VariantSpec,
+    work: Path,
+    step: StepHandle | None,
+) -> tuple[dict[str, Any], BucketCost]:
+    """What the runtime says of a kit, and what buckets take."""
+
+    def tell(text: str) -> None:
+        if step is not None:
+            # "12 rounds, 4 of 6 s"
+            found = re.search(r"(\d+) of ([\d.]+) s$", text)
+            done, total = (float(found[1]), float(found[2])) if found else (None, None)
+            step.update(done, total, f"measuring {len(kit.runs)} sizes: {text}")
+
     scratch = work / "measured.ecb"
     shutil.rmtree(scratch, ignore_errors=True)
     try:
@@ -92,7 +125,7 @@ def find_costs(
             exports,
             kit,
             profile,
-            runnable[-1:],
+            [variant],
             scratch,
             work,
             precision=request.precision,
@@ -100,22 +133,23 @@ def find_costs(
             jobs=request.jobs,
             step=step,
         )
-        if step is not None:
-            step.update(text=f"measuring {len(kit.runs)} runs of {len(kit.buckets)} programs")
         seconds = min(60.0, max(3.0, 0.4 * len(kit.runs)))
-        found = run_calibration(built.path, threads=request.threads, seconds=seconds)
+        tell(f"0 of {seconds:g} s")
+        return calibrate(
+            built.path, threads=request.threads, seconds=seconds, tell=tell
+        ), built.cost
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    cost = replace(built.cost, load_ms=found.load_ms or 0.0)
-    if scope.second is None:
-        return Costs(cost_curve(found, "measured"), form.scope, cost, kit, note)
-    surface = cost_surface(found, scope.second, "measured")
-    return Costs(surface, form.scope, cost, kit, note)
 
 
-def _calibrated(
+def calibrated_costs(
     model: LoadedModel, profile: TargetProfile, request: PlanRequest, scope: KitScope, file: Path
 ) -> Costs:
+    """The costs that a device measured.
+
+    Raises:
+        CostError: they are another model's, machine's or version's; names every difference.
+    """
     found = read_calibration(file)
     check_calibration(
         found,
@@ -135,10 +169,8 @@ def _calibrated(
 
 
 def _modelled(
-    exports: ExportStore, profile: TargetProfile, request: PlanRequest, scope: KitScope
+    model: LoadedModel, profile: TargetProfile, request: PlanRequest, form: Form
 ) -> Costs:
-    # A roofline says nothing of what can be exported or padded.
-    form = find_form(exports, request, scope)
     modes, why, scope = form.modes, form.note, form.scope
     extent = scope.axes[0][1]
     span, count = extent.hi - extent.lo, min(extent.hi - extent.lo + 1, _MODELLED_POINTS)
@@ -158,7 +190,7 @@ def _modelled(
         precision = "fp32"
 
     def curve(sizes: dict[str, int]) -> CostCurve:
-        work = count_work(exports.model, lengths, sizes=sizes)
+        work = count_work(model, lengths, sizes=sizes)
         if gpu:
             one_shape = all(r.lo == r.hi for _, r in scope.axes[1:])
             whole = gpu_curve(
@@ -172,11 +204,11 @@ def _modelled(
     fixed = {name: r.lo for name, r in scope.axes[1:]}
     second = scope.second
     if second is None:
-        return Costs(curve(fixed), scope, note=note)
+        return Costs(curve(fixed), scope, notes=(note,))
     slices = tuple((size, curve({**fixed, second: size})) for size in scope.second_sizes())
     provenance = dict(slices[0][1].provenance)
     surface = CostSurface((scope.axis, second), slices, "modelled", provenance)
-    return Costs(surface, scope, note=note)
+    return Costs(surface, scope, notes=(note,))
 
 
 def _asked_modes(request: PlanRequest) -> tuple[Mode, ...]:

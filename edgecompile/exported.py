@@ -14,7 +14,7 @@ import torch
 
 from edgecompile.errors import ExportError
 from edgecompile.examples import make_example
-from edgecompile.folder_files import hash_files
+from edgecompile.hashing import hash_tree
 from edgecompile.models import InputSpec, OutputSpec
 from edgecompile.saved_programs import check_archive, load_program
 
@@ -113,7 +113,7 @@ class ExportedModel:
             os.replace(scratch, folder / PROGRAM_FILE)
         finally:
             scratch.unlink(missing_ok=True)
-        record = {**self.to_json(), "sha256": hash_files(folder, [folder / PROGRAM_FILE])}
+        record = {**self.to_json(), "sha256": hash_tree(folder / PROGRAM_FILE)}
         scratch = folder / f".{os.getpid()}.{RECORD_FILE}"
         try:
             scratch.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -136,7 +136,7 @@ class ExportedModel:
                     f"'{folder / RECORD_FILE}' has version {version}, not {_RECORD_VERSION}",
                     hint="export the model again with the edgecompile that is installed here",
                 )
-            if hash_files(folder, [folder / PROGRAM_FILE]) != record["sha256"]:
+            if hash_tree(folder / PROGRAM_FILE) != record["sha256"]:
                 raise ExportError(
                     f"'{folder / PROGRAM_FILE}' isn't the file that was exported",
                     hint="export the model again",

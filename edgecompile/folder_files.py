@@ -1,22 +1,19 @@
-"""The files of a model folder in Hugging Face layout: read, checked, hashed; nothing is loaded."""
+"""The files of a model folder in Hugging Face layout: read and checked; nothing is loaded."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from edgecompile.errors import ModelError
-from edgecompile.hashing import file_sha256
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
 _MAX_JSON_BYTES = 64 << 20
-# Hashing more than this would be felt; larger weights are recorded by size only.
-_MAX_HASHED_BYTES = 1 << 30
 
 
 def read_json(path: Path, what: str) -> Any:
@@ -68,15 +65,6 @@ def find_weights(folder: Path) -> tuple[Path, ...]:
             f"'{folder}': " + "; ".join(problems), hint="fetch or write the weights again"
         )
     return files
-
-
-def hash_files(folder: Path, files: Iterable[Path]) -> dict[str, str]:
-    """sha256 of each file by its path in the folder; none for weights over a gibibyte."""
-    result = {}
-    for file in files:
-        if file.is_file() and file.stat().st_size <= _MAX_HASHED_BYTES:
-            result[file.relative_to(folder).as_posix()] = file_sha256(file)
-    return result
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from edgecompile.folder_files import find_weights, hash_files, read_object
+from edgecompile.folder_files import find_weights, read_object
 from edgecompile.generation_model import make_generator
+from edgecompile.hashing import hash_tree
 from edgecompile.models import LoadedModel, LoadOptions, ModelSource
 from edgecompile.pretrained import load_pretrained
 from edgecompile.runtime.schema import CAUSAL_LM
@@ -48,13 +49,13 @@ def load_generator(folder: Path, options: LoadOptions, task: str) -> LoadedModel
         MissingDependencyError: transformers isn't installed.
     """
     config = read_object(folder / "config.json", "the model's configuration")
-    weights = find_weights(folder)
+    find_weights(folder)
     pretrained = load_pretrained(folder, config, find_task(task))
     tokenizer = folder / "tokenizer.json"
     source = ModelSource(
         kind="folder",
         spec=str(folder),
-        sha256=hash_files(folder, [folder / "config.json", *weights]),
+        sha256=hash_tree(folder),
         details={
             "architecture": type(pretrained.model).__name__,
             "model_type": str(config.get("model_type")),

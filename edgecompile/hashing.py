@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["file_sha256"]
+__all__ = ["file_sha256", "hash_tree"]
+
+#: What version control and downloads keep for themselves: no loader of models reads it.
+_FOREIGN = (".git", ".cache")
 
 
 def file_sha256(path: Path) -> str:
@@ -19,3 +24,36 @@ def file_sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def hash_tree(path: Path) -> dict[str, str]:
+    """SHA-256 of every file below a folder, whole, by its path there; or of the one file.
+
+    Linked folders count as if they were there. The folders ``.git`` and ``.cache`` don't count. A
+    file that can't be read, or is gone by then, counts as such: nobody else reads it either.
+
+    Raises:
+        OSError: a single file can't be read.
+    """
+    if not path.is_dir():
+        return {path.name: file_sha256(path)}
+    found = {}
+    for file in sorted(_files(path)):
+        try:
+            found[file.relative_to(path).as_posix()] = file_sha256(file)
+        except (PermissionError, FileNotFoundError):
+            found[file.relative_to(path).as_posix()] = "can't be read"
+    return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    seen = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        # By its real path: links may lead around in a circle.
+        real = os.path.realpath(place)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if name not in _FOREIGN]
+        yield from (file for name in names if (file := Path(place, name)).is_file())

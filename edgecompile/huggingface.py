@@ -12,8 +12,9 @@ from typing import Any
 
 from edgecompile.audio_inputs import audio_inputs
 from edgecompile.errors import ModelError
-from edgecompile.folder_files import find_weights, hash_files, plain_name, read_object
+from edgecompile.folder_files import find_weights, plain_name, read_object
 from edgecompile.folder_inputs import FolderInputs, text_inputs, with_pads
+from edgecompile.hashing import hash_tree
 from edgecompile.image_inputs import image_inputs
 from edgecompile.models import LoadedModel, LoadOptions, ModelSource
 from edgecompile.named_module import NamedModule
@@ -49,7 +50,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         from edgecompile.generators import load_generator  # needs transformers
 
         return load_generator(folder, options, task.name)
-    weights = find_weights(inner)
+    find_weights(inner)
     pooling, steps = pipeline_for(pipeline, options, task)
     if pooling is not None and reads(main) != "text":
         raise ModelError(f"pooling is for texts, but this model reads {main}")
@@ -81,7 +82,6 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
             + ", ".join(spec.name for spec in outputs)
         )
     tokenizer = next((p for d in (folder, inner) if (p := d / "tokenizer.json").is_file()), None)
-    described = [inner / "config.json", *sorted(folder.glob("modules.json"))]
     return LoadedModel(
         name=name,
         module=module,
@@ -92,7 +92,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         source=ModelSource(
             kind="folder",
             spec=str(folder),
-            sha256=hash_files(folder, [*described, *weights]),
+            sha256=hash_tree(folder),
             details=_details(transformer, config, task, pipeline),
         ),
         tokenizer=tokenizer,

@@ -18,7 +18,6 @@ from edgecompile.compilation import (
     CompiledModel,
     ExportStore,
     compile_buckets,
-    export_buckets,
 )
 from edgecompile.curves import Mode
 from edgecompile.joint import JointDistribution
@@ -223,17 +222,18 @@ def build_kit(
         CompileError, AuditError, BundleWriteError: it can't be built or written.
     """
 
-    def tell(text: str) -> None:
+    def tell(done: int, text: str) -> None:
         if step is not None:
-            step.update(text=text)
+            step.update(done, count, text)
 
     count = len(kit.buckets)
-    noun = "program" if count == 1 else f"{count} programs"
-    tell(f"exporting {noun}")
     started = time.perf_counter()
-    exported = export_buckets(exports, kit.buckets)
+    exported = []
+    for index, bucket in enumerate(kit.buckets):
+        tell(index, f"exporting program {index + 1} of {count}")
+        exported.append(exports.get(bucket))
     export_s = time.perf_counter() - started
-    tell(f"compiling {noun} for {', '.join(v.name for v in variants)}")
+    tell(0, f"compiling for {', '.join(v.name for v in variants)}")
     compiled = compile_buckets(
         exported,
         kit.buckets,
@@ -244,6 +244,7 @@ def build_kit(
         precision=precision,
         runtime=runtime,
         jobs=jobs,
+        step=step,
     )
     programs = [a for artifacts in compiled.artifacts.values() for a in artifacts]
     seconds = sum(sum(artifact.seconds.values()) for artifact in programs) / len(programs)

@@ -10,28 +10,41 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from edgecompile.calibration import Calibration
-from edgecompile.calibration_files import read_calibration
+from edgecompile.calibration_files import parse_calibration, read_document
 from edgecompile.curves import LEAST_MS, MOST_MS, CostCurve, CostKind, CostPoint
 from edgecompile.errors import CostError, VerificationError
 from edgecompile.surfaces import CostSurface
 from edgecompile.verify import RUNTIME_COMMAND, device_environment, runtime_command
 
-__all__ = ["cost_curve", "cost_surface", "run_calibration"]
+__all__ = ["calibrate", "cost_curve", "cost_surface", "run_calibration"]
 
 
-def run_calibration(
+def run_calibration(bundle: Path, **options: Any) -> Calibration:
+    """What :func:`calibrate` finds, checked; the same arguments.
+
+    Raises:
+        VerificationError: as there.
+        CostError: it makes no sense.
+    """
+    return parse_calibration(calibrate(bundle, **options), f"{bundle}: its calibration")
+
+
+def calibrate(
     bundle: Path,
     *,
     threads: int | None = None,
     variant: str | None = None,
     seconds: float = 15.0,
     python: str = sys.executable,
-) -> Calibration:
-    """Runs the bundle's ``bench --calibrate`` on this machine.
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Runs the bundle's ``bench --calibrate`` on this machine; gives what its file holds.
 
     Args:
         bundle: a measuring kit, or any bundle.
@@ -39,6 +52,7 @@ def run_calibration(
         variant: None: the best one for this machine.
         seconds: about how long to measure.
         python: the interpreter to run it with.
+        tell: gets what the runtime says meanwhile, a line at a time.
 
     Raises:
         VerificationError: the runtime could not run the bundle, or was killed; names the signal.
@@ -55,20 +69,47 @@ def run_calibration(
             command += ["--threads", str(threads)]
         if variant is not None:
             command += ["--variant", variant]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
-        if done.returncode < 0:
+        code, said = _run(command, environment, folder, tell)
+        if code < 0:
             # It had no time to say anything.
             raise VerificationError(
-                f"the bundle's runtime was killed by {_signal_name(-done.returncode)}",
+                f"the bundle's runtime was killed by {_signal_name(-code)}",
                 hint="SIGKILL usually means too little memory; else this is a defect of edgecompile: "
                 "please report it with the model's architecture",
             )
-        if done.returncode != 0:
+        if code != 0:
             raise VerificationError(
-                f"the bundle's runtime failed with exit code {done.returncode}:\n"
-                f"{done.stderr.strip()}"
+                f"the bundle's runtime failed with exit code {code}:\n{said.strip()}"
             )
-        return read_calibration(written)
+        return read_document(written)
+
+
+def _run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    folder: str,
+    tell: Callable[[str], None],
+) -> tuple[int, str]:
+    """The exit code of a command, and what it wrote to stderr."""
+    lines = []
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment,
+        cwd=folder,
+    ) as process:
+        assert process.stderr is not None
+        try:
+            for line in process.stderr:
+                lines.append(line)
+                tell(line.strip())
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, "".join(lines)
 
 
 def _signal_name(number: int) -> str:

@@ -140,7 +140,7 @@ class ModelSource:
     Attributes:
         kind: ``folder``, ``factory``, ``pt2`` or ``object``.
         spec: what the user wrote.
-        sha256: hashes of the files that were read, by file name, where they are cheap to get.
+        sha256: hashes of all files that shape it, by their path in its folder; none of a factory.
         details: facts for people and reports, such as the architecture's name.
     """
 

@@ -27,7 +27,7 @@ from edgecompile.plan_view import rival_programs
 from edgecompile.precision import Precision
 from edgecompile.progress import StepHandle
 from edgecompile.recipes import bucket_spec
-from edgecompile.report import build_page
+from edgecompile.report import build_page, plain_page
 from edgecompile.runtime.generation_golden import FILE as GENERATION_FILE
 from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
 from edgecompile.runtime.schema import Extent, TensorSpec
@@ -159,7 +159,7 @@ def pack_bundle(
         )
         if gpu is not None:
             report = with_gpu(report, gpu, tested)
-        check_report(report)
+        check_report(report, reused=compiled.reused)
         found = _reports(manifest.name, plan, lengths, cost, compiled, report, choice, gpu)
         for name, data in found.items():
             writer.add_bytes(data, f"reports/{name}")
@@ -222,6 +222,8 @@ def _reports(
             )
             files["plan.json"] = judgement.to_json()
             page = build_page(name, judgement, report, choice)
+        else:
+            page = plain_page(name, plan, lengths, report, choice)
     result = {file: (json.dumps(value, indent=1) + "\n").encode() for file, value in files.items()}
     if page is not None:
         result["report.html"] = page.encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgecompile.buckets import BucketPlan
 from edgecompile.compilation import NATIVE
 from edgecompile.errors import LengthsError, PlanError
 from edgecompile.gpu_specs import GPU_PRECISION
@@ -16,9 +17,18 @@ from edgecompile.models import LoadedModel
 from edgecompile.padding import check_padding
 from edgecompile.precision import FP32, Precision
 from edgecompile.ranges import AxisRange
+from edgecompile.structure import model_structure
+from edgecompile.targets import TargetProfile
 from edgecompile.units import format_share
 
-__all__ = ["PlanRequest", "plan_scope", "require_paddable", "served_length"]
+__all__ = [
+    "PlanRequest",
+    "check_plan",
+    "plan_scope",
+    "plan_subject",
+    "require_paddable",
+    "served_length",
+]
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,9 @@ class PlanRequest:
         precision: of the linears' weights on a CPU; costs are those of this precision.
         runtime: what runs the programs on a CPU: native or torch.
         gpu_precision: what a target's GPU computes in: fp32, fp16 or int8.
+        measure_again: measure here also what was measured before.
+        quick: one program for all lengths, dynamic if the model can be; nothing is measured.
+        plan: take these buckets, if they fit; nothing is measured.
 
     Raises:
         PlanError: more ``buckets`` are asked for than ``max_buckets`` allows.
@@ -64,6 +77,9 @@ class PlanRequest:
     precision: Precision = FP32
     runtime: str = NATIVE
     gpu_precision: str = GPU_PRECISION
+    measure_again: bool = False
+    quick: bool = False
+    plan: BucketPlan | None = None
 
     def __post_init__(self) -> None:
         BucketLimits().most(self.max_buckets, self.buckets)
@@ -154,3 +170,91 @@ def require_paddable(model: LoadedModel, shortest: int, longest: int) -> None:
             f"{model.name} can't run in padded buckets: {verdict.reason}",
             hint="--mode exact, or a model that takes a mask and heeds it",
         )
+
+
+def plan_subject(
+    model: LoadedModel, request: PlanRequest, profile: TargetProfile
+) -> dict[str, str]:
+    """What a plan is made for, as plans say it of themselves."""
+    return {
+        "structure": model_structure(model),
+        "target": profile.name,
+        "precision": request.gpu_precision if profile.gpu else request.precision.label,
+    }
+
+
+def check_plan(
+    plan: BucketPlan, model: LoadedModel, request: PlanRequest, profile: TargetProfile
+) -> KitScope:
+    """What a plan that was given serves, if it fits the model, the target and the traffic.
+
+    Args:
+        plan: for the model's own axes; of one that generates with the program of single tokens.
+        model: the whole model.
+        request: the traffic and the longest length.
+        profile: the target.
+
+    Raises:
+        PlanError: it doesn't fit; tells every difference. Or it pads, which changes the outputs.
+    """
+    axis = model.length_axis
+    if axis is None:
+        raise PlanError(f"{model.name} has no length axis, so there is nothing to plan")
+    own = plan_subject(model, request, profile)
+    problems = [
+        f"it was made for the {name} {told}, not for {own[name]}"
+        for name, told in plan.made_for.items()
+        if name in ("structure", "target") and told != own[name]
+    ]
+    names = [name for name, _ in plan.buckets[0].axes]
+    if plan.length_axis != axis or set(names) != set(model.axes):
+        problems.append(f"it has the axes {', '.join(names)}, the model {', '.join(model.axes)}")
+    else:
+        problems += _size_problems(plan, model, request)
+    if problems:
+        raise PlanError(
+            "the plan doesn't fit: " + "; ".join(problems),
+            hint="make one with the same model, options and lengths: edgecompile plan --output FILE",
+        )
+    for bucket in plan.buckets:
+        if bucket.mode == "pad" and bucket.lo < bucket.hi:
+            require_paddable(model, bucket.lo, bucket.hi)
+    served, _ = request.lengths.clip(plan.max_length)
+    axes = []
+    for name in names:
+        lo, hi = _extent(plan, name)
+        hint = min(max(served.quantile(0.5), lo), hi) if name == axis else lo
+        axes.append((name, AxisRange(lo, hi, hint)))
+    joint = request.joint
+    return KitScope(served, tuple(axes), joint and joint.clip(axis, plan.max_length)[0])
+
+
+def _extent(plan: BucketPlan, name: str) -> tuple[int, int]:
+    ranges = [bucket.range(name) for bucket in plan.buckets]
+    return min(extent.lo for extent in ranges), max(extent.hi for extent in ranges)
+
+
+def _size_problems(plan: BucketPlan, model: LoadedModel, request: PlanRequest) -> list[str]:
+    """Where its sizes aren't the model's, or leave traffic out that was to be served."""
+    problems = []
+    for name, limits in model.axes.items():
+        lo, hi = _extent(plan, name)
+        whole = (limits.lo, limits.hi or hi)
+        fits = whole[0] <= lo and hi <= whole[1] if name == model.length_axis else (lo, hi) == whole
+        if not fits:
+            problems.append(f"{name} is {lo} to {hi} in it, {whole[0]} to {whole[1]} here")
+    longest = request.max_length
+    if longest not in (None, plan.max_length):
+        problems.append(f"--max-length is {longest}, it serves up to {plan.max_length}")
+    short = 1 - request.lengths.share_over(plan.min_length - 1)
+    if short > 0 and model.generation is None:
+        problems.append(f"{format_share(short)} of the lengths are under {plan.min_length}")
+    over = request.lengths.share_over(plan.max_length)
+    if over and longest is None and model.generation is None:
+        problems.append(f"{format_share(over)} of the lengths are over {plan.max_length}")
+    joint = request.joint
+    if joint is not None and joint.axes[1] in model.axes:
+        top = _extent(plan, joint.axes[1])[1]
+        if joint.max(joint.axes[1]) > top:
+            problems.append(f"{joint.axes[1]} goes up to {joint.max(joint.axes[1])}, it to {top}")
+    return problems

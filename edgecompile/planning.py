@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgecompile.buckets import Bucket, BucketPlan, plan_buckets
 from edgecompile.compilation import ExportStore
-from edgecompile.cost_sources import find_costs
+from edgecompile.cost_sources import calibrated_costs, find_costs, runnable_variants
 from edgecompile.curves import CostCurve
 from edgecompile.errors import PlanError
+from edgecompile.forms import Form, find_form
 from edgecompile.generation_plan import (
     prompts_only,
     refuse_sources,
@@ -21,7 +23,14 @@ from edgecompile.generation_plan import (
 )
 from edgecompile.kits import KitScope
 from edgecompile.limits import DEFAULT_MAX_BUCKETS, BucketCost, BucketLimits
-from edgecompile.plan_request import PlanRequest, plan_scope, require_paddable
+from edgecompile.models import LoadedModel
+from edgecompile.plan_request import (
+    PlanRequest,
+    check_plan,
+    plan_scope,
+    plan_subject,
+    require_paddable,
+)
 from edgecompile.progress import StepHandle
 from edgecompile.slabs import plan_joint
 from edgecompile.surfaces import CostSurface
@@ -61,9 +70,21 @@ def plan_model(
     request: PlanRequest,
     work: Path,
     *,
+    compare: bool = False,
     step: StepHandle | None = None,
 ) -> Planned:
     """Finds what the model's sizes cost and plans its buckets.
+
+    Nothing is measured where ``request`` brings the plan, is for a quick one, or leaves one program
+    to choose from: such a plan has no costs.
+
+    Args:
+        exports: of the model.
+        profile: the target.
+        request: what decides the plan.
+        work: for programs that are measured.
+        compare: find the costs also where one program alone is to choose from.
+        step: told what is being done.
 
     Raises:
         LengthsError: the lengths don't fit the model.
@@ -80,6 +101,11 @@ def plan_model(
         refuse_sources(whole)
         require_native(whole, runtime=request.runtime, gpu=profile.gpu is not None)
         notes += refused_prompts(whole, request)
+    if request.plan is not None:
+        scope = check_plan(request.plan, whole, request, profile)
+        plan, told = _given(request.plan, plan_subject(whole, request, profile))
+        return Planned(plan, (*notes, told), BucketCost(), scope)
+    if whole.generation is not None:
         exports, request = prompts_only(exports, request)
     scope = plan_scope(exports.model, request)
     model, extent = exports.model, scope.axes[0][1]
@@ -90,11 +116,19 @@ def plan_model(
         notes.append(
             f"{format_share(over)} of the traffic is longer than {extent.hi} and will be refused"
         )
-    costs = find_costs(exports, profile, request, scope, work, step)
-    scope = costs.scope
-    if costs.note:
-        notes.append(costs.note)
-    cost = costs.cost
+    if request.calibration is not None:
+        costs = calibrated_costs(model, profile, request, scope, request.calibration)
+    else:
+        form = find_form(exports, request, scope)
+        why = _why_not_measured(form, request)
+        if why and (request.quick or (not compare and _measures_here(profile, work))):
+            plan = BucketPlan(scope.axis, (form.bucket,), source=request.lengths.source)
+            notes += [form.note] if form.note else []
+            notes.append(why)
+            return _planned(plan, notes, BucketCost(), form.scope, whole, request, profile)
+        costs = find_costs(exports, profile, request, form, work, step)
+    scope, cost = costs.scope, costs.cost
+    notes += costs.notes
     if costs.kit is not None:
         # Only what was measured here may differ from run to run: with a calibration, or for a
         # target that can't run here, equal inputs make equal bundles.
@@ -106,9 +140,56 @@ def plan_model(
     if costs.kit is not None and _same_programs(plan.buckets, costs.kit.buckets[:1]):
         # What was measured is the plan: keep its hint, so that nothing is built twice.
         plan = replace(plan, buckets=costs.kit.buckets[:1])
-    if whole.generation is not None:
-        plan = with_decode(plan, whole)
+    return _planned(plan, notes, cost, scope, whole, request, profile)
+
+
+def _planned(
+    plan: BucketPlan,
+    notes: list[str],
+    cost: BucketCost,
+    scope: KitScope,
+    model: LoadedModel,
+    request: PlanRequest,
+    profile: TargetProfile,
+) -> Planned:
+    """The plan with what every plan for a model has."""
+    if model.generation is not None:
+        plan = with_decode(plan, model)
+    plan = replace(plan, made_for=plan_subject(model, request, profile))
     return Planned(plan, (*notes, *plan.notes), cost, scope)
+
+
+def _given(plan: BucketPlan, subject: Mapping[str, str]) -> tuple[BucketPlan, str]:
+    """The plan that was given, without the costs of another precision, and what to say of it."""
+    note = "the plan is the one that was given; nothing was measured"
+    told = plan.made_for.get("precision", subject["precision"])
+    if told == subject["precision"]:
+        return plan, note
+    bare = BucketPlan(plan.length_axis, plan.buckets, source=plan.source, made_for=subject)
+    return bare, f"{note}; its costs are of {told}, so they are left out"
+
+
+def _measures_here(profile: TargetProfile, work: Path) -> bool:
+    """Whether costs would be measured: else they are modelled, which takes no time."""
+    return profile.gpu is None and bool(runnable_variants(profile, work))
+
+
+def _why_not_measured(form: Form, request: PlanRequest) -> str:
+    """Why no costs are needed; empty where they decide, or tell whether bounds are met."""
+    one = "exact" if "exact" in form.modes else "padded"
+    if request.quick:
+        return f"one {one} program for all lengths, as --quick wants it; nothing was measured"
+    bounded = request.max_size is not None or request.max_build_s is not None
+    if bounded or len(form.modes) > 1:
+        return ""
+    if one == "exact":
+        # Without padding every length costs what it costs, in one program or in several.
+        alone = request.buckets in (None, 1)
+    else:
+        alone = 1 in (request.buckets, request.max_buckets) and form.scope.second is None
+    if alone:
+        return f"one {one} program is all that there is to choose from, so nothing was measured"
+    return ""
 
 
 def _require_known(request: PlanRequest, cost: BucketCost) -> None:

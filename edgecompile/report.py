@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from edgecompile import plots
-from edgecompile.buckets import Bucket
+from edgecompile.buckets import Bucket, BucketPlan
+from edgecompile.lengths import LengthDistribution
 from edgecompile.page import Drawing, Section, Table, render_page
 from edgecompile.plan_section import plan_section
-from edgecompile.plan_view import PlanJudgement
+from edgecompile.plan_view import BUCKET_COLUMNS, PlanJudgement, bucket_rows, plan_figures
 from edgecompile.units import format_count, format_share
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ __all__ = [
     "Table",
     "bench_section",
     "build_page",
+    "plain_page",
     "plan_section",
     "precision_section",
     "profile_section",
@@ -56,6 +58,24 @@ def build_page(
         verify_section(report, judgement.plan.buckets),
     ]
     return render_page(name, sections, lead=f"Lengths: {judgement.traffic.source}", facts=facts)
+
+
+def plain_page(
+    name: str,
+    plan: BucketPlan,
+    lengths: LengthDistribution,
+    report: VerifyReport,
+    choice: PrecisionChoice | None = None,
+) -> str:
+    """:func:`build_page` for a plan without costs: what share of the lengths each bucket serves."""
+    rows = bucket_rows(plan_figures(plan, lengths))
+    table = Table("Buckets", BUCKET_COLUMNS[:-1], tuple(row[:-1] for row in rows), words=2)
+    sections = [
+        Section("Plan", notes=("Nothing was measured: the plan has no costs.",), parts=(table,)),
+        *([] if choice is None else [precision_section(choice)]),
+        verify_section(report, plan.buckets),
+    ]
+    return render_page(name, sections, lead=f"Lengths: {lengths.source}")
 
 
 def precision_section(choice: PrecisionChoice) -> Section:

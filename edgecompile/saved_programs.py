@@ -18,8 +18,8 @@ import torch
 from torch.export.pt2_archive._package import load_pt2
 
 from edgecompile.errors import ModelError
-from edgecompile.folder_files import hash_files
 from edgecompile.guards import quiet_torch
+from edgecompile.hashing import hash_tree
 from edgecompile.index_bounds import fill_bounds
 from edgecompile.models import (
     AxisLimits,
@@ -124,7 +124,7 @@ def load_saved_program(path: Path, options: LoadOptions) -> LoadedModel:
         axes=axes,
         # Where nothing else varies, what varies with traffic is how much comes at once.
         length_axis=next((axis for axis in ("length", "batch") if axis in axes), None),
-        source=ModelSource("pt2", str(path), hash_files(path.parent, [path])),
+        source=ModelSource("pt2", str(path), hash_tree(path)),
         notes=(*_axis_notes(inputs, axes), *copied),
     )
 

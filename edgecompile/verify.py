@@ -266,8 +266,12 @@ def _selftest(bundle: Path, cases: Path, variant: str, python: str) -> dict[str,
     return answer
 
 
-def check_report(report: VerifyReport) -> None:
+def check_report(report: VerifyReport, *, reused: bool = False) -> None:
     """Raises VerificationError unless the report is clean; names every failing bucket.
+
+    Args:
+        report: of :func:`verify_bundle`.
+        reused: whether programs of an earlier build were used again.
 
     Raises:
         VerificationError: a case failed, nothing could be run, or torch was loaded.
@@ -297,7 +301,12 @@ def check_report(report: VerifyReport) -> None:
     if len(failed) > 20:
         lines.append(f"  … and {len(failed) - 20} more")
     hint = "no bundle was written; keep the work folder with --work-dir and report the model"
-    if report.min_cosine is not None:
+    if reused:
+        hint = (
+            "no bundle was written; programs of an earlier build in the work folder were used again: "
+            "delete that folder or name another --work-dir, and build once more"
+        )
+    elif report.min_cosine is not None:
         hint = "no bundle was written; --precision auto keeps the layers wider that need it"
     raise VerificationError(
         f"{len(failed)} of {len(report.results)} cases"

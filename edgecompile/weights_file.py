@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 from edgecompile.backends.artifact import StoredTensor, TensorStore
 from edgecompile.weights_layout import ALIGNMENT, PADDING_PREFIX, lay_out
@@ -28,17 +27,12 @@ def write_weights(path: Path, tensors: Mapping[str, StoredTensor], store: Tensor
 
     Raises:
         OSError: the file can't be written.
+        CompileError: a tensor isn't what was stored.
     """
     layout = lay_out({name: (t.dtype, t.shape) for name, t in tensors.items()})
     with path.open("xb") as file:
         file.write(layout.header)
         for name in layout.order:
-            _copy(store.path(tensors[name]), file)
+            store.copy(tensors[name], file)
             file.write(b"\0" * layout.gap(name))
     return layout.size
-
-
-def _copy(source: Path, target: BinaryIO) -> None:
-    with source.open("rb") as file:
-        while block := file.read(1 << 20):
-            target.write(block)

@@ -164,9 +164,10 @@ def predict(
         max_buckets=options.programs,
         max_length=subject.max_length,
         threads=options.threads,
+        measure_again=True,
     )
     with console.step("measure and plan") as step:
-        planned = plan_model(exports, profile, request, work, step=step)
+        planned = plan_model(exports, profile, request, work, compare=True, step=step)
         curve = planned.plan.cost_model
         if not isinstance(curve, CostCurve) or curve.kind != "measured":
             raise BenchError(f"this machine can't run {profile.name}: nothing was measured")

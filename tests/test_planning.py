@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from edgecompile import planning
 from edgecompile.backends.native import build_probe
+from edgecompile.buckets import BucketPlan, plan_buckets
 from edgecompile.compilation import ExportStore, export_bucket
 from edgecompile.cost_sources import make_measuring_kit
 from edgecompile.curves import CostCurve, CostPoint
@@ -26,6 +29,7 @@ from edgecompile.models import LoadedModel, load_model
 from edgecompile.plan_request import PlanRequest, require_paddable
 from edgecompile.planning import Planned, noise_price, plan_model
 from edgecompile.policies import PolicyResult, compare_policies
+from edgecompile.precision import Precision
 from edgecompile.ranges import AxisRange, Bucket
 from edgecompile.targets import load_target
 from tests.factories import tiny_models
@@ -263,3 +267,152 @@ def test_a_modelled_curve_of_a_long_range_has_few_points(tmp_path: Path) -> None
     assert curve is not None
     assert len(curve.points) == 64
     assert (curve.lengths[0], curve.lengths[-1]) == (1, 90_000)
+
+
+ONE_EXACT = Bucket("exact", (("length", AxisRange(1, 32, 9)), ("batch", AxisRange(1, 1, 1))))
+
+
+class Measured(Exception):
+    """Costs were asked for."""
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking for costs ends the plan; as if this machine could run any target."""
+
+    def refuse(*_: object) -> None:
+        raise Measured
+
+    monkeypatch.setattr(planning, "find_costs", refuse)
+    monkeypatch.setattr(planning, "runnable_variants", lambda *_: ["one"])
+
+
+@pytest.mark.parametrize(
+    ("module", "wanted", "buckets"),
+    [
+        (Tokens, {"quick": True}, [("exact", 1, 32)]),
+        (Tokens, {"quick": True, "mode": "pad"}, [("pad", 1, 32)]),
+        (Tokens, {"buckets": 1, "mode": "exact"}, [("exact", 1, 32)]),
+        (Tokens, {"mode": "exact"}, [("exact", 1, 32)]),
+        (Tokens, {"mode": "exact", "runs": 1e6}, [("exact", 1, 32)]),
+        (Tokens, {"max_buckets": 1, "mode": "pad"}, [("pad", 1, 32)]),
+        # It can't be padded.
+        (Mean, {}, [("exact", 1, 32)]),
+        (Tokens, {}, None),
+        (Tokens, {"buckets": 1}, None),
+        (Tokens, {"mode": "pad"}, None),
+        (Tokens, {"buckets": 2, "mode": "exact"}, None),
+        (Tokens, {"mode": "exact", "max_size": 1 << 30}, None),
+        (Tokens, {"mode": "exact", "max_build_s": 1e6}, None),
+    ],
+)
+def test_nothing_is_measured_where_there_is_nothing_to_choose(
+    unmeasured: None,
+    tmp_path: Path,
+    module: type[nn.Module],
+    wanted: dict[str, Any],
+    buckets: list[tuple[str, int, int]] | None,
+) -> None:
+    model = load(module())
+    if buckets is None:
+        with pytest.raises(Measured):
+            plan_with(model, tmp_path, "cpu-x86-64", **wanted)
+        return
+    planned = plan_with(model, tmp_path, "cpu-x86-64", **wanted)
+    assert [(b.mode, b.lo, b.hi) for b in planned.plan.buckets] == buckets
+    assert planned.plan.cost_model is None and planned.plan.expected_ms is None
+    assert any("nothing was measured" in note for note in planned.notes)
+    if "quick" not in wanted:
+        request = PlanRequest(LENGTHS, max_length=32, **wanted)
+        exports = ExportStore(model, tmp_path / "again")
+        with pytest.raises(Measured):
+            plan_model(exports, load_target("cpu-x86-64"), request, tmp_path, compare=True)
+
+
+def test_one_length_leaves_nothing_to_choose(unmeasured: None, tmp_path: Path) -> None:
+    model = load(Tokens(), limits={"length": (6, 6)})
+    exports = ExportStore(model, tmp_path)
+    request = PlanRequest(LengthDistribution.from_samples([6]))
+    planned = plan_model(exports, load_target("cpu-x86-64"), request, tmp_path)
+    assert [(b.mode, b.lo, b.hi) for b in planned.plan.buckets] == [("exact", 6, 6)]
+
+
+def test_a_quick_program_is_padded_where_none_can_be_dynamic(
+    unmeasured: None, tmp_path: Path
+) -> None:
+    exports = ExportStore(load_model(f"{tiny_models.__name__}:unrolled"), tmp_path)
+    request = PlanRequest(LengthDistribution.from_samples([3, 9]), max_length=16, quick=True)
+    planned = plan_model(exports, load_target("cpu-x86-64"), request, tmp_path)
+    assert [b.mode for b in planned.plan.buckets] == ["pad"]
+
+
+def test_a_plan_that_was_given_is_taken_as_it_is(unmeasured: None, tmp_path: Path) -> None:
+    model = load(Tokens())
+    one = plan_with(model, tmp_path, "cpu-x86-64", quick=True).plan
+    assert set(one.made_for) == {"structure", "target", "precision"}
+    curve = CostCurve((CostPoint(1, 1.0, 1.0), CostPoint(32, 2.0, 2.0)), "measured", {})
+    two = plan_buckets(
+        LENGTHS, curve, buckets=2, max_length=32, modes=("pad",), other_axes=one.buckets[0].axes[1:]
+    )
+    given = BucketPlan.from_json(replace(two, made_for=one.made_for).to_json())
+    planned = plan_with(model, tmp_path, "cpu-x86-64", plan=given)
+    assert planned.plan == given and planned.plan.cost_model == curve
+    assert planned.scope.traffic == LENGTHS and planned.scope.axes[0][1].hi == 32
+    # Costs of another precision aren't this bundle's.
+    narrow = plan_with(model, tmp_path, "cpu-x86-64", plan=given, precision=Precision("bf16"))
+    assert narrow.plan.buckets == given.buckets and narrow.plan.cost_model is None
+    assert any("costs are of fp32" in note for note in narrow.notes)
+    by_hand = BucketPlan("length", one.buckets)
+    assert plan_with(model, tmp_path, "cpu-x86-64", plan=by_hand).plan == by_hand
+
+
+@pytest.mark.parametrize(
+    ("changed", "wanted", "says"),
+    [
+        (
+            {"made_for": {"target": "cpu-any"}},
+            {},
+            "made for the target cpu-any, not for cpu-x86-64",
+        ),
+        ({"made_for": {"structure": "12"}}, {}, "made for the structure 12, not for"),
+        ({}, {"max_length": 31}, "--max-length is 31, it serves up to 32"),
+        (
+            {"buckets": (("length", AxisRange(4, 32, 9)), ("batch", AxisRange(1, 1, 1)))},
+            {},
+            "20.0 % of the lengths are under 4",
+        ),
+        (
+            {"buckets": (("length", AxisRange(1, 20, 9)), ("batch", AxisRange(1, 1, 1)))},
+            {"max_length": None},
+            "20.0 % of the lengths are over 20",
+        ),
+        (
+            {"buckets": (("length", AxisRange(1, 40, 9)), ("batch", AxisRange(1, 1, 1)))},
+            {"max_length": None},
+            "length is 1 to 40 in it, 1 to 32 here",
+        ),
+        (
+            {"buckets": (("length", AxisRange(1, 32, 9)), ("batch", AxisRange(1, 4, 1)))},
+            {},
+            "batch is 1 to 4 in it, 1 to 1 here",
+        ),
+        ({"buckets": (("length", AxisRange(1, 32, 9)),)}, {}, "it has the axes length, the model"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(
+    tmp_path: Path, changed: dict[str, Any], wanted: dict[str, Any], says: str
+) -> None:
+    if "buckets" in changed:
+        changed = {"buckets": (Bucket("exact", changed["buckets"]),)}
+    given = replace(BucketPlan("length", (ONE_EXACT,)), **changed)
+    request = PlanRequest(LENGTHS, **{"max_length": 32, **wanted}, plan=given)
+    exports = ExportStore(load(Tokens()), tmp_path)
+    with pytest.raises(PlanError, match="the plan doesn't fit") as caught:
+        plan_model(exports, load_target("cpu-x86-64"), request, tmp_path)
+    assert says in caught.value.message and "edgecompile plan" in (caught.value.hint or "")
+
+
+def test_a_padded_plan_needs_a_model_that_bears_it(tmp_path: Path) -> None:
+    given = BucketPlan("length", (replace(ONE_EXACT, mode="pad"),))
+    with pytest.raises(PlanError, match="can't run in padded buckets"):
+        plan_with(load(Mean()), tmp_path, "cpu-x86-64", plan=given)

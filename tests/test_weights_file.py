@@ -41,6 +41,17 @@ def test_safetensors_reads_the_same_values(tmp_path: Path) -> None:
         assert torch.equal(read[name], want)
 
 
+def test_a_stored_tensor_that_has_changed_is_refused_and_made_again(tmp_path: Path) -> None:
+    store = TensorStore(tmp_path / "store")
+    tensors = {name: store.add(tensor) for name, tensor in TENSORS.items()}
+    path = store.path(tensors["b.weight"])
+    path.write_bytes(b"\0" * path.stat().st_size)
+    with pytest.raises(CompileError, match="has changed since it was written"):
+        write_weights(tmp_path / "weights", tensors, store)
+    assert store.add(TENSORS["b.weight"]) == tensors["b.weight"]
+    write_weights(tmp_path / "again", tensors, store)
+
+
 def test_every_tensor_is_aligned_in_the_file(tmp_path: Path) -> None:
     data = write(tmp_path).read_bytes()
     header_size = int.from_bytes(data[:8], "little")

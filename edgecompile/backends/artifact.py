@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from edgecompile.errors import CompileError
 from edgecompile.hashing import file_sha256
@@ -80,9 +80,10 @@ class TensorStore:
         # A view as bytes works for every dtype, bfloat16 included, which numpy lacks. It is no copy:
         # a table may have gigabytes.
         raw: Any = flat.reshape(-1).view(torch.uint8).numpy() if flat.numel() else b""
-        digest = hashlib.sha256(f"{dtype}{tuple(flat.shape)}".encode())
+        shape = tuple(int(size) for size in flat.shape)
+        digest = _digest(dtype, shape)
         digest.update(raw)
-        stored = StoredTensor(digest.hexdigest(), dtype, tuple(int(s) for s in flat.shape))
+        stored = StoredTensor(digest.hexdigest(), dtype, shape)
         path = self.path(stored)
         if not path.is_file():
             # Programs are compiled side by side, and two may bring the same tensor at once.
@@ -94,6 +95,27 @@ class TensorStore:
     def path(self, tensor: StoredTensor) -> Path:
         """The file with the tensor's row-major bytes."""
         return self.directory / f"{tensor.sha256}.bin"
+
+    def copy(self, tensor: StoredTensor, target: BinaryIO) -> None:
+        """Writes the tensor's bytes to a file.
+
+        Raises:
+            CompileError: they aren't those that were stored.
+        """
+        digest = _digest(tensor.dtype, tensor.shape)
+        with self.path(tensor).open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+                target.write(block)
+        if digest.hexdigest() != tensor.sha256:
+            self.path(tensor).unlink(missing_ok=True)  # so that it is made again
+            raise CompileError(
+                f"{self.path(tensor)} has changed since it was written", hint="build once more"
+            )
+
+
+def _digest(dtype: str, shape: tuple[int, ...]) -> hashlib._Hash:
+    return hashlib.sha256(f"{dtype}{shape}".encode())
 
 
 @dataclass(frozen=True)

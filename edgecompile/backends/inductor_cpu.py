@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import inspect
 import json
 import re
 import time
@@ -15,8 +14,6 @@ from pathlib import Path
 import torch
 from torch.fx import GraphModule
 
-import edgecompile
-from edgecompile import cached_attention, recurrence
 from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore
 from edgecompile.backends.graph_constants import PACKED_PREFIX
 from edgecompile.backends.inductor_compat import (
@@ -41,6 +38,7 @@ from edgecompile.buckets import Bucket
 from edgecompile.errors import CompileError
 from edgecompile.export import ExportedModel
 from edgecompile.hashing import file_sha256
+from edgecompile.installation import installation_id
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import StepHandle
 from edgecompile.targets import VariantSpec
@@ -248,29 +246,17 @@ def artifact_key(
     precision: Precision = FP32,
 ) -> str:
     """Identifies everything that shapes a model library."""
+    toolchain = find_toolchain(variant.arch)
     parts = [
         export_key,
         bucket.program_json(),
         variant.to_json(),
         precision.to_json(),
         "torch" if native is None else native.sha256,
-        str(torch.__version__),
-        edgecompile.__version__,
-        find_toolchain(variant.arch).version,
-        [hashlib.sha256(p.read_bytes()).hexdigest() for p in _own_sources()],
+        [toolchain.cxx, toolchain.version],
+        installation_id(),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _own_sources() -> list[Path]:
-    """The files of edgecompile that shape what is generated: a changed rewrite is a new key."""
-    model = native_sources() / "model"
-    linking = Path(inspect.getfile(link_shared))
-    torch_support = native_sources().parents[1] / "torch_runtime" / "native" / "support.cpp"
-    sources = sorted(path for path in model.rglob("*") if path.is_file())
-    operators = [Path(inspect.getfile(module)) for module in (cached_attention, recurrence)]
-    own = sorted(Path(__file__).parent.glob("*.py"))
-    return [*own, *operators, linking, torch_support, *sources]
 
 
 def _reusable(output: Path, key: str, store: TensorStore) -> Artifact | None:

@@ -31,6 +31,7 @@ from edgecompile.cli.plan_options import is_there, plan_options, read_sizes, tra
 from edgecompile.cli.session import Command, Session, output_options
 
 if TYPE_CHECKING:
+    from edgecompile.buckets import BucketPlan
     from edgecompile.models import LoadOptions
     from edgecompile.targets import TargetProfile
 
@@ -40,6 +41,8 @@ _EPILOG = """\b
 Examples:
   edgecompile build ./minilm --target cpu-x86-64 --lengths lengths.txt
   edgecompile build ./minilm --texts queries.txt --max-length 256 --output search.ecb
+  edgecompile build ./minilm --lengths lengths.txt --quick
+  edgecompile build ./minilm --lengths lengths.txt --plan plan.json
   edgecompile build ./minilm --texts queries.txt --precision auto --max-error 1%
   edgecompile build net.py:make_model --lengths counts.csv --batch 1:8 --keep-work
   edgecompile build ./minilm --target jetson-orin-nano --texts queries.txt --jetpack 6.2
@@ -60,6 +63,18 @@ Examples:
     help="The bundle. Default: the model's name with .ecb, in the current folder.",
 )
 @plan_options
+@click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Build the buckets of this plan, as edgecompile plan --output FILE wrote it.",
+)
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Build one program for all lengths, dynamic if the model can be; measure nothing.",
+)
 @batch_option
 @model_options
 @precision_options
@@ -91,6 +106,7 @@ def command(
     tokenizer: Path | None,
     stats: tuple[Path, ...],
     output: Path | None,
+    plan_file: Path | None,
     batch: tuple[int, int],
     load: LoadOptions,
     precision: str | None,
@@ -118,6 +134,7 @@ def command(
     if not stats and (given or not is_there(model)):
         check_traffic_options(lengths, texts, tokenizer, model)
     check_max_error(precision, max_error)
+    plan = _given_plan(plan_file, wanted)
     profile = _check_gpu(target, precision, jetpack, backend)
     check_runtime_options(runtime, precision, gpu=profile.gpu is not None)
     from edgecompile.gpu_specs import GPU_PRECISION
@@ -139,7 +156,7 @@ def command(
             or ", ".join(str(path) for path in stats)
             or "every batch size once, if nothing else varies",
             "output": bundle,
-            "programs": _programs(wanted),
+            "programs": f"those of {plan_file}" if plan_file else _programs(wanted),
             "longest": wanted["max_length"] or "the model's limit, or the longest seen",
             "batch": f"{batch[0]}" if batch[0] == batch[1] else f"{batch[0]} to {batch[1]}",
             "precision": precision or (GPU_PRECISION if gpu else "fp32"),
@@ -148,8 +165,7 @@ def command(
             **({"engine": backend} if backend != "auto" else {}),
             **({"runtime": runtime} if runtime != "native" else {}),
             "mode": wanted["mode"],
-            "costs": wanted["calibration"]
-            or ("a roofline of the profile" if gpu else "measured here"),
+            "costs": _costs(plan_file, gpu, wanted),
             "work folder": work_dir or "temporary",
             "threads": wanted["threads"] or "all",
             "jobs": wanted["jobs"] or "one for each CPU",
@@ -173,7 +189,7 @@ def command(
         )
     samples = sample_texts(texts, tokenizer, model)
     key = None
-    if work_dir is not None:
+    if work_dir is not None and not wanted["measure_again"]:
         from edgecompile.build_stamp import build_key, find_built, write_stamp
 
         with console.step("look for changes"):
@@ -192,6 +208,7 @@ def command(
                 },
                 {
                     "calibration": wanted["calibration"],
+                    "plan": plan_file,
                     "texts": None if samples is None else samples.file,
                     "tokenizer": None if samples is None else samples.tokenizer,
                 },
@@ -210,7 +227,7 @@ def command(
         BuildRequest(
             model=model,
             target=target,
-            plan=PlanRequest(distribution, joint, **wanted),
+            plan=PlanRequest(distribution, joint, plan=plan, **wanted),
             output=bundle,
             batch=batch,
             precision=precision,
@@ -265,8 +282,47 @@ def _check_gpu(
     return profile
 
 
+def _given_plan(plan_file: Path | None, wanted: Mapping[str, Any]) -> BucketPlan | None:
+    """The plan of --plan; refuses options that would decide what is decided already."""
+    deciding = {
+        "--buckets": wanted["buckets"],
+        "--max-buckets": wanted["max_buckets"],
+        "--max-size": wanted["max_size"],
+        "--max-build-time": wanted["max_build_s"],
+        "--price-per-bucket": wanted["price_per_bucket"],
+        "--runs": wanted["runs"],
+        "--calibration": wanted["calibration"],
+        "--measure-again": wanted["measure_again"] or None,
+    }
+    fixed = ["--plan"] if plan_file is not None else []
+    fixed += ["--quick"] if wanted["quick"] else []
+    given = fixed[1:] + [name for name, value in deciding.items() if value is not None]
+    if plan_file is not None and wanted["mode"] != "auto":
+        given.append("--mode")
+    if fixed and given:
+        raise click.UsageError(
+            f"{', '.join(given)}: {fixed[0]} leaves nothing to choose. Give one or the other."
+        )
+    if plan_file is None:
+        return None
+    from edgecompile.cli.stages import read_plan
+
+    return read_plan(plan_file, plan_file.parent)
+
+
+def _costs(plan_file: Path | None, gpu: bool, wanted: Mapping[str, Any]) -> str:
+    """Where costs come from, in words."""
+    if plan_file is not None:
+        return f"those of {plan_file}"
+    if wanted["quick"]:
+        return "none, as there is nothing to choose"
+    return str(wanted["calibration"] or ("a roofline of the profile" if gpu else "measured here"))
+
+
 def _programs(wanted: Mapping[str, Any]) -> str:
     """How many programs there may be, in words."""
+    if wanted["quick"]:
+        return "1"
     if wanted["buckets"]:
         return f"{wanted['buckets']}"
     return f"at most {wanted['max_buckets']}" if wanted["max_buckets"] else "as many as pay"

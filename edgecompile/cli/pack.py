@@ -90,7 +90,7 @@ def command(
 
     folders = find_exports(plan, work_dir)
     with console.step("load what was compiled"):
-        from edgecompile.compilation import load_compiled
+        from edgecompile.compilation import ExportStore, load_compiled
         from edgecompile.export import ExportedModel
         from edgecompile.precision_files import load_precision
 
@@ -106,6 +106,8 @@ def command(
             runtime=runtime,
         )
     loaded = load_for_plan(console, model, load, batch, plan.max_length)
+    exports = ExportStore(loaded, work_dir / "exported")
+    exports.require(plan.buckets, [folder.name for folder in folders])
     from edgecompile.generation_plan import require_native
     from edgecompile.packing import pack_bundle
 

@@ -255,6 +255,7 @@ def _refuse_model_options(
         "calibration": "--calibration",
     }
     given = [option for name, option in names.items() if wanted[name] is not None]
+    given += ["--measure-again"] if wanted["measure_again"] else []
     given += ["--kit"] if kit is not None else []
     given += ["--precision"] if precision is not None else []
     given += ["--runtime"] if wanted["runtime"] != "native" else []
@@ -319,7 +320,7 @@ def _plan_from_model(session: Session, request: PlanRequest, subject: _Subject) 
         exports = ExportStore(loaded, work / "exported")
         request, notes = _with_precision(session, request, subject, exports, profile, work)
         with session.console.step("measure and plan") as step:
-            planned = plan_model(exports, profile, request, work, step=step)
+            planned = plan_model(exports, profile, request, work, compare=True, step=step)
     if subject.work_dir is not None:
         _write_precision(subject.work_dir, request.precision)
     return _Made(replace(planned.plan, notes=(*notes, *planned.notes)), planned.cost)

@@ -102,6 +102,12 @@ def plan_options(function: _Decorated) -> _Decorated:
                 help="Costs that the device measured: bench --calibrate FILE. Default: measure "
                 "here.",
             ),
+            click.option(
+                "--measure-again",
+                is_flag=True,
+                help="Measure here also what this machine measured before for the same model and "
+                "versions.",
+            ),
             max_length_option,
             mode_option,
         )

@@ -48,6 +48,60 @@ def test_build_prints_the_path_of_a_verified_bundle(files: Path, tiny_model: Pat
     assert again.exit_code == 40 and "--force" in again.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("--plan plan.json --quick --buckets 2", "--quick, --buckets: --plan leaves nothing"),
+        ("--plan plan.json --mode pad", "--mode: --plan leaves nothing to choose"),
+        (
+            "--quick --max-buckets 2 --max-size 1MB --max-build-time 9s --price-per-bucket 1 --runs 9 "
+            "--calibration c.json --measure-again",
+            "--max-buckets, --max-size, --max-build-time, --price-per-bucket, --runs, --calibration, "
+            "--measure-again: --quick leaves nothing to choose",
+        ),
+    ],
+)
+def test_what_is_decided_already_can_not_be_decided_otherwise(
+    files: Path, tiny_model: Path, given: str, says: str
+) -> None:
+    result = run("build", str(tiny_model), "--lengths", "lengths.txt", *given.split())
+    assert result.exit_code == 2 and says in " ".join(result.stderr.split())
+
+
+def test_a_plan_that_is_none_ends_a_build_at_its_start(files: Path, tiny_model: Path) -> None:
+    (files / "plan.json").write_text('{"buckets": []}')
+    for file, says in (("plan.json", "plan.json"), ("absent.json", "there is no plan absent.json")):
+        result = run("build", str(tiny_model), "--lengths", "lengths.txt", "--plan", file)
+        assert result.exit_code == 34 and says in result.stderr and result.stdout == ""
+
+
+def test_a_quick_build_and_a_build_from_a_plan(files: Path, tiny_model: Path) -> None:
+    """Neither measures; the bundle of the first has a plan without costs, and pages all the same."""
+    (files / "short.csv").write_text("length,count\n3,5\n9,20\n20,4\n")
+    arguments = ["build", str(tiny_model), "--lengths", "short.csv", "--max-length", "24"]
+    arguments += ["--target", "cpu-x86-64-v3", "--work-dir", "work"]
+    quick = run(*arguments, "--quick", "-o", "quick")
+    assert quick.exit_code == 0, quick.stderr
+    assert "nothing was measured" in quick.stderr
+    reports = files / "quick.ecb" / "reports"
+    plan = json.loads((reports / "plan.json").read_text())
+    assert [(b["mode"], b["lo"], b["hi"]) for b in plan["buckets"]] == [("exact", 1, 24)]
+    assert plan["cost_model"] is None and plan["expected_ms"] is None
+    assert json.loads((files / "quick.ecb" / "manifest.json").read_text())["expected"] == {}
+    page = (reports / "report.html").read_text()
+    assert "Nothing was measured" in page and "Against eager" in page
+    assert run("inspect", "quick.ecb", "--json").exit_code == 0
+    given = run(*arguments, "--plan", str(reports / "plan.json"), "-o", "given", "--json")
+    assert given.exit_code == 0, given.stderr
+    assert json.loads(given.stdout)["plan"]["buckets"] == plan["buckets"]
+    same = run(*arguments, "--plan", str(reports / "plan.json"), "-o", "given", "--json")
+    assert json.loads(same.stdout)["unchanged"] is True
+    edited = files / "edited.json"
+    edited.write_text((reports / "plan.json").read_text().replace("cpu-x86-64-v3", "cpu-any"))
+    refused = run(*arguments, "--plan", "edited.json", "-o", "other")
+    assert refused.exit_code == 34 and "made for the target cpu-any" in refused.stderr
+
+
 def test_the_stages_one_by_one(files: Path, tiny_model: Path) -> None:
     (files / "short.csv").write_text("length,count\n3,5\n9,20\n20,4\n")
     model, target = str(tiny_model), ("--target", "cpu-x86-64-v3")
@@ -68,6 +122,8 @@ def test_the_stages_one_by_one(files: Path, tiny_model: Path) -> None:
     packed = json.loads(stage.stdout)
     assert set(packed) == {"bundle", "size_bytes", "sha256", "verify", "notes"}
     assert packed["bundle"] == "t.ecb" and packed["verify"]["ok"]
+    softened = run("pack", model, "-w", "w", *target, "--pooling", "mean", "-o", "v.ecb")
+    assert softened.exit_code == 36 and "exported from other files" in softened.stderr
     library = Path(compiled["variants"]["x86-64-v3"]["programs"][0]["library"])
     library.write_bytes(library.read_bytes() + b"x")
     changed = run("pack", model, "-w", "w", *target, "-o", "u.ecb")
