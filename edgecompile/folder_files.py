@@ -70,6 +70,18 @@ def find_weights(folder: Path) -> tuple[Path, ...]:
     return files
 
 
+def stored_shapes(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor in safetensors files that :func:`find_weights` found, by name."""
+    from safetensors import safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        with safe_open(file, framework="numpy") as weights:
+            names = list(weights.keys())
+            shapes |= {name: tuple(weights.get_slice(name).get_shape()) for name in names}
+    return shapes
+
+
 def hash_files(folder: Path, files: Iterable[Path]) -> dict[str, str]:
     """sha256 of each file by its path in the folder; none for weights over a gibibyte."""
     result = {}

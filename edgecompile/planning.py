@@ -88,7 +88,10 @@ def plan_model(
     over = request.lengths.share_over(extent.hi)
     if over:
         notes.append(
-            f"{format_share(over)} of the traffic is longer than {extent.hi} and will be refused"
+            f"{format_share(over)} of the texts have more than {extent.hi} tokens; the device's "
+            f"encode_texts cuts them, so they count as {extent.hi}"
+            if request.cut
+            else f"{format_share(over)} of the traffic is longer than {extent.hi} and will be refused"
         )
     costs = find_costs(exports, profile, request, scope, work, step)
     scope = costs.scope

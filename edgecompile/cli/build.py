@@ -73,6 +73,11 @@ Examples:
     help="Where the stages leave their files; a build that finds its own, with nothing changed, "
     "leaves the bundle as it is. Default: a temporary folder.",
 )
+@click.option(
+    "--no-emulation",
+    is_flag=True,
+    help="Don't run under qemu what this machine can't run: pack it without having been run.",
+)
 @click.option("--keep-work", is_flag=True, help="Keep them; without --work-dir in NAME.work.")
 @threads_option
 @jobs_option
@@ -102,6 +107,7 @@ def command(
     keep_work: bool,
     seed: int,
     keep_tokenizer: bool,
+    no_emulation: bool,
     force: bool,
     **wanted: Any,
 ) -> None:
@@ -124,7 +130,7 @@ def command(
 
     gpu = profile.gpu is not None
 
-    from edgecompile.bundle import bundle_path
+    from edgecompile.staging import bundle_path
 
     console = session.console
     bundle = bundle_path(output or Path(bundle_name(model)))
@@ -188,6 +194,7 @@ def command(
                     "tokenizer": keep_tokenizer,
                     "precision": [precision, max_error, jetpack, backend, runtime],
                     "seed": seed,
+                    "emulate": not no_emulation,
                     **{name: value for name, value in wanted.items() if name != "calibration"},
                 },
                 {
@@ -210,7 +217,7 @@ def command(
         BuildRequest(
             model=model,
             target=target,
-            plan=PlanRequest(distribution, joint, **wanted),
+            plan=PlanRequest(distribution, joint, cut=texts is not None, **wanted),
             output=bundle,
             batch=batch,
             precision=precision,
@@ -224,6 +231,7 @@ def command(
             backend=backend,
             load=load,
             runtime=runtime,
+            emulate=not no_emulation,
         ),
         console,
     )
