@@ -100,12 +100,12 @@ class BundleWriter:
     def _writing(self, name: str, size: int | None = None) -> Iterator[None]:
         """Turns the operating system's errors into ours, which name the bundle and its disk: where a
         file is copied, the system names the source."""
-        free = _free(self.staging)
+        free = free_space(self.staging)
         try:
             yield
         except OSError as error:
             if error.errno in FULL:
-                raise disk_full(self.output.parent / name, size, free) from error
+                raise disk_full(self.output, name, size, free) from error
             raise BundleWriteError(
                 f"{name} of {self.output} can't be written: {error.strerror or error}",
                 hint="name another --output",
@@ -274,13 +274,6 @@ def merge_constants(artifacts: Sequence[Artifact]) -> dict[str, StoredTensor]:
                     f"{artifact.bucket} and an earlier one"
                 )
     return merged
-
-
-def _free(folder: Path) -> int:
-    try:
-        return free_space(folder)
-    except OSError:
-        return 0
 
 
 def _sync_tree(folder: Path) -> None:

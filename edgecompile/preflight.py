@@ -42,7 +42,7 @@ from edgecompile.progress import StepHandle
 from edgecompile.runtime.schema import CAUSAL_LM
 from edgecompile.seq2seq_build import refuse_auto
 from edgecompile.stages import Stages
-from edgecompile.staging import FULL, Staging, free_space
+from edgecompile.staging import FULL, Staging, free_space, nearest_folder
 from edgecompile.targets import TargetProfile
 from edgecompile.tasks import SEQ2SEQ_LM, architecture_of, find_task
 from edgecompile.toolchain import find_toolchain
@@ -286,11 +286,8 @@ def _check_texts(found: Preflight, request: BuildRequest) -> None:
 
 def _check_writable(found: Preflight, folder: Path) -> None:
     """That files can be made in a folder, or the folder itself."""
-    place = folder
-    while not os.path.lexists(place) and place != place.parent:
-        place = place.parent
     try:
-        with tempfile.TemporaryFile(dir=place):
+        with tempfile.TemporaryFile(dir=nearest_folder(folder)):
             pass
     except OSError as error:
         kind = DiskFullError if error.errno in FULL else BundleWriteError
@@ -311,13 +308,10 @@ def _least_bytes(request: BuildRequest, profile: TargetProfile, weights: int) ->
 def _check_space(found: Preflight, needed: int, output: Path, work: Path) -> None:
     """That the disks have room for a bundle of so many bytes, and for what it is made from."""
     places = {output.parent: needed, work: needed}
-    disks = {place: _disk(place) for place in places}
+    disks = {place: nearest_folder(place).stat().st_dev for place in places}
     for place in places:
         wanted = sum(size for other, size in places.items() if disks[other] == disks[place])
-        try:
-            free = free_space(place)
-        except OSError:
-            continue
+        free = free_space(place)
         if free < wanted:
             what = "the bundle" if place == output.parent else "the work"
             found.problems.append(
@@ -327,9 +321,3 @@ def _check_space(found: Preflight, needed: int, output: Path, work: Path) -> Non
                     hint="free some space there, or name another --output, --work-dir or TMPDIR",
                 )
             )
-
-
-def _disk(place: Path) -> int:
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    return place.stat().st_dev

@@ -13,7 +13,7 @@ from edgecompile.errors import BundleWriteError, DiskFullError
 from edgecompile.runtime.manifest import MANIFEST_NAME
 from edgecompile.units import format_bytes
 
-__all__ = ["SUFFIX", "Staging", "bundle_path", "disk_full", "free_space"]
+__all__ = ["SUFFIX", "Staging", "bundle_path", "disk_full", "free_space", "nearest_folder"]
 
 SUFFIX = ".ecb"
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -192,32 +192,39 @@ def _same(descriptor: int, path: Path) -> bool:
 
 
 def free_space(path: Path) -> int:
-    """Bytes that may be written on the disk of ``path``, which need not exist yet.
+    """Bytes that may be written on the disk of ``path``, which need not exist yet; 0 where nobody
+    can say."""
+    try:
+        return shutil.disk_usage(nearest_folder(path)).free
+    except OSError:
+        return 0
 
-    Raises:
-        OSError: nobody can say.
-    """
-    while not path.exists() and path != path.parent:
+
+def nearest_folder(path: Path) -> Path:
+    """``path``, or the nearest of its parents that is there."""
+    while not os.path.lexists(path) and path != path.parent:
         path = path.parent
-    return shutil.disk_usage(path).free
+    return path
 
 
-def disk_full(output: Path, needed: int | None = None, free: int | None = None) -> DiskFullError:
+def disk_full(
+    output: Path, what: str = "", needed: int | None = None, free: int | None = None
+) -> DiskFullError:
     """The error that says which disk is full: that of the folder of ``output``.
 
     Args:
-        output: what was to be written.
-        needed: bytes that it takes, if that is known.
+        output: the bundle that was to be written.
+        what: the file of it; "": its folder.
+        needed: bytes that the file takes, if that is known.
         free: bytes that there were; None: those that there are.
     """
+    folder = output.parent
     if free is None:
-        try:
-            free = free_space(output.parent)
-        except OSError:
-            free = 0
+        free = free_space(folder)
     wants = "" if needed is None else f"needs {format_bytes(needed)}, "
+    subject = f"{what} of {output.name}" if what else output.name
     return DiskFullError(
-        f"{output.parent}: no space left for {output.name} ({wants}has {format_bytes(free)})",
+        f"{folder}: no space left for {subject} ({wants}has {format_bytes(free)})",
         hint="free some space there, or name another --output",
         destination=output,
     )

@@ -240,9 +240,10 @@ def _emulated(
     """
     if variant.backend != AOTI_CPU:
         return refused
+    why = refused.removeprefix(f"the variant {variant.name} can't run here: ")
     emulator = emulator_for(variant, emulate)
     if isinstance(emulator, str):
-        return f"{refused}; {emulator}"
+        return f"{why}; {emulator}"
     tell(f"running {variant.name} under {emulator.name}")
     golden = cases / "golden"
     golden.mkdir(exist_ok=True)
@@ -253,7 +254,7 @@ def _emulated(
         with EmulatedModel(bundle, variant.name, emulator) as model:
             results = run_cases(model, str(golden))
     except UnsupportedHostError as error:
-        return f"{refused}; {emulator.name}: {error.message}"
+        return f"{why}; {emulator.name}: {error.message}"
     return emulator, {"cases": results, "imported": []}
 
 
