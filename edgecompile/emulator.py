@@ -117,7 +117,11 @@ def emulator_for(variant: Variant | VariantSpec, emulate: bool = True) -> Emulat
         return (
             f"there is no emulator for {variant.arch} here: install {PACKAGE} to run it under one"
         )
-    lacking = [name for name in variant.requires if name not in emulator.features()]
+    try:
+        known = emulator.features()
+    except ToolchainError as error:
+        return error.message
+    lacking = [name for name in variant.requires if name not in known]
     return f"{emulator.name} has no {', '.join(lacking)} either" if lacking else emulator
 
 

@@ -301,7 +301,7 @@ def _check_writable(found: Preflight, folder: Path) -> None:
 
 def _least_bytes(request: BuildRequest, profile: TargetProfile, weights: int) -> int:
     """What the bundle will have, and the work beside it, at the very least."""
-    width = 1 if request.precision in ("auto", "int8") else _WIDTHS[request.precision or "fp32"]
+    width = _WIDTHS.get(request.precision or "fp32", 1)  # auto may choose int8
     return int(_USED * width * weights) + _CODE_BYTES * len(profile.variants)
 
 

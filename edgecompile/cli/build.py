@@ -76,7 +76,7 @@ Examples:
 @click.option(
     "--no-emulation",
     is_flag=True,
-    help="Don't run under qemu what this machine can't run: pack it without having been run.",
+    help="Don't use qemu: variants that this machine can't run are packed unverified.",
 )
 @click.option("--keep-work", is_flag=True, help="Keep them; without --work-dir in NAME.work.")
 @threads_option

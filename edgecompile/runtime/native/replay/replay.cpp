@@ -4,10 +4,11 @@
 //   replay BUNDLE VARIANT
 //
 // Standard input has requests until it ends: int32 bucket, int32 count, then so many tensors.
-// Standard output has one answer each: int32 status, int32 count, then so many tensors; or, where the
-// status isn't 0, int32 size and so many bytes of a message. The first answer, without tensors, tells
-// whether the bundle was opened. A tensor is int32 size and bytes of its name, int32 dtype, int32
-// ndim, int64 sizes, int64 nbytes and its data. All numbers are little-endian, as both sides are.
+// Standard output has one answer each: int32 status, int32 count, then so many tensors; or, where
+// the status isn't 0, int32 size and so many bytes of a message. The first answer, without tensors,
+// tells whether the bundle was opened. A tensor is int32 size and bytes of its name, int32 dtype,
+// int32 ndim, int64 sizes, int64 nbytes and its data. All numbers are little-endian, as both sides
+// are.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
