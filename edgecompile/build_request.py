@@ -50,6 +50,8 @@ class BuildRequest:
         backend: one of :data:`BACKENDS`.
         tokenizer: whether the model's tokenizer travels along, if it has one.
         load: how the model is loaded; its batch is ``batch``.
+        emulate: whether variants that this host can't run are verified under qemu, where it is
+            installed.
         runtime: what runs the programs on a CPU: native, the library that comes with them; or
             torch, for models with kernels that it lacks, on hosts that have torch.
     """
@@ -70,6 +72,7 @@ class BuildRequest:
     tokenizer: bool = True
     load: LoadOptions = field(default_factory=LoadOptions)
     runtime: str = NATIVE
+    emulate: bool = True
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ that a half-written bundle never has it, whatever interrupts the build.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 import re
 import shutil
@@ -24,7 +23,7 @@ import edgecompile
 import edgecompile.runtime
 from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore
 from edgecompile.backends.native import NativeRuntime
-from edgecompile.errors import BundleWriteError, DiskFullError
+from edgecompile.errors import BundleWriteError
 from edgecompile.hashing import file_sha256
 from edgecompile.runtime.manifest import (
     AOTI_CPU,
@@ -36,10 +35,10 @@ from edgecompile.runtime.manifest import (
     Variant,
     parse_manifest,
 )
+from edgecompile.staging import FULL, Staging, disk_full, free_space
 from edgecompile.targets import VariantSpec
 from edgecompile.weights_file import write_weights
 
-SUFFIX = ".ecb"
 LAUNCHER = "launcher.py"
 
 
@@ -58,33 +57,6 @@ class VariantParts:
     torch: str = ""
 
 
-@contextmanager
-def _writing(what: Path) -> Iterator[None]:
-    """Turns the operating system's errors into ours."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(
-                f"the disk is full while writing {what}",
-                hint="free some space, or name another --output",
-            ) from error
-        raise BundleWriteError(f"{what} can't be written: {error}") from error
-
-
-def bundle_path(output: Path) -> Path:
-    """``output`` with the suffix of bundles.
-
-    Raises:
-        BundleWriteError: it ends in no name.
-    """
-    if output.name in ("", ".."):
-        raise BundleWriteError(
-            f"--output {output} ends in no name", hint="name it, as in model.ecb"
-        )
-    return output if output.suffix == SUFFIX else output.with_name(output.name + SUFFIX)
-
-
 def manifest_name(text: str) -> str:
     """``text`` made of the characters that a manifest allows in names, and beginning as it asks."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:200] or "model"
@@ -98,23 +70,23 @@ class BundleWriter:
     Args:
         output: the bundle's final path, ending in ``.ecb``.
         force: replace a bundle that is already there.
+        claimed: the folder to write to, where a build has claimed it; it stays the build's to leave.
 
     Raises:
         BundleWriteError: the final name is taken, or its folder can't be written.
     """
 
-    def __init__(self, output: Path, *, force: bool = False) -> None:
-        self.output = bundle_path(output)
-        self.force = force
-        self.staging = self.output.with_name(f".{self.output.name}.{os.getpid()}.partial")
+    def __init__(
+        self, output: Path, *, force: bool = False, claimed: Staging | None = None
+    ) -> None:
+        self._claim = claimed or Staging(output, force=force)
+        self._own = claimed is None
+        self.output, self.staging = self._claim.output, self._claim.folder
         self._files: dict[str, FileEntry] = {}
 
     def __enter__(self) -> BundleWriter:
-        self.check_output()
-        with _writing(self.staging):
-            self.output.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(self.staging, ignore_errors=True)
-            self.staging.mkdir()
+        if self._own:
+            self._claim.__enter__()
         return self
 
     def __exit__(
@@ -123,30 +95,29 @@ class BundleWriter:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        shutil.rmtree(self.staging, ignore_errors=True)
+        if self._own:
+            self._claim.__exit__(kind, value, trace)
 
-    def check_output(self) -> None:
-        """Refuses early what :meth:`commit` would refuse at the end.
-
-        Raises:
-            BundleWriteError: the final name is taken by something that may not be replaced.
-        """
-        if not os.path.lexists(self.output):
-            return
-        if not self.force:
+    @contextmanager
+    def _writing(self, name: str, size: int | None = None) -> Iterator[None]:
+        """Turns the operating system's errors into ours, which name the bundle and its disk: where a
+        file is copied, the system names the source."""
+        free = free_space(self.staging)
+        try:
+            yield
+        except OSError as error:
+            if error.errno in FULL:
+                raise disk_full(self.output, name, size, free) from error
             raise BundleWriteError(
-                f"{self.output} is already there", hint="name another --output, or give --force"
-            )
-        if self.output.is_symlink() or not (self.output / MANIFEST_NAME).is_file():
-            raise BundleWriteError(
-                f"{self.output} isn't a bundle, so --force won't replace it",
-                hint="name another --output, or remove it yourself",
-            )
+                f"{name} of {self.output} can't be written: {error.strerror or error}",
+                hint="name another --output",
+                destination=self.output,
+            ) from error
 
     def add_file(self, source: Path, name: str) -> str:
         """Copies a file in under the relative path ``name``; returns ``name``."""
         target = self._new(name)
-        with _writing(target):
+        with self._writing(name, source.stat().st_size):
             shutil.copyfile(source, target)
         self._record(name)
         return name
@@ -161,7 +132,7 @@ class BundleWriter:
     def add_bytes(self, data: bytes, name: str) -> str:
         """Writes a file; returns ``name``."""
         target = self._new(name)
-        with _writing(target):
+        with self._writing(name, len(data)):
             target.write_bytes(data)
         self._record(name)
         return name
@@ -172,7 +143,7 @@ class BundleWriter:
         """Writes ``weights.<precision>``; returns its name."""
         name = f"weights.{precision}"
         target = self._new(name)
-        with _writing(target):
+        with self._writing(name):
             write_weights(target, tensors, store)
         self._record(name)
         return name
@@ -212,7 +183,7 @@ class BundleWriter:
         """Writes one golden vector; returns its manifest entry."""
         name = f"golden/{bucket}-{case}.npz"
         target = self._new(name)
-        with _writing(target):
+        with self._writing(name):
             save_case(target, inputs, outputs)
         self._record(name)
         return GoldenCase(bucket, case, name)
@@ -256,7 +227,7 @@ class BundleWriter:
         data = complete.to_bytes()
         parse_manifest(data)
         path = self.staging / MANIFEST_NAME
-        with _writing(path):
+        with self._writing(MANIFEST_NAME, len(data)):
             path.write_bytes(data)
 
     def commit(self) -> Path:
@@ -265,34 +236,21 @@ class BundleWriter:
         Raises:
             BundleWriteError: the name was taken meanwhile.
         """
-        self.check_output()
-        with _writing(self.output):
+        with self._writing(MANIFEST_NAME):
             _sync_tree(self.staging)
-            if os.path.lexists(self.output):
-                # rename() can't replace a folder that isn't empty: the old one steps aside.
-                old = self.output.with_name(f".{self.output.name}.{os.getpid()}.old")
-                os.replace(self.output, old)
-                try:
-                    os.replace(self.staging, self.output)
-                except BaseException:
-                    os.replace(old, self.output)
-                    raise
-                shutil.rmtree(old, ignore_errors=True)
-            else:
-                os.replace(self.staging, self.output)
-        return self.output
+            return self._claim.commit()
 
     def _new(self, name: str) -> Path:
         if name in self._files:
             raise BundleWriteError(f"the bundle already holds {name}")
         target = self.staging / name
-        with _writing(target):
+        with self._writing(name):
             target.parent.mkdir(parents=True, exist_ok=True)
         return target
 
     def _record(self, name: str) -> None:
         path = self.staging / name
-        with _writing(path):
+        with self._writing(name):
             self._files[name] = FileEntry(path.stat().st_size, file_sha256(path))
 
 

@@ -14,9 +14,20 @@ from edgecompile.buckets import Bucket
 from edgecompile.models import LoadedModel
 from edgecompile.samples import Samples
 
-__all__ = ["RANDOM_LENGTHS", "Arrays", "Case", "make_cases", "pad_array", "sample_cases"]
+__all__ = [
+    "GOLDEN_CASES",
+    "RANDOM_LENGTHS",
+    "Arrays",
+    "Case",
+    "make_cases",
+    "pad_array",
+    "sample_cases",
+]
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
+
+#: Which of the cases travel with the bundle as golden vectors.
+GOLDEN_CASES = ("lower", "hint", "upper")
 
 RANDOM_LENGTHS = 3
 # Numbers in all caches of a case together: 64 MiB.

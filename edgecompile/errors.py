@@ -6,6 +6,7 @@ Exit code 2 belongs to Click (wrong usage) and 130 to an interrupt.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from edgecompile.runtime.errors import (
     BundleError,
@@ -158,9 +159,18 @@ class VerificationError(EdgecompileError):
 
 
 class BundleWriteError(EdgecompileError):
-    """The bundle could not be written."""
+    """The bundle could not be written.
+
+    ``destination`` is the path that could not, where it is that: what was made before is whole then.
+    """
 
     exit_code = 40
+
+    def __init__(
+        self, message: str, hint: str | None = None, destination: Path | None = None
+    ) -> None:
+        super().__init__(message, hint)
+        self.destination = destination
 
 
 class DiskFullError(BundleWriteError):

@@ -67,6 +67,18 @@ def find_weights(folder: Path) -> tuple[Path, ...]:
     return files
 
 
+def stored_shapes(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor in safetensors files that :func:`find_weights` found, by name."""
+    from safetensors import safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        with safe_open(file, framework="numpy") as weights:
+            names = list(weights.keys())
+            shapes |= {name: tuple(weights.get_slice(name).get_shape()) for name in names}
+    return shapes
+
+
 def _weight_files(folder: Path) -> tuple[Path, ...]:
     if (folder / WEIGHTS).is_file():
         return (folder / WEIGHTS,)

@@ -8,15 +8,13 @@ fall back to.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from edgecompile.build_request import TORCH_TENSORRT, BuildRequest, BuildResult
 from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets
-from edgecompile.errors import PlanError
 from edgecompile.generation_plan import require_native
 from edgecompile.gpu_parts import GpuParts, engine_notes, rtx_notes
 from edgecompile.gpu_specs import GPU_PRECISION
-from edgecompile.jetpacks import NO_JETPACK, JetPack, load_jetpack
+from edgecompile.jetpacks import find_jetpack
 from edgecompile.kits import whole_bucket
 from edgecompile.models import load_model
 from edgecompile.onnx_build import build_onnx
@@ -24,13 +22,13 @@ from edgecompile.onnx_ops import OnnxTarget, known_releases
 from edgecompile.onnx_report import OnnxArtifact
 from edgecompile.packing import pack_bundle
 from edgecompile.planning import plan_model
-from edgecompile.progress import NULL_PROGRESS, Progress, StepHandle
+from edgecompile.progress import StepHandle
 from edgecompile.rtx_check import RtxReport, bucket_profiles, check_rtx, has_rtx
 from edgecompile.runtime.device import DeviceIdentity
 from edgecompile.samples import text_samples
 from edgecompile.stages import Stages, work_folder, write_json
+from edgecompile.staging import Staging
 from edgecompile.targets import TargetProfile
-from edgecompile.toolchain import find_toolchain
 from edgecompile.torch_tensorrt_build import BuiltEngine, build_engine
 from edgecompile.torch_tensorrt_check import need_torch_tensorrt
 
@@ -40,29 +38,26 @@ __all__ = ["build_for_gpu"]
 def build_for_gpu(
     request: BuildRequest,
     profile: TargetProfile,
-    output: Path,
-    progress: Progress = NULL_PROGRESS,
+    staging: Staging,
+    stages: Stages,
 ) -> BuildResult:
     """Builds, verifies and writes a bundle that a device with a GPU finishes.
 
     Args:
         request: what is asked for.
         profile: its target; it has a GPU.
-        output: where the bundle goes.
-        progress: is told of the steps.
+        staging: where the bundle goes, claimed.
+        stages: runs the steps.
 
     Raises:
         EdgecompileError: a subclass for each cause; nothing stands under the final name then.
     """
-    jetpack = _release(request, profile)
-    for arch in profile.archs:
-        find_toolchain(arch)  # the program for the device's own cores comes late, and needs it
+    jetpack = find_jetpack(profile, request.jetpack)
     precision = request.precision or GPU_PRECISION
     device: DeviceIdentity | None = None
     if request.backend == TORCH_TENSORRT:
         device = need_torch_tensorrt(profile, precision)
     traffic = request.plan.joint or request.plan.lengths
-    stages = Stages(progress)
     with work_folder(request.work_dir) as work:
         write_json(work / "lengths.json", traffic.to_json())
         model = stages.run(
@@ -131,7 +126,9 @@ def build_for_gpu(
                 model,
                 planned.plan,
                 compiled,
-                output,
+                staging.output,
+                claimed=staging,
+                emulate=request.emulate,
                 lengths=traffic,
                 cost=planned.cost,
                 samples=samples,
@@ -160,15 +157,3 @@ def build_for_gpu(
         rtx=rtx,
         engine=engine,
     )
-
-
-def _release(request: BuildRequest, profile: TargetProfile) -> JetPack:
-    if not profile.jetpacks and request.jetpack is None:
-        return NO_JETPACK
-    jetpack = load_jetpack(request.jetpack or profile.jetpacks[0])
-    if jetpack.name not in profile.jetpacks:
-        raise PlanError(
-            f"{profile.name} knows no JetPack {jetpack.name}",
-            hint=f"it knows {', '.join(profile.jetpacks) or 'none: it is no Jetson'}",
-        )
-    return jetpack

@@ -6,13 +6,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edgecompile.errors import TargetError
+from edgecompile.errors import PlanError, TargetError
 from edgecompile.profile_files import read_toml, search_path
 from edgecompile.profile_schema import JETPACK_KEYS, check_table, nearest
 from edgecompile.runtime.recipe import version_pair
 
-__all__ = ["NO_JETPACK", "JetPack", "list_jetpacks", "load_jetpack"]
+if TYPE_CHECKING:
+    from edgecompile.targets import TargetProfile
+
+__all__ = ["NO_JETPACK", "JetPack", "find_jetpack", "list_jetpacks", "load_jetpack"]
 
 _FOLDER = "jetpacks"
 
@@ -60,6 +64,28 @@ def list_jetpacks(folders: Sequence[Path] | None = None) -> tuple[str, ...]:
     """The names that :func:`load_jetpack` knows, ascending."""
     folders = search_path() if folders is None else folders
     return tuple(sorted({path.stem for f in folders for path in (f / _FOLDER).glob("*.toml")}))
+
+
+def find_jetpack(profile: TargetProfile, name: str | None) -> JetPack:
+    """The release that a target is built for.
+
+    Args:
+        profile: the target; it has a GPU.
+        name: which of its releases; None: the first.
+
+    Raises:
+        PlanError: the target knows no such release.
+        TargetError: see :func:`load_jetpack`.
+    """
+    if not profile.jetpacks and name is None:
+        return NO_JETPACK
+    jetpack = load_jetpack(name or profile.jetpacks[0])
+    if jetpack.name not in profile.jetpacks:
+        raise PlanError(
+            f"{profile.name} knows no JetPack {jetpack.name}",
+            hint=f"it knows {', '.join(profile.jetpacks) or 'none: it is no Jetson'}",
+        )
+    return jetpack
 
 
 def load_jetpack(name: str, folders: Sequence[Path] | None = None) -> JetPack:

@@ -14,6 +14,7 @@ import edgecompile
 from edgecompile.backends.artifact import Artifact
 from edgecompile.buckets import Bucket, BucketPlan
 from edgecompile.bundle import BundleWriter, VariantParts, manifest_name, merge_constants
+from edgecompile.cases import GOLDEN_CASES
 from edgecompile.compilation import CompiledModel
 from edgecompile.generation_files import ENCODER, golden_texts, manifest_generation
 from edgecompile.gpu_parts import GpuParts, add_gpu, try_engine, with_gpu
@@ -32,6 +33,7 @@ from edgecompile.runtime.generation_golden import FILE as GENERATION_FILE
 from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
 from edgecompile.runtime.schema import Extent, TensorSpec
 from edgecompile.samples import Samples
+from edgecompile.staging import Staging
 from edgecompile.structure import model_structure
 from edgecompile.text_settings import describe_texts
 from edgecompile.verify import (
@@ -46,9 +48,6 @@ from edgecompile.verify import (
 
 if TYPE_CHECKING:
     from edgecompile.precision_trials import PrecisionChoice
-
-#: Which of the verification cases travel with the bundle as golden vectors.
-GOLDEN_CASES = ("lower", "hint", "upper")
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,8 @@ def pack_bundle(
     force: bool = False,
     tokenizer: bool = True,
     encoder: Path | None = None,
+    claimed: Staging | None = None,
+    emulate: bool = True,
     step: StepHandle | None = None,
 ) -> PackedBundle:
     """Writes a bundle and verifies it before it gets its name.
@@ -95,6 +96,9 @@ def pack_bundle(
         force: replace a bundle of the same name.
         tokenizer: whether the model's tokenizer travels along, if it has one.
         encoder: the bundle that reads its sources, if it goes on from some.
+        claimed: the place of ``output``, where a build has claimed it.
+        emulate: whether variants that this host can't run are run under an emulator; see
+            :func:`edgecompile.verify.verify_bundle`.
         step: told what is being done.
 
     Raises:
@@ -110,7 +114,7 @@ def pack_bundle(
     # The same file in another folder makes the same bundle, and nobody learns where it lay.
     plan = replace(plan, source=_file_names(plan.source))
     lengths = None if lengths is None else replace(lengths, source=_file_names(lengths.source))
-    with BundleWriter(output, force=force) as writer:
+    with BundleWriter(output, force=force, claimed=claimed) as writer:
         tell("copying")
         manifest = replace(
             _stage(writer, model, plan.buckets, compiled, built_by(model, compiled)),
@@ -156,22 +160,35 @@ def pack_bundle(
             manifest.tolerance,
             min_cosine=min_cosine(manifest.precision),
             texts=texts,
+            emulate=emulate,
+            tell=tell,
         )
         if gpu is not None:
             report = with_gpu(report, gpu, tested)
-        check_report(report, reused=compiled.reused)
+        check_report(report, reused=compiled.reused, unrun=True)
+        manifest = replace(manifest, built_by={**manifest.built_by, "verified": report.summary})
         found = _reports(manifest.name, plan, lengths, cost, compiled, report, choice, gpu)
         for name, data in found.items():
             writer.add_bytes(data, f"reports/{name}")
         writer.write_manifest(manifest)
         tell("naming it")
         path = writer.commit()
-    notes = said + tuple(
-        f"variant {name} was built but not run here: {reason}"
-        for name, reason in report.not_executed.items()
-    )
+    notes = (*said, *run_notes(report))
     size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
     return PackedBundle(path, size, file_sha256(path / MANIFEST_NAME), report, notes)
+
+
+def run_notes(report: VerifyReport) -> tuple[str, ...]:
+    """What a person should know of variants that this host didn't run itself."""
+    emulated = [
+        f"variant {name} passed the golden vectors under {how}, which proves its results, not its speed"
+        for name, how in report.emulated.items()
+    ]
+    unrun = [
+        f"variant {name} was built, not run: {reason}; run selftest on the device"
+        for name, reason in report.not_executed.items()
+    ]
+    return (*emulated, *unrun)
 
 
 def _file_names(source: str) -> str:
@@ -366,4 +383,4 @@ def _expected(plan: BucketPlan) -> dict[str, object]:
     return {"kind": curve.kind, "ms_by_length": points, **dict(curve.provenance)}
 
 
-__all__ = ["GOLDEN_CASES", "PackedBundle", "built_by", "pack_bundle", "stage_kit"]
+__all__ = ["PackedBundle", "built_by", "pack_bundle", "stage_kit"]

@@ -6,26 +6,23 @@ before it: ``lengths.json``, ``plan.json``, ``exported/``, ``artifacts/``.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
-from edgecompile.build_request import AUTO, BuildRequest, BuildResult
-from edgecompile.bundle import bundle_path
-from edgecompile.compilation import ExportStore, check_runtime
+from edgecompile.build_request import BuildRequest, BuildResult
+from edgecompile.compilation import ExportStore
 from edgecompile.compile_stages import make_programs
-from edgecompile.errors import BundleWriteError
 from edgecompile.generation_plan import require_native
 from edgecompile.packing import pack_bundle
 from edgecompile.planning import plan_model
 from edgecompile.precision_choice import ResolvedPrecision, resolve_precision
 from edgecompile.precision_files import save_precision
+from edgecompile.preflight import begin_build
 from edgecompile.progress import NULL_PROGRESS, Progress, StepHandle
 from edgecompile.rounded_precision import resolving_title, rounding_notes
-from edgecompile.seq2seq_build import build_seq2seq, refuse_auto
+from edgecompile.seq2seq_build import build_seq2seq
 from edgecompile.stages import Stages, work_folder, write_json
-from edgecompile.targets import load_target
-from edgecompile.tasks import SEQ2SEQ_LM
-from edgecompile.torch_tensorrt_check import need_torch_tensorrt
+from edgecompile.staging import Staging
+from edgecompile.targets import TargetProfile, load_target
 
 
 def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildResult:
@@ -34,27 +31,23 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
     Raises:
         EdgecompileError: a subclass for each cause; nothing stands under the final name then.
     """
+    profile = load_target(request.target)
+    stages = Stages(progress)
+    with begin_build(request, profile, stages) as staging:
+        if profile.gpu is not None:
+            from edgecompile.gpu_pipeline import build_for_gpu
+
+            return build_for_gpu(request, profile, staging, stages)
+        return _build_for_cpu(request, profile, staging, stages)
+
+
+def _build_for_cpu(
+    request: BuildRequest, profile: TargetProfile, staging: Staging, stages: Stages
+) -> BuildResult:
     from edgecompile.models import load_model
 
-    output = bundle_path(request.output)
-    if os.path.lexists(output) and not request.force:
-        raise BundleWriteError(
-            f"{output} is already there", hint="name another --output, or give --force"
-        )
-    profile = load_target(request.target)
-    if profile.gpu is not None:
-        check_runtime(request.runtime, profile, request.precision or "fp32")
-        from edgecompile.gpu_pipeline import build_for_gpu
-
-        return build_for_gpu(request, profile, output, progress)
-    if request.backend != AUTO:
-        need_torch_tensorrt(profile, request.precision or "fp32")  # refuses: there is no GPU
     asked = request.precision or "fp32"
-    check_runtime(request.runtime, profile, asked)
-    if request.load.task == SEQ2SEQ_LM:
-        refuse_auto(asked)  # before anything is loaded
     traffic = request.plan.joint or request.plan.lengths
-    stages = Stages(progress)
     timed = stages.run
 
     with work_folder(request.work_dir) as work:
@@ -64,7 +57,9 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
         )
         require_native(model, runtime=request.runtime)
         if model.generation is not None and model.generation.encoder is not None:
-            return build_seq2seq(model, model.generation.encoder, request, profile, work, stages)
+            return build_seq2seq(
+                model, model.generation.encoder, request, profile, staging, work, stages
+            )
         model = model.with_longest(request.plan.max_length)
         exports = ExportStore(model, work / "exported")
 
@@ -98,7 +93,9 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
                 model,
                 planned.plan,
                 programs.compiled,
-                output,
+                staging.output,
+                claimed=staging,
+                emulate=request.emulate,
                 lengths=traffic,
                 cost=planned.cost,
                 samples=samples,

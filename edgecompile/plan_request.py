@@ -24,6 +24,7 @@ from edgecompile.units import format_share
 __all__ = [
     "PlanRequest",
     "check_plan",
+    "longest_served",
     "plan_scope",
     "plan_subject",
     "require_paddable",
@@ -41,6 +42,8 @@ class PlanRequest:
         buckets: exactly so many programs.
         max_buckets: at most so many programs.
         max_length: longest length to serve; None: the model's own limit, or the longest seen.
+        cut: whether longer inputs are texts, which the device's ``encode_texts`` cuts: then they
+            count as the longest length served. Other inputs over the model's limit are refused.
         mode: ``exact``, ``pad``, or ``auto``: whatever costs less, bucket by bucket.
         price_per_bucket: milliseconds of the mean run that a bucket has to save; None: what
             ``runs`` makes it, or what the measurement can tell from noise, 1 to 5 % of the mean run.
@@ -66,6 +69,7 @@ class PlanRequest:
     buckets: int | None = None
     max_buckets: int | None = None
     max_length: int | None = None
+    cut: bool = False
     mode: str = "auto"
     price_per_bucket: float | None = None
     runs: float | None = None
@@ -92,24 +96,40 @@ def served_length(model: LoadedModel, request: PlanRequest) -> int:
         LengthsError: lengths of the sample, or ``max_length``, are over the model's limit.
     """
     assert model.length_axis is not None
-    limit = model.axes[model.length_axis].hi
+    limits = model.axes[model.length_axis]
+    return longest_served(model.name, limits.hi, request, fixed=limits.lo == limits.hi)
+
+
+def longest_served(
+    name: str, limit: int | None, request: PlanRequest, *, fixed: bool = False
+) -> int:
+    """The longest length that a model serves.
+
+    Args:
+        name: the model's.
+        limit: the most that it takes; None: it has no limit.
+        request: the lengths.
+        fixed: whether it takes inputs of this length only.
+
+    Raises:
+        LengthsError: lengths of the sample, or ``max_length``, are over the limit.
+    """
     longest = int(request.lengths.max)
     wanted = request.max_length
     if wanted is not None:
         if limit is not None and wanted > limit:
-            fixed = limit == model.axes[model.length_axis].lo
             raise LengthsError(
-                f"--max-length is {wanted}, but {model.name} takes "
+                f"--max-length is {wanted}, but {name} takes "
                 + ("inputs of one size only" if fixed else f"at most {limit}"),
                 hint="leave --max-length out" if fixed else f"use --max-length {limit} or less",
             )
         return wanted
     if limit is None:
         return longest
-    if longest > limit:
+    if longest > limit and not request.cut:
         _, share = request.lengths.clip(limit)
         raise LengthsError(
-            f"{format_share(share)} of the lengths are over {limit}, the most that {model.name} takes "
+            f"{format_share(share)} of the lengths are over {limit}, the most that {name} takes "
             f"(the longest is {longest})",
             hint=f"--max-length {limit} serves what fits; the caller has to cut the rest",
         )

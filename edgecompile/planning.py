@@ -114,7 +114,10 @@ def plan_model(
     over = request.lengths.share_over(extent.hi)
     if over:
         notes.append(
-            f"{format_share(over)} of the traffic is longer than {extent.hi} and will be refused"
+            f"{format_share(over)} of the texts have more than {extent.hi} tokens; the device's "
+            f"encode_texts cuts them, so they count as {extent.hi}"
+            if request.cut
+            else f"{format_share(over)} of the traffic is longer than {extent.hi} and will be refused"
         )
     if request.calibration is not None:
         costs = calibrated_costs(model, profile, request, scope, request.calibration)

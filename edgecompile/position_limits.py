@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
 _TABLES = ("position_embeddings", "embed_positions", "wpe", "position_embedding", "wpe_emb")
 _KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len")
@@ -29,6 +31,26 @@ def max_positions(model: nn.Module) -> int | None:
         values = [getattr(config, key, None) for key in _KEYS]
         limits = [value for value in values if isinstance(value, int) and value >= 1]
     return min(limits, default=None)
+
+
+def stored_positions(config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> int | None:
+    """The most that :func:`max_positions` can turn out to be, of a model that isn't loaded.
+
+    Args:
+        config: the parsed config.json.
+        shapes: of the stored weights, by name.
+    """
+    rows = [
+        shape[0]
+        for name, shape in shapes.items()
+        if len(shape) == 2 and name.removesuffix(".weight").rpartition(".")[2] in _TABLES
+    ]
+    if rows:
+        return max(rows)
+    if config.get("position_embedding_type", "absolute") in ("relative", "none"):
+        return None
+    values = [config.get(key) for key in _KEYS]
+    return min((v for v in values if isinstance(v, int) and v >= 1), default=None)
 
 
 def _rows(module: nn.Module) -> int | None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from edgecompile.buckets import BucketPlan
 from edgecompile.build_request import BuildRequest, BuildResult
-from edgecompile.bundle import SUFFIX, bundle_path
 from edgecompile.compilation import ExportStore
 from edgecompile.compile_stages import Programs, make_programs
 from edgecompile.errors import PlanError
@@ -22,6 +21,7 @@ from edgecompile.packing import PackedBundle, pack_bundle
 from edgecompile.planning import plan_model
 from edgecompile.precision_choice import resolve_precision
 from edgecompile.stages import Stages, write_json
+from edgecompile.staging import SUFFIX, Staging
 from edgecompile.targets import TargetProfile
 
 __all__ = ["build_seq2seq", "refuse_auto"]
@@ -45,6 +45,7 @@ def build_seq2seq(
     encoder: LoadedModel,
     request: BuildRequest,
     profile: TargetProfile,
+    staging: Staging,
     work: Path,
     stages: Stages,
 ) -> BuildResult:
@@ -54,6 +55,7 @@ def build_seq2seq(
         model: the decoder's step; ``encoder`` makes what it attends to.
         request: what is asked for; its lengths are those of sources.
         profile: the target.
+        staging: where the bundle goes, claimed.
         work: where the stages leave their files, the encoder's in a folder of their own.
         stages: runs the steps.
 
@@ -62,6 +64,8 @@ def build_seq2seq(
     """
     asked = request.precision or "fp32"
     refuse_auto(asked)
+    # Sources over the limit are refused on the device, not cut.
+    request = replace(request, plan=replace(request.plan, cut=False))
     inner = work / ENCODER
     inner.mkdir(exist_ok=True)
     exports = ExportStore(encoder, inner / "exported")
@@ -106,6 +110,7 @@ def build_seq2seq(
             seed=request.seed,
             tokenizer=request.tokenizer,
             force=True,
+            emulate=request.emulate,
             step=step,
         ),
     )
@@ -115,8 +120,10 @@ def build_seq2seq(
             decoder,
             plan,
             steps.compiled,
-            bundle_path(request.output),
+            staging.output,
+            claimed=staging,
             encoder=packed_encoder.path,
+            emulate=request.emulate,
             seed=request.seed,
             tokenizer=False,
             force=request.force,

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from edgecompile.errors import BundleWriteError
 from edgecompile.progress import Progress, StepHandle
 
 __all__ = ["Stages", "work_folder", "write_json"]
@@ -37,16 +38,28 @@ class Stages:
 
 @contextmanager
 def work_folder(given: Path | None) -> Iterator[Path]:
-    """The work folder that was named, or a temporary one that goes when the build ends."""
+    """The work folder that was named, or a temporary one that goes when the build ends.
+
+    It stays where the build's last step fails for the place that the bundle goes to: the error's hint
+    then says how to go on from it.
+    """
     if given is not None:
         given.mkdir(parents=True, exist_ok=True)
         yield given
         return
     folder = Path(tempfile.mkdtemp(prefix="edgecompile-work-"))
+    kept = False
     try:
         yield folder
+    except BundleWriteError as error:
+        kept = error.destination is not None
+        if kept:
+            hint = f"the work is kept: --work-dir {folder} goes on from it"
+            error.hint = f"{error.hint}; {hint}" if error.hint else hint
+        raise
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_json(path: Path, value: object) -> None:

@@ -2,7 +2,8 @@
 
 Eager runs here; the bundle runs in a process of its own that uses the bundle's copy of the runtime
 and, as that process reports, never loads torch. Every bucket is tried at its edges, its hint and
-random lengths, and again with masked padding of different widths.
+random lengths, and again with masked padding of different widths. A variant that this host can't run
+repeats the golden vectors under an emulator, where there is one.
 """
 
 from __future__ import annotations
@@ -13,17 +14,26 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edgecompile.bundle import save_case
-from edgecompile.cases import Case, make_cases, sample_cases
-from edgecompile.errors import VerificationError
+from edgecompile.cases import GOLDEN_CASES, Case, make_cases, sample_cases
+from edgecompile.emulator import EmulatedModel, Emulator, emulator_for
+from edgecompile.errors import UnsupportedHostError, VerificationError
 from edgecompile.precision import COSINES, TOLERANCES, min_cosine
 from edgecompile.runtime.loaders import PACKAGES
-from edgecompile.runtime.manifest import MANIFEST_NAME, Tolerance, parse_manifest
+from edgecompile.runtime.manifest import (
+    AOTI_CPU,
+    MANIFEST_NAME,
+    Manifest,
+    Tolerance,
+    Variant,
+    parse_manifest,
+)
+from edgecompile.runtime.selftest import run_cases
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,7 @@ class VerifyReport:
         min_cosine: the least that outputs' cosines may be; None: any.
         torch_wanted: whether torch is what runs the bundle.
         texts: what was generated, by variant; () for a model that doesn't.
+        emulated: by variant, the emulator that ran it, on the golden vectors alone.
     """
 
     results: tuple[CaseResult, ...]
@@ -90,6 +101,7 @@ class VerifyReport:
     min_cosine: float | None = None
     torch_wanted: bool = False
     texts: tuple[TextResult, ...] = ()
+    emulated: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def cosine(self) -> float | None:
@@ -114,10 +126,20 @@ class VerifyReport:
 
         return max(self.results, key=badness, default=None)
 
+    @property
+    def summary(self) -> str:
+        """Which variants were run, how, and why the others weren't, in a line."""
+        here = dict.fromkeys(r.variant for r in self.results if r.variant not in self.emulated)
+        parts = [f"{name}: run on the build host" for name in here]
+        parts += [f"{name}: run under {how}" for name, how in self.emulated.items()]
+        parts += [f"{name}: not run, {why}" for name, why in self.not_executed.items()]
+        return "; ".join(parts)
+
     def to_json(self) -> dict[str, Any]:
         worst = self.worst
         return {
-            "ok": self.ok,
+            # Nothing that was run is neither right nor wrong.
+            "ok": self.ok if self.results else None,
             "tolerance": self.tolerance.to_json(),
             "cosine": self.cosine,
             "min_cosine": self.min_cosine,
@@ -125,6 +147,7 @@ class VerifyReport:
             "torch_wanted": self.torch_wanted,
             "cases": len(self.results),
             "worst": None if worst is None else _result_json(worst),
+            "emulated": dict(self.emulated),
             "not_executed": dict(self.not_executed),
             "results": [_result_json(r) for r in self.results],
             "texts": [dataclasses.asdict(text) for text in self.texts],
@@ -147,8 +170,11 @@ def verify_bundle(
     min_cosine: float | None = None,
     texts: bytes | None = None,
     python: str = sys.executable,
+    emulate: bool = True,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> VerifyReport:
-    """Runs ``cases`` through ``bundle`` with every variant that this host can run.
+    """Runs ``cases`` through ``bundle`` with every variant that this host can run, itself or under an
+    emulator.
 
     Args:
         bundle: a bundle, named or still staged.
@@ -158,6 +184,9 @@ def verify_bundle(
         min_cosine: a result with a lesser cosine has failed; None: any will do.
         texts: what a generative bundle has to repeat, as its golden/generation.json has it.
         python: the interpreter that runs the bundle; needs numpy.
+        emulate: whether to run variants that this host can't run under qemu, where it is installed:
+            those of ``cases`` that are golden vectors.
+        tell: is told what is being run where that takes long.
 
     Raises:
         VerificationError: the runtime could not be started at all.
@@ -165,7 +194,9 @@ def verify_bundle(
     results: list[CaseResult] = []
     generated: list[TextResult] = []
     refused: dict[str, str] = {}
+    emulated: dict[str, str] = {}
     torch_loaded = False
+    known = {v.name: v for v in _manifest(bundle).variants}
     with tempfile.TemporaryDirectory(prefix="edgecompile-verify-") as name:
         folder = Path(name)
         for case in cases:
@@ -175,16 +206,56 @@ def verify_bundle(
         for variant in variants:
             answer = _selftest(bundle, folder, variant, python)
             if "refused" in answer:
-                refused[variant] = answer["refused"]
-                continue
+                found = _emulated(bundle, folder, known[variant], answer["refused"], emulate, tell)
+                if isinstance(found, str):
+                    refused[variant] = found
+                    continue
+                emulator, answer = found
+                emulated[variant] = emulator.name
             torch_loaded = torch_loaded or "torch" in answer["imported"]
             results += [_result(variant, entry, min_cosine) for entry in answer["cases"]]
             generated += [_text(variant, entry) for entry in answer.get("generation", [])]
     report = VerifyReport(tuple(results), refused, tolerance, torch_loaded)
     wanted = runtime_command(bundle) != RUNTIME_COMMAND
     return dataclasses.replace(
-        report, min_cosine=min_cosine, torch_wanted=wanted, texts=tuple(generated)
+        report,
+        min_cosine=min_cosine,
+        torch_wanted=wanted,
+        texts=tuple(generated),
+        emulated=emulated,
     )
+
+
+def _emulated(
+    bundle: Path,
+    cases: Path,
+    variant: Variant,
+    refused: str,
+    emulate: bool,
+    tell: Callable[[str], None],
+) -> tuple[Emulator, dict[str, Any]] | str:
+    """The answer of :func:`_selftest` from an emulator, or why there is none.
+
+    What has to be generated isn't: the loop around the programs is Python's, and ran in the tests.
+    """
+    if variant.backend != AOTI_CPU:
+        return refused
+    why = refused.removeprefix(f"the variant {variant.name} can't run here: ")
+    emulator = emulator_for(variant, emulate)
+    if isinstance(emulator, str):
+        return f"{why}; {emulator}"
+    tell(f"running {variant.name} under {emulator.name}")
+    golden = cases / "golden"
+    golden.mkdir(exist_ok=True)
+    for path in cases.glob("*.npz"):
+        if path.stem.partition("-")[2] in GOLDEN_CASES and not (golden / path.name).exists():
+            os.link(path, golden / path.name)
+    try:
+        with EmulatedModel(bundle, variant.name, emulator) as model:
+            results = run_cases(model, str(golden))
+    except UnsupportedHostError as error:
+        return f"{why}; {emulator.name}: {error.message}"
+    return emulator, {"cases": results, "imported": []}
 
 
 def _text(variant: str, entry: Mapping[str, Any]) -> TextResult:
@@ -220,9 +291,13 @@ def _number(value: float | None) -> float:
 RUNTIME_COMMAND = "edgecompile.runtime"
 
 
+def _manifest(bundle: Path) -> Manifest:
+    return parse_manifest((bundle / MANIFEST_NAME).read_bytes(), str(bundle))
+
+
 def runtime_command(bundle: Path) -> str:
     """What ``python -m`` is given to run a bundle: the runtime, or that which brings torch."""
-    manifest = parse_manifest((bundle / MANIFEST_NAME).read_bytes(), str(bundle))
+    manifest = _manifest(bundle)
     packages = [PACKAGES[v.backend] for v in manifest.variants if v.backend in PACKAGES]
     return packages[0] if packages else RUNTIME_COMMAND
 
@@ -266,17 +341,18 @@ def _selftest(bundle: Path, cases: Path, variant: str, python: str) -> dict[str,
     return answer
 
 
-def check_report(report: VerifyReport, *, reused: bool = False) -> None:
+def check_report(report: VerifyReport, *, reused: bool = False, unrun: bool = False) -> None:
     """Raises VerificationError unless the report is clean; names every failing bucket.
 
     Args:
         report: of :func:`verify_bundle`.
         reused: whether programs of an earlier build were used again.
+        unrun: whether a bundle will do of which this host can run nothing, with reasons why.
 
     Raises:
         VerificationError: a case failed, nothing could be run, or torch was loaded.
     """
-    if report.ok:
+    if report.ok or (unrun and not report.results and report.not_executed):
         return
     if report.torch_loaded and not report.torch_wanted:
         raise VerificationError("torch was loaded in the process that verifies the bundle")

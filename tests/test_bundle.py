@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from edgecompile import bundle
-from edgecompile.bundle import BundleWriter, bundle_path, manifest_name
+from edgecompile.bundle import BundleWriter, manifest_name
 from edgecompile.errors import BundleWriteError, DiskFullError
 from edgecompile.runtime.document import Problems, Reader
+from edgecompile.staging import bundle_path
 
 
 def test_the_suffix_is_added_once() -> None:

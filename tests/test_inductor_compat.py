@@ -145,6 +145,20 @@ def test_no_path_of_the_build_machine_is_in_the_code(tmp_path: Path) -> None:
     assert "omp_get_max_threads" not in result.wrapper
 
 
+def test_no_compiler_is_asked_whether_it_knows_the_instruction_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's way takes seconds, and leaves a folder beside the other temporary files."""
+
+    def ask(self: cpu_vec_isa.VecISA, code: str) -> bool:
+        raise AssertionError("a compiler was asked")
+
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", ask)
+    # What was asked before is kept by class.
+    monkeypatch.setattr(cpu_vec_isa.VecAVX2, "__hash__", lambda self: 7)
+    assert generated(tmp_path, "x86-64-v3", 256).isa == "AVX2"
+
+
 def test_the_instruction_set_is_restored(tmp_path: Path) -> None:
     before = cpu_vec_isa.valid_vec_isa_list
     generated(tmp_path, "x86-64-v4", 512)

@@ -100,7 +100,8 @@ def _forced_isa(isa: cpu_vec_isa.VecISA) -> Iterator[None]:
     generated elsewhere. The function is looked up at each call, hence patched and restored.
     """
     original = cpu_vec_isa.valid_vec_isa_list
-    cpu_vec_isa.valid_vec_isa_list = lambda: [isa] if isa else []  # type: ignore[assignment]
+    none = isinstance(isa, cpu_vec_isa.InvalidVecISA)
+    cpu_vec_isa.valid_vec_isa_list = lambda: [] if none else [isa]  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -254,7 +255,9 @@ def generate_cpp(
     wrapper, kernels = split_source(wrapper_path.read_text())
     wrapper, constants = _name_by_content(wrapper, constants, shared)
     calls = [path.read_text() for path in paths if path.name.endswith(".wrapper.json")]
-    return GeneratedCpp(wrapper, kernels, constants, used if isa else "", "".join(calls))
+    # Whether an instance is true is a compiler run of torch's, in a folder of its own.
+    vectorised = not isinstance(isa, cpu_vec_isa.InvalidVecISA)
+    return GeneratedCpp(wrapper, kernels, constants, used if vectorised else "", "".join(calls))
 
 
 def _name_by_content(

@@ -88,6 +88,11 @@ Examples:
     help="Where the stages leave their files; a build that finds its own, with nothing changed, "
     "leaves the bundle as it is. Default: a temporary folder.",
 )
+@click.option(
+    "--no-emulation",
+    is_flag=True,
+    help="Don't use qemu: variants that this machine can't run are packed unverified.",
+)
 @click.option("--keep-work", is_flag=True, help="Keep them; without --work-dir in NAME.work.")
 @threads_option
 @jobs_option
@@ -118,6 +123,7 @@ def command(
     keep_work: bool,
     seed: int,
     keep_tokenizer: bool,
+    no_emulation: bool,
     force: bool,
     **wanted: Any,
 ) -> None:
@@ -141,7 +147,7 @@ def command(
 
     gpu = profile.gpu is not None
 
-    from edgecompile.bundle import bundle_path
+    from edgecompile.staging import bundle_path
 
     console = session.console
     bundle = bundle_path(output or Path(bundle_name(model)))
@@ -204,6 +210,7 @@ def command(
                     "tokenizer": keep_tokenizer,
                     "precision": [precision, max_error, jetpack, backend, runtime],
                     "seed": seed,
+                    "emulate": not no_emulation,
                     **{name: value for name, value in wanted.items() if name != "calibration"},
                 },
                 {
@@ -227,7 +234,7 @@ def command(
         BuildRequest(
             model=model,
             target=target,
-            plan=PlanRequest(distribution, joint, plan=plan, **wanted),
+            plan=PlanRequest(distribution, joint, plan=plan, cut=texts is not None, **wanted),
             output=bundle,
             batch=batch,
             precision=precision,
@@ -241,6 +248,7 @@ def command(
             backend=backend,
             load=load,
             runtime=runtime,
+            emulate=not no_emulation,
         ),
         console,
     )

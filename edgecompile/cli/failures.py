@@ -15,6 +15,7 @@ INPUT_OUTPUT = 74  # EX_IOERR of sysexits.h
 INTERNAL = 70  # EX_SOFTWARE
 INTERRUPTED = 130  # 128 + SIGINT
 
+_FREE_SOME = "free some space, or put --output and --work-dir on another disk (TMPDIR too)"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What the compiler and torch's C++ writers say where they raise no OSError.
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
@@ -46,12 +47,14 @@ def describe_failure(exc: BaseException) -> Failure:
         return Failure(INTERRUPTED, "interrupted")
     if isinstance(exc, click.ClickException):
         return _usage(exc)
+    if isinstance(exc, DiskFullError):  # names the disk; what caused it may name another one's file
+        return Failure(exc.exit_code, exc.message, exc.hint or _FREE_SOME)
     full = _disk_full(exc)
     if full is not None:
         return Failure(
             DiskFullError.exit_code,
             full,
-            "free some space, or put --output and --work-dir on another disk (TMPDIR too)",
+            _FREE_SOME,
         )
     if isinstance(exc, EdgecompileError):
         return Failure(exc.exit_code, exc.message, exc.hint)

@@ -76,7 +76,9 @@ def _table(document: dict[str, Any]) -> RenderableType:
     from edgecompile.units import format_bytes
 
     manifest = document["manifest"]
-    built = ", ".join(f"{name} {text}" for name, text in manifest["built_by"].items())
+    versions = dict(manifest["built_by"])
+    verified = versions.pop("verified", "–")
+    built = ", ".join(f"{name} {text}" for name, text in versions.items())
     device = document["device_bytes"]
     tolerance = manifest["tolerance"]
     about = [
@@ -87,6 +89,7 @@ def _table(document: dict[str, Any]) -> RenderableType:
         ("on the device", "–" if device is None else format_bytes(device["total"])),
         ("golden", f"{len(manifest['golden'])} vectors"),
         ("built by", built or "–"),
+        ("verified", verified),
         ("sha256", f"{document['manifest_sha256']}  manifest.json"),
     ]
     signature = [

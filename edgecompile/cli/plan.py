@@ -173,10 +173,12 @@ def command(
             from edgecompile.gpu_specs import GPU_PRECISION
 
             wanted["gpu_precision"] = precision or GPU_PRECISION
-        request = PlanRequest(traffic, joint, **wanted)
+        request = PlanRequest(traffic, joint, cut=texts is not None, **wanted)
         samples = sample_texts(texts, tokenizer, model)
         asked = _Asked("fp32" if gpu else precision or "fp32", max_error, samples, seed)
-        subject = _Subject(str(model), target, batch, work_dir, asked, load)
+        files = [work_dir and work_dir / "plan.json", output, report]
+        written = tuple(path for path in files if path is not None)
+        subject = _Subject(str(model), target, batch, work_dir, asked, load, written)
         if kit is not None:
             _write_kit(session, request, subject, kit)
             return
@@ -218,6 +220,7 @@ class _Subject:
     work_dir: Path | None
     asked: _Asked
     load: LoadOptions
+    files: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -311,9 +314,18 @@ def _write_precision(work_dir: Path, precision: Precision) -> None:
 def _plan_from_model(session: Session, request: PlanRequest, subject: _Subject) -> _Made:
     from edgecompile.compilation import ExportStore
     from edgecompile.planning import plan_model
+    from edgecompile.preflight import check_plan
     from edgecompile.targets import load_target
 
     profile = load_target(subject.target)
+    check_plan(
+        subject.model,
+        subject.load,
+        profile,
+        request,
+        precision=subject.asked.precision,
+        files=subject.files,
+    )
     longest = request.max_length
     loaded = load_for_plan(session.console, subject.model, subject.load, subject.batch, longest)
     with _folder(subject.work_dir) as work:
@@ -365,9 +377,9 @@ def _with_precision(
 
 
 def _write_kit(session: Session, request: PlanRequest, subject: _Subject, kit: Path) -> None:
-    from edgecompile.bundle import bundle_path
     from edgecompile.compilation import ExportStore
     from edgecompile.cost_sources import make_measuring_kit
+    from edgecompile.staging import bundle_path
     from edgecompile.targets import load_target
     from edgecompile.verify import runtime_command
 

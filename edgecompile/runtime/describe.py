@@ -153,7 +153,9 @@ def format_host(host: Dict[str, Any]) -> List[str]:
 def format_bundle(report: Dict[str, Any]) -> List[str]:
     """Lines about a bundle."""
     manifest = report["manifest"]
-    built = ", ".join("{} {}".format(key, value) for key, value in manifest["built_by"].items())
+    versions = dict(manifest["built_by"])
+    verified = versions.pop("verified", "")
+    built = ", ".join("{} {}".format(key, value) for key, value in versions.items())
     precision = manifest["precision"]
     if report["gpu_precision"] is not None:
         precision = "{} on the GPU, {} on the CPU".format(report["gpu_precision"], precision)
@@ -161,6 +163,8 @@ def format_bundle(report: Dict[str, Any]) -> List[str]:
         "bundle    {} ({}), {:.1f} MB".format(manifest["name"], precision, report["bytes"] / 1e6),
         "built by  " + (built or "unknown"),
     ]
+    if verified:
+        lines.append("verified  " + verified)
     for key in ("inputs", "outputs"):
         for item in manifest[key]:
             shape = ", ".join("?" if dim is None else str(dim) for dim in item["shape"])
