@@ -206,7 +206,7 @@ class BundleWriter:
         }:
             # An empty file of this name keeps Python from writing byte code there, and from reading
             # any. It isn't listed: tools that remove byte code may remove it.
-            with _writing(folder):
+            with self._writing(str(folder.relative_to(self.staging))):
                 (folder / "__pycache__").touch()
 
     @property
