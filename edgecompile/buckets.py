@@ -46,6 +46,8 @@ class BucketPlan:
             not: expected_ms and the price of the buckets are at least this. None if unknown.
         source: where the lengths came from.
         notes: what a person should know about the plan, in sentences.
+        padding: ``proven`` or ``assumed``: why padded buckets may be padded; empty where none is,
+            or where nobody asked.
     """
 
     length_axis: str
@@ -58,6 +60,7 @@ class BucketPlan:
     source: str = ""
     notes: tuple[str, ...] = field(default=())
     lower_bound_ms: float | None = None
+    padding: str = ""
 
     def __post_init__(self) -> None:
         if not self.buckets:
@@ -113,7 +116,7 @@ class BucketPlan:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; the same plan gives the same bytes. An unknown lower bound is left out."""
+        """Plain data; the same plan gives the same bytes. Left out is what is unknown."""
         value = {
             "length_axis": self.length_axis,
             "policy": self.policy,
@@ -127,6 +130,8 @@ class BucketPlan:
         }
         if self.lower_bound_ms is not None:
             value["lower_bound_ms"] = self.lower_bound_ms
+        if self.padding:
+            value["padding"] = self.padding
         return value
 
     @classmethod
@@ -170,6 +175,7 @@ class BucketPlan:
             source=str(value.get("source", "")),
             notes=tuple(str(note) for note in notes),
             lower_bound_ms=bound,
+            padding=str(value.get("padding", "")),
         )
 
 

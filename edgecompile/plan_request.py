@@ -13,7 +13,7 @@ from edgecompile.kits import KitScope
 from edgecompile.lengths import LengthDistribution
 from edgecompile.limits import BucketLimits
 from edgecompile.models import LoadedModel
-from edgecompile.padding import check_padding
+from edgecompile.padding import ASSUMED, PROVEN, check_padding
 from edgecompile.precision import FP32, Precision
 from edgecompile.ranges import AxisRange
 from edgecompile.units import format_share
@@ -43,6 +43,8 @@ class PlanRequest:
         precision: of the linears' weights on a CPU; costs are those of this precision.
         runtime: what runs the programs on a CPU: native or torch.
         gpu_precision: what a target's GPU computes in: fp32, fp16 or int8.
+        assume_paddable: take padding for harmless where it changes nothing in trials, but nothing
+            proves it.
 
     Raises:
         PlanError: more ``buckets`` are asked for than ``max_buckets`` allows.
@@ -64,6 +66,7 @@ class PlanRequest:
     precision: Precision = FP32
     runtime: str = NATIVE
     gpu_precision: str = GPU_PRECISION
+    assume_paddable: bool = False
 
     def __post_init__(self) -> None:
         BucketLimits().most(self.max_buckets, self.buckets)
@@ -140,17 +143,30 @@ def plan_scope(model: LoadedModel, request: PlanRequest) -> KitScope:
     return KitScope(served, tuple(axes.items()), joint)
 
 
-def require_paddable(model: LoadedModel, shortest: int, longest: int) -> None:
-    """Runs the model padded and unpadded, before anything is built for nothing.
+def require_paddable(
+    model: LoadedModel, shortest: int, longest: int, *, assume: bool = False
+) -> str:
+    """Proves that padding leaves the model's outputs as they are, before anything is built.
+
+    Args:
+        model: the model.
+        shortest, longest: lengths to be served.
+        assume: be content with trials where nothing proves it.
+
+    Returns:
+        ``PROVEN``, or ``ASSUMED`` where only trials speak for it.
 
     Raises:
-        PlanError: padding changes its outputs, or it can't be padded at all.
+        PlanError: padding changes its outputs, isn't proven harmless, or can't be done at all.
     """
     middle = (shortest + longest) // 2
     pairs = dict.fromkeys([(shortest, longest), (shortest, shortest + 1), (middle, longest)])
     verdict = check_padding(model, [(length, to) for length, to in pairs if length < to])
-    if not verdict.safe:
-        raise PlanError(
-            f"{model.name} can't run in padded buckets: {verdict.reason}",
-            hint="--mode exact, or a model that takes a mask and heeds it",
-        )
+    if verdict.safe:
+        return PROVEN
+    if assume and not verdict.harmful:
+        return ASSUMED
+    hint = "--mode exact, or a model that takes a mask and heeds it"
+    if not verdict.harmful:
+        hint += "; --assume-paddable builds it all the same, and says so in the bundle"
+    raise PlanError(f"{model.name} can't run in padded buckets: {verdict.reason}", hint=hint)

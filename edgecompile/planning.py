@@ -21,6 +21,8 @@ from edgecompile.generation_plan import (
 )
 from edgecompile.kits import KitScope
 from edgecompile.limits import DEFAULT_MAX_BUCKETS, BucketCost, BucketLimits
+from edgecompile.models import LoadedModel
+from edgecompile.padding import PROVEN
 from edgecompile.plan_request import PlanRequest, plan_scope, require_paddable
 from edgecompile.progress import StepHandle
 from edgecompile.slabs import plan_joint
@@ -84,7 +86,7 @@ def plan_model(
     scope = plan_scope(exports.model, request)
     model, extent = exports.model, scope.axes[0][1]
     if request.mode == "pad" and extent.lo < extent.hi:
-        require_paddable(model, extent.lo, extent.hi)
+        require_paddable(model, extent.lo, extent.hi, assume=request.assume_paddable)
     over = request.lengths.share_over(extent.hi)
     if over:
         notes.append(
@@ -108,7 +110,22 @@ def plan_model(
         plan = replace(plan, buckets=costs.kit.buckets[:1])
     if whole.generation is not None:
         plan = with_decode(plan, whole)
+    plan = _with_padding(plan, model, request, scope)
     return Planned(plan, (*notes, *plan.notes), cost, scope)
+
+
+def _with_padding(
+    plan: BucketPlan, model: LoadedModel, request: PlanRequest, scope: KitScope
+) -> BucketPlan:
+    """The plan, which says whether its padding is proven; known by now, so nothing is run."""
+    extent = scope.axes[0][1]
+    if extent.lo == extent.hi or all(bucket.mode == "exact" for bucket in plan.buckets):
+        return plan
+    padding = require_paddable(model, extent.lo, extent.hi, assume=request.assume_paddable)
+    if padding == PROVEN:
+        return replace(plan, padding=padding)
+    note = "nothing proves that padding leaves the outputs as they are: it was to be assumed"
+    return replace(plan, padding=padding, notes=(*plan.notes, note))
 
 
 def _require_known(request: PlanRequest, cost: BucketCost) -> None:

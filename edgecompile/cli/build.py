@@ -148,6 +148,7 @@ def command(
             **({"engine": backend} if backend != "auto" else {}),
             **({"runtime": runtime} if runtime != "native" else {}),
             "mode": wanted["mode"],
+            **({"padding": "assumed to be harmless"} if wanted["assume_paddable"] else {}),
             "costs": wanted["calibration"]
             or ("a roofline of the profile" if gpu else "measured here"),
             "work folder": work_dir or "temporary",
