@@ -17,7 +17,7 @@ import torch
 from edgecompile.examples import pad_inputs
 from edgecompile.export_checks import TOLERANCE, compare_outputs
 from edgecompile.models import InputSpec, LoadedModel, OutputSpec
-from edgecompile.padding_proof import Leak, find_leak
+from edgecompile.padding_proof import find_leak
 from edgecompile.runtime.dtypes import BY_NAME
 
 __all__ = ["ASSUMED", "PROVEN", "PaddingVerdict", "check_padding", "cut_outputs"]

@@ -55,26 +55,29 @@ class Coded(torch.Tensor):
     def of(
         cls, value: torch.Tensor, unknown: torch.Tensor | None = None, code: Any = None
     ) -> Coded:
-        """A tensor of its own memory; a NaN counts as known, so that nothing hides it."""
+        """A tensor of its own memory. What is NaN has another code than what isn't."""
         value = value.contiguous()
         if unknown is None or code is None:
             none = torch.zeros(value.shape, dtype=torch.bool)
             return cls(value, none, torch.zeros(value.shape, dtype=torch.int64))
         unknown = unknown.expand(value.shape).clone(memory_format=torch.contiguous_format)
-        if value.is_floating_point():
-            unknown &= ~value.isnan()
-        return cls(value, unknown, code.expand(value.shape).contiguous())
+        code = code.expand(value.shape)
+        if value.is_floating_point() and bool(value.isnan().any()):
+            code = torch.where(value.isnan(), mix(13, code), code)
+        return cls(value, unknown, code.clone(memory_format=torch.contiguous_format))
 
     @property
     def known(self) -> bool:
         """Whether all of it is."""
         return not bool(self.unknown.any())
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Coded({self.dtype}, {list(self.shape)})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise TypeError(f"{func} was called on a coded tensor outside its trace")
 
 
@@ -143,7 +146,7 @@ class Codes:
         shape = (tuple(tensor.shape), str(tensor.dtype))
         if place in self._weights:
             return label(place, tensor.storage_offset(), tensor.stride(), shape)
-        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return label(hashlib.blake2b(data).hexdigest(), shape)
 
     def _merged(self, number: torch.Tensor) -> torch.Tensor:
@@ -152,7 +155,7 @@ class Codes:
         odd = flat.isfinite() & (flat != flat.round())
         if not bool(odd.any()):
             return number
-        wanted, back = flat[odd].unique(return_inverse=True)
+        wanted, back = torch.unique(flat[odd], return_inverse=True)
         flat = flat.clone()
         flat[odd] = self._stands_for(wanted)[back]
         return flat.reshape(number.shape)

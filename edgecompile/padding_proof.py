@@ -23,6 +23,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from edgecompile import padding_layers  # noqa: F401 - registers its rules
 from edgecompile.examples import pad_inputs
 from edgecompile.guards import quiet_torch
 from edgecompile.models import LoadedModel
@@ -83,7 +84,7 @@ class _Record:
 
 
 @dataclass
-class _Trace(TorchDispatchMode):
+class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs operators on coded tensors; keeps records if asked to."""
 
     codes: Codes
@@ -91,7 +92,7 @@ class _Trace(TorchDispatchMode):
     count: int = field(default=0)
 
     def __post_init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -161,7 +162,12 @@ class _Trace(TorchDispatchMode):
         def open_of(item: Any) -> Any:
             return unknown_of(item) if isinstance(item, torch.Tensor) else False
 
-        made = run(values_of, True), run(open_of), run(codes_of)
+        try:
+            made = run(values_of, True), run(open_of), run(codes_of)
+        except RuntimeError:  # there may be no kernel for the codes' type
+            if func.is_view:
+                raise
+            return None
         if isinstance(made[0], torch.Tensor):
             return Coded(*made)
         return type(made[0])(
@@ -217,7 +223,7 @@ class _Trace(TorchDispatchMode):
         codes = torch.cat([self.codes.of(m).masked_fill(~m.unknown, 0).reshape(-1) for m in made])
         number = len(self.records)
         sources = tuple(item.source for item in coded if item.source >= 0)
-        self.records.append(_Record(name, known, _place(), sources, codes.unique()))
+        self.records.append(_Record(name, known, _place(), sources, torch.unique(codes)))
         for item in made:
             item.source = number
 
@@ -258,7 +264,7 @@ def find_leak(
         _run(loaded, codes, filled, length, records[0])
         want = _run(loaded, codes, example, length, records[1])
         wrong = _wrong(loaded, codes, got, want, example)
-        return _culprit(*records, wrong)
+        return _culprit(records[0], records[1], wrong)
     except _Stop as stop:
         return stop.leak
     except Exception as error:  # whatever a model does with a tensor that has no memory
@@ -371,7 +377,7 @@ def _culprit(padded: list[_Record], plain: list[_Record], wrong: Any) -> Leak:
     Operators are compared one by one where both runs have the same, else each with all.
     """
     aligned = [r.operator for r in padded] == [r.operator for r in plain]
-    every = torch.empty(0) if aligned else torch.cat([r.codes for r in padded]).unique()
+    every = torch.empty(0) if aligned else torch.unique(torch.cat([r.codes for r in padded]))
     lost = [
         not bool(torch.isin(r.codes, padded[i].codes if aligned else every).all())
         for i, r in enumerate(plain)
