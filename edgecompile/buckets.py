@@ -48,6 +48,8 @@ class BucketPlan:
             nobody said.
         source: where the lengths came from.
         notes: what a person should know about the plan, in sentences.
+        padding: ``proven`` or ``assumed``: why padded buckets may be padded; empty where none is,
+            or where nobody asked.
     """
 
     length_axis: str
@@ -61,6 +63,7 @@ class BucketPlan:
     notes: tuple[str, ...] = field(default=())
     lower_bound_ms: float | None = None
     made_for: Mapping[str, str] = field(default_factory=dict)
+    padding: str = ""
 
     def __post_init__(self) -> None:
         if not self.buckets:
@@ -116,7 +119,7 @@ class BucketPlan:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; the same plan gives the same bytes. An unknown lower bound or subject is left out."""
+        """Plain data; the same plan gives the same bytes. Left out is what is unknown."""
         value = {
             "length_axis": self.length_axis,
             "policy": self.policy,
@@ -132,6 +135,8 @@ class BucketPlan:
             value["lower_bound_ms"] = self.lower_bound_ms
         if self.made_for:
             value["made_for"] = dict(self.made_for)
+        if self.padding:
+            value["padding"] = self.padding
         return value
 
     @classmethod
@@ -179,6 +184,7 @@ class BucketPlan:
             notes=tuple(str(note) for note in notes),
             lower_bound_ms=bound,
             made_for={str(key): str(text) for key, text in made_for.items()},
+            padding=str(value.get("padding", "")),
         )
 
 

@@ -80,7 +80,7 @@ def _modes(
     if request.mode != "auto" or extent.lo == extent.hi:
         return ("exact",), ""
     try:
-        require_paddable(model, extent.lo, extent.hi)
+        require_paddable(model, extent.lo, extent.hi, assume=request.assume_paddable)
     except PlanError as error:
         return ("exact",), error.message
     except ModelError as error:

@@ -371,6 +371,7 @@ def _plan_summary(plan: BucketPlan, precision: Precision) -> dict[str, object]:
         "expected_ms": plan.expected_ms,
         "source": plan.source,
         "notes": list(plan.notes),
+        **({"padding": plan.padding} if plan.padding else {}),
     }
 
 

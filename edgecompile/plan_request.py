@@ -14,7 +14,7 @@ from edgecompile.kits import KitScope
 from edgecompile.lengths import LengthDistribution
 from edgecompile.limits import BucketLimits
 from edgecompile.models import LoadedModel
-from edgecompile.padding import check_padding
+from edgecompile.padding import ASSUMED, PROVEN, check_padding
 from edgecompile.precision import FP32, Precision
 from edgecompile.ranges import AxisRange
 from edgecompile.structure import model_structure
@@ -59,6 +59,8 @@ class PlanRequest:
         measure_again: measure here also what was measured before.
         quick: one program for all lengths, dynamic if the model can be; nothing is measured.
         plan: take these buckets, if they fit; nothing is measured.
+        assume_paddable: take padding for harmless where it changes nothing in trials, but nothing
+            proves it.
 
     Raises:
         PlanError: more ``buckets`` are asked for than ``max_buckets`` allows.
@@ -84,6 +86,7 @@ class PlanRequest:
     measure_again: bool = False
     quick: bool = False
     plan: BucketPlan | None = None
+    assume_paddable: bool = False
 
     def __post_init__(self) -> None:
         BucketLimits().most(self.max_buckets, self.buckets)
@@ -176,20 +179,33 @@ def plan_scope(model: LoadedModel, request: PlanRequest) -> KitScope:
     return KitScope(served, tuple(axes.items()), joint)
 
 
-def require_paddable(model: LoadedModel, shortest: int, longest: int) -> None:
-    """Runs the model padded and unpadded, before anything is built for nothing.
+def require_paddable(
+    model: LoadedModel, shortest: int, longest: int, *, assume: bool = False
+) -> str:
+    """Proves that padding leaves the model's outputs as they are, before anything is built.
+
+    Args:
+        model: the model.
+        shortest, longest: lengths to be served.
+        assume: be content with trials where nothing proves it.
+
+    Returns:
+        ``PROVEN``, or ``ASSUMED`` where only trials speak for it.
 
     Raises:
-        PlanError: padding changes its outputs, or it can't be padded at all.
+        PlanError: padding changes its outputs, isn't proven harmless, or can't be done at all.
     """
     middle = (shortest + longest) // 2
     pairs = dict.fromkeys([(shortest, longest), (shortest, shortest + 1), (middle, longest)])
     verdict = check_padding(model, [(length, to) for length, to in pairs if length < to])
-    if not verdict.safe:
-        raise PlanError(
-            f"{model.name} can't run in padded buckets: {verdict.reason}",
-            hint="--mode exact, or a model that takes a mask and heeds it",
-        )
+    if verdict.safe:
+        return PROVEN
+    if assume and not verdict.harmful:
+        return ASSUMED
+    hint = "--mode exact, or a model that takes a mask and heeds it"
+    if not verdict.harmful:
+        hint += "; --assume-paddable builds it all the same, and says so in the bundle"
+    raise PlanError(f"{model.name} can't run in padded buckets: {verdict.reason}", hint=hint)
 
 
 def plan_subject(
@@ -215,7 +231,7 @@ def check_plan(
         profile: the target.
 
     Raises:
-        PlanError: it doesn't fit; tells every difference. Or it pads, which changes the outputs.
+        PlanError: it doesn't fit; names every difference.
     """
     axis = model.length_axis
     if axis is None:
@@ -236,9 +252,6 @@ def check_plan(
             "the plan doesn't fit: " + "; ".join(problems),
             hint="make one with the same model, options and lengths: edgecompile plan --output FILE",
         )
-    for bucket in plan.buckets:
-        if bucket.mode == "pad" and bucket.lo < bucket.hi:
-            require_paddable(model, bucket.lo, bucket.hi)
     served, _ = request.lengths.clip(plan.max_length)
     axes = []
     for name in names:

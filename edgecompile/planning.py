@@ -24,6 +24,7 @@ from edgecompile.generation_plan import (
 from edgecompile.kits import KitScope
 from edgecompile.limits import DEFAULT_MAX_BUCKETS, BucketCost, BucketLimits
 from edgecompile.models import LoadedModel
+from edgecompile.padding import ASSUMED, PROVEN
 from edgecompile.plan_request import (
     PlanRequest,
     check_plan,
@@ -104,13 +105,14 @@ def plan_model(
     if request.plan is not None:
         scope = check_plan(request.plan, whole, request, profile)
         plan, told = _given(request.plan, plan_subject(whole, request, profile))
+        plan = _with_padding(plan, whole, request, scope)
         return Planned(plan, (*notes, told), BucketCost(), scope)
     if whole.generation is not None:
         exports, request = prompts_only(exports, request)
     scope = plan_scope(exports.model, request)
     model, extent = exports.model, scope.axes[0][1]
     if request.mode == "pad" and extent.lo < extent.hi:
-        require_paddable(model, extent.lo, extent.hi)
+        require_paddable(model, extent.lo, extent.hi, assume=request.assume_paddable)
     over = request.lengths.share_over(extent.hi)
     if over:
         notes.append(
@@ -128,6 +130,7 @@ def plan_model(
             plan = BucketPlan(scope.axis, (form.bucket,), source=request.lengths.source)
             notes += [form.note] if form.note else []
             notes.append(why)
+            plan = _with_padding(plan, model, request, form.scope)
             return _planned(plan, notes, BucketCost(), form.scope, whole, request, profile)
         costs = find_costs(exports, profile, request, form, work, step)
     scope, cost = costs.scope, costs.cost
@@ -143,6 +146,7 @@ def plan_model(
     if costs.kit is not None and _same_programs(plan.buckets, costs.kit.buckets[:1]):
         # What was measured is the plan: keep its hint, so that nothing is built twice.
         plan = replace(plan, buckets=costs.kit.buckets[:1])
+    plan = _with_padding(plan, model, request, scope)
     return _planned(plan, notes, cost, scope, whole, request, profile)
 
 
@@ -168,7 +172,11 @@ def _given(plan: BucketPlan, subject: Mapping[str, str]) -> tuple[BucketPlan, st
     told = plan.made_for.get("precision", subject["precision"])
     if told == subject["precision"]:
         return plan, note
-    bare = BucketPlan(plan.length_axis, plan.buckets, source=plan.source, made_for=subject)
+    bare = replace(
+        BucketPlan(plan.length_axis, plan.buckets, source=plan.source),
+        made_for=subject,
+        padding=plan.padding,
+    )
     return bare, f"{note}; its costs are of {told}, so they are left out"
 
 
@@ -193,6 +201,21 @@ def _why_not_measured(form: Form, request: PlanRequest) -> str:
     if alone:
         return f"one {one} program is all that there is to choose from, so nothing was measured"
     return ""
+
+
+def _with_padding(
+    plan: BucketPlan, model: LoadedModel, request: PlanRequest, scope: KitScope
+) -> BucketPlan:
+    """The plan, which says whether its padding is proven; known by now, so nothing is run."""
+    extent = scope.axes[0][1]
+    if extent.lo == extent.hi or all(bucket.mode == "exact" for bucket in plan.buckets):
+        return plan
+    assume = request.assume_paddable or plan.padding == ASSUMED
+    padding = require_paddable(model, extent.lo, extent.hi, assume=assume)
+    if padding == PROVEN:
+        return replace(plan, padding=padding)
+    note = "nothing proves that padding leaves the outputs as they are: it was to be assumed"
+    return replace(plan, padding=padding, notes=(*plan.notes, note))
 
 
 def _require_known(request: PlanRequest, cost: BucketCost) -> None:

@@ -171,6 +171,7 @@ def command(
             **({"engine": backend} if backend != "auto" else {}),
             **({"runtime": runtime} if runtime != "native" else {}),
             "mode": wanted["mode"],
+            **({"padding": "assumed to be harmless"} if wanted["assume_paddable"] else {}),
             "costs": _costs(plan_file, gpu, wanted),
             "work folder": work_dir or "temporary",
             "threads": wanted["threads"] or "all",

@@ -87,6 +87,7 @@ def _table(document: dict[str, Any]) -> RenderableType:
         ("tolerance", f"{tolerance['atol']:g} + {tolerance['rtol']:g} · max |want|"),
         ("size", format_bytes(document["bytes"])),
         ("on the device", "–" if device is None else format_bytes(device["total"])),
+        *_padding_line(manifest),
         ("golden", f"{len(manifest['golden'])} vectors"),
         ("built by", built or "–"),
         ("verified", verified),
@@ -135,6 +136,18 @@ def _table(document: dict[str, Any]) -> RenderableType:
         heading("Audit"),
         table(("variant", "library", "verdict", "glibc", "findings"), audit, left=5),
     )
+
+
+_PADDING = {
+    "proven": "proven to leave the outputs as they are",
+    "assumed": "assumed to leave the outputs as they are (--assume-paddable); nothing proves it",
+}
+
+
+def _padding_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the builder knows of padding; nothing where nothing is padded or nobody said."""
+    said = (manifest.get("plan") or {}).get("padding")
+    return [("padding", _PADDING.get(said, str(said)))] if said else []
 
 
 def _variant_rows(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -25,6 +25,7 @@ __all__ = [
     "jobs_option",
     "lengths_options",
     "max_length_option",
+    "assume_option",
     "mode_option",
     "model_argument",
     "precision_options",
@@ -96,6 +97,13 @@ mode_option: _Decorator[Any] = click.option(
     show_default=True,
     help="Programs of dynamic length (exact), of fixed length with padded inputs (pad), or what "
     "suits the model.",
+)
+
+assume_option: _Decorator[Any] = click.option(
+    "--assume-paddable",
+    is_flag=True,
+    help="Pad the model where padding changes nothing in trials, though nothing proves that it can't. "
+    "The bundle says so.",
 )
 
 max_length_option: _Decorator[Any] = click.option(

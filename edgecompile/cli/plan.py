@@ -262,6 +262,7 @@ def _refuse_model_options(
     given += ["--kit"] if kit is not None else []
     given += ["--precision"] if precision is not None else []
     given += ["--runtime"] if wanted["runtime"] != "native" else []
+    given += ["--assume-paddable"] if wanted["assume_paddable"] else []
     given += ["--" + name.replace("_", "-") for name in load.to_json()]
     if given:
         raise click.UsageError(

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from edgecompile.cli.options import lengths_options, max_length_option, mode_option, read_traffic
+from edgecompile.cli.options import (
+    assume_option,
+    lengths_options,
+    max_length_option,
+    mode_option,
+    read_traffic,
+)
 from edgecompile.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
@@ -110,6 +116,7 @@ def plan_options(function: _Decorated) -> _Decorated:
             ),
             max_length_option,
             mode_option,
+            assume_option,
         )
     ):
         function = option(function)

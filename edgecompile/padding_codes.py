@@ -1,0 +1,180 @@
+"""Tensors whose elements carry a code of the expression that computed them.
+
+Two elements of equal codes are the same function of the same elements of the model's inputs, up to
+rounding (value numbering, Alpern, Wegman and Zadeck 1988, with random codes of 64 bits in place of
+classes). An element that is the same whatever the inputs hold is *known*: its value is its code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["Coded", "Codes", "label", "mix", "values_of"]
+
+# Multipliers of splitmix64, as signed numbers.
+_FIRST, _SECOND, _STEP = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15, -0x61C8864680B583EB
+#: Known values this close, relative to the largest of their tensor (or to 1), are one: kernels round
+#: by the place in a vector.
+_CLOSE = 1e-6
+#: Larger tables would close the gaps between their values.
+_MOST_CLOSE = 1_000_000
+
+
+class Coded(torch.Tensor):
+    """A tensor with a code for each element.
+
+    Attributes:
+        value: what the run computed.
+        unknown: of the same shape, whether the element depends on what the inputs hold.
+        code: of the same shape, int64; means something where ``unknown``.
+        source: number of the operator that made it, -1 for an input.
+    """
+
+    value: torch.Tensor
+    unknown: torch.Tensor
+    code: torch.Tensor
+    source: int
+
+    @staticmethod
+    def __new__(cls, value: torch.Tensor, unknown: torch.Tensor, code: torch.Tensor) -> Coded:
+        made: Coded = torch.Tensor._make_wrapper_subclass(
+            cls,
+            value.size(),
+            strides=value.stride(),
+            storage_offset=value.storage_offset(),
+            dtype=value.dtype,
+        )
+        made.value, made.unknown, made.code, made.source = value, unknown, code, -1
+        return made
+
+    @classmethod
+    def of(
+        cls, value: torch.Tensor, unknown: torch.Tensor | None = None, code: Any = None
+    ) -> Coded:
+        """A tensor of its own memory. What is NaN has another code than what isn't."""
+        value = value.contiguous()
+        if unknown is None or code is None:
+            none = torch.zeros(value.shape, dtype=torch.bool)
+            return cls(value, none, torch.zeros(value.shape, dtype=torch.int64))
+        unknown = unknown.expand(value.shape).clone(memory_format=torch.contiguous_format)
+        code = code.expand(value.shape)
+        if value.is_floating_point() and bool(value.isnan().any()):
+            code = torch.where(value.isnan(), mix(13, code), code)
+        return cls(value, unknown, code.clone(memory_format=torch.contiguous_format))
+
+    @property
+    def known(self) -> bool:
+        """Whether all of it is."""
+        return not bool(self.unknown.any())
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"Coded({self.dtype}, {list(self.shape)})"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise TypeError(f"{func} was called on a coded tensor outside its trace")
+
+
+def values_of(item: Any) -> Any:
+    """The arguments of a call with plain tensors in place of coded ones."""
+    if isinstance(item, Coded):
+        return item.value
+    if isinstance(item, (list, tuple)):
+        return type(item)(values_of(part) for part in item)
+    return item
+
+
+def label(*parts: Any) -> int:
+    """A code of plain values."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def mix(first: int, *codes: Any) -> torch.Tensor:
+    """A code for a function of these codes in their order; tensors are broadcast, sums wrap."""
+    result: Any = first
+    for code in codes:
+        part = torch.as_tensor(code, dtype=torch.int64)
+        result = _scramble(torch.as_tensor(result, dtype=torch.int64) * 3 + _scramble(part + _STEP))
+    return torch.as_tensor(result)
+
+
+def _scramble(code: torch.Tensor) -> torch.Tensor:
+    code = (code ^ (code >> 30)) * _FIRST
+    code = (code ^ (code >> 27)) * _SECOND
+    return code ^ (code >> 31)
+
+
+class Codes:
+    """Gives known values and weights their codes, the same ones in every run that shares it.
+
+    Args:
+        weights: tensors that stay as they are and where they are; told apart by their place.
+    """
+
+    def __init__(self, weights: Sequence[torch.Tensor]) -> None:
+        self._weights = {w.untyped_storage().data_ptr() for w in weights}
+        self._seen = torch.empty(0, dtype=torch.float64)  # ascending, and what stands for each
+        self._firsts = self._seen
+
+    def of(self, item: Any) -> torch.Tensor:
+        """The codes of a tensor's elements, or of a number."""
+        if isinstance(item, Coded):
+            if bool(item.unknown.all()):
+                return item.code
+            return torch.where(item.unknown, item.code, self.of(item.value))
+        value = torch.as_tensor(item)
+        if value.is_complex():
+            parts = torch.view_as_real(value.resolve_conj())
+            return mix(1, self.of(parts[..., 0]), self.of(parts[..., 1]))
+        number = value.to(torch.float64)
+        exact = value.untyped_storage().data_ptr() in self._weights
+        if value.is_floating_point() and value.numel() <= _MOST_CLOSE and not exact:
+            number = self._merged(number)
+        code = mix(0, (number + 0.0).contiguous().view(torch.int64))  # -0.0 is 0.0
+        return torch.where(number.isnan(), 7, code)
+
+    def whole(self, tensor: torch.Tensor) -> int:
+        """One code for all of a plain tensor."""
+        place = tensor.untyped_storage().data_ptr()
+        shape = (tuple(tensor.shape), str(tensor.dtype))
+        if place in self._weights:
+            return label(place, tensor.storage_offset(), tensor.stride(), shape)
+        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return label(hashlib.blake2b(data).hexdigest(), shape)
+
+    def _merged(self, number: torch.Tensor) -> torch.Tensor:
+        """The numbers, with those that are close to one seen before replaced by it."""
+        flat = number.reshape(-1)
+        odd = flat.isfinite() & (flat != flat.round())
+        if not bool(odd.any()):
+            return number
+        wanted, back = torch.unique(flat[odd], return_inverse=True)
+        flat = flat.clone()
+        flat[odd] = self._stands_for(wanted)[back]
+        return flat.reshape(number.shape)
+
+    def _stands_for(self, wanted: torch.Tensor) -> torch.Tensor:
+        """For each of some ascending values the one that stands for it, from now on."""
+        close = _CLOSE * (min(1.0, wanted.abs().max().item()) + wanted.abs())
+        # Those that nothing seen is close to: a chain of close ones goes by its first.
+        first = torch.ones(len(wanted), dtype=torch.bool)
+        first[1:] = wanted.diff() > close[1:]
+        result = wanted[first][first.cumsum(0) - 1]
+        if len(self._seen):
+            above = torch.searchsorted(self._seen, wanted).clamp(max=len(self._seen) - 1)
+            below = (above - 1).clamp(min=0)
+            nearer = (wanted - self._seen[below]).abs() < (self._seen[above] - wanted).abs()
+            near = torch.where(nearer, below, above)
+            found = (self._seen[near] - wanted).abs() <= close
+            result = torch.where(found, self._firsts[near], result)
+        fresh = ~torch.isin(wanted, self._seen)
+        self._seen, order = torch.cat([self._seen, wanted[fresh]]).sort()
+        self._firsts = torch.cat([self._firsts, result[fresh]])[order]
+        return result

@@ -1,0 +1,150 @@
+"""What the analysis of a model's operators proves of padding, and which operator it names if not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from edgecompile.models import LoadedModel, load_model
+from edgecompile.padding import check_padding
+from edgecompile.padding_proof import find_leak
+
+WIDTH = 8
+Body = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Made(nn.Module):
+    """A function of x [B, L, 8] and a mask [B, L], with a few layers to use."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        self.body = body
+        self.score, self.wide = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, 2 * WIDTH)
+        self.conv = nn.Conv1d(WIDTH, WIDTH, 3)
+        self.norm, self.group = nn.LayerNorm(WIDTH), nn.GroupNorm(2, WIDTH)
+        self.batch, self.gru = nn.BatchNorm1d(WIDTH), nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.body(self, x, attention_mask)
+
+
+def made(body: Body, pad: float = 0.0) -> LoadedModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        module = Made(body).eval()
+    inputs = {"x": torch.randn(2, 9, WIDTH), "attention_mask": torch.ones(2, 9, dtype=torch.int64)}
+    axes = {"x": {0: "batch", 1: "length"}, "attention_mask": {0: "batch", 1: "length"}}
+    return load_model(
+        (module, inputs, axes),
+        pad={"x": pad, "attention_mask": 0},
+        max_length=64,
+        batch=(1, 4),
+    )
+
+
+def leak(body: Body) -> Any:
+    return find_leak(made(body), 7, 12, {"batch": 2})
+
+
+def attend(bias: float) -> Body:
+    """Pools by a softmax over positions; padded ones get a bias."""
+
+    def body(self: Made, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        scores = self.score(x).squeeze(-1) + (1.0 - mask.to(x.dtype)) * bias
+        return (scores.softmax(-1).unsqueeze(-1) * x).sum(1)
+
+    return body
+
+
+def masked(x: torch.Tensor, mask: torch.Tensor, value: float = 0.0) -> torch.Tensor:
+    return x.masked_fill(mask.unsqueeze(-1) == 0, value)
+
+
+HARMLESS: dict[str, Body] = {
+    "layers that keep positions apart": lambda m, x, k: m.norm(F.gelu(m.wide(x)).chunk(2, -1)[0]),
+    "a batch norm with statistics of its own": lambda m, x, k: m.batch(x.transpose(1, 2)),
+    "a masked mean": lambda m, x, k: masked(x, k).sum(1) / k.sum(1, keepdim=True).clamp(min=1),
+    "a masked maximum": lambda m, x, k: masked(x, k, -torch.inf).amax(1),
+    "a masked top-k": lambda m, x, k: masked(x, k, -torch.inf).topk(2, 1).values,
+    "a bias of the least number": attend(torch.finfo(torch.float32).min),
+    "a bias of -1e9": attend(-1e9),
+    "a bias of minus infinity": lambda m, x, k: (
+        m.score(x).squeeze(-1).masked_fill(k == 0, -torch.inf).softmax(-1).unsqueeze(-1) * x
+    ).sum(1),
+    "causal attention": lambda m, x, k: F.scaled_dot_product_attention(x, x, x, is_causal=True),
+    "masked attention": lambda m, x, k: F.scaled_dot_product_attention(
+        x, x, x, attn_mask=(k != 0)[:, None, :]
+    ),
+    "a causal convolution": lambda m, x, k: m.conv(F.pad(x.transpose(1, 2), (2, 0))).transpose(
+        1, 2
+    ),
+    "a convolution of masked positions": lambda m, x, k: F.conv1d(
+        masked(x, k).transpose(1, 2), m.conv.weight, padding=1
+    ).transpose(1, 2),
+    "a cumulated sum": lambda m, x, k: x.cumsum(1),
+    "a forward recurrence": lambda m, x, k: m.gru(x)[0],
+    "writes into places": lambda m, x, k: torch.zeros_like(x).index_copy(
+        1, torch.arange(x.shape[1]), x
+    ),
+    "the first position": lambda m, x, k: m.wide(x[:, 0]),
+    "the last real position": lambda m, x, k: x[torch.arange(x.shape[0]), k.sum(1) - 1],
+    "an unknown operator on what is pooled": lambda m, x, k: torch.fft.rfft(
+        masked(x, k).sum(1)
+    ).abs(),
+}
+
+#: The operator and a piece of its line; what no trial finds out is marked by a star.
+HARMFUL: dict[str, tuple[Body, str]] = {
+    "a maximum over padding": (lambda m, x, k: x.amax(1), "amax"),
+    "a mean over padding": (lambda m, x, k: m.wide(x).mean(1), "mean"),
+    "a mean over zeros": (lambda m, x, k: masked(x, k).mean(1), "mean"),
+    "a maximum over zeros": (lambda m, x, k: masked(x, k).amax(1), "amax"),
+    "a bias of -20": (attend(-20.0), "_softmax"),
+    "a bias of -1e4*": (attend(-1e4), "_softmax"),
+    "top-k": (lambda m, x, k: x.topk(2, 1).values, "topk"),
+    "sorting": (lambda m, x, k: x.sort(1).values.cumsum(1), "sort"),
+    "a softmax over padding": (lambda m, x, k: x.softmax(1), "_softmax"),
+    "attention over padding": (
+        lambda m, x, k: F.scaled_dot_product_attention(x, x, x),
+        "_safe_softmax",
+    ),
+    "a convolution that looks ahead": (
+        lambda m, x, k: m.conv(F.pad((x + 1).transpose(1, 2), (1, 1))),
+        "convolution",
+    ),
+    "a norm over positions": (lambda m, x, k: m.group(x.transpose(1, 2)), "native_group_norm"),
+    "a transform over positions": (lambda m, x, k: torch.fft.fft(x, dim=1).real, "_fft"),
+    "a backward recurrence": (lambda m, x, k: m.gru(x.flip(1))[0].flip(1), ""),
+    "the last position": (lambda m, x, k: x[:, -1], "select"),
+    "the length as a number": (lambda m, x, k: masked(x, k).sum(1) / x.shape[1], "div"),
+    "distances to the end": (
+        lambda m, x, k: x * torch.arange(x.shape[1], 0, -1)[:, None].to(x.dtype),
+        "mul",
+    ),
+    "a root of negative numbers": (lambda m, x, k: x.sqrt().mean(1), "mean"),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_keeps_padding_out_is_proven(name: str) -> None:
+    assert leak(HARMLESS[name]) is None
+    if "maximum" not in name:
+        # The same is true of what trials see.
+        verdict = check_padding(made(HARMLESS[name]), [(2, 30), (3, 4), (17, 30)])
+        assert verdict.safe, verdict.reason
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_what_lets_padding_through_is_named_with_its_line(name: str) -> None:
+    body, operator = HARMFUL[name]
+    found = leak(body)
+    assert found is not None and operator in found.operator
+    assert found.place is not None and found.place.file == __file__
+    verdict = check_padding(made(body), [(3, 30), (3, 4), (17, 30)])
+    assert not verdict.safe and str(found.place.line) in verdict.reason
+    assert verdict.harmful != name.endswith("*")
