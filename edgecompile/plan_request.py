@@ -79,6 +79,15 @@ def served_length(model: LoadedModel, request: PlanRequest) -> int:
     limit = model.axes[model.length_axis].hi
     longest = int(request.lengths.max)
     wanted = request.max_length
+    if wanted is None and limit == model.axes[model.length_axis].lo:
+        shortest = request.lengths.min
+        if (shortest, longest) != (limit, limit):
+            raise LengthsError(
+                f"{model.name} takes inputs of one size only, {model.length_axis} {limit}, but the "
+                f"lengths given are {shortest} to {longest}",
+                hint="leave them out: there is nothing to plan; or name the dimension that varies "
+                "in the model's axes",
+            )
     if wanted is not None:
         if limit is not None and wanted > limit:
             fixed = limit == model.axes[model.length_axis].lo
@@ -109,7 +118,10 @@ def plan_scope(model: LoadedModel, request: PlanRequest) -> KitScope:
     """
     axis = model.length_axis
     if axis is None:
-        raise PlanError(f"{model.name} has no length axis, so there is nothing to plan")
+        raise PlanError(
+            f"{model.name} takes numbers without dimensions only, which no plan can be about",
+            hint="give an input a dimension of 1",
+        )
     longest = served_length(model, request)
     shortest = model.axes[axis].lo
     served, _ = request.lengths.clip(longest)

@@ -40,6 +40,7 @@ from edgecompile.backends.native import (
 from edgecompile.buckets import Bucket
 from edgecompile.errors import CompileError
 from edgecompile.export import ExportedModel
+from edgecompile.export_conditions import unlike_sizes
 from edgecompile.hashing import file_sha256
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import StepHandle
@@ -163,13 +164,13 @@ class InductorCpuBackend:
             modules = modules_of_nodes(module)
             packed = {n for n, _ in module.named_buffers() if n.startswith(PACKED_PREFIX)}
             # A padded bucket's program is static, so its ranges decide and the hint doesn't matter.
-            example = exported.example(
-                {
-                    name: min(max(e.hint, exported.ranges[name][0]), exported.ranges[name][1])
-                    for name, e in bucket.axes
-                    if name in exported.ranges
-                }
-            )
+            ranges = exported.ranges
+            sizes = {
+                name: min(max(e.hint, ranges[name][0]), ranges[name][1])
+                for name, e in bucket.axes
+                if name in ranges
+            }
+            example = exported.example(sizes)
             generated = generate_cpp(
                 module,
                 example,
@@ -207,6 +208,7 @@ class InductorCpuBackend:
             seconds=seconds,
             commands=tuple(sorted({" ".join(o.command) for o in objects})),
             lowering=report,
+            kinds=tuple(unlike_sizes(module, generated.assumed, exported.inputs, ranges, sizes)),
         )
         artifact.save()
         return artifact
@@ -324,6 +326,7 @@ def _compile_objects(
         flags = (
             *_KERNEL_FLAGS,
             *_LOOP_FLAGS[bool(generated.isa)],
+            *(("-fwrapv",) if generated.overflows else ()),
             *_DEFINES,
             *_KERNEL_DEFINES[variant.arch],
             f"-march={variant.march}",
