@@ -296,7 +296,8 @@ def _equal_sizes_copied() -> Iterator[None]:
     torch's own kernels do (a factor of 1.3 makes 3 of 3); its decomposition, which Inductor compiles,
     interpolates at such lengths.
     """
-    interpolate, compute_scale = decompositions._upsample_linear, decompositions._compute_scale
+    interpolate: Any = decompositions._upsample_linear
+    compute_scale: Any = decompositions._compute_scale
 
     def scale(inner: Any, outer: Any, align_corners: bool, factor: float | None = None) -> Any:
         found = compute_scale(inner, outer, align_corners, factor)
@@ -307,7 +308,7 @@ def _equal_sizes_copied() -> Iterator[None]:
     def interpolate_linearly(*args: Any) -> Any:
         decompositions._compute_scale = scale
         try:
-            return interpolate(*args)  # type: ignore[no-untyped-call]
+            return interpolate(*args)
         finally:
             decompositions._compute_scale = compute_scale
 
