@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import sympy
 import torch
 import torch._dynamo
 import torch._inductor
@@ -28,7 +29,7 @@ from torch import Tensor
 from torch._decomp import decompositions
 from torch._inductor.index_propagation import IndexPropagation, TypedExpr
 from torch.fx import GraphModule
-from torch.utils._sympy.value_ranges import bound_sympy
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from edgecompile.backends import ops
 from edgecompile.backends.codegen_failures import first_line, read_failure
@@ -326,35 +327,44 @@ def _overflow_heeded() -> Iterator[list[str]]:
     It computes what depends on positions and sizes alone as expressions of unlimited integers, and
     simplifies them; torch's integers wrap around. What it would so have computed is listed.
     """
-    original = IndexPropagation.propagate_sympy
+    start, original = IndexPropagation.__init__, IndexPropagation.propagate_sympy
     found: list[str] = []
+
+    def begin(self: Any, inner: Any, loops: Mapping[Any, Any], indirect: Any) -> None:
+        start(self, inner, loops, indirect)  # type: ignore[arg-type]
+        known = dict(self.shape_env.var_to_range)
+        ends = {
+            loop: bound_sympy(sympy.sympify(size), known).upper - 1 for loop, size in loops.items()
+        }
+        self.bounds = {**known, **{loop: ValueRanges(0, end) for loop, end in ends.items()}}
 
     def propagate(self: Any, name: str, args: Any, kwargs: Any) -> Any:
         result: Any = original(self, name, args, kwargs)
         value = getattr(result, "value", None)
-        if not isinstance(value, TypedExpr) or _fits(
-            value.expr, value.dtype, dict(self.var_to_range)
-        ):
+        if not isinstance(value, TypedExpr) or _fits(value.expr, value.dtype, self.bounds):
             return result
         found.append(str(value.expr))
         return self.fallback(name, args, kwargs)
 
+    IndexPropagation.__init__ = begin  # type: ignore[method-assign, assignment]
     IndexPropagation.propagate_sympy = propagate  # type: ignore[method-assign]
     try:
         yield found
     finally:
+        IndexPropagation.__init__ = start  # type: ignore[method-assign]
         IndexPropagation.propagate_sympy = original  # type: ignore[method-assign]
 
 
 def _fits(expression: Any, dtype: torch.dtype, ranges: dict[Any, Any]) -> bool:
     """Whether an integer stays within its type's range, as far as its bounds are known."""
     whole = not (dtype.is_floating_point or dtype == torch.bool)
-    if not whole or not getattr(expression, "free_symbols", None):
+    symbols = getattr(expression, "free_symbols", ())
+    # Sizes that depend on values have no bounds.
+    if not whole or not all(s in ranges and ranges[s].upper.is_Integer for s in symbols):
         return True
-    bounds, limits = bound_sympy(expression, ranges), torch.iinfo(dtype)
-    below = bounds.lower.is_finite and bounds.lower < limits.min
-    above = bounds.upper.is_finite and bounds.upper > limits.max
-    return not (below or above)
+    bounds, limits = bound_sympy(sympy.sympify(expression), ranges), torch.iinfo(dtype)
+    # Bounds beyond 64 bits are infinite.
+    return bool(limits.min <= bounds.lower and bounds.upper <= limits.max)
 
 
 def _name_by_content(
