@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from edgecompile.buckets import Bucket
+from edgecompile.errors import CostError, ModelError
 from edgecompile.models import LoadedModel
 from edgecompile.samples import Samples
 
 __all__ = [
     "GOLDEN_CASES",
+    "LENGTH",
+    "MOST_LENGTHS",
     "RANDOM_LENGTHS",
+    "SPREAD_LENGTHS",
     "Arrays",
     "Case",
+    "length_cases",
     "make_cases",
     "pad_array",
     "sample_cases",
@@ -32,6 +40,24 @@ GOLDEN_CASES = ("lower", "hint", "upper")
 RANDOM_LENGTHS = 3
 # Numbers in all caches of a case together: 64 MiB.
 _CACHE_ELEMENTS = 16 << 20
+
+#: Lengths of a model that are all run where that is cheap, and those that are run where it isn't.
+MOST_LENGTHS = 4096
+SPREAD_LENGTHS = 32
+#: What :func:`length_cases` may take: seconds by estimate, and bytes that its cases hold.
+_BUDGET_S = 10.0
+_BUDGET_BYTES = 256 << 20
+# The estimate is of a slow machine, and never measured: equal inputs make equal bundles.
+_FLOPS_PER_S = 2e9
+_BYTES_PER_S = 2e9
+_CALL_S = 50e-6
+_CASE_S = 1e-3
+#: What names of cases begin with that are one of many lengths.
+LENGTH = "length"
+#: Where the estimate is wrong by more than this, the rest is left out.
+_PATIENCE = 6.0
+#: Generated loops go in steps of so many elements.
+_STEPS = (8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -63,6 +89,108 @@ def make_cases(model: LoadedModel, buckets: Sequence[Bucket], *, seed: int = 0) 
             inputs = model.make_example(sizes, seed=int(random.integers(1 << 31)))
             yield Case(index, name, _to_numpy(inputs), _eager(model, inputs))
         yield from _padded_cases(model, index, bucket, random)
+
+
+def length_cases(
+    model: LoadedModel,
+    buckets: Sequence[Bucket],
+    *,
+    also: Mapping[int, Sequence[Mapping[str, int]]] | None = None,
+    seed: int = 0,
+) -> Iterator[Case]:
+    """Every length of every bucket with eager's answers, where that takes seconds; else a spread.
+
+    All lengths are run where there are at most :data:`MOST_LENGTHS` and little is computed: each at
+    the smallest and at the largest sizes of the other axes. Of others some are run, as far as the
+    budget goes: near the ends and the hint, around steps of vector code, and random ones.
+
+    Args:
+        model: what is compiled.
+        buckets: the programs.
+        also: sizes that are run whatever they take, by bucket.
+        seed: of the inputs and the random lengths.
+    """
+    for index, wanted in (also or {}).items():
+        for number, sizes in enumerate(wanted):
+            yield _case(model, index, f"kind{number}", sizes, seed)
+    rows = [(index, length) for index, b in enumerate(buckets) for length in range(b.lo, b.hi + 1)]
+    costs = _seconds(model, buckets) if len(rows) > len(buckets) else None
+    if costs is None:
+        return
+    ends = [_ends(model, bucket) for bucket in buckets]
+    longest = max(range(len(buckets)), key=lambda index: buckets[index].hi)
+    example = _case(model, longest, "", {**ends[longest][-1], **_longest(buckets[longest])}, seed)
+    held = sum(a.nbytes for a in (*example.inputs.values(), *example.outputs.values()))
+    every = [(index, length, end) for index, length in rows for end in range(len(ends[index]))]
+    total = sum(costs(buckets[index].run_length(length)) for index, length, _ in every)
+    if len(rows) > MOST_LENGTHS or total > _BUDGET_S or held * len(every) / 2 > _BUDGET_BYTES:
+        every = list(_spread(buckets, ends, costs, held, seed))
+    started = time.monotonic()
+    for index, length, end in every:
+        if time.monotonic() - started > _PATIENCE * _BUDGET_S:
+            return
+        sizes = {**ends[index][end], buckets[index].length_axis: length}
+        made = model.generation
+        if made is not None:  # a cache has room for the tokens of the run
+            sizes[made.context_axis] = max(sizes[made.context_axis], length)
+        yield _case(model, index, f"{LENGTH}{length}" + (f"end{end}" if end else ""), sizes, seed)
+
+
+def _longest(bucket: Bucket) -> dict[str, int]:
+    return {bucket.length_axis: bucket.hi}
+
+
+def _ends(model: LoadedModel, bucket: Bucket) -> list[dict[str, int]]:
+    """The smallest sizes of the axes beside the length, and the largest if they are others."""
+    low = {name: extent.lo for name, extent in bucket.other_axes}
+    high = {n: min(e.hi, max(e.lo, _most_rows(model, n))) for n, e in bucket.other_axes}
+    return [low] if low == high else [low, high]
+
+
+def _seconds(model: LoadedModel, buckets: Sequence[Bucket]) -> Callable[[int], float] | None:
+    """About what a run of a length takes on a slow machine at most; None: unknown."""
+    from edgecompile.workcount import count_work
+
+    longest = max(buckets, key=lambda bucket: bucket.hi)
+    try:
+        work = count_work(model, [longest.hi], sizes=_ends(model, longest)[-1])
+    except (CostError, ModelError):
+        return None
+    fixed = _CASE_S + work.calls * _CALL_S
+    return lambda n: fixed + work.flops_at(n) / _FLOPS_PER_S + work.bytes_at(n) / _BYTES_PER_S
+
+
+def _spread(
+    buckets: Sequence[Bucket],
+    ends: Sequence[Sequence[Mapping[str, int]]],
+    costs: Callable[[int], float],
+    held: int,
+    seed: int,
+) -> Iterator[tuple[int, int, int]]:
+    """(bucket, length, which end of the other axes), as many as the budget has room for."""
+    room = min(SPREAD_LENGTHS, _BUDGET_BYTES // max(1, held)) // len(buckets)
+    for index, bucket in enumerate(buckets):
+        random = np.random.default_rng([seed, index, 1])
+        steps = [
+            step * int(random.integers(bucket.lo // step, bucket.hi // step + 1)) + beside
+            for step in _STEPS
+            for beside in (-1, 0, 1)
+        ]
+        near = [bucket.lo + 1, bucket.hi - 1, bucket.hint - 1, bucket.hint + 1]
+        others = random.integers(bucket.lo, bucket.hi + 1, SPREAD_LENGTHS).tolist()
+        left = _BUDGET_S / len(buckets)
+        chosen = [n for n in dict.fromkeys([*near, *steps, *others]) if bucket.lo <= n <= bucket.hi]
+        for number, length in enumerate(chosen[:room]):
+            left -= costs(bucket.run_length(length))
+            if left < 0:
+                break
+            yield index, length, number % len(ends[index])
+
+
+def _case(model: LoadedModel, index: int, name: str, sizes: Mapping[str, int], seed: int) -> Case:
+    number = zlib.crc32(json.dumps([seed, index, name]).encode())
+    inputs = model.make_example(sizes, seed=number)
+    return Case(index, name, _to_numpy(inputs), _eager(model, inputs))
 
 
 def sample_cases(model: LoadedModel, buckets: Sequence[Bucket], samples: Samples) -> Iterator[Case]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import uuid
@@ -67,6 +68,15 @@ class CompiledModel:
     def reused(self) -> bool:
         """Whether programs come from what an earlier process left in the work folder."""
         return any(isinstance(program.source, Path) for program in self.exported)
+
+    @property
+    def kinds(self) -> dict[int, list[Mapping[str, int]]]:
+        """Sizes at which a bucket's programs have to be compared (:class:`Artifact`)."""
+        found: dict[int, list[Mapping[str, int]]] = {}
+        for artifact in itertools.chain(*self.artifacts.values()):
+            known = found.setdefault(artifact.bucket, [])
+            known += [sizes for sizes in artifact.kinds if sizes not in known]
+        return found
 
     def glibc(self, variant: str) -> str:
         """The newest glibc that any library of the variant needs."""

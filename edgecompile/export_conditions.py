@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 
 from edgecompile.models import InputSpec
 
-__all__ = ["broken_conditions", "drop_conditions", "every_size"]
+__all__ = ["broken_conditions", "drop_conditions", "every_size", "unlike_sizes"]
 
 aten = torch.ops.aten
 
@@ -114,6 +114,38 @@ def drop_conditions(
         gm.graph.erase_node(check)
     gm.graph.eliminate_dead_code()
     gm.recompile()
+    return [sizes for kind in kinds.values() for sizes in _some(kind)]
+
+
+def unlike_sizes(
+    gm: GraphModule,
+    assumed: Sequence[Any],
+    inputs: Sequence[InputSpec],
+    ranges: Mapping[str, Range],
+    centre: Mapping[str, int],
+) -> list[dict[str, int]]:
+    """Sizes of every kind at which conditions on a graph's sizes don't all hold; some of each kind.
+
+    Args:
+        gm: the graph.
+        assumed: conditions (sympy) on its inputs' symbolic sizes.
+        inputs, ranges, centre: as in :func:`broken_conditions`.
+    """
+    given = {n.name: n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"}
+    symbols = {
+        size.node.expr: axis
+        for spec in inputs
+        for axis, size in zip(spec.shape, getattr(given.get(spec.name), "shape", ()), strict=False)
+        if isinstance(axis, str) and isinstance(size, torch.SymInt)
+    }
+    # What depends on values, too, isn't known here.
+    ours = [condition for condition in assumed if condition.free_symbols <= symbols.keys()]
+    kinds: dict[tuple[bool, ...], list[dict[str, int]]] = {}
+    for sizes in every_size(ranges, centre) if ours else ():
+        values = {symbol: sizes[axis] for symbol, axis in symbols.items()}
+        held = tuple(bool(condition.xreplace(values)) for condition in ours)
+        if not all(held):
+            kinds.setdefault(held, []).append(sizes)
     return [sizes for kind in kinds.values() for sizes in _some(kind)]
 
 

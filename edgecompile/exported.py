@@ -103,13 +103,23 @@ class ExportedModel:
         """Writes ``program.pt2`` and ``exported.json``; the record comes last, when all is there.
 
         Raises:
+            ExportError: torch can't store the program.
             OSError: writing failed; no half-written file has either name.
         """
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RECORD_FILE).unlink(missing_ok=True)
         scratch = folder / f".{os.getpid()}.{PROGRAM_FILE}"
         try:
-            torch.export.save(self.program, scratch)
+            try:
+                torch.export.save(self.program, scratch)
+            except RuntimeError as exc:
+                if type(exc).__name__ != "SerializeError":  # of torch's private parts
+                    raise
+                raise ExportError(
+                    f"the exported program of '{self.name}' can't be stored by torch: "
+                    + str(exc).splitlines()[0],
+                    hint="compute sizes with + - * // % and min, max and comparisons alone",
+                ) from exc
             os.replace(scratch, folder / PROGRAM_FILE)
         finally:
             scratch.unlink(missing_ok=True)

@@ -57,7 +57,7 @@ class ModelSpec:
         inputs: example tensors by the names of ``forward``'s arguments, or a sequence of them in
             the arguments' order. The model must work with them.
         axes: for each input, which dimensions vary: dimension → axis name. Dimensions that share
-            a name always have the same size.
+            a name always have the same size. Where nothing varies, the examples' size is the plan.
         limits: smallest and largest size per axis; None as largest: no limit. Default: from 1 on;
             ``batch`` has 1 unless a batch range is asked for.
         max_length: shorthand for the upper limit of the length axis.

@@ -23,7 +23,7 @@ from edgecompile.named_module import describe_error, is_user_code
 
 _SHAPES_LOG = "torch.fx.experimental.symbolic_shapes"
 _SIZE = re.compile(r"L\['(\w+)'\](?:\['(\w+)'\]|\[(\d+)\])?\.size\(\)\[(\d+)\]")
-_GUARD = re.compile(r"satisfy the generated guard (.+?)\.?$")
+_GUARD = re.compile(r"satisfy the generated guard (.+?)\.?(?:Specializations unexpectedly .*)?$")
 _CONSTANT = re.compile(
     r"You marked (\w+) as dynamic but .* specialized it to be a constant \((\d+)\)"
 )

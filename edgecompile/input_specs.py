@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from edgecompile.models import InputSpec
+from edgecompile.errors import ModelError
+from edgecompile.models import AxisLimits, InputSpec, LoadedModel
 from edgecompile.runtime.dtypes import BY_NAME, Number, holds
 
 
@@ -53,6 +55,36 @@ def describe_inputs(
             problems.append(f"the pad value {value} of '{name}' is outside its bounds")
         result.append(InputSpec(name, dtype, tuple(shapes[name]), value, span, draw))
     return result
+
+
+def with_one_size(loaded: LoadedModel, batch: tuple[int, int] | None) -> LoadedModel:
+    """The model, or one of which nothing varies with its inputs' first dimension as an axis.
+
+    That axis has one size: ``batch`` where it is 1, else ``rows``. One size is a plan, too.
+
+    Args:
+        loaded: the model.
+        batch: the range of batch sizes that is asked for.
+
+    Raises:
+        ModelError: nothing varies, and another batch than 1 is asked for.
+    """
+    size = next((spec.shape[0] for spec in loaded.inputs if spec.shape), None)
+    if loaded.axes or not isinstance(size, int):
+        return loaded
+    if batch not in (None, (1, 1)):
+        first = next(spec.name for spec in loaded.inputs if spec.shape)
+        raise ModelError(
+            f"{loaded.name}: another batch than 1 is asked for, but no size of its inputs varies",
+            hint=f'name the dimension: axes={{"{first}": {{0: "batch"}}}} (in a .pt2: a torch.export.Dim)',
+        )
+    axis = "batch" if size == 1 else "rows"
+    inputs = tuple(
+        replace(spec, shape=(axis, *spec.shape[1:])) if spec.shape[:1] == (size,) else spec
+        for spec in loaded.inputs
+    )
+    limits = {axis: AxisLimits(size, size)}
+    return replace(loaded, inputs=inputs, axes=limits, length_axis=axis)
 
 
 def as_dict(value: Any) -> dict[str, Any]:

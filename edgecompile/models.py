@@ -350,7 +350,9 @@ def load_model(
                 f"{', '.join(given)}: for language models that generate, which {loaded.name} isn't",
                 hint="leave it out; --max-length bounds the lengths of other models",
             )
-    return loaded
+    from edgecompile.input_specs import with_one_size
+
+    return with_one_size(loaded, options.batch)
 
 
 def _load(spec: str | Path | object, options: LoadOptions) -> LoadedModel:

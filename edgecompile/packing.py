@@ -40,6 +40,7 @@ from edgecompile.verify import (
     TOLERANCES,
     VerifyReport,
     check_report,
+    length_cases,
     make_cases,
     min_cosine,
     sample_cases,
@@ -137,6 +138,7 @@ def pack_bundle(
             writer.add_bundle(encoder, ENCODER)
         tell("running eager")
         cases = list(make_cases(model, plan.buckets, seed=seed))
+        cases += length_cases(model, plan.buckets, also=compiled.kinds, seed=seed)
         if samples is not None and samples.real:
             cases += sample_cases(model, plan.buckets, samples)
         golden = tuple(

@@ -119,6 +119,15 @@ def longest_served(
     """
     longest = int(request.lengths.max)
     wanted = request.max_length
+    if wanted is None and fixed:
+        shortest = request.lengths.min
+        if (shortest, longest) != (limit, limit):
+            raise LengthsError(
+                f"{name} takes inputs of one size only, {limit}, but the "
+                f"lengths given are {shortest} to {longest}",
+                hint="leave them out: there is nothing to plan; or name the dimension that varies "
+                "in the model's axes",
+            )
     if wanted is not None:
         if limit is not None and wanted > limit:
             raise LengthsError(
@@ -148,7 +157,10 @@ def plan_scope(model: LoadedModel, request: PlanRequest) -> KitScope:
     """
     axis = model.length_axis
     if axis is None:
-        raise PlanError(f"{model.name} has no length axis, so there is nothing to plan")
+        raise PlanError(
+            f"{model.name} takes numbers without dimensions only, which no plan can be about",
+            hint="give an input a dimension of 1",
+        )
     longest = served_length(model, request)
     shortest = model.axes[axis].lo
     served, _ = request.lengths.clip(longest)

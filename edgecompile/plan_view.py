@@ -241,7 +241,8 @@ def judge_plan(
         policies=compare_policies(plan, traffic, curve, programs=programs),
         interval=bootstrap_interval(plan.buckets, served, curve, seed=seed),
         held_out=held_out,
-        warnings=tail_warnings(traffic),
+        # Where one size is served, no other was to be seen.
+        warnings=tail_warnings(traffic) if plan.min_length < plan.max_length else (),
         cost=cost,
     )
 

@@ -141,6 +141,11 @@ def plan_model(
         cost = replace(cost, base_build_s=time.perf_counter() - started)
     _require_known(request, costs.cost)
     plan, note = _choose(scope, request, costs.model, cost)
+    if extent.lo == extent.hi and scope.second is None:
+        plan = replace(plan, notes=())  # they compare plans
+        note = (
+            f"{model.name} has one size of {scope.axis}, {extent.lo}, so there is nothing to plan"
+        )
     if note:
         notes.append(note)
     if costs.kit is not None and _same_programs(plan.buckets, costs.kit.buckets[:1]):

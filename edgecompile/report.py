@@ -116,7 +116,7 @@ def verify_section(report: VerifyReport, buckets: Sequence[Bucket]) -> Section:
             "–" if result.cosine is None else f"{result.cosine:.6f}",
             "ok" if result.ok else "FAILED",
         )
-        for result in report.results
+        for result in report.listed
     )
     columns = (
         "variant",
@@ -127,12 +127,14 @@ def verify_section(report: VerifyReport, buckets: Sequence[Bucket]) -> Section:
         "cosine",
         "",
     )
-    failed = tuple(i for i, result in enumerate(report.results) if not result.ok)
+    failed = tuple(i for i, result in enumerate(report.listed) if not result.ok)
     caption = f"Allowed: |got − want| ≤ {tolerance.atol:g} + {tolerance.rtol:g} · max |want|"
     if report.min_cosine is not None:
         caption += f", and a cosine of at least {report.min_cosine:g}"
     notes = [f"{name} was not run here: {why}" for name, why in report.not_executed.items()]
-    figures = [("checks", format_count(len(rows))), ("failed", format_count(len(failed)))]
+    figures = [("checks", format_count(len(report.results))), ("failed", format_count(len(failed)))]
+    if report.lengths is not None:
+        figures.append(("run", str(report.lengths)))
     if report.worst is not None:
         figures.append(("worst, of what is allowed", format_share(used(report.worst))))
     if report.cosine is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -80,7 +82,7 @@ def export_program(
         without_mask_detection(module),
         recurrences,
     ):
-        return torch.export.export(
+        program = torch.export.export(
             module,
             (),
             dict(example),
@@ -88,6 +90,45 @@ def export_program(
             strict=rung.strict,
             prefer_deferred_runtime_asserts_over_guards=rung.deferred,
         )
+    _make_storable(program)
+    return program
+
+
+def _make_storable(program: torch.export.ExportedProgram) -> None:
+    """Writes how sizes are rounded in operators that a saved program can hold.
+
+    torch stores neither ``math.floor`` nor ``math.ceil`` nor ``round`` of a size.
+    """
+    for node in [n for n in program.graph.nodes if n.target in (math.floor, math.ceil, round)]:
+        if node.args[1:] in ((), (None,)):  # else to so many digits
+            with program.graph.inserting_before(node):
+                node.replace_all_uses_with(_rounded(node))
+            program.graph.erase_node(node)
+    program.graph_module.recompile()
+
+
+def _rounded(node: torch.fx.Node) -> torch.fx.Node:
+    """What gives the same as a node that rounds a size, put where the graph's nodes go."""
+
+    def add(function: Callable[..., Any], *args: Any) -> torch.fx.Node:
+        made = node.graph.call_function(function, args)
+        values = [arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args]
+        made.meta = {**node.meta, "val": function(*values)}
+        return made
+
+    def floor(value: Any) -> torch.fx.Node:
+        return add(torch.sym_int, add(operator.floordiv, value, 1.0))
+
+    def ceil(value: Any) -> torch.fx.Node:
+        return add(operator.neg, floor(add(operator.neg, value)))
+
+    value = node.args[0]
+    if node.target is not round:
+        return floor(value) if node.target is math.floor else ceil(value)
+    # Halfway between two whole numbers, where these two differ, it is the even one.
+    low, high = ceil(add(operator.sub, value, 0.5)), floor(add(operator.add, value, 0.5))
+    odd = add(operator.mod, low, 2)
+    return add(operator.add, low, add(operator.mul, odd, add(operator.sub, high, low)))
 
 
 def program_ranges(

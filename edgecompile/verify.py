@@ -2,8 +2,9 @@
 
 Eager runs here; the bundle runs in a process of its own that uses the bundle's copy of the runtime
 and, as that process reports, never loads torch. Every bucket is tried at its edges, its hint and
-random lengths, and again with masked padding of different widths. A variant that this host can't run
-repeats the golden vectors under an emulator, where there is one.
+random lengths, and again with masked padding of different widths. Where a model computes little,
+every length is run (:func:`edgecompile.cases.length_cases`); the report says how many were. A variant that this host can't
+run repeats the golden vectors under an emulator, where there is one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.bundle import save_case
-from edgecompile.cases import GOLDEN_CASES, Case, make_cases, sample_cases
+from edgecompile.cases import GOLDEN_CASES, LENGTH, Case, length_cases, make_cases, sample_cases
 from edgecompile.emulator import EmulatedModel, Emulator, emulator_for
 from edgecompile.errors import UnsupportedHostError, VerificationError
 from edgecompile.precision import COSINES, TOLERANCES, min_cosine
@@ -77,6 +78,21 @@ class TextResult:
 
 
 @dataclass(frozen=True)
+class LengthsRun:
+    """How many sizes of the length axis were run, of those that the bundle serves."""
+
+    axis: str
+    run: int
+    total: int
+
+    def __str__(self) -> str:
+        what = "lengths" if self.axis == LENGTH else f"sizes of {self.axis}"
+        if self.run < self.total:
+            return f"{self.run} of {self.total} {what}"
+        return f"all {self.total} {what}" if self.total > 1 else "the one size that there is"
+
+
+@dataclass(frozen=True)
 class VerifyReport:
     """What was run and how it came out.
 
@@ -91,6 +107,7 @@ class VerifyReport:
         torch_wanted: whether torch is what runs the bundle.
         texts: what was generated, by variant; () for a model that doesn't.
         emulated: by variant, the emulator that ran it, on the golden vectors alone.
+        lengths: how many lengths were run; None where there is no length axis.
     """
 
     results: tuple[CaseResult, ...]
@@ -102,6 +119,25 @@ class VerifyReport:
     torch_wanted: bool = False
     texts: tuple[TextResult, ...] = ()
     emulated: Mapping[str, str] = field(default_factory=dict)
+    lengths: LengthsRun | None = None
+
+    @property
+    def listed(self) -> tuple[CaseResult, ...]:
+        """The results to show one by one: of a bucket's many lengths the worst and what failed."""
+        worst: dict[tuple[str, int], CaseResult] = {}
+        for result in self.results:
+            key = result.variant, result.bucket
+            if result.case.startswith(LENGTH) and (
+                key not in worst or self._badness(result) > self._badness(worst[key])
+            ):
+                worst[key] = result
+        return tuple(
+            result
+            for result in self.results
+            if not result.ok
+            or not result.case.startswith(LENGTH)
+            or result is worst[result.variant, result.bucket]
+        )
 
     @property
     def cosine(self) -> float | None:
@@ -118,13 +154,12 @@ class VerifyReport:
     @property
     def worst(self) -> CaseResult | None:
         """The result with the largest error relative to what was allowed."""
+        return max(self.results, key=self._badness, default=None)
 
-        def badness(result: CaseResult) -> float:
-            limit = self.tolerance.limit(result.scale)
-            error = result.max_abs_error
-            return float("inf") if error != error else error / limit
-
-        return max(self.results, key=badness, default=None)
+    def _badness(self, result: CaseResult) -> float:
+        limit = self.tolerance.limit(result.scale)
+        error = result.max_abs_error
+        return float("inf") if error != error else error / limit
 
     @property
     def summary(self) -> str:
@@ -146,10 +181,11 @@ class VerifyReport:
             "torch_loaded": self.torch_loaded,
             "torch_wanted": self.torch_wanted,
             "cases": len(self.results),
+            "lengths": None if self.lengths is None else dataclasses.asdict(self.lengths),
             "worst": None if worst is None else _result_json(worst),
             "emulated": dict(self.emulated),
             "not_executed": dict(self.not_executed),
-            "results": [_result_json(r) for r in self.results],
+            "results": [_result_json(r) for r in self.listed],
             "texts": [dataclasses.asdict(text) for text in self.texts],
             "notes": list(self.notes),
         }
@@ -178,7 +214,7 @@ def verify_bundle(
 
     Args:
         bundle: a bundle, named or still staged.
-        cases: from :func:`make_cases`.
+        cases: from :func:`make_cases` and the like.
         variants: names of the bundle's variants.
         tolerance: what is recorded in the report; the bundle's own decides.
         min_cosine: a result with a lesser cosine has failed; None: any will do.
@@ -215,14 +251,16 @@ def verify_bundle(
             torch_loaded = torch_loaded or "torch" in answer["imported"]
             results += [_result(variant, entry, min_cosine) for entry in answer["cases"]]
             generated += [_text(variant, entry) for entry in answer.get("generation", [])]
-    report = VerifyReport(tuple(results), refused, tolerance, torch_loaded)
-    wanted = runtime_command(bundle) != RUNTIME_COMMAND
-    return dataclasses.replace(
-        report,
+    return VerifyReport(
+        tuple(results),
+        refused,
+        tolerance,
+        torch_loaded,
         min_cosine=min_cosine,
-        torch_wanted=wanted,
+        torch_wanted=runtime_command(bundle) != RUNTIME_COMMAND,
         texts=tuple(generated),
         emulated=emulated,
+        lengths=_lengths_run(bundle, cases),
     )
 
 
@@ -256,6 +294,18 @@ def _emulated(
     except UnsupportedHostError as error:
         return f"{why}; {emulator.name}: {error.message}"
     return emulator, {"cases": results, "imported": []}
+
+
+def _lengths_run(bundle: Path, cases: Sequence[Case]) -> LengthsRun | None:
+    """How many of the bundle's lengths the cases have."""
+    manifest = parse_manifest((bundle / MANIFEST_NAME).read_bytes(), str(bundle))
+    axis = manifest.length_axis
+    if axis is None:
+        return None
+    name, dim = next((i.name, i.shape.index(axis)) for i in manifest.inputs if axis in i.shape)
+    spans = [range(b.axes[axis].lo, b.axes[axis].hi + 1) for b in manifest.buckets]
+    total = len(set().union(*spans)) if len(spans) > 1 else len(spans[0])
+    return LengthsRun(axis, len({case.inputs[name].shape[dim] for case in cases}), total)
 
 
 def _text(variant: str, entry: Mapping[str, Any]) -> TextResult:
@@ -398,9 +448,11 @@ __all__ = [
     "TOLERANCES",
     "Case",
     "CaseResult",
+    "LengthsRun",
     "TextResult",
     "VerifyReport",
     "check_report",
+    "length_cases",
     "make_cases",
     "min_cosine",
     "sample_cases",

@@ -183,10 +183,10 @@ def test_a_machine_without_a_compiler_says_nothing_about_the_model(
     assert "no code was generated: there is no g++" in found.notes
 
 
-def test_a_model_without_a_length_axis_has_one_row_of_figures() -> None:
+def test_a_model_of_one_size_has_one_row_of_figures() -> None:
     found = explain("stacked")
-    assert found.verdict == "dynamic" and found.length_axis is None
-    assert len(found.buckets) == 1 and found.buckets[0].hi is None
+    assert found.verdict == "dynamic" and found.length_axis == "rows"
+    assert [(row.lo, row.hi) for row in found.buckets] == [(6, 6)]
     kept = found.kept[0]
     assert kept.operator == "aten.matmul" and "(3, 32, 8)" in kept.reason
     assert kept.place is not None

@@ -79,14 +79,16 @@ def test_tables_give_integer_inputs_their_bounds_and_pad(tmp_path: Path) -> None
     assert model.outputs[0].shape == (1, "length", tiny_models.VOCABULARY)
 
 
-def test_a_static_program_has_no_axes(tmp_path: Path) -> None:
+def test_a_static_program_has_an_axis_of_one_size(tmp_path: Path) -> None:
     path = tmp_path / "static.pt2"
     torch.export.save(torch.export.export(torch.nn.Linear(3, 2), (torch.ones(4, 3),)), path)
     model = load_model(path)
-    assert model.axes == {} and model.length_axis is None
-    assert model.inputs[0].shape == (4, 3)
+    assert model.axes == {"rows": AxisLimits(4, 4)} and model.length_axis == "rows"
+    assert model.inputs[0].shape == ("rows", 3)
     exported = export_model(model)
-    assert exported.static and exported.ranges == {}
+    assert exported.static and exported.ranges == {"rows": (4, 4)}
+    with pytest.raises(ModelError, match="another batch than 1 is asked for"):
+        load_model(path, batch=(1, 2))
 
 
 def test_options_outside_the_program_are_refused(saved: Path) -> None:

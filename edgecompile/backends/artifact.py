@@ -134,6 +134,8 @@ class Artifact:
         seconds: time by step (generate, compile, link).
         commands: the compiler's command lines, without paths.
         lowering: what graph lowering rewrote.
+        kinds: sizes of each kind at which conditions don't hold that the code generator took for
+            given: the program has to be compared there.
     """
 
     key: str
@@ -147,6 +149,7 @@ class Artifact:
     seconds: Mapping[str, float]
     commands: tuple[str, ...]
     lowering: Mapping[str, Any]
+    kinds: tuple[Mapping[str, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -161,6 +164,7 @@ class Artifact:
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
             "commands": list(self.commands),
             "lowering": dict(self.lowering),
+            "kinds": [dict(sizes) for sizes in self.kinds],
         }
 
     def save(self) -> Path:
@@ -192,6 +196,7 @@ class Artifact:
                 seconds=dict(data["seconds"]),
                 commands=tuple(data["commands"]),
                 lowering=dict(data["lowering"]),
+                kinds=tuple(dict(sizes) for sizes in data["kinds"]),
             )
             actual = file_sha256(artifact.library)
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -13,12 +13,13 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import sympy
 import torch
 import torch._dynamo
 import torch._inductor
@@ -26,7 +27,10 @@ import torch._inductor.config
 import torch._inductor.cpu_vec_isa as cpu_vec_isa
 import torch._inductor.lowering as inductor_lowering
 from torch import Tensor
+from torch._decomp import decompositions
+from torch._inductor.index_propagation import IndexPropagation, TypedExpr
 from torch.fx import GraphModule
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from edgecompile.backends import ops
 from edgecompile.backends.codegen_failures import first_line, read_failure
@@ -59,6 +63,9 @@ class GeneratedCpp:
             scalar code.
         calls: the calls of operators without a C interface, as Inductor wrote them; "" if there
             are none.
+        assumed: conditions on the graph's sizes (sympy) that Inductor took for given while it
+            generated; its code may be wrong where one of them doesn't hold.
+        overflows: whether integers of the kernels may leave their type's range, where torch's wrap.
     """
 
     wrapper: str
@@ -66,6 +73,8 @@ class GeneratedCpp:
     constants: Mapping[str, Tensor]
     isa: str
     calls: str = ""
+    assumed: tuple[Any, ...] = ()
+    overflows: bool = False
 
 
 def vector_isa(arch: str, simdlen: int) -> cpu_vec_isa.VecISA:
@@ -215,16 +224,21 @@ def generate_cpp(
         cxx: the compiler that ``march`` is meant for.
 
     Raises:
-        CompileError: Inductor failed, caused by what it raised (:mod:`codegen_failures`), or it did
-            not vectorise for the instruction set asked for.
+        CompileError: Inductor failed, caused by what it raised (:mod:`codegen_failures`), fixed a
+            size that varies, or did not vectorise for the instruction set asked for.
     """
     isa = vector_isa(arch, simdlen)
+    sizes = _varying_sizes(gm)
+    environment = next((size.node.shape_env for size, _ in sizes), None)
+    known = 0 if environment is None else len(environment.guards)
     cache_dir.mkdir(parents=True, exist_ok=True)
     with (
         _forced_isa(isa),
         _ordered_sums(),
         _without_spaces(cache_dir) as folder,
         _cache_directory(folder),
+        _equal_sizes_copied(),
+        _overflow_heeded() as overflows,
         torch.no_grad(),
     ):
         try:
@@ -240,6 +254,8 @@ def generate_cpp(
                 hint=f"{cure}--debug shows torch's own traceback",
             ) from error
         paths = [Path(item).resolve() for item in files if isinstance(item, str)]
+    new = [] if environment is None else environment.guards[known:]
+    _refuse_fixed(sizes, new)
     constants: dict[str, Tensor] = {}
     for item in files:
         if not isinstance(item, str):
@@ -257,7 +273,119 @@ def generate_cpp(
     calls = [path.read_text() for path in paths if path.name.endswith(".wrapper.json")]
     # Whether an instance is true is a compiler run of torch's, in a folder of its own.
     vectorised = not isinstance(isa, cpu_vec_isa.InvalidVecISA)
-    return GeneratedCpp(wrapper, kernels, constants, used if vectorised else "", "".join(calls))
+    return GeneratedCpp(
+        wrapper,
+        kernels,
+        constants,
+        used if vectorised else "",
+        "".join(calls),
+        assumed=tuple(guard.expr for guard in new),
+        overflows=bool(overflows),
+    )
+
+
+def _varying_sizes(gm: GraphModule) -> list[tuple[torch.SymInt, str]]:
+    """The symbolic sizes of a graph's inputs, each with where it is found."""
+    return [
+        (size, f"dimension {dim} of '{node.name}'")
+        for node in gm.graph.nodes
+        if node.op == "placeholder" and isinstance(node.meta.get("val"), Tensor)
+        for dim, size in enumerate(node.meta["val"].shape)
+        if isinstance(size, torch.SymInt)
+    ]
+
+
+def _refuse_fixed(sizes: Sequence[tuple[torch.SymInt, str]], guards: Sequence[Any]) -> None:
+    """Raises CompileError if Inductor took a size that varies for a constant."""
+    for size, place in sizes:
+        symbol = size.node._expr
+        number = size.node.shape_env.replacements.get(symbol)
+        told = [guard for guard in guards if symbol in guard.expr.free_symbols]
+        if told and number is not None and number.is_number:
+            where = str(told[-1].sloc).strip("()").rpartition(" in ")[2].lstrip("_")
+            raise CompileError(
+                f"torch's Inductor fixes {place} to {number}, the size that it tunes for: "
+                f"{where or 'an operator'} can't be compiled for sizes that vary",
+                hint="write it with operators whose sizes may vary; or --mode pad, which compiles "
+                "for single lengths, if padding does no harm",
+            )
+
+
+@contextmanager
+def _equal_sizes_copied() -> Iterator[None]:
+    """Makes linear interpolation by a factor copy its input where the output has as many elements.
+
+    torch's own kernels do (a factor of 1.3 makes 3 of 3); its decomposition, which Inductor compiles,
+    interpolates at such lengths.
+    """
+    interpolate: Any = decompositions._upsample_linear
+    compute_scale: Any = decompositions._compute_scale
+
+    def scale(inner: Any, outer: Any, align_corners: bool, factor: float | None = None) -> Any:
+        found = compute_scale(inner, outer, align_corners, factor)
+        if align_corners or factor is None or not 1 < factor < 1.5:  # never as many, or one
+            return found
+        return torch.where(torch.scalar_tensor(outer - inner) == 0, 1.0, found)
+
+    def interpolate_linearly(*args: Any) -> Any:
+        decompositions._compute_scale = scale
+        try:
+            return interpolate(*args)
+        finally:
+            decompositions._compute_scale = compute_scale
+
+    decompositions._upsample_linear = interpolate_linearly
+    try:
+        yield
+    finally:
+        decompositions._upsample_linear = interpolate
+
+
+@contextmanager
+def _overflow_heeded() -> Iterator[list[str]]:
+    """Makes Inductor compute integers with their type's range where they may leave it.
+
+    It computes what depends on positions and sizes alone as expressions of unlimited integers, and
+    simplifies them; torch's integers wrap around. What it would so have computed is listed.
+    """
+    start, original = IndexPropagation.__init__, IndexPropagation.propagate_sympy
+    found: list[str] = []
+
+    def begin(self: Any, inner: Any, loops: Mapping[Any, Any], indirect: Any) -> None:
+        start(self, inner, loops, indirect)  # type: ignore[arg-type]
+        known = dict(self.shape_env.var_to_range)
+        ends = {
+            loop: bound_sympy(sympy.sympify(size), known).upper - 1 for loop, size in loops.items()
+        }
+        self.bounds = {**known, **{loop: ValueRanges(0, end) for loop, end in ends.items()}}
+
+    def propagate(self: Any, name: str, args: Any, kwargs: Any) -> Any:
+        result: Any = original(self, name, args, kwargs)
+        value = getattr(result, "value", None)
+        if not isinstance(value, TypedExpr) or _fits(value.expr, value.dtype, self.bounds):
+            return result
+        found.append(str(value.expr))
+        return self.fallback(name, args, kwargs)
+
+    IndexPropagation.__init__ = begin  # type: ignore[method-assign, assignment]
+    IndexPropagation.propagate_sympy = propagate  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        IndexPropagation.__init__ = start  # type: ignore[method-assign]
+        IndexPropagation.propagate_sympy = original  # type: ignore[method-assign]
+
+
+def _fits(expression: Any, dtype: torch.dtype, ranges: dict[Any, Any]) -> bool:
+    """Whether an integer stays within its type's range, as far as its bounds are known."""
+    whole = not (dtype.is_floating_point or dtype == torch.bool)
+    symbols = getattr(expression, "free_symbols", ())
+    # Sizes that depend on values have no bounds.
+    if not whole or not all(s in ranges and ranges[s].upper.is_Integer for s in symbols):
+        return True
+    bounds, limits = bound_sympy(sympy.sympify(expression), ranges), torch.iinfo(dtype)
+    # Bounds beyond 64 bits are infinite.
+    return bool(limits.min <= bounds.lower and bounds.upper <= limits.max)
 
 
 def _name_by_content(

@@ -37,6 +37,7 @@ from edgecompile.backends.native import (
 from edgecompile.buckets import Bucket
 from edgecompile.errors import CompileError
 from edgecompile.export import ExportedModel
+from edgecompile.export_conditions import unlike_sizes
 from edgecompile.hashing import file_sha256
 from edgecompile.installation import installation_id
 from edgecompile.precision import FP32, Precision
@@ -161,13 +162,13 @@ class InductorCpuBackend:
             modules = modules_of_nodes(module)
             packed = {n for n, _ in module.named_buffers() if n.startswith(PACKED_PREFIX)}
             # A padded bucket's program is static, so its ranges decide and the hint doesn't matter.
-            example = exported.example(
-                {
-                    name: min(max(e.hint, exported.ranges[name][0]), exported.ranges[name][1])
-                    for name, e in bucket.axes
-                    if name in exported.ranges
-                }
-            )
+            ranges = exported.ranges
+            sizes = {
+                name: min(max(e.hint, ranges[name][0]), ranges[name][1])
+                for name, e in bucket.axes
+                if name in ranges
+            }
+            example = exported.example(sizes)
             generated = generate_cpp(
                 module,
                 example,
@@ -205,6 +206,7 @@ class InductorCpuBackend:
             seconds=seconds,
             commands=tuple(sorted({" ".join(o.command) for o in objects})),
             lowering=report,
+            kinds=tuple(unlike_sizes(module, generated.assumed, exported.inputs, ranges, sizes)),
         )
         artifact.save()
         return artifact
@@ -310,6 +312,7 @@ def _compile_objects(
         flags = (
             *_KERNEL_FLAGS,
             *_LOOP_FLAGS[bool(generated.isa)],
+            *(("-fwrapv",) if generated.overflows else ()),
             *_DEFINES,
             *_KERNEL_DEFINES[variant.arch],
             f"-march={variant.march}",

@@ -160,7 +160,7 @@ def command(
             "lengths": lengths
             or texts
             or ", ".join(str(path) for path in stats)
-            or "every batch size once, if nothing else varies",
+            or "every batch size once, if no length varies",
             "output": bundle,
             "programs": f"those of {plan_file}" if plan_file else _programs(wanted),
             "longest": wanted["max_length"] or "the model's limit, or the longest seen",

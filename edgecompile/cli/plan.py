@@ -144,7 +144,8 @@ def command(
     check_runtime_options(wanted["runtime"], precision, gpu=gpu)
     source = file or lengths
     if source is None and texts is None and not stats and work_dir is not None:
-        source = str(work_dir / "lengths.json")
+        left = work_dir / "lengths.json"
+        source = str(left) if left.exists() or model is None or not is_there(model) else None
     from edgecompile.joint_view import judge
     from edgecompile.plan_view import rival_programs
 

@@ -139,7 +139,7 @@ def read_sizes(
     A lengths file is about two axes if it names ``axes``; without them, if beside ``length`` it
     has a column ``batch`` or another one with ``length`` in its name. Other columns are ignored.
     With ``load``, how the model is loaded and its batch, nothing need be given for one of which
-    only the batch varies.
+    only the batch varies, or nothing.
 
     Raises:
         click.UsageError: the sources exclude each other, or one is missing.
@@ -175,7 +175,8 @@ def is_there(model: str) -> bool:
 def batch_traffic(
     model: str, load: LoadOptions, batch: tuple[int, int]
 ) -> LengthDistribution | None:
-    """Every batch size once, for a model of which nothing else varies; None for other models.
+    """Every batch size once, for a model of which nothing else varies, and the size of one that has a
+    single one; None for other models.
 
     The model is loaded, which takes seconds: only for a command that was given no traffic.
 
@@ -188,11 +189,13 @@ def batch_traffic(
     loaded = load_model(model, load, batch=batch)
     if loaded.generation is not None and loaded.generation.encoder is not None:
         loaded = loaded.generation.encoder
-    if loaded.length_axis != "batch":
+    axis = loaded.length_axis
+    limits = None if axis is None else loaded.axes[axis]
+    if limits is None or (axis != "batch" and limits.lo != limits.hi):
         return None
-    limits = loaded.axes["batch"]
     sizes = range(limits.lo, (limits.hi or limits.lo) + 1)
-    return LengthDistribution.from_counts(dict.fromkeys(sizes, 1), "every batch size once")
+    source = "every batch size once" if len(sizes) > 1 else "the one size that there is"
+    return LengthDistribution.from_counts(dict.fromkeys(sizes, 1), source)
 
 
 def _read_stats(

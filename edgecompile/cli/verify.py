@@ -131,7 +131,7 @@ def _eager_cases(
 ) -> tuple[list[Case], bytes | None]:
     from edgecompile.errors import VerificationError
     from edgecompile.models import LoadOptions, load_model
-    from edgecompile.verify import make_cases
+    from edgecompile.verify import length_cases, make_cases
 
     batch = manifest.axes.get("batch")
     # The bundle says how its model was loaded: for which task, with which pooling.
@@ -148,7 +148,8 @@ def _eager_cases(
                 f"{', '.join(names[1])}, those of the bundle {', '.join(names[0])}"
             )
     if loaded.generation is None:
-        return list(make_cases(loaded, buckets, seed=seed)), None
+        cases = list(make_cases(loaded, buckets, seed=seed))
+        return [*cases, *length_cases(loaded, buckets, seed=seed)], None
     from edgecompile.generation_files import golden_texts
 
     loaded = loaded.with_longest(max(bucket.hi for bucket in buckets))
@@ -176,7 +177,7 @@ def _table(report: VerifyReport, buckets: tuple[Bucket, ...]) -> RenderableType:
             "–" if result.cosine is None else f"{result.cosine:.6f}",
             "ok" if result.ok else "FAILED",
         )
-        for result in report.results
+        for result in report.listed
     ]
     columns = (
         "variant",
@@ -189,8 +190,9 @@ def _table(report: VerifyReport, buckets: tuple[Bucket, ...]) -> RenderableType:
     )
     verdict = "agrees" if report.ok else "DIFFERS"
     lines = [
-        f"{verdict}: {sum(result.ok for result in report.results)} of {len(rows)} cases, "
-        f"allowed is {tolerance.atol:g} + {tolerance.rtol:g} · max |want|"
+        f"{verdict}: {sum(result.ok for result in report.results)} of {len(report.results)} cases, "
+        + (f"{report.lengths}, " if report.lengths else "")
+        + f"allowed is {tolerance.atol:g} + {tolerance.rtol:g} · max |want|"
         + ("" if report.min_cosine is None else f" and a cosine of {report.min_cosine:g} or more")
     ]
     if report.texts:
