@@ -109,7 +109,10 @@ def plan_scope(model: LoadedModel, request: PlanRequest) -> KitScope:
     """
     axis = model.length_axis
     if axis is None:
-        raise PlanError(f"{model.name} has no length axis, so there is nothing to plan")
+        raise PlanError(
+            f"{model.name} has no length axis, so there is nothing to plan",
+            hint='if a dimension varies, the factory has to say which: "axes": {"x": {1: "length"}}',
+        )
     longest = served_length(model, request)
     shortest = model.axes[axis].lo
     served, _ = request.lengths.clip(longest)

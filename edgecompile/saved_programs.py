@@ -37,14 +37,6 @@ from edgecompile.runtime.dtypes import INPUT_NAMES
 _MAX_CONFIG_BYTES = 256 << 20
 
 
-def is_archive(path: Path) -> bool:
-    """Whether a file is a zip archive that holds an exported program."""
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return any("/models/" in f"/{name}" for name in archive.namelist())
-
-
 def load_program(path: Path) -> torch.export.ExportedProgram:
     """Reads an ExportedProgram after a look at what the archive holds.
 

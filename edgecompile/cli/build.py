@@ -114,6 +114,9 @@ def command(
     The bundle's path is printed on stdout once it has been verified. If anything fails, no bundle
     stands under that name.
     """
+    from edgecompile.models import check_model
+
+    check_model(model, load)
     given = lengths is not None or texts is not None or tokenizer is not None
     if not stats and (given or not is_there(model)):
         check_traffic_options(lengths, texts, tokenizer, model)

@@ -47,6 +47,9 @@ def command(
     The programs are left in DIR/exported. What is there already for the same model and bucket is
     used again.
     """
+    from edgecompile.models import check_model
+
+    check_model(model, load)
     plan = read_plan(plan_file, work_dir)
 
     from edgecompile.compilation import ExportStore, export_buckets

@@ -49,7 +49,7 @@ def _read_batch(ctx: click.Context, param: click.Parameter, value: str) -> tuple
     except ValueError:
         raise click.BadParameter(f"'{value}' is neither a number nor LO:HI.") from None
     if not 1 <= lo <= hi:
-        raise click.BadParameter(f"'{value}' doesn't ascend from 1 or more.")
+        raise click.BadParameter(f"LO:HI needs 1 <= LO <= HI, got {value}.")
     return lo, hi
 
 
@@ -292,8 +292,11 @@ def _model_tokenizer(model: str) -> Path:
     """The tokenizer of a model folder, or of the transformer in a pipeline's folder."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
+        from edgecompile.model_forms import check_form
+
+        check_form(model)
         raise click.UsageError(
-            f"'{model}' is no folder with a tokenizer; --texts needs --tokenizer FILE."
+            f"'{model}' is not a folder with a tokenizer; --texts then needs --tokenizer FILE."
         )
     inner = sorted(path.parent / "tokenizer.json" for path in folder.glob("*/config.json"))
     found = [path for path in (folder / "tokenizer.json", *inner) if path.is_file()]

@@ -135,6 +135,10 @@ def command(
     """
     if (model is None) == (cost_points is None):
         raise click.UsageError("Give either --model MODEL or --cost-points FILE.")
+    if model is not None:
+        from edgecompile.models import check_model
+
+        check_model(model, load)
     if file is not None and lengths is not None:
         raise click.UsageError("LENGTHS and --lengths are the same thing; give one of them.")
     if cost_points is not None:

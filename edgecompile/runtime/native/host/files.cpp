@@ -47,7 +47,7 @@ Descriptor open_folder(const std::string& path) {
     fail(ECR_BUNDLE, path + ": doesn't exist [bundle-folder]", "check the path");
   }
   if (number == ENOTDIR) {
-    fail(ECR_BUNDLE, path + ": isn't a folder [bundle-folder]",
+    fail(ECR_BUNDLE, path + ": is not a bundle: it isn't a folder [bundle-folder]",
          "an archive of a bundle has to be unpacked first");
   }
   fail(ECR_BUNDLE, cat(path, ": can't be opened: ", system_text(number), " [bundle-folder]"),
@@ -153,6 +153,10 @@ std::string BundleFolder::label(const std::string& name) const { return join_pat
 std::string BundleFolder::read_manifest() const {
   const std::string place = label(kManifestName);
   const Descriptor file(open_retrying(folder_.get(), kManifestName, kFileFlags));
+  if (!file.valid() && errno == ENOENT) {
+    fail(ECR_BUNDLE, cat(path_, ": is not a bundle: it has no ", kManifestName, " [bundle-manifest]"),
+         "the path must be a bundle, a folder that `edgecompile build` wrote");
+  }
   if (!file.valid()) {
     fail(ECR_BUNDLE,
          cat(place, ": can't be opened as a file: ", system_text(errno), " [bundle-manifest]"),
