@@ -139,7 +139,7 @@ def test_a_saved_program_is_known_by_what_it_holds(folder: Path, name: str) -> N
     [
         ("build", "m.onnx"),
         ("build", "m.onnx", "--texts", "log.txt"),
-        ("build", "m.onnx", "--lengths", "nowhere.txt", "--target", "nothing"),
+        ("build", "m.onnx", "--lengths", "nowhere.txt"),
         ("plan", "nowhere.txt", "--model", "m.onnx"),
         ("plan", "--texts", "log.txt", "--model", "m.onnx"),
         ("explain", "m.onnx"),

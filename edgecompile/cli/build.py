@@ -27,7 +27,7 @@ from edgecompile.cli.options import (
     target_option,
     threads_option,
 )
-from edgecompile.cli.plan_options import is_there, plan_options, read_sizes, traffic_options
+from edgecompile.cli.plan_options import plan_options, read_sizes, traffic_options
 from edgecompile.cli.session import Command, Session, output_options
 
 if TYPE_CHECKING:
@@ -70,10 +70,14 @@ Examples:
     "--work-dir",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Where the stages leave their files; a build that finds its own, with nothing changed, "
-    "leaves the bundle as it is. Default: a temporary folder.",
+    help="Folder for intermediate files. If nothing has changed since the last build there, nothing "
+    "is rebuilt. Default: a temporary folder.",
 )
-@click.option("--keep-work", is_flag=True, help="Keep them; without --work-dir in NAME.work.")
+@click.option(
+    "--keep-work",
+    is_flag=True,
+    help="Keep intermediate files, in NAME.work unless --work-dir is given.",
+)
 @threads_option
 @jobs_option
 @seed_option
@@ -114,16 +118,15 @@ def command(
     The bundle's path is printed on stdout once it has been verified. If anything fails, no bundle
     stands under that name.
     """
-    from edgecompile.models import check_model
-
-    check_model(model, load)
-    given = lengths is not None or texts is not None or tokenizer is not None
-    if not stats and (given or not is_there(model)):
-        check_traffic_options(lengths, texts, tokenizer, model)
     check_max_error(precision, max_error)
     profile = _check_gpu(target, precision, jetpack, backend)
     check_runtime_options(runtime, precision, gpu=profile.gpu is not None)
     from edgecompile.gpu_specs import GPU_PRECISION
+    from edgecompile.models import check_model
+
+    check_model(model, load)
+    if not stats and (lengths is not None or texts is not None or tokenizer is not None):
+        check_traffic_options(lengths, texts, tokenizer, model)
 
     gpu = profile.gpu is not None
 
@@ -257,9 +260,11 @@ def _check_gpu(
     profile = load_target(target)
     check_precision(precision, gpu=profile.gpu is not None, target=profile.name)
     if jetpack is not None and jetpack not in profile.jetpacks:
-        known = ", ".join(profile.jetpacks)
-        text = f"one of {known}" if known else "it goes with targets such as jetson-orin"
-        raise click.UsageError(f"--jetpack {jetpack} isn't there for {profile.name}: {text}.")
+        known = " or ".join(profile.jetpacks)
+        text = f"choose {known}" if known else "it is for targets such as jetson-orin"
+        raise click.UsageError(
+            f"Target {profile.name} does not support --jetpack {jetpack}: {text}."
+        )
     if backend == "torch-tensorrt":
         from edgecompile.gpu_specs import GPU_PRECISION
         from edgecompile.torch_tensorrt_check import need_torch_tensorrt

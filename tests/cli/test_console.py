@@ -100,7 +100,10 @@ def test_what_is_copied_is_folded_not_cut(
     monkeypatch.setenv("COLUMNS", "24")
     rows = [("input", "attention_mask", "int64")]
     print_data(
-        stack(facts([("sha256", "abcdefghijklmn0123456789")]), table(("", "name", "type"), rows, left=3)),
+        stack(
+            facts([("sha256", "abcdefghijklmn0123456789")]),
+            table(("", "name", "type"), rows, left=3),
+        ),
         sys.stdout,
     )
     first, second, _, heading, _, *cells = capsys.readouterr().out.splitlines()

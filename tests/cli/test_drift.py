@@ -202,6 +202,11 @@ def test_the_same_input_gives_the_same_bytes(shipped: str) -> None:
         ("edgecompile drift min", "file,min"),
         ("edgecompile drift minilm.ecb sta", "file,sta"),
         ("edgecompile drift minilm.ecb --any", "plain,--any-bundle"),
+        ("edgecompile bench minilm.ecb --against onnxruntime-o", "plain,onnxruntime-opset23"),
+        ("edgecompile bench minilm.ecb --against eager,openvino-b", "plain,eager,openvino-bf16"),
+        ("edgecompile bench minilm.ecb --against old", "file,old"),
+        ("edgecompile build bert --pooling me", "plain,mean"),
+        ("edgecompile build bert --jetpack 6", "plain,6.2"),
     ],
 )
 def test_completion(words: str, expected: str) -> None:

@@ -68,8 +68,8 @@ def test_wrong_usage_says_what_and_where_to_look(
         (("build", "m:make", "--lengths", "absent.txt"), 30, "absent.txt"),
         (("targets", "show", "cpu-x68"), 31, "cpu-x86-64"),
         (("build", "absent", "--lengths", "lengths.txt"), 32, "there is no model 'absent'"),
-        (("build", "absent", "--texts", "absent.txt", "-t", "none"), 32, "there is no model"),
-        (("build", "m:make", "--lengths", "lengths.txt", "-t", "none"), 31, "unknown target"),
+        (("build", "absent", "--texts", "absent.txt"), 32, "there is no model 'absent'"),
+        (("build", "absent", "--lengths", "lengths.txt", "-t", "none"), 31, "unknown target"),
         (("compile", "-w", "."), 34, "there is no plan plan.json"),
         (("plan", "lengths.txt", "--cost-points", "lengths.txt"), 44, "cost"),
         (
