@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -83,6 +84,7 @@ Examples:
 @seed_option
 @tokenizer_option
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
+@click.option("--verbose", "-v", is_flag=True, help="At the start, print the default options too.")
 @output_options
 @click.pass_obj
 def command(
@@ -107,6 +109,7 @@ def command(
     seed: int,
     keep_tokenizer: bool,
     force: bool,
+    verbose: bool,
     **wanted: Any,
 ) -> None:
     """Compile MODEL for the lengths of its traffic, verify the result, and pack it.
@@ -136,32 +139,33 @@ def command(
     bundle = bundle_path(output or Path(bundle_name(model)))
     if keep_work and work_dir is None:
         work_dir = bundle.with_suffix(".work")
-    console.options(
-        {
-            "model": model,
-            "target": target,
-            "lengths": lengths
-            or texts
-            or ", ".join(str(path) for path in stats)
-            or "every batch size once, if nothing else varies",
-            "output": bundle,
-            "programs": _programs(wanted),
-            "longest": wanted["max_length"] or "the model's limit, or the longest seen",
-            "batch": f"{batch[0]}" if batch[0] == batch[1] else f"{batch[0]} to {batch[1]}",
-            "precision": precision or (GPU_PRECISION if gpu else "fp32"),
-            **({"JetPack": jetpack or profile.jetpacks[0]} if profile.jetpacks else {}),
-            **({"task": load.task} if load.task else {}),
-            **({"engine": backend} if backend != "auto" else {}),
-            **({"runtime": runtime} if runtime != "native" else {}),
-            "mode": wanted["mode"],
-            "costs": wanted["calibration"]
-            or ("a roofline of the profile" if gpu else "measured here"),
-            "work folder": work_dir or "temporary",
-            "threads": wanted["threads"] or "all",
-            "jobs": wanted["jobs"] or "one for each CPU",
-            "seed": seed,
-        }
-    )
+    sizes = f"{batch[0]}" if batch[0] == batch[1] else f"{batch[0]} to {batch[1]}"
+    release = jetpack or (profile.jetpacks[0] if profile.jetpacks else "–")
+    traffic = lengths or texts or ", ".join(str(path) for path in stats)
+    # A value, and whether somebody asked for it: what was left as it is can be read with --verbose.
+    options: dict[str, tuple[object, bool]] = {
+        "model": (model, True),
+        "target": (target, True),
+        "lengths": (traffic or "every batch size once, if nothing else varies", bool(traffic)),
+        "output": (bundle, True),
+        "programs": (_programs(wanted), bool(wanted["buckets"] or wanted["max_buckets"])),
+        "longest": _or(wanted["max_length"], "the model's limit, or the longest seen"),
+        "batch": (sizes, batch != (1, 1)),
+        "precision": _or(precision, GPU_PRECISION if gpu else "fp32"),
+        "JetPack": (release, jetpack is not None),
+        "task": _or(load.task, "what the model says"),
+        "engine": (backend, backend != "auto"),
+        "runtime": (runtime, runtime != "native"),
+        "mode": (wanted["mode"], wanted["mode"] != "auto"),
+        "costs": _or(
+            wanted["calibration"], "a roofline of the profile" if gpu else "measured here"
+        ),
+        "work folder": _or(work_dir, "temporary"),
+        "threads": _or(wanted["threads"], "all"),
+        "jobs": _or(wanted["jobs"], "one for each CPU"),
+        "seed": (seed, seed != 0),
+    }
+    console.options({name: value for name, (value, asked) in options.items() if asked or verbose})
     with console.step("read the lengths") as step:
         distribution, joint = read_sizes(
             lengths,
@@ -248,6 +252,7 @@ def command(
             ("sha256", f"{result.sha256}  manifest.json"),
         ]
     )
+    console.say(f"\n  {next_step(profile, result.bundle_path, runtime)}")
     session.emit(result.to_json(), lambda: str(result.bundle_path))
 
 
@@ -271,6 +276,27 @@ def _check_gpu(
 
         need_torch_tensorrt(profile, precision or GPU_PRECISION)
     return profile
+
+
+def _or(value: object, default: str) -> tuple[object, bool]:
+    """An option's value or what its default means, and whether it was given."""
+    return (default, False) if value is None else (value, True)
+
+
+def next_step(profile: TargetProfile, bundle: Path, runtime: str) -> str:
+    """What to type once there is a bundle for these devices."""
+    import platform
+
+    from edgecompile.runtime.cpu import architecture
+
+    here = profile.gpu is None and architecture(platform.machine()) in profile.archs
+    path = shlex.quote(str(bundle) if here else bundle.name)
+    command = f"python3 {path} {'selftest' if profile.gpu is None else 'finish'}"
+    if runtime == "torch":
+        command = f"python3 -m edgecompile.torch_runtime selftest {path}"
+    if here:
+        return f"Next: {command}"
+    return f"Next: copy {shlex.quote(str(bundle))} to the device, and there: {command}"
 
 
 def _programs(wanted: Mapping[str, Any]) -> str:
