@@ -22,12 +22,12 @@ from edgecompile.joint import JointDistribution
 from edgecompile.joint_view import judge
 from edgecompile.lengths import LengthDistribution
 from edgecompile.limits import BucketCost
-from edgecompile.models import LoadedModel
+from edgecompile.models import LoadedModel, ModelSource
 from edgecompile.plan_view import rival_programs
 from edgecompile.precision import Precision
 from edgecompile.progress import StepHandle
 from edgecompile.recipes import bucket_spec
-from edgecompile.report import build_page
+from edgecompile.report import build_header, build_page
 from edgecompile.runtime.generation_golden import FILE as GENERATION_FILE
 from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
 from edgecompile.runtime.schema import Extent, TensorSpec
@@ -160,16 +160,13 @@ def pack_bundle(
         if gpu is not None:
             report = with_gpu(report, gpu, tested)
         check_report(report)
-        found = _reports(manifest.name, plan, lengths, cost, compiled, report, choice, gpu)
+        found = _reports(manifest, model.source, plan, lengths, cost, compiled, report, choice, gpu)
         for name, data in found.items():
             writer.add_bytes(data, f"reports/{name}")
         writer.write_manifest(manifest)
         tell("naming it")
         path = writer.commit()
-    notes = said + tuple(
-        f"variant {name} was built but not run here: {reason}"
-        for name, reason in report.not_executed.items()
-    )
+    notes = said + report.not_run()
     size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
     return PackedBundle(path, size, file_sha256(path / MANIFEST_NAME), report, notes)
 
@@ -180,7 +177,8 @@ def _file_names(source: str) -> str:
 
 
 def _reports(
-    name: str,
+    manifest: Manifest,
+    source: ModelSource,
     plan: BucketPlan,
     sizes: LengthDistribution | JointDistribution | None,
     cost: BucketCost | None,
@@ -221,7 +219,10 @@ def _reports(
                 cost=cost,
             )
             files["plan.json"] = judgement.to_json()
-            page = build_page(name, judgement, report, choice)
+            header = build_header(
+                manifest, source, compiled.audit, measured=plan.cost_model.kind == "measured"
+            )
+            page = build_page(manifest.name, judgement, report, choice, header=header)
     result = {file: (json.dumps(value, indent=1) + "\n").encode() for file, value in files.items()}
     if page is not None:
         result["report.html"] = page.encode()

@@ -12,6 +12,7 @@ from edgecompile.compilation import ExportStore
 from edgecompile.cost_sources import find_costs
 from edgecompile.curves import CostCurve
 from edgecompile.errors import PlanError
+from edgecompile.evidence import spread_warnings
 from edgecompile.generation_plan import (
     prompts_only,
     refuse_sources,
@@ -88,12 +89,13 @@ def plan_model(
     over = request.lengths.share_over(extent.hi)
     if over:
         notes.append(
-            f"{format_share(over)} of the traffic is longer than {extent.hi} and will be refused"
+            f"{format_share(over)} of the traffic is longer than {extent.hi} and will be refused."
         )
     costs = find_costs(exports, profile, request, scope, work, step)
     scope = costs.scope
     if costs.note:
         notes.append(costs.note)
+    notes += spread_warnings(costs.model)
     cost = costs.cost
     if costs.kit is not None:
         # Only what was measured here may differ from run to run: with a calibration, or for a
@@ -170,16 +172,21 @@ def _choose(
     if request.runs is not None:
         price = cost.price(request.runs)
         note = (
-            f"a bucket takes {cost.bucket_build_s:.1f} s to build and {cost.load_ms:.1f} ms to "
-            f"load, which over {request.runs:,.0f} runs is a price of {format_ms(price)} ms"
+            f"A bucket takes {cost.bucket_build_s:.1f} s to build and {cost.load_ms:.1f} ms to "
+            f"load: over {request.runs:,.0f} runs it must save {format_ms(price)} ms of each."
         )
         return plan(price, request.buckets, most), note
     single = plan(0.0, 1, None).expected_ms
     assert single is not None
     share = noise_price(costs)
+    why = (
+        "the costs are modelled, and less is within their error"
+        if costs.kind == "modelled"
+        else "smaller savings are within measurement noise"
+    )
     return plan(share * single, request.buckets, most), (
-        f"a bucket has to save {100 * share:.2g} % of the mean run, as less couldn't be told from "
-        "noise; --price-per-bucket or --runs say otherwise"
+        f"Each extra bucket must save at least {format_share(share)} of the mean run time: {why}. "
+        "Override with --price-per-bucket or --runs."
     )
 
 

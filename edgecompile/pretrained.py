@@ -152,7 +152,7 @@ def _choose_class(
         ]
     if found is None or name.endswith("ForPreTraining") or (task.bare and headed):
         return transformers.AutoModel, []
-    return found, [f"config.json names {name}: its outputs are the model's"]
+    return found, [f"Task: {task.name.replace('-', ' ')} (from config.json: {name})."]
 
 
 def _has_encoder_head(name: str) -> bool:

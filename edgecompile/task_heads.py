@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from edgecompile.errors import ModelError
+from edgecompile.load_options import POOLING_MODES
 from edgecompile.models import LoadOptions, OutputSpec
 from edgecompile.named_module import NamedModule, name_outputs
-from edgecompile.load_options import POOLING_MODES
 from edgecompile.sentence_modules import (
     Normalize,
     Pooling,

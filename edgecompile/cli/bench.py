@@ -187,8 +187,13 @@ def _cells(result: BenchReport) -> list[tuple[str, ...]]:
 
 
 def _about(result: BenchReport) -> list[tuple[str, str]]:
-    settings = result.settings
+    settings, machine, load = result.settings, result.machine, result.load
+    busy = [f"average {load['average_1min']:.2f} at the start"] if "average_1min" in load else []
+    if "foreign_cpus" in load:
+        busy.append(f"other processes kept {load['foreign_cpus']:.2f} CPUs busy")
     return [
+        ("CPU", f"{machine.get('cpu', '–')}, {machine.get('usable_cpus', '?')} CPUs usable"),
+        ("load", ", ".join(busy) or "–"),
         ("bundle", f"{result.bundle}, {result.subject.precision}"),
         ("lengths", str(result.lengths.get("source", "–"))),
         ("threads", f"{settings.threads}"),
@@ -234,7 +239,8 @@ def _page(result: BenchReport, kernels: KernelProfile | None) -> str:
         },
         figures=figures,
         table=Table("Contenders", _COLUMNS, tuple(_cells(result)), strong=(0,)),
-        notes=(*result.warnings, *result.notes),
+        notes=result.notes,
+        warnings=result.warnings,
     )
     sections = [section] if kernels is None else [section, profile_section(kernels)]
     return render_page(result.bundle, sections, lead=result.started, facts=_about(result))

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgecompile.progress import StepHandle
-from edgecompile.units import format_duration
+from edgecompile.units import format_duration, sentence
 
 __all__ = ["Console", "facts", "heading", "print_data", "stack", "table"]
 
@@ -146,7 +146,7 @@ class Console:
     def say_notes(self, notes: Iterable[str]) -> None:
         """What a stage's result has to say, a remark each."""
         for note in notes:
-            self.say(f"  note: {note}")
+            self.say(f"  note: {sentence(note)}")
 
     def warn(self, text: str, hint: str | None = None) -> None:
         """Something to act on that doesn't stop the run."""
