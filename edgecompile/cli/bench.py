@@ -206,9 +206,10 @@ def _table(result: BenchReport, kernels: KernelProfile | None) -> RenderableType
     from rich.text import Text
 
     from edgecompile.cli.console import facts, stack, table
+    from edgecompile.units import sentence
 
     drawn = table(_COLUMNS, _cells(result), strong=0)
-    notes = table(("", ""), [("·", note) for note in result.notes], left=2)
+    notes = table(("", ""), [("·", sentence(note)) for note in result.notes], left=2)
     notes.show_header = False
     parts: list[RenderableType] = [drawn, facts(_about(result))]
     if kernels is not None:

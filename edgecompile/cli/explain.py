@@ -200,6 +200,7 @@ def _table(found: Explanation) -> RenderableType:
 
     from edgecompile.cli.console import heading, stack, table
     from edgecompile.explain_view import explanation_tables
+    from edgecompile.units import sentence
 
     shown: list[RenderableType] = [heading(f"{found.model} {found.summary}")]
     lines = []
@@ -220,5 +221,5 @@ def _table(found: Explanation) -> RenderableType:
     if found.padding is not None:
         notes.insert(0, f"padding: {found.padding}")
     if notes:
-        shown.append(Text("\n".join(f"· {note}" for note in notes)))
+        shown.append(Text("\n".join(f"· {sentence(note)}" for note in notes)))
     return stack(*shown)

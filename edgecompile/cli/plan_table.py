@@ -9,6 +9,7 @@ from edgecompile import __version__
 from edgecompile.cli.console import heading, stack, table
 from edgecompile.joint_view import bucket_table
 from edgecompile.plan_view import COST_WORDS, policy_caption, policy_columns, policy_rows
+from edgecompile.units import sentence
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,7 +29,7 @@ def plan_table(judgement: PlanJudgement) -> RenderableType:
     headings = [_fold(column) for column in policy_columns(judgement)]
     policies = table(headings, policy_rows(judgement), strong=0)
     warned = [("!", f"Warning: {line}") for line in judgement.warnings]
-    said = [policy_caption(judgement), *judgement.sentences()]
+    said = [sentence(line) for line in (policy_caption(judgement), *judgement.sentences())]
     lines = table(("", ""), [*warned, *(("·", line) for line in said)], left=2)
     lines.show_header = False
     return stack(heading("Buckets"), buckets, heading("Policies"), policies, lines)
