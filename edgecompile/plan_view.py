@@ -211,8 +211,8 @@ class PlanJudgement:
         own, rival = self.policies[OPTIMUM].evaluation, self.best_rival()
         if rival is None:
             return ""
-        more = own.expected_ms / rival.evaluation.expected_ms - 1
-        if more <= SAME or rival.evaluation.programs <= own.programs:
+        less = 1 - rival.evaluation.expected_ms / own.expected_ms
+        if less <= SAME or rival.evaluation.programs <= own.programs:
             return ""
         noun = "program" if own.programs == 1 else "programs"
         price = self.plan.price_per_bucket
@@ -222,8 +222,8 @@ class PlanJudgement:
             else "more aren't allowed"
         )
         return (
-            f"{own.programs} {noun} instead of {rival.evaluation.programs} "
-            f"({policy_label(rival.name)}), for {format_share(more)} more time: {why}"
+            f"{own.programs} {noun} instead of {rival.evaluation.programs}, which would take "
+            f"{format_share(less)} less time ({policy_label(rival.name)}): {why}"
         )
 
 
