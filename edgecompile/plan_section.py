@@ -47,12 +47,13 @@ def plan_section(judgement: PlanJudgement, *, unit: str = "tokens") -> Section:
     else:
         view = plan_figures(plan, judgement.served)
         traffic, costs = _histogram(judgement, unit), _cost_curve(judgement, unit)
+    fewer = judgement.fewer_programs()  # the verdict says so
     return Section(
         "Plan",
         verdict=_verdict(judgement),
         figures=_figures(judgement, view),
         warnings=judgement.warnings,
-        notes=judgement.sentences(),
+        notes=tuple(note for note in judgement.sentences() if note != f"{fewer}."),
         parts=(
             traffic,
             Table("Buckets", *bucket_table(judgement), words=2),

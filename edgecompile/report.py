@@ -47,7 +47,7 @@ def build_header(
 ) -> tuple[tuple[str, str], ...]:
     """What a bundle's page is about: (name, value) pairs.
 
-    The date and the machine are told where costs were measured on it: otherwise equal inputs make
+    The date and the machine are given where costs were measured on it: otherwise equal inputs make
     equal pages.
     """
     model = source.details.get("architecture", "")

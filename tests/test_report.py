@@ -216,6 +216,35 @@ def test_cases_are_in_the_order_in_which_people_count() -> None:
     assert [table.rows[i][2] for i in table.bad] == ["text10"]
 
 
+@pytest.mark.parametrize(
+    ("name", "reason", "said"),
+    [
+        (
+            "x86-64-v4",
+            "the variant x86-64-v4 can't run here: the CPU or the system lacks avx512f, avx512bw",
+            "x86-64-v4 built, not run: this CPU has no AVX-512.",
+        ),
+        (
+            "x86-64-amx",
+            "the variant x86-64-amx can't run here: the CPU or the system lacks avx512f, amx_tile",
+            "x86-64-amx built, not run: this CPU has no AVX-512 and no AMX.",
+        ),
+        (
+            "aarch64-dotprod",
+            "the variant aarch64-dotprod can't run here: is for aarch64, this is x86-64",
+            "aarch64-dotprod built, not run: it is for aarch64, this host is x86-64.",
+        ),
+        (
+            "a",
+            "needs glibc 2.40, this is 2.36",
+            "a built, not run: needs glibc 2.40, this is 2.36.",
+        ),
+    ],
+)
+def test_why_a_variant_was_not_run_is_said_once(name: str, reason: str, said: str) -> None:
+    assert VerifyReport((), {name: reason}, Tolerance(1e-6, 1e-5), False).not_run() == (said,)
+
+
 def test_warnings_stand_apart_from_notes() -> None:
     found = bench_section(["a"], {"p50": [1.0]}, notes=["it was so"], warnings=["others were busy"])
     page = render_page("bench", [found])

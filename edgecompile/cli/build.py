@@ -240,7 +240,7 @@ def command(
     if work_dir is not None and key is not None:
         write_stamp(work_dir, key, result.bundle_path, result.to_json())
     if result.choice is not None:
-        from edgecompile.cli.plan_table import precision_table  # rich is dear to import
+        from edgecompile.cli.plan_table import precision_table  # rich is slow to import
 
         console.show(precision_table(result.choice))
     console.say_notes(result.notes)

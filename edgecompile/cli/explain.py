@@ -165,9 +165,8 @@ def _explain(
     from edgecompile.models import load_model
 
     console = session.console
-    console.options(
-        {"model": model, "target": request.target.name, "batch": f"{batch[0]}:{batch[1]}"}
-    )
+    sizes = {} if batch == (1, 1) else {"batch": f"{batch[0]}:{batch[1]}"}
+    console.options({"model": model, "target": request.target.name, **sizes})
     try:
         with console.step("load the model"):
             loaded = load_model(model, load, batch=batch)

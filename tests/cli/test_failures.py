@@ -31,6 +31,8 @@ from tests.cli.command import run
         (("build", "m", "--max-buckets", "0", "--lengths", "x"), "0 is not in the range"),
         (("build", "m", "--precision", "int3", "--lengths", "x"), "'int3' is not"),
         (("build", "m:make", "--lengths", "x", "--texts", "y"), "exclude each other"),
+        (("explain", "m:make", "--lengths", "x", "--texts", "y"), "exclude each other"),
+        (("explain", "m:make", "--lengths", "x", "--from-stats", "y"), "in place of --lengths"),
         (("lengths", "--texts", "y"), "--texts needs --tokenizer FILE or --model MODEL"),
         (("lengths", "x", "--lengths", "y"), "same thing"),
         (("plan", "x"), "Give either --model MODEL or --cost-points FILE"),
