@@ -53,6 +53,7 @@ from edgecompile.progress import NULL_PROGRESS, Progress
 from edgecompile.rounds import Measured, measure_rounds
 from edgecompile.runtime.manifest import MANIFEST_NAME
 from edgecompile.timings import compare, median_by_length, summarise
+from edgecompile.units import format_share
 from edgecompile.workload import Workload, choose_workload
 
 __all__ = ["SUBJECT", "BenchReport", "BenchSettings", "bench_bundle", "default_cache"]
@@ -349,7 +350,7 @@ def _warnings(
     results: Sequence[ContenderResult], load: Mapping[str, float], settings: BenchSettings
 ) -> tuple[str, ...]:
     found = [
-        f"{item.name}: the means of the rounds spread by {item.times.spread:.1%}"
+        f"{item.name}: the means of the rounds spread by {format_share(item.times.spread)}; repeat on an idle machine"
         for item in results
         if item.times.spread > SPREAD_LIMIT
     ]

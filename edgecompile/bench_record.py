@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from edgecompile.bench_report import BenchReport, ContenderResult
-from edgecompile.units import format_bytes, format_duration, format_ms
+from edgecompile.units import format_bytes, format_duration, format_ms, format_share
 
 __all__ = ["render_record"]
 
@@ -65,7 +65,7 @@ def _speed(report: BenchReport) -> str:
             for best in bests.values()
         ]
         values = [format_ms(x) for x in (times.mean_ms, times.p50, times.p90, times.p99)]
-        rows.append([item.name, item.precision, *values, f"{times.spread:.1%}", *ratios])
+        rows.append([item.name, item.precision, *values, format_share(times.spread), *ratios])
     columns = ["", "precision", "mean ms", "p50", "p90", "p99", "spread"]
     return _table([*columns, *(f"over the best {name}" for name in bests)], rows)
 

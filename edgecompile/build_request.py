@@ -18,6 +18,7 @@ from edgecompile.precision_trials import PrecisionChoice
 from edgecompile.rtx_check import RtxReport
 from edgecompile.samples import SampleTexts
 from edgecompile.torch_tensorrt_build import BuiltEngine
+from edgecompile.units import sentence
 from edgecompile.verify import VerifyReport
 
 __all__ = ["AUTO", "BACKENDS", "TORCH_TENSORRT", "BuildRequest", "BuildResult"]
@@ -130,7 +131,7 @@ class BuildResult:
             verify=packed.verify,
             audit=tuple(audit),
             seconds=seconds,
-            notes=tuple(dict.fromkeys(notes)),
+            notes=tuple(dict.fromkeys(sentence(note) for note in notes)),
             choice=choice,
             gpu=gpu,
             rtx=rtx,

@@ -1,4 +1,4 @@
-"""How far a plan's promise can be trusted: held-out cost, bootstrap interval, thin tails.
+"""How far a plan's promise can be trusted: held-out cost, bootstrap interval, thin tails, spread.
 
 A plan is chosen to be cheap on the sample that it is judged on, so its expected cost there is a
 little too good. Everything random takes a seed.
@@ -18,11 +18,15 @@ from edgecompile.costs import CostCurve, CostModel, FloatArray
 from edgecompile.evaluation import expected_cost, run_costs
 from edgecompile.lengths import LengthDistribution
 from edgecompile.ranges import Bucket
+from edgecompile.surfaces import CostSurface
+from edgecompile.units import format_ms, format_share
 
 # A quantile is called thin where fewer samples than this lie beyond it: the relative standard
 # error of a count of 10 is 32 %.
 _THIN = 10
 _RESAMPLES_AT_ONCE = 64
+# Of a median: quartiles that are farther apart are worth a warning.
+_SPREAD_LIMIT = 0.25
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,15 @@ class HeldOutCost:
     held_out_ms: float
     best_ms: float
     samples: int
+
+    def sentence(self, whole: int) -> str:
+        """What it comes to, for people; ``whole`` is how many samples there are in all."""
+        part = round(100 * self.samples / whole)
+        return (
+            f"Cross-check: a plan made from {100 - part} % of the inputs costs "
+            f"{format_ms(self.held_out_ms)} ms on the other {part} %, "
+            f"{format_share(max(0.0, self.excess))} above that part's own optimum."
+        )
 
     @property
     def excess(self) -> float:
@@ -155,6 +168,37 @@ def interval_of_mean(
         means[start : start + size] = drawn @ costs / n
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high), level)
+
+
+def spread_warnings(costs: CostCurve | CostSurface) -> tuple[str, ...]:
+    """A sentence if what was measured varies so much that the plan may rest on chance.
+
+    It names the point whose quartiles are farthest apart, from a quarter of its median on; other
+    points are counted.
+    """
+    curves = [curve for _, curve in costs.slices] if isinstance(costs, CostSurface) else [costs]
+    found = sorted(
+        (
+            (spread / ms, ms, point.length, mode)
+            for curve in curves
+            for point in curve.points
+            for mode, ms, spread in (
+                ("exact", point.exact_ms, point.exact_spread_ms),
+                ("pad", point.pad_ms, point.pad_spread_ms),
+            )
+            if ms is not None and spread > _SPREAD_LIMIT * ms
+        ),
+        reverse=True,
+    )
+    if costs.kind == "modelled" or not found:
+        return ()
+    share, ms, length, mode = found[0]
+    others = f", and {len(found) - 1} more points spread by over {100 * _SPREAD_LIMIT:.0f} %"
+    return (
+        f"Measurements spread: at length {length} ({mode}) the quartiles are {format_share(share)} "
+        f"of the median {format_ms(ms)} ms apart{others if len(found) > 1 else ''}. Repeat on an "
+        "idle machine.",
+    )
 
 
 def tail_warnings(distribution: LengthDistribution) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,7 +36,7 @@ from typing import Any
 from torch import nn
 
 from edgecompile.errors import ModelError
-from edgecompile.model_specs import build_model
+from edgecompile.model_specs import build_model, find_problems
 from edgecompile.models import LoadedModel, LoadOptions, ModelSource
 from edgecompile.named_module import describe_error, is_user_code
 from edgecompile.runtime.dtypes import Number
@@ -44,7 +45,8 @@ from edgecompile.tasks import SEQ2SEQ_LM
 
 _FORMS = (
     "a factory returns a dict with the keys module, inputs, axes and perhaps others, the same as "
-    "an edgecompile.factories.ModelSpec, or a tuple (module, inputs, axes)"
+    "an edgecompile.factories.ModelSpec, or a tuple (module, inputs, axes): "
+    'return {"module": Net(), "inputs": {"x": torch.randn(1, 16, 8)}, "axes": {"x": {1: "length"}}}'
 )
 
 
@@ -100,7 +102,7 @@ def load_factory(where: str, factory: str, options: LoadOptions) -> LoadedModel:
     generator = _generator(made, spec, factory, source, options)
     if generator is not None:
         return generator
-    return build_model(to_spec(made, f"{spec} returned"), source, factory, options)
+    return build_model(to_spec(made, f"{spec} returned", options), source, factory, options)
 
 
 def load_object(value: object, options: LoadOptions) -> LoadedModel:
@@ -113,7 +115,7 @@ def load_object(value: object, options: LoadOptions) -> LoadedModel:
     generator = _generator(value, "the model", "model", source, options)
     if generator is not None:
         return generator
-    return build_model(to_spec(value, "the model is"), source, "model", options)
+    return build_model(to_spec(value, "the model is", options), source, "model", options)
 
 
 def _generator(
@@ -157,30 +159,45 @@ def _generator(
     )
 
 
-def to_spec(value: object, subject: str) -> ModelSpec:
+def to_spec(value: object, subject: str, options: LoadOptions) -> ModelSpec:
     """Any of the forms that a factory may return as a :class:`ModelSpec`.
 
     Raises:
-        ModelError: it is none of them; says what it is.
+        ModelError: it is none of them; says what it is. Of a dict, all that is wrong with it.
     """
     if isinstance(value, ModelSpec):
         return value
-    names = [item.name for item in fields(ModelSpec)]
     if isinstance(value, Mapping):
-        problems = [f"it has the unknown key {key!r}" for key in value if key not in names]
-        problems += [f"it has no '{key}'" for key in ("module", "inputs") if key not in value]
-        if problems:
-            raise ModelError(
-                f"{subject} a dict that can't be used: " + "; ".join(problems),
-                hint="keys: " + ", ".join(names),
-            )
-        return ModelSpec(**{str(key): item for key, item in value.items()})
+        return _spec_of_dict(value, subject, options)
     if isinstance(value, tuple) and len(value) in (2, 3):
         return ModelSpec(*value)
     if isinstance(value, nn.Module):
         raise ModelError(f"{subject} a module alone: example inputs are needed too", hint=_FORMS)
     size = f" of {len(value)}" if isinstance(value, tuple) else ""
     raise ModelError(f"{subject} a {type(value).__name__}{size}", hint=_FORMS)
+
+
+def _spec_of_dict(value: Mapping[Any, Any], subject: str, options: LoadOptions) -> ModelSpec:
+    names = [item.name for item in fields(ModelSpec)]
+    problems, known = [], {key: item for key, item in value.items() if key in names}
+    for key, item in value.items():
+        if key not in names:
+            close = get_close_matches(str(key), names, n=1)
+            problems.append(
+                f"it has the unknown key {key!r}" + (f": did you mean {close[0]}?" if close else "")
+            )
+            for name in close:  # the rest is looked at as if it had been written so
+                known.setdefault(name, item)
+    missing = [key for key in ("module", "inputs") if key not in known]
+    problems += [f"it has no '{key}'" for key in missing]
+    if problems and not missing:
+        problems += find_problems(ModelSpec(**known), options)
+    if problems:
+        raise ModelError(
+            f"{subject} a dict that can't be used: " + "; ".join(problems),
+            hint="keys: " + ", ".join(names),
+        )
+    return ModelSpec(**known)
 
 
 def _is_file(where: str) -> bool:
@@ -235,6 +252,11 @@ def _find(module: ModuleType, factory: str, spec: str) -> Callable[[], Any]:
         raise ModelError(
             f"'{spec}': there is no function {factory}",
             hint="it has " + (", ".join(functions[:10]) or "no functions"),
+        )
+    if isinstance(found, nn.Module):  # which can be called, but with inputs
+        raise ModelError(
+            f"'{spec}' is a module ({type(found).__name__}), not a function",
+            hint=f"name a function that returns it; {_FORMS}",
         )
     if not callable(found):
         raise ModelError(f"'{spec}' isn't a function, but {type(found).__name__}")

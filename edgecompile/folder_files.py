@@ -58,7 +58,7 @@ def find_weights(folder: Path) -> tuple[Path, ...]:
     Raises:
         ModelError: there are none, shards are missing, or files are damaged; lists all of it.
     """
-    files = _weight_files(folder)
+    files = weight_files(folder)
     problems = [text for file in files if (text := _damage(file)) is not None]
     if problems:
         raise ModelError(
@@ -79,7 +79,12 @@ def stored_shapes(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _weight_files(folder: Path) -> tuple[Path, ...]:
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files of a folder; what they hold isn't looked at.
+
+    Raises:
+        ModelError: there are none, or shards are missing.
+    """
     if (folder / WEIGHTS).is_file():
         return (folder / WEIGHTS,)
     if (folder / INDEX).is_file():

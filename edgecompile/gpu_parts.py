@@ -153,8 +153,8 @@ def with_gpu(
     if tested:
         return replace(report, results=results)
     reason = (
-        "its engine can only be built on the device (edgecompile.runtime finish), which tests it "
-        "on the golden vectors; here its ONNX was run by onnxruntime"
+        "the device builds its engine (finish) and tests it on the golden vectors; here "
+        "onnxruntime ran its ONNX"
     )
     return replace(
         report,

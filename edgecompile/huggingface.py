@@ -16,6 +16,7 @@ from edgecompile.folder_files import find_weights, plain_name, read_object
 from edgecompile.folder_inputs import FolderInputs, text_inputs, with_pads
 from edgecompile.hashing import hash_tree
 from edgecompile.image_inputs import image_inputs
+from edgecompile.model_forms import check_config
 from edgecompile.models import LoadedModel, LoadOptions, ModelSource
 from edgecompile.named_module import NamedModule
 from edgecompile.pretrained import drop_pooler, load_pretrained, main_input
@@ -43,7 +44,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
     pipeline = read_pipeline(folder) if (folder / "modules.json").is_file() else None
     inner = pipeline.transformer if pipeline is not None else folder
     config = read_object(inner / "config.json", "the model's configuration")
-    _check_config(inner, config)
+    check_config(inner, config)
     main = main_input(config)
     task = choose_task(config, options.task, main_input=main, pipeline=pipeline is not None)
     if task.name in (CAUSAL_LM, SEQ2SEQ_LM):
@@ -111,19 +112,6 @@ def _details(
         "task": task.name,
         **({} if pipeline is None else {"pipeline": pipeline.description}),
     }
-
-
-def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
-    problems = []
-    if not isinstance(config.get("model_type"), str):
-        problems.append("config.json has no model_type")
-    if config.get("quantization_config"):
-        problems.append("the weights are quantized already, which isn't supported")
-    if problems:
-        raise ModelError(
-            f"'{folder}': " + "; ".join(problems),
-            hint="give a folder written by save_pretrained, with plain float weights",
-        )
 
 
 def _inputs(

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from edgecompile.curves import Mode
 from edgecompile.joint import JointDistribution
-from edgecompile.plan_notes import ms_text, next_bucket_note, percent_text, saving_note
+from edgecompile.plan_notes import ms_text, next_bucket_note, saving_note
 from edgecompile.ranges import Bucket
 from edgecompile.slab_search import SlabPlans
 from edgecompile.surfaces import CostSurface
+from edgecompile.units import format_share
 
 # A bound that is missed by less than this share is met: rounding mustn't decide.
 MET = 1e-6
@@ -103,7 +104,7 @@ def _gap(total: float, bound: float, most: int | None, forced: bool, count: int)
             "costs less."
         )
     return (
-        f"At most {percent_text(gap)} over the best set of {number}buckets of any shape: the "
+        f"At most {format_share(gap)} over the best set of {number}buckets of any shape: the "
         f"lower bound is {ms_text(bound)}."
     )
 
@@ -115,7 +116,7 @@ def _axis_doubts(
     share = sample.share_over(axis, max_size)
     if share:
         notes.append(
-            f"{percent_text(share)} of the samples have a {axis} over {max_size} and count as "
+            f"{format_share(share)} of the samples have a {axis} over {max_size} and count as "
             f"{max_size} here; at run time the caller must cut them down, or they are refused."
         )
     if sample.max(axis) < max_size:

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgecompile.buckets import BucketPlan
 from edgecompile.curves import Mode
-from edgecompile.evidence import tail_warnings
+from edgecompile.evidence import spread_warnings, tail_warnings
 from edgecompile.joint import JointDistribution
 from edgecompile.joint_evaluation import find_buckets, joint_run_costs
 from edgecompile.joint_evidence import held_out_joint, joint_interval
@@ -77,12 +77,11 @@ class JointJudgement(PlanJudgement):
     def sentences(self) -> tuple[str, ...]:
         """The plan's notes, and what there is to doubt, for people."""
         surface = self.plan.surface
-        notes = list(self.plan.notes)
-        rest = super().sentences()[len(notes) :]
-        if surface is not None:
-            grid = [f"{len(surface.grid(axis))} sizes of {axis}" for axis in surface.axes]
-            notes.append(f"Costs are {COST_WORDS[surface.kind]}, at {' and '.join(grid)}.")
-        return (*notes, *rest)
+        if surface is None:
+            return super().sentences()
+        grid = [f"{len(surface.grid(axis))} sizes of {axis}" for axis in surface.axes]
+        told = f"Costs are {COST_WORDS[surface.kind]}, at {' and '.join(grid)}."
+        return (*super().sentences(), told)
 
 
 def judge(
@@ -168,7 +167,7 @@ def judge_joint(
         policies=compare_joint_policies(plan, traffic, surface, programs=programs),
         interval=joint_interval(plan.buckets, served, surface, seed=seed),
         held_out=held_out,
-        warnings=tail_warnings(lengths),
+        warnings=(*spread_warnings(surface), *tail_warnings(lengths)),
         cost=cost,
         joint=traffic,
     )

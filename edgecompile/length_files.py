@@ -37,6 +37,7 @@ from edgecompile.length_rows import (
     check_length,
     make_row,
     row_from_object,
+    rows_hint,
     spell,
     whole_number,
 )
@@ -75,7 +76,7 @@ def _count_stream(stream: BinaryIO, name: str) -> CountedLengths:
             found = _count_document(head, stream, name)
         else:
             reader = RowReader()
-            found = CountedLengths(count_rows(head, stream, name, reader, FORMS_HINT))
+            found = CountedLengths(count_rows(head, stream, name, reader, rows_hint(head)))
     if not found.counts:
         raise LengthsError(f"{name}: holds no lengths", hint=FORMS_HINT)
     total = sum(found.counts.values())

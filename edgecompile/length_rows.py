@@ -23,6 +23,12 @@ FORMS_HINT = (
     'a JSON list or histogram {"12": 3}, or a one-dimensional integer .npy file'
 )
 
+_TEXTS_HINT = (
+    "is this a file of texts? Give it as --texts FILE, and the model or --tokenizer FILE, to count "
+    "their tokens"
+)
+_WORDS = re.compile(r"[^\W\d]+\s+\w")
+
 Row = tuple[int, int]  # length, count
 
 
@@ -177,6 +183,12 @@ def strip_comment(line: bytes) -> str:
     if text.startswith("{"):  # JSON has no comments, and its strings may hold the sign
         return text
     return text.split("#", 1)[0].rstrip()
+
+
+def rows_hint(head: bytes) -> str:
+    """The cure where the rows that begin so can't be read."""
+    first = strip_comment(head.lstrip().split(b"\n", 1)[0])
+    return FORMS_HINT if first.startswith("{") or not _WORDS.search(first) else _TEXTS_HINT
 
 
 def split_cells(text: str) -> list[str]:

@@ -10,7 +10,10 @@ from edgecompile.errors import ModelError
 from edgecompile.runtime.dtypes import Number
 from edgecompile.tasks import TASK_NAMES
 
-__all__ = ["LoadOptions"]
+__all__ = ["POOLING_MODES", "LoadOptions"]
+
+#: How token embeddings become one, in the order in which sentence-transformers concatenates several.
+POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class LoadOptions:
         task: what a folder's model is for, a name of :data:`edgecompile.tasks.TASKS`; None: what
             its config.json says.
         pooling: makes one embedding of a text's token embeddings, a name of
-            :data:`edgecompile.sentence_modules.POOLING_MODES`; for folders without modules.json.
+            :data:`POOLING_MODES`; for folders without modules.json.
         normalize: divides the embedding by its Euclidean norm.
         softmax: compiles in the softmax behind a classifier.
         image_size: smallest and largest height, and width; None: what the folder says.

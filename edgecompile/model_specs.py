@@ -75,6 +75,13 @@ def build_model(
     )
 
 
+def find_problems(spec: ModelSpec, options: LoadOptions) -> list[str]:
+    """What is wrong with a factory's result, as far as it can be told without running it."""
+    checker = _Checker(spec, options)
+    checker.check()
+    return checker.problems
+
+
 class _Checker:
     """Goes through a ModelSpec in the order in which its parts depend on each other."""
 

@@ -7,7 +7,6 @@ a model does.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgecompile.errors import ModelError
 from edgecompile.load_options import LoadOptions
+from edgecompile.model_forms import check_form, split_factory
 from edgecompile.runtime.dtypes import Number
 from edgecompile.runtime.schema import CAUSAL_LM
 from edgecompile.tasks import SEQ2SEQ_LM
@@ -31,13 +31,12 @@ __all__ = [
     "LoadedModel",
     "ModelSource",
     "OutputSpec",
+    "check_model",
     "load_model",
 ]
 
 #: Callers of a model that generates pass whole multiples of so many rows of a cache.
 CONTEXT_STEP = 64
-
-_DRIVE_OR_COLON = re.compile(r"^(?P<where>.+):(?P<factory>[A-Za-z_][\w.]*)$", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -355,28 +354,40 @@ def load_model(
     return with_one_size(loaded, options.batch)
 
 
+def check_model(spec: str | Path, options: LoadOptions) -> None:
+    """Refuses what is no model, or doesn't go with the options, before anything is loaded.
+
+    Raises:
+        ModelError: see :func:`edgecompile.model_forms.check_form` and :meth:`LoadOptions.check`.
+    """
+    options.check()
+    check_form(spec)
+    if not Path(str(spec)).expanduser().is_dir():
+        _refuse_folder_options(str(spec), options)
+
+
 def _load(spec: str | Path | object, options: LoadOptions) -> LoadedModel:
     if not isinstance(spec, (str, Path)):
         _refuse_folder_options(type(spec).__name__, options)
         from edgecompile.factories import load_object
 
         return load_object(spec, options)
+    check_model(spec, options)
     text = str(spec)
     path = Path(text).expanduser()
-    if not path.is_dir():
-        _refuse_folder_options(text, options)
     if path.is_dir():
         from edgecompile.huggingface import load_folder
 
         return load_folder(path, options)
     if path.is_file():
-        return _load_file(path, options)
-    match = _DRIVE_OR_COLON.match(text)
-    if match is not None:
-        from edgecompile.factories import load_factory
+        from edgecompile.saved_programs import load_saved_program
 
-        return load_factory(match["where"], match["factory"], options)
-    raise ModelError(f"there is no model '{text}'", hint=_missing_hint(text))
+        return load_saved_program(path, options)
+    factory = split_factory(text)
+    assert factory is not None  # it has a form
+    from edgecompile.factories import load_factory
+
+    return load_factory(*factory, options)
 
 
 def _refuse_folder_options(spec: str, options: LoadOptions) -> None:
@@ -388,45 +399,3 @@ def _refuse_folder_options(spec: str, options: LoadOptions) -> None:
             f"'{spec}' is no folder: {options_given} is for folders in Hugging Face layout",
             hint="leave it out; what a factory's module does is up to its code",
         )
-
-
-def _load_file(path: Path, options: LoadOptions) -> LoadedModel:
-    from edgecompile.saved_programs import is_archive, load_saved_program
-
-    if path.suffix == ".pt2" or (path.suffix not in _CURES and is_archive(path)):
-        return load_saved_program(path, options)
-    raise ModelError(
-        f"'{path}' is no form of model that edgecompile reads",
-        hint=_CURES.get(path.suffix, "a model is a folder, file.py:factory or a saved .pt2"),
-    )
-
-
-def _missing_hint(text: str) -> str:
-    if text.endswith(".py"):
-        return "the file doesn't exist; a factory is written file.py:function"
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
-        return (
-            "if that is the name of a model on a hub: nothing is ever fetched; download it, and "
-            "give the folder that holds its config.json"
-        )
-    return (
-        "a model is a folder with config.json and safetensors weights, file.py:factory, "
-        "package.module:factory, or a saved .pt2"
-    )
-
-
-_PICKLED = (
-    "a file of pickled weights runs code when it is loaded and doesn't say what the model is; "
-    "write a factory (file.py:function) that builds the module, or a .pt2 with torch.export.save"
-)
-_CURES: Mapping[str, str] = {
-    ".py": "name the function that makes the model: file.py:function",
-    ".safetensors": "give the folder that holds it beside its config.json",
-    ".json": "give the folder that holds it",
-    ".onnx": "edgecompile starts from the PyTorch model, not from ONNX",
-    ".pt": _PICKLED,
-    ".pth": _PICKLED,
-    ".bin": _PICKLED,
-    ".ckpt": _PICKLED,
-    ".pkl": _PICKLED,
-}

@@ -23,12 +23,12 @@ from edgecompile.joint import JointDistribution
 from edgecompile.joint_view import judge
 from edgecompile.lengths import LengthDistribution
 from edgecompile.limits import BucketCost
-from edgecompile.models import LoadedModel
+from edgecompile.models import LoadedModel, ModelSource
 from edgecompile.plan_view import rival_programs
 from edgecompile.precision import Precision
 from edgecompile.progress import StepHandle
 from edgecompile.recipes import bucket_spec
-from edgecompile.report import build_page, plain_page
+from edgecompile.report import build_header, build_page, plain_page
 from edgecompile.runtime.generation_golden import FILE as GENERATION_FILE
 from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
 from edgecompile.runtime.schema import Extent, TensorSpec
@@ -169,7 +169,7 @@ def pack_bundle(
             report = with_gpu(report, gpu, tested)
         check_report(report, reused=compiled.reused, unrun=True)
         manifest = replace(manifest, built_by={**manifest.built_by, "verified": report.summary})
-        found = _reports(manifest.name, plan, lengths, cost, compiled, report, choice, gpu)
+        found = _reports(manifest, model.source, plan, lengths, cost, compiled, report, choice, gpu)
         for name, data in found.items():
             writer.add_bytes(data, f"reports/{name}")
         writer.write_manifest(manifest)
@@ -183,14 +183,10 @@ def pack_bundle(
 def run_notes(report: VerifyReport) -> tuple[str, ...]:
     """What a person should know of variants that this host didn't run itself."""
     emulated = [
-        f"variant {name} passed the golden vectors under {how}, which proves its results, not its speed"
+        f"{name} passed the golden vectors under {how}, which proves its results, not its speed."
         for name, how in report.emulated.items()
     ]
-    unrun = [
-        f"variant {name} was built, not run: {reason}; run selftest on the device"
-        for name, reason in report.not_executed.items()
-    ]
-    return (*emulated, *unrun)
+    return (*emulated, *report.not_run())
 
 
 def _file_names(source: str) -> str:
@@ -199,7 +195,8 @@ def _file_names(source: str) -> str:
 
 
 def _reports(
-    name: str,
+    manifest: Manifest,
+    source: ModelSource,
     plan: BucketPlan,
     sizes: LengthDistribution | JointDistribution | None,
     cost: BucketCost | None,
@@ -240,9 +237,13 @@ def _reports(
                 cost=cost,
             )
             files["plan.json"] = judgement.to_json()
-            page = build_page(name, judgement, report, choice)
+            header = build_header(
+                manifest, source, compiled.audit, measured=plan.cost_model.kind == "measured"
+            )
+            page = build_page(manifest.name, judgement, report, choice, header=header)
         else:
-            page = plain_page(name, plan, lengths, report, choice)
+            header = build_header(manifest, source, compiled.audit, measured=False)
+            page = plain_page(manifest.name, plan, lengths, report, choice, header=header)
     result = {file: (json.dumps(value, indent=1) + "\n").encode() for file, value in files.items()}
     if page is not None:
         result["report.html"] = page.encode()

@@ -13,6 +13,8 @@ from functools import cache
 import jinja2
 from markupsafe import Markup
 
+from edgecompile.units import sentence
+
 __all__ = ["Drawing", "Section", "Table", "render_page"]
 
 
@@ -58,6 +60,7 @@ class Section:
         verdict: what the section comes to, in one sentence, set large.
         figures: (name, value) pairs set large.
         notes: sentences.
+        warnings: sentences on what to doubt, set apart above the notes.
         parts: drawings and tables, in order.
     """
 
@@ -66,6 +69,7 @@ class Section:
     notes: tuple[str, ...] = ()
     parts: tuple[Drawing | Table, ...] = ()
     verdict: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def render_page(
@@ -73,6 +77,7 @@ def render_page(
     sections: Sequence[Section],
     *,
     lead: str = "",
+    header: Sequence[tuple[str, str]] = (),
     facts: Sequence[tuple[str, str]] = (),
 ) -> str:
     """The page as text, to be written as UTF-8.
@@ -81,6 +86,7 @@ def render_page(
         title: heading of the page.
         sections: in order.
         lead: a sentence below the title.
+        header: (name, value) pairs below it, on what the page is about.
         facts: (name, value) pairs on what made the page: versions, machine, source of the data.
     """
     shown = [
@@ -88,7 +94,8 @@ def render_page(
             "title": section.title,
             "verdict": section.verdict,
             "figures": section.figures,
-            "notes": section.notes,
+            "warnings": [sentence(warning) for warning in section.warnings],
+            "notes": [sentence(note) for note in section.notes],
             "parts": [
                 {"title": part.title, "svg": Markup(part.svg), "caption": part.caption}
                 if isinstance(part, Drawing)
@@ -98,7 +105,7 @@ def render_page(
         }
         for section in sections
     ]
-    return _template().render(title=title, lead=lead, sections=shown, facts=facts)
+    return _template().render(title=title, lead=lead, header=header, sections=shown, facts=facts)
 
 
 @cache

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from edgecompile.costs import CostCurve, Mode
 from edgecompile.lengths import LengthDistribution
 from edgecompile.ranges import Bucket
+from edgecompile.units import format_share
 
 
 def plan_notes(
@@ -49,7 +50,7 @@ def plan_notes(
     share = sample.share_over(max_length)
     if share:
         notes.append(
-            f"{percent_text(share)} of the samples are longer than {max_length} and count as "
+            f"{format_share(share)} of the samples are longer than {max_length} and count as "
             f"{max_length} here; at run time the caller must truncate them, or they are refused."
         )
     if sample.max < max_length:
@@ -85,7 +86,7 @@ def saving_note(count: int, chosen: float, single: float, buckets: Sequence[Buck
     if saved <= 1e-9 * single:
         return f"{count} buckets ({kinds}) save nothing against the best single bucket."
     return (
-        f"{count} buckets ({kinds}) save {ms_text(saved)} a run ({percent_text(saved / single)}) against "
+        f"{count} buckets ({kinds}) save {ms_text(saved)} a run ({format_share(saved / single)}) against "
         f"the best single bucket, {ms_text(single)}."
     )
 
@@ -104,7 +105,7 @@ def next_bucket_note(
     if saved <= 1e-9 * by_count[count - 1]:
         return ["More buckets would save nothing."]
     text = f"{noun[0].upper()}{noun[1:]} would save {ms_text(saved)} a run"
-    text += f" ({percent_text(saved / by_count[count - 1])})"
+    text += f" ({format_share(saved / by_count[count - 1])})"
     if forced:
         return [f"{text}, but the number of buckets was given."]
     if most is not None and count + more > most:
@@ -115,8 +116,3 @@ def next_bucket_note(
 def ms_text(value: float) -> str:
     """Milliseconds with their unit."""
     return f"{value:.3g} ms" if abs(value) < 100 else f"{value:.0f} ms"
-
-
-def percent_text(share: float) -> str:
-    """A share in per cent."""
-    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.1f} %"

@@ -14,10 +14,14 @@ from edgecompile.joint_view import JointJudgement, bucket_table, joint_figures
 from edgecompile.page import Drawing, Section, Table
 from edgecompile.plan_view import (
     COST_WORDS,
+    SAME,
     PlanFigures,
     PlanJudgement,
+    excess_text,
     plan_figures,
+    policy_caption,
     policy_columns,
+    policy_label,
     policy_rows,
 )
 from edgecompile.policies import ONE_RANGE, OPTIMUM
@@ -26,8 +30,6 @@ from edgecompile.units import format_bytes, format_count, format_duration, forma
 
 __all__ = ["plan_section"]
 
-# With less between two means they count as equal.
-_SAME = 1e-9
 _SHORT_NAME = 9  # letters
 
 
@@ -45,11 +47,13 @@ def plan_section(judgement: PlanJudgement, *, unit: str = "tokens") -> Section:
     else:
         view = plan_figures(plan, judgement.served)
         traffic, costs = _histogram(judgement, unit), _cost_curve(judgement, unit)
+    fewer = judgement.fewer_programs()  # the verdict says so
     return Section(
         "Plan",
         verdict=_verdict(judgement),
         figures=_figures(judgement, view),
-        notes=judgement.sentences(),
+        warnings=judgement.warnings,
+        notes=tuple(note for note in judgement.sentences() if note != f"{fewer}."),
         parts=(
             traffic,
             Table("Buckets", *bucket_table(judgement), words=2),
@@ -71,19 +75,21 @@ def _verdict(judgement: PlanJudgement) -> str:
     kinds = {0: "all dynamic ranges", count: "all padded"}.get(
         padded, f"{count - padded} dynamic, {padded} padded"
     )
-    rivals = [item for name, item in judgement.policies.items() if name != OPTIMUM]
-    if not rivals:
+    best = judgement.best_rival()
+    if best is None:
         return f"{count} programs, {kinds}."
-    best = min(rivals, key=lambda item: item.evaluation.expected_ms)
+    fewer = judgement.fewer_programs()
+    if fewer:
+        return f"{fewer} ({kinds})."
     own = judgement.policies[OPTIMUM].evaluation.expected_ms
     share = own / best.evaluation.expected_ms - 1
     text = f"{count} programs, {kinds}: the mean run is"
-    if abs(share) <= _SAME:
-        return f"{text} that of {_policy_name(best.name)}."
+    if abs(share) <= SAME:
+        return f"{text} that of {policy_label(best.name)}."
     word = "below" if share < 0 else "above"
     return (
         f"{text} {format_share(abs(share))} {word} that of the best other rule, "
-        f"{_policy_name(best.name)}."
+        f"{policy_label(best.name)}."
     )
 
 
@@ -102,7 +108,7 @@ def _verdict_on_one(plan: BucketPlan) -> str:
 def _is_best_count(plan: BucketPlan) -> bool:
     """Whether one bucket costs least of all numbers of buckets that were looked at."""
     costs = [ms + plan.price_per_bucket * k for k, ms in enumerate(plan.expected_by_count)]
-    return not costs or costs[0] <= min(costs) * (1 + _SAME)
+    return not costs or costs[0] <= min(costs) * (1 + SAME)
 
 
 def _figures(judgement: PlanJudgement, view: PlanFigures) -> tuple[tuple[str, str], ...]:
@@ -126,7 +132,7 @@ def _figures(judgement: PlanJudgement, view: PlanFigures) -> tuple[tuple[str, st
     if cost is not None and cost.base_size:
         figures.append(("size", format_bytes(cost.size(len(plan.buckets)))))
     if cost is not None and cost.bucket_build_s:
-        figures.append(("build", format_duration(cost.build_s(len(plan.buckets)))))
+        figures.append(("predicted build", format_duration(cost.build_s(len(plan.buckets)))))
     figures.append(("inputs in the sample", format_count(n)))
     return tuple(figures)
 
@@ -300,13 +306,13 @@ def _policy_bars(judgement: PlanJudgement) -> Drawing:
     same = {OPTIMUM, ONE_RANGE} if is_range else {OPTIMUM}
     names = list(judgement.policies)
     labels = [
-        name.replace("_", " ") + (" (the same)" if is_range and name == ONE_RANGE else "")
+        policy_label(name) + (" (the same)" if is_range and name == ONE_RANGE else "")
         for name in names
     ]
     ms = [item.evaluation.expected_ms for item in judgement.policies.values()]
     best = ms[names.index(OPTIMUM)]
     remarks = [
-        "" if name == OPTIMUM else f"({_excess_text(x / best - 1)})"
+        "" if name == OPTIMUM else f"({excess_text(x / best - 1)})"
         for name, x in zip(names, ms, strict=True)
     ]
     limit = 5 * best
@@ -327,17 +333,5 @@ def _policy_bars(judgement: PlanJudgement) -> Drawing:
 def _policy_table(judgement: PlanJudgement) -> Table:
     strong = tuple(i for i, name in enumerate(judgement.policies) if name == OPTIMUM)
     columns, rows = policy_columns(judgement), policy_rows(judgement)
-    caption = ""
-    if judgement.plan.price_per_bucket:
-        price = format_ms(judgement.plan.price_per_bucket)
-        caption = f"Over the optimum: with the {price} ms that each program has to save."
+    caption = policy_caption(judgement)
     return Table("Against other ways to choose", columns, rows, strong=strong, caption=caption)
-
-
-def _excess_text(share: float) -> str:
-    """``+12.3 %``; from 100 % on the digit after the point says nothing."""
-    return f"{100 * share:+.0f} %" if abs(share) >= 1 else f"{100 * share:+.1f} %"
-
-
-def _policy_name(name: str) -> str:
-    return "one dynamic range" if name == ONE_RANGE else name.replace("_", " ")

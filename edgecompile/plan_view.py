@@ -13,11 +13,12 @@ from edgecompile.evidence import (
     Interval,
     bootstrap_interval,
     held_out_cost,
+    spread_warnings,
     tail_warnings,
 )
 from edgecompile.lengths import LengthDistribution
 from edgecompile.limits import BucketCost
-from edgecompile.policies import PolicyResult, compare_policies
+from edgecompile.policies import ONE_RANGE, OPTIMUM, PolicyResult, compare_policies
 from edgecompile.units import format_bytes, format_duration, format_ms, format_share
 
 __all__ = [
@@ -26,9 +27,13 @@ __all__ = [
     "PlanFigures",
     "PlanJudgement",
     "bucket_rows",
+    "SAME",
+    "excess_text",
     "judge_plan",
     "plan_figures",
+    "policy_caption",
     "policy_columns",
+    "policy_label",
     "policy_rows",
     "rival_programs",
 ]
@@ -36,6 +41,8 @@ __all__ = [
 #: What rivals may use where the plan itself isn't bounded.
 UNBOUNDED_RIVALS = 8
 
+#: With less between two means, as a share, they count as equal.
+SAME = 1e-9
 # With fewer inputs a fifth of them says nothing.
 LEAST_TO_HOLD_OUT = 50
 COST_WORDS = {
@@ -137,7 +144,7 @@ class PlanJudgement:
         policies: the plan and its rivals by the same costs, the plan first.
         interval: of the plan's mean run, over the chance in the sample.
         held_out: what planning from a part costs on the rest; None for small samples.
-        warnings: where the sample is too thin.
+        warnings: where the sample is too thin, or measurements spread.
         cost: what buckets take to build and ship, where programs were built to tell.
     """
 
@@ -176,9 +183,12 @@ class PlanJudgement:
         return value
 
     def sentences(self) -> tuple[str, ...]:
-        """The plan's notes, and what there is to doubt, for people."""
+        """The plan's notes, and what there is to know beside them, for people; no warnings."""
         curve = self.plan.curve
-        lines = list(self.plan.notes)
+        lines = [note for note in self.plan.notes if note not in self.warnings]
+        fewer = self.fewer_programs()
+        if fewer:
+            lines.append(f"{fewer}.")
         if curve is not None:
             lines.append(f"Costs are {COST_WORDS[curve.kind]}, at {len(curve.points)} lengths.")
         lines.append(
@@ -187,12 +197,34 @@ class PlanJudgement:
             "traffic."
         )
         if self.held_out is not None:
-            lines.append(
-                f"Planned from a part of the inputs, the rest costs "
-                f"{format_ms(self.held_out.held_out_ms)} ms, "
-                f"{format_share(max(0.0, self.held_out.excess))} over what would be best for it."
-            )
-        return (*lines, *self.warnings)
+            lines.append(self.held_out.sentence(self.traffic.n))
+        return tuple(lines)
+
+    def best_rival(self) -> PolicyResult | None:
+        """The rule with the least mean run beside the plan; None: there is none."""
+        rivals = [item for name, item in self.policies.items() if name != OPTIMUM]
+        return min(rivals, key=lambda item: item.evaluation.expected_ms, default=None)
+
+    def fewer_programs(self) -> str:
+        """That another rule's runs take less time with more programs, and why it wasn't chosen; "" if
+        none do."""
+        own, rival = self.policies[OPTIMUM].evaluation, self.best_rival()
+        if rival is None:
+            return ""
+        less = 1 - rival.evaluation.expected_ms / own.expected_ms
+        if less <= SAME or rival.evaluation.programs <= own.programs:
+            return ""
+        noun = "program" if own.programs == 1 else "programs"
+        price = self.plan.price_per_bucket
+        why = (
+            f"each one must save {format_ms(price)} ms of the mean run"
+            if price
+            else "more aren't allowed"
+        )
+        return (
+            f"{own.programs} {noun} instead of {rival.evaluation.programs}, which would take "
+            f"{format_share(less)} less time ({policy_label(rival.name)}): {why}"
+        )
 
 
 def judge_plan(
@@ -241,8 +273,11 @@ def judge_plan(
         policies=compare_policies(plan, traffic, curve, programs=programs),
         interval=bootstrap_interval(plan.buckets, served, curve, seed=seed),
         held_out=held_out,
-        # Where one size is served, no other was to be seen.
-        warnings=tail_warnings(traffic) if plan.min_length < plan.max_length else (),
+        warnings=(
+            *spread_warnings(curve),
+            # Where one size is served, no other was to be seen.
+            *(tail_warnings(traffic) if plan.min_length < plan.max_length else ()),
+        ),
         cost=cost,
     )
 
@@ -276,19 +311,40 @@ def bucket_rows(figures: PlanFigures) -> tuple[tuple[str, ...], ...]:
     )
 
 
+def policy_label(name: str) -> str:
+    """A policy as people read it."""
+    return {OPTIMUM: "chosen", ONE_RANGE: "one dynamic range"}.get(name, name.replace("_", " "))
+
+
+def excess_text(share: float) -> str:
+    """``+12.3 %``; from 100 % on the digit after the point says nothing."""
+    return f"{100 * share:+.0f} %" if abs(share) >= 1 else f"{100 * share:+.1f} %"
+
+
 def policy_columns(judgement: PlanJudgement) -> tuple[str, ...]:
     """Headings of :func:`policy_rows`; size and build time where it is known what buckets take."""
-    columns = ("policy", "mean ms", "p99 ms", "padding", "programs")
-    return (*columns, *(["size", "build"] if _tells_size(judgement) else []), "over the optimum")
+    columns = ["policy", "mean ms", "p99 ms", "padding", "programs"]
+    columns += ["size", "predicted build"] if _tells_size(judgement) else []
+    return (*columns, "time", *(["with price"] if judgement.plan.price_per_bucket else []))
+
+
+def policy_caption(judgement: PlanJudgement) -> str:
+    """What the last columns of :func:`policy_rows` mean."""
+    price = judgement.plan.price_per_bucket
+    text = "Time: the mean run over that of the chosen plan"
+    if price:
+        text += f"; with price: the same with the {format_ms(price)} ms that each program must save"
+    return f"{text}."
 
 
 def policy_rows(judgement: PlanJudgement) -> tuple[tuple[str, ...], ...]:
     """The policies as texts, a row each, the plan first."""
     rows = []
+    own = judgement.policies[OPTIMUM].evaluation.expected_ms
     for name, result in judgement.policies.items():
         found = result.evaluation
         row = [
-            name.replace("_", " "),
+            policy_label(name),
             format_ms(found.expected_ms),
             format_ms(found.p99_ms),
             format_share(found.padding_waste),
@@ -298,7 +354,9 @@ def policy_rows(judgement: PlanJudgement) -> tuple[tuple[str, ...], ...]:
             assert judgement.cost is not None
             row.append(format_bytes(judgement.cost.size(found.programs)))
             row.append(format_duration(judgement.cost.build_s(found.programs)))
-        rows.append((*row, f"{100 * result.regret:+.1f} %"))
+        shares = [found.expected_ms / own - 1]
+        shares += [result.regret] if judgement.plan.price_per_bucket else []
+        rows.append((*row, *("–" if name == OPTIMUM else excess_text(x) for x in shares)))
     return tuple(rows)
 
 

@@ -13,6 +13,7 @@ from edgecompile.compilation import ExportStore
 from edgecompile.cost_sources import calibrated_costs, find_costs, runnable_variants
 from edgecompile.curves import CostCurve
 from edgecompile.errors import PlanError
+from edgecompile.evidence import spread_warnings
 from edgecompile.forms import Form, find_form
 from edgecompile.generation_plan import (
     prompts_only,
@@ -117,9 +118,9 @@ def plan_model(
     if over:
         notes.append(
             f"{format_share(over)} of the texts have more than {extent.hi} tokens; the device's "
-            f"encode_texts cuts them, so they count as {extent.hi}"
+            f"encode_texts cuts them, so they count as {extent.hi}."
             if request.cut
-            else f"{format_share(over)} of the traffic is longer than {extent.hi} and will be refused"
+            else f"{format_share(over)} of the traffic is longer than {extent.hi} and will be refused."
         )
     if request.calibration is not None:
         costs = calibrated_costs(model, profile, request, scope, request.calibration)
@@ -135,6 +136,7 @@ def plan_model(
         costs = find_costs(exports, profile, request, form, work, step)
     scope, cost = costs.scope, costs.cost
     notes += costs.notes
+    notes += spread_warnings(costs.model)
     if costs.kit is not None:
         # Only what was measured here may differ from run to run: with a calibration, or for a
         # target that can't run here, equal inputs make equal bundles.
@@ -282,16 +284,21 @@ def _choose(
     if request.runs is not None:
         price = cost.price(request.runs)
         note = (
-            f"a bucket takes {cost.bucket_build_s:.1f} s to build and {cost.load_ms:.1f} ms to "
-            f"load, which over {request.runs:,.0f} runs is a price of {format_ms(price)} ms"
+            f"A bucket takes {cost.bucket_build_s:.1f} s to build and {cost.load_ms:.1f} ms to "
+            f"load: over {request.runs:,.0f} runs it must save {format_ms(price)} ms of each."
         )
         return plan(price, request.buckets, most), note
     single = plan(0.0, 1, None).expected_ms
     assert single is not None
     share = noise_price(costs)
+    why = (
+        "the costs are modelled, and less is within their error"
+        if costs.kind == "modelled"
+        else "smaller savings are within measurement noise"
+    )
     return plan(share * single, request.buckets, most), (
-        f"a bucket has to save {100 * share:.2g} % of the mean run, as less couldn't be told from "
-        "noise; --price-per-bucket or --runs say otherwise"
+        f"Each extra bucket must save at least {format_share(share)} of the mean run time: {why}. "
+        "Override with --price-per-bucket or --runs."
     )
 
 

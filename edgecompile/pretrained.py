@@ -90,11 +90,7 @@ def load_pretrained(folder: Path, config: Mapping[str, Any], task: Task) -> Pret
                 output_loading_info=True,
             )
         except Exception as exc:
-            raise ModelError(
-                f"'{folder}' can't be loaded by transformers {transformers.__version__}: "
-                + describe_error(exc),
-                hint=_load_hint(config),
-            ) from exc
+            raise _load_error(folder, config, transformers.__version__, exc) from exc
     model = model.eval().float()
     _check_loading(folder, model, info, task)
     generates = task.name == SEQ2SEQ_LM
@@ -156,7 +152,7 @@ def _choose_class(
         ]
     if found is None or name.endswith("ForPreTraining") or (task.bare and headed):
         return transformers.AutoModel, []
-    return found, [f"config.json names {name}: its outputs are the model's"]
+    return found, [f"Task: {task.name.replace('-', ' ')} (from config.json: {name})."]
 
 
 def _has_encoder_head(name: str) -> bool:
@@ -197,10 +193,22 @@ def _prefer_exportable(model: Any) -> None:
             setter("batched_mm")
 
 
-def _load_hint(config: Mapping[str, Any]) -> str:
-    if config.get("auto_map"):
-        return "the model brings its own code, which is never run from a folder; write a factory"
-    return "does AutoModel.from_pretrained load the folder? A newer transformers may know the model"
+def _load_error(
+    folder: Path, config: Mapping[str, Any], version: str, exc: Exception
+) -> ModelError:
+    if config.get("auto_map") and "trust_remote_code" in str(exc):
+        # What transformers says is about that option, which edgecompile hasn't got.
+        return ModelError(
+            f"'{folder}': the model brings its own code (auto_map in config.json), which is never "
+            "run from a folder",
+            hint="write a factory (file.py:function) that builds the module with code of yours; "
+            "--debug shows what transformers says",
+        )
+    return ModelError(
+        f"'{folder}' can't be loaded by transformers {version}: {describe_error(exc)}",
+        hint="does AutoModel.from_pretrained load the folder? A newer transformers may know the "
+        "model",
+    )
 
 
 @contextmanager

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from edgecompile import plots
 from edgecompile.buckets import Bucket, BucketPlan
 from edgecompile.lengths import LengthDistribution
+from edgecompile.machine import describe_machine
 from edgecompile.page import Drawing, Section, Table, render_page
 from edgecompile.plan_section import plan_section
 from edgecompile.plan_view import BUCKET_COLUMNS, PlanJudgement, bucket_rows, plan_figures
 from edgecompile.units import format_count, format_share
 
 if TYPE_CHECKING:
+    from edgecompile.audit import AuditVerdict
     from edgecompile.kernel_profile import KernelProfile
+    from edgecompile.models import ModelSource
     from edgecompile.precision_trials import PrecisionChoice
+    from edgecompile.runtime.manifest import Manifest
     from edgecompile.verify import CaseResult, VerifyReport
 
 __all__ = [
@@ -23,6 +30,7 @@ __all__ = [
     "Section",
     "Table",
     "bench_section",
+    "build_header",
     "build_page",
     "plain_page",
     "plan_section",
@@ -33,6 +41,41 @@ __all__ = [
 ]
 
 
+_FAILED = "FAILED"
+
+
+def build_header(
+    manifest: Manifest, source: ModelSource, audit: Sequence[AuditVerdict], *, measured: bool
+) -> tuple[tuple[str, str], ...]:
+    """What a bundle's page is about: (name, value) pairs.
+
+    The date and the machine are given where costs were measured on it: otherwise equal inputs make
+    equal pages.
+    """
+    model = source.details.get("architecture", "")
+    rows = [
+        ("model", f"{PurePath(source.spec).name}{f' ({model})' if model else ''}"),
+        ("target", ", ".join(dict.fromkeys(verdict.target for verdict in audit)) or "–"),
+        ("precision", manifest.precision),
+    ]
+    if measured:
+        machine = describe_machine()
+        rows.append(("built", datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")))
+        rows.append(("machine", f"{machine['cpu']}, {machine['usable_cpus']} CPUs"))
+    for kind, specs in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
+        named = [f"{s.name} {s.dtype} [{', '.join(map(str, s.shape))}]" for s in specs]
+        rows.append((kind, "; ".join(named)))
+    told = {name: text for name, text in manifest.built_by.items() if name != "structure"}
+    return (*rows, *((name, text) for name, text in told.items() if text))
+
+
+def _natural(result: CaseResult) -> tuple[str, int, list[str | int]]:
+    """Sorts by variant, bucket and case, text2 before text10."""
+    parts = re.split(r"(\d+)", result.case)
+    numbered: list[str | int] = [int(part) if part.isdigit() else part for part in parts]
+    return result.variant, result.bucket, numbered
+
+
 def build_page(
     name: str,
     judgement: PlanJudgement,
@@ -40,6 +83,7 @@ def build_page(
     choice: PrecisionChoice | None = None,
     *,
     unit: str = "tokens",
+    header: Sequence[tuple[str, str]] = (),
     facts: Sequence[tuple[str, str]] = (),
 ) -> str:
     """The page that a bundle carries: its plan, and how it compared with eager.
@@ -50,6 +94,7 @@ def build_page(
         report: of the verification.
         choice: how the precision was chosen, if it was.
         unit: what a length counts.
+        header: what it is about; see :func:`build_header`.
         facts: versions and machine.
     """
     sections = [
@@ -57,7 +102,8 @@ def build_page(
         *([] if choice is None else [precision_section(choice)]),
         verify_section(report, judgement.plan.buckets),
     ]
-    return render_page(name, sections, lead=f"Lengths: {judgement.traffic.source}", facts=facts)
+    lead = f"Lengths: {judgement.traffic.source}"
+    return render_page(name, sections, lead=lead, header=header, facts=facts)
 
 
 def plain_page(
@@ -66,6 +112,8 @@ def plain_page(
     lengths: LengthDistribution,
     report: VerifyReport,
     choice: PrecisionChoice | None = None,
+    *,
+    header: Sequence[tuple[str, str]] = (),
 ) -> str:
     """:func:`build_page` for a plan without costs: what share of the lengths each bucket serves."""
     rows = bucket_rows(plan_figures(plan, lengths))
@@ -75,7 +123,7 @@ def plain_page(
         *([] if choice is None else [precision_section(choice)]),
         verify_section(report, plan.buckets),
     ]
-    return render_page(name, sections, lead=f"Lengths: {lengths.source}")
+    return render_page(name, sections, lead=f"Lengths: {lengths.source}", header=header)
 
 
 def precision_section(choice: PrecisionChoice) -> Section:
@@ -114,9 +162,9 @@ def verify_section(report: VerifyReport, buckets: Sequence[Bucket]) -> Section:
             f"{result.max_abs_error:.1e}",
             format_share(used(result)),
             "–" if result.cosine is None else f"{result.cosine:.6f}",
-            "ok" if result.ok else "FAILED",
+            "ok" if result.ok else _FAILED,
         )
-        for result in report.listed
+        for result in sorted(report.listed, key=_natural)
     )
     columns = (
         "variant",
@@ -127,11 +175,10 @@ def verify_section(report: VerifyReport, buckets: Sequence[Bucket]) -> Section:
         "cosine",
         "",
     )
-    failed = tuple(i for i, result in enumerate(report.listed) if not result.ok)
+    failed = tuple(i for i, row in enumerate(rows) if row[-1] == _FAILED)
     caption = f"Allowed: |got − want| ≤ {tolerance.atol:g} + {tolerance.rtol:g} · max |want|"
     if report.min_cosine is not None:
         caption += f", and a cosine of at least {report.min_cosine:g}"
-    notes = [f"{name} was not run here: {why}" for name, why in report.not_executed.items()]
     figures = [("checks", format_count(len(report.results))), ("failed", format_count(len(failed)))]
     if report.lengths is not None:
         figures.append(("run", str(report.lengths)))
@@ -142,7 +189,7 @@ def verify_section(report: VerifyReport, buckets: Sequence[Bucket]) -> Section:
     return Section(
         "Verification",
         figures=tuple(figures),
-        notes=(*notes, *report.notes),
+        notes=(*report.not_run(), *report.notes),
         parts=(Table("Against eager", columns, rows, words=3, bad=failed, caption=caption),),
     )
 
@@ -154,6 +201,7 @@ def bench_section(
     figures: Sequence[tuple[str, str]] = (),
     table: Table | None = None,
     notes: Sequence[str] = (),
+    warnings: Sequence[str] = (),
 ) -> Section:
     """Milliseconds per run as bars.
 
@@ -163,10 +211,11 @@ def bench_section(
         figures: what to set large: cold start, sizes.
         table: the numbers behind the bars.
         notes: sentences on how it was measured.
+        warnings: reasons to doubt the numbers.
     """
     drawing = Drawing("Time of one run", plots.bars(labels, series, unit="ms"))
     parts: tuple[Drawing | Table, ...] = (drawing,) if table is None else (drawing, table)
-    return Section("Speed", tuple(figures), tuple(notes), parts)
+    return Section("Speed", tuple(figures), tuple(notes), parts, warnings=tuple(warnings))
 
 
 def profile_section(kernels: KernelProfile) -> Section:

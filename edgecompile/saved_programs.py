@@ -7,7 +7,6 @@ from which torch would run code while it reads them are refused before (``saved_
 from __future__ import annotations
 
 import importlib
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,14 +32,6 @@ from edgecompile.probing import copy_changed_inputs, probe_outputs
 from edgecompile.rungs import placeholder_values, upper_limit
 from edgecompile.runtime.dtypes import INPUT_NAMES
 from edgecompile.saved_archive import find_dangers
-
-
-def is_archive(path: Path) -> bool:
-    """Whether a file is a zip archive that holds an exported program."""
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return any("/models/" in f"/{name}" for name in archive.namelist())
 
 
 def load_program(path: Path) -> torch.export.ExportedProgram:

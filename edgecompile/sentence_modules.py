@@ -16,9 +16,8 @@ from torch import nn
 
 from edgecompile.errors import ModelError
 from edgecompile.folder_files import WEIGHTS, find_weights, optional_object, read_json, read_object
+from edgecompile.load_options import POOLING_MODES
 
-# The order in which sentence-transformers concatenates several of them.
-POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 _FLAGS: Mapping[str, str] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",

@@ -89,6 +89,8 @@ class _StatsReader:
 
     def read(self) -> ServedTraffic:
         top, reader = self.document, self.reader
+        if "stats_version" not in top and isinstance(top.get("lengths"), list):
+            raise LengthsError(f"{self.name}: is a lengths file, not a device's stats file")
         version = reader.integer(top, "stats_version", "")
         if version is not None and version != STATS_VERSION:
             raise LengthsError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,8 +208,11 @@ def load_target(name_or_path: str | Path, folders: Sequence[Path] | None = None)
         found = [folder / f"{text}.toml" for folder in folders]
         existing = [path for path in found if os.path.isfile(path)]
         if not existing:
-            hint = _suggest(text, _names(folders), "targets")
-            raise TargetError(f"unknown target {text!r}", hint=hint + "; or give a .toml file")
+            meant = _did_you_mean(text, _names(folders))
+            raise TargetError(
+                f"unknown target {text!r}",
+                hint=f"{meant}see 'edgecompile targets list', or give a .toml file",
+            )
         path = existing[0]
 
     where = f"the profile {path} is malformed"
@@ -313,9 +317,22 @@ def _names(folders: Iterable[Path]) -> tuple[str, ...]:
 
 
 def _suggest(name: str, known: Sequence[str], what: str) -> str:
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    start = f"did you mean {' or '.join(close)}? " if close else ""
-    return f"{start}known {what}: {', '.join(known) or 'none'}"
+    return f"{_did_you_mean(name, known)}known {what}: {', '.join(known) or 'none'}"
+
+
+def _did_you_mean(name: str, known: Sequence[str]) -> str:
+    """Up to three names that what was written is short for, or near to, as a question."""
+
+    def is_short_for(full: str) -> bool:
+        letters = iter(full)
+        return all(letter in letters for letter in plain)  # in this order
+
+    plain = re.sub("[^a-z0-9]", "", name.lower())
+    short = [full for full in known if len(plain) > 2 and is_short_for(full)]
+    short.sort(key=lambda full: len(full))
+    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    found = list(dict.fromkeys([*short, *close]))[:3]
+    return f"did you mean {' or '.join(found)}? " if found else ""
 
 
 def _target_error(where: str, problems: Sequence[str]) -> TargetError:

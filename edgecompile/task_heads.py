@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from edgecompile.errors import ModelError
+from edgecompile.load_options import POOLING_MODES
 from edgecompile.models import LoadOptions, OutputSpec
 from edgecompile.named_module import NamedModule, name_outputs
 from edgecompile.sentence_modules import (
-    POOLING_MODES,
     Normalize,
     Pooling,
     SentenceEncoder,

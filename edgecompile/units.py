@@ -14,6 +14,7 @@ __all__ = [
     "format_share",
     "parse_bytes",
     "parse_duration",
+    "sentence",
 ]
 
 _QUANTITY = re.compile(r"\s*(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+)\s*(?P<unit>[A-Za-z]*)\s*")
@@ -77,6 +78,15 @@ def format_share(share: float | None) -> str:
     if 0.9995 <= share < 1.0:
         return ">99.9 %"
     return f"{100.0 * share:.1f} %"
+
+
+def sentence(text: str) -> str:
+    """A remark with a capital and a full stop; what begins with a name is left as it begins."""
+    text = text.strip()
+    first = re.match(r"[a-z]+(?=[ ,:;']|$)", text)
+    if first is not None:
+        text = text[0].upper() + text[1:]
+    return text if not text or text[-1] in ".!?…:" else f"{text}."
 
 
 def _three_digits(value: float) -> str:

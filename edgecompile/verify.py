@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -139,6 +140,13 @@ class VerifyReport:
             or result is worst[result.variant, result.bucket]
         )
 
+    def not_run(self) -> tuple[str, ...]:
+        """A sentence for each variant that this host could not run."""
+        return tuple(
+            f"{name} built, not run: {_plain(name, why)}."
+            for name, why in self.not_executed.items()
+        )
+
     @property
     def cosine(self) -> float | None:
         """The least cosine of all results; None where none has one."""
@@ -189,6 +197,23 @@ class VerifyReport:
             "texts": [dataclasses.asdict(text) for text in self.texts],
             "notes": list(self.notes),
         }
+
+
+# Features that one word stands for.
+_FAMILIES = (("avx512", "AVX-512"), ("amx", "AMX"), ("avx", "AVX"))
+
+
+def _plain(variant: str, reason: str) -> str:
+    """Why a host can't run a variant, in few words."""
+    text = reason.removeprefix(f"the variant {variant} can't run here: ")
+    lacking = re.fullmatch(r"the CPU or the system lacks ([^;]+)", text)
+    if lacking is None:
+        return re.sub(r"^is for (\S+), this is", r"it is for \1, this host is", text)
+    names = [
+        next((word for start, word in _FAMILIES if feature.startswith(start)), feature)
+        for feature in lacking[1].split(", ")
+    ]
+    return f"this CPU has no {' and no '.join(dict.fromkeys(names))}"
 
 
 def _result_json(result: CaseResult) -> dict[str, Any]:

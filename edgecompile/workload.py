@@ -10,6 +10,7 @@ from edgecompile.errors import BenchError
 from edgecompile.lengths import LengthDistribution
 from edgecompile.runtime.manifest import Manifest
 from edgecompile.timings import stream
+from edgecompile.units import format_share
 
 if TYPE_CHECKING:
     from edgecompile.models import LoadedModel
@@ -63,7 +64,7 @@ def choose_workload(
     longest = manifest.axes[axis].hi
     served, over = traffic.clip(longest)
     if over:
-        notes.append(f"{over:.2%} of the lengths are over {longest} and were cut to it")
+        notes.append(f"{format_share(over)} of the lengths are over {longest} and were cut to it")
     kept = {
         length: count
         for length, count in zip(served.lengths, served.counts, strict=True)
@@ -77,7 +78,9 @@ def choose_workload(
         )
     refused = served.n - sum(kept.values())
     if refused:
-        notes.append(f"{refused / served.n:.2%} of the lengths lie in no bucket and were left out")
+        notes.append(
+            f"{format_share(refused / served.n)} of the lengths lie in no bucket and were left out"
+        )
     chosen = stream(LengthDistribution.from_counts(kept, traffic.source), runs)
     figures = LengthDistribution.from_samples(chosen, traffic.source).summary().to_json()
     return Workload(chosen, {"source": traffic.source, **figures}, inputs, tuple(notes))

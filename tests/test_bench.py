@@ -112,7 +112,7 @@ def test_all_run_the_same_lengths(report: BenchReport) -> None:
     # The quantiles of the sample, its longest cut to what the bundle takes.
     assert [list(row) for row in report.by_length.values()] == [[3, 5, 31, 32]] * 3
     assert report.lengths["n"] == 5 and report.lengths["max"] == 32
-    assert report.notes == ("16.67% of the lengths are over 32 and were cut to it",)
+    assert report.notes == ("16.7 % of the lengths are over 32 and were cut to it",)
 
 
 def test_the_report_says_how_it_was_made(report: BenchReport, tiny_model: Path) -> None:

@@ -378,8 +378,9 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path, bert: Path) -> None:
         load_model(headless)
     quantized = copy_of(bert, tmp_path / "quantized")
     changed_config(quantized, quantization_config={"bits": 4})
-    with pytest.raises(ModelError, match="quantized"):
+    with pytest.raises(ModelError, match="quantized") as failure:
         load_model(quantized)
+    assert "--precision int8" in (failure.value.hint or "")
 
 
 def test_code_in_a_folder_is_never_run(tmp_path: Path, bert: Path) -> None:
@@ -390,7 +391,8 @@ def test_code_in_a_folder_is_never_run(tmp_path: Path, bert: Path) -> None:
     (folder / "evil.py").write_text("raise SystemExit('ran')")
     with pytest.raises(ModelError) as failure:
         load_model(folder)
-    assert "own code" in (failure.value.hint or "")
+    assert "own code" in failure.value.message and "factory" in (failure.value.hint or "")
+    assert "trust_remote_code" not in failure.value.message
 
 
 def test_models_of_other_inputs_are_refused(tmp_path: Path) -> None:

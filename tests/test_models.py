@@ -90,45 +90,6 @@ def test_a_loaded_model_is_passed_through() -> None:
     assert load_model(model) is model
 
 
-@pytest.mark.parametrize(
-    ("spec", "message", "hint"),
-    [
-        ("sentence-transformers/all-MiniLM-L6-v2", "there is no model", "nothing is ever fetched"),
-        ("nowhere.py", "there is no model", "file.py:function"),
-        ("", "no form|there is no model|config.json", ""),
-        ("just a word", "there is no model", "config.json and safetensors"),
-    ],
-)
-def test_unknown_specifications_are_explained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, message: str, hint: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=message) as failure:
-        load_model(spec)
-    assert hint in (failure.value.hint or "")
-    assert failure.value.exit_code == 32
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("model.bin", "pickled weights"),
-        ("model.pt", "pickled weights"),
-        ("model.onnx", "not from ONNX"),
-        ("model.safetensors", "config.json"),
-        ("make.py", "file.py:function"),
-        ("notes.txt", "file.py:factory"),
-    ],
-)
-def test_files_that_are_no_models_are_refused_with_a_cure(
-    tmp_path: Path, name: str, hint: str
-) -> None:
-    (tmp_path / name).write_bytes(b"anything")
-    with pytest.raises(ModelError, match="no form of model") as failure:
-        load_model(tmp_path / name)
-    assert hint in (failure.value.hint or "")
-
-
 def test_options_that_make_no_sense_are_refused_together() -> None:
     with pytest.raises(ModelError, match=r"batch range 4\.\.2.*maximum length 0"):
         load("token_mlp", batch=(4, 2), max_length=0)

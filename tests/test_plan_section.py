@@ -16,6 +16,7 @@ from edgecompile.plan_section import _cost_line, _measured_lengths, _measured_si
 from edgecompile.plan_view import judge_plan
 from edgecompile.slabs import plan_joint
 from edgecompile.surfaces import CostSurface
+from edgecompile.units import format_share
 from tests.svg import count_uses, read_words
 
 SAMPLE = LengthDistribution.from_samples([2 + i * i % 120 for i in range(400)], "access.log")
@@ -38,7 +39,7 @@ def test_one_dynamic_range_is_said_at_a_glance() -> None:
     assert found.verdict == "One dynamic range is best: no buckets are needed."
     drawing = part(found, "Expected mean")
     assert isinstance(drawing, Drawing)
-    assert "one range (the same)" in read_words(drawing.svg)
+    assert {"one dynamic range (the same)", "chosen"} <= set(read_words(drawing.svg))
 
 
 def test_one_bucket_that_was_forced_is_not_called_best() -> None:
@@ -62,14 +63,57 @@ def test_several_buckets_are_compared_with_the_best_other_rule() -> None:
     )
 
 
+def test_a_plan_of_fewer_programs_says_what_they_cost_and_why() -> None:
+    plan = plan_buckets(SAMPLE, CURVE, modes=("pad",), price_per_bucket=0.5, max_buckets=8)
+    count = len(plan.buckets)
+    judged = judge_plan(plan, SAMPLE, programs=8)
+    found = plan_section(judged)
+    rival = judged.best_rival()
+    assert rival is not None and rival.evaluation.programs == 8 > count
+    own = judged.policies["optimum"].evaluation.expected_ms
+    less = format_share(1 - rival.evaluation.expected_ms / own)
+    said = f"{count} programs instead of 8, which would take {less} less time ({rival.name}): "
+    why = "each one must save 0.500 ms of the mean run"
+    assert found.verdict == f"{said}{why} (all padded)."
+    assert f"{said}{why}." in judged.sentences()
+    assert not any("instead of" in note for note in found.notes)
+    table, bars = part(found, "Against"), part(found, "Expected mean")
+    assert isinstance(table, Table) and isinstance(bars, Drawing)
+    assert table.columns[-2:] == ("time", "with price") and "must save" in table.caption
+    assert table.rows[0][0] == "chosen" and table.rows[0][-2:] == ("–", "–")
+    # One number for one thing: what the plot says of the time, the table's column says as well.
+    words = " ".join(read_words(bars.svg))
+    for row in table.rows[1:]:
+        assert f"({row[-2]})" in words
+    assert f"(-{less})" in words
+    assert "optimum" not in words + str(table)
+
+
+def test_measurements_that_spread_are_a_warning() -> None:
+    busy = replace(CURVE, points=(*POINTS[:3], replace(POINTS[3], exact_spread_ms=6.0)))
+
+    def spread(curve: CostCurve) -> list[str]:
+        warnings = section(curve, max_buckets=2).warnings
+        return [text for text in warnings if text.startswith("Measurements")]
+
+    assert spread(busy) == [
+        "Measurements spread: at length 121 (exact) the quartiles are 56.8 % of the median "
+        "10.6 ms apart. Repeat on an idle machine."
+    ]
+    assert spread(CURVE) == spread(replace(busy, kind="modelled")) == []
+
+
 def test_size_and_build_time_are_shown_where_they_are_known() -> None:
     names = [name for name, _ in section(max_buckets=2).figures]
-    assert "size" not in names and "build" not in names
+    assert "size" not in names and "predicted build" not in names
     cost = BucketCost(base_size=90_000_000, bucket_size=500_000, bucket_build_s=30.0)
     found = section(cost=cost, max_buckets=2)
-    assert dict(found.figures)["size"] == "91.0 MB" and dict(found.figures)["build"] == "60.0 s"
+    assert (
+        dict(found.figures)["size"] == "91.0 MB"
+        and dict(found.figures)["predicted build"] == "60.0 s"
+    )
     table = part(found, "Against")
-    assert isinstance(table, Table) and {"size", "build"} <= set(table.columns)
+    assert isinstance(table, Table) and {"size", "predicted build"} <= set(table.columns)
 
 
 def test_only_what_was_run_is_marked() -> None:

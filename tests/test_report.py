@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from edgecompile import plots
+from edgecompile.audit import AuditVerdict
 from edgecompile.buckets import plan_buckets
 from edgecompile.canvas import VARIABLES
 from edgecompile.costs import CostCurve, CostPoint
 from edgecompile.joint import JointDistribution
 from edgecompile.joint_view import judge_joint
 from edgecompile.lengths import LengthDistribution
+from edgecompile.models import ModelSource
 from edgecompile.plan_view import PlanJudgement, judge_plan
 from edgecompile.report import (
     Drawing,
     Section,
     Table,
     bench_section,
+    build_header,
     build_page,
     plan_section,
     render_page,
 )
 from edgecompile.report import verify_section as make_verify_section
-from edgecompile.runtime.manifest import Tolerance
+from edgecompile.runtime.manifest import Tolerance, parse_manifest
 from edgecompile.slabs import plan_joint
 from edgecompile.surfaces import CostSurface
 from edgecompile.verify import CaseResult, VerifyReport
+from tests.runtime.bundles import DummyBundle
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 SAMPLE = LengthDistribution.from_samples([2 + i * i % 120 for i in range(400)], "access.log")
@@ -145,7 +151,7 @@ def test_the_page_shows_what_it_was_given() -> None:
     text = " ".join(" ".join(check(whole_page(LENGTHS_ONLY)).text).split())
     for part in ("For cpu-x86-64.", "powers of two", "case1", "FAILED", "torch 2.13.0"):
         assert part in text
-    assert "x86-64-v4 was not run here: this CPU lacks avx512f" in text
+    assert "x86-64-v4 built, not run: this CPU lacks avx512f." in text
 
 
 def test_the_same_values_give_the_same_bytes() -> None:
@@ -170,6 +176,7 @@ def test_what_is_shown_stays_text() -> None:
                 evil,
                 figures=((evil, evil),),
                 notes=(evil,),
+                warnings=(evil,),
                 parts=(
                     Table(evil, (evil,), ((evil,),), caption=evil),
                     Drawing(evil, plots.bars([evil], {evil: [1.0]}), evil),
@@ -177,12 +184,14 @@ def test_what_is_shown_stays_text() -> None:
             )
         ],
         lead=evil,
+        header=[(evil, evil)],
         facts=[(evil, evil)],
     )
     checker = check(page)
     assert checker.tags["script"] == 0 and checker.wrong == []
-    # title, h1, lead, h2, figure (2), note, table (4), drawing (3), fact (2)
-    assert checker.text.count(evil) == 16
+    # title, h1, lead, header (2), h2, figure (2), table (4), drawing (3), fact (2)
+    assert checker.text.count(evil) == 17
+    assert checker.text.count(f"{evil}.") == 2  # the warning and the note, as sentences
 
 
 def test_a_failed_check_stands_out() -> None:
@@ -192,6 +201,77 @@ def test_a_failed_check_stands_out() -> None:
     assert table.bad == (1, 2)
     assert dict(section.figures)["failed"] == "2"
     assert '<tr class="bad">' in render_page("x", [section])
+
+
+def test_cases_are_in_the_order_in_which_people_count() -> None:
+    names = [f"text{i}" for i in (1, 10, 11, 2)]
+    results = tuple(
+        CaseResult("x86-64-v3", 0, name, 1.0 if name == "text10" else 0.0, 1.0, name != "text10")
+        for name in names
+    )
+    report = VerifyReport(results, {}, Tolerance(atol=1e-6, rtol=1e-5), False)
+    table = make_verify_section(report, PLAN.buckets).parts[0]
+    assert isinstance(table, Table)
+    assert [row[2] for row in table.rows] == ["text1", "text2", "text10", "text11"]
+    assert [table.rows[i][2] for i in table.bad] == ["text10"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "said"),
+    [
+        (
+            "x86-64-v4",
+            "the variant x86-64-v4 can't run here: the CPU or the system lacks avx512f, avx512bw",
+            "x86-64-v4 built, not run: this CPU has no AVX-512.",
+        ),
+        (
+            "x86-64-amx",
+            "the variant x86-64-amx can't run here: the CPU or the system lacks avx512f, amx_tile",
+            "x86-64-amx built, not run: this CPU has no AVX-512 and no AMX.",
+        ),
+        (
+            "aarch64-dotprod",
+            "the variant aarch64-dotprod can't run here: is for aarch64, this is x86-64",
+            "aarch64-dotprod built, not run: it is for aarch64, this host is x86-64.",
+        ),
+        (
+            "a",
+            "needs glibc 2.40, this is 2.36",
+            "a built, not run: needs glibc 2.40, this is 2.36.",
+        ),
+    ],
+)
+def test_why_a_variant_was_not_run_is_said_once(name: str, reason: str, said: str) -> None:
+    assert VerifyReport((), {name: reason}, Tolerance(1e-6, 1e-5), False).not_run() == (said,)
+
+
+def test_warnings_stand_apart_from_notes() -> None:
+    found = bench_section(["a"], {"p50": [1.0]}, notes=["it was so"], warnings=["others were busy"])
+    page = render_page("bench", [found])
+    assert '<ul class="notes warnings">\n<li>Others were busy.</li>' in page
+    assert '<ul class="notes">\n<li>It was so.</li>' in page
+    assert "ul.warnings { color: var(--warn)" in page
+
+
+def test_drawings_fit_a_narrow_screen() -> None:
+    assert "min-width: 42rem" not in whole_page(LENGTHS_ONLY)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_page_begins_with_what_it_is_about(tmp_path: Path, measured: bool) -> None:
+    data = json.dumps(DummyBundle(tmp_path).listed()).encode()
+    manifest = parse_manifest(data, "manifest.json")
+    verdict = AuditVerdict("a.so", "x86-64-v3", "cpu-x86-64", (), "", None, None, (), True)
+    source = ModelSource("folder", "/somewhere/my bert", details={"architecture": "BertModel"})
+    header = dict(build_header(manifest, source, [verdict], measured=measured))
+    assert header["model"] == "my bert (BertModel)" and header["target"] == "cpu-x86-64"
+    assert header["precision"] == manifest.precision
+    assert header["inputs"].startswith(f"{manifest.inputs[0].name} {manifest.inputs[0].dtype} [")
+    assert header["outputs"].startswith(manifest.outputs[0].name)
+    # Two builds of what wasn't measured here are equal, byte by byte.
+    assert ("built" in header) == ("machine" in header) == measured
+    page = build_page("n", LENGTHS_ONLY, verify_report(1e-7), header=tuple(header.items()))
+    assert page.index("<dt>target</dt><dd>cpu-x86-64</dd>") < page.index("<h2>")
 
 
 def test_the_page_of_a_build() -> None:

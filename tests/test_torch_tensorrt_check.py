@@ -208,7 +208,7 @@ def test_a_jetpack_for_a_server(tmp_path: Path) -> None:
     arguments = ["build", "m", "--lengths", "x", "--target", target, "--jetpack", "6.2"]
     (tmp_path / "x").write_text("3\n")
     result = CliRunner().invoke(cli, arguments)
-    assert result.exit_code == 2 and "--jetpack 6.2 isn't there for my-gpu" in result.output
+    assert result.exit_code == 2 and "Target my-gpu does not support --jetpack 6.2" in result.output
 
 
 def test_the_profile_in_the_documentation_is_this_one() -> None:

@@ -12,7 +12,24 @@ from edgecompile.units import (
     format_share,
     parse_bytes,
     parse_duration,
+    sentence,
 )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("the weights hold no pooler", "The weights hold no pooler."),
+        ("Done.", "Done."),
+        ("config.json names it", "config.json names it."),
+        ("int8: 3 of 4 layers", "int8: 3 of 4 layers."),
+        ("eager: it fails!", "Eager: it fails!"),
+        ("x86-64-v4 built, not run", "x86-64-v4 built, not run."),
+        ("", ""),
+    ],
+)
+def test_remarks_are_sentences(text: str, said: str) -> None:
+    assert sentence(text) == said
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ def test_long_inputs_are_cut_and_short_ones_left_out() -> None:
     work = choose_workload(manifest(lo=4), traffic, 3)
     assert work.lengths == (8, 8, 64)
     assert work.notes == (
-        "25.00% of the lengths are over 64 and were cut to it",
-        "25.00% of the lengths lie in no bucket and were left out",
+        "25.0 % of the lengths are over 64 and were cut to it",
+        "25.0 % of the lengths lie in no bucket and were left out",
     )
 
 

@@ -116,6 +116,8 @@ class LazyGroup(click.Group):
                 **extra,
             )
         session = extra.setdefault("obj", Session())
+        # Until the options are read: a failure to read them takes the form that was asked for.
+        session.json = "--json" in (sys.argv[1:] if args is None else args)
         code: object = 0
         try:
             with session.contained():

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options import lengths_options, read_traffic, seed_option
+from edgecompile.cli.options import (
+    complete_contenders,
+    lengths_options,
+    read_traffic,
+    seed_option,
+)
 from edgecompile.cli.session import Command, Session, output_options
 
 if TYPE_CHECKING:
@@ -38,7 +43,8 @@ Examples:
     "-a",
     multiple=True,
     metavar="NAME",
-    help="Measure this beside it: eager, torch-compile, aoti, onnxruntime, onnxruntime-opset23, "
+    shell_complete=complete_contenders,
+    help="Measure this as well: eager, torch-compile, aoti, onnxruntime, onnxruntime-opset23, "
     "onnxruntime-int8, onnxruntime-int8-reduced, openvino, openvino-bf16, openvino-int8, "
     "executorch, or another bundle. Several with commas, or by repeating it.",
 )
@@ -51,26 +57,34 @@ Examples:
     "--threads",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Threads of each. Default: every CPU that the process may use.",
+    help="Threads that each contender may use. Default: every CPU that the process may use.",
 )
 @click.option("--variant", metavar="NAME", help="Run this variant, not the best one.")
 @click.option(
-    "--rounds", type=click.IntRange(min=1), default=12, show_default=True, help="That count."
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=12,
+    show_default=True,
+    help="Number of measured rounds.",
 )
 @click.option(
-    "--runs", type=click.IntRange(min=1), default=100, show_default=True, help="In each round."
+    "--runs",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Runs of each contender in a round.",
 )
 @click.option(
     "--cold-runs",
     type=click.IntRange(min=0),
     default=7,
     show_default=True,
-    help="Fresh processes for the cold start.",
+    help="Number of fresh processes that measure the cold start.",
 )
 @click.option(
     "--profile",
     is_flag=True,
-    help="Show where the bundle's time goes, too: by kernel, against what this machine can do.",
+    help="Also show where the bundle's time goes: by kernel, against what this machine can do.",
 )
 @seed_option
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page.")
@@ -173,8 +187,13 @@ def _cells(result: BenchReport) -> list[tuple[str, ...]]:
 
 
 def _about(result: BenchReport) -> list[tuple[str, str]]:
-    settings = result.settings
+    settings, machine, load = result.settings, result.machine, result.load
+    busy = [f"average {load['average_1min']:.2f} at the start"] if "average_1min" in load else []
+    if "foreign_cpus" in load:
+        busy.append(f"other processes kept {load['foreign_cpus']:.2f} CPUs busy")
     return [
+        ("CPU", f"{machine.get('cpu', '–')}, {machine.get('usable_cpus', '?')} CPUs usable"),
+        ("load", ", ".join(busy) or "–"),
         ("bundle", f"{result.bundle}, {result.subject.precision}"),
         ("lengths", str(result.lengths.get("source", "–"))),
         ("threads", f"{settings.threads}"),
@@ -187,9 +206,10 @@ def _table(result: BenchReport, kernels: KernelProfile | None) -> RenderableType
     from rich.text import Text
 
     from edgecompile.cli.console import facts, stack, table
+    from edgecompile.units import sentence
 
     drawn = table(_COLUMNS, _cells(result), strong=0)
-    notes = table(("", ""), [("·", note) for note in result.notes], left=2)
+    notes = table(("", ""), [("·", sentence(note)) for note in result.notes], left=2)
     notes.show_header = False
     parts: list[RenderableType] = [drawn, facts(_about(result))]
     if kernels is not None:
@@ -220,7 +240,8 @@ def _page(result: BenchReport, kernels: KernelProfile | None) -> str:
         },
         figures=figures,
         table=Table("Contenders", _COLUMNS, tuple(_cells(result)), strong=(0,)),
-        notes=(*result.warnings, *result.notes),
+        notes=result.notes,
+        warnings=result.warnings,
     )
     sections = [section] if kernels is None else [section, profile_section(kernels)]
     return render_page(result.bundle, sections, lead=result.started, facts=_about(result))

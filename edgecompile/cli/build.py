@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +28,7 @@ from edgecompile.cli.options import (
     target_option,
     threads_option,
 )
-from edgecompile.cli.plan_options import is_there, plan_options, read_sizes, traffic_options
+from edgecompile.cli.plan_options import plan_options, read_sizes, traffic_options
 from edgecompile.cli.session import Command, Session, output_options
 
 if TYPE_CHECKING:
@@ -85,20 +86,25 @@ Examples:
     "--work-dir",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Where the stages leave their files; a build that finds its own, with nothing changed, "
-    "leaves the bundle as it is. Default: a temporary folder.",
+    help="Folder for intermediate files. If nothing has changed since the last build there, nothing "
+    "is rebuilt. Default: a temporary folder.",
+)
+@click.option(
+    "--keep-work",
+    is_flag=True,
+    help="Keep intermediate files, in NAME.work unless --work-dir is given.",
 )
 @click.option(
     "--no-emulation",
     is_flag=True,
     help="Don't use qemu: variants that this machine can't run are packed unverified.",
 )
-@click.option("--keep-work", is_flag=True, help="Keep them; without --work-dir in NAME.work.")
 @threads_option
 @jobs_option
 @seed_option
 @tokenizer_option
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
+@click.option("--verbose", "-v", is_flag=True, help="At the start, print the default options too.")
 @output_options
 @click.pass_obj
 def command(
@@ -125,6 +131,7 @@ def command(
     keep_tokenizer: bool,
     no_emulation: bool,
     force: bool,
+    verbose: bool,
     **wanted: Any,
 ) -> None:
     """Compile MODEL for the lengths of its traffic, verify the result, and pack it.
@@ -136,14 +143,16 @@ def command(
     The bundle's path is printed on stdout once it has been verified. If anything fails, no bundle
     stands under that name.
     """
-    given = lengths is not None or texts is not None or tokenizer is not None
-    if not stats and (given or not is_there(model)):
-        check_traffic_options(lengths, texts, tokenizer, model)
     check_max_error(precision, max_error)
     plan = _given_plan(plan_file, wanted)
     profile = _check_gpu(target, precision, jetpack, backend)
     check_runtime_options(runtime, precision, gpu=profile.gpu is not None)
     from edgecompile.gpu_specs import GPU_PRECISION
+    from edgecompile.models import check_model
+
+    check_model(model, load)
+    if not stats and (lengths is not None or texts is not None or tokenizer is not None):
+        check_traffic_options(lengths, texts, tokenizer, model)
 
     gpu = profile.gpu is not None
 
@@ -153,32 +162,38 @@ def command(
     bundle = bundle_path(output or Path(bundle_name(model)))
     if keep_work and work_dir is None:
         work_dir = bundle.with_suffix(".work")
-    console.options(
-        {
-            "model": model,
-            "target": target,
-            "lengths": lengths
-            or texts
-            or ", ".join(str(path) for path in stats)
-            or "every batch size once, if no length varies",
-            "output": bundle,
-            "programs": f"those of {plan_file}" if plan_file else _programs(wanted),
-            "longest": wanted["max_length"] or "the model's limit, or the longest seen",
-            "batch": f"{batch[0]}" if batch[0] == batch[1] else f"{batch[0]} to {batch[1]}",
-            "precision": precision or (GPU_PRECISION if gpu else "fp32"),
-            **({"JetPack": jetpack or profile.jetpacks[0]} if profile.jetpacks else {}),
-            **({"task": load.task} if load.task else {}),
-            **({"engine": backend} if backend != "auto" else {}),
-            **({"runtime": runtime} if runtime != "native" else {}),
-            "mode": wanted["mode"],
-            **({"padding": "assumed to be harmless"} if wanted["assume_paddable"] else {}),
-            "costs": _costs(plan_file, gpu, wanted),
-            "work folder": work_dir or "temporary",
-            "threads": wanted["threads"] or "all",
-            "jobs": wanted["jobs"] or "one for each CPU",
-            "seed": seed,
-        }
-    )
+    sizes = f"{batch[0]}" if batch[0] == batch[1] else f"{batch[0]} to {batch[1]}"
+    release = jetpack or (profile.jetpacks[0] if profile.jetpacks else "–")
+    traffic = lengths or texts or ", ".join(str(path) for path in stats)
+    # A value, and whether somebody asked for it: what was left as it is can be read with --verbose.
+    options: dict[str, tuple[object, bool]] = {
+        "model": (model, True),
+        "target": (target, True),
+        "lengths": (traffic or "every batch size once, if no length varies", bool(traffic)),
+        "output": (bundle, True),
+        "programs": (
+            f"those of {plan_file}" if plan_file else _programs(wanted),
+            bool(plan_file or wanted["quick"] or wanted["buckets"] or wanted["max_buckets"]),
+        ),
+        "longest": _or(wanted["max_length"], "the model's limit, or the longest seen"),
+        "batch": (sizes, batch != (1, 1)),
+        "precision": _or(precision, GPU_PRECISION if gpu else "fp32"),
+        "JetPack": (release, jetpack is not None),
+        "task": _or(load.task, "what the model says"),
+        "engine": (backend, backend != "auto"),
+        "runtime": (runtime, runtime != "native"),
+        "mode": (wanted["mode"], wanted["mode"] != "auto"),
+        "padding": (
+            "assumed to be harmless" if wanted["assume_paddable"] else "only where it is proven",
+            wanted["assume_paddable"],
+        ),
+        "costs": (_costs(plan_file, gpu, wanted), wanted["calibration"] is not None),
+        "work folder": _or(work_dir, "temporary"),
+        "threads": _or(wanted["threads"], "all"),
+        "jobs": _or(wanted["jobs"], "one for each CPU"),
+        "seed": (seed, seed != 0),
+    }
+    console.options({name: value for name, (value, asked) in options.items() if asked or verbose})
     with console.step("read the lengths") as step:
         distribution, joint = read_sizes(
             lengths,
@@ -256,7 +271,7 @@ def command(
     if work_dir is not None and key is not None:
         write_stamp(work_dir, key, result.bundle_path, result.to_json())
     if result.choice is not None:
-        from edgecompile.cli.plan_table import precision_table  # rich is dear to import
+        from edgecompile.cli.plan_table import precision_table  # rich is slow to import
 
         console.show(precision_table(result.choice))
     console.say_notes(result.notes)
@@ -268,6 +283,7 @@ def command(
             ("sha256", f"{result.sha256}  manifest.json"),
         ]
     )
+    console.say(f"\n  {next_step(profile, result.bundle_path, runtime)}")
     session.emit(result.to_json(), lambda: str(result.bundle_path))
 
 
@@ -280,9 +296,11 @@ def _check_gpu(
     profile = load_target(target)
     check_precision(precision, gpu=profile.gpu is not None, target=profile.name)
     if jetpack is not None and jetpack not in profile.jetpacks:
-        known = ", ".join(profile.jetpacks)
-        text = f"one of {known}" if known else "it goes with targets such as jetson-orin"
-        raise click.UsageError(f"--jetpack {jetpack} isn't there for {profile.name}: {text}.")
+        known = " or ".join(profile.jetpacks)
+        text = f"choose {known}" if known else "it is for targets such as jetson-orin"
+        raise click.UsageError(
+            f"Target {profile.name} does not support --jetpack {jetpack}: {text}."
+        )
     if backend == "torch-tensorrt":
         from edgecompile.gpu_specs import GPU_PRECISION
         from edgecompile.torch_tensorrt_check import need_torch_tensorrt
@@ -326,6 +344,27 @@ def _costs(plan_file: Path | None, gpu: bool, wanted: Mapping[str, Any]) -> str:
     if wanted["quick"]:
         return "none, as there is nothing to choose"
     return str(wanted["calibration"] or ("a roofline of the profile" if gpu else "measured here"))
+
+
+def _or(value: object, default: str) -> tuple[object, bool]:
+    """An option's value or what its default means, and whether it was given."""
+    return (default, False) if value is None else (value, True)
+
+
+def next_step(profile: TargetProfile, bundle: Path, runtime: str) -> str:
+    """What to type once there is a bundle for these devices."""
+    import platform
+
+    from edgecompile.runtime.cpu import architecture
+
+    here = profile.gpu is None and architecture(platform.machine()) in profile.archs
+    path = shlex.quote(str(bundle) if here else bundle.name)
+    command = f"python3 {path} {'selftest' if profile.gpu is None else 'finish'}"
+    if runtime == "torch":
+        command = f"python3 -m edgecompile.torch_runtime selftest {path}"
+    if here:
+        return f"Next: {command}"
+    return f"Next: copy {shlex.quote(str(bundle))} to the device, and there: {command}"
 
 
 def _programs(wanted: Mapping[str, Any]) -> str:

@@ -42,12 +42,16 @@ Example:
 @plan_option
 @target_option
 @click.option(
-    "--variant", "variants", multiple=True, metavar="NAME", help="Only this one of the target's."
+    "--variant",
+    "variants",
+    multiple=True,
+    metavar="NAME",
+    help="Build only this variant of the target.",
 )
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "bf16", "int8"]),
-    help="Of the linear layers' weights. Default: DIR/precision.json, which plan leaves.",
+    help="Data type of the linear layers' weights. Default: DIR/precision.json, which plan leaves.",
 )
 @runtime_option
 @jobs_option

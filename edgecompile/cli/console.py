@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgecompile.progress import StepHandle
-from edgecompile.units import format_duration
+from edgecompile.units import format_duration, sentence
 
 __all__ = ["Console", "facts", "heading", "print_data", "stack", "table"]
 
@@ -141,12 +141,12 @@ class Console:
     def say(self, text: str) -> None:
         """A remark that --quiet silences."""
         if not self._quiet:
-            self._print(Text(text))
+            self._print(Text(_printable(text)))
 
     def say_notes(self, notes: Iterable[str]) -> None:
         """What a stage's result has to say, a remark each."""
         for note in notes:
-            self.say(f"  note: {note}")
+            self.say(f"  note: {sentence(note)}")
 
     def warn(self, text: str, hint: str | None = None) -> None:
         """Something to act on that doesn't stop the run."""
@@ -169,13 +169,13 @@ class Console:
             self._print(facts(rows, strong=True))
 
     def _labelled(self, label: str, style: str, message: str, hint: str | None) -> None:
-        lines = message.rstrip().split("\n")
+        lines = _printable(message).rstrip().split("\n")
         text = Text.assemble((f"{label}: ", style), lines[0])
         for line in lines[1:]:
             text.append("\n" + " " * (len(label) + 2) + line)
         self._print(text)
         if hint:
-            self._print(Text.assemble(("hint: ", "bold cyan"), hint))
+            self._print(Text.assemble(("hint: ", "bold cyan"), _printable(hint)))
 
     def _finish(self, title: str, ended: bool, seconds: float, notes: Sequence[str]) -> None:
         if self._quiet:
@@ -223,16 +223,29 @@ def print_data(renderable: RenderableType, stream: TextIO) -> None:
     stream.write("".join(line.rstrip() + "\n" for line in capture.get().splitlines()))
 
 
-def facts(rows: Iterable[tuple[str, str]], *, strong: bool = False) -> Text:
-    """Names and values in two aligned columns, two spaces in."""
-    pairs = list(rows)
-    width = max((len(name) for name, _ in pairs), default=0)
-    text = Text()
-    for i, (name, value) in enumerate(pairs):
-        text.append(("\n" if i else "") + "  ")
-        text.append(name.ljust(width), "dim").append("  ")
-        text.append(_printable(value), "bold" if strong else "")
-    return text
+class _Facts:
+    """See :func:`facts`."""
+
+    def __init__(self, rows: Iterable[tuple[str, str]], style: str) -> None:
+        self._rows = [(name, Text(_printable(value), style)) for name, value in rows]
+        self._width = max((len(name) for name, _ in self._rows), default=0)
+
+    def __rich_console__(
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> Iterator[Text]:
+        begin = self._width + 4
+        room = options.max_width - begin
+        for name, value in self._rows:
+            # Where lines aren't wrapped, the terminal breaks them, so that they can be copied whole.
+            whole = options.no_wrap or room < 1
+            for line in [value] if whole else value.wrap(console, room, overflow="fold"):
+                yield Text.assemble("  ", (name.ljust(self._width), "dim"), "  ", line)
+                name = ""
+
+
+def facts(rows: Iterable[tuple[str, str]], *, strong: bool = False) -> _Facts:
+    """Names and values in two aligned columns, two spaces in; long values keep to their column."""
+    return _Facts(rows, "bold" if strong else "")
 
 
 def heading(text: str) -> Text:
@@ -257,7 +270,13 @@ def table(
     """
     drawn = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False)
     for i, column in enumerate(columns):
-        drawn.add_column(Text(column), justify="left" if i < left else "right", no_wrap=i >= left)
+        # Names are folded where a terminal is narrow: what is copied must never be cut.
+        drawn.add_column(
+            Text(column),
+            justify="left" if i < left else "right",
+            no_wrap=i >= left,
+            overflow="fold",
+        )
     for i, row in enumerate(rows):
         drawn.add_row(
             *(Text(_printable(cell)) for cell in row), style="bold" if i == strong else None
@@ -274,8 +293,16 @@ def stack(*renderables: RenderableType) -> Group:
 
 
 def _printable(text: str) -> str:
-    """Cells hold texts of bundles and libraries: no escape sequence of theirs gets to a terminal."""
-    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
+    """Texts of bundles, libraries and files: no escape sequence of theirs gets to a terminal.
+
+    A byte of a file's name that isn't UTF-8 is shown as ``\\xe9``.
+    """
+    return "".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    # What os.fsdecode makes of the bytes 0x80 to 0xff.
+    return f"\\x{ord(char) - 0xDC00:02x}" if "\udc80" <= char <= "\udcff" else "?"
 
 
 def _clock(seconds: float) -> str:

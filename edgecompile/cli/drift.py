@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgecompile.cli.options import read_traffic
+from edgecompile.cli.plan_options import traffic_options
 from edgecompile.cli.session import Command, Session, output_options
 
 if TYPE_CHECKING:
@@ -27,9 +29,8 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
 
 @click.command("drift", cls=Command, epilog=_EPILOG, short_help="Tell whether a new plan pays.")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.argument(
-    "stats", metavar="STATS...", type=click.Path(path_type=Path), nargs=-1, required=True
-)
+@click.argument("files", metavar="STATS...", type=click.Path(path_type=Path), nargs=-1)
+@traffic_options
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0.0),
@@ -52,7 +53,7 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     default=0.01,
     show_default=True,
     metavar="P",
-    help="Significance level of the test whether the lengths have moved.",
+    help="Significance level of the test whether the lengths have changed.",
 )
 @click.option(
     "--distance",
@@ -60,7 +61,7 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     default=0.1,
     show_default=True,
     metavar="D",
-    help="Kolmogorov-Smirnov distance that counts as a move, besides.",
+    help="Kolmogorov-Smirnov distance from which the lengths count as changed.",
 )
 @click.option(
     "--min-runs",
@@ -84,12 +85,6 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     help="Modes of a new plan; auto: those that the bundle's plan could choose from.",
 )
 @click.option(
-    "--lengths",
-    type=click.Path(allow_dash=True),
-    metavar="FILE",
-    help="The lengths that the bundle was planned for, if it doesn't say.",
-)
-@click.option(
     "--any-bundle",
     is_flag=True,
     help="Take the stats of other bundles, too, such as earlier builds of the model.",
@@ -99,6 +94,10 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
 def command(
     session: Session,
     bundle: Path,
+    files: tuple[Path, ...],
+    lengths: str | None,
+    texts: str | None,
+    tokenizer: Path | None,
     stats: tuple[Path, ...],
     tolerance: float,
     max_refused: float,
@@ -107,28 +106,31 @@ def command(
     min_runs: int,
     max_buckets: int | None,
     mode: str,
-    lengths: str | None,
     any_bundle: bool,
 ) -> None:
     """Compare what BUNDLE served with what it was planned for.
 
     STATS are the files that the runtime writes on devices; their counts are added up. The exit
     code is 46 if planning and building again pays: if the buckets cost too much more than the best
-    for this traffic would, or too many calls are refused for their sizes. Whether the lengths have
-    moved is told besides. With too few calls to tell, a warning is given and the exit code is 0.
+    for this traffic would, or too many calls are refused for their sizes. Also reports whether the
+    length distribution has changed. With too few calls to tell, a warning is given and the exit
+    code is 0. What the bundle was planned for is in the bundle; --lengths or --texts replace it.
     """
+    if not (files or stats):
+        raise click.UsageError("Missing argument 'STATS...': the files that devices wrote.")
     from edgecompile.costs import MODES
     from edgecompile.drift import check_drift, judge_drift
     from edgecompile.drift_report import Thresholds
-    from edgecompile.lengths import read_lengths
     from edgecompile.shipped_plan import read_shipped_plan
     from edgecompile.stats_files import read_stats
 
-    planned = None if lengths is None else read_lengths(lengths)
+    planned = None
+    if lengths is not None or texts is not None or tokenizer is not None:
+        planned = read_traffic(lengths, texts, tokenizer or _tokenizer_of(bundle), None)
     shipped = read_shipped_plan(bundle, planned)
     report = judge_drift(
         shipped,
-        read_stats(stats, any_bundle=any_bundle, max_length=shipped.hi),
+        read_stats((*files, *stats), any_bundle=any_bundle, max_length=shipped.hi),
         thresholds=Thresholds(tolerance, max_refused, level, distance, min_runs),
         any_bundle=any_bundle,
         modes=None if mode == "auto" else tuple(item for item in MODES if item == mode),
@@ -138,6 +140,11 @@ def command(
     if not report.enough:
         session.console.warn(report.verdict, "wait for more, or lower --min-runs")
     check_drift(report)
+
+
+def _tokenizer_of(bundle: Path) -> Path | None:
+    found = bundle / "tokenizer" / "tokenizer.json"
+    return found if found.is_file() else None
 
 
 def _table(report: DriftReport) -> RenderableType:

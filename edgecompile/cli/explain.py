@@ -14,6 +14,7 @@ from edgecompile.cli.options import (
     model_argument,
     target_option,
 )
+from edgecompile.cli.plan_options import read_sizes, traffic_options
 from edgecompile.cli.session import Command, Session, output_options
 
 if TYPE_CHECKING:
@@ -21,14 +22,15 @@ if TYPE_CHECKING:
 
     from edgecompile.explain_request import ExplainRequest
     from edgecompile.explanation import Explanation
-    from edgecompile.models import LoadedModel, LoadOptions
+    from edgecompile.lengths import LengthDistribution
+    from edgecompile.models import LoadOptions
     from edgecompile.targets import TargetProfile
 
 __all__ = ["command"]
 
 _EPILOG = """\b
 Examples:
-  edgecompile explain ./minilm
+  edgecompile explain ./minilm --texts queries.txt
   edgecompile explain model.py:make --max-length 256 --output why.html
   edgecompile explain ./minilm --lengths lengths.json --target raspberry-pi-5 --json
   edgecompile explain model.py:make --compare 16:17 --every --no-code
@@ -55,13 +57,7 @@ def _read_pair(
 )
 @model_argument
 @target_option
-@click.option(
-    "--lengths",
-    type=click.Path(allow_dash=True),
-    metavar="FILE",
-    help="Lengths of real inputs: figures are for the four padded buckets that cost them least by "
-    "the target's profile.",
-)
+@traffic_options
 @max_length_option
 @batch_option
 @model_options
@@ -70,7 +66,7 @@ def _read_pair(
     type=click.Choice(["fp32", "bf16", "int8"]),
     default="fp32",
     show_default=True,
-    help="Of the linear layers' weights on a CPU; a GPU's figures are in fp32.",
+    help="Data type of the linear layers' weights on a CPU; a GPU's figures are in fp32.",
 )
 @click.option(
     "--compare",
@@ -103,6 +99,9 @@ def command(
     model: str,
     target: str,
     lengths: str | None,
+    texts: str | None,
+    tokenizer: Path | None,
+    stats: tuple[Path, ...],
     max_length: int | None,
     batch: tuple[int, int],
     load: LoadOptions,
@@ -114,12 +113,16 @@ def command(
 ) -> None:
     """Say why MODEL is refused or slow, and what can be done about it.
 
-    Tries to export it, shows what every way gave with the lines of the model's code that are to
-    blame, which kernels its operators become and which are missing, work, bytes and memory for each
-    length, and what in its graph depends on the length. Whatever fails, the rest is looked at; the
-    exit code is 0 once there is something to say.
+    Tries every export method and reports the lines of the model's code that make each one fail, the
+    kernels that its operators become and those that are missing, work, bytes and memory for each
+    length, and what in its graph depends on the length. With lengths or texts of real inputs, the
+    figures are for the four padded buckets that cost them least by the target's profile. Continues
+    after failures; exits with 0 if it could report anything.
     """
+    from edgecompile.models import check_model
     from edgecompile.targets import load_target
+
+    check_model(model, load)
 
     profile = load_target(target)
     if profile.gpu is not None and precision != "fp32":
@@ -136,12 +139,15 @@ def command(
         code=not no_code,
         every=every,
     )
-    found = _explain(session, model, load, batch, request, lengths)
+    traffic = None
+    if stats or any(item is not None for item in (lengths, texts, tokenizer)):
+        traffic, _ = read_sizes(lengths, texts, tokenizer, model, stats, max_length=max_length)
+    found = _explain(session, model, load, batch, request, traffic)
     if output is not None:
         _write_page(output, found, profile)
     session.emit(found.to_json(), lambda: _table(found))
     if output is not None:
-        session.console.say(f"the page is {output}")
+        session.console.say(f"wrote {output}")
 
 
 def _explain(
@@ -150,7 +156,7 @@ def _explain(
     load: LoadOptions,
     batch: tuple[int, int],
     request: ExplainRequest,
-    lengths: str | None,
+    traffic: LengthDistribution | None,
 ) -> Explanation:
     from dataclasses import replace
 
@@ -159,26 +165,19 @@ def _explain(
     from edgecompile.models import load_model
 
     console = session.console
-    console.options(
-        {"model": model, "target": request.target.name, "batch": f"{batch[0]}:{batch[1]}"}
-    )
+    sizes = {} if batch == (1, 1) else {"batch": f"{batch[0]}:{batch[1]}"}
+    console.options({"model": model, "target": request.target.name, **sizes})
     try:
         with console.step("load the model"):
             loaded = load_model(model, load, batch=batch)
     except ModelError as error:
         return explain_load_failure(model, request, error)
-    if lengths is not None:
-        request = replace(request, buckets=_buckets(lengths, loaded, request))
+    if traffic is not None:
+        from edgecompile.explain_buckets import plan_roughly
+
+        buckets = plan_roughly(traffic, loaded, request.target, request.max_length)
+        request = replace(request, buckets=buckets)
     return explain_model(loaded, request, console)
-
-
-def _buckets(
-    lengths: str, loaded: LoadedModel, request: ExplainRequest
-) -> tuple[tuple[int, int], ...]:
-    from edgecompile.explain_buckets import plan_roughly
-    from edgecompile.lengths import read_lengths
-
-    return plan_roughly(read_lengths(lengths), loaded, request.target, request.max_length)
 
 
 def _write_page(output: Path, found: Explanation, profile: TargetProfile) -> None:
@@ -200,6 +199,7 @@ def _table(found: Explanation) -> RenderableType:
 
     from edgecompile.cli.console import heading, stack, table
     from edgecompile.explain_view import explanation_tables
+    from edgecompile.units import sentence
 
     shown: list[RenderableType] = [heading(f"{found.model} {found.summary}")]
     lines = []
@@ -220,5 +220,5 @@ def _table(found: Explanation) -> RenderableType:
     if found.padding is not None:
         notes.insert(0, f"padding: {found.padding}")
     if notes:
-        shown.append(Text("\n".join(f"· {note}" for note in notes)))
+        shown.append(Text("\n".join(f"· {sentence(note)}" for note in notes)))
     return stack(*shown)

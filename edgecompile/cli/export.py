@@ -47,6 +47,9 @@ def command(
     The programs are left in DIR/exported. What is there already for the same model and bucket is
     used again.
     """
+    from edgecompile.models import check_model
+
+    check_model(model, load)
     plan = read_plan(plan_file, work_dir)
 
     from edgecompile.compilation import ExportStore, export_buckets
@@ -76,6 +79,7 @@ def _table(rows: list[dict[str, Any]]) -> RenderableType:
     from rich.text import Text
 
     from edgecompile.cli.console import stack, table
+    from edgecompile.units import sentence
 
     cells = [
         (
@@ -91,4 +95,6 @@ def _table(rows: list[dict[str, Any]]) -> RenderableType:
     columns = ("bucket", "mode", "sizes", "exported as", "checks", "largest error")
     notes = list(dict.fromkeys(note for row in rows for note in row["notes"]))
     drawn = table(columns, cells, left=4)
-    return stack(drawn, Text("\n".join(f"· {note}" for note in notes))) if notes else drawn
+    return (
+        stack(drawn, Text("\n".join(f"· {sentence(note)}" for note in notes))) if notes else drawn
+    )

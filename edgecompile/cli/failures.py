@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -34,6 +35,17 @@ class Failure:
     exit_code: int
     message: str
     hint: str | None = None
+
+    def to_json(self, exc: BaseException) -> dict[str, Any]:
+        """What ``--json`` prints in place of the result; ``exc`` is what was raised."""
+        return {
+            "error": {
+                "code": self.exit_code,
+                "class": type(exc).__name__,
+                "message": self.message,
+                "hint": self.hint,
+            }
+        }
 
 
 def describe_failure(exc: BaseException) -> Failure:
@@ -72,7 +84,7 @@ def describe_failure(exc: BaseException) -> Failure:
     return Failure(
         INTERNAL,
         f"a bug in edgecompile: {type(exc).__name__}: {exc}".rstrip(": "),
-        "run it again with --debug and report the traceback",
+        "run it again with --debug and report the traceback to the maintainers",
     )
 
 

@@ -18,7 +18,7 @@ __all__ = ["command"]
 _EPILOG = """\b
 Examples:
   edgecompile inspect minilm.ecb
-  edgecompile inspect minilm.ecb --target raspberry-pi-5
+  edgecompile inspect minilm.ecb --target raspberry-pi-5 --audit
   edgecompile inspect minilm.ecb --target ./my-board.toml --json
 """
 
@@ -30,7 +30,7 @@ Examples:
     "-t",
     metavar="NAME",
     shell_complete=complete_target,
-    help="Whether these devices could run it: a name of 'edgecompile targets list', or a TOML file.",
+    help="Whether these devices could run it: a name from 'edgecompile targets list', or a TOML file.",
 )
 @click.option(
     "--host",
@@ -38,15 +38,23 @@ Examples:
     help="Whether this machine could run it: loads the bundle's CPU probe.  [default without "
     "--target]",
 )
+@click.option(
+    "--audit",
+    is_flag=True,
+    help="Audit every library: instructions, glibc, libraries and symbols that it needs. Takes "
+    "seconds.",
+)
 @click.option("--hash", "hashes", is_flag=True, help="Compare every file with its recorded hash.")
 @output_options
 @click.pass_obj
-def command(session: Session, bundle: Path, target: str | None, host: bool, hashes: bool) -> None:
+def command(
+    session: Session, bundle: Path, target: str | None, host: bool, audit: bool, hashes: bool
+) -> None:
     """Show BUNDLE's inputs, outputs, buckets, variants and sizes.
 
-    It says for each variant whether the devices of --target and this machine could run it, and
-    why not. The libraries are audited anew: for the target's glibc, or else for what the bundle
-    itself promises. No code of the bundle is loaded but, for this machine, its CPU probe.
+    Reports for each variant whether the devices of --target and this machine could run it, and why
+    not. --audit reads the libraries: for the target's glibc, or else for what the bundle itself
+    promises. No code of the bundle is loaded but, for this machine, its CPU probe.
     """
     from edgecompile.inspection import audit_bundle, judge_target
     from edgecompile.runtime.describe import describe_bundle
@@ -65,9 +73,11 @@ def command(session: Session, bundle: Path, target: str | None, host: bool, hash
         folder.close()
     document = describe_bundle(str(bundle), probe=host or profile is None)
     document["target"] = None if profile is None else judge_target(manifest, profile)
-    with session.console.step("audit the libraries"):
-        verdicts = audit_bundle(bundle, manifest, profile)
-    document["audit"] = [verdict.to_json() for verdict in verdicts]
+    document["audit"] = None
+    if audit:
+        with session.console.step("audit the libraries"):
+            verdicts = audit_bundle(bundle, manifest, profile)
+        document["audit"] = [verdict.to_json() for verdict in verdicts]
     session.emit(document, lambda: _table(document))
 
 
@@ -114,16 +124,6 @@ def _table(document: dict[str, Any]) -> RenderableType:
         for index, bucket in enumerate(manifest["buckets"])
     ]
     columns, variants = _variant_rows(document)
-    audit = [
-        (
-            verdict["variant"],
-            verdict["library"],
-            "fit" if verdict["ok"] else "unfit",
-            verdict["glibc"] or "–",
-            "; ".join(_finding(finding) for finding in verdict["findings"]) or "–",
-        )
-        for verdict in document["audit"]
-    ]
     return stack(
         facts(about),
         heading("Inputs and outputs"),
@@ -133,8 +133,7 @@ def _table(document: dict[str, Any]) -> RenderableType:
         heading("Variants"),
         table(columns, variants, left=len(columns)),
         *_target_lines(document["target"]),
-        heading("Audit"),
-        table(("variant", "library", "verdict", "glibc", "findings"), audit, left=5),
+        *_audit_lines(document["audit"]),
     )
 
 
@@ -178,6 +177,25 @@ def _target_lines(target: dict[str, Any] | None) -> list[RenderableType]:
 
     verdict = "can run it" if target["ok"] else f"can't: {target['problem']}"
     return [facts([(target["name"], verdict)])]
+
+
+def _audit_lines(verdicts: list[dict[str, Any]] | None) -> list[RenderableType]:
+    if verdicts is None:
+        return []
+    from edgecompile.cli.console import heading, table
+
+    rows = [
+        (
+            verdict["variant"],
+            verdict["library"],
+            "fit" if verdict["ok"] else "unfit",
+            verdict["glibc"] or "–",
+            "; ".join(_finding(finding) for finding in verdict["findings"]) or "–",
+        )
+        for verdict in verdicts
+    ]
+    columns = ("variant", "library", "verdict", "glibc", "findings")
+    return [heading("Audit"), table(columns, rows, left=5)]
 
 
 def _finding(finding: dict[str, Any]) -> str:

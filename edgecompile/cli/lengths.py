@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options import lengths_options, read_traffic
+from edgecompile.cli.options import read_traffic
+from edgecompile.cli.plan_options import read_sizes, traffic_options
 from edgecompile.cli.session import Command, Session, output_options
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ Examples:
     "lengths", cls=Command, epilog=_EPILOG, short_help="Read and summarise sequence lengths."
 )
 @click.argument("file", type=click.Path(allow_dash=True), required=False)
-@lengths_options
+@traffic_options
 @click.option("--model", metavar="MODEL", help="Folder of the model whose tokenizer --texts uses.")
 @click.option(
     "--max-length",
@@ -52,18 +53,22 @@ def command(
     lengths: str | None,
     texts: str | None,
     tokenizer: Path | None,
+    stats: tuple[Path, ...],
     model: str | None,
     max_length: int | None,
     output: Path | None,
 ) -> None:
-    """Read sequence lengths from FILE, or count the tokens of texts.
+    """Read sequence lengths from FILE or from devices' stats, or count the tokens of texts.
 
     FILE is what --lengths takes: .txt, .csv (length or length,count), .jsonl, .json histogram,
     .npy, or - for standard input. Every bad row is named.
     """
     if file is not None and lengths is not None:
         raise click.UsageError("FILE and --lengths are the same thing; give one of them.")
-    distribution = read_traffic(file or lengths, texts, tokenizer, model)
+    if stats:
+        distribution, _ = read_sizes(file or lengths, texts, tokenizer, model, stats)
+    else:
+        distribution = read_traffic(file or lengths, texts, tokenizer, model)
     over = 0.0
     if max_length is not None:
         distribution, over = distribution.clip(max_length)
@@ -97,5 +102,7 @@ def _table(distribution: LengthDistribution, max_length: int | None, over: float
     if max_length is not None:
         rows.append((f"over {max_length}", f"{format_share(over)}, counted as {max_length}"))
     bars = distribution.sparkline(60)
-    ends = f"{summary.min}".ljust(max(len(bars) - len(str(summary.max)), 1)) + f"{summary.max}"
+    low, high = str(summary.min), str(summary.max)
+    gap = max(len(bars) - len(low) - len(high), 2)
+    ends = low if low == high else f"{low}{' ' * gap}{high}"
     return stack(facts(rows), Text(f"  {bars}\n  {ends}"))

@@ -37,7 +37,7 @@ def _read_image_size(
         except ValueError:
             raise click.BadParameter(f"'{value}' isn't N, HxW or LO:HIxLO:HI.") from None
         if not 1 <= span[0] <= span[1]:
-            raise click.BadParameter(f"'{part}' doesn't ascend from 1 or more.")
+            raise click.BadParameter(f"LO:HI needs 1 <= LO <= HI, got {part}.")
         spans.append(span)
     if len(spans) > 2:
         raise click.BadParameter(f"'{value}' has {len(spans)} sizes, an image has two.")
@@ -62,6 +62,7 @@ def model_options(function: _Decorated) -> _Decorated:
         )
         return function(*args, load=load, **values)
 
+    from edgecompile.load_options import POOLING_MODES
     from edgecompile.tasks import TASK_NAMES
 
     for option in reversed(
@@ -73,9 +74,9 @@ def model_options(function: _Decorated) -> _Decorated:
             ),
             click.option(
                 "--pooling",
-                metavar="MODE",
-                help="Make one embedding of a text's token embeddings: mean, cls, max, lasttoken "
-                "and others; for folders without a modules.json.",
+                type=click.Choice(POOLING_MODES),
+                help="Make one embedding of a text's token embeddings; for folders without a "
+                "modules.json.",
             ),
             click.option("--normalize", is_flag=True, help="Divide the embedding by its length."),
             click.option(

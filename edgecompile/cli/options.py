@@ -19,6 +19,7 @@ __all__ = [
     "check_max_error",
     "check_precision",
     "check_traffic_options",
+    "complete_contenders",
     "complete_target",
     "backend_option",
     "jetpack_option",
@@ -50,7 +51,7 @@ def _read_batch(ctx: click.Context, param: click.Parameter, value: str) -> tuple
     except ValueError:
         raise click.BadParameter(f"'{value}' is neither a number nor LO:HI.") from None
     if not 1 <= lo <= hi:
-        raise click.BadParameter(f"'{value}' doesn't ascend from 1 or more.")
+        raise click.BadParameter(f"LO:HI needs 1 <= LO <= HI, got {value}.")
     return lo, hi
 
 
@@ -61,6 +62,26 @@ def complete_target(
     from edgecompile.targets import list_targets
 
     return [CompletionItem(name) for name in list_targets() if name.startswith(incomplete)]
+
+
+def _complete_jetpack(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    from edgecompile.jetpacks import list_jetpacks
+
+    return [CompletionItem(name) for name in list_jetpacks() if name.startswith(incomplete)]
+
+
+def complete_contenders(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """What a bundle can be measured against, behind commas as well, for the shell."""
+    from edgecompile.contenders import CONTENDERS
+
+    before, comma, last = incomplete.rpartition(",")
+    names = [name for name in CONTENDERS if name.startswith(last)]
+    files = [] if names else [CompletionItem(incomplete, type="file")]
+    return files or [CompletionItem(before + comma + name) for name in names]
 
 
 def _complete_model(
@@ -78,7 +99,7 @@ target_option: _Decorator[Any] = click.option(
     show_default=True,
     metavar="NAME",
     shell_complete=complete_target,
-    help="What to build for: a name of 'edgecompile targets list', or a TOML file.",
+    help="Device to build for: a name from 'edgecompile targets list', or a TOML file.",
 )
 
 batch_option: _Decorator[Any] = click.option(
@@ -119,15 +140,15 @@ def precision_options(function: _Decorated) -> _Decorated:
     precision = click.option(
         "--precision",
         type=click.Choice(["fp32", "fp16", "bf16", "int8", "auto"]),
-        help="Of the linear layers' weights on a CPU: fp32, bf16, int8; auto tries all on this "
-        "machine and takes the fastest that stays within --max-error. What a Jetson's GPU computes "
-        "in: fp32, fp16, int8.  [default: fp32 on CPUs, fp16 on GPUs]",
+        help="CPU: data type of the linear layers' weights (fp32, bf16, int8; auto picks the "
+        "fastest on this machine within --max-error). GPU: compute type (fp32, fp16, int8).  "
+        "[default: fp32 on CPUs, fp16 on GPUs]",
     )
     max_error = click.option(
         "--max-error",
         callback=_read_share,
         metavar="SHARE",
-        help="How far --precision auto may get from eager: the largest difference as a share of "
+        help="Largest difference from eager that --precision auto may cause, as a share of "
         "an output's largest magnitude, 0.01 or 1%.  [default: 2%]",
     )
     return precision(max_error(function))
@@ -146,8 +167,9 @@ def check_precision(precision: str | None, *, gpu: bool, target: str) -> None:
 
     known = GPU_PRECISIONS if gpu else (*PRECISIONS, "auto")
     if precision is not None and precision not in known:
+        choices = f"{', '.join(known[:-1])} or {known[-1]}"
         raise click.UsageError(
-            f"--precision {precision} isn't there for {target}: one of {', '.join(known)}."
+            f"Target {target} does not support --precision {precision}. Choose {choices}."
         )
 
 
@@ -156,7 +178,9 @@ def check_runtime_options(runtime: str, precision: str | None, *, gpu: bool) -> 
     if runtime == "torch" and gpu:
         raise click.UsageError("--runtime torch is for CPUs, and this target has a GPU.")
     if runtime == "torch" and precision not in (None, "fp32"):
-        raise click.UsageError(f"--precision {precision} is of the native runtime's kernels.")
+        raise click.UsageError(
+            f"--runtime torch does not support --precision {precision}. Choose fp32."
+        )
 
 
 backend_option: _Decorator[Any] = click.option(
@@ -164,8 +188,8 @@ backend_option: _Decorator[Any] = click.option(
     type=click.Choice(["auto", "torch-tensorrt"]),
     default="auto",
     show_default=True,
-    help="What makes a GPU's engine. auto: the device, from the bundle's ONNX. torch-tensorrt: this "
-    "machine, for its own GPU; the ONNX comes along for others.",
+    help="What builds a GPU's engine. auto: the device, from the bundle's ONNX. torch-tensorrt: this "
+    "machine, for its own GPU; the bundle holds the ONNX for other machines as well.",
 )
 
 runtime_option: _Decorator[Any] = click.option(
@@ -173,14 +197,15 @@ runtime_option: _Decorator[Any] = click.option(
     type=click.Choice(["native", "torch"]),
     default="native",
     show_default=True,
-    help="What runs the programs on a CPU. native: the library that comes with them. torch: for "
-    "models with kernels that it lacks, on hosts that have this very version of torch.",
+    help="What runs the programs on a CPU. native: the library in the bundle. torch: for models "
+    "with kernels that this library lacks, on hosts that have the same version of torch.",
 )
 
 jetpack_option: _Decorator[Any] = click.option(
     "--jetpack",
     metavar="RELEASE",
-    help="What a Jetson runs: 6.2 or 7.2.  [default: the first that the target names]",
+    shell_complete=_complete_jetpack,
+    help="JetPack release of the Jetson: 6.2 or 7.2.  [default: the first that the target names]",
 )
 
 
@@ -218,7 +243,7 @@ seed_option: _Decorator[Any] = click.option(
     default=0,
     show_default=True,
     metavar="N",
-    help="Of all random draws.",
+    help="Random seed.",
 )
 
 
@@ -235,8 +260,8 @@ def lengths_options(function: _Decorated) -> _Decorated:
             "--texts",
             type=click.Path(allow_dash=True),
             metavar="FILE",
-            help="Typical texts, one a line; their lengths in tokens are what counts. - reads "
-            "standard input.",
+            help="File with one typical text per line; the lengths of the texts in tokens are "
+            "used. - reads standard input.",
         ),
         click.option(
             "--lengths",
@@ -300,8 +325,11 @@ def _model_tokenizer(model: str) -> Path:
     """The tokenizer of a model folder, or of the transformer in a pipeline's folder."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
+        from edgecompile.model_forms import check_form
+
+        check_form(model)
         raise click.UsageError(
-            f"'{model}' is no folder with a tokenizer; --texts needs --tokenizer FILE."
+            f"'{model}' is not a folder with a tokenizer; --texts then needs --tokenizer FILE."
         )
     inner = sorted(path.parent / "tokenizer.json" for path in folder.glob("*/config.json"))
     found = [path for path in (folder / "tokenizer.json", *inner) if path.is_file()]

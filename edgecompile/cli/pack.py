@@ -78,11 +78,13 @@ def command(
 
     The bundle is run against eager first; only one that agrees gets its name.
     """
-    from edgecompile.cli.build import bundle_name
+    from edgecompile.cli.build import bundle_name, next_step
+    from edgecompile.models import check_model
     from edgecompile.targets import load_target
     from edgecompile.units import format_bytes
 
     profile = load_target(target)
+    check_model(model, load)
     chosen = [profile.variant(name) for name in variants] or None
     plan = read_plan(plan_file, work_dir)
     lengths = stage_lengths(work_dir)
@@ -132,6 +134,7 @@ def command(
             ("sha256", f"{packed.sha256}  manifest.json"),
         ]
     )
+    console.say(f"\n  {next_step(profile, packed.path, runtime)}")
     document = {
         "bundle": str(packed.path),
         "size_bytes": packed.size_bytes,

@@ -24,7 +24,7 @@ from edgecompile.cli.options import (
     target_option,
     threads_option,
 )
-from edgecompile.cli.plan_options import is_there, plan_options, read_sizes, traffic_options
+from edgecompile.cli.plan_options import plan_options, read_sizes, traffic_options
 from edgecompile.cli.session import Command, Session, output_options
 from edgecompile.cli.stages import load_for_plan
 
@@ -142,10 +142,14 @@ def command(
     check_max_error(precision, max_error)
     gpu = model is not None and _check_target(target, precision, kit)
     check_runtime_options(wanted["runtime"], precision, gpu=gpu)
+    if model is not None:
+        from edgecompile.models import check_model
+
+        check_model(model, load)
     source = file or lengths
     if source is None and texts is None and not stats and work_dir is not None:
         left = work_dir / "lengths.json"
-        source = str(left) if left.exists() or model is None or not is_there(model) else None
+        source = str(left) if left.exists() or model is None else None
     from edgecompile.joint_view import judge
     from edgecompile.plan_view import rival_programs
 
@@ -163,7 +167,7 @@ def command(
         stats,
         axes=axes,
         max_length=wanted["max_length"],
-        load=(load, batch) if model is not None and is_there(model) else None,
+        load=(load, batch) if model is not None else None,
     )
     if costs is not None:
         made = _plan_from_points(traffic, joint, costs, wanted)

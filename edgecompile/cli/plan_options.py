@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgecompile.lengths import LengthDistribution
     from edgecompile.models import LoadOptions
 
-__all__ = ["batch_traffic", "is_there", "plan_options", "read_sizes", "traffic_options"]
+__all__ = ["batch_traffic", "plan_options", "read_sizes", "traffic_options"]
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -66,40 +66,41 @@ def plan_options(function: _Decorated) -> _Decorated:
                 "--buckets",
                 type=click.IntRange(min=1),
                 metavar="K",
-                help="Exactly so many programs.",
+                help="Exact number of programs.",
             ),
             click.option(
                 "--max-buckets",
                 type=click.IntRange(min=1),
                 metavar="K",
-                help="At most so many programs. Default: as many as pay, 8 at most.",
+                help="Largest number of programs. Default: as many as pay, 8 at most.",
             ),
             click.option(
                 "--max-size",
                 type=_Quantity("size", parse_bytes),
                 metavar="SIZE",
-                help="Most bytes of the bundle: 120MB, 1.5GB.",
+                help="Largest size of the bundle: 120MB, 1.5GB.",
             ),
             click.option(
                 "--max-build-time",
                 "max_build_s",
                 type=_Quantity("duration", parse_duration),
                 metavar="TIME",
-                help="Longest that building may take: 90s, 10min.",
+                help="Longest time that the build may take: 90s, 10min.",
             ),
             click.option(
                 "--price-per-bucket",
                 type=click.FloatRange(min=0.0),
                 metavar="MS",
-                help="Milliseconds of the mean run that a program has to save.  [default: 1 to "
-                "5 % of the mean run, as far as measurements differ; 0 with --cost-points]",
+                help="Add a bucket only if it lowers the mean run time by at least this many "
+                "milliseconds.  [default: 1 to 5 % of the mean run, as far as measurements differ; "
+                "0 with --cost-points]",
             ),
             click.option(
                 "--runs",
                 type=click.FloatRange(min=1.0),
                 metavar="N",
-                help="How many runs the bundle will serve; what a program takes to build and load "
-                "is spread over them, and is its price.",
+                help="Expected number of runs. A bucket is added only if it saves more time over "
+                "these runs than it takes to build and load.",
             ),
             click.option(
                 "--calibration",
@@ -162,14 +163,6 @@ def read_sizes(
             joint = read_joint(lengths, named)
             return joint.marginal(joint.axes[0]), joint
     return read_traffic(lengths, texts, tokenizer, model), None
-
-
-def is_there(model: str) -> bool:
-    """Whether the files of a model specification exist, as far as it names any."""
-    where, colon, _ = model.rpartition(":")
-    return Path(model).expanduser().exists() or (
-        bool(colon) and (not where.endswith(".py") or Path(where).expanduser().is_file())
-    )
 
 
 def batch_traffic(

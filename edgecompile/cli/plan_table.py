@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from edgecompile import __version__
 from edgecompile.cli.console import heading, stack, table
 from edgecompile.joint_view import bucket_table
-from edgecompile.plan_view import COST_WORDS, policy_columns, policy_rows
+from edgecompile.plan_view import COST_WORDS, policy_caption, policy_columns, policy_rows
+from edgecompile.units import sentence
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,8 +26,11 @@ def plan_table(judgement: PlanJudgement) -> RenderableType:
     """The buckets, the policies and what there is to know."""
     columns, rows = bucket_table(judgement)
     buckets = table([_fold(column) for column in columns], rows, left=2)
-    policies = table(policy_columns(judgement), policy_rows(judgement), strong=0)
-    lines = table(("", ""), [("·", line) for line in judgement.sentences()], left=2)
+    headings = [_fold(column) for column in policy_columns(judgement)]
+    policies = table(headings, policy_rows(judgement), strong=0)
+    warned = [("!", f"Warning: {line}") for line in judgement.warnings]
+    said = [sentence(line) for line in (policy_caption(judgement), *judgement.sentences())]
+    lines = table(("", ""), [*warned, *(("·", line) for line in said)], left=2)
     lines.show_header = False
     return stack(heading("Buckets"), buckets, heading("Policies"), policies, lines)
 

@@ -42,6 +42,7 @@ class Session:
         self.quiet = False
         self.debug = False
         self.stdout: TextIO = sys.stdout
+        self._emitted = False
 
     @cached_property
     def console(self) -> Console:
@@ -74,6 +75,7 @@ class Session:
             document: plain JSON types only; NaN and infinities are refused.
             table: makes the rich renderable; called only if it is wanted.
         """
+        self._emitted = True
         try:
             if self.json:
                 self.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
@@ -87,7 +89,13 @@ class Session:
             raise
 
     def fail(self, exc: BaseException) -> int:
-        """Tells the person what went wrong. Returns the exit code."""
+        """Tells the person what went wrong, and with --json the script. Returns the exit code.
+
+        A command that has printed its result fails by its exit code: stdout holds one document.
+        """
+        if isinstance(exc, click.exceptions.NoArgsIsHelpError):
+            exc.show()  # the help as it is: nobody did anything wrong
+            return exc.exit_code
         failure = describe_failure(exc)
         if self.debug:
             traceback.print_exception(exc, file=sys.stderr)
@@ -95,6 +103,8 @@ class Session:
             with suppress(BrokenPipeError):
                 self.console.failure(failure.message, failure.hint)
         try:
+            if self.json and failure.message and not self._emitted:
+                self.stdout.write(json.dumps(failure.to_json(exc), indent=2) + "\n")
             self.stdout.flush()
         except OSError:
             # stdout's reader has gone, or its disk is full: the interpreter's own flush at exit
@@ -127,7 +137,7 @@ def output_options(function: _Decorated) -> _Decorated:
     for name, text in (
         ("--debug", "On failure, print the traceback; let the libraries below warn."),
         ("--quiet", "On stderr, only warnings and errors."),
-        ("--json", "Print the result on stdout as JSON."),
+        ("--json", 'Print the result on stdout as JSON; a failure as {"error": {…}}.'),
     ):
         short = ("-q",) if name == "--quiet" else ()
         function = click.option(

@@ -201,5 +201,5 @@ def _table(report: VerifyReport, buckets: tuple[Bucket, ...]) -> RenderableType:
             f"{good} of {len(report.texts)} texts were generated token by token as by the model"
             + (f", {ties} tokens with one as likely in their place" if ties else "")
         )
-    lines += [f"{name} was not run here: {why}" for name, why in report.not_executed.items()]
+    lines += report.not_run()
     return stack(table(columns, rows, left=3), Text("\n".join(lines)))

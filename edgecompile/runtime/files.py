@@ -239,6 +239,13 @@ class BundleFolder:
         place = "{}: ".format(os.path.join(self.path, MANIFEST_NAME))
         try:
             fd = os.open(MANIFEST_NAME, _FILE_FLAGS, dir_fd=self._fd)
+        except FileNotFoundError:
+            raise BundleError(
+                "{}: is not a bundle: it has no {} [bundle-manifest]".format(
+                    self.path, MANIFEST_NAME
+                ),
+                "the path must be a bundle, a folder that `edgecompile build` wrote",
+            ) from None
         except OSError as error:
             _raise_limit(error, os.path.join(self.path, MANIFEST_NAME))
             raise BundleError(
@@ -273,7 +280,8 @@ def _open_folder(path: str) -> int:
     except FileNotFoundError:
         text, hint = "doesn't exist", "check the path"
     except NotADirectoryError:
-        text, hint = "isn't a folder", "an archive of a bundle has to be unpacked first"
+        text = "is not a bundle: it isn't a folder"
+        hint = "an archive of a bundle has to be unpacked first"
     except OSError as error:
         _raise_limit(error, shorten(path, 1024))
         text, hint = "can't be opened: {}".format(error.strerror), "check the path"

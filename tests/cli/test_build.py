@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.cli.build import bundle_name
+from edgecompile.cli.build import bundle_name, next_step
+from edgecompile.targets import load_target
 from tests.cli.command import run
 
 
@@ -29,6 +30,44 @@ def test_bundle_names(model: str, name: str) -> None:
     assert bundle_name(model) == name
 
 
+@pytest.mark.parametrize(
+    ("target", "runtime", "expected"),
+    [
+        ("cpu-x86-64", "native", "Next: python3 'out dir/a.ecb' selftest"),
+        (
+            "raspberry-pi-5",
+            "native",
+            "Next: copy 'out dir/a.ecb' to the device, and there: python3 a.ecb selftest",
+        ),
+        (
+            "jetson-orin-nano",
+            "native",
+            "Next: copy 'out dir/a.ecb' to the device, and there: python3 a.ecb finish",
+        ),
+        (
+            "cpu-x86-64",
+            "torch",
+            "Next: python3 -m edgecompile.torch_runtime selftest 'out dir/a.ecb'",
+        ),
+    ],
+)
+def test_what_to_type_next(target: str, runtime: str, expected: str) -> None:
+    assert next_step(load_target(target), Path("out dir/a.ecb"), runtime) == expected
+
+
+def test_verbose_prints_the_defaults_too(files: Path) -> None:
+    (files / "m.py").write_text("def make(): raise ValueError('stop here')")
+    arguments = ("build", "m.py:make", "--lengths", "lengths.txt")
+    plain, full = (run(*arguments, *more).stderr.split("\n\n")[0] for more in ((), ("-v",)))
+    assert [line.split()[0] for line in plain.splitlines()] == [
+        "model",
+        "target",
+        "lengths",
+        "output",
+    ]
+    assert "seed" in full and "one for each CPU" in full and "as many as pay" in full
+
+
 def test_build_prints_the_path_of_a_verified_bundle(files: Path, tiny_model: Path) -> None:
     (files / "short.csv").write_text("length,count\n3,5\n9,20\n20,4\n")
     arguments = ["build", str(tiny_model), "--lengths", "short.csv", "--max-length", "24"]
@@ -43,6 +82,9 @@ def test_build_prints_the_path_of_a_verified_bundle(files: Path, tiny_model: Pat
     order = ["read the lengths", "load the model", "plan", "export", "compile", "pack"]
     places = [result.stderr.index(f" {step}") for step in order]
     assert result.stderr.startswith("  model") and "29 inputs, 3 to 20" in result.stderr
+    asked = [line.split()[0] for line in result.stderr.split("\n\n")[0].splitlines()]
+    assert asked == ["model", "target", "lengths", "output", "longest", "jobs"]
+    assert result.stderr.endswith("\n\n  Next: python3 out/tiny.ecb selftest\n")
     assert places == sorted(places)
     again = run(*arguments, "-o", "out/tiny.ecb")
     assert again.exit_code == 40 and "--force" in again.stderr

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.cli.command import run
 
 
 def test_inspect_a_bundle(tiny_bundle: Path) -> None:
-    document = json.loads(run("inspect", str(tiny_bundle), "--hash", "--json").stdout)
+    result = run("inspect", str(tiny_bundle), "--hash", "--audit", "--json")
+    document = json.loads(result.stdout)
     assert {"manifest", "manifest_sha256", "variants", "chosen", "bytes", "device_bytes"} <= set(
         document
     )
@@ -25,15 +27,36 @@ def test_inspect_a_bundle(tiny_bundle: Path) -> None:
     assert {verdict["target"] for verdict in document["audit"]} == {"the manifest"}
     packed = [v for v in document["audit"] if v["library"].startswith("bucket-")]
     assert len(packed) == 6 and all(v["vectorised"] for v in packed)
-    text = run("inspect", str(tiny_bundle)).stdout
+    assert "audit the libraries" in result.stderr
+    plain = run("inspect", str(tiny_bundle), "--json")
+    assert plain.stderr == "" and json.loads(plain.stdout) == {**document, "audit": None}
+    assert "Audit" not in run("inspect", str(tiny_bundle)).stdout
+    text = run("inspect", str(tiny_bundle), "--audit").stdout
     for part in ("Inputs and outputs", "input_ids", "batch × length", "Buckets", "Audit"):
         assert part in text
     assert "(chosen)" in text and "runs here" in text
 
 
+def test_what_is_no_bundle_is_told(tiny_bundle: Path, files: Path) -> None:
+    (files / "clone").mkdir()
+    (files / "README.md").write_text("# text")
+    for name, why in (("clone", "it has no manifest.json"), ("README.md", "it isn't a folder")):
+        result = run("inspect", name)
+        assert result.exit_code == 20
+        assert result.stderr.startswith(f"error: {name}: is not a bundle: {why}")
+
+
+def test_a_narrow_terminal_cuts_no_name(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "44")
+    text = run("inspect", str(tiny_bundle)).stdout
+    assert "…" not in text and max(map(len, text.splitlines())) <= 44
+    sha256 = hashlib.sha256((tiny_bundle / "manifest.json").read_bytes()).hexdigest()
+    assert sha256 in re.sub(r"\s+", "", text)
+
+
 def test_inspect_for_a_target(tiny_bundle: Path, files: Path) -> None:
     def ask(target: str) -> dict[str, Any]:
-        result = run("inspect", str(tiny_bundle), "--target", target, "--json")
+        result = run("inspect", str(tiny_bundle), "--target", target, "--audit", "--json")
         assert result.exit_code == 0, result.stderr
         document: dict[str, Any] = json.loads(result.stdout)
         assert document["host"] is None and document["chosen"] is None, "the probe was loaded"
@@ -67,7 +90,7 @@ def test_inspect_for_a_target(tiny_bundle: Path, files: Path) -> None:
     assert "needs glibc 2.34, this is 2.31" in old["target"]["variants"]["x86-64-v3"]
     unfit = [v for v in old["audit"] if not v["ok"]]
     assert unfit and all("promises 2.31" in v["findings"][0]["what"] for v in unfit)
-    table = run("inspect", str(tiny_bundle), "--target", "./old.toml", "--host").stdout
+    table = run("inspect", str(tiny_bundle), "--target", "./old.toml", "--host", "--audit").stdout
     for part in ("runs here", "runs on old", "needs glibc 2.34", "unfit", "can't: no variant"):
         assert part in re.sub(r"\s+", " ", table), table
 

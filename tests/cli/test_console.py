@@ -92,6 +92,25 @@ def test_tables_are_plain_in_a_file() -> None:
     ]
 
 
+def test_what_is_copied_is_folded_not_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgecompile.cli.console import facts, print_data, stack, table
+
+    monkeypatch.setenv("COLUMNS", "24")
+    rows = [("input", "attention_mask", "int64")]
+    print_data(
+        stack(
+            facts([("sha256", "abcdefghijklmn0123456789")]),
+            table(("", "name", "type"), rows, left=3),
+        ),
+        sys.stdout,
+    )
+    first, second, _, heading, _, *cells = capsys.readouterr().out.splitlines()
+    assert (first, second) == ("  sha256  abcdefghijklmn", "          0123456789")
+    assert "".join(line[heading.index("name") :].split()[0] for line in cells) == "attention_mask"
+
+
 def test_texts_of_a_bundle_bring_no_escape_sequences(capsys: pytest.CaptureFixture[str]) -> None:
     from edgecompile.cli.console import facts, print_data, stack, table
 

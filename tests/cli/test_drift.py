@@ -14,6 +14,7 @@ from edgecompile.buckets import plan_buckets
 from edgecompile.cli import cli
 from edgecompile.curves import CostCurve, CostPoint
 from edgecompile.lengths import LengthDistribution
+from tests.factories.folders import write_tokenizer
 from tests.served import BATCH, stats_document, write_bundle, write_stats
 
 CURVE = CostCurve((CostPoint(1, None, 1.0), CostPoint(256, None, 256.0)), "measured")
@@ -150,10 +151,29 @@ def test_bundles_that_do_not_say_what_they_were_planned_for(shipped: str) -> Non
     assert given.exit_code == 0, given.stderr
 
 
+def test_it_takes_the_traffic_options_of_the_other_commands(shipped: str) -> None:
+    a, b = write("a.json", shipped, counts(3.0, 1)), write("b.json", shipped, counts(3.0, 2))
+    assert run("tiny.ecb", "--from-stats", a, b).stdout == run("tiny.ecb", a, b).stdout
+    assert run("tiny.ecb", "--from-stats", a).exit_code == 0
+    Path("texts.txt").write_text("".join("word " * (i % 9 + 1) + "\n" for i in range(2000)))
+    result = run("tiny.ecb", a, "--texts", "texts.txt")
+    assert result.exit_code == 2 and "--texts needs --tokenizer FILE" in result.stderr
+    for tokenizer in (Path("tokenizer.json"), Path("tiny.ecb/tokenizer/tokenizer.json")):
+        write_tokenizer(tokenizer.parent, truncate=None)
+        options = ("--tokenizer", "tokenizer.json") if tokenizer.parent == Path(".") else ()
+        result = run("tiny.ecb", a, "--texts", "texts.txt", *options, "--json")
+        document = json.loads(result.stdout)
+        assert document["moved"] is True and result.exit_code == (46 if document["act"] else 0)
+        tokenizer.unlink()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
         (("tiny.ecb",), 2, "Missing argument 'STATS...'"),
+        (("tiny.ecb", "lengths.json"), 30, "lengths.json: is a lengths file, not a device's stats"),
+        (("lengths.json", "a.json"), 20, "lengths.json: is not a bundle: it isn't a folder"),
+        ((".", "a.json"), 20, ".: is not a bundle: it has no manifest.json"),
         (("absent.ecb", "a.json"), 20, "absent.ecb: doesn't exist"),
         (("tiny.ecb", "absent.json"), 30, "absent.json: can't be read"),
         (("tiny.ecb", "tiny.ecb/manifest.json"), 30, "stats_version: is required"),
@@ -182,6 +202,11 @@ def test_the_same_input_gives_the_same_bytes(shipped: str) -> None:
         ("edgecompile drift min", "file,min"),
         ("edgecompile drift minilm.ecb sta", "file,sta"),
         ("edgecompile drift minilm.ecb --any", "plain,--any-bundle"),
+        ("edgecompile bench minilm.ecb --against onnxruntime-o", "plain,onnxruntime-opset23"),
+        ("edgecompile bench minilm.ecb --against eager,openvino-b", "plain,eager,openvino-bf16"),
+        ("edgecompile bench minilm.ecb --against old", "file,old"),
+        ("edgecompile build bert --pooling me", "plain,mean"),
+        ("edgecompile build bert --jetpack 6", "plain,6.2"),
     ],
 )
 def test_completion(words: str, expected: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from pathlib import Path
@@ -22,12 +23,16 @@ from tests.cli.command import run
         (("nothing-like-it",), "Commands: build, lengths, plan"),
         (("lengths", "--txets", "x"), "--texts"),
         (("targets", "shw"), "show"),
-        (("build", "m", "--batch", "8:1", "--lengths", "x"), "'8:1' doesn't ascend"),
+        (
+            ("build", "m", "--batch", "8:1", "--lengths", "x"),
+            "'--batch': LO:HI needs 1 <= LO <= HI, got 8:1.",
+        ),
         (("build", "m", "--batch", "one", "--lengths", "x"), "'one' is neither"),
         (("build", "m", "--max-buckets", "0", "--lengths", "x"), "0 is not in the range"),
         (("build", "m", "--precision", "int3", "--lengths", "x"), "'int3' is not"),
-        (("build", "m"), "give --lengths FILE or --texts FILE"),
-        (("build", "m", "--lengths", "x", "--texts", "y"), "exclude each other"),
+        (("build", "m:make", "--lengths", "x", "--texts", "y"), "exclude each other"),
+        (("explain", "m:make", "--lengths", "x", "--texts", "y"), "exclude each other"),
+        (("explain", "m:make", "--lengths", "x", "--from-stats", "y"), "in place of --lengths"),
         (("lengths", "--texts", "y"), "--texts needs --tokenizer FILE or --model MODEL"),
         (("lengths", "x", "--lengths", "y"), "same thing"),
         (("plan", "x"), "Give either --model MODEL or --cost-points FILE"),
@@ -37,7 +42,7 @@ from tests.cli.command import run
         (("plan", "x", "--cost-points", "y", "--task", "logits", "--softmax"), "--task, --softmax"),
         (("plan", "x", "--model", "m", "--max-size", "big"), "'big' isn't a size such as 120MB"),
         (("plan", "x", "--model", "m", "--max-build-time", "1 day"), "isn't a duration such as"),
-        (("plan", "x", "--model", "m", "--from-stats", "s"), "in place of --lengths"),
+        (("plan", "x", "--model", "m:make", "--from-stats", "s"), "in place of --lengths"),
         (("export", "m"), "--work-dir"),
     ],
 )
@@ -62,9 +67,10 @@ def test_wrong_usage_says_what_and_where_to_look(
         (("lengths", "absent.txt"), 30, "absent.txt"),
         (("lengths", "empty.txt"), 30, "empty.txt"),
         (("lengths", "bad.txt"), 30, "-3"),
-        (("build", "m", "--lengths", "absent.txt"), 30, "absent.txt"),
+        (("build", "m:make", "--lengths", "absent.txt"), 30, "absent.txt"),
         (("targets", "show", "cpu-x68"), 31, "cpu-x86-64"),
         (("build", "absent", "--lengths", "lengths.txt"), 32, "there is no model 'absent'"),
+        (("build", "absent", "--texts", "absent.txt"), 32, "there is no model 'absent'"),
         (("build", "absent", "--lengths", "lengths.txt", "-t", "none"), 31, "unknown target"),
         (("compile", "-w", "."), 34, "there is no plan plan.json"),
         (("plan", "lengths.txt", "--cost-points", "lengths.txt"), 44, "cost"),
@@ -94,9 +100,51 @@ def test_each_cause_has_its_exit_code(
 
 def test_a_bundle_that_is_there_is_not_replaced(files: Path) -> None:
     (files / "old.ecb").mkdir()
-    result = run("build", "m", "--lengths", "lengths.txt", "-o", "old")
+    result = run("build", "m:make", "--lengths", "lengths.txt", "-o", "old")
     assert result.exit_code == 40
     assert "old.ecb is already there" in result.stderr and "--force" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "kind"),
+    [
+        (("lengths", "absent.txt"), 30, "LengthsError"),
+        (("targets", "show", "cpu-x68"), 31, "TargetError"),
+        (("build", "m.onnx", "--texts", "x"), 32, "ModelError"),
+        (("lengths",), 2, "UsageError"),
+        (("lengths", "--no-such-option"), 2, "NoSuchOption"),
+    ],
+)
+def test_a_script_reads_the_failure_on_stdout(
+    files: Path, arguments: tuple[str, ...], code: int, kind: str
+) -> None:
+    plain, result = run(*arguments), run(*arguments, "--json")
+    assert plain.stdout == "" and result.stderr == plain.stderr
+    assert result.exit_code == code
+    document = json.loads(result.stdout)
+    assert set(document) == {"error"}
+    assert set(document["error"]) == {"code", "class", "message", "hint"}
+    assert (document["error"]["code"], document["error"]["class"]) == (code, kind)
+    assert result.stderr.startswith(f"error: {document['error']['message']}")
+    assert f"hint: {document['error']['hint']}" in result.stderr
+
+
+def test_a_result_that_ends_in_a_failure_stays_one_document(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setenv("PATH", "/nowhere")
+    result = run("targets", "check", "--json")
+    assert result.exit_code == 35
+    assert json.loads(result.stdout)["ok"] is False
+
+
+def test_a_name_that_is_no_text_is_shown_one_way(files: Path) -> None:
+    name = os.fsdecode(b"l\xe9ngths.txt")
+    (files / name).write_text("3\n4\n")
+    assert run("lengths", name).stdout.splitlines()[0].endswith("l\\xe9ngths.txt")
+    (files / name).write_text("x y\n")
+    assert run("lengths", name).stderr.startswith("error: l\\xe9ngths.txt: 1 problem")
 
 
 def test_debug_shows_the_traceback(files: Path) -> None:

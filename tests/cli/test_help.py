@@ -46,6 +46,13 @@ def test_the_group_names_every_command_and_completion() -> None:
         assert f"_EDGECOMPILE_COMPLETE={shell}_source" in text
 
 
+@pytest.mark.parametrize("command", [(), ("targets",)])
+def test_a_group_alone_shows_its_help(command: tuple[str, ...]) -> None:
+    result = run(*command)
+    assert (result.exit_code, result.stdout) == (2, "")  # Click's convention
+    assert result.stderr == run(*command, "--help").stdout
+
+
 def test_completion_knows_commands_and_targets() -> None:
     environment = {
         **os.environ,

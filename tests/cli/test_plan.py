@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import LENGTHS, run
+from tests.served import stats_document, write_stats
 
 
 def test_lengths_summary_and_histogram(files: Path) -> None:
@@ -30,6 +31,26 @@ def test_lengths_of_standard_input() -> None:
     result = run("lengths", "-", stdin="3\n3\n9\n")
     assert result.exit_code == 0, result.stderr
     assert re.search(r"^  inputs +3, of 2 lengths$", result.stdout, re.MULTILINE)
+
+
+def test_the_ends_of_a_short_histogram_stay_apart() -> None:
+    assert run("lengths", "-", stdin="3\n4\n").stdout.splitlines()[-1] == "  3  4"
+    assert run("lengths", "-", stdin="7\n7\n").stdout.splitlines()[-1] == "  7"
+
+
+def test_a_file_of_texts_is_recognised(files: Path) -> None:
+    (files / "log.txt").write_text("Return the output of it\nand a second text, with a comma\n")
+    result = run("lengths", "log.txt")
+    assert result.exit_code == 30
+    assert "hint: is this a file of texts? Give it as --texts FILE" in result.stderr
+    (files / "log.txt").write_text("lenght\n3\n")
+    assert "hint: give one length per line" in run("lengths", "log.txt").stderr
+
+
+def test_lengths_of_what_devices_served(files: Path) -> None:
+    path = write_stats(files / "stats.json", stats_document({3: 5, 9: 2}))
+    document = json.loads(run("lengths", "--from-stats", str(path), "--json").stdout)
+    assert (document["lengths"], document["counts"]) == ([3, 9], [5, 2])
 
 
 def test_plan_from_cost_points(files: Path) -> None:
@@ -54,7 +75,7 @@ def test_plan_from_cost_points(files: Path) -> None:
     assert "<svg" in (files / "plan.html").read_text()
     assert run(*arguments, "--json").stdout == result.stdout
     text = run(*arguments).stdout
-    assert "Buckets" in text and "powers of two" in text and "+0.0 %" in text
+    assert "Buckets" in text and "powers of two" in text and "chosen" in text
     assert not re.search(r"[ \t]$", text, re.MULTILINE)
 
 

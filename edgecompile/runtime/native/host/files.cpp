@@ -65,7 +65,7 @@ Descriptor open_folder(const std::string& path) {
     fail(ECR_BUNDLE, path + ": doesn't exist [bundle-folder]", "check the path");
   }
   if (number == ENOTDIR) {
-    fail(ECR_BUNDLE, path + ": isn't a folder [bundle-folder]",
+    fail(ECR_BUNDLE, path + ": is not a bundle: it isn't a folder [bundle-folder]",
          "an archive of a bundle has to be unpacked first");
   }
   fail_if_limit(number, path);
@@ -172,6 +172,10 @@ std::string BundleFolder::label(const std::string& name) const { return join_pat
 std::string BundleFolder::read_manifest() const {
   const std::string place = label(kManifestName);
   const Descriptor file(open_retrying(folder_.get(), kManifestName, kFileFlags));
+  if (!file.valid() && errno == ENOENT) {
+    fail(ECR_BUNDLE, cat(path_, ": is not a bundle: it has no ", kManifestName, " [bundle-manifest]"),
+         "the path must be a bundle, a folder that `edgecompile build` wrote");
+  }
   if (!file.valid()) {
     const int number = errno;
     fail_if_limit(number, place);
