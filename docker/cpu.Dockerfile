@@ -30,13 +30,18 @@ RUN apt-get update \
 # The bundle in a layer of its own, last: a new one leaves the layers below as they are. It belongs
 # to root, so the process can't change what it runs.
 COPY . /opt/model.ecb
-# Nobody can write byte code later. It is checked by the sources' hash, as with SOURCE_DATE_EPOCH all
-# of Python's is here: an engine that sets all files' times would make the usual kind stale.
-RUN python3 -m compileall -q /opt/model.ecb/runtime
+# The runtime is installed beside the bundle once it was compared with the manifest, which any command
+# does first. Nobody can write byte code later. It is checked by the sources' hash, as with
+# SOURCE_DATE_EPOCH all of Python's is here: an engine that sets all files' times would make the usual
+# kind stale.
+RUN python3 -I /opt/model.ecb/__main__.py --help >/dev/null \
+ && cp -R /opt/model.ecb/runtime /opt/runtime \
+ && find /opt/runtime -name __pycache__ -type f -delete \
+ && python3 -m compileall -q /opt/runtime
 
 # python3 -m looks in the working directory first.
 WORKDIR /
-ENV PYTHONPATH=/opt/model.ecb/runtime \
+ENV PYTHONPATH=/opt/runtime \
     PYTHONDONTWRITEBYTECODE=1 \
     EDGECOMPILE_FALLBACK=cpu
 USER 10001

@@ -55,13 +55,18 @@ RUN apt-get update \
       /var/cache/ldconfig/aux-cache /var/lib/dpkg/*-old /var/log/apt /var/log/*.log
 
 COPY . /opt/model.ecb
-# Nobody can write byte code later. It is checked by the sources' hash, as with SOURCE_DATE_EPOCH all
-# of Python's is here: an engine that sets all files' times would make the usual kind stale.
-RUN python3 -m compileall -q /opt/model.ecb/runtime
+# The runtime is installed beside the bundle once it was compared with the manifest, which any command
+# does first. Nobody can write byte code later. It is checked by the sources' hash, as with
+# SOURCE_DATE_EPOCH all of Python's is here: an engine that sets all files' times would make the usual
+# kind stale.
+RUN python3 -I /opt/model.ecb/__main__.py --help >/dev/null \
+ && cp -R /opt/model.ecb/runtime /opt/runtime \
+ && find /opt/runtime -name __pycache__ -type f -delete \
+ && python3 -m compileall -q /opt/runtime
 
 # python3 -m looks in the working directory first.
 WORKDIR /
-ENV PYTHONPATH=/opt/model.ecb/runtime \
+ENV PYTHONPATH=/opt/runtime \
     PYTHONDONTWRITEBYTECODE=1 \
     EDGECOMPILE_CACHE=/var/cache/edgecompile
 USER 10001

@@ -3,7 +3,7 @@
     demo_device.py check                    that torch can't be imported here
     demo_device.py embed BUNDLE SENTENCES   embed sentences (token ids), show how similar they are
 
-The runtime comes from the bundle: PYTHONPATH=BUNDLE/runtime.
+The runtime comes from the bundle: python3 BUNDLE demo_device.py ...
 """
 
 import importlib.metadata

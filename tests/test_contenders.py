@@ -28,7 +28,9 @@ from edgecompile.contenders.process import WorkerProcess, clean_environment
 from edgecompile.contenders.sizes import folder_bytes, package_bytes
 from edgecompile.contenders.worker.inputs import make_inputs
 from edgecompile.errors import BenchError, MissingDependencyError, ModelError
+from edgecompile.runtime.errors import DamagedBundleError
 from tests.needs import lack
+from tests.runtime.bundles import DummyBundle
 
 SPECS = [
     {"name": "ids", "dtype": "int64", "shape": ["batch", "length"], "bounds": [0, 30521]},
@@ -245,6 +247,17 @@ def test_a_bundle_runs_alone_in_its_process(tiny_bundle: Path, tmp_path: Path) -
     assert set(parts) == {"weights", "programs", "native runtime", "Python runtime"}
     whole = folder_bytes(tiny_bundle)
     assert min(parts.values()) > 0 and sum(parts.values()) < whole
+
+
+def test_a_bundle_with_planted_files_does_not_start(tmp_path: Path) -> None:
+    bundle = DummyBundle(tmp_path / "it.ecb")
+    bundle.write()
+    planted = bundle.folder / "runtime" / "sitecustomize.py"
+    planted.parent.mkdir()
+    planted.write_text(f"open({str(tmp_path / 'trace')!r}, 'w')\n")
+    with pytest.raises(DamagedBundleError, match=r"runtime: isn't listed"):
+        BundleContender("it", bundle.folder).prepare(empty_workshop(tmp_path))
+    assert not (tmp_path / "trace").exists()
 
 
 def test_errors_of_a_contender_are_told(tmp_path: Path) -> None:

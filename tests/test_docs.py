@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from edgecompile import errors
-from edgecompile.cli import cli
+from edgecompile.cli import DEVICE_COMMANDS, cli
 from edgecompile.runtime import __main__ as device
 from edgecompile.runtime import errors as device_errors
 from edgecompile.runtime import model as device_model
@@ -120,6 +120,8 @@ def test_commands_and_their_options_exist(page: str, line: str) -> None:
         assert (REPOSITORY / words[0]).stat().st_mode & 0o100, f"{words[0]} can't be run"
     elif words[:2] == ["python3", "-m"] and words[2] in (RUNTIME_COMMAND, *PACKAGES.values()):
         device.make_parser().parse_args(words[3:])
+    elif words[0] == "python3" and words[1].endswith(".ecb") and not words[2].endswith(".py"):
+        device.make_parser(bundle=words[1]).parse_args(words[2:])
     elif words[0] == "edgecompile":
         parse_command(words[1:])
 
@@ -133,6 +135,8 @@ def parse_command(words: list[str]) -> None:
         assert found is not None, f"there is no command {words[0]}"
         context = click.Context(command, info_name=command.name, parent=context)
         command, words = found, words[1:]
+    if command.name in DEVICE_COMMANDS:
+        device.make_parser().parse_args([command.name, *words])
     command.make_context(command.name, list(words), parent=context)
 
 

@@ -387,7 +387,6 @@ def _write_kit(session: Session, request: PlanRequest, subject: _Subject, kit: P
     from edgecompile.cost_sources import make_measuring_kit
     from edgecompile.staging import bundle_path
     from edgecompile.targets import load_target
-    from edgecompile.verify import runtime_command
 
     profile = load_target(subject.target)
     longest = request.max_length
@@ -399,8 +398,7 @@ def _write_kit(session: Session, request: PlanRequest, subject: _Subject, kit: P
             built = make_measuring_kit(exports, profile, request, bundle_path(kit), work, step=step)
     session.console.say_notes(notes)
     session.console.say(
-        f"on the device: PYTHONPATH={built.path.name}/runtime python3 -m "
-        f"{runtime_command(built.path)} bench {built.path.name} --calibrate calibration.json"
+        f"on the device: python3 {built.path.name} bench --calibrate calibration.json"
     )
     document = {
         "kit": str(built.path),

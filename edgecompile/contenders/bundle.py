@@ -17,16 +17,18 @@ from edgecompile.runtime.manifest import MANIFEST_NAME, TORCH, Manifest, parse_m
 __all__ = ["BundleContender", "read_bundle"]
 
 
-def read_bundle(path: Path) -> Manifest:
-    """The manifest of a bundle.
+def read_bundle(path: Path, *, whole: bool = False) -> Manifest:
+    """The manifest of a bundle; ``whole`` compares all files with it.
 
     Raises:
-        BundleError: it is missing or malformed.
+        BundleError: it is missing or malformed, or a file isn't as it says.
     """
     from edgecompile.runtime.files import BundleFolder
 
     folder = BundleFolder(str(path))
     try:
+        if whole:
+            folder.check_hashes()
         return folder.manifest
     finally:
         folder.close()
@@ -54,14 +56,17 @@ class BundleContender:
         """Puts the bundle's own runtime on the process' path; nothing else has to be made.
 
         Raises:
+            BundleError: the bundle is damaged, or holds files that its manifest doesn't list.
             BenchError: the runtime can't be imported.
         """
         bundle = self.path.resolve()
+        # Before anything in it runs: its Python runtime does so unhashed.
+        manifest = read_bundle(bundle, whole=True)
         settings = {
             "path": str(bundle),
             "threads": workshop.threads,
             "variant": workshop.variant,
-            "torch": any(v.backend == TORCH for v in read_bundle(bundle).variants),
+            "torch": any(v.backend == TORCH for v in manifest.variants),
         }
         # Compiled Python files must not fall into the bundle, but from its second start on a
         # device has them, as the other contenders do.
