@@ -178,8 +178,13 @@ def _add_padding(
     except EdgecompileError as error:
         return replace(found, padding=f"not known: {error.message}")
     if not verdict.safe:
-        return replace(found, padding=verdict.reason, padding_safe=False)
-    text = f"leaves the outputs as they are, in {len(verdict.tried)} pairs of lengths up to {hi}"
+        return replace(
+            found, padding=verdict.reason, padding_safe=False if verdict.harmful else None
+        )
+    text = (
+        f"is proven to leave the outputs as they are, and did in {len(verdict.tried)} trials at "
+        f"lengths up to {hi}"
+    )
     return replace(found, padding=text, padding_safe=True)
 
 

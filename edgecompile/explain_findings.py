@@ -17,6 +17,7 @@ _PADDED = "a build makes padded buckets of it, one fixed length each: --mode pad
 _EACH = (
     "padding changes its outputs: only buckets of one length each serve it, for lengths that occur"
 )
+_PERHAPS = "nothing proves padding harmless: --assume-paddable makes padded buckets all the same"
 _WRAP = "handle other lengths in the model, or declare in a factory's limits what it takes"
 
 
@@ -65,20 +66,27 @@ def _refusals(found: Explanation) -> Iterator[Finding]:
         yield Finding(
             "refused" if found.verdict == "refused" else "limit",
             f"{item.axis} becomes the constant {item.size} when the model is traced",
-            _PADDED if found.padding_safe else _EACH,
+            _padding_cure(found),
             item.place,
         )
     fixed = {item.axis for item in found.specialisations}
     first = next((rung for rung in found.rungs if rung.outcome in ("refused", "wrong")), None)
     if first is not None and not fixed:
         data = "depend on values" in first.text or bool(found.breaks)
-        cure = _NO_GUARD if data else {"padded": _PADDED, "static": _EACH}.get(found.verdict, "")
+        static = found.verdict in ("padded", "static")
+        cure = _NO_GUARD if data else _padding_cure(found) if static else ""
         text = f"torch.export ({first.rung}): {first.text}"
         yield Finding("refused" if found.verdict == "refused" else "limit", text, cure, first.place)
     for leaving in found.breaks:
         if first is None or leaving.place is None or leaving.place != first.place:
             text = f"tracing leaves the graph: {leaving.reason}"
             yield Finding("refused", text, _NO_GUARD, leaving.place)
+
+
+def _padding_cure(found: Explanation) -> str:
+    if found.padding_safe is None:
+        return _PERHAPS
+    return _PADDED if found.padding_safe else _EACH
 
 
 def _limits(found: Explanation) -> Iterator[Finding]:
@@ -94,6 +102,8 @@ def _limits(found: Explanation) -> Iterator[Finding]:
             text = f"eager works at multiples of {found.multiple} only; it {text[6:]}"
             cure = f"fill inputs up to a multiple of {found.multiple} within the model"
         yield Finding("limit", text, cure, calls[-1] if calls else None)
+    if found.padding_safe is None and found.padding and found.verdict == "static":
+        yield Finding("limit", found.padding, _PERHAPS)
     if found.padding_safe is False and found.length_axis is not None:
         needed = found.verdict in ("static", "padded")
         yield Finding(

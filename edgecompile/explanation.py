@@ -35,7 +35,7 @@ VERDICTS: Mapping[str, str] = {
     "dynamic": "compiles: one program serves every length",
     "narrower": "compiles for a part of the lengths only",
     "padded": "compiles as padded buckets, one program for each length",
-    "static": "exports for one length at a time, and padding changes its outputs",
+    "static": "exports for one length at a time, and padding changes its outputs or may do so",
     "missing-kernels": "exports, but calls kernels that the native runtime hasn't got",
     "no-code": "exports, but torch's Inductor can't generate code for it",
     "refused": "can't be exported",

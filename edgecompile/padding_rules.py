@@ -189,7 +189,7 @@ def ordered(code: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
 
 
 #: Reductions for which an element of this value, known, is as good as none.
-_NEUTRAL = {
+_NEUTRAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     **dict.fromkeys(("sum", "linalg_vector_norm", "any"), lambda v: v == 0),
     **dict.fromkeys(("prod", "all"), lambda v: v == 1),
     **dict.fromkeys(("amax", "max", "logsumexp", "argmax"), lambda v: v <= MASKED),

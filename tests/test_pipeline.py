@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+from edgecompile.buckets import BucketPlan
 from edgecompile.errors import (
     AuditError,
     BundleWriteError,
     CompileError,
     LengthsError,
     MissingKernelError,
+    PlanError,
     TargetError,
     VerificationError,
 )
@@ -27,6 +29,7 @@ from edgecompile.models import load_model
 from edgecompile.pipeline import BuildRequest, BuildResult, build
 from edgecompile.plan_request import PlanRequest
 from edgecompile.runtime import open_bundle
+from tests.cli.command import run
 
 LENGTHS = LengthDistribution.from_samples([2, 3, 5, 5, 8, 13, 13, 13, 21, 30])
 
@@ -288,3 +291,58 @@ def test_programs_of_another_plan_are_not_packed(padded: BuildResult) -> None:
     assert load_compiled(*arguments, keys=keys).artifacts
     with pytest.raises(CompileError, match="bucket 1, x86-64-v3"):
         load_compiled(*arguments, keys=[keys[0], "another"])
+
+
+PERHAPS = """
+import torch
+
+class Perhaps(torch.nn.Module):
+    '''Pools by a softmax whose mask is finite: right only as long as scores are small.'''
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.table = torch.nn.Embedding(20, 8)
+        self.score = torch.nn.Linear(8, 1)
+
+    def forward(self, ids, mask):
+        x = self.table(ids)
+        scores = self.score(x).squeeze(-1) + (1.0 - mask.to(x.dtype)) * -1e4
+        return (scores.softmax(-1).unsqueeze(-1) * x).sum(1)
+
+def make():
+    ones = torch.ones(1, 6, dtype=torch.int64)
+    return {
+        "module": Perhaps(),
+        "inputs": {"ids": ones, "mask": ones},
+        "axes": {"ids": {1: "length"}, "mask": {1: "length"}},
+        "pad": {"ids": 0, "mask": 0},
+        "bounds": {"ids": (0, 19), "mask": (0, 1)},
+        "limits": {"length": (1, 30)},
+    }
+"""
+
+
+def test_padding_that_is_assumed_is_told_by_the_bundle(tmp_path: Path) -> None:
+    source = tmp_path / "perhaps.py"
+    source.write_text(PERHAPS)
+    wanted = {"mode": "pad", "buckets": 1, "max_length": 30}
+    with pytest.raises(
+        PlanError, match=r"isn't proven harmless.*_softmax.*perhaps\.py:16"
+    ) as error:
+        build(request(f"{source}:make", tmp_path, **wanted))
+    assert "--assume-paddable" in str(error.value.hint)
+    result = build(request(f"{source}:make", tmp_path, **wanted, assume_paddable=True))
+    assert result.plan.padding == "assumed"
+    assert any("nothing proves that padding" in note for note in result.notes)
+    with open_bundle(result.bundle_path) as model:
+        assert model.manifest.plan["padding"] == model.info()["padding"] == "assumed"
+    document = json.loads(run("inspect", str(result.bundle_path), "--json").stdout)
+    assert document["manifest"]["plan"]["padding"] == "assumed"
+    assert "--assume-paddable" in run("inspect", str(result.bundle_path)).stdout
+
+
+def test_padding_that_is_proven_is_told_by_the_bundle(padded: BuildResult) -> None:
+    with open_bundle(padded.bundle_path) as model:
+        assert model.manifest.plan["padding"] == "proven"
+    assert BucketPlan.from_json(padded.plan.to_json()).padding == "proven"

@@ -231,6 +231,7 @@ class Model(Unique, Generator):
             buckets=whole["buckets"],
             tolerance=whole["tolerance"],
             generation=whole.get("generation"),
+            padding=manifest.plan.get("padding"),
             variant=self._variant.name,
             backend=self._variant.backend,
             refused_variants=dict(self._refused),
