@@ -64,7 +64,7 @@ def no_memory(doing: str, needed: int = 0) -> MemoryLimitError:
         hint = "raise the limit of address space: ulimit -v, or RLIMIT_AS of the service"
     if used:
         parts.append("{} are in use".format(used))
-    return MemoryLimitError("{}: {} [memory-limit]".format(doing, ", ".join(parts)), hint)
+    return MemoryLimitError("{}: {}".format(doing, ", ".join(parts)), hint)
 
 
 @contextlib.contextmanager
@@ -80,19 +80,19 @@ def memory_for(doing: str) -> Iterator[None]:
 
 
 def _too_many_files(where: str) -> HostLimitError:
-    text = "{}: can't be opened: this process has as many files open as it may, {} [open-files]"
+    text = "{}: can't be opened: this process has as many files open as it may, {}"
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     hint = "raise the limit: ulimit -n, or LimitNOFILE of the service; or close files"
     return OpenFilesError(text.format(where, limit), hint)
 
 
 def _too_many_on_system(where: str) -> HostLimitError:
-    text = "{}: can't be opened: the whole system has as many files open as it may [open-files]"
+    text = "{}: can't be opened: the whole system has as many files open as it may"
     return OpenFilesError(text.format(where), "raise fs.file-max (sysctl), or end other programs")
 
 
 def _not_permitted(where: str) -> HostLimitError:
-    text = "{}: user {} isn't permitted to read it [permission]"
+    text = "{}: user {} isn't permitted to read it"
     return FilePermissionError(
         text.format(where, os.geteuid()),
         "give this user the right: chmod -R a+rX BUNDLE, and x on each folder above it",
@@ -100,7 +100,7 @@ def _not_permitted(where: str) -> HostLimitError:
 
 
 def _no_exec(where: str, path: str) -> HostLimitError:
-    text = "{}: the system doesn't let code run from it{} [no-exec]"
+    text = "{}: the system doesn't let code run from it{}"
     why = ": its file system is mounted noexec" if _mounted_noexec(path) else ""
     return NoExecError(
         text.format(where, why),

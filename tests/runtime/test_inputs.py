@@ -115,8 +115,6 @@ def test_lists_and_other_layouts_become_contiguous_arrays(checker: InputChecker)
         arrays, _ = checker.check(dict(good(), input_ids=value))
         assert arrays[0].flags.c_contiguous and type(arrays[0]) is np.ndarray
         np.testing.assert_array_equal(arrays[0], value)
-    masked = np.ma.masked_array(np.ones((1, 5), np.int64), mask=True)
-    assert type(checker.check(dict(good(), input_ids=masked))[0][0]) is np.ndarray
 
 
 def test_an_object_that_cannot_be_an_array(checker: InputChecker) -> None:

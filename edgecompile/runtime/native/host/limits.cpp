@@ -50,7 +50,7 @@ void fail_for_memory(const std::string& doing, int64_t needed) {
     text += cat(", the process may have ", limit, " bytes of address space");
     hint = "raise the limit of address space: ulimit -v, or RLIMIT_AS of the service";
   }
-  fail(ECR_MEMORY, text + " [memory-limit]", hint);
+  fail(ECR_MEMORY, text, hint);
 }
 
 void fail_if_limit(int number, const std::string& where, int64_t needed) {
@@ -58,18 +58,15 @@ void fail_if_limit(int number, const std::string& where, int64_t needed) {
     case EMFILE:
       fail(ECR_FILES,
            cat(where, ": can't be opened: this process has as many files open as it may, ",
-               soft_limit(RLIMIT_NOFILE), " [open-files]"),
+               soft_limit(RLIMIT_NOFILE)),
            "raise the limit: ulimit -n, or LimitNOFILE of the service; or close files");
     case ENFILE:
       fail(ECR_FILES,
-           where +
-               ": can't be opened: the whole system has as many files open as it may"
-               " [open-files]",
+           where + ": can't be opened: the whole system has as many files open as it may",
            "raise fs.file-max (sysctl), or end other programs");
     case EACCES:
     case EPERM:
-      fail(ECR_PERMISSION,
-           cat(where, ": user ", geteuid(), " isn't permitted to read it [permission]"),
+      fail(ECR_PERMISSION, cat(where, ": user ", geteuid(), " isn't permitted to read it"),
            "give this user the right: chmod -R a+rX BUNDLE, and x on each folder above it");
     case ENOMEM:
       fail_for_memory(where, needed);
@@ -92,7 +89,7 @@ void fail_if_loading_limit(const std::string& text, const std::string& where,
   const bool noexec = mounted_noexec(path);
   fail(ECR_NOEXEC,
        cat(where, ": the system doesn't let code run from it",
-           noexec ? ": its file system is mounted noexec" : "", " [no-exec]"),
+           noexec ? ": its file system is mounted noexec" : ""),
        noexec ? "mount it without noexec, or move the bundle to another file system"
               : "see what the security module logs, SELinux or AppArmor, or move the bundle");
 }

@@ -30,8 +30,7 @@ int32_t record_exception() noexcept {
     set_last_error(error.what());
     return error.code();
   } catch (const std::bad_alloc&) {
-    set_last_error(
-        "out of memory [memory-limit]\nhint: free memory, or raise its limit: ulimit -v");
+    set_last_error("out of memory\nhint: free memory, or raise its limit: ulimit -v");
     return ECR_MEMORY;
   } catch (const std::exception& error) {
     set_last_error(error.what());
