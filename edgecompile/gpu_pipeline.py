@@ -11,16 +11,18 @@ from dataclasses import replace
 
 from edgecompile.build_request import TORCH_TENSORRT, BuildRequest, BuildResult
 from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets
+from edgecompile.errors import ModelError, PlanError
 from edgecompile.generation_plan import require_native
 from edgecompile.gpu_parts import GpuParts, engine_notes, rtx_notes
 from edgecompile.gpu_specs import GPU_PRECISION
 from edgecompile.jetpacks import find_jetpack
-from edgecompile.kits import whole_bucket
-from edgecompile.models import load_model
+from edgecompile.kits import KitScope, whole_bucket
+from edgecompile.models import LoadedModel, load_model
 from edgecompile.onnx_build import build_onnx
 from edgecompile.onnx_ops import OnnxTarget, known_releases
 from edgecompile.onnx_report import OnnxArtifact
 from edgecompile.packing import pack_bundle
+from edgecompile.plan_request import require_paddable
 from edgecompile.planning import plan_model
 from edgecompile.progress import StepHandle
 from edgecompile.rtx_check import RtxReport, bucket_profiles, check_rtx, has_rtx
@@ -92,6 +94,7 @@ def build_for_gpu(
             )
 
         artifact = stages.run("write and check the ONNX", make_onnx)
+        artifact = _with_padding(artifact, model, request, planned.scope)
         rtx: RtxReport | None = None
         if has_rtx():
             profiles = bucket_profiles(planned.plan.buckets, model.inputs)
@@ -157,3 +160,23 @@ def build_for_gpu(
         rtx=rtx,
         engine=engine,
     )
+
+
+def _with_padding(
+    artifact: OnnxArtifact, model: LoadedModel, request: BuildRequest, scope: KitScope
+) -> OnnxArtifact:
+    """The artifact; padding, which its own runs found harmless, is also to be proven so.
+
+    A device that fills up every bucket does that along all axes.
+    """
+    if not artifact.check.padding:
+        return artifact
+    try:
+        for name, extent in scope.axes:
+            if extent.lo < extent.hi:
+                along = replace(model, length_axis=name)
+                require_paddable(along, extent.lo, extent.hi, assume=request.plan.assume_paddable)
+    except (ModelError, PlanError) as error:
+        check = replace(artifact.check, padding=False, padding_reason=error.message)
+        return replace(artifact, check=check)
+    return artifact

@@ -198,8 +198,8 @@ def _trials(loaded: LoadedModel, axis: str, pairs: Pairs) -> Iterator[tuple[str,
     floats = any(BY_NAME[spec.dtype].kind == "f" and _is_drawn(spec) for spec in loaded.inputs)
     kinds = _KINDS if floats else {kind: _KINDS[kind] for kind in _WHOLE_KINDS}
     for index, kind in enumerate(kinds):
-        yield kind, short[index % len(short)]
-        yield kind, short[(index + 2) % len(short)]
+        for number in dict.fromkeys((0, index % len(short), (index + 2) % len(short))):
+            yield kind, short[number]
 
 
 def _is_drawn(spec: InputSpec) -> bool:
@@ -226,6 +226,10 @@ _KINDS: dict[str, Callable[[torch.Tensor, int, float], torch.Tensor]] = {
     "the same at all positions": _constant,
     "around -4": lambda x, dim, pad: x - 4,
     "100 times as large": lambda x, dim, pad: 100 * x,
+    # All scores of a row are then far above or far below those of padding.
+    "100 times as large and the same at all positions": lambda x, dim, pad: (
+        100 * _constant(x, dim, pad)
+    ),
     "a thousandth as large": lambda x, dim, pad: x / 1000,
     "mostly equal to the pad value": _sparse,
 }

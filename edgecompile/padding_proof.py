@@ -332,7 +332,24 @@ def _traceable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(without_mask_detection(module))
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(_restored(module))
         yield
+
+
+@contextmanager
+def _restored(module: torch.nn.Module) -> Iterator[None]:
+    """Gives modules back what they hold: some keep tables that they computed, here of codes."""
+    kept = [(part.__dict__, dict(part.__dict__)) for part in module.modules()]
+    inner = [(v, v.copy()) for _, d in kept for v in d.values() if isinstance(v, (dict, list))]
+    try:
+        yield
+    finally:
+        for now, before in (*kept, *inner):
+            if isinstance(now, list):
+                now[:] = before
+            else:
+                now.clear()
+                now.update(before)
 
 
 def _wrong(

@@ -209,7 +209,7 @@ def require_paddable(
     """
     middle = (shortest + longest) // 2
     pairs = dict.fromkeys([(shortest, longest), (shortest, shortest + 1), (middle, longest)])
-    verdict = check_padding(model, [(length, to) for length, to in pairs if length < to])
+    verdict = check_padding(model, [(a, b) for a, b in pairs if a < b <= longest])
     if verdict.safe:
         return PROVEN
     if assume and not verdict.harmful:

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from edgecompile.errors import PlanError
 from edgecompile.models import LoadedModel, load_model
 from edgecompile.padding import check_padding
 from edgecompile.padding_proof import find_leak
+from edgecompile.plan_request import require_paddable
 
 WIDTH = 8
 Body = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -148,3 +150,43 @@ def test_what_lets_padding_through_is_named_with_its_line(name: str) -> None:
     verdict = check_padding(made(body), [(3, 30), (3, 4), (17, 30)])
     assert not verdict.safe and str(found.place.line) in verdict.reason
     assert verdict.harmful != name.endswith("*")
+
+
+def test_a_model_that_keeps_tables_is_left_as_it_was() -> None:
+    def body(self: Made, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if getattr(self, "table", torch.empty(0)).shape[0] < x.shape[1]:
+            self.table = torch.arange(x.shape[1], dtype=x.dtype)[:, None]
+        return x + self.table[: x.shape[1]]
+
+    model = made(body)
+    assert find_leak(model, 7, 12, {"batch": 2}) is None
+    assert type(model.module.model.table) is torch.Tensor
+    assert check_padding(model).safe
+
+
+def test_what_was_found_out_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made(HARMLESS["a masked mean"])
+    first = check_padding(model)
+    monkeypatch.setattr("edgecompile.padding.find_leak", None)
+    assert check_padding(model) is first
+    assert require_paddable(model, 1, 1) == "proven"  # nothing to pad
+    with pytest.raises(TypeError):
+        check_padding(model, [(3, 9)])
+
+
+def test_what_trials_find_is_refused_whatever_is_assumed() -> None:
+    with pytest.raises(PlanError, match="_softmax") as error:
+        require_paddable(made(attend(-20.0)), 2, 40, assume=True)
+    assert "--assume-paddable" not in str(error.value.hint)
+    perhaps = made(attend(-1e4))
+    with pytest.raises(PlanError, match="isn't proven harmless") as error:
+        require_paddable(perhaps, 2, 40)
+    assert "--assume-paddable" in str(error.value.hint)
+    assert require_paddable(perhaps, 2, 40, assume=True) == "assumed"
+
+
+def test_inputs_around_minus_four_are_tried() -> None:
+    # With normal inputs the maximum of eight positions is over the padding's zeros.
+    model = made(lambda m, x, k: x.sum(2).clamp(min=-30).amax(1, keepdim=True))
+    verdict = check_padding(model, [(40, 60)])
+    assert verdict.harmful and "amax" in verdict.reason and "lowest" in verdict.reason

@@ -336,7 +336,7 @@ def test_padding_that_is_assumed_is_told_by_the_bundle(tmp_path: Path) -> None:
     assert result.plan.padding == "assumed"
     assert any("nothing proves that padding" in note for note in result.notes)
     with open_bundle(result.bundle_path) as model:
-        assert model.manifest.plan["padding"] == model.info()["padding"] == "assumed"
+        assert model.manifest.plan["padding"] == model.info["padding"] == "assumed"
     document = json.loads(run("inspect", str(result.bundle_path), "--json").stdout)
     assert document["manifest"]["plan"]["padding"] == "assumed"
     assert "--assume-paddable" in run("inspect", str(result.bundle_path)).stdout
