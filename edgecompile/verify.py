@@ -224,7 +224,7 @@ def verify_bundle(
         min_cosine=min_cosine,
         torch_wanted=runtime_command(bundle) != RUNTIME_COMMAND,
         texts=tuple(generated),
-        lengths=_lengths_run(bundle, cases),
+        lengths=_lengths_run(bundle, cases if results else ()),
     )
 
 
@@ -235,8 +235,10 @@ def _lengths_run(bundle: Path, cases: Sequence[Case]) -> LengthsRun | None:
     if axis is None:
         return None
     name, dim = next((i.name, i.shape.index(axis)) for i in manifest.inputs if axis in i.shape)
-    spans = [range(b.axes[axis].lo, b.axes[axis].hi + 1) for b in manifest.buckets]
-    total = len(set().union(*spans)) if len(spans) > 1 else len(spans[0])
+    total = end = 0
+    for lo, hi in sorted((b.axes[axis].lo, b.axes[axis].hi) for b in manifest.buckets):
+        total += max(0, hi - max(end, lo - 1))  # buckets may overlap
+        end = max(end, hi)
     return LengthsRun(axis, len({case.inputs[name].shape[dim] for case in cases}), total)
 
 
