@@ -136,7 +136,7 @@ def pack_bundle(
         cases = list(make_cases(model, plan.buckets, seed=seed))
         # Of narrower weights the bounds are those of the usual cases.
         swept = plan.buckets if compiled.precision == FP32 else ()
-        cases += length_cases(model, swept, also=compiled.kinds, seed=seed)
+        cases += length_cases(model, swept, also=compiled.kinds(plan.buckets), seed=seed)
         if samples is not None and samples.real:
             cases += sample_cases(model, plan.buckets, samples)
         golden = tuple(
