@@ -113,17 +113,25 @@ def length_cases(
     for index, wanted in (also or {}).items():
         for number, sizes in enumerate(wanted):
             yield _case(model, index, f"kind{number}", sizes, seed)
-    rows = [(index, length) for index, b in enumerate(buckets) for length in range(b.lo, b.hi + 1)]
-    costs = _seconds(model, buckets) if len(rows) > len(buckets) else None
+    count = sum(bucket.hi - bucket.lo + 1 for bucket in buckets)
+    costs = _seconds(model, buckets) if count > len(buckets) else None
     if costs is None:
         return
-    ends = [_ends(model, bucket) for bucket in buckets]
     longest = max(range(len(buckets)), key=lambda index: buckets[index].hi)
-    example = _case(model, longest, "", {**ends[longest][-1], **_longest(buckets[longest])}, seed)
+    if costs(buckets[longest].hi) > _BUDGET_S / len(buckets):
+        return
+    ends = [_ends(model, bucket) for bucket in buckets]
+    largest = {**ends[longest][-1], buckets[longest].length_axis: buckets[longest].hi}
+    example = _case(model, longest, "", largest, seed)
     held = sum(a.nbytes for a in (*example.inputs.values(), *example.outputs.values()))
-    every = [(index, length, end) for index, length in rows for end in range(len(ends[index]))]
+    every = [
+        (index, length, end)
+        for index, bucket in enumerate(buckets if count <= MOST_LENGTHS else ())
+        for length in range(bucket.lo, bucket.hi + 1)
+        for end in range(len(ends[index]))
+    ]
     total = sum(costs(buckets[index].run_length(length)) for index, length, _ in every)
-    if len(rows) > MOST_LENGTHS or total > _BUDGET_S or held * len(every) / 2 > _BUDGET_BYTES:
+    if not every or total > _BUDGET_S or held * len(every) / 2 > _BUDGET_BYTES:
         every = list(_spread(buckets, ends, costs, held, seed))
     started = time.monotonic()
     for index, length, end in every:
@@ -134,10 +142,6 @@ def length_cases(
         if made is not None:  # a cache has room for the tokens of the run
             sizes[made.context_axis] = max(sizes[made.context_axis], length)
         yield _case(model, index, f"{LENGTH}{length}" + (f"end{end}" if end else ""), sizes, seed)
-
-
-def _longest(bucket: Bucket) -> dict[str, int]:
-    return {bucket.length_axis: bucket.hi}
 
 
 def _ends(model: LoadedModel, bucket: Bucket) -> list[dict[str, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import uuid
@@ -69,13 +68,15 @@ class CompiledModel:
         """Whether programs come from what an earlier process left in the work folder."""
         return any(isinstance(program.source, Path) for program in self.exported)
 
-    @property
-    def kinds(self) -> dict[int, list[Mapping[str, int]]]:
-        """Sizes at which a bucket's programs have to be compared (:class:`Artifact`)."""
+    def kinds(self, buckets: Sequence[Bucket]) -> dict[int, list[Mapping[str, int]]]:
+        """Sizes at which the programs of ``buckets``, or the one that all of them share, have to be
+        compared (:class:`Artifact`), by the bucket's index."""
         found: dict[int, list[Mapping[str, int]]] = {}
-        for artifact in itertools.chain(*self.artifacts.values()):
-            known = found.setdefault(artifact.bucket, [])
-            known += [sizes for sizes in artifact.kinds if sizes not in known]
+        for artifacts in self.artifacts.values():
+            shared = artifacts * len(buckets) if len(artifacts) == 1 else artifacts
+            for index, (artifact, bucket) in enumerate(zip(shared, buckets, strict=True)):
+                known = found.setdefault(index, [])
+                known += [s for s in artifact.kinds if bucket.serves(s) and s not in known]
         return found
 
     def glibc(self, variant: str) -> str:

@@ -25,7 +25,7 @@ from edgecompile.lengths import LengthDistribution
 from edgecompile.limits import BucketCost
 from edgecompile.models import LoadedModel, ModelSource
 from edgecompile.plan_view import rival_programs
-from edgecompile.precision import Precision
+from edgecompile.precision import FP32, Precision
 from edgecompile.progress import StepHandle
 from edgecompile.recipes import bucket_spec
 from edgecompile.report import build_header, build_page, plain_page
@@ -138,7 +138,9 @@ def pack_bundle(
             writer.add_bundle(encoder, ENCODER)
         tell("running eager")
         cases = list(make_cases(model, plan.buckets, seed=seed))
-        cases += length_cases(model, plan.buckets, also=compiled.kinds, seed=seed)
+        # Of narrower weights the bounds are those of the usual cases.
+        swept = plan.buckets if compiled.precision == FP32 else ()
+        cases += length_cases(model, swept, also=compiled.kinds(plan.buckets), seed=seed)
         if samples is not None and samples.real:
             cases += sample_cases(model, plan.buckets, samples)
         golden = tuple(

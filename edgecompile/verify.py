@@ -276,6 +276,7 @@ def verify_bundle(
             torch_loaded = torch_loaded or "torch" in answer["imported"]
             results += [_result(variant, entry, min_cosine) for entry in answer["cases"]]
             generated += [_text(variant, entry) for entry in answer.get("generation", [])]
+    ran_here = any(result.variant not in emulated for result in results)
     return VerifyReport(
         tuple(results),
         refused,
@@ -285,7 +286,7 @@ def verify_bundle(
         torch_wanted=runtime_command(bundle) != RUNTIME_COMMAND,
         texts=tuple(generated),
         emulated=emulated,
-        lengths=_lengths_run(bundle, cases),
+        lengths=_lengths_run(bundle, cases if ran_here else ()),
     )
 
 
@@ -328,8 +329,10 @@ def _lengths_run(bundle: Path, cases: Sequence[Case]) -> LengthsRun | None:
     if axis is None:
         return None
     name, dim = next((i.name, i.shape.index(axis)) for i in manifest.inputs if axis in i.shape)
-    spans = [range(b.axes[axis].lo, b.axes[axis].hi + 1) for b in manifest.buckets]
-    total = len(set().union(*spans)) if len(spans) > 1 else len(spans[0])
+    total = end = 0
+    for lo, hi in sorted((b.axes[axis].lo, b.axes[axis].hi) for b in manifest.buckets):
+        total += max(0, hi - max(end, lo - 1))  # buckets may overlap
+        end = max(end, hi)
     return LengthsRun(axis, len({case.inputs[name].shape[dim] for case in cases}), total)
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from edgecompile.backends.artifact import Artifact
+from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.inductor_compat import GENERATING, generate_cpp
 from edgecompile.backends.lowering import lower_graph
 from edgecompile.cases import SPREAD_LENGTHS, length_cases, make_cases
+from edgecompile.compilation import CompiledModel
 from edgecompile.errors import CompileError, ExportError, ModelError
 from edgecompile.export import ExportedModel, export_model
 from edgecompile.export_checks import compare_outputs
@@ -258,3 +259,7 @@ def test_sizes_to_try_reach_the_verification(tmp_path: Path) -> None:
         "k", 0, "v", library, digest, "", False, {}, {}, (), {}, ({"length": 1}, {"length": 3})
     )
     assert Artifact.load(made.save()).kinds == ({"length": 1}, {"length": 3})
+    compiled = CompiledModel((), {}, {"v": (made,)}, {}, TensorStore(tmp_path), (), frozenset(), ())
+    buckets = [Bucket("exact", (("length", AxisRange(lo, hi, hi)),)) for lo, hi in ((1, 2), (2, 9))]
+    # One program serves both, each at its own lengths.
+    assert compiled.kinds(buckets) == {0: [{"length": 1}], 1: [{"length": 3}]}

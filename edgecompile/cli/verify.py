@@ -149,7 +149,9 @@ def _eager_cases(
             )
     if loaded.generation is None:
         cases = list(make_cases(loaded, buckets, seed=seed))
-        return [*cases, *length_cases(loaded, buckets, seed=seed)], None
+        if manifest.precision == "fp32":
+            cases += length_cases(loaded, buckets, seed=seed)
+        return cases, None
     from edgecompile.generation_files import golden_texts
 
     loaded = loaded.with_longest(max(bucket.hi for bucket in buckets))
