@@ -80,7 +80,7 @@ def test_outputs_are_those_of_the_model(server: Server, bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "part"),
     [
-        ({"input_ids": [[1, 5]]}, "attention_mask"),
+        ({"attention_mask": [[1, 1]]}, "input_ids"),
         ({"input_ids": [[1.5, 5.0]], "attention_mask": [[1, 1]]}, "input_ids"),
         ({"input_ids": [[1, 5], [1]], "attention_mask": [[1, 1]]}, "input_ids"),
         ({"input_ids": [[-1, 5]], "attention_mask": [[1, 1]]}, "input_ids"),

@@ -187,7 +187,7 @@ def words(text: str) -> list[str]:
 
 IDS, MASK = "input_ids", "attention_mask"
 BAD_INPUTS: list[tuple[str, Any]] = [
-    ("is missing", lambda inputs: {IDS: inputs[IDS]}),
+    ("is missing", lambda inputs: {MASK: inputs[MASK]}),
     ("is missing", lambda inputs: {}),
     ("no such input", lambda inputs: {**inputs, "x": inputs[IDS]}),
     ("did you mean input_ids?", lambda inputs: {"inputs_ids": inputs[IDS], MASK: inputs[MASK]}),
