@@ -272,7 +272,7 @@ def _done_twice(
         def chosen(n: Node, part: int = part) -> Node:
             return pairs[n][part] if n in pairs else n
 
-        args, kwargs = map_arg(node.args, chosen), dict(map_arg(node.kwargs, chosen))  # type: ignore[call-overload]
+        args, kwargs = map_arg(node.args, chosen), dict(map_arg(node.kwargs, chosen))
         if "dtype" in kwargs:
             kwargs["dtype"] = node.meta["val"].dtype.to_real()
         with gm.graph.inserting_before(node):
@@ -297,6 +297,6 @@ def _done(gm: GraphModule, node: Node, pairs: dict[Node, tuple[Node, Node]]) -> 
             return values[x] if isinstance(x, Node) else x
 
         args, kwargs = map_aggregate(node.args, value), map_aggregate(node.kwargs, value)
-        return _FUNCTIONS[node.target](*args, **kwargs)  # type: ignore[misc]
+        return _FUNCTIONS[node.target](*args, **kwargs)
 
     return inline(gm, node, run, flat, symbolic=node.target in TRANSFORMS)
