@@ -96,7 +96,8 @@ def _lower_quotient(gm: GraphModule, node: Node) -> bool:
     rounding = node.kwargs.get("rounding_mode", "floor")
     if value is None or not value.is_floating_point() or rounding != "floor":
         return False
-    operands = [x for x in node.args[:2] if isinstance(x, Node)]
+    both: Any = node.args[:2]
+    operands = [x for x in both if isinstance(x, Node)]
     if any(value_of(x) is None and constant_of(gm, x) is None for x in operands):
         return False  # a number that only a run knows
     kind = value.dtype
@@ -106,7 +107,7 @@ def _lower_quotient(gm: GraphModule, node: Node) -> bool:
         rest = iter(tensors)
         a, b = (
             next(rest).to(exact) if isinstance(x, Node) else torch.scalar_tensor(x, dtype=exact)
-            for x in node.args[:2]
+            for x in both
         )
         if node.target in _QUOTIENTS:
             return _QUOTIENTS[node.target](a, b).to(kind)

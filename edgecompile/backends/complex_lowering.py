@@ -1,23 +1,22 @@
 """Graph lowering of complex numbers to pairs of real tensors.
 
 Inductor has no code for complex numbers and calls a function of torch for each operator. What
-models do with them is little: rotary embeddings written as a complex product, Fourier transforms.
-A transform becomes a product with tables of cosines and sines: quick for the sizes that models
-transform, a few hundred.
+models do with them is little: rotary embeddings written as a complex product, Fourier transforms
+(:mod:`~edgecompile.backends.fourier`) and what stands between a transform and its inverse.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
+from torch.fx.node import map_aggregate, map_arg
 
+from edgecompile.backends.fourier import TRANSFORMS, Pair
 from edgecompile.backends.graph_constants import attribute_name, constant_of, value_of
 from edgecompile.backends.graph_inlining import inline
 
@@ -25,23 +24,26 @@ __all__ = ["lower_complex"]
 
 aten = torch.ops.aten
 
-#: Operators that move elements alone: done to each part.
+#: Operators that move or add elements alone: done to each part.
 _MOVES = {
     aten.alias.default, aten.clone.default, aten.contiguous.default, aten.detach.default,
     aten.expand.default, aten.flatten.using_ints, aten.permute.default, aten.reshape.default,
     aten.resolve_conj.default, aten.select.int, aten.slice.Tensor, aten.squeeze.dim, aten.transpose.int,
-    aten.unsqueeze.default, aten.view.default, aten.neg.default,
+    aten.unsqueeze.default, aten.view.default, aten.neg.default, aten.flip.default, aten.roll.default,
+    aten.fft_fftshift.default, aten.fft_ifftshift.default, aten.index_select.default,
+    aten.cat.default, aten.stack.default, aten.pad.default, aten.sum.default, aten.sum.dim_IntList,
+    aten.mean.default, aten.mean.dim, aten.zeros.default, aten.zeros_like.default,
+    aten.new_zeros.default,
 }  # fmt: skip
+
+#: What isn't the memory of its operand any more once that is a pair.
+_COPIES = {aten.view_as_real.default, aten._conj.default}
 
 _CONVERSIONS = {
     aten.to.dtype,
     aten.to.dtype_layout,
     aten._to_copy.default,
 }
-
-#: A complex operand is a pair (of numbers where it is a number), a real one a tensor; so is the
-#: result.
-Pair = tuple[Tensor, Tensor]
 
 
 def _times(a: Any, b: Any) -> Pair:
@@ -50,6 +52,50 @@ def _times(a: Any, b: Any) -> Pair:
     if not isinstance(b, tuple):  # a real tensor or a number
         return a[0] * b, a[1] * b
     return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]
+
+
+def _over(a: Any, b: Any) -> Pair:
+    if not isinstance(b, tuple):
+        return a[0] / b, a[1] / b
+    size = torch.maximum(b[0].abs(), b[1].abs())  # so that no square overflows
+    real, imaginary = b[0] / size, b[1] / size
+    square = (real * real + imaginary * imaginary) * size
+    x, y = _times(a, (real, -imaginary))
+    return x / square, y / square
+
+
+def _power(x: Pair, exponent: Any) -> Pair:
+    result = x
+    for _ in range(exponent - 1):
+        result = _times(result, x)
+    return result
+
+
+def _product(function: Callable[[Tensor, Tensor], Tensor], a: Pair, b: Pair) -> Pair:
+    """By a function that is linear in both operands."""
+    return (
+        function(a[0], b[0]) - function(a[1], b[1]),
+        function(a[0], b[1]) + function(a[1], b[0]),
+    )
+
+
+def _einsum(equation: str, operands: Any, **_: Any) -> Pair:
+    return _product(lambda a, b: torch.einsum(equation, a, b), *operands)
+
+
+def _minus(a: Any, b: Any, *, alpha: float = 1) -> Pair:
+    return _plus(a, (-b[0], -b[1]) if isinstance(b, tuple) else -b, alpha=alpha)
+
+
+def _to_complex(x: Tensor, dtype: torch.dtype, *_: Any, **__: Any) -> Pair:
+    real = x.to(dtype.to_real())
+    return real, torch.zeros_like(real)
+
+
+def _copy(into: Pair, source: Any, *_: Any) -> Pair:
+    if isinstance(source, tuple):
+        return into[0].copy_(source[0]), into[1].copy_(source[1])
+    return into[0].copy_(source), into[1].zero_()
 
 
 def _plus(a: Any, b: Any, *, alpha: float = 1) -> Pair:
@@ -61,72 +107,6 @@ def _plus(a: Any, b: Any, *, alpha: float = 1) -> Pair:
         # The imaginary part has the sum's shape, even if only the real one grows.
         return a[0] + b, a[1] + b * 0
     return a[0] + b[0], a[1] + b[1]
-
-
-def _transform(x: Pair | Tensor, dim: int, inverse: bool, norm: str | None, half: bool) -> Pair:
-    """The discrete Fourier transform along ``dim``, as a product with two tables."""
-    real, imaginary = (x, None) if isinstance(x, Tensor) else x
-    if not real.is_floating_point():
-        real = real.to(torch.get_default_dtype())
-    n = real.shape[dim]
-    tables = _fixed_tables if isinstance(n, int) else _dynamic_tables
-    cos, sin = tables(n, real.dtype, half)
-    scaled = norm or "backward"
-    if scaled == "ortho" or scaled == ("backward" if inverse else "forward"):
-        scale: Any = n**-0.5 if scaled == "ortho" else 1 / n
-        cos, sin = cos * scale, sin * scale
-    sin = sin if inverse else -sin
-
-    def product(part: Tensor, table: Tensor) -> Tensor:
-        return (part.transpose(dim, -1) @ table).transpose(dim, -1)
-
-    if imaginary is None:
-        return product(real, cos), product(real, sin)
-    return (
-        product(real, cos) - product(imaginary, sin),
-        product(real, sin) + product(imaginary, cos),
-    )
-
-
-def _fixed_tables(n: int, dtype: torch.dtype, half: bool) -> Pair:
-    """Cosines and sines of ``2 pi i k / n`` for all i and k, as constants of the graph."""
-    i, k = np.arange(n), np.arange(n // 2 + 1 if half else n)
-    # Reduced first: the angle of a large product would have no digits left.
-    angle = (i[:, None] * k % n) * (2 * math.pi / n)
-    # By numpy, of which tracing sees nothing but the results.
-    kind = np.float64 if dtype == torch.float64 else np.float32
-    cos, sin = (torch.from_numpy(f(angle).astype(kind)) for f in (np.cos, np.sin))
-    return cos, sin
-
-
-def _dynamic_tables(n: Any, dtype: torch.dtype, half: bool) -> Pair:
-    """The same of a size that only a run knows: made in each."""
-    i, k = torch.arange(n), torch.arange(n // 2 + 1 if half else n)
-    turns = (i[:, None] * k[None, :] % n).to(dtype) / n
-    # Half a turn either way: float32 has the most digits there.
-    angle = (turns - torch.round(turns)) * (2 * math.pi)
-    return torch.cos(angle), torch.sin(angle)
-
-
-def _fft(inverse: bool, half: bool = False) -> Callable[..., Pair]:
-    def run(x: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Pair:
-        if n is not None:
-            raise NotImplementedError("a transform of another size than the tensor's")
-        return _transform(x, dim, inverse, norm, half)
-
-    return run
-
-
-def _fftn(
-    x: Any, s: Any = None, dim: list[int] | None = None, norm: str | None = None
-) -> Pair | Tensor:
-    if s is not None:
-        raise NotImplementedError("a transform of another size than the tensor's")
-    first = x if isinstance(x, Tensor) else x[0]
-    for d in dim if dim is not None else range(first.dim()):
-        x = _transform(x, d, False, norm, False)
-    result: Pair | Tensor = x
-    return result
 
 
 #: Each takes pairs for complex operands and returns a pair, or a tensor for a real result.
@@ -142,11 +122,23 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     aten.conj_physical.default: lambda x: (x[0], -x[1]),
     aten.mul.Tensor: _times,
     aten.add.Tensor: _plus,
-    aten.fft_fft.default: _fft(inverse=False),
-    aten.fft_ifft.default: _fft(inverse=True),
-    aten.fft_rfft.default: _fft(inverse=False, half=True),
-    aten.fft_fftn.default: _fftn,
-    aten.fft_fft2.default: lambda x, s=None, dim=(-2, -1), norm=None: _fftn(x, s, dim, norm),
+    aten.sub.Tensor: _minus,
+    aten.div.Tensor: _over,
+    aten.reciprocal.default: lambda x: _over((torch.ones_like(x[0]), torch.zeros_like(x[1])), x),
+    aten.pow.Tensor_Scalar: _power,
+    aten.exp.default: lambda x: (
+        torch.exp(x[0]) * torch.cos(x[1]),
+        torch.exp(x[0]) * torch.sin(x[1]),
+    ),
+    aten.angle.default: lambda x: torch.atan2(x[1], x[0]),
+    aten.matmul.default: partial(_product, torch.matmul),
+    aten.mm.default: partial(_product, torch.matmul),
+    aten.bmm.default: partial(_product, torch.matmul),
+    aten.einsum.default: _einsum,
+    aten.to.dtype: _to_complex,
+    aten._to_copy.default: lambda x, *, dtype, **_: _to_complex(x, dtype),
+    aten.copy_.default: _copy,
+    **TRANSFORMS,
 }
 
 
@@ -211,16 +203,39 @@ def _obstacle(gm: GraphModule, node: Node) -> str | None:
         return None if constant_of(gm, node) is not None else "a complex constant can't be read"
     if node.op != "call_function" or (node.target not in _MOVES and node.target not in _FUNCTIONS):
         return f"{node.target} of complex numbers"
-    if any(_changes(user) for user in node.users):
-        return "its memory is changed later"  # a pair's parts have another one
+    # A pair's parts have another memory than what isn't a pair.
+    changed = [user for user in node.users if _changes(user)]
+    if any(user.target is not aten.copy_.default for user in changed):
+        return "its memory is changed later"
+    if node.target in _COPIES and any(n.target is aten.copy_.default for n in gm.graph.nodes):
+        return "its memory is changed later"
     if isinstance(node.kwargs.get("alpha"), complex):
         return "a sum with a complex factor"
-    if not str(node.target).startswith("aten.fft_"):
-        return None
-    bound: dict[str, Any] = dict(zip(("x", "size", "dim", "norm"), node.args, strict=False))
-    bound.update({"size" if k in ("n", "s") else k: v for k, v in node.kwargs.items()})
-    if value_of(node.args[0]) is None or bound.get("size") is not None:
-        return "a Fourier transform of another size than the tensor's"
+    return _odd_arguments(node)
+
+
+def _odd_arguments(node: Node) -> str | None:
+    """What a function can't take that its operator can."""
+    kind = str(node.target)
+    tensors = [x for x in node.all_input_nodes if isinstance(x.meta.get("val"), Tensor)]
+    if node.target in (aten.cat.default, aten.stack.default):
+        if not all(_is_complex(x) for x in tensors):
+            return f"{kind} of complex and real numbers"
+    elif node.target is aten.pad.default:
+        if len(node.args) > 2 and (node.args[2] != "constant" or any(node.args[3:])):
+            return f"{kind} with other numbers than zeros"
+    elif node.target is aten.pow.Tensor_Scalar:
+        if node.args[1] not in range(1, 9):
+            return f"{kind} with the exponent {node.args[1]}"
+    elif node.target is aten.einsum.default:
+        if len(tensors) != 2 or len(node.args[1]) != 2:  # type: ignore[arg-type]
+            return f"{kind} of other than two operands"
+    elif node.target in _CONVERSIONS and (not _is_complex(node) or _is_complex(tensors[0])):
+        return f"{kind} of complex numbers"
+    elif node.target in _MOVES and node.kwargs.get("dtype") and tensors:
+        return f"{kind} to another kind of numbers"
+    elif node.target is aten.copy_.default and not _is_complex(node):
+        return f"{kind} to real numbers"
     return None
 
 
@@ -257,7 +272,9 @@ def _done_twice(
         def chosen(n: Node, part: int = part) -> Node:
             return pairs[n][part] if n in pairs else n
 
-        args, kwargs = map_arg(node.args, chosen), map_arg(node.kwargs, chosen)
+        args, kwargs = map_arg(node.args, chosen), dict(map_arg(node.kwargs, chosen))
+        if "dtype" in kwargs:
+            kwargs["dtype"] = node.meta["val"].dtype.to_real()
         with gm.graph.inserting_before(node):
             new = gm.graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
         new.meta = {**node.meta, "val": _part_like(node.meta["val"])}
@@ -267,22 +284,19 @@ def _done_twice(
 
 def _done(gm: GraphModule, node: Node, pairs: dict[Node, tuple[Node, Node]]) -> list[Node]:
     """The node's function in real operators, on the parts of its operands."""
-    operands = [x for x in node.args if isinstance(x, Node)]
+    operands = node.all_input_nodes
     flat = [part for x in operands for part in pairs.get(x, (x,))]
 
-    def run(*tensors: Tensor) -> Any:
-        rest = list(tensors)
-        values: list[Any] = []
-        for x in node.args:
-            if isinstance(x, complex):
-                values.append((x.real, x.imag))
-            elif not isinstance(x, Node):
-                values.append(x)
-            elif x in pairs:
-                values.append((rest.pop(0), rest.pop(0)))
-            else:
-                values.append(rest.pop(0))
-        return _FUNCTIONS[node.target](*values, **node.kwargs)
+    def run(*tensors: Any) -> Any:
+        rest = iter(tensors)
+        values = {x: (next(rest), next(rest)) if x in pairs else next(rest) for x in operands}
 
-    # Only transforms ask for sizes.
-    return inline(gm, node, run, flat, symbolic=str(node.target).startswith("aten.fft_"))
+        def value(x: Any) -> Any:
+            if isinstance(x, complex):
+                return x.real, x.imag
+            return values[x] if isinstance(x, Node) else x
+
+        args, kwargs = map_aggregate(node.args, value), map_aggregate(node.kwargs, value)
+        return _FUNCTIONS[node.target](*args, **kwargs)
+
+    return inline(gm, node, run, flat, symbolic=node.target in TRANSFORMS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -28,7 +29,7 @@ def inline(
         gm: changed in place.
         before: where they are put; they count as of its module.
         function: takes tensors, returns a tensor or a tuple of them.
-        arguments: nodes whose values export recorded, or constants.
+        arguments: nodes whose values export recorded (tensors, or sizes if ``symbolic``), or constants.
         symbolic: let ``function`` compute with sizes that only a run knows.
 
     Returns:
@@ -53,8 +54,10 @@ def inline(
     return list(results) if isinstance(results, (tuple, list)) else [results]
 
 
-def _fake_value(gm: GraphModule, node: Node, near: Node) -> Tensor:
+def _fake_value(gm: GraphModule, node: Node, near: Node) -> Any:
     """What export recorded for a node; for a constant, a stand-in of the same kind."""
+    if isinstance(node.meta.get("val"), torch.SymInt):
+        return node.meta["val"]
     value = value_of(node)
     if _mode_of(value) is not None:
         assert value is not None
