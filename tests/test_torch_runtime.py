@@ -149,6 +149,18 @@ def test_selftest_in_a_fresh_process(spectral: Path) -> None:
     assert report["ok"] and len(report["cases"]) == 3 and "torch" in report["imported"]
 
 
+def test_the_bundle_starts_by_itself_and_on_the_host(spectral: Path) -> None:
+    bench = ("bench", "--seconds", "0", "--cold-runs", "1", "--json")
+    for command in (
+        [spectral, "selftest", "--json"],
+        [spectral, *bench],
+        ["-m", "edgecompile", "selftest", spectral, "--json"],
+    ):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["variant"] == "x86-64-v3"
+
+
 def test_bench_starts_processes_that_have_torch(plain: Path) -> None:
     done = run_module(plain, "bench", str(plain), "--seconds", "0", "--cold-runs", "1", "--json")
     assert done.returncode == 0, done.stderr

@@ -39,7 +39,7 @@ class FormatVersionError(BundleError):
 
 
 class DamagedBundleError(BundleError):
-    """A file of the bundle is missing, truncated or differs from its recorded hash."""
+    """A file of the bundle is missing or truncated, differs from its hash, or isn't listed."""
 
     exit_code = 22
 

@@ -68,7 +68,7 @@ enum {
 enum {
   ECR_VERIFY_AUTO = 0, /* also the weights */
   ECR_VERIFY_FAST = 1, /* nothing else: for storage that is verified otherwise */
-  ECR_VERIFY_FULL = 2, /* every file of the bundle */
+  ECR_VERIFY_FULL = 2, /* every file of the bundle, which may hold no others */
 };
 
 /* An open bundle; opaque. */
