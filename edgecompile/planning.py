@@ -104,6 +104,8 @@ def plan_model(
     if request.plan is not None:
         scope = check_plan(request.plan, whole, request, profile)
         plan, told = _given(request.plan, plan_subject(whole, request, profile))
+        if whole.generation is None:
+            notes += _refused_lengths(request, plan.max_length)
         return Planned(plan, (*notes, told), BucketCost(), scope)
     if whole.generation is not None:
         exports, request = prompts_only(exports, request)
@@ -111,11 +113,7 @@ def plan_model(
     model, extent = exports.model, scope.axes[0][1]
     if request.mode == "pad" and extent.lo < extent.hi:
         require_paddable(model, extent.lo, extent.hi)
-    over = request.lengths.share_over(extent.hi)
-    if over:
-        notes.append(
-            f"{format_share(over)} of the traffic is longer than {extent.hi} and will be refused"
-        )
+    notes += _refused_lengths(request, extent.hi)
     if request.calibration is not None:
         costs = calibrated_costs(model, profile, request, scope, request.calibration)
     else:
@@ -141,6 +139,13 @@ def plan_model(
         # What was measured is the plan: keep its hint, so that nothing is built twice.
         plan = replace(plan, buckets=costs.kit.buckets[:1])
     return _planned(plan, notes, cost, scope, whole, request, profile)
+
+
+def _refused_lengths(request: PlanRequest, longest: int) -> list[str]:
+    """A note where traffic is longer than what is served."""
+    over = request.lengths.share_over(longest)
+    text = f"{format_share(over)} of the traffic is longer than {longest} and will be refused"
+    return [text] if over else []
 
 
 def _planned(
