@@ -67,6 +67,8 @@ def find_form(exports: ExportStore, request: PlanRequest, scope: KitScope) -> Fo
         exports.get(whole_bucket(scope))
     except ExportError as error:
         return _without_the_whole(exports, request, scope, error)
+    if request.quick:
+        return Form(scope, ("exact",))
     modes, unpaddable = _modes(exports.model, request, scope)
     note = f"only dynamic programs were considered: {unpaddable}" if unpaddable else ""
     return Form(scope, modes, note)

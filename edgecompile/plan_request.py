@@ -291,6 +291,8 @@ def _size_problems(plan: BucketPlan, model: LoadedModel, request: PlanRequest) -
     longest = request.max_length
     if longest not in (None, plan.max_length):
         problems.append(f"--max-length is {longest}, it serves up to {plan.max_length}")
+    if model.generation is not None and plan.min_length > 1:
+        problems.append("it has no program for single tokens")
     short = 1 - request.lengths.share_over(plan.min_length - 1)
     if short > 0 and model.generation is None:
         problems.append(f"{format_share(short)} of the lengths are under {plan.min_length}")

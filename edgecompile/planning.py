@@ -107,6 +107,8 @@ def plan_model(
         scope = check_plan(request.plan, whole, request, profile)
         plan, told = _given(request.plan, plan_subject(whole, request, profile))
         plan = _with_padding(plan, whole, request, scope)
+        if whole.generation is None:
+            notes += _refused_lengths(request, plan.max_length)
         return Planned(plan, (*notes, told), BucketCost(), scope)
     if whole.generation is not None:
         exports, request = prompts_only(exports, request)
@@ -114,14 +116,7 @@ def plan_model(
     model, extent = exports.model, scope.axes[0][1]
     if request.mode == "pad" and extent.lo < extent.hi:
         require_paddable(model, extent.lo, extent.hi, assume=request.assume_paddable)
-    over = request.lengths.share_over(extent.hi)
-    if over:
-        notes.append(
-            f"{format_share(over)} of the texts have more than {extent.hi} tokens; the device's "
-            f"encode_texts cuts them, so they count as {extent.hi}."
-            if request.cut
-            else f"{format_share(over)} of the traffic is longer than {extent.hi} and will be refused."
-        )
+    notes += _refused_lengths(request, extent.hi)
     if request.calibration is not None:
         costs = calibrated_costs(model, profile, request, scope, request.calibration)
     else:
@@ -155,6 +150,19 @@ def plan_model(
         plan = replace(plan, buckets=costs.kit.buckets[:1])
     plan = _with_padding(plan, model, request, scope)
     return _planned(plan, notes, cost, scope, whole, request, profile)
+
+
+def _refused_lengths(request: PlanRequest, longest: int) -> list[str]:
+    """What becomes of longer traffic, if there is any."""
+    over = request.lengths.share_over(longest)
+    if not over:
+        return []
+    if request.cut:
+        return [
+            f"{format_share(over)} of the texts have more than {longest} tokens; the device's "
+            f"encode_texts cuts them, so they count as {longest}."
+        ]
+    return [f"{format_share(over)} of the traffic is longer than {longest} and will be refused."]
 
 
 def _planned(

@@ -13,8 +13,9 @@ pytest.importorskip("transformers")
 
 from generation_families import LONGEST_RUN, POSITIONS, load_family, make_family
 
+from edgecompile.buckets import BucketPlan
 from edgecompile.compilation import ExportStore
-from edgecompile.errors import ModelError
+from edgecompile.errors import ModelError, PlanError
 from edgecompile.export import export_model
 from edgecompile.generation_files import golden_texts, manifest_generation
 from edgecompile.generation_plan import prompt_lengths, refused_prompts
@@ -190,6 +191,14 @@ def test_what_cant_be_planned_is_said(llama: LoadedModel, tmp_path: Path) -> Non
         plan_model(exports, load_target("jetson-orin-nano"), short, tmp_path)
     with pytest.raises(ModelError, match="which --runtime torch can't run"):
         plan_model(exports, load_target("cpu-x86-64"), replace(short, runtime="torch"), tmp_path)
+    quick = plan_model(
+        exports, load_target("cpu-x86-64"), replace(short, quick=True), tmp_path
+    ).plan
+    given = replace(short, plan=quick)
+    assert plan_model(exports, load_target("cpu-x86-64"), given, tmp_path).plan == quick
+    without = replace(short, plan=BucketPlan(quick.length_axis, quick.buckets[1:]))
+    with pytest.raises(PlanError, match="no program for single tokens"):
+        plan_model(exports, load_target("cpu-x86-64"), without, tmp_path)
 
 
 def test_golden_texts_cover_pieces(llama: LoadedModel) -> None:
