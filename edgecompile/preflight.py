@@ -9,7 +9,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,20 +104,20 @@ def begin_build(request: BuildRequest, profile: TargetProfile, stages: Stages) -
         EdgecompileError: of the class of the first problem; the message has them all.
     """
     staging = Staging(request.output, force=request.force)
-    claimed = False
+    held = ExitStack()
 
     def check(step: StepHandle) -> None:
-        nonlocal claimed
         found = Preflight()
+        temporary = _check_temporary(found)
         _check_options(found, request, profile)
         _check_target(found, request, profile)
         weights = _check_model(found, request.model, request.load, request.plan)
         _check_texts(found, request)
         with found.finding():
-            staging.__enter__()
-            claimed = True
-        work = request.work_dir or Path(tempfile.gettempdir())
-        _check_writable(found, work)
+            held.enter_context(staging)
+        work = request.work_dir or temporary
+        if work != temporary:
+            _check_writable(found, work)
         if not any(isinstance(problem, BundleWriteError) for problem in found.problems):
             _check_space(found, _least_bytes(request, profile, weights), staging.output, work)
         found.raise_if_any()
@@ -125,12 +125,9 @@ def begin_build(request: BuildRequest, profile: TargetProfile, stages: Stages) -
         for note in (*([f"made the folder {made}"] if made else []), *found.notes):
             step.note(note)
 
-    try:
+    with held:
         stages.run("check what is needed", check)
         yield staging
-    finally:
-        if claimed:
-            staging.__exit__(None, None, None)
 
 
 def check_plan(
@@ -155,7 +152,10 @@ def check_plan(
         EdgecompileError: of the class of the first problem; the message has them all.
     """
     found = Preflight()
-    _check_costs(found, profile, request, precision, bool(_runnable(found, profile)))
+    _check_temporary(found)
+    runnable = _runnable(found, profile)
+    if runnable is not None:
+        _check_costs(found, profile, request, precision, bool(runnable))
     _check_model(found, model, load, request)
     for file in files:
         _check_writable(found, file.parent)
@@ -179,24 +179,27 @@ def _check_options(found: Preflight, request: BuildRequest, profile: TargetProfi
             need_onnx()
 
 
-def _runnable(found: Preflight, profile: TargetProfile) -> frozenset[str]:
-    """Names of the variants that this host can run; notes compilers that are missing."""
+def _runnable(found: Preflight, profile: TargetProfile) -> frozenset[str] | None:
+    """Names of the variants that this host can run; None where no compiler can help to find out."""
+    compilers = Preflight()
     for arch in profile.archs:
-        with found.finding():
+        with compilers.finding():
             find_toolchain(arch)
-    if found.problems:
-        return frozenset()
+    found.problems += compilers.problems
+    if compilers.problems or any(isinstance(p, BundleWriteError) for p in found.problems):
+        return None
     with tempfile.TemporaryDirectory(prefix="edgecompile-probe-") as folder:
         return frozenset(v.name for v in runnable_variants(profile, Path(folder)))
 
 
 def _check_target(found: Preflight, request: BuildRequest, profile: TargetProfile) -> None:
     """That the target can be compiled for, and what will run its code."""
-    known = len(found.problems)
     runnable = _runnable(found, profile)
     precision = request.precision or "fp32"
+    if runnable is None:
+        return
     _check_costs(found, profile, request.plan, precision, bool(runnable))
-    if len(found.problems) > known or request.runtime != NATIVE:
+    if request.runtime != NATIVE:
         return
     for variant in profile.variants:
         if variant.name in runnable:
@@ -213,7 +216,7 @@ def _check_costs(
     found: Preflight, profile: TargetProfile, request: PlanRequest, precision: str, here: bool
 ) -> None:
     """That there is something to plan by, where the target's code can't be timed on this host."""
-    if found.problems or here or profile.gpu is not None:
+    if here or profile.gpu is not None:
         return
     if precision == "auto":
         found.problems.append(
@@ -284,11 +287,22 @@ def _check_texts(found: Preflight, request: BuildRequest) -> None:
             found.problems.append(ModelError(f"there is no {what} '{path}' that can be read"))
 
 
+def _check_temporary(found: Preflight) -> Path:
+    """That compilers can write their temporary files; gives the folder.
+
+    Python passes over a TMPDIR that is full or missing, compilers don't.
+    """
+    folder = Path(os.environ.get("TMPDIR") or tempfile.gettempdir())
+    _check_writable(found, folder)
+    return folder
+
+
 def _check_writable(found: Preflight, folder: Path) -> None:
     """That files can be made in a folder, or the folder itself."""
     try:
-        with tempfile.TemporaryFile(dir=nearest_folder(folder)):
-            pass
+        with tempfile.TemporaryFile(dir=nearest_folder(folder)) as file:
+            file.write(bytes(4096))  # a full disk still takes empty files
+            file.flush()
     except OSError as error:
         kind = DiskFullError if error.errno in FULL else BundleWriteError
         found.problems.append(

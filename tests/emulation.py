@@ -90,6 +90,7 @@ def build_for_any(
                     output=output,
                     batch=batch,
                     work_dir=folder / f"{name}.work",
+                    emulate=False,  # that is what the tests do
                 )
             )
     return output

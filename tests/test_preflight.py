@@ -210,6 +210,37 @@ def test_too_little_space_is_seen_before_the_work(
     assert "has 300 kB" in error.message and f"{tmp_path / 'work'}: too little" in error.message
 
 
+def test_a_folder_of_temporary_files_that_cant_be_written_is_named(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python takes another one silently, the compilers don't."""
+    monkeypatch.setenv("TMPDIR", "/proc")
+    error = refused(tiny_model, tmp_path)
+    assert isinstance(error, BundleWriteError) and error.message.startswith(
+        "/proc can't be written"
+    )
+    assert error.hint is not None and "TMPDIR" in error.hint
+
+
+def test_torch_leaves_nothing_among_the_temporary_files(tiny_model: Path, tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    (tmp_path / "long.txt").write_text("5\n41\n")
+    command = [sys.executable, "-m", "edgecompile", "build", str(tiny_model), "--lengths"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "long.txt"), "-o", str(tmp_path / "x.ecb")],
+        capture_output=True,
+        text=True,
+        env={
+            **{k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"},
+            "TMPDIR": str(temporary),
+            "EDGECOMPILE_CACHE_DIR": str(tmp_path / "cache"),
+        },
+    )
+    assert done.returncode == LengthsError.exit_code, done.stderr
+    assert list(temporary.iterdir()) == []
+
+
 def test_a_full_disk_is_named_by_where_the_bundle_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,10 @@ class Session:
         if not self.debug:
             # They concern the authors of torch and of the model; ours go through the console.
             warnings.simplefilter("ignore")
+        from edgecompile.toolchain import cache_directory
+
+        # torch makes this folder while it is imported, among the temporary files if it has no name.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_directory() / "inductor"))
 
     def emit(self, document: Mapping[str, Any], table: Callable[[], RenderableType]) -> None:
         """Prints a command's result on stdout: the document as JSON, or else its table.
