@@ -140,8 +140,8 @@ def command(
     modules.json is compiled in), FILE.py:FACTORY or PACKAGE.MODULE:FACTORY, or a saved .pt2.
     Nothing is ever fetched.
 
-    The bundle's path is printed on stdout once it has been verified. If anything fails, no bundle
-    stands under that name.
+    The bundle's path is printed on stdout once it has been verified. If anything fails, nothing is
+    written under that name.
     """
     check_max_error(precision, max_error)
     plan = _given_plan(plan_file, wanted)

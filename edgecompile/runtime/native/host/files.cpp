@@ -173,7 +173,8 @@ std::string BundleFolder::read_manifest() const {
   const std::string place = label(kManifestName);
   const Descriptor file(open_retrying(folder_.get(), kManifestName, kFileFlags));
   if (!file.valid() && errno == ENOENT) {
-    fail(ECR_BUNDLE, cat(path_, ": is not a bundle: it has no ", kManifestName, " [bundle-manifest]"),
+    fail(ECR_BUNDLE,
+         cat(path_, ": is not a bundle: it has no ", kManifestName, " [bundle-manifest]"),
          "the path must be a bundle, a folder that `edgecompile build` wrote");
   }
   if (!file.valid()) {
