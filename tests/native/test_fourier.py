@@ -43,6 +43,7 @@ class StateSpace(nn.Module):
         }
 
 
+@pytest.mark.slow
 def test_transforms_of_a_program(tmp_path: Path) -> None:
     built = build(StateSpace, tmp_path)
     host = Host()
