@@ -194,7 +194,10 @@ def rows_hint(head: bytes) -> str:
 def split_cells(text: str) -> list[str]:
     """The cells of a row, without white space around them; quotes may hold commas."""
     if '"' in text:
-        text_cells = next(csv.reader([text], skipinitialspace=True), [text])
+        try:
+            text_cells = next(csv.reader([text], skipinitialspace=True), [text])
+        except csv.Error:  # a carriage return within the line, say
+            text_cells = [text]
     else:
         text_cells = text.split(",")
     return [cell.strip() for cell in text_cells]

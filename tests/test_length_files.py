@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgecompile.errors import LengthsError
@@ -219,6 +219,7 @@ def test_own_json_keeps_its_source(tmp_path: Path) -> None:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.binary(max_size=200))
+@example(data=b'\x01\r"')
 def test_junk_gives_lengths_or_the_error(tmp_path_factory: Any, data: bytes) -> None:
     path = tmp_path_factory.mktemp("junk") / "x"
     for prefix in (b"", b"\x93NUMPY", npy([1, 2])[:64], b"12\n", b'{"length": 3}\n', b"[1,"):

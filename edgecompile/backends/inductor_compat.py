@@ -123,14 +123,15 @@ def _ordered_sums() -> Iterator[None]:
 
     Inductor's own loops add atomically from several threads, in another order in each run.
     """
-    original = inductor_lowering.needs_fallback_due_to_atomic_add_limitations
-    inductor_lowering.needs_fallback_due_to_atomic_add_limitations = lambda dtype: (
+    module: Any = inductor_lowering
+    original = module.needs_fallback_due_to_atomic_add_limitations
+    module.needs_fallback_due_to_atomic_add_limitations = lambda dtype: (
         dtype.is_floating_point or original(dtype)
     )
     try:
         yield
     finally:
-        inductor_lowering.needs_fallback_due_to_atomic_add_limitations = original
+        module.needs_fallback_due_to_atomic_add_limitations = original
 
 
 @contextmanager
