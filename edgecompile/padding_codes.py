@@ -122,6 +122,18 @@ class Codes:
         self._weights = {w.untyped_storage().data_ptr() for w in weights}
         self._seen = torch.empty(0, dtype=torch.float64)  # ascending, and what stands for each
         self._firsts = self._seen
+        self._doubted = torch.empty(0, dtype=torch.int64)
+
+    def doubt(self, codes: torch.Tensor) -> None:
+        """Notes codes of elements that may be masked: what the inputs hold decides it."""
+        if codes.numel():
+            self._doubted = torch.unique(torch.cat([self._doubted, codes.reshape(-1)]))
+
+    def doubted(self, codes: torch.Tensor) -> torch.Tensor:
+        """Which of some codes were noted so."""
+        if not self._doubted.numel():
+            return torch.zeros(codes.shape, dtype=torch.bool)
+        return torch.isin(codes, self._doubted)
 
     def of(self, item: Any) -> torch.Tensor:
         """The codes of a tensor's elements, or of a number."""

@@ -137,6 +137,8 @@ def _add(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor) -> 
         biased = ~unknown_of(other) & (number <= MASKED) & unknown
         value = torch.where(biased & value.isfinite(), _BIASED, value)
         unknown = unknown & ~biased
+        perhaps = codes.doubted(codes.of(other)) & unknown
+        codes.doubt(code.expand(perhaps.shape)[perhaps])
     return Coded.of(value, unknown, code)
 
 
@@ -151,6 +153,11 @@ def _where(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor) -
     mixed = mix(label("where"), codes.of(condition), codes.of(a), codes.of(b))
     code = torch.where(open_, mixed, torch.where(chosen, codes.of(a), codes.of(b)))
     unknown = open_ | torch.where(chosen, unknown_of(a), unknown_of(b))
+    fills = [~unknown_of(item) & (torch.as_tensor(values_of(item)) <= MASKED) for item in (a, b)]
+    perhaps = (
+        open_ & (fills[0] | fills[1]) | codes.doubted(codes.of(a)) | codes.doubted(codes.of(b))
+    )
+    codes.doubt(code[(perhaps & unknown).expand(code.shape)])
     return Coded.of(value, unknown, code)
 
 
@@ -234,9 +241,10 @@ def _softmax(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor)
     source, dim = arguments["self"], arguments["dim"]
     unknown, given = unknown_of(source), values_of(source)
     masked = ~unknown & (given <= MASKED)
-    live = (~masked).any(dim, keepdim=True)
-    masked &= live
     code = codes.of(source)
+    # A row that is masked as a whole weighs all of it, so one must be sure to stay.
+    live = (~masked & ~codes.doubted(code)).any(dim, keepdim=True)
+    masked &= live
     row = mix(1, code).masked_fill(masked, 0).sum(dim, keepdim=True)
     open_ = unknown.any(dim, keepdim=True)
     if name != "_log_softmax":

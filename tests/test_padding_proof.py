@@ -108,6 +108,10 @@ HARMFUL: dict[str, tuple[Body, str]] = {
     "a maximum over zeros": (lambda m, x, k: masked(x, k).amax(1), "amax"),
     "a bias of -20": (attend(-20.0), "_softmax"),
     "a bias of -1e4*": (attend(-1e4), "_softmax"),
+    "a mask of the inputs' own": (
+        lambda m, x, k: x.masked_fill(x.sum(2, keepdim=True) <= 0, -1e9).softmax(1).cumsum(1),
+        "_softmax",
+    ),
     "top-k": (lambda m, x, k: x.topk(2, 1).values, "topk"),
     "sorting": (lambda m, x, k: x.sort(1).values.cumsum(1), "sort"),
     "a softmax over padding": (lambda m, x, k: x.softmax(1), "_softmax"),

@@ -174,7 +174,7 @@ class BundleFolder:
         while folders:
             folder = folders.pop()
             try:
-                fd = self._open_beneath(folder + ".", _FOLDER_FLAGS)
+                fd = self._open_beneath(folder[:-1], _FOLDER_FLAGS) if folder else os.dup(self._fd)
             except OSError:  # noted with the files in it
                 continue
             try:

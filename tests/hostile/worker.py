@@ -77,6 +77,8 @@ class Watch:
             self.active = False  # looking at it is no part of loading it
             self.check_library(str(arguments[0]))
             self.active = True
+        elif event == "os.scandir" and isinstance(arguments[0], int):
+            self.check_opened("a folder that is listed", arguments[0])
         elif FORBIDDEN.match(event):
             self.accuse(f"{event} {arguments!r}")
 
