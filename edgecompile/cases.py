@@ -138,9 +138,6 @@ def length_cases(
         if time.monotonic() - started > _PATIENCE * _BUDGET_S:
             return
         sizes = {**ends[index][end], buckets[index].length_axis: length}
-        made = model.generation
-        if made is not None:  # a cache has room for the tokens of the run
-            sizes[made.context_axis] = max(sizes[made.context_axis], length)
         yield _case(model, index, f"{LENGTH}{length}" + (f"end{end}" if end else ""), sizes, seed)
 
 

@@ -138,8 +138,10 @@ def pack_bundle(
             writer.add_bundle(encoder, ENCODER)
         tell("running eager")
         cases = list(make_cases(model, plan.buckets, seed=seed))
-        # Of narrower weights the bounds are those of the usual cases.
-        swept = plan.buckets if compiled.precision == FP32 else ()
+        # Of narrower weights the bounds are those of the usual cases; places in a cache are drawn
+        # for the usual lengths.
+        sweep = compiled.precision == FP32 and model.generation is None
+        swept = plan.buckets if sweep else ()
         cases += length_cases(model, swept, also=compiled.kinds(plan.buckets), seed=seed)
         if samples is not None and samples.real:
             cases += sample_cases(model, plan.buckets, samples)
