@@ -191,3 +191,35 @@ def test_model_code_behind_kernels_is_refused() -> None:
 )
 def test_which_kernels_calculate_with_vectors(body: str, computes: bool) -> None:
     assert computes_in_vectors(f'extern "C"  void cpp_fused_0()\n{{\n{body}\n}}\n') is computes
+
+
+class Looked(nn.Module):
+    """Looks rows up by two inputs of one batch, whose sizes the graph never compares."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        rows = torch.arange(x.shape[0])[:, None, None]
+        places = torch.arange(4)[None, None, :]
+        return torch.where(mask.bool()[rows, places], 0.0, -1.0) + x[:, None]
+
+
+def test_a_stored_program_keeps_a_batch_of_one_or_two(tmp_path: Path) -> None:
+    """Read again, its sizes begin at 1; asked whether they are, Inductor would fix them to 2."""
+    batch = torch.export.Dim("batch", min=1, max=2)
+    example = {"x": torch.randn(2, 4), "mask": torch.ones(2, 4, dtype=torch.int64)}
+    program = torch.export.export(
+        Looked(), (), example, dynamic_shapes={"x": {0: batch}, "mask": {0: batch}}, strict=False
+    )
+    torch.export.save(program, tmp_path / "program.pt2")
+    graph = torch.export.load(tmp_path / "program.pt2").module()
+    lower_graph(graph)
+    made = generate_cpp(
+        graph,
+        example,
+        arch="x86-64",
+        march="x86-64-v3",
+        simdlen=256,
+        cache_dir=tmp_path / "cache",
+        shared=(),
+        cxx="g++",
+    )
+    assert made.assumed == ()

@@ -231,6 +231,7 @@ def generate_cpp(
     isa = vector_isa(arch, simdlen)
     sizes = _varying_sizes(gm)
     environment = next((size.node.shape_env for size, _ in sizes), None)
+    _assume_no_ones(sizes)
     known = 0 if environment is None else len(environment.guards)
     cache_dir.mkdir(parents=True, exist_ok=True)
     with (
@@ -294,6 +295,18 @@ def _varying_sizes(gm: GraphModule) -> list[tuple[torch.SymInt, str]]:
         for dim, size in enumerate(node.meta["val"].shape)
         if isinstance(size, torch.SymInt)
     ]
+
+
+def _assume_no_ones(sizes: Sequence[tuple[torch.SymInt, str]]) -> None:
+    """Takes sizes that vary for 2 or more, as torch.export does while it traces.
+
+    A program that was stored and read again begins at its true lower bound. Inductor then asks whether
+    a size is 1, the answer cuts the range, and of a range 1 to 2 a constant would be left.
+    """
+    for size, _ in sizes:
+        spans, symbol = size.node.shape_env.var_to_range, size.node._expr
+        if symbol in spans and spans[symbol].lower < 2 <= spans[symbol].upper:
+            spans[symbol] = ValueRanges(2, spans[symbol].upper)
 
 
 def _refuse_fixed(sizes: Sequence[tuple[torch.SymInt, str]], guards: Sequence[Any]) -> None:
