@@ -65,7 +65,7 @@ def base_name(label: str) -> str:
 
 
 class Rounded(Protocol):
-    """int8 weights that were rounded together: :class:`edgecompile.weight_rounding.RoundedWeights`."""
+    """int8 weights that were rounded together: :class:`edgecompile.narrowing.rounding.RoundedWeights`."""
 
     @property
     def digest(self) -> str:

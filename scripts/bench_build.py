@@ -19,9 +19,9 @@ from typing import Any
 from demo_inputs import find_model
 
 import edgecompile
-from edgecompile.buckets import Bucket, BucketPlan
-from edgecompile.machine import describe_machine
-from edgecompile.ranges import AxisRange
+from edgecompile.buckets.plan import Bucket, BucketPlan
+from edgecompile.buckets.ranges import AxisRange
+from edgecompile.machines.identity import describe_machine
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CHILD = Path(__file__).resolve().parent / "bench_build_child.py"

@@ -1,4 +1,4 @@
-"""One build with a given plan, in a process of its own: the stages of edgecompile.pipeline, timed.
+"""One build with a given plan, in a process of its own: the stages of edgecompile.pipeline.pipeline, timed.
 
     bench_build_child.py MODEL TARGET PLAN.json WORK OUTPUT.ecb
 
@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 STARTED = time.perf_counter()
 
-from edgecompile.buckets import BucketPlan  # noqa: E402
-from edgecompile.compilation import ExportStore, compile_buckets, export_buckets  # noqa: E402
-from edgecompile.models import load_model  # noqa: E402
-from edgecompile.packing import pack_bundle  # noqa: E402
-from edgecompile.targets import load_target  # noqa: E402
-from edgecompile.toolchain import cache_directory  # noqa: E402
+from edgecompile.backends.compilation import ExportStore, compile_buckets, export_buckets  # noqa: E402
+from edgecompile.buckets.plan import BucketPlan  # noqa: E402
+from edgecompile.models.loaded import load_model  # noqa: E402
+from edgecompile.pipeline.packing import pack_bundle  # noqa: E402
+from edgecompile.targets.profile import load_target  # noqa: E402
+from edgecompile.toolchain.compilers import cache_directory  # noqa: E402
 
 T = TypeVar("T")
 

@@ -22,16 +22,16 @@ from pathlib import Path
 
 import numpy as np
 
-from edgecompile.bench import default_cache
-from edgecompile.bench_report import BenchSettings
-from edgecompile.cold_starts import measure_cold_starts
-from edgecompile.contenders import resolve_contenders
-from edgecompile.contenders.base import Workshop
-from edgecompile.contenders.bundle import BundleContender, read_bundle
+from edgecompile.bench.bench import default_cache
+from edgecompile.bench.cold_starts import measure_cold_starts
+from edgecompile.bench.contenders import resolve_contenders
+from edgecompile.bench.contenders.base import Workshop
+from edgecompile.bench.contenders.bundle import BundleContender, read_bundle
+from edgecompile.bench.report import BenchSettings
+from edgecompile.bench.workload import choose_workload
 from edgecompile.errors import BenchError, EdgecompileError
-from edgecompile.machine import describe_machine, load_average
+from edgecompile.machines.identity import describe_machine, load_average
 from edgecompile.progress import NULL_PROGRESS
-from edgecompile.workload import choose_workload
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

@@ -10,18 +10,18 @@ import time
 from pathlib import Path
 
 from bench_encoder_models import PRESETS, Preset
-
-from edgecompile.bench import bench_bundle, default_cache
 from edgecompile.bench_record import render_record
-from edgecompile.bench_report import BenchReport
+
+from edgecompile.bench.bench import bench_bundle, default_cache
+from edgecompile.bench.report import BenchReport
 from edgecompile.cli.console import Console
 from edgecompile.cli.failures import describe_failure
 from edgecompile.cli.output import write_json, write_text
 from edgecompile.errors import BenchError
-from edgecompile.lengths import LengthDistribution
-from edgecompile.machine import load_average
-from edgecompile.pipeline import BuildRequest, build
-from edgecompile.plan_request import PlanRequest
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.machines.identity import load_average
+from edgecompile.pipeline.pipeline import BuildRequest, build
+from edgecompile.planning.request import PlanRequest
 from edgecompile.precision import PRECISIONS
 
 REPOSITORY = Path(__file__).resolve().parent.parent

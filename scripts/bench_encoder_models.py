@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from demo_inputs import find_model, write_docstrings
 
-from edgecompile.lengths import LengthDistribution
-from edgecompile.texts import read_text_lengths
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.texts import read_text_lengths
 
 __all__ = ["PRESETS", "Preset", "make_bert", "read_docstring_lengths"]
 

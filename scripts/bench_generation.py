@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from bench_generation_worker import CONTENDERS
 
-from edgecompile.lengths import LengthDistribution
-from edgecompile.machine import load_average
-from edgecompile.models import LoadOptions
-from edgecompile.pipeline import BuildRequest, build
-from edgecompile.plan_request import PlanRequest
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.machines.identity import load_average
+from edgecompile.models.loaded import LoadOptions
+from edgecompile.pipeline.pipeline import BuildRequest, build
+from edgecompile.planning.request import PlanRequest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 #: GPT-2 as it was published, which transformers has as defaults; and a tiny one.

@@ -27,23 +27,23 @@ from bench_plans_record import render_record
 from demo_inputs import find_model
 
 import edgecompile
-from edgecompile.backends.native import build_probe
-from edgecompile.bench import default_cache
+from edgecompile.backends.compilation import ExportStore
+from edgecompile.bench.bench import default_cache
+from edgecompile.bench.timings import stream
+from edgecompile.buckets.costs.curves import CostCurve
+from edgecompile.buckets.policies import PolicyResult, compare_policies
 from edgecompile.cli.console import Console
 from edgecompile.cli.failures import describe_failure
 from edgecompile.cli.output import write_json, write_text
-from edgecompile.compilation import ExportStore
-from edgecompile.curves import CostCurve
 from edgecompile.errors import BenchError
-from edgecompile.host import host_variants
-from edgecompile.lengths import LengthDistribution
-from edgecompile.machine import describe_machine, load_average
-from edgecompile.models import LoadedModel, load_model
-from edgecompile.planning import PlanRequest, plan_model
-from edgecompile.policies import PolicyResult, compare_policies
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.machines.host import host_variants
+from edgecompile.machines.identity import describe_machine, load_average
+from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.planning.planning import PlanRequest, plan_model
 from edgecompile.runtime.cpu import architecture
-from edgecompile.targets import TargetProfile, load_target
-from edgecompile.timings import stream
+from edgecompile.targets.profile import TargetProfile, load_target
+from edgecompile.toolchain.native import build_probe
 from edgecompile.units import format_ms, format_share
 
 TARGET = "cpu-x86-64"

@@ -6,11 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgecompile.buckets import Bucket
-from edgecompile.compilation import CompiledModel, ExportStore, compile_buckets, export_buckets
-from edgecompile.packing import stage_kit
+from edgecompile.backends.compilation import (
+    CompiledModel,
+    ExportStore,
+    compile_buckets,
+    export_buckets,
+)
+from edgecompile.buckets.plan import Bucket
+from edgecompile.pipeline.packing import stage_kit
 from edgecompile.progress import Progress
-from edgecompile.targets import TargetProfile, VariantSpec
+from edgecompile.targets.profile import TargetProfile, VariantSpec
 
 
 def union_of_programs(

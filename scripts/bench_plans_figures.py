@@ -7,13 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgecompile.bench import FOREIGN_LIMIT, SPREAD_LIMIT
-from edgecompile.buckets import Bucket
-from edgecompile.curves import CostCurve, Mode
-from edgecompile.evaluation import expected_cost
-from edgecompile.lengths import LengthDistribution
-from edgecompile.policies import PolicyResult
-from edgecompile.timings import Ratio, Round, TimeSummary, compare, median_by_length, summarise
+from edgecompile.bench.bench import FOREIGN_LIMIT, SPREAD_LIMIT
+from edgecompile.bench.timings import (
+    Ratio,
+    Round,
+    TimeSummary,
+    compare,
+    median_by_length,
+    summarise,
+)
+from edgecompile.buckets.costs.curves import CostCurve, Mode
+from edgecompile.buckets.evaluation import expected_cost
+from edgecompile.buckets.plan import Bucket
+from edgecompile.buckets.policies import PolicyResult
+from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.units import format_ms
 
 REPORT_VERSION = 1

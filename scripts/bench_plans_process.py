@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from edgecompile.bench.timings import Round
+from edgecompile.bundle.verify import device_environment
 from edgecompile.errors import BenchError
-from edgecompile.machine import read_clock
+from edgecompile.machines.identity import read_clock
 from edgecompile.progress import StepHandle
-from edgecompile.timings import Round
-from edgecompile.verify import device_environment
 
 _WORKER = Path(__file__).resolve().with_name("bench_plans_device.py")
 

@@ -25,12 +25,12 @@ import torch
 import edgecompile
 from edgecompile.backends import inductor_cpu
 from edgecompile.backends.inductor_compat import GeneratedCpp, generate_cpp
-from edgecompile.backends.lowering import lower_graph
+from edgecompile.backends.lowering.lower import lower_graph
 from edgecompile.errors import CompileError
-from edgecompile.machine import describe_machine
-from edgecompile.precompiled import VARIABLE
-from edgecompile.targets import VariantSpec, load_target
-from edgecompile.toolchain import find_toolchain
+from edgecompile.machines.identity import describe_machine
+from edgecompile.targets.profile import VariantSpec, load_target
+from edgecompile.toolchain.compilers import find_toolchain
+from edgecompile.toolchain.precompiled import VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 WIDTH, TOKENS = 96, 16

@@ -305,9 +305,9 @@ def load_family(name: str) -> Any:
     Raises:
         ModelError: it can't.
     """
-    from edgecompile.generation_model import make_generator
-    from edgecompile.models import LoadOptions, ModelSource
-    from edgecompile.seq2seq_model import make_seq2seq
+    from edgecompile.loaders.generators.causal import make_generator
+    from edgecompile.loaders.generators.seq2seq import make_seq2seq
+    from edgecompile.models.loaded import LoadOptions, ModelSource
 
     if name in SOURCES:
         fixed = name == "whisper"
@@ -335,7 +335,7 @@ def build_family(
     Raises:
         EdgecompileError: it can't be exported, compiled or verified.
     """
-    from edgecompile.buckets import AxisRange, Bucket
+    from edgecompile.buckets.plan import AxisRange, Bucket
 
     limits = loaded.axes["context"]
     context = ("context", AxisRange(limits.lo, limits.hi, limits.lo))
@@ -354,8 +354,8 @@ def build_source_family(loaded: Any, output: Path, work: Path, *, step: Any = No
 
     Sources of up to 12 tokens are padded.
     """
-    from edgecompile.buckets import AxisRange, Bucket
-    from edgecompile.generation_plan import decoder_buckets
+    from edgecompile.buckets.plan import AxisRange, Bucket
+    from edgecompile.planning.generation_plan import decoder_buckets
 
     encoder = loaded.generation.encoder
     axis = encoder.length_axis
@@ -377,10 +377,10 @@ def _build(
     step: Any,
     encoder: Path | None = None,
 ) -> Path:
-    from edgecompile.buckets import BucketPlan
-    from edgecompile.compilation import ExportStore, compile_buckets, export_buckets
-    from edgecompile.packing import pack_bundle
-    from edgecompile.targets import load_target
+    from edgecompile.backends.compilation import ExportStore, compile_buckets, export_buckets
+    from edgecompile.buckets.plan import BucketPlan
+    from edgecompile.pipeline.packing import pack_bundle
+    from edgecompile.targets.profile import load_target
 
     tell: Callable[[str], None] = step or (lambda text: None)
     tell("exporting")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from edgecompile.factories import ModelSpec
+from edgecompile.loaders.factories import ModelSpec
 
 __all__ = ["LONGEST", "Entry", "seeded", "shake"]
 

@@ -17,24 +17,24 @@ import numpy as np
 from zoo_entry import Entry
 
 from edgecompile.backends.artifact import TensorStore
+from edgecompile.backends.compilation import ExportStore, compile_buckets
 from edgecompile.backends.inductor_compat import GeneratedCpp
 from edgecompile.backends.inductor_cpu import InductorCpuBackend
-from edgecompile.backends.native import build_probe, build_runtime
-from edgecompile.buckets import Bucket, BucketPlan
-from edgecompile.cases import Case
-from edgecompile.compilation import ExportStore, compile_buckets
+from edgecompile.buckets.plan import Bucket, BucketPlan
+from edgecompile.bundle.cases import Case
+from edgecompile.bundle.verify import VerifyReport, verify_bundle
 from edgecompile.errors import EdgecompileError, ExportError, MissingKernelError
-from edgecompile.export import ExportedModel
-from edgecompile.forms import find_form
-from edgecompile.host import host_variants
-from edgecompile.lengths import LengthDistribution
-from edgecompile.models import LoadedModel, load_model
-from edgecompile.packing import pack_bundle
-from edgecompile.plan_request import PlanRequest, plan_scope
+from edgecompile.export.export import ExportedModel
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.machines.host import host_variants
+from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.pipeline.packing import pack_bundle
+from edgecompile.planning.forms import find_form
+from edgecompile.planning.request import PlanRequest, plan_scope
 from edgecompile.precision import TOLERANCES
 from edgecompile.runtime.cpu import architecture
-from edgecompile.targets import TargetProfile, VariantSpec, load_target
-from edgecompile.verify import VerifyReport, verify_bundle
+from edgecompile.targets.profile import TargetProfile, VariantSpec, load_target
+from edgecompile.toolchain.native import build_probe, build_runtime
 
 __all__ = ["GOAL", "STAGES", "TARGET", "Outcome", "run_entry"]
 

@@ -79,9 +79,9 @@ def tiny_model(shared_folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def tiny_bundle(shared_folder: Path, tiny_model: Path) -> Path:
     """The tiny model built for both variants of cpu-x86-64, in three exact buckets, batch 1 or 2."""
-    from edgecompile.lengths import LengthDistribution
-    from edgecompile.pipeline import BuildRequest, build
-    from edgecompile.plan_request import PlanRequest
+    from edgecompile.lengths.distribution import LengthDistribution
+    from edgecompile.pipeline.pipeline import BuildRequest, build
+    from edgecompile.planning.request import PlanRequest
 
     output = shared_folder / "tiny.ecb"
     with one_at_a_time(shared_folder / "tiny.lock"):
@@ -160,9 +160,9 @@ def jetson_bundle(shared_folder: Path, tiny_model: Path) -> Path:
     """The tiny model built for jetson-orin-nano in fp16, in two padded buckets and an exact one."""
     pytest.importorskip("onnxruntime")
     need("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
-    from edgecompile.lengths import LengthDistribution
-    from edgecompile.pipeline import BuildRequest, build
-    from edgecompile.plan_request import PlanRequest
+    from edgecompile.lengths.distribution import LengthDistribution
+    from edgecompile.pipeline.pipeline import BuildRequest, build
+    from edgecompile.planning.request import PlanRequest
 
     output = shared_folder / "jetson.ecb"
     with one_at_a_time(shared_folder / "jetson.lock"):
@@ -183,7 +183,7 @@ def jetson_bundle(shared_folder: Path, tiny_model: Path) -> Path:
 @pytest.fixture(scope="session")
 def rtx_python() -> str:
     """An interpreter that has TensorRT-RTX: this one, or the one that the environment names."""
-    from edgecompile.rtx_check import has_rtx
+    from edgecompile.tensorrt.rtx import has_rtx
 
     python = os.environ.get("EDGECOMPILE_RTX_PYTHON", sys.executable)
     if not has_rtx(python):

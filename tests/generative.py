@@ -46,12 +46,12 @@ def generation_entry(caches: list[str], max_context: int, pad: int) -> dict[str,
 
 def build_decoder(output: Path, work: Path) -> None:
     """Compiles the decoder in three buckets (one token, padded to 16, 17 to 32) and packs it."""
-    from edgecompile.buckets import AxisRange, Bucket, BucketPlan
-    from edgecompile.compilation import ExportStore, compile_buckets, export_buckets
-    from edgecompile.models import load_model
-    from edgecompile.named_module import NamedModule
-    from edgecompile.packing import pack_bundle
-    from edgecompile.targets import load_target
+    from edgecompile.backends.compilation import ExportStore, compile_buckets, export_buckets
+    from edgecompile.buckets.plan import AxisRange, Bucket, BucketPlan
+    from edgecompile.models.loaded import load_model
+    from edgecompile.models.modules import NamedModule
+    from edgecompile.pipeline.packing import pack_bundle
+    from edgecompile.targets.profile import load_target
     from tests.factories import decoder as d
 
     model = load_model(f"{Path(d.__file__)}:decoder")

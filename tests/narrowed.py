@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from edgecompile.buckets import Bucket
-from edgecompile.compilation import ExportStore
-from edgecompile.models import LoadedModel
-from edgecompile.narrowing import NarrowedProgram
-from edgecompile.ranges import AxisRange
-from edgecompile.samples import Samples
+from edgecompile.backends.compilation import ExportStore
+from edgecompile.buckets.plan import Bucket
+from edgecompile.buckets.ranges import AxisRange
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.samples import Samples
+from edgecompile.narrowing.program import NarrowedProgram
 
 
 def narrowed_program(

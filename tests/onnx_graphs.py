@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgecompile.onnx_graph import OnnxGraph
+from edgecompile.onnx.graph import OnnxGraph
 
 Array = npt.NDArray[np.generic]
 
@@ -31,8 +31,8 @@ def run(graph: OnnxGraph, tmp_path: Path, **inputs: Array) -> dict[str, Any]:
     """Writes a graph as it would ship, lets ONNX's checker look at it, and runs it."""
     import onnx
 
-    from edgecompile.onnx_runs import OnnxRunner
-    from edgecompile.onnx_weights import write_onnx
+    from edgecompile.onnx.runs import OnnxRunner
+    from edgecompile.onnx.weights import write_onnx
 
     write_onnx(graph, tmp_path / "m.onnx", tmp_path / "m.weights")
     onnx.checker.check_model(str(tmp_path / "m.onnx"), full_check=True)

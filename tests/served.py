@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgecompile.buckets import BucketPlan
-from edgecompile.lengths import LengthDistribution
-from edgecompile.ranges import AxisRange
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.ranges import AxisRange
+from edgecompile.lengths.distribution import LengthDistribution
 from tests.runtime.bundles import DummyBundle
 
 SHA = "ab" * 32

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from edgecompile.agreement import compare_outputs
+from edgecompile.bench.agreement import compare_outputs
 from edgecompile.errors import BenchError
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.audit import AuditVerdict, Finding, baseline, judge, require
+from edgecompile.audit.judge import AuditVerdict, Finding, baseline, judge, require
 from edgecompile.errors import AuditError, ElfError
-from edgecompile.targets import load_target, load_variant
+from edgecompile.targets.profile import load_target, load_variant
 
 V3 = load_variant("x86-64-v3")
 V4 = load_variant("x86-64-v4")

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgecompile.backends.graph_constants import PACKED_PREFIX
 from edgecompile.backends.inductor_compat import GENERATING, generate_cpp
-from edgecompile.backends.lowering import lower_graph
+from edgecompile.backends.lowering.constants import PACKED_PREFIX
+from edgecompile.backends.lowering.lower import lower_graph
+from edgecompile.bundle.layout import lay_out
 from edgecompile.errors import EdgecompileError, ExportError, ModelError
-from edgecompile.export import export_model
-from edgecompile.export_checks import check_program
-from edgecompile.exported import ExportedModel
-from edgecompile.models import LoadedModel, load_model
+from edgecompile.export.checks import check_program
+from edgecompile.export.export import export_model
+from edgecompile.export.ladder import STATIC_LADDER, export_program
+from edgecompile.export.program import ExportedModel
+from edgecompile.models.loaded import LoadedModel, load_model
 from edgecompile.precision import FP32
-from edgecompile.rungs import STATIC_LADDER, export_program
 from edgecompile.runtime.weights import Weights
-from edgecompile.weights_layout import lay_out
 
 WIDTH = 8
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from edgecompile.bench import SUBJECT, bench_bundle
 from edgecompile.bench_record import render_record
-from edgecompile.bench_report import BenchReport
+
+from edgecompile.bench.bench import SUBJECT, bench_bundle
+from edgecompile.bench.report import BenchReport
 from edgecompile.errors import BenchError, BundleError
-from edgecompile.lengths import LengthDistribution
+from edgecompile.lengths.distribution import LengthDistribution
 
 QUICK = {"rounds": 2, "runs": 5, "warmup_rounds": 1, "cold_runs": 1, "pause": 0.0, "threads": 1}
 LENGTHS = LengthDistribution.from_samples([3, 5, 5, 9, 31, 90])

@@ -11,8 +11,8 @@ import bench_encoder
 import pytest
 from bench_encoder_models import PRESETS, make_bert
 
-from edgecompile.bench import bench_bundle
-from edgecompile.models import load_model
+from edgecompile.bench.bench import bench_bundle
+from edgecompile.models.loaded import load_model
 
 TINY = {
     "vocab_size": 40,

@@ -26,15 +26,15 @@ from bench_plans_figures import (
 from bench_plans_process import measure_rounds
 from bench_plans_record import render_record
 
-from edgecompile.buckets import plan_buckets
-from edgecompile.curves import CostCurve, CostPoint
+from edgecompile.bench.timings import Round
+from edgecompile.buckets.costs.curves import CostCurve, CostPoint
+from edgecompile.buckets.plan import plan_buckets
+from edgecompile.buckets.policies import PolicyResult, compare_policies
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import BenchError
-from edgecompile.lengths import LengthDistribution
-from edgecompile.policies import PolicyResult, compare_policies
+from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.progress import NULL_PROGRESS
-from edgecompile.ranges import Bucket
 from edgecompile.runtime import open_bundle
-from edgecompile.timings import Round
 
 # A dynamic program takes 1 ms and 0.1 for each element, a static one a fifth less.
 CURVE = CostCurve(

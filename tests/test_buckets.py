@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgecompile.buckets import AxisRange, Bucket, BucketLimits, BucketPlan, plan_buckets
-from edgecompile.costs import CostCurve, CostPoint
+from edgecompile.buckets.costs.sources import CostCurve, CostPoint
+from edgecompile.buckets.limits import BucketCost
+from edgecompile.buckets.plan import AxisRange, Bucket, BucketLimits, BucketPlan, plan_buckets
 from edgecompile.errors import CostError, PlanError
-from edgecompile.lengths import LengthDistribution
-from edgecompile.limits import BucketCost
+from edgecompile.lengths.distribution import LengthDistribution
 from tests.draws import examples
 
 BATCH = (("batch", AxisRange(1, 1, 1)),)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-import edgecompile.build_stamp as build_stamp
-from edgecompile.build_stamp import STAMP_NAME, build_key, find_built, write_stamp
+import edgecompile.pipeline.stamp as build_stamp
+from edgecompile.pipeline.stamp import STAMP_NAME, build_key, find_built, write_stamp
 
 # A build whose key is known, in a process that shows what was imported.
 COMMAND = """
 import sys
 from pathlib import Path
-import edgecompile.build_stamp as build_stamp
+import edgecompile.pipeline.stamp as build_stamp
 from edgecompile.cli import main
 build_stamp.build_key = lambda *arguments: "key"
 sys.argv = ["edgecompile", *sys.argv[1:]]

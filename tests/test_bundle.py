@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile import bundle
-from edgecompile.bundle import BundleWriter, manifest_name
+from edgecompile.bundle import writer as bundle
+from edgecompile.bundle.staging import bundle_path
+from edgecompile.bundle.writer import BundleWriter, manifest_name
 from edgecompile.errors import BundleWriteError, DiskFullError
 from edgecompile.runtime.document import Problems, Reader
-from edgecompile.staging import bundle_path
 
 
 def test_the_suffix_is_added_once() -> None:

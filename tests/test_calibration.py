@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from edgecompile.calibration import Calibration, check_calibration
-from edgecompile.calibration_files import read_calibration
-from edgecompile.curves import CostCurve
+from edgecompile.buckets.costs.curves import CostCurve
 from edgecompile.errors import CostError
+from edgecompile.planning.calibration import Calibration, check_calibration
+from edgecompile.planning.calibration_files import read_calibration
 from edgecompile.runtime.calibrate import _summarise, choose_points
 from edgecompile.runtime.manifest import parse_manifest
-from edgecompile.targets import load_target
+from edgecompile.targets.profile import load_target
 from tests.runtime.bundles import DummyBundle
 
 TARGET = load_target("cpu-x86-64")

@@ -10,12 +10,12 @@ import torch
 
 from edgecompile.backends.codegen_failures import read_failure
 from edgecompile.errors import CompileError
-from edgecompile.explain_kernels import generate, lower_program
-from edgecompile.export import export_model
-from edgecompile.models import load_model
-from edgecompile.places import place_of_text
+from edgecompile.explanation.kernels import generate, lower_program
+from edgecompile.export.export import export_model
+from edgecompile.models.loaded import load_model
+from edgecompile.models.source_lines import place_of_text
 from edgecompile.precision import FP32
-from edgecompile.targets import load_target
+from edgecompile.targets.profile import load_target
 from tests.factories import explained
 
 _TRACE = """

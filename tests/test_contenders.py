@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import edgecompile.contenders.process as process_module
-from edgecompile.agreement import measure_agreement
-from edgecompile.contenders import (
+import edgecompile.bench.contenders.process as process_module
+from edgecompile.bench.agreement import measure_agreement
+from edgecompile.bench.contenders import (
     CONTENDERS,
     BundleContender,
     Launch,
@@ -23,10 +23,10 @@ from edgecompile.contenders import (
     check_needs,
     resolve_contenders,
 )
-from edgecompile.contenders.executorch import PYTHON_VARIABLE
-from edgecompile.contenders.process import WorkerProcess, clean_environment
-from edgecompile.contenders.sizes import folder_bytes, package_bytes
-from edgecompile.contenders.worker.inputs import make_inputs
+from edgecompile.bench.contenders.executorch import PYTHON_VARIABLE
+from edgecompile.bench.contenders.process import WorkerProcess, clean_environment
+from edgecompile.bench.contenders.sizes import folder_bytes, package_bytes
+from edgecompile.bench.contenders.worker.inputs import make_inputs
 from edgecompile.errors import BenchError, MissingDependencyError, ModelError
 from edgecompile.runtime.errors import DamagedBundleError
 from tests.needs import lack
@@ -328,7 +328,7 @@ def test_the_worker_imports_nothing_of_the_builder() -> None:
     folder = process_module._FOLDER
     for path in folder.glob("*.py"):
         text = path.read_text()
-        allowed = {"bundle.py": "edgecompile.runtime", "eager.py": "edgecompile.models"}
+        allowed = {"bundle.py": "edgecompile.runtime", "eager.py": "edgecompile.models.loaded"}
         for line in text.splitlines():
             if line.strip().startswith(("import edgecompile", "from edgecompile")):
                 assert path.name in allowed, f"{path.name}: {line}"

@@ -14,20 +14,22 @@ import pytest
 import torch
 from torch import nn
 
-from edgecompile import compilation, cost_cache, cost_sources, installation
-from edgecompile.backends.native import build_probe
-from edgecompile.compilation import ExportStore
-from edgecompile.cost_cache import cost_key, find_kept, keep_costs
-from edgecompile.host import host_variants
-from edgecompile.kits import KitScope, MeasuringKit, make_kit
-from edgecompile.lengths import LengthDistribution
-from edgecompile.limits import BucketCost
-from edgecompile.models import load_model
-from edgecompile.plan_request import PlanRequest
-from edgecompile.planning import Planned, plan_model
+from edgecompile import installation
+from edgecompile.backends import compilation
+from edgecompile.backends.compilation import ExportStore
+from edgecompile.buckets.limits import BucketCost
+from edgecompile.buckets.ranges import AxisRange
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.machines.host import host_variants
+from edgecompile.models.loaded import load_model
+from edgecompile.planning import cost_cache, cost_sources
+from edgecompile.planning.cost_cache import cost_key, find_kept, keep_costs
+from edgecompile.planning.kits import KitScope, MeasuringKit, make_kit
+from edgecompile.planning.planning import Planned, plan_model
+from edgecompile.planning.request import PlanRequest
 from edgecompile.precision import Precision
-from edgecompile.ranges import AxisRange
-from edgecompile.targets import load_target
+from edgecompile.targets.profile import load_target
+from edgecompile.toolchain.native import build_probe
 
 LENGTHS = LengthDistribution.from_samples([2, 3, 5, 5, 8, 13, 13, 13, 21, 30])
 REQUEST = PlanRequest(LENGTHS, mode="exact", buckets=2, max_length=32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgecompile.cost_plots import CostLine, cost_curve, cost_family
+from edgecompile.report.cost_plots import CostLine, cost_curve, cost_family
 from tests.svg import count_uses, read_words
 
 

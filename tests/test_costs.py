@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.costs import CostCurve, CostPoint, read_cost_points, roofline
+from edgecompile.buckets.costs.sources import CostCurve, CostPoint, read_cost_points, roofline
 from edgecompile.errors import CostError
 
 POINTS = (CostPoint(8, 1.5, 1.25), CostPoint(64, 9.0, 7.5))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgecompile.curves import CostCurve, CostPoint
+from edgecompile.buckets.costs.curves import CostCurve, CostPoint
 from edgecompile.errors import CostError
 
 ms = st.floats(0.01, 1000)

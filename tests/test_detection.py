@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from edgecompile.detection import (
+from edgecompile.errors import TargetError
+from edgecompile.machines.detection import (
     describe_device,
     describe_here,
     detect_target,
     format_profile,
 )
-from edgecompile.errors import TargetError
 from edgecompile.runtime.cpu import describe_host
-from edgecompile.targets import load_target, load_variant
+from edgecompile.targets.profile import load_target, load_variant
 
 PI_5 = {
     "system": "Linux",

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgecompile.buckets import AxisRange, Bucket, BucketPlan, plan_buckets
-from edgecompile.curves import CostCurve, CostPoint
-from edgecompile.drift import check_drift, judge_drift
-from edgecompile.drift_report import MIN_CALLS, Thresholds
+from edgecompile.buckets.costs.curves import CostCurve, CostPoint
+from edgecompile.buckets.evaluation import expected_cost
+from edgecompile.buckets.plan import AxisRange, Bucket, BucketPlan, plan_buckets
+from edgecompile.buckets.shipped import ShippedPlan
+from edgecompile.drift.drift import check_drift, judge_drift
+from edgecompile.drift.report import MIN_CALLS, Thresholds
 from edgecompile.errors import DriftError, LengthsError
-from edgecompile.evaluation import expected_cost
-from edgecompile.lengths import LengthDistribution
-from edgecompile.shipped_plan import ShippedPlan
-from edgecompile.traffic import BucketTraffic, ServedTraffic
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.traffic import BucketTraffic, ServedTraffic
 from tests.draws import examples
 
 SHA, OTHER = "ab" * 32, "cd" * 32

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgecompile.elf import read_elf, version_key
+from edgecompile.audit.elf import read_elf, version_key
 from edgecompile.errors import ElfError
 from tests.draws import examples
 

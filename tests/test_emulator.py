@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgecompile.cases import Case
-from edgecompile.emulator import EmulatedModel, Emulator, emulator_for, find_emulator
+from edgecompile.bundle.cases import Case
+from edgecompile.bundle.verify import check_report, verify_bundle
 from edgecompile.errors import NativeError, VerificationError
-from edgecompile.lengths import LengthDistribution
-from edgecompile.pipeline import BuildRequest, BuildResult, build
-from edgecompile.plan_request import PlanRequest
-from edgecompile.targets import load_variant
-from edgecompile.verify import check_report, verify_bundle
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.machines.emulator import EmulatedModel, Emulator, emulator_for, find_emulator
+from edgecompile.pipeline.pipeline import BuildRequest, BuildResult, build
+from edgecompile.planning.request import PlanRequest
+from edgecompile.targets.profile import load_variant
 from tests.cli.command import run
 from tests.needs import need
 

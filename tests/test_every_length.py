@@ -12,23 +12,23 @@ import pytest
 import torch
 
 from edgecompile.backends.artifact import Artifact, TensorStore
+from edgecompile.backends.compilation import CompiledModel
 from edgecompile.backends.inductor_compat import GENERATING, generate_cpp
-from edgecompile.backends.lowering import lower_graph
-from edgecompile.cases import SPREAD_LENGTHS, length_cases, make_cases
-from edgecompile.compilation import CompiledModel
+from edgecompile.backends.lowering.lower import lower_graph
+from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.bundle.cases import SPREAD_LENGTHS, length_cases, make_cases
+from edgecompile.bundle.verify import LengthsRun
 from edgecompile.errors import CompileError, ExportError, ModelError
-from edgecompile.export import ExportedModel, export_model
-from edgecompile.export_checks import compare_outputs
-from edgecompile.export_conditions import unlike_sizes
-from edgecompile.hashing import file_sha256
-from edgecompile.lengths import LengthDistribution
-from edgecompile.models import LoadedModel, load_model
-from edgecompile.pipeline import BuildRequest, build
-from edgecompile.plan_request import PlanRequest
-from edgecompile.ranges import AxisRange, Bucket
+from edgecompile.export.checks import compare_outputs
+from edgecompile.export.conditions import unlike_sizes
+from edgecompile.export.export import ExportedModel, export_model
+from edgecompile.files import file_sha256
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.pipeline.pipeline import BuildRequest, build
+from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.compare import compare_arrays
-from edgecompile.verify import LengthsRun
 from tests.factories import sizes
 
 FACTORY = f"{Path(sizes.__file__)}:spec"
@@ -232,7 +232,7 @@ def test_of_too_many_lengths_a_spread_is_run(unlimited: LoadedModel) -> None:
 def test_a_model_that_computes_much_gets_the_usual_cases_alone(
     unlimited: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgecompile.cases._FLOPS_PER_S", 1e-9)
+    monkeypatch.setattr("edgecompile.bundle.cases._FLOPS_PER_S", 1e-9)
     bucket = whole(unlimited, 1, 64)
     assert list(length_cases(unlimited, [bucket])) == []
     assert len(list(make_cases(unlimited, [bucket]))) == 6
@@ -247,7 +247,7 @@ def test_what_cases_hold_is_bounded(
 ) -> None:
     bucket = whole(unlimited, 1, 64)
     assert len(list(length_cases(unlimited, [bucket]))) == 64
-    monkeypatch.setattr("edgecompile.cases._BUDGET_BYTES", 8 * 64 * 16 + 1)
+    monkeypatch.setattr("edgecompile.bundle.cases._BUDGET_BYTES", 8 * 64 * 16 + 1)
     assert 0 < len(list(length_cases(unlimited, [bucket]))) < 10
 
 

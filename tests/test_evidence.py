@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgecompile.buckets import plan_buckets
-from edgecompile.costs import CostCurve, CostPoint
+from edgecompile.buckets.costs.sources import CostCurve, CostPoint
+from edgecompile.buckets.evaluation import expected_cost
+from edgecompile.buckets.evidence import bootstrap_interval, held_out_cost, tail_warnings
+from edgecompile.buckets.plan import plan_buckets
 from edgecompile.errors import LengthsError
-from edgecompile.evaluation import expected_cost
-from edgecompile.evidence import bootstrap_interval, held_out_cost, tail_warnings
-from edgecompile.lengths import LengthDistribution
+from edgecompile.lengths.distribution import LengthDistribution
 
 CURVE = CostCurve((CostPoint(1, None, 1.0), CostPoint(512, None, 512.0)), "measured")
 

@@ -18,21 +18,21 @@ from edgecompile.backends import ops
 from edgecompile.backends.extern_calls import extern_calls, runtime_kernels
 from edgecompile.cli import cli
 from edgecompile.errors import ModelError, ToolchainError
-from edgecompile.explain import explain_load_failure, explain_model
-from edgecompile.explain_eager import check_eager, module_kind
-from edgecompile.explain_findings import find_causes
-from edgecompile.explain_request import ExplainRequest
-from edgecompile.explain_section import explain_page
-from edgecompile.explain_view import explanation_tables, format_flops
-from edgecompile.explain_work import Limits, limits_of
-from edgecompile.explanation import VERDICTS, Difference, Explanation
-from edgecompile.graph_difference import compare_programs
-from edgecompile.graph_run import run_graph
-from edgecompile.guard_texts import fixed_size, readable_guard
-from edgecompile.models import AxisLimits, LoadedModel, load_model
-from edgecompile.places import place_of_text, place_of_trace
-from edgecompile.rungs import LADDER
-from edgecompile.targets import load_target
+from edgecompile.explanation.difference import compare_programs
+from edgecompile.explanation.eager import check_eager, module_kind
+from edgecompile.explanation.explain import explain_load_failure, explain_model
+from edgecompile.explanation.findings import find_causes
+from edgecompile.explanation.graph_run import run_graph
+from edgecompile.explanation.report import VERDICTS, Difference, Explanation
+from edgecompile.explanation.request import ExplainRequest
+from edgecompile.explanation.section import explain_page
+from edgecompile.explanation.view import explanation_tables, format_flops
+from edgecompile.explanation.work import Limits, limits_of
+from edgecompile.export.guard_texts import fixed_size, readable_guard
+from edgecompile.export.ladder import LADDER
+from edgecompile.models.loaded import AxisLimits, LoadedModel, load_model
+from edgecompile.models.source_lines import place_of_text, place_of_trace
+from edgecompile.targets.profile import load_target
 from tests.factories import explained, tiny_models
 from tests.factories.folders import write_model
 from tests.svg import parse_drawing, read_words
@@ -117,7 +117,7 @@ def test_a_loop_over_positions_is_a_specialisation() -> None:
 
 def test_an_lstm_exports_one_length_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     # The other ways fail alike, and take a while for it.
-    monkeypatch.setattr("edgecompile.explain_export.LADDER", LADDER[:1])
+    monkeypatch.setattr("edgecompile.explanation.export.LADDER", LADDER[:1])
     request = ExplainRequest(load_target("cpu-x86-64"), code=False, max_length=6)
     found = explain_model(load("two_way_recurrence"), request)
     assert found.verdict == "static" and found.padding_safe is False
@@ -177,7 +177,7 @@ def test_a_machine_without_a_compiler_says_nothing_about_the_model(
     def missing(arch: str) -> None:
         raise ToolchainError("there is no g++")
 
-    monkeypatch.setattr("edgecompile.explain_program.find_toolchain", missing)
+    monkeypatch.setattr("edgecompile.explanation.program.find_toolchain", missing)
     found = explain_model(load("picked"), ExplainRequest(load_target("cpu-x86-64")))
     assert found.verdict == "dynamic" and found.code_failure is None
     assert "no code was generated: there is no g++" in found.notes
@@ -195,7 +195,7 @@ def test_a_model_of_one_size_has_one_row_of_figures() -> None:
 
 
 def test_eager_that_needs_multiples_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgecompile.explain_export.LADDER", LADDER[:2])
+    monkeypatch.setattr("edgecompile.explanation.export.LADDER", LADDER[:2])
     request = ExplainRequest(load_target("cpu-x86-64"), code=False, max_length=32)
     found = explain_model(load("chunked"), request)
     assert found.multiple == 4

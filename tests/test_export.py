@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from edgecompile.errors import ExportError, ModelError
-from edgecompile.export import export_model
-from edgecompile.export_checks import check_program, choose_sizes, compare_outputs
-from edgecompile.exported import ExportedModel
-from edgecompile.models import LoadedModel, load_model
-from edgecompile.rungs import LADDER, Rung, export_program
+from edgecompile.export.checks import check_program, choose_sizes, compare_outputs
+from edgecompile.export.export import export_model
+from edgecompile.export.ladder import LADDER, Rung, export_program
+from edgecompile.export.program import ExportedModel
+from edgecompile.models.loaded import LoadedModel, load_model
 from tests.factories import tiny_models
 
 TINY = Path(tiny_models.__file__)

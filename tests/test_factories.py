@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from edgecompile.errors import ModelError
-from edgecompile.factories import ModelSpec
-from edgecompile.models import AxisLimits, load_model
+from edgecompile.loaders.factories import ModelSpec
+from edgecompile.models.loaded import AxisLimits, load_model
 from tests.factories import tiny_models
 
 TINY = Path(tiny_models.__file__)

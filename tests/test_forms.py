@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import edgecompile.compilation
-from edgecompile.compilation import ExportStore
+import edgecompile.backends.compilation
+from edgecompile.backends.compilation import ExportStore
 from edgecompile.errors import ExportError, PlanError
-from edgecompile.forms import Form, find_form
-from edgecompile.lengths import LengthDistribution
-from edgecompile.models import load_model
-from edgecompile.plan_request import PlanRequest, plan_scope
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.models.loaded import load_model
+from edgecompile.planning.forms import Form, find_form
+from edgecompile.planning.request import PlanRequest, plan_scope
 from tests.factories import tiny_models
 
 TINY = Path(tiny_models.__file__)
@@ -81,7 +81,7 @@ def test_a_refused_export_isnt_tried_again(tmp_path: Path, monkeypatch: pytest.M
         tried.append(1)
         raise ExportError("no", served={"length": (5, 5)})
 
-    monkeypatch.setattr(edgecompile.compilation, "export_bucket", refuse)
+    monkeypatch.setattr(edgecompile.backends.compilation, "export_bucket", refuse)
     exports = store("unmasked_mean", tmp_path)
     for _ in range(2):
         with pytest.raises(PlanError, match=r"no; and .* can't run in padded buckets"):

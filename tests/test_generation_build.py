@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 from click.testing import CliRunner
 from generation_families import LONGEST_RUN, TARGET, build_family, load_family
 
-from edgecompile.models import LoadedModel, load_model
+from edgecompile.models.loaded import LoadedModel, load_model
 from edgecompile.runtime import Model, open_bundle
 from tests.conftest import one_at_a_time
 
@@ -78,8 +78,8 @@ def test_only_the_new_rows_of_a_cache_change(model: Model, gemma: LoadedModel) -
 def test_no_program_allocates_anything_of_the_context(gemma: LoadedModel, tmp_path: Path) -> None:
     """In the generated code: what is as long as the context are the inputs alone."""
     from edgecompile.backends.inductor_compat import GENERATING, generate_cpp
-    from edgecompile.backends.lowering import lower_graph
-    from edgecompile.export import export_model
+    from edgecompile.backends.lowering.lower import lower_graph
+    from edgecompile.export.export import export_model
 
     for length in ((1, 1), (2, 24)):
         exported = export_model(gemma, {"length": length, "context": (64, 128)})

@@ -13,17 +13,17 @@ pytest.importorskip("transformers")
 
 from generation_families import LONGEST_RUN, POSITIONS, load_family, make_family
 
-from edgecompile.buckets import BucketPlan
-from edgecompile.compilation import ExportStore
+from edgecompile.backends.compilation import ExportStore
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.bundle.generation import golden_texts, manifest_generation
 from edgecompile.errors import ModelError, PlanError
-from edgecompile.export import export_model
-from edgecompile.generation_files import golden_texts, manifest_generation
-from edgecompile.generation_plan import prompt_lengths, refused_prompts
-from edgecompile.lengths import LengthDistribution
-from edgecompile.models import LoadedModel, LoadOptions, load_model
-from edgecompile.plan_request import PlanRequest
-from edgecompile.planning import plan_model
-from edgecompile.targets import load_target
+from edgecompile.export.export import export_model
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.models.loaded import LoadedModel, LoadOptions, load_model
+from edgecompile.planning.generation_plan import prompt_lengths, refused_prompts
+from edgecompile.planning.planning import plan_model
+from edgecompile.planning.request import PlanRequest
+from edgecompile.targets.profile import load_target
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_nothing_is_written_outside(
 
 
 def test_an_export_that_forgot_to_write_would_be_found(llama: LoadedModel) -> None:
-    from edgecompile.export_checks import check_program
+    from edgecompile.export.checks import check_program
 
     sizes = {"length": (2, 24), "context": (64, 128)}
     exported = export_model(llama, sizes)

@@ -15,13 +15,13 @@ from onnx import TensorProto, helper
 
 from edgecompile.cli import cli
 from edgecompile.errors import CompileError, PlanError
-from edgecompile.jetpacks import load_jetpack
-from edgecompile.onnx_memory import estimate_memory, peak_live_bytes
-from edgecompile.recipes import make_recipe, require_memory, shape_ranges
+from edgecompile.onnx.memory import estimate_memory, peak_live_bytes
 from edgecompile.runtime.files import BundleFolder
 from edgecompile.runtime.recipe import read_recipe
 from edgecompile.runtime.schema import BucketSpec, Extent, Manifest, TensorSpec, Variant
-from edgecompile.targets import load_target
+from edgecompile.targets.jetpack import load_jetpack
+from edgecompile.targets.profile import load_target
+from edgecompile.tensorrt.recipes import make_recipe, require_memory, shape_ranges
 
 MIB = 1 << 20
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgecompile.guards import explain_failure, tidy
-from edgecompile.models import InputSpec
+from edgecompile.export.guards import explain_failure, tidy
+from edgecompile.models.loaded import InputSpec
 
 INPUTS = (
     InputSpec("ids", "int64", ("batch", "length")),

@@ -19,7 +19,7 @@ from edgecompile.backends.inductor_compat import (
     split_source,
     vector_isa,
 )
-from edgecompile.backends.lowering import lower_graph
+from edgecompile.backends.lowering.lower import lower_graph
 from edgecompile.errors import CompileError
 
 

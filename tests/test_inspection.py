@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.inspection import audit_bundle, judge_target
+from edgecompile.bundle.inspection import audit_bundle, judge_target
 from edgecompile.runtime.files import BundleFolder
 from edgecompile.runtime.manifest import Manifest
-from edgecompile.targets import load_target
+from edgecompile.targets.profile import load_target
 
 LIBRARY = """
 #include <stddef.h>

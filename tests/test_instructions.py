@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from edgecompile.audit.instructions import InstructionEvidence, find_objdump, scan_instructions
 from edgecompile.errors import ElfError
-from edgecompile.instructions import InstructionEvidence, find_objdump, scan_instructions
 
 KERNELS = """
 #include <math.h>

@@ -15,22 +15,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgecompile.calibration import check_calibration
-from edgecompile.calibration_files import read_calibration
-from edgecompile.compilation import ExportStore
+from edgecompile.backends.compilation import ExportStore
 from edgecompile.errors import CostError
-from edgecompile.lengths import LengthDistribution
-from edgecompile.models import load_model
-from edgecompile.plan_request import PlanRequest
-from edgecompile.planning import plan_model
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.models.loaded import load_model
+from edgecompile.models.structure import model_structure
+from edgecompile.planning.calibration import check_calibration
+from edgecompile.planning.calibration_files import read_calibration
+from edgecompile.planning.planning import plan_model
+from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.calibrate import calibrate_bundle
 from edgecompile.runtime.cpu import architecture
 from edgecompile.runtime.errors import UnfinishedBundleError
 from edgecompile.runtime.finish import finish_bundle
 from edgecompile.runtime.selftest import run_selftest
-from edgecompile.structure import model_structure
-from edgecompile.targets import load_target
+from edgecompile.targets.profile import load_target
 from tests.fake_gpu.build import FakeCudart
 
 ROOT = Path(__file__).parents[1]

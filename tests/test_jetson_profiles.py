@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from edgecompile.errors import CostError, TargetError
-from edgecompile.gpu_modelled import LAUNCH_US, MLPERF_RECORD, gpu_curve
-from edgecompile.gpu_specs import GpuSpec
-from edgecompile.jetpacks import list_jetpacks, load_jetpack
-from edgecompile.modelled import Efficiency
-from edgecompile.onnx_ops import known_releases
-from edgecompile.targets import TargetProfile, list_targets, load_target
+from edgecompile.onnx.operators import known_releases
+from edgecompile.planning.gpu_roofline import LAUNCH_US, MLPERF_RECORD, gpu_curve
+from edgecompile.planning.roofline import Efficiency
+from edgecompile.targets.gpu import GpuSpec
+from edgecompile.targets.jetpack import list_jetpacks, load_jetpack
+from edgecompile.targets.profile import TargetProfile, list_targets, load_target
 from tests.test_modelled import MINILM
 
 JETSONS = [name for name in list_targets() if load_target(name).gpu is not None]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgecompile.errors import LengthsError
-from edgecompile.joint import JointDistribution
+from edgecompile.lengths.joint import JointDistribution
 
 AXES = ("length", "batch")
 samples = st.dictionaries(

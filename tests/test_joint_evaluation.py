@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from edgecompile.costs import CostPoint
+from edgecompile.buckets.costs.sources import CostPoint
+from edgecompile.buckets.costs.surfaces import CostSurface
+from edgecompile.buckets.joint.evaluation import (
+    evaluate_joint,
+    find_buckets,
+    joint_cost,
+    joint_run_costs,
+)
+from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import PlanError
-from edgecompile.joint import JointDistribution
-from edgecompile.joint_evaluation import evaluate_joint, find_buckets, joint_cost, joint_run_costs
-from edgecompile.ranges import AxisRange, Bucket
-from edgecompile.surfaces import CostSurface
+from edgecompile.lengths.joint import JointDistribution
 
 AXES = ("length", "batch")
 SURFACE = CostSurface.from_points(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edgecompile.errors import LengthsError
-from edgecompile.joint import JointDistribution, read_joint
-from edgecompile.joint_files import joint_axes_of
+from edgecompile.lengths.joint import JointDistribution, read_joint
+from edgecompile.lengths.joint_files import joint_axes_of
 
 WANTED = JointDistribution(("length", "batch"), ((12, 4), (12, 8), (30, 1)), (3, 1, 2))
 

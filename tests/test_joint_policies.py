@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgecompile.costs import CostPoint
-from edgecompile.joint import JointDistribution
-from edgecompile.joint_evaluation import joint_cost
-from edgecompile.joint_policies import compare_joint_policies, rival_joint_plans
-from edgecompile.policies import ONE_RANGE, OPTIMUM, RIVALS
-from edgecompile.ranges import AxisRange
-from edgecompile.slabs import plan_joint
-from edgecompile.surfaces import CostSurface
+from edgecompile.buckets.costs.sources import CostPoint
+from edgecompile.buckets.costs.surfaces import CostSurface
+from edgecompile.buckets.joint.evaluation import joint_cost
+from edgecompile.buckets.joint.plan import plan_joint
+from edgecompile.buckets.joint.policies import compare_joint_policies, rival_joint_plans
+from edgecompile.buckets.policies import ONE_RANGE, OPTIMUM, RIVALS
+from edgecompile.buckets.ranges import AxisRange
+from edgecompile.lengths.joint import JointDistribution
 from tests.draws import examples
 
 AXES = ("length", "batch")

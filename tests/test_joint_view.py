@@ -5,20 +5,20 @@ import json
 import numpy as np
 import pytest
 
-from edgecompile.buckets import BucketPlan
-from edgecompile.costs import CostPoint
-from edgecompile.joint import JointDistribution
-from edgecompile.joint_evaluation import joint_cost
-from edgecompile.joint_evidence import held_out_joint, joint_interval
-from edgecompile.joint_view import (
+from edgecompile.buckets.costs.sources import CostPoint
+from edgecompile.buckets.costs.surfaces import CostSurface
+from edgecompile.buckets.joint.evaluation import joint_cost
+from edgecompile.buckets.joint.evidence import held_out_joint, joint_interval
+from edgecompile.buckets.joint.judgement import (
     joint_bucket_columns,
     joint_bucket_rows,
     joint_figures,
     judge_joint,
 )
-from edgecompile.ranges import AxisRange, Bucket
-from edgecompile.slabs import plan_joint
-from edgecompile.surfaces import CostSurface
+from edgecompile.buckets.joint.plan import plan_joint
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.lengths.joint import JointDistribution
 
 AXES = ("length", "batch")
 SURFACE = CostSurface.from_points(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from edgecompile.bench.kernel_profile import COLUMNS, profile_kernels
 from edgecompile.cli import cli
 from edgecompile.errors import BenchError
-from edgecompile.kernel_profile import COLUMNS, profile_kernels
-from edgecompile.lengths import LengthDistribution
+from edgecompile.lengths.distribution import LengthDistribution
 
 
 def test_rows_say_what_was_measured(tiny_bundle: Path, tmp_path: Path) -> None:

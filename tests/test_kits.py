@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgecompile.joint import JointDistribution
-from edgecompile.kits import KitScope, MeasuringKit, choose_sizes, make_kit
-from edgecompile.lengths import LengthDistribution
-from edgecompile.ranges import AxisRange
+from edgecompile.buckets.ranges import AxisRange
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.joint import JointDistribution
+from edgecompile.planning.kits import KitScope, MeasuringKit, choose_sizes, make_kit
 
 TRAFFIC = LengthDistribution.from_counts({3: 5, 9: 10, 20: 50, 41: 30, 90: 5})
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgecompile.kolmogorov import kolmogorov_distance, kolmogorov_p_value, kolmogorov_tail
-from edgecompile.lengths import LengthDistribution
+from edgecompile.drift.kolmogorov import kolmogorov_distance, kolmogorov_p_value, kolmogorov_tail
+from edgecompile.lengths.distribution import LengthDistribution
 
 histograms = st.dictionaries(st.integers(1, 60), st.integers(1, 50), min_size=1, max_size=20)
 

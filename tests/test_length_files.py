@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgecompile.errors import LengthsError
-from edgecompile.length_files import count_lengths
+from edgecompile.lengths.files import count_lengths
 from tests.draws import examples
 
 SAMPLES = {7: 1, 12: 3}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgecompile.errors import LengthsError
-from edgecompile.lengths import LengthDistribution, read_lengths
+from edgecompile.lengths.distribution import LengthDistribution, read_lengths
 
 histograms = st.dictionaries(st.integers(1, 5000), st.integers(1, 1000), min_size=1, max_size=30)
 

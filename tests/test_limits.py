@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from edgecompile.buckets.limits import BucketCost, BucketLimits, price_per_bucket
 from edgecompile.errors import PlanError
-from edgecompile.limits import BucketCost, BucketLimits, price_per_bucket
 
 
 def test_the_tightest_bound_holds() -> None:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from edgecompile.backends import ops
 from edgecompile.backends.artifact import TensorStore
-from edgecompile.backends.lowering import LoweringReport, lower_graph
+from edgecompile.backends.lowering.lower import LoweringReport, lower_graph
+from edgecompile.bundle.weights import write_weights
 from edgecompile.errors import CompileError
 from edgecompile.precision import Precision
 from edgecompile.runtime.dtypes import BY_NAME
 from edgecompile.runtime.weights import Weights
-from edgecompile.weights_file import write_weights
 
 SHAPES = [(1, 1), (31, 7), (32, 8), (33, 5), (64, 96), (70, 101)]
 

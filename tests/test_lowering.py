@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from edgecompile.backends import ops
 from edgecompile.backends.inductor_compat import generate_cpp
-from edgecompile.backends.lowering import LoweringReport, lower_graph
+from edgecompile.backends.lowering.lower import LoweringReport, lower_graph
 
 
 def lowered(

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from edgecompile.machine import (
+from edgecompile.machines.identity import (
     CpuClock,
     cpu_identity,
     describe_machine,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from edgecompile.calibration import CalibratedPoint, Calibration
 from edgecompile.errors import CostError, VerificationError
-from edgecompile.measure import cost_curve, cost_surface, run_calibration
+from edgecompile.planning.calibration import CalibratedPoint, Calibration
+from edgecompile.planning.measure import cost_curve, cost_surface, run_calibration
 from tests.runtime.bundles import DummyBundle
 
 

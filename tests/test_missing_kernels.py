@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from edgecompile.backends.inductor_compat import generate_cpp
-from edgecompile.backends.lowering import lower_graph
+from edgecompile.backends.lowering.lower import lower_graph
 from edgecompile.backends.missing_kernels import modules_of_nodes, refuse_missing_kernels
 from edgecompile.errors import MissingKernelError
-from edgecompile.named_module import NamedModule
+from edgecompile.models.modules import NamedModule
 
 
 class Commonest(nn.Module):

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgecompile.curves import LEAST_MS, MOST_MS, CostCurve, CostPoint
+from edgecompile.buckets.costs.curves import LEAST_MS, MOST_MS, CostCurve, CostPoint
+from edgecompile.buckets.costs.mode_points import merge_modes
 from edgecompile.errors import CostError
-from edgecompile.length_rows import MAX_LENGTH
-from edgecompile.mode_points import merge_modes
+from edgecompile.lengths.rows import MAX_LENGTH
 
 costs = st.floats(0.01, 1000)
 ladders = st.dictionaries(st.integers(1, 40), costs, max_size=12)

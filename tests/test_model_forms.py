@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from edgecompile.errors import ModelError, PlanError
-from edgecompile.lengths import LengthDistribution
-from edgecompile.model_forms import check_form, is_program_archive
-from edgecompile.models import load_model
-from edgecompile.plan_request import PlanRequest, plan_scope
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.loaders.kinds import check_form, is_program_archive
+from edgecompile.models.loaded import load_model
+from edgecompile.planning.request import PlanRequest, plan_scope
 from tests.cli.command import python, run
 
 

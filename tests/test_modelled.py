@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from edgecompile.buckets import plan_buckets
-from edgecompile.costs import CostCurve
+from edgecompile.buckets.costs.sources import CostCurve
+from edgecompile.buckets.costs.work import ModelWork
+from edgecompile.buckets.plan import plan_buckets
 from edgecompile.errors import CostError
-from edgecompile.lengths import LengthDistribution
-from edgecompile.modelled import ENCODER_RECORD, Efficiency, modelled_curve
-from edgecompile.targets import TargetProfile, load_target
-from edgecompile.work import ModelWork
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.planning.roofline import ENCODER_RECORD, Efficiency, modelled_curve
+from edgecompile.targets.profile import TargetProfile, load_target
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECORD = REPOSITORY / "docs" / "benchmarks" / "2026-11-21-minilm-fp32-first.json"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edgecompile.errors import ModelError
-from edgecompile.models import AxisLimits, InputSpec, LoadedModel, OutputSpec, load_model
+from edgecompile.models.loaded import AxisLimits, InputSpec, LoadedModel, OutputSpec, load_model
 from tests.factories import tiny_models
 
 TINY = Path(tiny_models.__file__)
@@ -19,7 +19,7 @@ def load(name: str, **options: object) -> LoadedModel:
 
 
 def test_importing_the_module_loads_no_framework() -> None:
-    code = "import sys, edgecompile.models; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = "import sys, edgecompile.models.loaded; print('torch' in sys.modules, 'numpy' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["False", "False"]
 

@@ -8,17 +8,17 @@ import numpy as np
 import onnx
 import pytest
 
+from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import (
     CompileError,
     OpsetError,
     UnsupportedOperatorError,
     VerificationError,
 )
-from edgecompile.models import LoadedModel, load_model
-from edgecompile.onnx_build import build_onnx
-from edgecompile.onnx_ops import OnnxTarget
-from edgecompile.onnx_report import OnnxArtifact
-from edgecompile.ranges import AxisRange, Bucket
+from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.onnx.build import build_onnx
+from edgecompile.onnx.operators import OnnxTarget
+from edgecompile.onnx.report import OnnxArtifact
 from edgecompile.runtime.weights import read_constants
 from tests.conftest import FACTORIES
 from tests.factories.folders import write_model
@@ -151,7 +151,7 @@ def test_an_unknown_precision_and_an_opset_below_what_is_needed(
 def test_wrong_answers_are_refused(
     bert: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import edgecompile.onnx_build as module
+    import edgecompile.onnx.build as module
 
     real = module.export_onnx
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgecompile.cases import Case
+from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.bundle.cases import Case
 from edgecompile.errors import VerificationError
-from edgecompile.models import InputSpec, OutputSpec
-from edgecompile.onnx_check import OnnxReport, check_onnx
-from edgecompile.onnx_weights import write_onnx
-from edgecompile.ranges import AxisRange, Bucket
+from edgecompile.models.loaded import InputSpec, OutputSpec
+from edgecompile.onnx.check import OnnxReport, check_onnx
+from edgecompile.onnx.weights import write_onnx
 from edgecompile.runtime.manifest import Tolerance
 from tests.onnx_graphs import Array, f32, graph_of
 

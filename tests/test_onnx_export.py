@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from edgecompile.errors import ExportError
-from edgecompile.export import export_model
-from edgecompile.models import load_model
-from edgecompile.onnx_export import export_onnx
+from edgecompile.export.export import export_model
+from edgecompile.models.loaded import load_model
+from edgecompile.onnx.export import export_onnx
 
 FACTORY = """
 import torch

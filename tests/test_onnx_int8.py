@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgecompile.onnx_int8 import Trial, choose_layers, quantize
-from edgecompile.onnx_int8_scales import Layer, find_layers, find_scales, quantize_weight
-from edgecompile.onnx_ops import OnnxTarget, check_operators
-from edgecompile.onnx_precision import narrow
+from edgecompile.onnx.float16 import narrow
+from edgecompile.onnx.int8.quantize import Trial, choose_layers, quantize
+from edgecompile.onnx.int8.scales import Layer, find_layers, find_scales, quantize_weight
+from edgecompile.onnx.operators import OnnxTarget, check_operators
 from tests.onnx_graphs import graph_of, run
 
 RANDOM = np.random.default_rng(5)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from edgecompile.errors import OpsetError, TargetError, UnsupportedOperatorError
-from edgecompile.onnx_graph import OnnxGraph, Place
-from edgecompile.onnx_ops import OnnxTarget, check_operators, known_releases
+from edgecompile.onnx.graph import OnnxGraph, Place
+from edgecompile.onnx.operators import OnnxTarget, check_operators, known_releases
 from tests.onnx_graphs import f32, graph_of
 
 

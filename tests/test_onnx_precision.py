@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from edgecompile.onnx_fills import FILL, find_fills, masked_values
-from edgecompile.onnx_graph import OnnxGraph
-from edgecompile.onnx_kept import LIMIT, find_kept
-from edgecompile.onnx_precision import narrow
-from edgecompile.onnx_rounding import round_halves, undefined_nodes
-from edgecompile.onnx_scan import ValueVisitor, scan_values
-from edgecompile.onnx_values import value_dtypes
+from edgecompile.onnx.fills import FILL, find_fills, masked_values
+from edgecompile.onnx.float16 import narrow
+from edgecompile.onnx.graph import OnnxGraph
+from edgecompile.onnx.kept import LIMIT, find_kept
+from edgecompile.onnx.rounding import round_halves, undefined_nodes
+from edgecompile.onnx.scan import ValueVisitor, scan_values
+from edgecompile.onnx.values import value_dtypes
 from tests.onnx_graphs import Array, f32, graph_of, run
 
 

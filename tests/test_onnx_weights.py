@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from edgecompile.onnx_graph import EXTERNAL_ABOVE, Place
-from edgecompile.onnx_weights import load_graph, write_onnx
+from edgecompile.onnx.graph import EXTERNAL_ABOVE, Place
+from edgecompile.onnx.weights import load_graph, write_onnx
 from edgecompile.runtime.weights import read_constants
 from tests.onnx_graphs import graph_of, run
 

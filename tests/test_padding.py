@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from edgecompile.examples import pad_inputs
-from edgecompile.models import InputSpec, LoadedModel, load_model
-from edgecompile.padding import check_padding
+from edgecompile.export.padding.check import check_padding
+from edgecompile.models.examples import pad_inputs
+from edgecompile.models.loaded import InputSpec, LoadedModel, load_model
 from tests.factories import tiny_models
 
 TINY = Path(tiny_models.__file__)

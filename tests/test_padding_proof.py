@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from edgecompile.errors import PlanError
-from edgecompile.models import LoadedModel, load_model
-from edgecompile.padding import check_padding
-from edgecompile.padding_proof import find_leak
-from edgecompile.plan_request import require_paddable
+from edgecompile.export.padding.check import check_padding
+from edgecompile.export.padding.proof import find_leak
+from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.planning.request import require_paddable
 
 WIDTH = 8
 Body = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -171,7 +171,7 @@ def test_a_model_that_keeps_tables_is_left_as_it_was() -> None:
 def test_what_was_found_out_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     model = made(HARMLESS["a masked mean"])
     first = check_padding(model)
-    monkeypatch.setattr("edgecompile.padding.find_leak", None)
+    monkeypatch.setattr("edgecompile.export.padding.check.find_leak", None)
     assert check_padding(model) is first
     assert require_paddable(model, 1, 1) == "proven"  # nothing to pad
     with pytest.raises(TypeError):

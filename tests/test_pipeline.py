@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgecompile.buckets import BucketPlan
+from edgecompile.buckets.plan import BucketPlan
 from edgecompile.errors import (
     AuditError,
     BundleWriteError,
@@ -24,10 +24,10 @@ from edgecompile.errors import (
     TargetError,
     VerificationError,
 )
-from edgecompile.lengths import LengthDistribution
-from edgecompile.models import load_model
-from edgecompile.pipeline import BuildRequest, BuildResult, build
-from edgecompile.plan_request import PlanRequest
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.models.loaded import load_model
+from edgecompile.pipeline.pipeline import BuildRequest, BuildResult, build
+from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
 from tests.cli.command import run
 
@@ -158,14 +158,14 @@ def test_lengths_over_the_models_limit(tiny_model: Path, tmp_path: Path) -> None
 def test_a_failed_verification_leaves_no_bundle(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgecompile.models import LoadedModel
+    from edgecompile.models.loaded import LoadedModel
 
     honest = LoadedModel.run
 
     def lying(self: LoadedModel, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: value + 0.01 for name, value in honest(self, inputs).items()}
 
-    from edgecompile import packing
+    from edgecompile.pipeline import packing
 
     original = packing.make_cases
 
@@ -188,7 +188,7 @@ def test_a_failed_verification_leaves_no_bundle(
 
 
 def test_an_unfit_library_stops_the_build(tiny_model: Path, tmp_path: Path) -> None:
-    from edgecompile.targets import search_path
+    from edgecompile.targets.profile import search_path
 
     shipped = next(f for f in search_path() if (f / "cpu-x86-64-v3.toml").is_file())
     profile = (
@@ -275,9 +275,9 @@ def test_the_variable_for_the_variant_does_not_reach_the_build(
 
 
 def test_programs_of_another_plan_are_not_packed(padded: BuildResult) -> None:
-    from edgecompile.compilation import load_compiled
-    from edgecompile.export import ExportedModel
-    from edgecompile.targets import load_target
+    from edgecompile.backends.compilation import load_compiled
+    from edgecompile.export.export import ExportedModel
+    from edgecompile.targets.profile import load_target
 
     work = padded.bundle_path.parent / "work"
     marks = {

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgecompile.buckets import plan_buckets
-from edgecompile.cost_plots import CostLine
-from edgecompile.curves import CostCurve, CostPoint
-from edgecompile.joint import JointDistribution
-from edgecompile.joint_view import judge_joint
-from edgecompile.lengths import LengthDistribution
-from edgecompile.limits import BucketCost
-from edgecompile.page import Drawing, Section, Table
-from edgecompile.plan_section import _cost_line, _measured_lengths, _measured_sizes, plan_section
-from edgecompile.plan_view import judge_plan
-from edgecompile.slabs import plan_joint
-from edgecompile.surfaces import CostSurface
+from edgecompile.buckets.costs.curves import CostCurve, CostPoint
+from edgecompile.buckets.costs.surfaces import CostSurface
+from edgecompile.buckets.joint.judgement import judge_joint
+from edgecompile.buckets.joint.plan import plan_joint
+from edgecompile.buckets.judgement import judge_plan
+from edgecompile.buckets.limits import BucketCost
+from edgecompile.buckets.plan import plan_buckets
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.joint import JointDistribution
+from edgecompile.report.cost_plots import CostLine
+from edgecompile.report.page import Drawing, Section, Table
+from edgecompile.report.plan_section import (
+    _cost_line,
+    _measured_lengths,
+    _measured_sizes,
+    plan_section,
+)
 from edgecompile.units import format_share
 from tests.svg import count_uses, read_words
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import rich.console
 
+from edgecompile.buckets.costs.sources import CostPoint
+from edgecompile.buckets.costs.surfaces import CostSurface
+from edgecompile.buckets.joint.judgement import judge_joint
+from edgecompile.buckets.joint.plan import plan_joint
 from edgecompile.cli.plan_table import plan_table
-from edgecompile.costs import CostPoint
-from edgecompile.joint import JointDistribution
-from edgecompile.joint_view import judge_joint
-from edgecompile.slabs import plan_joint
-from edgecompile.surfaces import CostSurface
+from edgecompile.lengths.joint import JointDistribution
 
 
 def test_long_names_of_axes_leave_room_for_the_modes() -> None:

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from edgecompile.buckets import AxisRange, Bucket, BucketPlan, plan_buckets
-from edgecompile.costs import CostCurve, CostPoint
+from edgecompile.buckets.costs.sources import CostCurve, CostPoint
+from edgecompile.buckets.judgement import judge_plan, plan_figures, rival_programs
+from edgecompile.buckets.plan import AxisRange, Bucket, BucketPlan, plan_buckets
 from edgecompile.errors import PlanError
-from edgecompile.lengths import LengthDistribution
-from edgecompile.plan_view import judge_plan, plan_figures, rival_programs
+from edgecompile.lengths.distribution import LengthDistribution
 
 CURVE = CostCurve(
     (CostPoint(1, 1.2, 1.0), CostPoint(16, 3.0, 2.5), CostPoint(64, 9.0, 8.0)), "measured"

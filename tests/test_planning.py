@@ -15,23 +15,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgecompile import planning
-from edgecompile.backends.native import build_probe
-from edgecompile.buckets import BucketPlan, plan_buckets
-from edgecompile.compilation import ExportStore, export_bucket
-from edgecompile.cost_sources import make_measuring_kit
-from edgecompile.curves import CostCurve, CostPoint
+from edgecompile.backends.compilation import ExportStore, export_bucket
+from edgecompile.buckets.costs.curves import CostCurve, CostPoint
+from edgecompile.buckets.plan import BucketPlan, plan_buckets
+from edgecompile.buckets.policies import PolicyResult, compare_policies
+from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import CostError, PlanError
-from edgecompile.host import host_variants
-from edgecompile.lengths import LengthDistribution
-from edgecompile.measure import run_calibration
-from edgecompile.models import LoadedModel, load_model
-from edgecompile.plan_request import PlanRequest, require_paddable
-from edgecompile.planning import Planned, noise_price, plan_model
-from edgecompile.policies import PolicyResult, compare_policies
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.machines.host import host_variants
+from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.planning import planning
+from edgecompile.planning.cost_sources import make_measuring_kit
+from edgecompile.planning.measure import run_calibration
+from edgecompile.planning.planning import Planned, noise_price, plan_model
+from edgecompile.planning.request import PlanRequest, require_paddable
 from edgecompile.precision import Precision
-from edgecompile.ranges import AxisRange, Bucket
-from edgecompile.targets import load_target
+from edgecompile.targets.profile import load_target
+from edgecompile.toolchain.native import build_probe
 from tests.factories import tiny_models
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from edgecompile import canvas, plots
-from edgecompile.plots import Band
+from edgecompile.report import canvas, plots
+from edgecompile.report.plots import Band
 from tests.svg import parse_drawing, read_words
 
 LENGTHS = sorted({2 + i * i % 120 for i in range(400)})

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.costs import CostCurve, CostPoint
+from edgecompile.buckets.costs.files import read_cost_points, read_cost_surface, read_costs
+from edgecompile.buckets.costs.sources import CostCurve, CostPoint
+from edgecompile.buckets.costs.surfaces import CostSurface
 from edgecompile.errors import CostError
-from edgecompile.point_files import read_cost_points, read_cost_surface, read_costs
-from edgecompile.surfaces import CostSurface
 
 AXES = ("length", "batch")
 POINTS = [

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgecompile.buckets import AxisRange, plan_buckets
-from edgecompile.costs import CostCurve, CostPoint
-from edgecompile.errors import PlanError
-from edgecompile.evaluation import evaluate_buckets
-from edgecompile.lengths import LengthDistribution
-from edgecompile.policies import (
+from edgecompile.buckets.costs.sources import CostCurve, CostPoint
+from edgecompile.buckets.evaluation import evaluate_buckets
+from edgecompile.buckets.plan import AxisRange, plan_buckets
+from edgecompile.buckets.policies import (
     RIVALS,
     compare_policies,
     exponential,
@@ -22,6 +20,8 @@ from edgecompile.policies import (
     quantiles,
     rival_plans,
 )
+from edgecompile.errors import PlanError
+from edgecompile.lengths.distribution import LengthDistribution
 from tests.draws import examples
 
 SAMPLE = LengthDistribution.from_samples(range(1, 101), "uniform")

@@ -12,22 +12,22 @@ from click.testing import CliRunner
 
 pytest.importorskip("transformers")
 
+from edgecompile.backends.compilation import ExportStore
 from edgecompile.cli import cli
-from edgecompile.compilation import ExportStore
 from edgecompile.errors import VerificationError
-from edgecompile.lengths import LengthDistribution
-from edgecompile.models import LoadedModel, load_model
-from edgecompile.narrowing import Deviation, fewest_kept
-from edgecompile.pipeline import BuildRequest, build
-from edgecompile.plan_request import PlanRequest
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.models.samples import Samples, SampleTexts, add_drawn, draw_samples, text_samples
+from edgecompile.narrowing.choice import choose_precision
+from edgecompile.narrowing.files import load_precision
+from edgecompile.narrowing.program import Deviation, fewest_kept
+from edgecompile.narrowing.trials import PrecisionChoice
+from edgecompile.pipeline.pipeline import BuildRequest, build
+from edgecompile.planning.request import PlanRequest
 from edgecompile.precision import Precision
-from edgecompile.precision_choice import choose_precision
-from edgecompile.precision_files import load_precision
-from edgecompile.precision_trials import PrecisionChoice
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.weights import map_weights
-from edgecompile.samples import Samples, SampleTexts, add_drawn, draw_samples, text_samples
-from edgecompile.targets import load_target
+from edgecompile.targets.profile import load_target
 from tests.narrowed import narrowed_program
 
 TEXTS = ("the cat sat", "on a mat", "", "cat", "a cat and a day", "purred quietly all day " * 20)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.precompiled import VARIABLE
-from edgecompile.toolchain import compile_object, find_toolchain
+from edgecompile.toolchain.compilers import compile_object, find_toolchain
+from edgecompile.toolchain.precompiled import VARIABLE
 
 HEADER = """#pragma once
 #include <stdexcept>

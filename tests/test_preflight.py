@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from edgecompile.bundle import BundleWriter
+from edgecompile.bundle.staging import Staging
+from edgecompile.bundle.writer import BundleWriter
 from edgecompile.cli.failures import describe_failure
 from edgecompile.errors import (
     BundleWriteError,
@@ -28,17 +29,16 @@ from edgecompile.errors import (
     ModelError,
     PlanError,
 )
-from edgecompile.lengths import LengthDistribution
-from edgecompile.load_options import LoadOptions
-from edgecompile.pipeline import BuildRequest, build
-from edgecompile.plan_request import PlanRequest, served_length
-from edgecompile.position_limits import max_positions, stored_positions
-from edgecompile.preflight import check_plan
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.loaders.folders.position_limits import max_positions, stored_positions
+from edgecompile.models.options import LoadOptions
+from edgecompile.models.samples import SampleTexts
+from edgecompile.pipeline.pipeline import BuildRequest, build
+from edgecompile.pipeline.preflight import check_plan
+from edgecompile.pipeline.stages import work_folder
+from edgecompile.planning.request import PlanRequest, served_length
 from edgecompile.progress import NullProgress, StepHandle
-from edgecompile.samples import SampleTexts
-from edgecompile.stages import work_folder
-from edgecompile.staging import Staging
-from edgecompile.targets import load_target
+from edgecompile.targets.profile import load_target
 from tests.cli.command import run
 from tests.needs import need
 
@@ -110,7 +110,7 @@ def test_the_limit_of_files_is_that_of_the_loaded_model(tiny_model: Path) -> Non
 
 
 def test_texts_over_the_limit_are_cut_as_the_device_cuts_them(tiny_model: Path) -> None:
-    from edgecompile.models import load_model
+    from edgecompile.models.loaded import load_model
 
     model = load_model(str(tiny_model))
     with pytest.raises(LengthsError, match=r"50\.0 % of the lengths are over 40"):
@@ -156,7 +156,7 @@ def test_parents_are_made_said_and_taken_back(tiny_model: Path, tmp_path: Path) 
 HOLDING = """
 import sys, time
 from pathlib import Path
-from edgecompile.staging import Staging
+from edgecompile.bundle.staging import Staging
 with Staging(Path(sys.argv[1])) as staging:
     (staging.folder / "half").write_text("made")
     print("claimed", flush=True)

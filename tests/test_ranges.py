@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import PlanError
-from edgecompile.ranges import AxisRange, Bucket
 
 AXES = (("length", AxisRange(5, 64, 32)), ("batch", AxisRange(2, 8, 8)))
 

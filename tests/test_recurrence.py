@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgecompile import recurrence
 from edgecompile.backends import ops
-from edgecompile.backends.lowering import lower_graph
+from edgecompile.backends.lowering.lower import lower_graph
+from edgecompile.export.operators import recurrence
 
 KINDS = [nn.LSTM, nn.GRU, nn.RNN]
 

@@ -10,17 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile import plots
-from edgecompile.audit import AuditVerdict
-from edgecompile.buckets import plan_buckets
-from edgecompile.canvas import VARIABLES
-from edgecompile.costs import CostCurve, CostPoint
-from edgecompile.joint import JointDistribution
-from edgecompile.joint_view import judge_joint
-from edgecompile.lengths import LengthDistribution
-from edgecompile.models import ModelSource
-from edgecompile.plan_view import PlanJudgement, judge_plan
-from edgecompile.report import (
+from edgecompile.audit.judge import AuditVerdict
+from edgecompile.buckets.costs.sources import CostCurve, CostPoint
+from edgecompile.buckets.costs.surfaces import CostSurface
+from edgecompile.buckets.joint.judgement import judge_joint
+from edgecompile.buckets.joint.plan import plan_joint
+from edgecompile.buckets.judgement import PlanJudgement, judge_plan
+from edgecompile.buckets.plan import plan_buckets
+from edgecompile.bundle.verify import CaseResult, VerifyReport
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.joint import JointDistribution
+from edgecompile.models.loaded import ModelSource
+from edgecompile.report import plots
+from edgecompile.report.canvas import VARIABLES
+from edgecompile.report.pages import (
     Drawing,
     Section,
     Table,
@@ -30,11 +33,8 @@ from edgecompile.report import (
     plan_section,
     render_page,
 )
-from edgecompile.report import verify_section as make_verify_section
+from edgecompile.report.pages import verify_section as make_verify_section
 from edgecompile.runtime.manifest import Tolerance, parse_manifest
-from edgecompile.slabs import plan_joint
-from edgecompile.surfaces import CostSurface
-from edgecompile.verify import CaseResult, VerifyReport
 from tests.runtime.bundles import DummyBundle
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}

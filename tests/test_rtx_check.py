@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import MissingDependencyError
-from edgecompile.models import InputSpec
-from edgecompile.onnx_weights import write_onnx
-from edgecompile.ranges import AxisRange, Bucket
-from edgecompile.rtx_check import STATUS, bucket_profiles, check_rtx
+from edgecompile.models.loaded import InputSpec
+from edgecompile.onnx.weights import write_onnx
+from edgecompile.tensorrt.rtx import STATUS, bucket_profiles, check_rtx
 from tests.onnx_graphs import graph_of
 from tests.test_onnx_int8 import TWO, V, W
 

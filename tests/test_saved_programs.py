@@ -15,8 +15,8 @@ import torch
 from torch.export import Dim
 
 from edgecompile.errors import ModelError
-from edgecompile.export import export_model
-from edgecompile.models import AxisLimits, load_model
+from edgecompile.export.export import export_model
+from edgecompile.models.loaded import AxisLimits, load_model
 from tests.factories import tiny_models
 
 

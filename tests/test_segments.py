@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgecompile.segments import (
+from edgecompile.buckets.segments import (
     FloatArray,
     Segmentation,
     best_priced_segmentation,

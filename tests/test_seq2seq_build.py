@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from generation_families import LONGEST_SOURCE, TARGET, load_family, make_family
 
 from edgecompile.errors import PlanError
-from edgecompile.lengths import LengthDistribution
-from edgecompile.models import LoadedModel, LoadOptions
-from edgecompile.pipeline import BuildRequest, build
-from edgecompile.plan_request import PlanRequest
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.models.loaded import LoadedModel, LoadOptions
+from edgecompile.pipeline.pipeline import BuildRequest, build
+from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import (
     ContextLengthError,
     DamagedBundleError,

@@ -11,12 +11,12 @@ pytest.importorskip("transformers")
 
 from generation_families import LONGEST_SOURCE, POSITIONS, load_family, make_family
 
+from edgecompile.bundle.generation import ENCODER, golden_texts, manifest_generation
 from edgecompile.errors import LengthsError, ModelError
-from edgecompile.generation_files import ENCODER, golden_texts, manifest_generation
-from edgecompile.generation_plan import decoder_buckets, refuse_sources
-from edgecompile.lengths import LengthDistribution
-from edgecompile.models import LoadedModel, load_model
-from edgecompile.plan_request import PlanRequest, served_length
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.planning.generation_plan import decoder_buckets, refuse_sources
+from edgecompile.planning.request import PlanRequest, served_length
 from edgecompile.runtime.generation import begin_text
 from edgecompile.runtime.schema import SEQ2SEQ
 

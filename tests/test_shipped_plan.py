@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.buckets import BucketPlan, plan_buckets
-from edgecompile.curves import CostCurve, CostPoint
+from edgecompile.buckets.costs.curves import CostCurve, CostPoint
+from edgecompile.buckets.plan import BucketPlan, plan_buckets
+from edgecompile.buckets.shipped import read_shipped_plan
 from edgecompile.errors import BundleError, DamagedBundleError
-from edgecompile.lengths import LengthDistribution
-from edgecompile.shipped_plan import read_shipped_plan
+from edgecompile.lengths.distribution import LengthDistribution
 from tests.runtime.bundles import DummyBundle
 from tests.served import BATCH, write_bundle
 

@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from edgecompile import size_plots
-from edgecompile.size_plots import Box, size_map
+from edgecompile.report import size_plots
+from edgecompile.report.size_plots import Box, size_map
 from tests.svg import parse_drawing, read_words
 
 AXES = ("length", "batch")

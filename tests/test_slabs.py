@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgecompile.buckets import BucketLimits, BucketPlan, plan_buckets
-from edgecompile.costs import CostCurve, CostPoint, Mode
-from edgecompile.cover_bound import cover_bound
+from edgecompile.buckets.costs.sources import CostCurve, CostPoint, Mode
+from edgecompile.buckets.costs.surfaces import CostSurface
+from edgecompile.buckets.joint.bound import cover_bound
+from edgecompile.buckets.joint.evaluation import joint_cost
+from edgecompile.buckets.joint.plan import plan_joint
+from edgecompile.buckets.joint.problem import JointProblem
+from edgecompile.buckets.plan import BucketLimits, BucketPlan, plan_buckets
+from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import PlanError
-from edgecompile.joint import JointDistribution
-from edgecompile.joint_evaluation import joint_cost
-from edgecompile.joint_problem import JointProblem
-from edgecompile.ranges import AxisRange, Bucket
-from edgecompile.slabs import plan_joint
-from edgecompile.surfaces import CostSurface
+from edgecompile.lengths.joint import JointDistribution
 from tests.draws import examples
 
 AXES = ("length", "batch")

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgecompile.errors import LengthsError
-from edgecompile.lengths import LengthDistribution
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.stats_files import read_stats
+from edgecompile.lengths.traffic import BucketTraffic, merge_traffic
 from edgecompile.runtime.manifest import parse_manifest
 from edgecompile.runtime.stats import Stats
 from edgecompile.runtime.stats_file import StatsWriter
-from edgecompile.stats_files import read_stats
-from edgecompile.traffic import BucketTraffic, merge_traffic
 from tests.runtime.bundles import DummyBundle
 from tests.served import SHA, stats_document, write_stats
 

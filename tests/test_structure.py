@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from edgecompile.models import LoadedModel, load_model
-from edgecompile.structure import model_structure
+from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.models.structure import model_structure
 
 
 class Net(nn.Module):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgecompile.costs import CostCurve, CostPoint
+from edgecompile.buckets.costs.sources import CostCurve, CostPoint
+from edgecompile.buckets.costs.surfaces import CostSurface, cost_model_from_json
 from edgecompile.errors import CostError
-from edgecompile.surfaces import CostSurface, cost_model_from_json
 from tests.draws import examples
 
 AXES = ("length", "batch")

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgecompile.errors import TargetError
-from edgecompile.profile_schema import FEATURES, PROFILE_KEYS
-from edgecompile.targets import (
+from edgecompile.targets.profile import (
     PROFILES_VARIABLE,
     TargetProfile,
     VariantSpec,
@@ -19,6 +18,7 @@ from edgecompile.targets import (
     load_variant,
     search_path,
 )
+from edgecompile.targets.schema import FEATURES, PROFILE_KEYS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROFILES = REPOSITORY / "profiles"

@@ -10,8 +10,8 @@ import pytest
 
 from edgecompile.cli.model_options import _read_image_size
 from edgecompile.errors import ModelError
-from edgecompile.models import AxisLimits, LoadOptions, load_model
-from edgecompile.tasks import TASK_NAMES, choose_task
+from edgecompile.models.loaded import AxisLimits, LoadOptions, load_model
+from edgecompile.models.tasks import TASK_NAMES, choose_task
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from edgecompile.errors import ModelError
-from edgecompile.models import InputSpec, LoadedModel, load_model
+from edgecompile.loaders.folders.text_settings import TOKENIZER_PATH, describe_texts
+from edgecompile.models.loaded import InputSpec, LoadedModel, load_model
 from edgecompile.runtime.manifest import Extent, Manifest, Tolerance
 from edgecompile.runtime.model import open_bundle
 from edgecompile.runtime.texts import TextEncoder
-from edgecompile.text_settings import TOKENIZER_PATH, describe_texts
 from tests.factories.folders import write_model, write_pipeline, write_tokenizer
 from tests.needs import lack
 

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
 
-from edgecompile import texts
 from edgecompile.errors import LengthsError, MissingDependencyError, ModelError
-from edgecompile.texts import read_text_lengths
+from edgecompile.lengths import texts
+from edgecompile.lengths.texts import read_text_lengths
 from tests.factories.folders import write_tokenizer
 
 

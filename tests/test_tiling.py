@@ -5,8 +5,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgecompile.ranges import AxisRange, Bucket
-from edgecompile.tiling import tiling_problems
+from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.buckets.tiling import tiling_problems
 
 ranges = st.tuples(st.integers(1, 4), st.integers(1, 4)).map(lambda pair: tuple(sorted(pair)))
 

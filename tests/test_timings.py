@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgecompile.lengths import LengthDistribution
-from edgecompile.timings import Round, compare, median_by_length, stream, summarise
+from edgecompile.bench.timings import Round, compare, median_by_length, stream, summarise
+from edgecompile.lengths.distribution import LengthDistribution
 
 MS = 1_000_000
 

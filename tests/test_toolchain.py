@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgecompile import toolchain
-from edgecompile.elf import read_elf, read_functions
+from edgecompile.audit.elf import read_elf, read_functions
 from edgecompile.errors import CompileError, DiskFullError, ToolchainError
+from edgecompile.toolchain import compilers as toolchain
 
 needs_aarch64 = pytest.mark.skipif(
     shutil.which("aarch64-linux-gnu-g++") is None, reason="needs g++-aarch64-linux-gnu"

@@ -18,22 +18,22 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from edgecompile.backends.compilation import check_runtime
 from edgecompile.backends.torch_calls import list_calls
 from edgecompile.cli import cli
-from edgecompile.compilation import check_runtime
 from edgecompile.errors import (
     CompileError,
     LoaderNeededError,
     NativeError,
     PlanError,
 )
-from edgecompile.lengths import LengthDistribution
-from edgecompile.pipeline import BuildRequest, build
-from edgecompile.plan_request import PlanRequest
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.pipeline.pipeline import BuildRequest, build
+from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import loaders
 from edgecompile.runtime.manifest import TORCH, Manifest, parse_manifest
 from edgecompile.runtime.model import Model, open_bundle
-from edgecompile.targets import load_target
+from edgecompile.targets.profile import load_target
 from tests.conftest import FACTORIES, one_at_a_time
 from tests.factories.tiny_models import masked_mlp
 from tests.factories.torch_models import WIDTH, Spectral

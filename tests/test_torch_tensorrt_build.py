@@ -15,25 +15,26 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from edgecompile import torch_tensorrt_build, torch_tensorrt_check
-from edgecompile.build_request import BuildRequest
+from edgecompile.backends.compilation import ExportStore
 from edgecompile.cli import cli
-from edgecompile.compilation import ExportStore
 from edgecompile.errors import CompileError, MissingDependencyError
-from edgecompile.exported import ExportedModel
-from edgecompile.kits import whole_bucket
-from edgecompile.lengths import LengthDistribution
-from edgecompile.models import load_model
-from edgecompile.pipeline import build
-from edgecompile.plan_request import PlanRequest, plan_scope
+from edgecompile.export.program import ExportedModel
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.models.loaded import load_model
+from edgecompile.pipeline.pipeline import build
+from edgecompile.pipeline.request import BuildRequest
+from edgecompile.planning.kits import whole_bucket
+from edgecompile.planning.request import PlanRequest, plan_scope
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.device import DeviceIdentity
 from edgecompile.runtime.errors import SelftestError
 from edgecompile.runtime.files import BundleFolder
 from edgecompile.runtime.finish import finish_bundle
 from edgecompile.runtime.recipe import read_recipe
-from edgecompile.torch_tensorrt_build import build_engine, engine_profiles
-from edgecompile.torch_tensorrt_worker import convert_options
+from edgecompile.tensorrt import torch_tensorrt as torch_tensorrt_build
+from edgecompile.tensorrt import torch_tensorrt_check
+from edgecompile.tensorrt.torch_tensorrt import build_engine, engine_profiles
+from edgecompile.tensorrt.torch_tensorrt_worker import convert_options
 from tests.fake_gpu.build import MODULES, FakeCudart
 from tests.fake_gpu.servers import GPU, write_profile
 
@@ -258,7 +259,7 @@ def test_a_wrong_engine_ends_the_build(
         tensors[first], tensors[second] = tensors[second], tensors[first]
         return replace(made, shipped=replace(made.shipped, tensors=tensors))
 
-    server.setattr("edgecompile.gpu_pipeline.build_engine", build_wrongly)
+    server.setattr("edgecompile.pipeline.gpu.build_engine", build_wrongly)
     request = BuildRequest(
         model=str(tiny_model),
         target=str(write_profile(tmp_path)),

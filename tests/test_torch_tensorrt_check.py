@@ -11,16 +11,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from edgecompile import torch_tensorrt_check
-from edgecompile.build_request import BuildRequest
 from edgecompile.cli import cli
 from edgecompile.errors import MissingDependencyError, TargetError
-from edgecompile.lengths import LengthDistribution
-from edgecompile.pipeline import build
-from edgecompile.plan_request import PlanRequest
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.pipeline.pipeline import build
+from edgecompile.pipeline.request import BuildRequest
+from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime.cpu import architecture
-from edgecompile.targets import TargetProfile, load_target
-from edgecompile.torch_tensorrt_check import need_torch_tensorrt
+from edgecompile.targets.profile import TargetProfile, load_target
+from edgecompile.tensorrt import torch_tensorrt_check
+from edgecompile.tensorrt.torch_tensorrt_check import need_torch_tensorrt
 from tests.fake_gpu.build import MODULES, FakeCudart
 from tests.fake_gpu.servers import GPU, PROFILE, write_profile
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgecompile.onnx_weights import write_onnx
+from edgecompile.onnx.weights import write_onnx
 from edgecompile.runtime.recipe import ShapeRange
 from edgecompile.runtime.trt_build import BuildJob
 from tests.onnx_graphs import graph_of

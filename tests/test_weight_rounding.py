@@ -12,22 +12,17 @@ import torch
 from torch import Tensor
 
 from edgecompile.backends import ops
-from edgecompile.backends.lowering import lower_graph
-from edgecompile.compilation import ExportStore
+from edgecompile.backends.compilation import ExportStore
+from edgecompile.backends.lowering.lower import lower_graph
 from edgecompile.errors import CompileError
-from edgecompile.lengths import LengthDistribution
-from edgecompile.models import load_model
-from edgecompile.plan_request import PlanRequest
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.models.loaded import load_model
+from edgecompile.models.samples import Samples, SampleTexts, draw_samples, text_samples
+from edgecompile.narrowing.files import load_precision, save_precision
+from edgecompile.narrowing.rounded import _samples, can_round, round_for
+from edgecompile.narrowing.rounding import RoundedWeights, hash_matrix, round_matrix, round_products
+from edgecompile.planning.request import PlanRequest
 from edgecompile.precision import Precision
-from edgecompile.precision_files import load_precision, save_precision
-from edgecompile.rounded_precision import _samples, can_round, round_for
-from edgecompile.samples import Samples, SampleTexts, draw_samples, text_samples
-from edgecompile.weight_rounding import (
-    RoundedWeights,
-    hash_matrix,
-    round_matrix,
-    round_products,
-)
 from tests.narrowed import narrowed_program
 
 LENGTHS = LengthDistribution.from_samples([2, 3, 5, 8, 8, 16])
@@ -75,7 +70,7 @@ def test_zeros_stay_zeros() -> None:
 
 
 def test_what_cant_be_rounded_is_left_to_packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgecompile.weight_rounding._MOMENTS_BYTES", 8 * 64 * 64)
+    monkeypatch.setattr("edgecompile.narrowing.rounding._MOMENTS_BYTES", 8 * 64 * 64)
     weights = {name: torch.ones(32, 64) for name in ("good", "inputs", "weights", "of no rows")}
     weights["weights"][3, 4] = torch.inf
     asked, told = [], []
@@ -231,7 +226,7 @@ def test_what_was_rounded_before_is_found_again(
     other = round_for(exports, request, None, tmp_path, seed=1)
     assert first is not None and other is not None and first != other
     assert "drawn inputs" in first.inputs
-    monkeypatch.setattr("edgecompile.narrowing.NarrowedProgram.round_weights", None)
+    monkeypatch.setattr("edgecompile.narrowing.program.NarrowedProgram.round_weights", None)
     again = round_for(exports, request, None, tmp_path, seed=1)
     assert again == other and again is not None and again.inputs == other.inputs
     (kept,) = tmp_path.glob("rounding-*.npz")  # of the last inputs alone

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from edgecompile.backends.artifact import TensorStore
+from edgecompile.bundle.weights import ALIGNMENT, PADDING_PREFIX, write_weights
 from edgecompile.errors import CompileError
-from edgecompile.weights_file import ALIGNMENT, PADDING_PREFIX, write_weights
 
 TENSORS = {
     "b.weight": torch.randn(3, 5),

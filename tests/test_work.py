@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgecompile.buckets.costs.work import ModelWork, Quadratic, fit_quadratic
 from edgecompile.errors import CostError
-from edgecompile.work import ModelWork, Quadratic, fit_quadratic
 
 WORK = ModelWork(
     model="m",

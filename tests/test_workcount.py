@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from edgecompile.errors import CostError, ModelError
-from edgecompile.models import LoadedModel, load_model
-from edgecompile.workcount import count_work
+from edgecompile.export.workcount import count_work
+from edgecompile.models.loaded import LoadedModel, load_model
 from tests.factories import tiny_models
 from tests.factories.folders import HIDDEN, VOCABULARY, write_model
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from edgecompile.bench.workload import choose_workload
 from edgecompile.errors import BenchError
-from edgecompile.lengths import LengthDistribution
+from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.runtime.manifest import Manifest, parse_manifest
-from edgecompile.workload import choose_workload
 from tests.runtime.bundles import DummyBundle
 
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edgecompile.backends.artifact import Artifact, TensorStore
-    from edgecompile.backends.native import NativeRuntime
-    from edgecompile.buckets import Bucket
-    from edgecompile.export import ExportedModel
+    from edgecompile.buckets.plan import Bucket
+    from edgecompile.export.export import ExportedModel
     from edgecompile.progress import StepHandle
-    from edgecompile.targets import VariantSpec
+    from edgecompile.targets.profile import VariantSpec
+    from edgecompile.toolchain.native import NativeRuntime
 
 
 #: The only library that a program needs beside the system's where torch is the runtime.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from edgecompile.errors import CompileError
-from edgecompile.hashing import file_sha256
+from edgecompile.files import file_sha256
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from edgecompile.guard_texts import readable_guard
-from edgecompile.places import Place, place_of_trace
+from edgecompile.export.guard_texts import readable_guard
+from edgecompile.models.source_lines import Place, place_of_trace
 
 __all__ = ["CodegenFailure", "first_line", "read_failure"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from edgecompile.backends.native import native_sources
+from edgecompile.toolchain.native import native_sources
 
 __all__ = ["PROXY", "ExternCall", "all_calls", "extern_calls", "runtime_kernels"]
 

@@ -1,7 +1,7 @@
 """The only module that touches torch's private API.
 
 ``generate_cpp`` drives AOTInductor up to its generated C++ and stops there: compiling and linking
-are ours (:mod:`edgecompile.toolchain`). ``tests/test_inductor_compat.py`` fails loudly when torch
+are ours (:mod:`edgecompile.toolchain.compilers`). ``tests/test_inductor_compat.py`` fails loudly when torch
 changes what is relied on here.
 """
 
@@ -213,7 +213,7 @@ def generate_cpp(
     """Generates C++ for a lowered graph; the caller holds :data:`GENERATING`.
 
     Args:
-        gm: an exported program's module after :func:`~edgecompile.backends.lowering.lower_graph`.
+        gm: an exported program's module after :func:`~edgecompile.backends.lowering.lower.lower_graph`.
         kwargs: example inputs by name.
         arch: ``x86-64`` or ``aarch64``.
         march: value of ``-march`` that the code will be compiled with.

@@ -15,35 +15,29 @@ import torch
 from torch.fx import GraphModule
 
 from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore
-from edgecompile.backends.graph_constants import PACKED_PREFIX
 from edgecompile.backends.inductor_compat import (
     GENERATING,
     GeneratedCpp,
     computes_in_vectors,
     generate_cpp,
 )
-from edgecompile.backends.lowering import LoweringReport, lower_graph
+from edgecompile.backends.lowering.constants import PACKED_PREFIX
+from edgecompile.backends.lowering.lower import LoweringReport, lower_graph
 from edgecompile.backends.missing_kernels import (
     missing_symbols_error,
     modules_of_nodes,
     refuse_missing_kernels,
 )
-from edgecompile.backends.native import (
-    BASELINE_MARCH,
-    NativeRuntime,
-    native_headers_id,
-    native_sources,
-)
-from edgecompile.buckets import Bucket
+from edgecompile.buckets.plan import Bucket
 from edgecompile.errors import CompileError
-from edgecompile.export import ExportedModel
-from edgecompile.export_conditions import unlike_sizes
-from edgecompile.hashing import file_sha256
+from edgecompile.export.conditions import unlike_sizes
+from edgecompile.export.export import ExportedModel
+from edgecompile.files import file_sha256
 from edgecompile.installation import installation_id
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import StepHandle
-from edgecompile.targets import VariantSpec
-from edgecompile.toolchain import (
+from edgecompile.targets.profile import VariantSpec
+from edgecompile.toolchain.compilers import (
     BuiltObject,
     Toolchain,
     compile_object,
@@ -51,6 +45,12 @@ from edgecompile.toolchain import (
     link_shared,
     rename_symbols,
     undefined_symbols,
+)
+from edgecompile.toolchain.native import (
+    BASELINE_MARCH,
+    NativeRuntime,
+    native_headers_id,
+    native_sources,
 )
 
 _DEFINES = (

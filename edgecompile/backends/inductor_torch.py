@@ -19,13 +19,12 @@ import edgecompile
 from edgecompile.backends import LIBTORCH
 from edgecompile.backends.inductor_compat import GeneratedCpp
 from edgecompile.backends.inductor_cpu import FOREIGN, InductorCpuBackend
-from edgecompile.backends.native import NativeRuntime, native_headers_id, native_sources
 from edgecompile.backends.torch_calls import list_calls
 from edgecompile.errors import CompileError
 from edgecompile.precision import Precision
 from edgecompile.runtime.cpu import architecture
 from edgecompile.runtime.manifest import TORCH
-from edgecompile.toolchain import (
+from edgecompile.toolchain.compilers import (
     BuiltObject,
     Toolchain,
     compile_object,
@@ -33,6 +32,7 @@ from edgecompile.toolchain import (
     rename_symbols,
     undefined_symbols,
 )
+from edgecompile.toolchain.native import NativeRuntime, native_headers_id, native_sources
 
 __all__ = ["InductorTorchBackend", "foreign_symbols", "torch_sources"]
 

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgecompile import recurrence
-from edgecompile.cached_attention import CACHED_ATTENTION, cached_attention
+from edgecompile.export.operators import recurrence
+from edgecompile.export.operators.cached_attention import CACHED_ATTENTION, cached_attention
 
 PANEL = 32
 

@@ -20,8 +20,8 @@ from edgecompile.cli.session import Command, Session, output_options
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.bench_report import BenchReport
-    from edgecompile.kernel_profile import KernelProfile
+    from edgecompile.bench.kernel_profile import KernelProfile
+    from edgecompile.bench.report import BenchReport
 
 __all__ = ["command"]
 
@@ -117,8 +117,8 @@ def command(
     if lengths is not None or texts is not None:
         traffic = read_traffic(lengths, texts, tokenizer, model)
 
-    from edgecompile.bench import bench_bundle, default_cache
-    from edgecompile.kernel_profile import profile_kernels
+    from edgecompile.bench.bench import bench_bundle, default_cache
+    from edgecompile.bench.kernel_profile import profile_kernels
 
     result = bench_bundle(
         bundle,
@@ -213,14 +213,14 @@ def _table(result: BenchReport, kernels: KernelProfile | None) -> RenderableType
     notes.show_header = False
     parts: list[RenderableType] = [drawn, facts(_about(result))]
     if kernels is not None:
-        from edgecompile.kernel_profile import COLUMNS
+        from edgecompile.bench.kernel_profile import COLUMNS
 
         parts += [table(COLUMNS, kernels.rows()), Text(kernels.caption)]
     return stack(*parts, notes) if result.notes else stack(*parts)
 
 
 def _page(result: BenchReport, kernels: KernelProfile | None) -> str:
-    from edgecompile.report import Table, bench_section, profile_section, render_page
+    from edgecompile.report.pages import Table, bench_section, profile_section, render_page
     from edgecompile.units import format_bytes, format_duration
 
     subject = result.subject

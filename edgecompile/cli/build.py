@@ -32,9 +32,9 @@ from edgecompile.cli.plan_options import plan_options, read_sizes, traffic_optio
 from edgecompile.cli.session import Command, Session, output_options
 
 if TYPE_CHECKING:
-    from edgecompile.buckets import BucketPlan
-    from edgecompile.models import LoadOptions
-    from edgecompile.targets import TargetProfile
+    from edgecompile.buckets.plan import BucketPlan
+    from edgecompile.models.loaded import LoadOptions
+    from edgecompile.targets.profile import TargetProfile
 
 __all__ = ["bundle_name", "command"]
 
@@ -147,8 +147,8 @@ def command(
     plan = _given_plan(plan_file, wanted)
     profile = _check_gpu(target, precision, jetpack, backend)
     check_runtime_options(runtime, precision, gpu=profile.gpu is not None)
-    from edgecompile.gpu_specs import GPU_PRECISION
-    from edgecompile.models import check_model
+    from edgecompile.models.loaded import check_model
+    from edgecompile.targets.gpu import GPU_PRECISION
 
     check_model(model, load)
     if not stats and (lengths is not None or texts is not None or tokenizer is not None):
@@ -156,7 +156,7 @@ def command(
 
     gpu = profile.gpu is not None
 
-    from edgecompile.staging import bundle_path
+    from edgecompile.bundle.staging import bundle_path
 
     console = session.console
     bundle = bundle_path(output or Path(bundle_name(model)))
@@ -212,7 +212,7 @@ def command(
     samples = sample_texts(texts, tokenizer, model)
     key = None
     if work_dir is not None and not wanted["measure_again"]:
-        from edgecompile.build_stamp import build_key, find_built, write_stamp
+        from edgecompile.pipeline.stamp import build_key, find_built, write_stamp
 
         with console.step("look for changes"):
             key = build_key(
@@ -242,8 +242,8 @@ def command(
             session.emit({**built, "unchanged": True}, lambda: str(bundle))
             return
 
-    from edgecompile.pipeline import BuildRequest, build
-    from edgecompile.plan_request import PlanRequest
+    from edgecompile.pipeline.pipeline import BuildRequest, build
+    from edgecompile.planning.request import PlanRequest
     from edgecompile.units import format_bytes, format_duration
 
     result = build(
@@ -291,7 +291,7 @@ def _check_gpu(
     target: str, precision: str | None, jetpack: str | None, backend: str
 ) -> TargetProfile:
     """The target; refuses what doesn't fit it, before anything is read."""
-    from edgecompile.targets import load_target
+    from edgecompile.targets.profile import load_target
 
     profile = load_target(target)
     check_precision(precision, gpu=profile.gpu is not None, target=profile.name)
@@ -302,8 +302,8 @@ def _check_gpu(
             f"Target {profile.name} does not support --jetpack {jetpack}: {text}."
         )
     if backend == "torch-tensorrt":
-        from edgecompile.gpu_specs import GPU_PRECISION
-        from edgecompile.torch_tensorrt_check import need_torch_tensorrt
+        from edgecompile.targets.gpu import GPU_PRECISION
+        from edgecompile.tensorrt.torch_tensorrt_check import need_torch_tensorrt
 
         need_torch_tensorrt(profile, precision or GPU_PRECISION)
     return profile
@@ -378,7 +378,7 @@ def _programs(wanted: Mapping[str, Any]) -> str:
 
 def bundle_name(model: str) -> str:
     """What to call a model's bundle: its folder, its factory or its file, without the rest."""
-    from edgecompile.bundle import manifest_name
+    from edgecompile.bundle.writer import manifest_name
 
     path, _, factory = model.rpartition(":")
     if path and factory:

@@ -24,7 +24,7 @@ from edgecompile.cli.stages import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.compilation import CompiledModel
+    from edgecompile.backends.compilation import CompiledModel
     from edgecompile.precision import Precision
 
 __all__ = ["command"]
@@ -72,7 +72,7 @@ def command(
     The libraries are left in DIR/artifacts. Each is audited: instructions, glibc, libraries and
     symbols that it needs.
     """
-    from edgecompile.targets import load_target
+    from edgecompile.targets.profile import load_target
 
     profile = load_target(target)
     if profile.gpu is not None:
@@ -86,8 +86,8 @@ def command(
     console = session.console
     folders = find_exports(plan, work_dir)
     with console.step("load the exported programs"):
-        from edgecompile.compilation import compile_buckets
-        from edgecompile.export import ExportedModel
+        from edgecompile.backends.compilation import compile_buckets
+        from edgecompile.export.export import ExportedModel
 
         exported = [ExportedModel.load(folder) for folder in folders]
     with console.step("compile") as step:
@@ -109,8 +109,8 @@ def command(
 def _precision(given: str | None, work_dir: Path) -> Precision:
     """What was asked for, left for the stages that follow; or what was left by those before."""
     from edgecompile.errors import CompileError
+    from edgecompile.narrowing.files import load_precision, save_precision
     from edgecompile.precision import Precision
-    from edgecompile.precision_files import load_precision, save_precision
 
     if given is None:
         return load_precision(work_dir)

@@ -14,7 +14,7 @@ from edgecompile.cli.session import Command, Session, output_options
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.drift_report import DriftReport
+    from edgecompile.drift.report import DriftReport
 
 __all__ = ["command"]
 
@@ -118,11 +118,11 @@ def command(
     """
     if not (files or stats):
         raise click.UsageError("Missing argument 'STATS...': the files that devices wrote.")
-    from edgecompile.costs import MODES
-    from edgecompile.drift import check_drift, judge_drift
-    from edgecompile.drift_report import Thresholds
-    from edgecompile.shipped_plan import read_shipped_plan
-    from edgecompile.stats_files import read_stats
+    from edgecompile.buckets.costs.sources import MODES
+    from edgecompile.buckets.shipped import read_shipped_plan
+    from edgecompile.drift.drift import check_drift, judge_drift
+    from edgecompile.drift.report import Thresholds
+    from edgecompile.lengths.stats_files import read_stats
 
     planned = None
     if lengths is not None or texts is not None or tokenizer is not None:

@@ -20,11 +20,11 @@ from edgecompile.cli.session import Command, Session, output_options
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.explain_request import ExplainRequest
-    from edgecompile.explanation import Explanation
-    from edgecompile.lengths import LengthDistribution
-    from edgecompile.models import LoadOptions
-    from edgecompile.targets import TargetProfile
+    from edgecompile.explanation.report import Explanation
+    from edgecompile.explanation.request import ExplainRequest
+    from edgecompile.lengths.distribution import LengthDistribution
+    from edgecompile.models.loaded import LoadOptions
+    from edgecompile.targets.profile import TargetProfile
 
 __all__ = ["command"]
 
@@ -119,8 +119,8 @@ def command(
     figures are for the four padded buckets that cost them least by the target's profile. Continues
     after failures; exits with 0 if it could report anything.
     """
-    from edgecompile.models import check_model
-    from edgecompile.targets import load_target
+    from edgecompile.models.loaded import check_model
+    from edgecompile.targets.profile import load_target
 
     check_model(model, load)
 
@@ -128,7 +128,7 @@ def command(
     if profile.gpu is not None and precision != "fp32":
         raise click.UsageError(f"--precision {precision} is for CPUs; {target} has a GPU.")
 
-    from edgecompile.explain_request import ExplainRequest
+    from edgecompile.explanation.request import ExplainRequest
     from edgecompile.precision import Precision
 
     request = ExplainRequest(
@@ -161,8 +161,8 @@ def _explain(
     from dataclasses import replace
 
     from edgecompile.errors import ModelError
-    from edgecompile.explain import explain_load_failure, explain_model
-    from edgecompile.models import load_model
+    from edgecompile.explanation.explain import explain_load_failure, explain_model
+    from edgecompile.models.loaded import load_model
 
     console = session.console
     sizes = {} if batch == (1, 1) else {"batch": f"{batch[0]}:{batch[1]}"}
@@ -173,7 +173,7 @@ def _explain(
     except ModelError as error:
         return explain_load_failure(model, request, error)
     if traffic is not None:
-        from edgecompile.explain_buckets import plan_roughly
+        from edgecompile.explanation.buckets import plan_roughly
 
         buckets = plan_roughly(traffic, loaded, request.target, request.max_length)
         request = replace(request, buckets=buckets)
@@ -185,8 +185,8 @@ def _write_page(output: Path, found: Explanation, profile: TargetProfile) -> Non
 
     from edgecompile import __version__
     from edgecompile.cli.output import write_text
-    from edgecompile.explain_section import explain_page
-    from edgecompile.explain_work import limits_of
+    from edgecompile.explanation.section import explain_page
+    from edgecompile.explanation.work import limits_of
 
     facts = [("edgecompile", __version__), ("torch", str(torch.__version__))]
     facts.append(("target", f"{profile.name}: {profile.description}"))
@@ -198,7 +198,7 @@ def _table(found: Explanation) -> RenderableType:
     from rich.text import Text
 
     from edgecompile.cli.console import heading, stack, table
-    from edgecompile.explain_view import explanation_tables
+    from edgecompile.explanation.view import explanation_tables
     from edgecompile.units import sentence
 
     shown: list[RenderableType] = [heading(f"{found.model} {found.summary}")]

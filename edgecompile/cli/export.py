@@ -15,7 +15,7 @@ from edgecompile.cli.stages import load_for_plan, plan_option, read_plan, work_d
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.models import LoadOptions
+    from edgecompile.models.loaded import LoadOptions
 
 __all__ = ["command"]
 
@@ -47,12 +47,12 @@ def command(
     The programs are left in DIR/exported. What is there already for the same model and bucket is
     used again.
     """
-    from edgecompile.models import check_model
+    from edgecompile.models.loaded import check_model
 
     check_model(model, load)
     plan = read_plan(plan_file, work_dir)
 
-    from edgecompile.compilation import ExportStore, export_buckets
+    from edgecompile.backends.compilation import ExportStore, export_buckets
 
     console = session.console
     loaded = load_for_plan(console, model, load, batch, plan.max_length)

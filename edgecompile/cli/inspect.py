@@ -56,10 +56,10 @@ def command(
     not. --audit reads the libraries: for the target's glibc, or else for what the bundle itself
     promises. No code of the bundle is loaded but, for this machine, its CPU probe.
     """
-    from edgecompile.inspection import audit_bundle, judge_target
+    from edgecompile.bundle.inspection import audit_bundle, judge_target
     from edgecompile.runtime.describe import describe_bundle
     from edgecompile.runtime.files import BundleFolder
-    from edgecompile.targets import load_target
+    from edgecompile.targets.profile import load_target
 
     profile = None if target is None else load_target(target)
     folder = BundleFolder(str(bundle))

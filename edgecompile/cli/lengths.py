@@ -14,7 +14,7 @@ from edgecompile.cli.session import Command, Session, output_options
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.lengths import LengthDistribution
+    from edgecompile.lengths.distribution import LengthDistribution
 
 __all__ = ["command"]
 

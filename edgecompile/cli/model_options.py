@@ -49,7 +49,7 @@ def model_options(function: _Decorated) -> _Decorated:
 
     @functools.wraps(function)
     def command(*args: Any, **values: Any) -> Any:
-        from edgecompile.models import LoadOptions
+        from edgecompile.models.loaded import LoadOptions
 
         load = LoadOptions(
             task=values.pop("task"),
@@ -62,8 +62,8 @@ def model_options(function: _Decorated) -> _Decorated:
         )
         return function(*args, load=load, **values)
 
-    from edgecompile.load_options import POOLING_MODES
-    from edgecompile.tasks import TASK_NAMES
+    from edgecompile.models.options import POOLING_MODES
+    from edgecompile.models.tasks import TASK_NAMES
 
     for option in reversed(
         (

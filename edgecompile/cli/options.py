@@ -10,8 +10,8 @@ import click
 from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
-    from edgecompile.lengths import LengthDistribution
-    from edgecompile.samples import SampleTexts
+    from edgecompile.lengths.distribution import LengthDistribution
+    from edgecompile.models.samples import SampleTexts
 
 __all__ = [
     "DEFAULT_TARGET",
@@ -59,7 +59,7 @@ def complete_target(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """The names of targets that begin so, for the shell."""
-    from edgecompile.targets import list_targets
+    from edgecompile.targets.profile import list_targets
 
     return [CompletionItem(name) for name in list_targets() if name.startswith(incomplete)]
 
@@ -67,7 +67,7 @@ def complete_target(
 def _complete_jetpack(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    from edgecompile.jetpacks import list_jetpacks
+    from edgecompile.targets.jetpack import list_jetpacks
 
     return [CompletionItem(name) for name in list_jetpacks() if name.startswith(incomplete)]
 
@@ -76,7 +76,7 @@ def complete_contenders(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """What a bundle can be measured against, behind commas as well, for the shell."""
-    from edgecompile.contenders import CONTENDERS
+    from edgecompile.bench.contenders import CONTENDERS
 
     before, comma, last = incomplete.rpartition(",")
     names = [name for name in CONTENDERS if name.startswith(last)]
@@ -162,8 +162,8 @@ def check_max_error(precision: str | None, max_error: float | None) -> None:
 
 def check_precision(precision: str | None, *, gpu: bool, target: str) -> None:
     """Raises click.UsageError for a precision that the target's backend hasn't got."""
-    from edgecompile.gpu_specs import GPU_PRECISIONS
     from edgecompile.precision import PRECISIONS
+    from edgecompile.targets.gpu import GPU_PRECISIONS
 
     known = GPU_PRECISIONS if gpu else (*PRECISIONS, "auto")
     if precision is not None and precision not in known:
@@ -302,10 +302,10 @@ def read_traffic(
     """
     check_traffic_options(lengths, texts, tokenizer, model)
     if lengths is not None:
-        from edgecompile.lengths import read_lengths
+        from edgecompile.lengths.distribution import read_lengths
 
         return read_lengths(lengths)
-    from edgecompile.texts import read_text_lengths
+    from edgecompile.lengths.texts import read_text_lengths
 
     return read_text_lengths(texts or "", tokenizer or _model_tokenizer(model or ""))
 
@@ -316,7 +316,7 @@ def sample_texts(
     """The texts of --texts as inputs to run; None without a file that can be read again."""
     if texts is None or texts == "-":
         return None
-    from edgecompile.samples import SampleTexts
+    from edgecompile.models.samples import SampleTexts
 
     return SampleTexts(Path(texts), tokenizer or _model_tokenizer(model or ""))
 
@@ -325,7 +325,7 @@ def _model_tokenizer(model: str) -> Path:
     """The tokenizer of a model folder, or of the transformer in a pipeline's folder."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
-        from edgecompile.model_forms import check_form
+        from edgecompile.loaders.kinds import check_form
 
         check_form(model)
         raise click.UsageError(

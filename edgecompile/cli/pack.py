@@ -26,7 +26,7 @@ from edgecompile.cli.stages import (
 )
 
 if TYPE_CHECKING:
-    from edgecompile.models import LoadOptions
+    from edgecompile.models.loaded import LoadOptions
 
 __all__ = ["command"]
 
@@ -79,8 +79,8 @@ def command(
     The bundle is run against eager first; only one that agrees gets its name.
     """
     from edgecompile.cli.build import bundle_name, next_step
-    from edgecompile.models import check_model
-    from edgecompile.targets import load_target
+    from edgecompile.models.loaded import check_model
+    from edgecompile.targets.profile import load_target
     from edgecompile.units import format_bytes
 
     profile = load_target(target)
@@ -92,9 +92,9 @@ def command(
 
     folders = find_exports(plan, work_dir)
     with console.step("load what was compiled"):
-        from edgecompile.compilation import ExportStore, load_compiled
-        from edgecompile.export import ExportedModel
-        from edgecompile.precision_files import load_precision
+        from edgecompile.backends.compilation import ExportStore, load_compiled
+        from edgecompile.export.export import ExportedModel
+        from edgecompile.narrowing.files import load_precision
 
         exported = [ExportedModel.load(folder) for folder in folders]
         compiled = load_compiled(
@@ -110,8 +110,8 @@ def command(
     loaded = load_for_plan(console, model, load, batch, plan.max_length)
     exports = ExportStore(loaded, work_dir / "exported")
     exports.require(plan.buckets, [folder.name for folder in folders])
-    from edgecompile.generation_plan import require_native
-    from edgecompile.packing import pack_bundle
+    from edgecompile.pipeline.packing import pack_bundle
+    from edgecompile.planning.generation_plan import require_native
 
     require_native(loaded, runtime=runtime)
     with console.step("verify and pack") as step:

@@ -31,19 +31,19 @@ from edgecompile.cli.stages import load_for_plan
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edgecompile.buckets import BucketPlan
-    from edgecompile.compilation import ExportStore
-    from edgecompile.curves import CostCurve, Mode
-    from edgecompile.joint import JointDistribution
-    from edgecompile.lengths import LengthDistribution
-    from edgecompile.limits import BucketCost
-    from edgecompile.models import LoadOptions
-    from edgecompile.plan_request import PlanRequest
-    from edgecompile.plan_view import PlanJudgement
+    from edgecompile.backends.compilation import ExportStore
+    from edgecompile.buckets.costs.curves import CostCurve, Mode
+    from edgecompile.buckets.costs.surfaces import CostSurface
+    from edgecompile.buckets.judgement import PlanJudgement
+    from edgecompile.buckets.limits import BucketCost
+    from edgecompile.buckets.plan import BucketPlan
+    from edgecompile.lengths.distribution import LengthDistribution
+    from edgecompile.lengths.joint import JointDistribution
+    from edgecompile.models.loaded import LoadOptions
+    from edgecompile.models.samples import SampleTexts
+    from edgecompile.planning.request import PlanRequest
     from edgecompile.precision import Precision
-    from edgecompile.samples import SampleTexts
-    from edgecompile.surfaces import CostSurface
-    from edgecompile.targets import TargetProfile
+    from edgecompile.targets.profile import TargetProfile
 
 __all__ = ["command"]
 
@@ -143,19 +143,19 @@ def command(
     gpu = model is not None and _check_target(target, precision, kit)
     check_runtime_options(wanted["runtime"], precision, gpu=gpu)
     if model is not None:
-        from edgecompile.models import check_model
+        from edgecompile.models.loaded import check_model
 
         check_model(model, load)
     source = file or lengths
     if source is None and texts is None and not stats and work_dir is not None:
         left = work_dir / "lengths.json"
         source = str(left) if left.exists() or model is None else None
-    from edgecompile.joint_view import judge
-    from edgecompile.plan_view import rival_programs
+    from edgecompile.buckets.joint.judgement import judge
+    from edgecompile.buckets.judgement import rival_programs
 
     costs = None
     if cost_points is not None:
-        from edgecompile.point_files import read_costs
+        from edgecompile.buckets.costs.files import read_costs
 
         costs = read_costs(cost_points)
     axes = getattr(costs, "axes", None)
@@ -172,10 +172,10 @@ def command(
     if costs is not None:
         made = _plan_from_points(traffic, joint, costs, wanted)
     else:
-        from edgecompile.plan_request import PlanRequest
+        from edgecompile.planning.request import PlanRequest
 
         if gpu:
-            from edgecompile.gpu_specs import GPU_PRECISION
+            from edgecompile.targets.gpu import GPU_PRECISION
 
             wanted["gpu_precision"] = precision or GPU_PRECISION
         request = PlanRequest(traffic, joint, cut=texts is not None, **wanted)
@@ -203,7 +203,7 @@ def command(
 
 def _check_target(target: str, precision: str | None, kit: Path | None) -> bool:
     """Whether the target is a GPU; refuses what isn't there for it."""
-    from edgecompile.targets import load_target
+    from edgecompile.targets.profile import load_target
 
     gpu = load_target(target).gpu is not None
     check_precision(precision, gpu=gpu, target=target)
@@ -281,11 +281,11 @@ def _plan_from_points(
     costs: CostCurve | CostSurface,
     wanted: dict[str, Any],
 ) -> _Made:
-    from edgecompile.buckets import plan_buckets
+    from edgecompile.buckets.costs.surfaces import CostSurface
+    from edgecompile.buckets.joint.plan import plan_joint
+    from edgecompile.buckets.limits import DEFAULT_MAX_BUCKETS, BucketLimits
+    from edgecompile.buckets.plan import plan_buckets
     from edgecompile.errors import LengthsError
-    from edgecompile.limits import DEFAULT_MAX_BUCKETS, BucketLimits
-    from edgecompile.slabs import plan_joint
-    from edgecompile.surfaces import CostSurface
 
     BucketLimits().most(wanted["max_buckets"], wanted["buckets"])
     price = wanted["price_per_bucket"] or 0.0
@@ -311,17 +311,17 @@ def _plan_from_points(
 
 def _write_precision(work_dir: Path, precision: Precision) -> None:
     """Leaves what the plan is made for, for the stages that follow."""
-    from edgecompile.precision_files import save_precision
+    from edgecompile.narrowing.files import save_precision
 
     work_dir.mkdir(parents=True, exist_ok=True)
     save_precision(work_dir, precision)
 
 
 def _plan_from_model(session: Session, request: PlanRequest, subject: _Subject) -> _Made:
-    from edgecompile.compilation import ExportStore
-    from edgecompile.planning import plan_model
-    from edgecompile.preflight import check_plan
-    from edgecompile.targets import load_target
+    from edgecompile.backends.compilation import ExportStore
+    from edgecompile.pipeline.preflight import check_plan
+    from edgecompile.planning.planning import plan_model
+    from edgecompile.targets.profile import load_target
 
     profile = load_target(subject.target)
     check_plan(
@@ -353,15 +353,15 @@ def _with_precision(
     work: Path,
 ) -> tuple[PlanRequest, tuple[str, ...]]:
     """The request with the precision that was asked for or chosen, and what to say of that."""
+    from edgecompile.narrowing.rounded import resolving_title, rounding_notes
     from edgecompile.precision import Precision
-    from edgecompile.rounded_precision import resolving_title, rounding_notes
 
     asked = subject.asked
     title = resolving_title(asked.precision, exports.model)
     if title is None:
         return replace(request, precision=Precision(asked.precision)), ()
     from edgecompile.cli.plan_table import precision_table
-    from edgecompile.precision_choice import resolve_precision
+    from edgecompile.narrowing.choice import resolve_precision
 
     with session.console.step(title) as step:
         precision, choice, _ = resolve_precision(
@@ -383,10 +383,10 @@ def _with_precision(
 
 
 def _write_kit(session: Session, request: PlanRequest, subject: _Subject, kit: Path) -> None:
-    from edgecompile.compilation import ExportStore
-    from edgecompile.cost_sources import make_measuring_kit
-    from edgecompile.staging import bundle_path
-    from edgecompile.targets import load_target
+    from edgecompile.backends.compilation import ExportStore
+    from edgecompile.bundle.staging import bundle_path
+    from edgecompile.planning.cost_sources import make_measuring_kit
+    from edgecompile.targets.profile import load_target
 
     profile = load_target(subject.target)
     longest = request.max_length

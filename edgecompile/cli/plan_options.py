@@ -18,9 +18,9 @@ from edgecompile.cli.options import (
 from edgecompile.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
-    from edgecompile.joint import JointDistribution
-    from edgecompile.lengths import LengthDistribution
-    from edgecompile.models import LoadOptions
+    from edgecompile.lengths.distribution import LengthDistribution
+    from edgecompile.lengths.joint import JointDistribution
+    from edgecompile.models.loaded import LoadOptions
 
 __all__ = ["batch_traffic", "plan_options", "read_sizes", "traffic_options"]
 
@@ -155,8 +155,8 @@ def read_sizes(
         if found is not None:
             return found, None
     if lengths is not None and texts is None and tokenizer is None:
-        from edgecompile.joint import read_joint
-        from edgecompile.joint_files import joint_axes_of
+        from edgecompile.lengths.joint import read_joint
+        from edgecompile.lengths.joint_files import joint_axes_of
 
         named = joint_axes_of(lengths, axes)
         if named is not None and (axes or named[1] == "batch" or "length" in named[1]):
@@ -176,8 +176,8 @@ def batch_traffic(
     Raises:
         ModelError: it can't be loaded.
     """
-    from edgecompile.lengths import LengthDistribution
-    from edgecompile.models import load_model
+    from edgecompile.lengths.distribution import LengthDistribution
+    from edgecompile.models.loaded import load_model
 
     loaded = load_model(model, load, batch=batch)
     if loaded.generation is not None and loaded.generation.encoder is not None:
@@ -194,9 +194,9 @@ def batch_traffic(
 def _read_stats(
     stats: tuple[Path, ...], max_length: int | None
 ) -> tuple[LengthDistribution, JointDistribution | None]:
-    from edgecompile.joint import JointDistribution
-    from edgecompile.joint_files import Sizes
-    from edgecompile.stats_files import read_stats
+    from edgecompile.lengths.joint import JointDistribution
+    from edgecompile.lengths.joint_files import Sizes
+    from edgecompile.lengths.stats_files import read_stats
 
     served = read_stats(stats, max_length=max_length)
     lengths = served.demand(outside=True)

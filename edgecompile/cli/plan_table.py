@@ -6,16 +6,16 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from edgecompile import __version__
+from edgecompile.buckets.joint.judgement import bucket_table
+from edgecompile.buckets.judgement import COST_WORDS, policy_caption, policy_columns, policy_rows
 from edgecompile.cli.console import heading, stack, table
-from edgecompile.joint_view import bucket_table
-from edgecompile.plan_view import COST_WORDS, policy_caption, policy_columns, policy_rows
 from edgecompile.units import sentence
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.plan_view import PlanJudgement
-    from edgecompile.precision_trials import PrecisionChoice
+    from edgecompile.buckets.judgement import PlanJudgement
+    from edgecompile.narrowing.trials import PrecisionChoice
 
 __all__ = ["plan_page", "plan_table", "precision_table"]
 
@@ -43,7 +43,7 @@ def _fold(heading: str) -> str:
 
 def precision_table(choice: PrecisionChoice) -> RenderableType:
     """What ``--precision auto`` tried."""
-    from edgecompile.precision_trials import COLUMNS
+    from edgecompile.narrowing.trials import COLUMNS
 
     chosen = [i for i, t in enumerate(choice.trials) if t.precision == choice.precision]
     strong = chosen[0] if chosen else None
@@ -52,7 +52,7 @@ def precision_table(choice: PrecisionChoice) -> RenderableType:
 
 def plan_page(judgement: PlanJudgement, model: str | None) -> str:
     """The page of ``--report``."""
-    from edgecompile.report import plan_section, render_page
+    from edgecompile.report.pages import plan_section, render_page
 
     facts = [("edgecompile", __version__), ("lengths", judgement.traffic.source)]
     if model is not None:

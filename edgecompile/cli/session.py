@@ -67,7 +67,7 @@ class Session:
         if not self.debug:
             # They concern the authors of torch and of the model; ours go through the console.
             warnings.simplefilter("ignore")
-        from edgecompile.toolchain import cache_directory
+        from edgecompile.toolchain.compilers import cache_directory
 
         # torch makes this folder while it is imported, among the temporary files if it has no name.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_directory() / "inductor"))

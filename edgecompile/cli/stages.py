@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from edgecompile.buckets import BucketPlan
+    from edgecompile.buckets.plan import BucketPlan
     from edgecompile.cli.console import Console
-    from edgecompile.joint import JointDistribution
-    from edgecompile.lengths import LengthDistribution
-    from edgecompile.models import LoadedModel, LoadOptions
+    from edgecompile.lengths.distribution import LengthDistribution
+    from edgecompile.lengths.joint import JointDistribution
+    from edgecompile.models.loaded import LoadedModel, LoadOptions
 
 __all__ = [
     "find_exports",
@@ -55,7 +55,7 @@ def read_plan(plan_file: Path | None, work_dir: Path) -> BucketPlan:
     Raises:
         PlanError: there is none, or the file holds something else.
     """
-    from edgecompile.buckets import BucketPlan
+    from edgecompile.buckets.plan import BucketPlan
     from edgecompile.errors import PlanError
 
     path = plan_file or work_dir / "plan.json"
@@ -107,9 +107,9 @@ def _canonical(request: object) -> str:
 
 def stage_lengths(work_dir: Path) -> LengthDistribution | JointDistribution | None:
     """The sizes that the plan was made from, if they were left there."""
-    from edgecompile.joint import read_joint
-    from edgecompile.joint_files import joint_axes_of
-    from edgecompile.lengths import read_lengths
+    from edgecompile.lengths.distribution import read_lengths
+    from edgecompile.lengths.joint import read_joint
+    from edgecompile.lengths.joint_files import joint_axes_of
 
     path = work_dir / "lengths.json"
     if not path.is_file():
@@ -133,7 +133,7 @@ def load_for_plan(
         EdgecompileError: a subclass for each cause.
     """
     with console.step("load the model"):
-        from edgecompile.models import load_model
+        from edgecompile.models.loaded import load_model
 
         loaded = load_model(model, load, batch=batch).with_longest(longest)
     console.say_notes(loaded.notes)

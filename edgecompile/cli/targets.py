@@ -14,7 +14,7 @@ from edgecompile.cli.session import Command, Session, output_options
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.targets import TargetProfile, VariantSpec
+    from edgecompile.targets.profile import TargetProfile, VariantSpec
 
 __all__ = ["command"]
 
@@ -41,7 +41,7 @@ def command() -> None:
 @click.pass_obj
 def list_command(session: Session) -> None:
     """List the known targets."""
-    from edgecompile.targets import list_targets, load_target
+    from edgecompile.targets.profile import list_targets, load_target
 
     profiles = [load_target(name) for name in list_targets()]
     rows = [
@@ -62,7 +62,7 @@ def list_command(session: Session) -> None:
 @click.pass_obj
 def show_command(session: Session, target: str) -> None:
     """Show one target: its variants, limits and speed."""
-    from edgecompile.targets import load_target
+    from edgecompile.targets.profile import load_target
 
     profile = load_target(target)
     session.emit(profile.to_json(), lambda: _show_table(profile))
@@ -78,8 +78,8 @@ def check_command(session: Session, target: str) -> None:
     Exits with an error if it can't be built for.
     """
     from edgecompile.errors import ToolchainError
-    from edgecompile.targets import load_target
-    from edgecompile.toolchain import find_toolchain
+    from edgecompile.targets.profile import load_target
+    from edgecompile.toolchain.compilers import find_toolchain
 
     profile = load_target(target)
     compilers: dict[str, str] = {}
@@ -136,7 +136,7 @@ def detect_command(
     machine instead (plan --kit, bench --calibrate).
     """
     from edgecompile.cli.output import write_text
-    from edgecompile.detection import (
+    from edgecompile.machines.detection import (
         DEFAULT_NAME,
         describe_device,
         describe_here,
@@ -166,9 +166,9 @@ def detect_command(
 def _runnable(profile: TargetProfile) -> list[VariantSpec]:
     import platform
 
-    from edgecompile.backends.native import build_probe
-    from edgecompile.host import host_variants
+    from edgecompile.machines.host import host_variants
     from edgecompile.runtime.cpu import architecture
+    from edgecompile.toolchain.native import build_probe
 
     arch = architecture(platform.machine())
     if arch not in profile.archs:

@@ -13,10 +13,10 @@ from edgecompile.cli.session import Command, Session, output_options
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.curves import Mode
-    from edgecompile.ranges import Bucket
+    from edgecompile.buckets.costs.curves import Mode
+    from edgecompile.buckets.ranges import Bucket
+    from edgecompile.bundle.verify import Case, VerifyReport
     from edgecompile.runtime.manifest import Manifest
-    from edgecompile.verify import Case, VerifyReport
 
 __all__ = ["command"]
 
@@ -48,8 +48,8 @@ def command(
     All files are hashed first. The process that runs the bundle uses the runtime inside the
     bundle, and never loads torch.
     """
+    from edgecompile.bundle.verify import check_report, min_cosine, verify_bundle
     from edgecompile.runtime.files import BundleFolder
-    from edgecompile.verify import check_report, min_cosine, verify_bundle
 
     console = session.console
     with console.step("hash the files") as step:
@@ -80,7 +80,7 @@ def command(
         )
     if report is not None:
         from edgecompile.cli.output import write_text
-        from edgecompile.report import render_page, verify_section
+        from edgecompile.report.pages import render_page, verify_section
 
         facts = sorted(manifest.built_by.items())
         write_text(
@@ -93,7 +93,7 @@ def command(
 
 def _buckets(manifest: Manifest) -> tuple[Bucket, ...]:
     """The manifest's buckets, the length axis first."""
-    from edgecompile.ranges import AxisRange, Bucket
+    from edgecompile.buckets.ranges import AxisRange, Bucket
 
     buckets = []
     for spec in manifest.buckets:
@@ -108,8 +108,8 @@ def _buckets(manifest: Manifest) -> tuple[Bucket, ...]:
 
 
 def _golden_cases(bundle: Path, manifest: Manifest) -> list[Case]:
+    from edgecompile.bundle.verify import Case
     from edgecompile.runtime.golden import read_case
-    from edgecompile.verify import Case
 
     cases = []
     for item in manifest.golden:
@@ -129,9 +129,9 @@ def _golden_texts(bundle: Path, manifest: Manifest) -> bytes | None:
 def _eager_cases(
     model: str, manifest: Manifest, buckets: tuple[Bucket, ...], seed: int
 ) -> tuple[list[Case], bytes | None]:
+    from edgecompile.bundle.verify import length_cases, make_cases
     from edgecompile.errors import VerificationError
-    from edgecompile.models import LoadOptions, load_model
-    from edgecompile.verify import length_cases, make_cases
+    from edgecompile.models.loaded import LoadOptions, load_model
 
     batch = manifest.axes.get("batch")
     # The bundle says how its model was loaded: for which task, with which pooling.
@@ -152,7 +152,7 @@ def _eager_cases(
         if manifest.precision == "fp32":
             cases += length_cases(loaded, buckets, seed=seed)
         return cases, None
-    from edgecompile.generation_files import golden_texts
+    from edgecompile.bundle.generation import golden_texts
 
     loaded = loaded.with_longest(max(bucket.hi for bucket in buckets))
     rows = manifest.axes.get("source")

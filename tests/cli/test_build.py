@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgecompile.cli.build import bundle_name, next_step
-from edgecompile.targets import load_target
+from edgecompile.targets.profile import load_target
 from tests.cli.command import run
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from edgecompile.buckets import plan_buckets
+from edgecompile.buckets.costs.curves import CostCurve, CostPoint
+from edgecompile.buckets.plan import plan_buckets
 from edgecompile.cli import cli
-from edgecompile.curves import CostCurve, CostPoint
-from edgecompile.lengths import LengthDistribution
+from edgecompile.lengths.distribution import LengthDistribution
 from tests.factories.folders import write_tokenizer
 from tests.served import BATCH, stats_document, write_bundle, write_stats
 

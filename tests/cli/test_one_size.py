@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgecompile.models import load_model
-from edgecompile.verify import device_environment
+from edgecompile.bundle.verify import device_environment
+from edgecompile.models.loaded import load_model
 from tests.cli.command import run
 from tests.factories import sizes
 

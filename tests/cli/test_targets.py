@@ -23,7 +23,7 @@ def test_targets_check_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
     checked = json.loads(run("targets", "check", "cpu-x86-64", "--json").stdout)
     assert set(checked) == {"target", "ok", "compilers", "runs_here", "problems"}
     assert checked["ok"] and "x86-64" in checked["compilers"]
-    from edgecompile.toolchain import find_toolchain
+    from edgecompile.toolchain.compilers import find_toolchain
 
     monkeypatch.setenv("EDGECOMPILE_CXX", "/nonexistent/g++")
     find_toolchain.cache_clear()

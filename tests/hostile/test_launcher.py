@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.bundle import BundleWriter
+from edgecompile.bundle.writer import BundleWriter
 from tests.hostile.conftest import Toy
 from tests.runtime.bundles import DummyBundle
 
@@ -81,8 +81,8 @@ def test_a_program_imports_what_was_compared(bundle: DummyBundle, tmp_path: Path
     assert (code, told) == (3, "so tiny Compared\n")
     code, told = start(bundle.folder, "-m", "edgecompile.runtime", "info", bundle.folder)
     assert code == 0, told
-    code, told = start(bundle.folder, "-m", "edgecompile.export")
-    assert code == 1 and "edgecompile.export isn't in" in told
+    code, told = start(bundle.folder, "-m", "edgecompile.export.export")
+    assert code == 1 and "edgecompile.export.export isn't in" in told
 
 
 def plant_bytecode(toy: Toy, folder: Path) -> None:

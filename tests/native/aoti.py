@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgecompile.backends.native import build_probe, build_runtime, native_sources
-from edgecompile.targets import VariantSpec, load_target
+from edgecompile.targets.profile import VariantSpec, load_target
+from edgecompile.toolchain.native import build_probe, build_runtime, native_sources
 
 BUILD = Path(__file__).resolve().parents[2] / "build" / "tests-native" / "runtime"
 NATIVE = native_sources()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.targets import list_variants, load_variant
+from edgecompile.targets.profile import list_variants, load_variant
 
 NATIVE = Path(__file__).resolve().parents[2] / "edgecompile" / "runtime" / "native"
 HERE = Path(__file__).resolve().parent

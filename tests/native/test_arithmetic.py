@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from edgecompile.backends.lowering import lower_graph  # noqa: E402
+from edgecompile.backends.lowering.lower import lower_graph  # noqa: E402
 from tests.native.test_program import VOCABULARY, Host, build  # noqa: E402
 
 WIDTH = 19

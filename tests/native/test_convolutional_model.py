@@ -8,10 +8,10 @@ import torch
 
 from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.inductor_cpu import InductorCpuBackend
-from edgecompile.backends.native import build_runtime
-from edgecompile.export import export_model
-from edgecompile.models import LoadedModel, load_model
-from edgecompile.ranges import AxisRange, Bucket
+from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.export.export import export_model
+from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.toolchain.native import build_runtime
 from tests.factories.convolutional import CHANNELS, parts
 from tests.native.aoti import BUILD, load_shim, own_variant
 from tests.native.test_program import Host, host  # noqa: F401

@@ -6,8 +6,8 @@ import platform
 
 import pytest
 
-from edgecompile.instructions import InstructionEvidence, find_objdump, scan_instructions
-from edgecompile.targets import load_variant
+from edgecompile.audit.instructions import InstructionEvidence, find_objdump, scan_instructions
+from edgecompile.targets.profile import load_variant
 from tests.native.conftest import Build
 
 pytestmark = pytest.mark.skipif(

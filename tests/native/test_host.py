@@ -482,7 +482,7 @@ def test_errors_belong_to_their_thread(library: HostLibrary, tmp_path: Path) -> 
 
 
 def test_only_the_interface_is_exported(library: HostLibrary) -> None:
-    from edgecompile.elf import read_elf
+    from edgecompile.audit.elf import read_elf
 
     found = read_elf(Path(library.c._name))
     header = (c_host.HOST / "edgecompile_runtime.h").read_text()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.targets import load_target
+from edgecompile.targets.profile import load_target
 from tests.native.aoti import NATIVE, probe_path
 from tests.needs import need
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from edgecompile.backends.ops import pack_weight
-from edgecompile.recurrence import KINDS
+from edgecompile.export.operators.recurrence import KINDS
 from tests.native.aoti import ShimError
 from tests.native.torch_cases import Optional, ours
 

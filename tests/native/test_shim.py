@@ -13,7 +13,7 @@ import pytest
 
 from edgecompile.backends import ops
 from edgecompile.backends.inductor_cpu import torch_include_dirs
-from edgecompile.toolchain import find_toolchain
+from edgecompile.toolchain.compilers import find_toolchain
 from tests.native.aoti import (
     DTYPES,
     FLOAT32,

@@ -1,0 +1,1 @@
+"""Reads built libraries and judges them by their target."""

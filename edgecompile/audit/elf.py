@@ -1,0 +1,338 @@
+"""Reads what a compiled library or object file asks of the system that loads it.
+
+Only facts are gathered here; edgecompile.audit.judge judges them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from elftools.common.exceptions import ELFError
+from elftools.construct import ConstructError
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
+from elftools.elf.sections import SymbolTableSection
+
+from edgecompile.errors import ElfError
+
+__all__ = [
+    "ElfInfo",
+    "UndefinedSymbol",
+    "VersionNeed",
+    "read_elf",
+    "read_functions",
+    "version_key",
+]
+
+_MACHINES = {"EM_X86_64": "x86-64", "EM_AARCH64": "aarch64"}
+_KINDS = {"ET_REL": "object", "ET_DYN": "shared", "ET_EXEC": "executable"}
+_EXECUTABLE = 1  # PF_X
+_SHF_EXECINSTR = 4
+_DF_TEXTREL = 4
+_DF_STATIC_TLS = 16
+_SYMBOL_LIMIT = 1_000_000
+_VERSION_LIMIT = 10_000
+
+# What pyelftools is known to let through on damaged files, beside its own two.
+_DAMAGE = (
+    ELFError,
+    ConstructError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+
+
+@dataclass(frozen=True)
+class UndefinedSymbol:
+    """A symbol that another file has to provide.
+
+    Attributes:
+        name: as linked, not demangled.
+        weak: the loader leaves it null where nobody provides it.
+        version: symbol version asked for, such as GLIBC_2.34; "" if none.
+        library: DT_NEEDED name that is to provide that version; "" if unversioned.
+    """
+
+    name: str
+    weak: bool = False
+    version: str = ""
+    library: str = ""
+
+
+@dataclass(frozen=True)
+class VersionNeed:
+    """A symbol version that a library must provide, and the symbols for which it is asked."""
+
+    library: str
+    version: str
+    symbols: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ElfInfo:
+    """What an ELF file says about itself.
+
+    Attributes:
+        name: the file's name, without its folder.
+        kind: object, shared or executable.
+        machine: x86-64 or aarch64; else the ELF constant, such as EM_RISCV.
+        soname: DT_SONAME, or "".
+        needed: DT_NEEDED entries in order.
+        rpath: DT_RPATH entries, then DT_RUNPATH entries.
+        version_needs: sorted by library and version.
+        executable_stack: loading it makes the process's stack executable.
+        text_relocations: loading it writes to its code.
+        static_tls: its thread-local variables need room that was set aside when the process began.
+        page_size: the largest page of a system that can map it, in bytes: the least alignment of
+            its segments. 0 if it has none.
+        undefined: sorted by name.
+        exported: defined symbols that others can bind to, sorted.
+        section_sizes: (name, bytes) of the sections that have a name, in file order.
+    """
+
+    name: str
+    kind: str
+    machine: str
+    soname: str
+    needed: tuple[str, ...]
+    rpath: tuple[str, ...]
+    version_needs: tuple[VersionNeed, ...]
+    executable_stack: bool
+    text_relocations: bool
+    static_tls: bool
+    page_size: int
+    undefined: tuple[UndefinedSymbol, ...]
+    exported: tuple[str, ...]
+    section_sizes: tuple[tuple[str, int], ...]
+
+    def highest_version(self, prefix: str) -> str | None:
+        """The highest version needed of a series: "2.34" for ``GLIBC`` and GLIBC_2.34."""
+        versions = [
+            need.version[len(prefix) + 1 :]
+            for need in self.version_needs
+            if need.version.startswith(prefix + "_")
+        ]
+        numbered = [version for version in versions if version[:1].isdigit()]
+        return max(numbered, key=version_key, default=None)
+
+    def section_size(self, name: str) -> int:
+        """Bytes of all sections of this name; 0 if there is none."""
+        return sum(size for section, size in self.section_sizes if section == name)
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of JSON types."""
+        data = dataclasses.asdict(self)
+        data["section_sizes"] = dict(self.section_sizes)
+        return data
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Sorts dotted versions by number: 2.9 before 2.34. Other characters end the number."""
+    parts = []
+    for part in version.split("."):
+        digits = "".join(itertools.takewhile(str.isdigit, part))
+        parts.append(int(digits) if digits.isascii() and digits else 0)
+    return tuple(parts)
+
+
+def read_elf(path: str | os.PathLike[str]) -> ElfInfo:
+    """Reads an object file, shared library or executable for a 64-bit little-endian machine.
+
+    Raises:
+        ElfError: the file can't be opened, is no such ELF file, or is damaged.
+    """
+    return _open(path, _read)
+
+
+def read_functions(path: str | os.PathLike[str]) -> tuple[tuple[int, int, str], ...]:
+    """(start, end, name) of the functions that a library's symbol tables name, by address.
+
+    Empty for object files, whose addresses mean nothing yet.
+
+    Raises:
+        ElfError: as ``read_elf``.
+    """
+    return _open(path, _read_functions)
+
+
+_Result = TypeVar("_Result")
+
+
+def _open(path: str | os.PathLike[str], read: Callable[[ELFFile, Path], _Result]) -> _Result:
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        file = path.open("rb")
+    except OSError as error:
+        raise ElfError(f"can't read {path}: {error.strerror}") from error
+    with file:
+        if file.read(4) != b"\x7fELF":
+            raise ElfError(f"{path} ({size} bytes) is not an ELF file: it doesn't begin as one")
+        file.seek(0)
+        try:
+            return read(ELFFile(file), path)
+        except ElfError:
+            raise
+        except _DAMAGE as error:
+            reason = str(error) or type(error).__name__
+            raise ElfError(
+                f"{path} ({size} bytes) is a damaged ELF file: {reason}",
+                hint="it may have been truncated; build it again",
+            ) from error
+
+
+def _read(elf: ELFFile, path: Path) -> ElfInfo:
+    if elf.elfclass != 64 or not elf.little_endian:
+        order = "little" if elf.little_endian else "big"
+        raise ElfError(
+            f"{path} is a {elf.elfclass}-bit {order}-endian ELF file; "
+            "only 64-bit little-endian machines are known"
+        )
+    kind = _KINDS.get(elf["e_type"])
+    if kind is None:
+        raise ElfError(f"{path} is neither object file nor library nor executable: {elf['e_type']}")
+    sections = list(elf.iter_sections())
+    dynamic = _dynamic(sections)
+    versions = _versions(sections)
+    symbols = list(_symbols(sections, ".symtab" if kind == "object" else ".dynsym", path))
+    undefined = {}
+    exported = set()
+    for index, symbol in symbols:
+        binding, shndx = symbol["st_info"]["bind"], symbol["st_shndx"]
+        if not symbol.name or binding == "STB_LOCAL":
+            continue
+        if shndx == "SHN_UNDEF":
+            library, version = versions.get(index, ("", ""))
+            undefined[symbol.name] = UndefinedSymbol(
+                symbol.name, binding == "STB_WEAK", version, library
+            )
+        elif symbol["st_other"]["visibility"] in ("STV_DEFAULT", "STV_PROTECTED"):
+            exported.add(symbol.name)
+    return ElfInfo(
+        name=path.name,
+        kind=kind,
+        machine=_MACHINES.get(elf["e_machine"], str(elf["e_machine"])),
+        soname=next(iter(dynamic.get("DT_SONAME", [])), ""),
+        needed=tuple(dynamic.get("DT_NEEDED", ())),
+        rpath=(*dynamic.get("DT_RPATH", ()), *dynamic.get("DT_RUNPATH", ())),
+        version_needs=_version_needs(sections, undefined.values()),
+        executable_stack=_executable_stack(elf, sections, kind),
+        text_relocations="DT_TEXTREL" in dynamic
+        or any(flags & _DF_TEXTREL for flags in dynamic.get("DT_FLAGS", ())),
+        static_tls=any(flags & _DF_STATIC_TLS for flags in dynamic.get("DT_FLAGS", ())),
+        page_size=min(
+            (s["p_align"] for s in elf.iter_segments() if s["p_type"] == "PT_LOAD"), default=0
+        ),
+        undefined=tuple(undefined[name] for name in sorted(undefined)),
+        exported=tuple(sorted(exported)),
+        section_sizes=tuple((s.name, s["sh_size"]) for s in sections if s.name),
+    )
+
+
+def _read_functions(elf: ELFFile, path: Path) -> tuple[tuple[int, int, str], ...]:
+    if elf["e_type"] == "ET_REL":
+        return ()
+    sections = list(elf.iter_sections())
+    found = set()
+    for table in (".symtab", ".dynsym"):
+        present = any(section.name == table for section in sections)
+        for _, symbol in _symbols(sections, table, path) if present else ():
+            start, length = symbol["st_value"], symbol["st_size"]
+            if symbol["st_info"]["type"] == "STT_FUNC" and length and symbol.name:
+                found.add((start, start + length, str(symbol.name)))
+    return tuple(sorted(found))
+
+
+def _dynamic(sections: list[Any]) -> dict[str, list[Any]]:
+    """Values of the dynamic section by tag: names for the string tags, numbers for others."""
+    found: dict[str, list[Any]] = {}
+    texts = {
+        "DT_NEEDED": "needed",
+        "DT_SONAME": "soname",
+        "DT_RPATH": "rpath",
+        "DT_RUNPATH": "runpath",
+    }
+    for section in sections:
+        if isinstance(section, DynamicSection):
+            for tag in itertools.islice(section.iter_tags(), _VERSION_LIMIT):
+                name = tag.entry.d_tag
+                value = getattr(tag, texts[name]) if name in texts else tag.entry.d_val
+                found.setdefault(str(name), []).append(value)
+    return found
+
+
+def _symbols(sections: list[Any], name: str, path: Path) -> Iterator[tuple[int, Any]]:
+    for section in sections:
+        if isinstance(section, SymbolTableSection) and section.name == name:
+            if section.num_symbols() > _SYMBOL_LIMIT:
+                raise ElfError(f"{path} claims {section.num_symbols()} symbols")
+            yield from enumerate(section.iter_symbols())
+            return
+    if name == ".dynsym":
+        raise ElfError(f"{path} has no dynamic symbol table: it can't be loaded as a library")
+
+
+def _needs(sections: list[Any]) -> Iterator[tuple[int, str, str]]:
+    """(version index, library, version) of every entry of .gnu.version_r."""
+    for section in sections:
+        if not isinstance(section, GNUVerNeedSection):
+            continue
+        # A damaged chain can point at itself; real ones have some dozen entries.
+        for library, auxiliaries in itertools.islice(section.iter_versions(), _VERSION_LIMIT):
+            for auxiliary in itertools.islice(auxiliaries, _VERSION_LIMIT):
+                yield auxiliary["vna_other"] & 0x7FFF, str(library.name), str(auxiliary.name)
+
+
+def _versions(sections: list[Any]) -> dict[int, tuple[str, str]]:
+    """(library, version) by index in the dynamic symbol table."""
+    names = {}
+    for index, library, version in itertools.islice(_needs(sections), _VERSION_LIMIT):
+        names[index] = (library, version)
+    found = {}
+    for section in sections:
+        if isinstance(section, GNUVerSymSection):
+            if section.num_symbols() > _SYMBOL_LIMIT:
+                raise ELFError(f"{section.num_symbols()} symbol versions")
+            for i, symbol in enumerate(section.iter_symbols()):
+                index = symbol["ndx"]
+                if isinstance(index, int) and index & 0x7FFF in names:
+                    found[i] = names[index & 0x7FFF]
+    return found
+
+
+def _version_needs(sections: list[Any], undefined: Any) -> tuple[VersionNeed, ...]:
+    by_version: dict[tuple[str, str], list[str]] = {}
+    for _, library, version in itertools.islice(_needs(sections), _VERSION_LIMIT):
+        by_version[library, version] = []
+    for symbol in undefined:
+        if symbol.version:
+            by_version[symbol.library, symbol.version].append(symbol.name)
+    return tuple(
+        VersionNeed(library, version, tuple(sorted(symbols)))
+        for (library, version), symbols in sorted(by_version.items())
+    )
+
+
+def _executable_stack(elf: ELFFile, sections: list[Any], kind: str) -> bool:
+    """Whether the file asks for one. Saying nothing is asking for it, on the machines known."""
+    if kind == "object":
+        notes = [section for section in sections if section.name == ".note.GNU-stack"]
+        return not notes or bool(notes[0]["sh_flags"] & _SHF_EXECINSTR)
+    stacks = [s for s in elf.iter_segments() if s["p_type"] == "PT_GNU_STACK"]
+    return not stacks or bool(stacks[0]["p_flags"] & _EXECUTABLE)

@@ -1,0 +1,1 @@
+"""Rewrites of the graph to the runtime's operators."""

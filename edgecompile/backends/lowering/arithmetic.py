@@ -1,0 +1,150 @@
+"""Graph lowering of arithmetic that Inductor's code computes less exactly than torch's kernels.
+
+Of ``a % b`` it makes ``a - floor(a / b) * b``, of which nothing is left where the quotient has no
+digits after the point, and of ``a // b`` the rounded quotient's floor. Variances it sums up in
+single precision, whose squares overflow from 1e19 and vanish below 1e-23. Here each becomes what
+torch's own kernels compute: ``fmod``, which is exact, with the sign put right; double sums.
+
+Norms of layers and groups stay as they are: torch sums them up in single precision as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from edgecompile.backends.lowering.constants import constant_of, value_of
+from edgecompile.backends.lowering.inlining import inline
+
+__all__ = ["lower_arithmetic"]
+
+aten = torch.ops.aten
+
+
+def _remainder(a: Tensor, b: Tensor) -> Tensor:
+    """With the sign of ``b``."""
+    rest = torch.fmod(a, b)
+    return torch.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+
+def _floor_divide(a: Tensor, b: Tensor) -> Tensor:
+    """Python's ``//`` of floats, as c10::div_floor_floating has it."""
+    rest = torch.fmod(a, b)
+    quotient = (a - rest) / b  # whole but for rounding
+    quotient = torch.where((rest != 0) & ((rest < 0) != (b < 0)), quotient - 1, quotient)
+    floor = torch.floor(quotient)
+    floor = torch.where(quotient - floor > 0.5, floor + 1, floor)
+    plain = a / b
+    floor = torch.where(quotient == 0, torch.copysign(torch.zeros_like(plain), plain), floor)
+    return torch.where(b == 0, plain, floor)
+
+
+#: Functions of two tensors of one floating kind.
+_QUOTIENTS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+    aten.remainder.Tensor: _remainder,
+    aten.remainder.Scalar: _remainder,
+    aten.remainder.Scalar_Tensor: _remainder,
+    aten.floor_divide.default: _floor_divide,
+    aten.floor_divide.Scalar: _floor_divide,
+    aten.div.Tensor_mode: _floor_divide,
+    aten.div.Scalar_mode: _floor_divide,
+}
+
+#: The same that change their first operand.
+_IN_PLACE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+    aten.remainder_.Tensor: _remainder,
+    aten.remainder_.Scalar: _remainder,
+    aten.floor_divide_.Tensor: _floor_divide,
+    aten.floor_divide_.Scalar: _floor_divide,
+    aten.div_.Tensor_mode: _floor_divide,
+    aten.div_.Scalar_mode: _floor_divide,
+}
+
+_VARIANCES = {
+    overload
+    for name in ("var", "std", "var_mean", "std_mean")
+    for overload in (
+        getattr(aten, name).default, getattr(aten, name).dim, getattr(aten, name).correction,
+    )
+}  # fmt: skip
+
+
+def lower_arithmetic(gm: GraphModule) -> int:
+    """Rewrites what torch computes more exactly; returns how many operators."""
+    count = 0
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target in _QUOTIENTS or node.target in _IN_PLACE:
+            count += _lower_quotient(gm, node)
+        elif node.target in _VARIANCES or _norms_by_its_batch(node):
+            count += _lower_variance(gm, node)
+    return count
+
+
+def _norms_by_its_batch(node: Node) -> bool:
+    """Whether it is a batch norm by the mean and variance of its input, which it doesn't record."""
+    return node.target is aten.batch_norm.default and bool(node.args[5]) and node.args[3] is None
+
+
+def _lower_quotient(gm: GraphModule, node: Node) -> bool:
+    value = value_of(node)
+    rounding = node.kwargs.get("rounding_mode", "floor")
+    if value is None or not value.is_floating_point() or rounding != "floor":
+        return False
+    both: Any = node.args[:2]
+    operands = [x for x in both if isinstance(x, Node)]
+    if any(value_of(x) is None and constant_of(gm, x) is None for x in operands):
+        return False  # a number that only a run knows
+    kind = value.dtype
+    exact = torch.float64 if kind == torch.float64 else torch.float32
+
+    def run(*tensors: Tensor) -> Tensor:
+        rest = iter(tensors)
+        a, b = (
+            next(rest).to(exact) if isinstance(x, Node) else torch.scalar_tensor(x, dtype=exact)
+            for x in both
+        )
+        if node.target in _QUOTIENTS:
+            return _QUOTIENTS[node.target](a, b).to(kind)
+        return tensors[0].copy_(_IN_PLACE[node.target](a, b))
+
+    _replace(gm, node, inline(gm, node, run, operands))
+    return True
+
+
+def _lower_variance(gm: GraphModule, node: Node) -> bool:
+    first = node.args[0]
+    value = value_of(first)
+    if value is None or not value.is_floating_point() or value.dtype == torch.float64:
+        return False
+    operands = [x for x in node.args if isinstance(x, Node)]
+    if any(value_of(x) is None and constant_of(gm, x) is None for x in operands):
+        return False
+
+    def run(*tensors: Tensor) -> Any:
+        rest = iter(tensors)
+        args = [next(rest).double() if isinstance(x, Node) else x for x in node.args]
+        found: Any = node.target(*args, **node.kwargs)  # type: ignore[operator]
+        if isinstance(found, Tensor):
+            return found.to(value.dtype)
+        return tuple(x.to(value.dtype) for x in found)
+
+    _replace(gm, node, inline(gm, node, run, operands))
+    return True
+
+
+def _replace(gm: GraphModule, node: Node, results: list[Node]) -> None:
+    """Puts the results in place of a node, or of those that take them from its tuple."""
+    takers = [node] if isinstance(node.meta.get("val"), Tensor) else list(node.users)
+    for taker in takers:
+        new = results[0 if taker is node else taker.args[1]]  # type: ignore[index]
+        new.meta.update(val=taker.meta["val"])
+        taker.replace_all_uses_with(new)
+        if taker is not node:
+            gm.graph.erase_node(taker)
+    gm.graph.erase_node(node)

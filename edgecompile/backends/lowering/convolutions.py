@@ -1,0 +1,377 @@
+"""Graph lowering of convolutions to the runtime's operator, with what stands around them.
+
+Weights are packed at build time, computed ones (weight norm) too; a batch norm behind is folded
+into weight and bias, padding with zeros before and an activation behind become part of the
+operator. Pointwise convolutions become linears over the channels, for
+:mod:`edgecompile.backends.lowering.lower` to pack. What isn't recognised stays as it is, and the runtime's
+general kernel computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from edgecompile.backends.convolution_ops import (
+    CONVOLUTION,
+    Geometry,
+    canonical_weight,
+    pack_convolution,
+)
+from edgecompile.backends.lowering.activations import OUT_OF_PLACE, activation_of
+from edgecompile.backends.lowering.constants import (
+    PACKED_PREFIX,
+    Folded,
+    attribute_name,
+    fold_constant,
+    value_of,
+)
+from edgecompile.backends.lowering.in_place import ChangesInPlace
+
+__all__ = ["ConvolutionReport", "lower_convolutions"]
+
+aten = torch.ops.aten
+
+_PADDED_BY_NUMBERS = {
+    aten.conv1d.default,
+    aten.conv2d.default,
+    aten.conv3d.default,
+}
+_PADDED_BY_NAME = {aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding}
+_TRANSPOSED = {
+    aten.conv_transpose1d.default,
+    aten.conv_transpose2d.input,
+    aten.conv_transpose3d.input,
+}
+_PADS = {aten.pad.default, aten.constant_pad_nd.default}
+
+
+@dataclass
+class ConvolutionReport:
+    """What became of convolutions.
+
+    Attributes:
+        convolutions: number of ``ec_convolution`` calls emitted.
+        pointwise: number that became linears.
+        norms: number of batch norms folded.
+        pads: number of paddings taken over.
+        activations: number of activations fused.
+        kept: reasons, by node name, why one was left to the general kernel.
+    """
+
+    convolutions: int = 0
+    pointwise: int = 0
+    norms: int = 0
+    pads: int = 0
+    activations: int = 0
+    kept: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Match:
+    """A convolution with a constant weight, in the canonical form."""
+
+    node: Node
+    x: Node
+    weight: Folded
+    bias: Folded | None
+    geometry: Geometry
+
+
+def lower_convolutions(gm: GraphModule) -> ConvolutionReport:
+    """Rewrites ``gm`` in place; the linears that it leaves are ``aten.linear``."""
+    report = ConvolutionReport()
+    changes = ChangesInPlace(gm)
+    views: dict[Node, Node] = {}
+    for node in list(gm.graph.nodes):
+        match = _match(gm, node, report)
+        if match is None:
+            continue
+        match = _take_padding(match, changes, report)
+        last, match = _fold_norm(gm, match, report)
+        if match.geometry.pointwise:
+            _emit_linear(gm, match, last, views, report)
+        else:
+            _emit_convolution(gm, match, last, report)
+    return report
+
+
+def _numbers(value: Any, count: int) -> tuple[int, ...] | None:
+    """One whole number for each dimension, of a list or of one for all; None if they aren't."""
+    if not isinstance(value, (int, list, tuple)):
+        return None
+    numbers = [value] * count if isinstance(value, int) else list(value)
+    if len(numbers) == 1:
+        numbers *= count
+    if len(numbers) != count or not all(type(number) is int for number in numbers):
+        return None
+    return tuple(numbers)
+
+
+def _match(gm: GraphModule, node: Node, report: ConvolutionReport) -> _Match | None:
+    """Recognises a convolution with constants for a weight and a bias."""
+    if node.op != "call_function":
+        return None
+    arguments = _arguments(node)
+    if arguments is None:
+        return None
+    x, weight, bias = (arguments[name] for name in ("input", "weight", "bias"))
+    value = value_of(x)
+    folded = fold_constant(gm, weight)
+    folded_bias = fold_constant(gm, bias) if bias is not None else None
+    if folded is None or (bias is not None and folded_bias is None):
+        report.kept[node.name] = "weight or bias is computed from the inputs"
+        return None
+    tensors = [value, folded.tensor, *([folded_bias.tensor] if folded_bias else [])]
+    if any(tensor is None or tensor.dtype != torch.float32 for tensor in tensors):
+        report.kept[node.name] = "input, weight or bias isn't float32"
+        return None
+    assert value is not None
+    if value.dim() != folded.tensor.dim():
+        report.kept[node.name] = "the input has no batch dimension"
+        return None
+    geometry = _geometry(arguments, folded.tensor)
+    if geometry is None:
+        report.kept[node.name] = "stride, padding or dilation isn't constant"
+        return None
+    plain = canonical_weight(folded.tensor, geometry.transposed, geometry.groups)
+    return _Match(node, x, replace(folded, tensor=plain), folded_bias, geometry)
+
+
+def _arguments(node: Node) -> dict[str, Any] | None:
+    """The arguments by the names that ``aten.convolution`` has for them."""
+    target: Any = node.target
+    known = target in _PADDED_BY_NUMBERS | _PADDED_BY_NAME | _TRANSPOSED
+    if not known and target is not aten.convolution.default:
+        return None
+    bound: dict[str, Any] = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+    bound.update(transposed=target in _TRANSPOSED, output_padding=0)
+    names = [argument.name for argument in target._schema.arguments]
+    bound.update(zip(names, node.args, strict=False))
+    bound.update(node.kwargs)
+    return bound
+
+
+def _geometry(arguments: dict[str, Any], weight: Tensor) -> Geometry | None:
+    kernel = tuple(weight.shape[2:])
+    count = len(kernel)
+    stride, dilation, extra = (
+        _numbers(arguments[name], count) for name in ("stride", "dilation", "output_padding")
+    )
+    groups = arguments["groups"]
+    if stride is None or dilation is None or extra is None or type(groups) is not int:
+        return None
+    padding = arguments["padding"]
+    if isinstance(padding, str):
+        spans = [
+            d * (k - 1) if padding == "same" else 0 for k, d in zip(kernel, dilation, strict=True)
+        ]
+        begins = tuple(span // 2 for span in spans)  # the odd zero is the last
+        ends = tuple(span - span // 2 for span in spans)
+    else:
+        numbers = _numbers(padding, count)
+        if numbers is None:
+            return None
+        begins = ends = numbers
+    transposed = bool(arguments["transposed"])
+    if transposed:
+        ends = tuple(end - more for end, more in zip(ends, extra, strict=True))
+    return Geometry(kernel, stride, begins, ends, dilation, transposed, groups)
+
+
+def _take_padding(match: _Match, changes: ChangesInPlace, report: ConvolutionReport) -> _Match:
+    """Takes over zeros that are put around the input before."""
+    pad = match.x
+    if pad.target not in _PADS or match.geometry.transposed:
+        return match
+    named = {"mode": "constant", "value": 0}
+    names = [argument.name for argument in pad.target._schema.arguments]
+    named.update(zip(names, pad.args, strict=False))
+    named.update(pad.kwargs)
+    widths: Sequence[Any] = named["pad"]  # type: ignore[assignment]
+    spatial = len(match.geometry.kernel)
+    source = pad.args[0]
+    if (
+        named["mode"] != "constant"
+        or named["value"] not in (0, None)
+        or len(widths) > 2 * spatial
+        or not all(type(width) is int for width in widths)
+        or not isinstance(source, Node)
+        or changes.between(pad, match.node)
+    ):
+        return match
+    begins, ends = list(match.geometry.begins), list(match.geometry.ends)
+    if min(widths, default=0) < 0 and any(begins + ends):
+        return match  # what is cut off doesn't come back as zeros
+    for i in range(len(widths) // 2):  # the last dimension comes first
+        begins[-1 - i] += widths[2 * i]
+        ends[-1 - i] += widths[2 * i + 1]
+    report.pads += 1
+    geometry = replace(match.geometry, begins=tuple(begins), ends=tuple(ends))
+    return replace(match, x=source, geometry=geometry)
+
+
+def _fold_norm(gm: GraphModule, match: _Match, report: ConvolutionReport) -> tuple[Node, _Match]:
+    """Folds a batch norm that alone reads the result; the node that then stands for both."""
+    node = match.node
+    norm = next(iter(node.users), None)
+    if norm is None or len(node.users) != 1 or norm.target is not aten.batch_norm.default:
+        return node, match
+    names = [argument.name for argument in norm.target._schema.arguments]
+    bound: dict[str, Any] = dict(zip(names, norm.args, strict=False)) | dict(norm.kwargs)
+    if bound["training"] or bound["input"] is not node:
+        return node, match
+    folded: list[Folded | None] = []
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        constant = None if bound[name] is None else fold_constant(gm, bound[name])
+        absent = bound[name] is None and name in ("weight", "bias")
+        if not absent and (constant is None or constant.tensor.dtype != torch.float32):
+            return node, match
+        folded.append(constant)
+    gamma, beta, mean, variance = folded
+    assert mean is not None and variance is not None
+    # In float64, so that the folded weights are rounded once.
+    scale = (variance.tensor.double() + float(bound["eps"])).rsqrt()
+    if gamma is not None:
+        scale = scale * gamma.tensor.double()
+    shift = -mean.tensor.double()
+    if match.bias is not None:
+        shift = shift + match.bias.tensor.double()
+    shift = shift * scale
+    if beta is not None:
+        shift = shift + beta.tensor.double()
+    plain = match.weight.tensor
+    weight = (plain.double() * scale.reshape(-1, *[1] * (plain.dim() - 1))).to(torch.float32)
+    key = (f"batch_norm({bound['eps']})", *(f.key if f else None for f in (*folded, match.bias)))
+    report.norms += 1
+    label = match.weight.label
+    return norm, replace(
+        match,
+        weight=Folded(weight, label, (match.weight.key, *key)),
+        bias=Folded(shift.to(torch.float32), label + "_shift", (match.weight.key, *key, "shift")),
+    )
+
+
+def _constant(gm: GraphModule, prefix: str, folded: Folded, tensor: Tensor, *key: object) -> Node:
+    """Reads a constant of the module, which is made if it isn't there; inserts where one is."""
+    attr = attribute_name(prefix, folded.label, (folded.key, *key))
+    if not hasattr(gm, attr):
+        gm.register_buffer(attr, tensor)
+    return gm.graph.get_attr(attr)
+
+
+def _bias_node(gm: GraphModule, bias: Folded | None) -> Node | None:
+    if bias is None:
+        return None
+    return bias.node(gm) if bias.plain else _constant(gm, "ecfold_", bias, bias.tensor)
+
+
+def _emit_convolution(
+    gm: GraphModule, match: _Match, last: Node, report: ConvolutionReport
+) -> None:
+    g, weight = match.geometry, match.weight
+    code = 0
+    fused = activation_of(last)
+    if fused is not None:
+        last, code = fused
+        report.activations += 1
+    n = int(weight.tensor.shape[0])
+    with gm.graph.inserting_before(match.node):
+        packed = _constant(gm, PACKED_PREFIX, weight, pack_convolution(weight.tensor, g), repr(g))
+        settings = g.kernel, g.stride, (*g.begins, *g.ends), g.dilation
+        new = gm.graph.call_function(
+            CONVOLUTION,
+            (match.x, packed, _bias_node(gm, match.bias), *map(list, settings), g.transposed,
+             g.groups, n, code),
+        )  # fmt: skip
+    new.meta = dict(last.meta)
+    last.replace_all_uses_with(new)
+    _erase(gm, last, match.node)
+    report.convolutions += 1
+
+
+def _erase(gm: GraphModule, last: Node, first: Node) -> None:
+    """Removes a chain of nodes, each the only reader of the one before it."""
+    while last is not first:
+        before = last.args[0]
+        assert isinstance(before, Node)
+        gm.graph.erase_node(last)
+        last = before
+    gm.graph.erase_node(first)
+
+
+def _permutation(node: Any) -> list[int] | None:
+    """The order of dimensions that a ``permute`` or ``transpose`` makes."""
+    value = value_of(node)
+    if value is None or node.target not in (aten.permute.default, aten.transpose.int):
+        return None
+    if node.target is aten.permute.default:
+        return [int(dim) % value.dim() for dim in node.args[1]]
+    order = list(range(value.dim()))
+    first, second = (int(dim) % value.dim() for dim in node.args[1:3])
+    order[first], order[second] = second, first
+    return order
+
+
+def _permuted(gm: GraphModule, node: Node, order: list[int]) -> Node:
+    """The node with its dimensions in this order; what undoes another order is left out."""
+    inner = _permutation(node)
+    if inner is not None and [inner[dim] for dim in order] == sorted(order):
+        source = node.args[0]
+        assert isinstance(source, Node)
+        return source
+    new = gm.graph.call_function(aten.permute.default, (node, order))
+    value = value_of(node)
+    new.meta = {**node.meta, "val": None if value is None else value.permute(order)}
+    return new
+
+
+def _emit_linear(
+    gm: GraphModule,
+    match: _Match,
+    last: Node,
+    views: dict[Node, Node],
+    report: ConvolutionReport,
+) -> None:
+    """Emits a linear over the channels, which are last meanwhile."""
+    spatial = len(match.geometry.kernel)
+    behind = [0, *range(2, spatial + 2), 1]
+    before = [0, spatial + 1, *range(1, spatial + 1)]
+    conv, weight = match.node, match.weight
+    result = value_of(conv)
+    assert result is not None
+    with gm.graph.inserting_before(conv):
+        if match.x not in views:
+            views[match.x] = _permuted(gm, match.x, behind)
+        if weight.plain:
+            flat = gm.graph.call_function(aten.flatten.using_ints, (weight.node(gm), 1))
+        else:
+            flat = _constant(gm, "ecfold_", weight, weight.tensor.flatten(1).contiguous(), "flat")
+        bias = _bias_node(gm, match.bias)
+        new = gm.graph.call_function(aten.linear.default, (views[match.x], flat, bias))
+        new.meta = {**conv.meta, "val": result.permute(behind)}
+        fused = activation_of(last)
+        if fused is not None:
+            last = fused[0]
+            linear = new
+            new = gm.graph.call_function(
+                OUT_OF_PLACE.get(last.target, last.target),
+                (linear, *last.args[1:]),
+                dict(last.kwargs),
+            )
+            new.meta = dict(linear.meta)
+        back = _permuted(gm, new, before)
+    for user in list(last.users):
+        if _permutation(user) == behind:
+            user.replace_all_uses_with(new)
+            gm.graph.erase_node(user)
+    last.replace_all_uses_with(back)
+    if not back.users:
+        gm.graph.erase_node(back)
+    _erase(gm, last, conv)
+    report.pointwise += 1

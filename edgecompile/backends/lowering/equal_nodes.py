@@ -1,0 +1,72 @@
+"""Nodes of a graph that compute the same from the same are made one.
+
+Models repeat themselves: every layer slices the attention mask anew, say. What is equal before the
+lowering is then shared by all that it reaches, where Inductor would see a different buffer in each
+operator of the runtime's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from edgecompile.backends.lowering.in_place import changes_in_place
+
+__all__ = ["merge_equal_nodes"]
+
+
+def merge_equal_nodes(gm: GraphModule) -> int:
+    """Replaces each node by an earlier equal one, if there is one; returns how many.
+
+    A graph in which anything is changed in place, or that calls what isn't an operator with a
+    schema, is left alone there: two equal expressions need not be equal values then.
+    """
+    if changes_in_place(gm):
+        return 0
+    nodes = list(gm.graph.nodes)
+    first: dict[Any, Node] = {}
+    merged = 0
+    for node in nodes:
+        key = _key(node)
+        if key is None:
+            continue
+        earlier = first.setdefault(key, node)
+        if earlier is not node:
+            node.replace_all_uses_with(earlier)
+            gm.graph.erase_node(node)
+            merged += 1
+    return merged
+
+
+def _key(node: Node) -> Any:
+    """What the node computes, hashable; None if it may not be merged."""
+    if node.op == "get_attr":
+        return (node.op, node.target)
+    if node.op != "call_function":
+        return None
+    schema = getattr(node.target, "_schema", None)  # none: arithmetic on sizes, getitem
+    if schema is not None:
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if random or not schema.returns:
+            return None
+    try:
+        key = (node.op, node.target, _frozen(node.args), _frozen(node.kwargs))
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _frozen(value: Any) -> Any:
+    """The argument as something hashable; numbers that are equal but of other types differ."""
+    if isinstance(value, Node):
+        return value
+    if isinstance(value, (list, tuple)):
+        return ("list", *map(_frozen, value))  # operators take either
+    if isinstance(value, dict):
+        return ("dict", *((name, _frozen(item)) for name, item in sorted(value.items())))
+    if isinstance(value, slice):
+        return ("slice", _frozen(value.start), _frozen(value.stop), _frozen(value.step))
+    return (type(value).__name__, repr(value) if isinstance(value, (float, complex)) else value)

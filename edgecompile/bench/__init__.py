@@ -1,0 +1,1 @@
+"""Compares a bundle with eager and other engines."""

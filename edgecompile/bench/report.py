@@ -1,0 +1,249 @@
+"""What a benchmark found, as values that leave a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgecompile.bench.timings import Ratio, TimeSummary
+from edgecompile.precision import base_name
+
+__all__ = ["BenchReport", "BenchSettings", "ColdStart", "ContenderResult", "Memory"]
+
+REPORT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """How it was measured.
+
+    Attributes:
+        threads: that each contender may use.
+        rounds: that count.
+        warmup_rounds: before them, dropped.
+        runs: of each contender in each round.
+        lead_in: runs after each change of contender, dropped.
+        pause_s: rest after each change, until the last contender's threads have stopped spinning.
+        cold_runs: fresh processes for the cold start.
+        busy: processes that kept a CPU each busy meanwhile.
+        seed: of orders and inputs.
+    """
+
+    threads: int
+    rounds: int = 12
+    warmup_rounds: int = 2
+    runs: int = 100
+    lead_in: int = 5
+    pause_s: float = 0.3
+    cold_runs: int = 7
+    busy: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class ColdStart:
+    """From the start of a process to its first output, page cache warm; seconds, medians.
+
+    Attributes:
+        total_s: all of it.
+        python_s: of it, until the interpreter runs and numpy is imported.
+        open_s: of it, importing and loading the contender.
+        run_s: of it, the first run.
+        all_total_s: of every process.
+    """
+
+    total_s: float
+    python_s: float
+    open_s: float
+    run_s: float
+    all_total_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Resident memory in MB (10**6 bytes).
+
+    Attributes:
+        resident: all of it, after the rounds.
+        private: of it, the process' own.
+        shared: of it, mapped files (weights, libraries), of which processes share one copy.
+        start: resident before the contender was imported: Python and numpy.
+    """
+
+    resident: float
+    private: float
+    shared: float
+    start: float
+
+
+@dataclass(frozen=True)
+class ContenderResult:
+    """One contender.
+
+    Attributes:
+        name: of the contender.
+        precision: what it multiplies weights in: a bundle's label, ``fp32``, ``bf16``, ``int8``.
+        times: of its runs.
+        cold: its cold start; None: not measured.
+        memory: of its process; None: the system doesn't tell.
+        cosine: least cosine between its outputs and eager's over all lengths; None: no eager.
+        max_abs_error: largest absolute difference to eager's outputs; None: no eager.
+        parts: bytes that a device needs beside Python and numpy, by what they are.
+        facts: what its process said: versions, threads.
+        notes: choices a reader should know.
+    """
+
+    name: str
+    precision: str
+    times: TimeSummary
+    cold: ColdStart | None
+    memory: Memory | None
+    cosine: float | None
+    max_abs_error: float | None
+    parts: Mapping[str, int]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def precision_class(self) -> str:
+        """``fp32``, ``bf16`` or ``int8``: what a mixed label begins with."""
+        return base_name(self.precision)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that a device needs beside Python and numpy."""
+        return sum(self.parts.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; times in ms and s, memory in MB, sizes in bytes."""
+        memory, cold = self.memory, self.cold
+        return {
+            "precision": self.precision,
+            "mean_ms": self.times.mean_ms,
+            "p50": self.times.p50,
+            "p90": self.times.p90,
+            "p99": self.times.p99,
+            "spread": self.times.spread,
+            "cold_s": None if cold is None else cold.total_s,
+            "rss_mb": None if memory is None else memory.resident,
+            "cosine": _finite(self.cosine),
+            "max_abs_error": _finite(self.max_abs_error),
+            "bytes": self.bytes,
+            "bytes_by_part": dict(self.parts),
+            "memory_mb": None if memory is None else dict(vars(memory)),
+            "cold_start": None if cold is None else _plain(cold),
+            "round_means_ms": list(self.times.round_means_ms),
+            "facts": dict(self.facts),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """A benchmark: a bundle first, then those it was measured against.
+
+    Attributes:
+        bundle: name of the bundle.
+        manifest_sha256: of its manifest, which names every file's hash.
+        model: what eager was made from; None: there was only the bundle.
+        model_sha256: of the model's files, by name, where its form has such.
+        started: UTC, ISO 8601.
+        command: how it was called, without folders.
+        settings: how it was measured.
+        lengths: figures of the stream that was run, and where it comes from.
+        contenders: their figures, the bundle's first.
+        ratios: name -> other name -> mean time of the first over that of the second.
+        by_length: name -> length -> median milliseconds.
+        machine: what it ran on.
+        versions: of the software.
+        load: load average at the start; CPUs that others used, and that the hypervisor took,
+            during the rounds.
+        warnings: reasons to doubt the figures.
+        notes: what a reader should know.
+    """
+
+    bundle: str
+    manifest_sha256: str
+    model: str | None
+    started: str
+    command: tuple[str, ...]
+    settings: BenchSettings
+    lengths: Mapping[str, Any]
+    contenders: tuple[ContenderResult, ...]
+    ratios: Mapping[str, Mapping[str, Ratio]]
+    by_length: Mapping[str, Mapping[int, float]]
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    load: Mapping[str, float]
+    model_sha256: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def subject(self) -> ContenderResult:
+        """The bundle that was asked about."""
+        return self.contenders[0]
+
+    @property
+    def best_other(self) -> ContenderResult | None:
+        """The contender with the least mean time beside the bundle; None: it ran alone."""
+        return min(self.contenders[1:], key=lambda item: item.times.mean_ms, default=None)
+
+    @property
+    def best_by_precision(self) -> dict[str, ContenderResult]:
+        """The fastest beside the bundle of each class of precision, the bundle's own class first."""
+        classes = {item.precision_class for item in self.contenders[1:]}
+        own = self.subject.precision_class
+        return {
+            name: min(
+                (item for item in self.contenders[1:] if item.precision_class == name),
+                key=lambda item: item.times.mean_ms,
+            )
+            for name in sorted(classes, key=lambda name: (name != own, name))
+        }
+
+    @property
+    def best_alike(self) -> ContenderResult | None:
+        """The fastest other of the bundle's own class of precision; None: there is none."""
+        return self.best_by_precision.get(self.subject.precision_class)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, without NaN or infinities."""
+        best = self.best_other
+        return {
+            "version": REPORT_VERSION,
+            "bundle": self.bundle,
+            "manifest_sha256": self.manifest_sha256,
+            "model": self.model,
+            "model_sha256": dict(self.model_sha256),
+            "started": self.started,
+            "command": list(self.command),
+            "settings": dict(vars(self.settings)),
+            "lengths": dict(self.lengths),
+            "contenders": {item.name: item.to_json() for item in self.contenders},
+            "best_other": None if best is None else best.name,
+            "best_by_precision": {name: item.name for name, item in self.best_by_precision.items()},
+            "ratios": {
+                name: {other: ratio.to_json() for other, ratio in row.items()}
+                for name, row in self.ratios.items()
+            },
+            "by_length": {
+                name: {str(length): ms for length, ms in row.items()}
+                for name, row in self.by_length.items()
+            },
+            "machine": dict(self.machine),
+            "versions": dict(self.versions),
+            "load": dict(self.load),
+            "warnings": list(self.warnings),
+            "notes": list(self.notes),
+        }
+
+
+def _plain(value: ColdStart) -> dict[str, Any]:
+    return {**vars(value), "all_total_s": list(value.all_total_s)}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

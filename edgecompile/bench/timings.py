@@ -1,0 +1,112 @@
+"""Times of interleaved rounds, and what is said of them.
+
+In every round each contender runs the same lengths in the same order, so what disturbs a round
+disturbs all contenders alike: figures are medians over rounds, and a ratio is taken in each round
+first.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgecompile.lengths.distribution import LengthDistribution
+
+__all__ = ["Ratio", "Round", "TimeSummary", "compare", "median_by_length", "stream", "summarise"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One contender's runs in one round, in order: the length and the nanoseconds of each."""
+
+    lengths: tuple[int, ...]
+    ns: tuple[int, ...]
+
+    @property
+    def mean_ms(self) -> float:
+        """Mean of the round's runs."""
+        return sum(self.ns) / len(self.ns) / 1e6
+
+    def percentile_ms(self, percent: float) -> float:
+        """Percentile of the round's runs, linear between neighbours."""
+        return float(np.percentile(self.ns, percent)) / 1e6
+
+
+@dataclass(frozen=True)
+class TimeSummary:
+    """One contender over all rounds; times in milliseconds.
+
+    Attributes:
+        mean_ms, p50, p90, p99: median over the rounds of each round's figure.
+        spread: half the distance between the 10th and the 90th percentile of the rounds' means,
+            relative to their median.
+        round_means_ms: the rounds' means, in order.
+    """
+
+    mean_ms: float
+    p50: float
+    p90: float
+    p99: float
+    spread: float
+    round_means_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One contender's mean time over another's: median, 10th and 90th percentile over rounds."""
+
+    median: float
+    p10: float
+    p90: float
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain numbers."""
+        return dict(vars(self))
+
+
+def stream(distribution: LengthDistribution, runs: int) -> tuple[int, ...]:
+    """``runs`` lengths that stand for the traffic: the quantiles at (i + ½) / runs, ascending.
+
+    Drawn at random they would differ from round to round and from benchmark to benchmark, and
+    with them the mean time.
+    """
+    return tuple(distribution.quantile((i + 0.5) / runs) for i in range(runs))
+
+
+def summarise(rounds: Sequence[Round]) -> TimeSummary:
+    """Figures of one contender's rounds, of which there must be one at least."""
+    means = [item.mean_ms for item in rounds]
+    median = statistics.median(means)
+    low, high = np.percentile(means, [10, 90])
+
+    def middle(percent: float) -> float:
+        return statistics.median(item.percentile_ms(percent) for item in rounds)
+
+    return TimeSummary(
+        mean_ms=median,
+        p50=middle(50),
+        p90=middle(90),
+        p99=middle(99),
+        spread=float(high - low) / 2 / median,
+        round_means_ms=tuple(means),
+    )
+
+
+def compare(rounds: Sequence[Round], others: Sequence[Round]) -> Ratio:
+    """Mean time of ``rounds`` over that of ``others``, which were interleaved with them."""
+    ratios = [a.mean_ms / b.mean_ms for a, b in zip(rounds, others, strict=True)]
+    low, high = np.percentile(ratios, [10, 90])
+    return Ratio(statistics.median(ratios), float(low), float(high))
+
+
+def median_by_length(rounds: Sequence[Round]) -> Mapping[int, float]:
+    """Median milliseconds of each length over all rounds, by ascending length."""
+    found: dict[int, list[int]] = {}
+    for item in rounds:
+        for length, ns in zip(item.lengths, item.ns, strict=True):
+            found.setdefault(length, []).append(ns)
+    return {length: statistics.median(found[length]) / 1e6 for length in sorted(found)}

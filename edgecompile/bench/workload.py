@@ -1,0 +1,108 @@
+"""The work of a benchmark: which lengths are run, and what the inputs are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edgecompile.bench.timings import stream
+from edgecompile.errors import BenchError
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.runtime.manifest import Manifest
+from edgecompile.units import format_share
+
+if TYPE_CHECKING:
+    from edgecompile.models.loaded import LoadedModel
+
+__all__ = ["Workload", "choose_workload"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What every contender runs in a round.
+
+    Attributes:
+        lengths: of the runs, ascending; rounds shuffle them.
+        figures: of these lengths, and where they come from; plain values.
+        inputs: ``specs``, ``sizes`` and ``length_axis``, from which each process makes the inputs.
+        notes: how the lengths differ from the traffic that was given.
+    """
+
+    lengths: tuple[int, ...]
+    figures: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def choose_workload(
+    manifest: Manifest,
+    traffic: LengthDistribution | None,
+    runs: int,
+    model: LoadedModel | None = None,
+) -> Workload:
+    """The work for a bundle.
+
+    Args:
+        manifest: of the bundle.
+        traffic: None: the length that each bucket is tuned for. Longer inputs than the bundle
+            takes count as its longest, as a tokenizer's truncation has it.
+        runs: how many lengths a round has.
+        model: tells from which values to draw, within the manifest's bounds.
+
+    Raises:
+        BenchError: no length lies in a bucket, or the model isn't the bundle's.
+    """
+    inputs = _inputs(manifest, model)
+    axis = manifest.length_axis
+    if axis is None:
+        return Workload((1,) * runs, {"source": "the model has no length axis", "n": runs}, inputs)
+    if traffic is None:
+        hints = [bucket.axes[axis].hint or bucket.axes[axis].hi for bucket in manifest.buckets]
+        traffic = LengthDistribution.from_samples(hints, "what each bucket is tuned for")
+    notes = []
+    longest = manifest.axes[axis].hi
+    served, over = traffic.clip(longest)
+    if over:
+        notes.append(f"{format_share(over)} of the lengths are over {longest} and were cut to it")
+    kept = {
+        length: count
+        for length, count in zip(served.lengths, served.counts, strict=True)
+        if any(length in bucket.axes[axis] for bucket in manifest.buckets)
+    }
+    if not kept:
+        spans = ", ".join(str(bucket.axes[axis]) for bucket in manifest.buckets)
+        raise BenchError(
+            f"none of the lengths of {traffic.source} lies in a bucket of {manifest.name}",
+            hint=f"its buckets are {spans}",
+        )
+    refused = served.n - sum(kept.values())
+    if refused:
+        notes.append(
+            f"{format_share(refused / served.n)} of the lengths lie in no bucket and were left out"
+        )
+    chosen = stream(LengthDistribution.from_counts(kept, traffic.source), runs)
+    figures = LengthDistribution.from_samples(chosen, traffic.source).summary().to_json()
+    return Workload(chosen, {"source": traffic.source, **figures}, inputs, tuple(notes))
+
+
+def _inputs(manifest: Manifest, model: LoadedModel | None) -> dict[str, Any]:
+    names = [spec.name for spec in manifest.inputs]
+    draws: dict[str, Any] = dict.fromkeys(names)
+    if model is not None:
+        theirs = [spec.name for spec in model.inputs]
+        if names != theirs:
+            raise BenchError(
+                f"{model.name} isn't the model of this bundle: its inputs are "
+                f"{', '.join(theirs)}, those of the bundle {', '.join(names)}"
+            )
+        draws = {spec.name: spec.draw for spec in model.inputs}
+    specs = []
+    for spec in manifest.inputs:
+        draw = draws[spec.name]
+        specs.append({**spec.to_json(True), "draw": None if draw is None else list(draw)})
+    sizes = {
+        name: manifest.buckets[0].axes[name].hint or extent.lo
+        for name, extent in manifest.axes.items()
+    }
+    return {"specs": specs, "sizes": sizes, "length_axis": manifest.length_axis}

@@ -1,0 +1,88 @@
+"""Whether buckets serve every combination of sizes in their hull exactly once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+
+import numpy as np
+
+from edgecompile.buckets.ranges import Bucket
+
+_PROBLEMS = 10
+# The search for a hole looks at a grid of the buckets' edges.
+_MOST_GRID_CELLS = 1 << 22
+
+
+def tiling_problems(buckets: Sequence[Bucket]) -> list[str]:
+    """Holes and overlaps of buckets with the same axes, in sentences; empty if they tile.
+
+    Buckets that differ in the length axis alone must be ascending, too. Others may stand in any
+    order, but must be pairwise disjoint and fill their hull, the product of the sizes from the
+    smallest to the largest on each axis.
+    """
+    if len({_edges(bucket)[1:] for bucket in buckets}) == 1:
+        return [
+            f"after the bucket {before.lo}..{before.hi} comes {after.lo}..{after.hi}, "
+            f"which doesn't start at {before.hi + 1}"
+            for before, after in pairwise(buckets)
+            if after.lo != before.hi + 1
+        ]
+    problems = []
+    for one, other in combinations(buckets, 2):
+        if all(
+            a <= d and c <= b for (a, b), (c, d) in zip(_edges(one), _edges(other), strict=True)
+        ):
+            problems.append(f"the buckets {box_text(one)} and {box_text(other)} overlap")
+            if len(problems) == _PROBLEMS:
+                return problems
+    if problems:
+        return problems
+    hull = [
+        (min(lo for lo, _ in axis), max(hi for _, hi in axis))
+        for axis in zip(*map(_edges, buckets), strict=True)
+    ]
+    served = sum(_volume(_edges(bucket)) for bucket in buckets)
+    if served != _volume(hull):
+        problems.append(f"no bucket serves {_hole(buckets)}")
+    return problems
+
+
+def box_text(bucket: Bucket) -> str:
+    """A bucket's sizes: ``length 1..64, batch 1..8``."""
+    return ", ".join(f"{name} {axis.lo}..{axis.hi}" for name, axis in bucket.axes)
+
+
+def _edges(bucket: Bucket) -> tuple[tuple[int, int], ...]:
+    return tuple((axis.lo, axis.hi) for _, axis in bucket.axes)
+
+
+def _volume(edges: Sequence[tuple[int, int]]) -> int:
+    return math.prod(hi - lo + 1 for lo, hi in edges)
+
+
+def _hole(buckets: Sequence[Bucket]) -> str:
+    """Sizes inside the hull that no bucket serves."""
+    boxes = [_edges(bucket) for bucket in buckets]
+    starts = [
+        sorted({lo for lo, _ in axis} | {hi + 1 for _, hi in axis})
+        for axis in zip(*boxes, strict=True)
+    ]
+    shape = [len(axis) - 1 for axis in starts]
+    if math.prod(shape) > _MOST_GRID_CELLS:
+        return "all sizes in their hull"
+    free = np.ones(shape, dtype=bool)
+    for box in boxes:
+        free[
+            tuple(
+                slice(axis.index(lo), axis.index(hi + 1))
+                for axis, (lo, hi) in zip(starts, box, strict=True)
+            )
+        ] = False
+    at = np.argwhere(free)[0]
+    names = [name for name, _ in buckets[0].axes]
+    return ", ".join(
+        f"{name} {axis[i]}..{axis[i + 1] - 1}"
+        for name, axis, i in zip(names, starts, at, strict=True)
+    )

@@ -1,0 +1,223 @@
+"""Looking at a bundle from outside: who could run it, and whether its libraries are what it says.
+
+Nothing of the bundle is loaded here. The questions of the loader (:mod:`edgecompile.runtime.cpu`)
+are asked about a target's devices instead of this machine, and the libraries are audited anew
+against what the manifest promises of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgecompile.audit.elf import read_elf, version_key
+from edgecompile.audit.judge import AuditVerdict, Finding, System, baseline, judge
+from edgecompile.backends import LIBTORCH
+from edgecompile.errors import ElfError, TargetError
+from edgecompile.runtime.cpu import Host, choose_variant, missing
+from edgecompile.runtime.errors import UnsupportedHostError
+from edgecompile.runtime.manifest import AOTI_CPU, TORCH, Manifest, Variant
+from edgecompile.targets.profile import TargetProfile, VariantSpec, load_variant
+from edgecompile.toolchain.native import BASELINE_MARCH
+
+__all__ = ["OLDEST_PYTHON", "audit_bundle", "judge_target"]
+
+#: The oldest Python that the runtime works on.
+OLDEST_PYTHON = "3.8"
+
+_REPORT = "reports/audit.json"
+_MAX_AUDIT_BYTES = 16 << 20
+
+
+def judge_target(manifest: Manifest, profile: TargetProfile) -> dict[str, Any]:
+    """Whether a target's devices can run a bundle.
+
+    Returns:
+        Plain JSON values: "name", "ok" (every device can run some variant), "problem" (why not,
+        or None), "chosen" (the variant that the least of them would load, or None) and "variants":
+        by name, why not every device can run it; an empty list if all can.
+    """
+    # Whether a device has torch isn't the target's to say.
+    variants = [
+        dataclasses.replace(v, backend=AOTI_CPU) if v.backend == TORCH else v
+        for v in manifest.variants
+    ]
+    manifest = dataclasses.replace(manifest, variants=tuple(variants))
+    chosen: dict[str, str | None] = {}
+    reasons: dict[str, list[str]] = {}
+    for arch in profile.archs:
+        host = _least_device(profile, arch)
+        for variant in manifest.variants:
+            if variant.arch == arch:
+                reasons[variant.name] = missing(variant, host)
+        try:
+            chosen[arch] = choose_variant(manifest, host)[0].name
+        except UnsupportedHostError:
+            chosen[arch] = None
+    for variant in manifest.variants:
+        if variant.name not in reasons:
+            reasons[variant.name] = [f"is for {variant.arch}, {profile.name} is not"]
+    problems = [f"no variant for its {arch} devices" for arch, name in chosen.items() if not name]
+    if version_key(profile.python) < version_key(OLDEST_PYTHON):
+        problems.append(f"its Python {profile.python} is older than {OLDEST_PYTHON}")
+    return {
+        "name": profile.name,
+        "ok": not problems,
+        "problem": "; ".join(problems) or None,
+        "chosen": chosen,
+        "variants": {variant.name: reasons[variant.name] for variant in manifest.variants},
+    }
+
+
+def _least_device(profile: TargetProfile, arch: str) -> Host:
+    major, minor = profile.glibc.split(".")
+    return Host(
+        arch=arch,
+        features=frozenset(profile.features_of(arch)),
+        glibc=(int(major), int(minor)),
+        cpus=profile.cores,
+    )
+
+
+@dataclass(frozen=True)
+class _Promise:
+    """What the manifest says that a variant needs, as a system to be judged for."""
+
+    name: str
+    glibc: str
+
+
+def audit_bundle(
+    bundle: Path, manifest: Manifest, system: System | None = None
+) -> tuple[AuditVerdict, ...]:
+    """Audits every library of a bundle.
+
+    Each variant's may use the instructions that the manifest says it requires, whatever a variant
+    of that name means here.
+
+    Args:
+        bundle: the folder, its files checked.
+        manifest: its manifest.
+        system: judge for its glibc; None: for the one that the manifest promises, variant by
+            variant.
+
+    Returns:
+        The probes' verdicts, then each variant's runtime library and programs. A file that is no
+        library, or a damaged one, is a finding like any other.
+    """
+    calculates = _vectorised(bundle) if _REPORT in manifest.files else {}
+    verdicts = []
+    for arch, name in manifest.probes.items():
+        if arch in BASELINE_MARCH:
+            wanted = system or _Promise("the manifest", _oldest_glibc(manifest, arch))
+            verdicts.append(_judge(bundle / name, baseline(arch), wanted, vectorised=False))
+    for variant in manifest.variants:
+        spec, known = _spec(variant)
+        wanted = system or _Promise("the manifest", variant.glibc or "0.0")
+        soname: str = LIBTORCH
+        exports: tuple[str, ...] = ()
+        if variant.backend != TORCH:
+            native = bundle / variant.runtime
+            verdicts.append(_judge(native, spec, wanted, vectorised=known))
+            soname, exports = _offered(native)
+        for program in variant.programs:
+            path = bundle / program
+            if variant.backend == TORCH:
+                exports = _unversioned(path)
+            verdicts.append(
+                _judge(
+                    path,
+                    spec,
+                    wanted,
+                    allowed_needed=(soname,),
+                    runtime_exports=exports,
+                    vectorised=known and calculates.get((variant.name, path.name), False),
+                )
+            )
+    return tuple(verdicts)
+
+
+def _judge(
+    path: Path,
+    spec: VariantSpec,
+    system: System,
+    *,
+    vectorised: bool,
+    allowed_needed: Collection[str] = (),
+    runtime_exports: Collection[str] = (),
+) -> AuditVerdict:
+    try:
+        return judge(
+            path,
+            spec,
+            system,
+            vectorised=vectorised,
+            allowed_needed=allowed_needed,
+            runtime_exports=runtime_exports,
+        )
+    except ElfError as error:
+        finding = Finding("error", "elf", error.message, error.hint or "")
+        return AuditVerdict(
+            library=path.name,
+            variant=spec.name,
+            target=system.name,
+            findings=(finding,),
+            machine="",
+            glibc=None,
+            glibcxx=None,
+            needed=(),
+            vectorised=vectorised,
+        )
+
+
+def _offered(library: Path) -> tuple[str, tuple[str, ...]]:
+    """The name by which programs ask for a runtime library, and what it exports."""
+    try:
+        info = read_elf(library)
+    except ElfError:
+        return library.name, ()
+    return info.soname or library.name, info.exported
+
+
+def _unversioned(program: Path) -> tuple[str, ...]:
+    """What a program asks of torch: whether torch has it is known only where torch is."""
+    try:
+        return tuple(symbol.name for symbol in read_elf(program).undefined if not symbol.library)
+    except ElfError:
+        return ()
+
+
+def _oldest_glibc(manifest: Manifest, arch: str) -> str:
+    """The probe is loaded on hosts that then run the least demanding variant, or none."""
+    floors = [v.glibc for v in manifest.variants if v.arch == arch and v.glibc]
+    return min(floors, key=version_key, default="2.17")
+
+
+def _spec(variant: Variant) -> tuple[VariantSpec, bool]:
+    """The variant as the bundle's loader sees it, and whether its vector width is known here."""
+    try:
+        spec = load_variant(variant.name)
+    except TargetError:
+        spec = VariantSpec(variant.name, variant.arch, "", 128, "DEFAULT", (), variant.rank)
+        return dataclasses.replace(spec, march=variant.name, requires=variant.requires), False
+    known = spec.arch == variant.arch
+    return dataclasses.replace(spec, arch=variant.arch, requires=variant.requires), known
+
+
+def _vectorised(bundle: Path) -> Mapping[tuple[str, str], bool]:
+    """By variant and library, whether the build expected arithmetic in it: a model of linear
+    layers alone has none of its own. Empty if the bundle's report of it can't be read."""
+    found: dict[tuple[str, str], bool] = {}
+    try:
+        with (bundle / _REPORT).open("rb") as stream:
+            document = json.loads(stream.read(_MAX_AUDIT_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return found
+    for item in document if isinstance(document, list) else ():
+        if isinstance(item, dict) and item.get("vectorised") is True:
+            found[str(item.get("variant")), str(item.get("library"))] = True
+    return found

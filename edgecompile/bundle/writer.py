@@ -1,0 +1,298 @@
+"""The only writer of bundles.
+
+A bundle grows in a folder beside its final name and gets that name by one rename at the end, so
+that a half-written bundle never has it, whatever interrupts the build.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+import edgecompile
+import edgecompile.runtime
+from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore
+from edgecompile.bundle.staging import FULL, Staging, disk_full, free_space
+from edgecompile.bundle.weights import write_weights
+from edgecompile.errors import BundleWriteError
+from edgecompile.files import file_sha256
+from edgecompile.runtime.manifest import (
+    AOTI_CPU,
+    MANIFEST_NAME,
+    TORCH,
+    FileEntry,
+    GoldenCase,
+    Manifest,
+    Variant,
+    parse_manifest,
+)
+from edgecompile.targets.profile import VariantSpec
+from edgecompile.toolchain.native import NativeRuntime
+
+LAUNCHER = "launcher.py"
+
+
+@dataclass(frozen=True)
+class VariantParts:
+    """What a bundle holds for one variant: its runtime library and one program per bucket.
+
+    Without a library torch runs the programs, of the version ``torch``. Buckets may share a program:
+    then it is listed, and stored, once for all of them.
+    """
+
+    spec: VariantSpec
+    native: NativeRuntime | None
+    artifacts: tuple[Artifact, ...]
+    glibc: str
+    torch: str = ""
+
+
+def manifest_name(text: str) -> str:
+    """``text`` made of the characters that a manifest allows in names, and beginning as it asks."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:200] or "model"
+
+
+class BundleWriter:
+    """Collects a bundle's files in a staging folder; a context manager.
+
+    Leaving the context without :meth:`commit` removes everything that was written.
+
+    Args:
+        output: the bundle's final path, ending in ``.ecb``.
+        force: replace a bundle that is already there.
+        claimed: the folder to write to, where a build has claimed it; it stays the build's to leave.
+
+    Raises:
+        BundleWriteError: the final name is taken, or its folder can't be written.
+    """
+
+    def __init__(
+        self, output: Path, *, force: bool = False, claimed: Staging | None = None
+    ) -> None:
+        self._claim = claimed or Staging(output, force=force)
+        self._own = claimed is None
+        self.output, self.staging = self._claim.output, self._claim.folder
+        self._files: dict[str, FileEntry] = {}
+
+    def __enter__(self) -> BundleWriter:
+        if self._own:
+            self._claim.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._own:
+            self._claim.__exit__(kind, value, trace)
+
+    @contextmanager
+    def _writing(self, name: str, size: int | None = None) -> Iterator[None]:
+        """Turns the operating system's errors into ours, which name the bundle and its disk: where a
+        file is copied, the system names the source."""
+        free = free_space(self.staging)
+        try:
+            yield
+        except OSError as error:
+            if error.errno in FULL:
+                raise disk_full(self.output, name, size, free) from error
+            raise BundleWriteError(
+                f"{name} of {self.output} can't be written: {error.strerror or error}",
+                hint="name another --output",
+                destination=self.output,
+            ) from error
+
+    def add_file(self, source: Path, name: str) -> str:
+        """Copies a file in under the relative path ``name``; returns ``name``."""
+        target = self._new(name)
+        with self._writing(name, source.stat().st_size):
+            shutil.copyfile(source, target)
+        self._record(name)
+        return name
+
+    def add_bundle(self, source: Path, folder: str) -> str:
+        """Copies a bundle in, all of its files, under ``folder``; returns ``folder``."""
+        manifest = parse_manifest((source / MANIFEST_NAME).read_bytes(), str(source))
+        for name in sorted([*manifest.files, MANIFEST_NAME]):
+            self.add_file(source / name, f"{folder}/{name}")
+        return folder
+
+    def add_bytes(self, data: bytes, name: str) -> str:
+        """Writes a file; returns ``name``."""
+        target = self._new(name)
+        with self._writing(name, len(data)):
+            target.write_bytes(data)
+        self._record(name)
+        return name
+
+    def add_weights(
+        self, tensors: Mapping[str, StoredTensor], store: TensorStore, precision: str
+    ) -> str:
+        """Writes ``weights.<precision>``; returns its name."""
+        name = f"weights.{precision}"
+        target = self._new(name)
+        with self._writing(name):
+            write_weights(target, tensors, store)
+        self._record(name)
+        return name
+
+    def add_variant(self, parts: VariantParts) -> Variant:
+        """Copies a variant's libraries in; returns its manifest entry."""
+        spec = parts.spec
+        folder = f"code/{spec.name}"
+        runtime = ""
+        if parts.native is not None:
+            runtime = self.add_file(parts.native.path, f"{folder}/{parts.native.path.name}")
+        programs: list[str] = []
+        for index, artifact in enumerate(parts.artifacts):
+            first = parts.artifacts.index(artifact)
+            known = programs[first] if first < index else None
+            name = f"{folder}/bucket-{index}.so"
+            programs.append(known or self.add_file(artifact.library, name))
+        return Variant(
+            name=spec.name,
+            arch=spec.arch,
+            backend=TORCH if parts.native is None else AOTI_CPU,
+            requires=spec.requires,
+            glibc=parts.glibc,
+            rank=spec.rank,
+            runtime=runtime,
+            programs=tuple(programs),
+            torch=parts.torch,
+        )
+
+    def add_golden(
+        self,
+        bucket: int,
+        case: str,
+        inputs: Mapping[str, npt.NDArray[np.generic]],
+        outputs: Mapping[str, npt.NDArray[np.generic]],
+    ) -> GoldenCase:
+        """Writes one golden vector; returns its manifest entry."""
+        name = f"golden/{bucket}-{case}.npz"
+        target = self._new(name)
+        with self._writing(name):
+            save_case(target, inputs, outputs)
+        self._record(name)
+        return GoldenCase(bucket, case, name)
+
+    def add_runtime(self, *, torch: bool = False) -> None:
+        """Copies the Python runtime in, and what starts it; with ``torch`` also what lets torch run
+        programs."""
+        package = Path(next(iter(edgecompile.runtime.__path__)))
+        init = Path(next(iter(edgecompile.__path__))) / "__init__.py"
+        self.add_file(init, "runtime/edgecompile/__init__.py")
+        self.add_file(package / LAUNCHER, "__main__.py")
+        for source in sorted([*package.glob("*.py"), *package.glob("*.md")]):
+            if source.name != LAUNCHER:
+                self.add_file(source, f"runtime/edgecompile/runtime/{source.name}")
+        if torch:
+            for source in sorted((init.parent / "torch_runtime").glob("*.py")):
+                self.add_file(source, f"runtime/edgecompile/torch_runtime/{source.name}")
+        for folder in {
+            (self.staging / name).parent for name in self._files if name.endswith(".py")
+        }:
+            # An empty file of this name keeps Python from writing byte code there, and from reading
+            # any. It isn't listed: tools that remove byte code may remove it.
+            with self._writing(str(folder.relative_to(self.staging))):
+                (folder / "__pycache__").touch()
+
+    @property
+    def files(self) -> dict[str, FileEntry]:
+        """What was added so far."""
+        return dict(self._files)
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Writes the manifest for the files added so far; may be called again after adding more.
+
+        The bytes go through the device's own reader first: a bundle that it would refuse is never
+        written.
+
+        Raises:
+            BundleError: the manifest breaks a rule of the format.
+        """
+        complete = dataclasses.replace(manifest, files=self.files)
+        data = complete.to_bytes()
+        parse_manifest(data)
+        path = self.staging / MANIFEST_NAME
+        with self._writing(MANIFEST_NAME, len(data)):
+            path.write_bytes(data)
+
+    def commit(self) -> Path:
+        """Gives the bundle its name.
+
+        Raises:
+            BundleWriteError: the name was taken meanwhile.
+        """
+        with self._writing(MANIFEST_NAME):
+            _sync_tree(self.staging)
+            return self._claim.commit()
+
+    def _new(self, name: str) -> Path:
+        if name in self._files:
+            raise BundleWriteError(f"the bundle already holds {name}")
+        target = self.staging / name
+        with self._writing(name):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+    def _record(self, name: str) -> None:
+        path = self.staging / name
+        with self._writing(name):
+            self._files[name] = FileEntry(path.stat().st_size, file_sha256(path))
+
+
+def save_case(
+    path: Path,
+    inputs: Mapping[str, npt.NDArray[np.generic]],
+    outputs: Mapping[str, npt.NDArray[np.generic]],
+) -> None:
+    """Writes a test case as .npz: ``in.<name>`` and ``out.<name>`` arrays, uncompressed.
+
+    numpy writes a fixed date into the archive, so equal cases are equal bytes.
+    """
+    arrays = {f"in.{name}": value for name, value in inputs.items()}
+    arrays.update({f"out.{name}": value for name, value in outputs.items()})
+    with path.open("xb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def merge_constants(artifacts: Sequence[Artifact]) -> dict[str, StoredTensor]:
+    """The tensors of all programs, by name.
+
+    Raises:
+        BundleWriteError: two programs mean different tensors by one name.
+    """
+    merged: dict[str, StoredTensor] = {}
+    for artifact in artifacts:
+        for name, tensor in artifact.constants.items():
+            known = merged.setdefault(name, tensor)
+            if known != tensor:
+                raise BundleWriteError(
+                    f"the constant {name} differs between the programs of bucket "
+                    f"{artifact.bucket} and an earlier one"
+                )
+    return merged
+
+
+def _sync_tree(folder: Path) -> None:
+    """Flushes every file, so that the rename can't overtake their content on a power cut."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            handle = os.open(os.path.join(root, name), os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)

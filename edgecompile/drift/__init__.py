@@ -1,0 +1,1 @@
+"""Compares the lengths that devices count with those planned for."""

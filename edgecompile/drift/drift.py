@@ -1,0 +1,280 @@
+"""Whether a bundle's traffic has moved away from what it was planned for, and whether that costs.
+
+Two questions, told apart. *Has it moved?* A two-sample Kolmogorov-Smirnov test between the lengths
+that the bundle was planned for and those that devices were asked for, and a threshold for the
+distance D as well: with millions of calls p is tiny for differences that nobody would notice, and
+with few calls D is large by chance. Only p < level together with D over the threshold is a move.
+Calls that follow each other aren't independent, so p is smaller than it should be; the threshold
+guards against that, too.
+
+*Does acting pay?* That is what a cron job wants to know. The current buckets are costed on the new
+traffic by the costs that they were planned with, and compared with the best buckets for it under
+the same constraints. Traffic may move without cost, and a small move may cost much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from edgecompile.buckets.costs.sources import MODES, CostCurve, Mode
+from edgecompile.buckets.evaluation import expected_cost, run_costs
+from edgecompile.buckets.plan import BucketPlan, plan_buckets
+from edgecompile.buckets.shipped import ShippedPlan
+from edgecompile.drift.kolmogorov import kolmogorov_distance, kolmogorov_p_value
+from edgecompile.drift.report import BucketDrift, CostDrift, DriftReport, LengthShift, Thresholds
+from edgecompile.errors import DriftError, LengthsError
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.traffic import ServedTraffic
+
+__all__ = ["check_drift", "judge_drift"]
+
+# A plan that costs this share more than the optimum found wasn't made under those constraints.
+_NOT_OPTIMAL = 1e-6
+
+
+def judge_drift(
+    shipped: ShippedPlan,
+    traffic: ServedTraffic,
+    *,
+    thresholds: Thresholds | None = None,
+    any_bundle: bool = False,
+    modes: tuple[Mode, ...] | None = None,
+    max_buckets: int | None = None,
+) -> DriftReport:
+    """Compares what was served with what was planned for.
+
+    The optimum for the new traffic has the plan's range of lengths and price per bucket. A plan
+    doesn't record all of its constraints, so they are inferred where they aren't given: as many
+    buckets as it considered (one less than it has costs by count for), or as it has; and every mode
+    that its cost model knows, unless the plan would have been better with all of them on its own
+    lengths: then it was bound to the modes that it has.
+
+    Args:
+        shipped: the bundle's plan, of :func:`edgecompile.buckets.shipped.read_shipped_plan`.
+        traffic: of :func:`edgecompile.lengths.stats_files.read_stats`.
+        thresholds: None for the defaults.
+        any_bundle: accept the stats of another bundle, such as an earlier build of the model. What
+            that one served or refused is then judged by this bundle's range.
+        modes: the modes that a new plan may use.
+        max_buckets: the most buckets that a new plan may have.
+
+    Raises:
+        LengthsError: the stats are of another bundle, or count another axis.
+    """
+    same = traffic.manifests == (shipped.manifest_sha256,)
+    if not same and not any_bundle:
+        raise LengthsError(
+            f"the stats are of another bundle: they were counted with the manifest "
+            f"{', '.join(traffic.manifests)} ({traffic.bundle}), that of {shipped.name} is "
+            f"{shipped.manifest_sha256}",
+            hint="give the bundle that served them, or --any-bundle to judge this one by them",
+        )
+    plan = shipped.plan
+    if traffic.length_axis != plan.length_axis:
+        raise LengthsError(
+            f"the stats count the axis {traffic.length_axis}, the plan divides {plan.length_axis}"
+        )
+    if same and len(traffic.buckets) != len(plan.buckets):
+        raise LengthsError(
+            f"the stats have {len(traffic.buckets)} buckets, the bundle {len(plan.buckets)}"
+        )
+    # Another bundle may have refused what this one serves.
+    told = traffic.runs if same else traffic.calls
+    served = _within(traffic.demand(outside=not same), plan) if told else None
+    known = _within(shipped.lengths, plan)
+    # The planner counts longer inputs as the longest served.
+    planned = _within(shipped.lengths.clip(plan.max_length)[0], plan)
+    return DriftReport(
+        name=shipped.name,
+        manifest_sha256=shipped.manifest_sha256,
+        traffic=traffic,
+        thresholds=thresholds or Thresholds(),
+        refused=traffic.calls - (0 if served is None else served.n),
+        planned_refused_share=1.0 - (0 if known is None else known.n) / shipped.lengths.n,
+        shift=_shift(shipped, traffic) if traffic.calls else None,
+        cost=_cost(plan, planned, served, modes, max_buckets),
+        buckets=_buckets(plan, planned, served, traffic if same else None),
+    )
+
+
+def check_drift(report: DriftReport) -> None:
+    """Raises DriftError if a new plan pays."""
+    if report.act:
+        raise DriftError(
+            f"{report.name}: {'; '.join(report.reasons)}",
+            hint="plan from the stats and build again: edgecompile plan --from-stats FILE",
+        )
+
+
+def _within(lengths: LengthDistribution, plan: BucketPlan) -> LengthDistribution | None:
+    """The part of a sample that the plan's range holds; None if that is nothing."""
+    kept = {
+        length: count
+        for length, count in zip(lengths.lengths, lengths.counts, strict=True)
+        if plan.min_length <= length <= plan.max_length
+    }
+    return LengthDistribution.from_counts(kept, lengths.source) if kept else None
+
+
+def _shift(shipped: ShippedPlan, traffic: ServedTraffic) -> LengthShift:
+    """The test; lengths are compared in the bins that the device counted in.
+
+    Lengths over the longest served count as that: whoever truncates sends exactly it, and what was
+    refused is judged by itself.
+    """
+    planned, asked = (
+        _binned(sample.clip(shipped.plan.max_length)[0], shipped, traffic.length_bin)
+        for sample in (shipped.lengths, traffic.demand())
+    )
+    distance = kolmogorov_distance(planned, asked)
+    p_value = kolmogorov_p_value(distance, planned.n, asked.n)
+    return LengthShift(distance, p_value, planned, asked)
+
+
+def _binned(sample: LengthDistribution, shipped: ShippedPlan, width: int) -> LengthDistribution:
+    """Each length as the last of its bin of ``width`` lengths, cut at the axis' upper end."""
+    if width == 1:
+        return sample
+    counts: dict[int, int] = {}
+    for length, count in zip(sample.lengths, sample.counts, strict=True):
+        last = length
+        if length >= shipped.lo:
+            first = shipped.lo + (length - shipped.lo) // width * width
+            last = max(length, min(first + width - 1, shipped.hi))
+        counts[last] = counts.get(last, 0) + count
+    return LengthDistribution.from_counts(counts, sample.source)
+
+
+def _cost(
+    plan: BucketPlan,
+    planned: LengthDistribution | None,
+    served: LengthDistribution | None,
+    modes: tuple[Mode, ...] | None,
+    max_buckets: int | None,
+) -> CostDrift | None:
+    curve = _costs(plan)
+    if curve is None or served is None:
+        return None
+    if max_buckets is None:
+        max_buckets = _considered(plan)
+    planned_excess = 0.0
+    if planned is not None:
+        for allowed in dict.fromkeys([modes] if modes else [curve.modes, _modes_of(plan)]):
+            best = _best(plan, planned, curve, allowed, max_buckets)
+            planned_excess = _excess(plan, best, planned, curve)
+            if planned_excess < _NOT_OPTIMAL:
+                break
+        modes = allowed
+    modes = modes or _modes_of(plan)
+    optimum = _best(plan, served, curve, modes, max_buckets)
+    return CostDrift(
+        current_ms=expected_cost(plan.buckets, served, curve),
+        optimum=optimum,
+        excess=_excess(plan, optimum, served, curve),
+        planned_excess=planned_excess,
+        modes=modes,
+        max_buckets=max_buckets,
+    )
+
+
+def _costs(plan: BucketPlan) -> CostCurve | None:
+    """The plan's cost model, where it has costs for all buckets and the length alone decides."""
+    curve = plan.curve
+    if curve is None or not _one_axis(plan) or not set(_modes_of(plan)) <= set(curve.modes):
+        return None
+    return curve
+
+
+def _considered(plan: BucketPlan) -> int | None:
+    """How many buckets the plan could have had; None if their price alone decided."""
+    if plan.expected_by_count:
+        return max(len(plan.buckets), len(plan.expected_by_count) - 1)
+    return None if plan.price_per_bucket > 0 else len(plan.buckets)
+
+
+def _modes_of(plan: BucketPlan) -> tuple[Mode, ...]:
+    used = {bucket.mode for bucket in plan.buckets}
+    return tuple(mode for mode in MODES if mode in used)
+
+
+def _best(
+    plan: BucketPlan,
+    lengths: LengthDistribution,
+    curve: CostCurve,
+    modes: tuple[Mode, ...],
+    max_buckets: int | None,
+) -> BucketPlan:
+    return plan_buckets(
+        lengths,
+        curve,
+        max_buckets=max_buckets,
+        price_per_bucket=plan.price_per_bucket,
+        min_length=plan.min_length,
+        max_length=plan.max_length,
+        modes=modes,
+        length_axis=plan.length_axis,
+        other_axes=plan.buckets[0].other_axes,
+    )
+
+
+def _excess(
+    plan: BucketPlan, optimum: BucketPlan, lengths: LengthDistribution, curve: CostCurve
+) -> float:
+    current, best = (
+        expected_cost(item.buckets, lengths, curve) + plan.price_per_bucket * len(item.buckets)
+        for item in (plan, optimum)
+    )
+    return current / best - 1.0
+
+
+def _one_axis(plan: BucketPlan) -> bool:
+    """Whether the lengths alone tell the bucket."""
+    return all(after.lo == before.hi + 1 for before, after in pairwise(plan.buckets))
+
+
+def _buckets(
+    plan: BucketPlan,
+    planned: LengthDistribution | None,
+    served: LengthDistribution | None,
+    counted: ServedTraffic | None,
+) -> tuple[BucketDrift, ...]:
+    def shares(lengths: LengthDistribution | None) -> Mapping[int, float]:
+        if lengths is None or not _one_axis(plan):
+            return {}
+        samples = np.bincount(_index(plan, lengths), lengths.count_array, len(plan.buckets))
+        return dict(enumerate((samples / lengths.n).tolist()))
+
+    planned_shares, served_shares = shares(planned), shares(served)
+    expected = _expected(plan, served)
+    return tuple(
+        BucketDrift(
+            bucket=bucket,
+            planned_share=planned_shares.get(i),
+            served_share=served_shares.get(i),
+            expected_ms=expected.get(i),
+            observed_ms=None if counted is None else counted.buckets[i].mean_ms,
+        )
+        for i, bucket in enumerate(plan.buckets)
+    )
+
+
+def _expected(plan: BucketPlan, served: LengthDistribution | None) -> Mapping[int, float]:
+    """Mean run of each bucket that serves any of the lengths, under the plan's cost model."""
+    curve = _costs(plan)
+    if curve is None or served is None:
+        return {}
+    index, counts = _index(plan, served), served.count_array
+    costs = run_costs(plan.buckets, served, curve)
+    samples = np.bincount(index, counts, len(plan.buckets))
+    totals = np.bincount(index, counts * costs, len(plan.buckets))
+    return {int(i): float(totals[i] / samples[i]) for i in np.flatnonzero(samples)}
+
+
+def _index(plan: BucketPlan, lengths: LengthDistribution) -> npt.NDArray[np.intp]:
+    his = np.array([bucket.hi for bucket in plan.buckets])
+    index: npt.NDArray[np.intp] = np.searchsorted(his, lengths.length_array)
+    return index

@@ -1,0 +1,1 @@
+"""Why a model is refused or slow."""

@@ -1,0 +1,1 @@
+"""torch.export with dynamic sizes, checked against eager."""

@@ -1,0 +1,294 @@
+"""Exports a loaded model with torch.export and proves the graph against eager.
+
+Several ways to export are tried in order (:mod:`edgecompile.export.ladder`); a result counts only after
+its graph was run against eager at several sizes of every axis (:mod:`edgecompile.export.checks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from edgecompile.errors import ExportError, ModelError
+from edgecompile.export.checks import CheckResult, Range, Sizes, check_program, find_side_effects
+from edgecompile.export.guards import Reason, explain_failure, watch_guards
+from edgecompile.export.index_bounds import fill_bounds
+from edgecompile.export.ladder import (
+    LADDER,
+    STATIC_LADDER,
+    Rung,
+    placeholder_values,
+    program_ranges,
+    trace_sizes,
+)
+from edgecompile.export.operators.recurrence import has_recurrences
+from edgecompile.export.program import ExportedModel
+from edgecompile.export.unguarded import export_rung
+from edgecompile.models.loaded import LoadedModel
+
+__all__ = ["ExportedModel", "export_model"]
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """What one rung gave: a program and the sizes it allows, or why there is none.
+
+    ``also`` are sizes at which it has to be checked beside the usual ones, ``result`` is what came of
+    it over all of the wanted range if that is done.
+    """
+
+    rung: Rung
+    problem: str
+    raw: str = ""
+    program: torch.export.ExportedProgram | None = None
+    ranges: Mapping[str, Range] | None = None
+    reason: Reason | None = None
+    also: Sequence[Sizes] = ()
+    result: CheckResult | None = None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of the wanted range for which an attempt is right."""
+
+    attempt: _Attempt
+    ranges: dict[str, Range]
+    result: CheckResult
+
+
+# How often a range is cut before an attempt is given up.
+_SHRINKS = 4
+
+
+def export_model(
+    loaded: LoadedModel,
+    ranges: Mapping[str, Range] | None = None,
+    *,
+    hint: Mapping[str, int] | None = None,
+    allow_narrower: bool = False,
+    ladder: Sequence[Rung] | None = None,
+) -> ExportedModel:
+    """Exports ``loaded`` for all sizes within ``ranges``.
+
+    Args:
+        loaded: the model.
+        ranges: smallest and largest size per axis, both inclusive; axes left out take the model's
+            own limits. An axis with equal ends is fixed in the program: padded buckets are
+            exported so.
+        hint: the size per axis to trace with, which generated kernels are tuned for.
+        allow_narrower: if no rung serves the whole range, take the one that is right for the
+            widest part of it; ``ranges`` of the result then says which.
+        ladder: the rungs to try; None: all.
+
+    Raises:
+        ExportError: nothing worked, or the model isn't deterministic or keeps state; names the
+            axis, the condition and the line of the model's code where torch tells them.
+        ModelError: the eager model fails, not at an end of the ranges alone.
+    """
+    spans = _resolve_ranges(loaded, ranges or {})
+    traced = trace_sizes(loaded, spans, hint)
+    effects = find_side_effects(loaded, traced, {axis: hi for axis, (_, hi) in spans.items()})
+    if effects.problem:
+        raise ExportError(
+            f"the model '{loaded.name}' {effects.problem}",
+            hint="a compiled program has no random numbers and keeps no state: take noise out of "
+            "forward, and make what is kept an input and an output",
+        )
+    dynamic = any(lo < hi for lo, hi in spans.values())
+    attempts: list[_Attempt] = []
+    eager: ModelError | None = None
+    for rung in ladder or (LADDER if dynamic else STATIC_LADDER):
+        if ladder is None and _in_vain(rung, attempts, loaded):
+            continue
+        attempt = _try_rung(loaded, traced, spans, rung)
+        if attempt.program is not None and attempt.ranges == spans:
+            result = attempt.result or check_program(attempt.program, loaded, spans, traced)
+            if result.ok:
+                return _finish(loaded, attempt.program, rung, spans, result, effects.notes)
+            if result.only_eager:
+                # No other way to export can be right where the model itself fails.
+                attempts = [replace(attempt, problem=f"{result.describe()}")]
+                eager = result.eager[0]
+                break
+            attempt = replace(attempt, problem="wrong " + result.describe())
+        attempts.append(attempt)
+    part = _best_part(loaded, attempts, traced)
+    if part is None and eager is not None:
+        raise eager
+    if part is not None and allow_narrower:
+        chosen = part.attempt
+        assert chosen.program is not None
+        return _finish(loaded, chosen.program, chosen.rung, part.ranges, part.result, effects.notes)
+    raise _refusal(loaded, traced, spans, attempts, part)
+
+
+def _resolve_ranges(loaded: LoadedModel, ranges: Mapping[str, Range]) -> dict[str, Range]:
+    problems = [f"the model has no axis '{axis}'" for axis in ranges if axis not in loaded.axes]
+    result = {}
+    for axis, limits in loaded.axes.items():
+        lo, hi = ranges.get(axis, (limits.lo, limits.hi))
+        if hi is None:
+            problems.append(f"the axis '{axis}' has no upper limit of its own: one must be given")
+            continue
+        if not limits.lo <= lo <= hi <= (limits.hi or hi):
+            problems.append(f"{axis} {lo}..{hi} isn't within what the model allows, {limits}")
+        result[axis] = (lo, hi)
+    if problems:
+        raise ExportError(f"the model '{loaded.name}': " + "; ".join(problems))
+    return result
+
+
+def _try_rung(
+    loaded: LoadedModel, traced: Mapping[str, int], spans: dict[str, Range], rung: Rung
+) -> _Attempt:
+    try:
+        program, also, result = export_rung(loaded, spans, traced, rung)
+    except Exception as exc:  # torch raises whatever the model or the tracer raises
+        reason = explain_failure(exc, loaded.inputs)
+        return _Attempt(rung, reason.text, f"{type(exc).__name__}: {exc}", reason=reason)
+    real = program_ranges(program, loaded.inputs, spans)
+    narrower = [f"{axis} {_span_text(real[axis])}" for axis in spans if real[axis] != spans[axis]]
+    problem = f"only for {', '.join(narrower)}" if narrower else ""
+    return _Attempt(rung, problem, problem, program, real, also=also, result=result)
+
+
+def _in_vain(rung: Rung, attempts: Sequence[_Attempt], loaded: LoadedModel) -> bool:
+    """Whether a rung is for other models, or could only give a program for the size it traced.
+
+    Where tracing the model fixes a size, AUTO lets it: the export succeeds and serves that size
+    alone. Such models (loops over the length) are slow to trace.
+    """
+    if rung.recurrences and not has_recurrences(loaded.module):
+        return True
+    if rung.unguarded:
+        # Dropping conditions helps where a program came of the same way with them.
+        return not any(a.program is not None and a.rung.deferred for a in attempts)
+    first = attempts[0].reason if attempts else None
+    fixed = first is not None and first.kind == "specialised"
+    return fixed and (rung.auto or (rung.strict and rung.deferred))
+
+
+def _best_part(
+    loaded: LoadedModel, attempts: Sequence[_Attempt], traced: Mapping[str, int]
+) -> _Part | None:
+    """The attempt that is right for the widest part of the range, with that part."""
+    best: _Part | None = None
+    for attempt in attempts:
+        part = dict(attempt.ranges or {})
+        for _ in range(_SHRINKS):
+            inside = all(lo <= traced[axis] <= hi for axis, (lo, hi) in part.items())
+            if not inside or _width(part) <= (_width(best.ranges) if best else 0):
+                break
+            assert attempt.program is not None
+            result = check_program(attempt.program, loaded, part, traced, also=attempt.also)
+            if result.ok:
+                best = _Part(attempt, part, result)
+                break
+            part = _shrink(part, result.failed, traced)
+    return best
+
+
+def _width(ranges: Mapping[str, Range]) -> int:
+    return sum(hi - lo for lo, hi in ranges.values())
+
+
+def _shrink(
+    part: Mapping[str, Range], failed: Sequence[tuple[Sizes, str]], traced: Mapping[str, int]
+) -> dict[str, Range]:
+    """Cuts the sizes that failed off the axis along which they lie farthest from the traced one."""
+    result = dict(part)
+    for sizes, _ in failed:
+        axis = max(sizes, key=lambda name: abs(sizes[name] - traced[name]))
+        lo, hi = result[axis]
+        if sizes[axis] < traced[axis]:
+            result[axis] = (max(lo, sizes[axis] + 1), hi)
+        else:
+            result[axis] = (lo, min(hi, sizes[axis] - 1))
+    return result
+
+
+def _finish(
+    loaded: LoadedModel,
+    program: torch.export.ExportedProgram,
+    rung: Rung,
+    spans: Mapping[str, Range],
+    result: CheckResult,
+    known: Sequence[str],
+) -> ExportedModel:
+    notes = list(known)
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    for spec, name in zip(loaded.inputs, program.graph_signature.user_inputs, strict=True):
+        if not nodes[str(name)].users:
+            notes.append(f"the input '{spec.name}' has no influence on the outputs")
+    if rung not in (LADDER[0], STATIC_LADDER[0]):
+        notes.append(f"torch.export's plain form was refused; '{rung.name}' served")
+    if rung.unguarded:
+        notes.append(
+            "conditions on sizes that tracing made were dropped: the program agrees with eager at "
+            f"{len(result.passed)} sizes, of every kind that they tell apart"
+        )
+    assert len(placeholder_values(program)) == len(loaded.inputs)
+    return ExportedModel(
+        name=loaded.name,
+        source=program,
+        inputs=fill_bounds(program, loaded.inputs),
+        outputs=loaded.outputs,
+        ranges=dict(spans),
+        length_axis=loaded.length_axis,
+        strategy=rung.name,
+        checked=tuple({tuple(s.items()): s for s in result.passed}.values()),
+        max_error=result.max_error,
+        notes=tuple(notes),
+    )
+
+
+def _refusal(
+    loaded: LoadedModel,
+    traced: Mapping[str, int],
+    spans: dict[str, Range],
+    attempts: Sequence[_Attempt],
+    part: _Part | None,
+) -> ExportError:
+    """The error that says why nothing worked; the first rung's reason tells the most."""
+    text = next((a.problem for a in attempts if a.reason is not None), attempts[0].problem)
+    first = next((a for a in attempts if a.reason is not None), None)
+    if first is not None and first.reason is not None and first.reason.kind != "other":
+        with watch_guards() as watch:
+            again = _raised(loaded, traced, spans, first.rung)
+        if again is not None:
+            text = explain_failure(again, loaded.inputs, watch.place_of(loaded.inputs)).text
+    wanted = ", ".join(f"{axis} {_span_text(span)}" for axis, span in spans.items())
+    details = "\n\n".join(f"[{a.rung.name}] {a.problem}\n{a.raw}".rstrip() for a in attempts)
+    hints = []
+    if first is not None and first.reason is not None and first.reason.kind == "data":
+        hints.append("choose between results with torch.where instead of between lines of code")
+    elif first is not None and first.reason is not None and first.reason.kind == "operator":
+        hints.append("write the operator with torch's own, or leave it outside the model")
+    elif any(lo < hi for lo, hi in spans.values()):
+        hints.append("padded buckets have one fixed length each and may still work: --mode pad")
+    if part is not None:
+        less = [f"{a} {_span_text(s)}" for a, s in part.ranges.items() if s != spans[a]]
+        hints.append(f"it can be exported for {', '.join(less)}")
+    hints.append("--debug shows what torch said")
+    return ExportError(
+        f"the model '{loaded.name}' can't be exported for {wanted or 'fixed sizes'}: {text}",
+        hint="; ".join(hints),
+        details=details,
+        served=None if part is None else part.ranges,
+    )
+
+
+def _raised(
+    loaded: LoadedModel, traced: Mapping[str, int], spans: dict[str, Range], rung: Rung
+) -> Exception | None:
+    try:
+        export_rung(loaded, spans, traced, rung)
+    except Exception as exc:
+        return exc
+    return None
+
+
+def _span_text(span: Range) -> str:
+    return str(span[0]) if span[0] == span[1] else f"{span[0]}..{span[1]}"

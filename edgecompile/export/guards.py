@@ -1,0 +1,250 @@
+"""Why torch.export refused a model, in words: which axis, which condition, which line of code.
+
+torch says it in messages of several forms; :func:`explain_failure` reads the common ones and
+keeps the others as they are. Where the condition arose torch tells only its log, so
+:func:`watch_guards` listens to it while a model is traced and looks at the stack at that moment.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import logging
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+
+from edgecompile.models.loaded import InputSpec
+from edgecompile.models.modules import describe_error, is_user_code
+
+_SHAPES_LOG = "torch.fx.experimental.symbolic_shapes"
+_SIZE = re.compile(r"L\['(\w+)'\](?:\['(\w+)'\]|\[(\d+)\])?\.size\(\)\[(\d+)\]")
+_GUARD = re.compile(r"satisfy the generated guard (.+?)\.?(?:Specializations unexpectedly .*)?$")
+_CONSTANT = re.compile(
+    r"You marked (\w+) as dynamic but .* specialized it to be a constant \((\d+)\)"
+)
+_RANGE = re.compile(r"^(\d+) <= (\w+) and \2 <= (\d+)$")
+_DATA = re.compile(r"data-dependent expression (.+?) \(unhinted")
+_CALLED = re.compile(r'File "([^"]+)", line (\d+), in (\w+)\n\s*(.+)')
+_OPAQUE = re.compile(r"UnsupportedOperatorException: ([\w.:]+)")
+_CREATED = re.compile(r"create_symbol (\w+) = \S+ for (\S+) ")
+_ADDED = re.compile(r"eval (.+?) \[guard added\]")
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why an export failed.
+
+    Attributes:
+        kind: ``specialised`` (the code fixes a size), ``guard`` (a condition doesn't hold for all
+            sizes), ``data`` (control flow depends on values), ``operator`` (one that can't be
+            traced) or ``other``.
+        text: one sentence for people.
+        guards: the conditions, with axis names.
+        raw: the whole of what torch said.
+    """
+
+    kind: str
+    text: str
+    guards: tuple[str, ...] = ()
+    raw: str = ""
+
+
+@dataclass
+class GuardWatch:
+    """Conditions on sizes in the order in which tracing met them, each with its line of code."""
+
+    symbols: dict[str, str] = field(default_factory=dict)
+    found: list[tuple[str, str]] = field(default_factory=list)
+
+    def place_of(self, inputs: Sequence[InputSpec]) -> str | None:
+        """Where the most telling condition arose: one that fixes a size, else the first."""
+        names = {symbol: _axis_name(source, inputs) for symbol, source in self.symbols.items()}
+        known = [(expr, place) for expr, place in self.found if place]
+        fixing = [place for expr, place in known if re.fullmatch(r"Eq\(\w+, \d+\)", expr)]
+        if fixing:
+            return fixing[0]
+        used = [place for expr, place in known if any(s in expr for s in names)]
+        return used[0] if used else None
+
+
+class _Listener(logging.Handler):
+    def __init__(self, watch: GuardWatch) -> None:
+        super().__init__(logging.INFO)
+        self.watch = watch
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        created = _CREATED.match(text)
+        if created is not None:
+            self.watch.symbols[created[1]] = created[2]
+        added = _ADDED.match(text)
+        if added is not None and "[guard suppressed]" not in text:
+            self.watch.found.append((added[1], _user_line()))
+
+
+@contextmanager
+def watch_guards() -> Iterator[GuardWatch]:
+    """Records the conditions that tracing puts on sizes; only non-strict tracing shows places."""
+    watch = GuardWatch()
+    logger = logging.getLogger(_SHAPES_LOG)
+    listener, level = _Listener(watch), logger.level
+    logger.addHandler(listener)
+    logger.setLevel(logging.INFO)
+    try:
+        yield watch
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(listener)
+
+
+@contextmanager
+def quiet_torch() -> Iterator[None]:
+    """Keeps torch's loggers and the graphs it prints, and what the model prints, from the screen.
+
+    What matters comes back in exceptions.
+    """
+    names = [name for name in logging.Logger.manager.loggerDict if f"{name}.".startswith("torch.")]
+    found = {h for name in names for h in logging.getLogger(name).handlers}
+    handlers = [(h, h.level) for h in found if not isinstance(h, _Listener)]
+    for handler, _ in handlers:
+        handler.setLevel(logging.CRITICAL + 1)
+    try:
+        with (
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for handler, level in handlers:
+            handler.setLevel(level)
+
+
+def explain_failure(
+    exc: BaseException, inputs: Sequence[InputSpec], place: str | None = None
+) -> Reason:
+    """Reads what torch.export raised.
+
+    Args:
+        exc: the exception.
+        inputs: the model's inputs in order, to turn torch's names of sizes into axis names.
+        place: the line of code, where it is known from :func:`watch_guards`.
+    """
+    raw = str(exc)
+    at = f" (at {place})" if place else ""
+    constant = _CONSTANT.search(raw)
+    guards = tuple(dict.fromkeys(_guards(raw, inputs)))
+    if constant is not None:
+        return _specialised(constant[1], constant[2], at or _last_user_line(raw), raw)
+    for guard in guards:
+        bounds = _RANGE.match(guard)
+        if bounds is not None and bounds[1] == bounds[3]:
+            return _specialised(bounds[2], bounds[1], at, raw)
+    if guards:
+        shown = "; ".join(guards[:3]) + (f" (and {len(guards) - 3} more)" if guards[3:] else "")
+        text = f"its code needs {shown}{at}"
+        return Reason("guard", text, guards, raw)
+    data = _DATA.search(raw)
+    if data is not None:
+        called = _CALLED.search(raw[raw.find("The following call") :])
+        where = f"{called[1]}:{called[2]} in {called[3]}: {called[4].strip()}" if called else place
+        text = "its control flow or its sizes depend on values in the input " + (
+            f"(at {where})" if where else f"({data[1]})"
+        )
+        return Reason("data", text, (data[1],), raw)
+    opaque = _OPAQUE.search(f"{type(exc).__name__}: {raw}")
+    if opaque is not None:
+        text = (
+            f"the operator {opaque[1]} doesn't tell the shapes of its outputs "
+            "(torch.library.register_fake)"
+        )
+        return Reason("operator", text + (at or _place_in(exc)), (opaque[1],), raw)
+    return Reason("other", describe_error(exc), (), raw)
+
+
+def _place_in(exc: BaseException) -> str:
+    found = re.search(r" \(at .+\)$", describe_error(exc))
+    return found[0] if found else ""
+
+
+def axis_texts(text: str, inputs: Sequence[InputSpec]) -> str:
+    """Replaces torch's names of sizes, such as ``L['x'].size()[1]``, by axis names."""
+    return _SIZE.sub(lambda match: _axis_of(match, inputs), text)
+
+
+def _specialised(axis: str, size: str, at: str, raw: str) -> Reason:
+    text = f"its code fixes {axis} to {size}, the size it was traced with{at}"
+    return Reason("specialised", text, (f"{axis} == {size}",), raw)
+
+
+def _guards(raw: str, inputs: Sequence[InputSpec]) -> Iterator[str]:
+    for line in raw.splitlines():
+        match = _GUARD.search(line)
+        if match is not None:
+            yield tidy(axis_texts(match[1], inputs))
+
+
+def tidy(expression: str) -> str:
+    """A condition without needless parentheses; unchanged if it isn't plain Python."""
+    try:
+        tree = ast.parse(expression, mode="eval")
+    except SyntaxError:
+        return expression
+    # Each side of "a <= x and x <= b" is an expression of its own and stays one.
+    return ast.unparse(_Tidy().visit(tree))
+
+
+class _Tidy(ast.NodeTransformer):
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        left = node.left
+        # torch writes (-1) + x for x - 1
+        if not isinstance(node.op, ast.Add) or not isinstance(left, ast.UnaryOp):
+            return node
+        return (
+            ast.BinOp(node.right, ast.Sub(), left.operand)
+            if isinstance(left.op, ast.USub)
+            else node
+        )
+
+
+def _axis_of(match: re.Match[str], inputs: Sequence[InputSpec]) -> str:
+    name, key, index, dim = match[1], match[2], match[3], int(match[4])
+    if index is not None and int(index) < len(inputs):
+        name = inputs[int(index)].name
+    spec = next((item for item in inputs if item.name in (name, key)), None)
+    if spec is None or dim >= len(spec.shape):
+        return match[0]
+    size = spec.shape[dim]
+    return size if isinstance(size, str) else f"{spec.name}.shape[{dim}]"
+
+
+def _axis_name(source: str, inputs: Sequence[InputSpec]) -> str:
+    return axis_texts(source, inputs)
+
+
+def _user_line() -> str:
+    frames = traceback.extract_stack(sys._getframe())
+    users = [f for f in frames if is_user_code(f.filename) and _is_model_frame(f.filename)]
+    if not users:
+        return ""
+    frame = users[-1]
+    return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+
+
+def _is_model_frame(filename: str) -> bool:
+    # The stack begins with whoever called us: the command line, a test runner, threads.
+    return not re.search(r"/(logging|_pytest|pluggy|click|threading|contextlib|runpy)\b", filename)
+
+
+def _last_user_line(raw: str) -> str:
+    users = [m for m in _CALLED.finditer(raw) if is_user_code(m[1])]
+    if not users:
+        return ""
+    return f" (at {users[-1][1]}:{users[-1][2]} in {users[-1][3]}: {users[-1][4].strip()})"

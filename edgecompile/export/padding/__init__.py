@@ -1,0 +1,1 @@
+"""A proof that padding changes nothing, and trials drawn against it."""

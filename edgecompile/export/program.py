@@ -1,0 +1,171 @@
+"""What an export gives: a program with its verified ranges, and the files it is kept in."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgecompile.errors import ExportError
+from edgecompile.files import hash_tree
+from edgecompile.loaders.saved_programs import check_archive, load_program
+from edgecompile.models.examples import make_example
+from edgecompile.models.loaded import InputSpec, OutputSpec
+
+PROGRAM_FILE = "program.pt2"
+RECORD_FILE = "exported.json"
+_RECORD_VERSION = 1
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """A program that agrees with eager over its ranges.
+
+    ``program.module()`` takes the inputs as keyword arguments and gives a dict of outputs. Every
+    input of the model stays an input of the program, in the same order; one that doesn't
+    influence any output is accepted and ignored, and named in ``notes``.
+
+    Attributes:
+        name: the model's.
+        source: the program, or the file that it is read from when it is first asked for: where
+            nothing has to be compiled anew, nobody waits for that.
+        inputs: with the bounds of index inputs filled in from the graph where unknown before.
+        outputs: as of the model.
+        ranges: smallest and largest size of every axis, verified; an axis with both equal is
+            static in the program.
+        length_axis: the model's.
+        strategy: name of the rung that served.
+        checked: sizes at which the program was compared with eager.
+        max_error: largest difference seen, relative to an output's scale.
+        notes: what a person may want to know.
+    """
+
+    name: str
+    source: torch.export.ExportedProgram | Path
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    ranges: Mapping[str, Range]
+    length_axis: str | None
+    strategy: str
+    checked: tuple[Mapping[str, int], ...]
+    max_error: float
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def program(self) -> torch.export.ExportedProgram:
+        """The graph and its weights.
+
+        Raises:
+            ModelError: the file can't be read.
+        """
+        return load_program(self.source) if isinstance(self.source, Path) else self.source
+
+    @property
+    def static(self) -> bool:
+        """Whether the length axis (every axis, if there is none) has one size."""
+        axes = [self.length_axis] if self.length_axis in self.ranges else list(self.ranges)
+        return all(self.ranges[axis][0] == self.ranges[axis][1] for axis in axes if axis)
+
+    def example(
+        self, sizes: Mapping[str, int], seed: int = 0, padding: int | Sequence[int] = 0
+    ) -> dict[str, torch.Tensor]:
+        """Random valid inputs; axes without a size take their upper edge."""
+        full = {axis: sizes.get(axis, span[1]) for axis, span in self.ranges.items()}
+        return make_example(
+            self.inputs, full, seed=seed, length_axis=self.length_axis, padding=padding
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the program, as plain values."""
+        return {
+            "version": _RECORD_VERSION,
+            "name": self.name,
+            "torch": torch.__version__,
+            "inputs": [spec.to_json() for spec in self.inputs],
+            "outputs": [spec.to_json() for spec in self.outputs],
+            "ranges": {axis: list(span) for axis, span in self.ranges.items()},
+            "length_axis": self.length_axis,
+            "strategy": self.strategy,
+            "checked": [dict(sizes) for sizes in self.checked],
+            "max_error": self.max_error,
+            "notes": list(self.notes),
+        }
+
+    def save(self, folder: Path) -> None:
+        """Writes ``program.pt2`` and ``exported.json``; the record comes last, when all is there.
+
+        Raises:
+            ExportError: torch can't store the program.
+            OSError: writing failed; no half-written file has either name.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RECORD_FILE).unlink(missing_ok=True)
+        scratch = folder / f".{os.getpid()}.{PROGRAM_FILE}"
+        try:
+            try:
+                torch.export.save(self.program, scratch)
+            except RuntimeError as exc:
+                if type(exc).__name__ != "SerializeError":  # of torch's private parts
+                    raise
+                raise ExportError(
+                    f"the exported program of '{self.name}' can't be stored by torch: "
+                    + str(exc).splitlines()[0],
+                    hint="compute sizes with + - * // % and min, max and comparisons alone",
+                ) from exc
+            os.replace(scratch, folder / PROGRAM_FILE)
+        finally:
+            scratch.unlink(missing_ok=True)
+        record = {**self.to_json(), "sha256": hash_tree(folder / PROGRAM_FILE)}
+        scratch = folder / f".{os.getpid()}.{RECORD_FILE}"
+        try:
+            scratch.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            os.replace(scratch, folder / RECORD_FILE)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, folder: Path) -> ExportedModel:
+        """Reads what :meth:`save` wrote.
+
+        Raises:
+            ExportError: a file is missing, damaged or of another version.
+        """
+        try:
+            record = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
+            version = record.get("version")
+            if version != _RECORD_VERSION:
+                raise ExportError(
+                    f"'{folder / RECORD_FILE}' has version {version}, not {_RECORD_VERSION}",
+                    hint="export the model again with the edgecompile that is installed here",
+                )
+            if hash_tree(folder / PROGRAM_FILE) != record["sha256"]:
+                raise ExportError(
+                    f"'{folder / PROGRAM_FILE}' isn't the file that was exported",
+                    hint="export the model again",
+                )
+            check_archive(folder / PROGRAM_FILE)
+            return cls(
+                name=record["name"],
+                source=folder / PROGRAM_FILE,
+                inputs=tuple(InputSpec.from_json(item) for item in record["inputs"]),
+                outputs=tuple(OutputSpec.from_json(item) for item in record["outputs"]),
+                ranges={axis: (span[0], span[1]) for axis, span in record["ranges"].items()},
+                length_axis=record["length_axis"],
+                strategy=record["strategy"],
+                checked=tuple(record["checked"]),
+                max_error=record["max_error"],
+                notes=tuple(record["notes"]),
+            )
+        except (OSError, KeyError, TypeError, AttributeError, ValueError) as exc:
+            raise ExportError(
+                f"'{folder}' holds no exported model that can be read: {exc}",
+                hint="it is written by 'edgecompile export'",
+            ) from exc

@@ -1,0 +1,93 @@
+"""Exports without the conditions on sizes that tracing made, where eager shows that none was needed.
+
+Tracing follows one branch of every comparison of sizes, many of which are about the layout of a
+tensor alone: whether a crop took all of it, whether a padding was of nothing. torch keeps them as
+conditions (the length is odd), though the graph computes the same either way. Which of them matter
+can't be told from the graph: they are all dropped, and the program is compared with eager at every
+size instead, of a long range at some of every kind that the conditions tell apart. Where it is wrong,
+the other branch is traced, which may be right for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from edgecompile.export.checks import CheckResult, Range, Sizes, check_program
+from edgecompile.export.conditions import drop_conditions, every_size
+from edgecompile.export.ladder import Rung, export_program
+from edgecompile.models.loaded import LoadedModel
+
+__all__ = ["export_rung", "trace_example"]
+
+#: How many branches are traced before the last one stands.
+_MOST_TRACES = 4
+#: Sizes of an axis at which a program is compared, where the axis has so many.
+_MOST_SIZES = 512
+
+
+def trace_example(loaded: LoadedModel, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """Inputs to trace with.
+
+    Some positions are masked: else tracing could take "nothing is masked" for given.
+    """
+    axis = loaded.length_axis
+    masked = loaded.has_mask and loaded.paddable and axis is not None
+    return loaded.make_example(sizes, seed=1, padding=sizes[axis] // 3 if masked and axis else 0)
+
+
+def export_rung(
+    loaded: LoadedModel, spans: Mapping[str, Range], traced: Mapping[str, int], rung: Rung
+) -> tuple[torch.export.ExportedProgram, list[Sizes], CheckResult | None]:
+    """Exports by one rung.
+
+    Args:
+        loaded: the model.
+        spans: the sizes that are wanted.
+        traced: those to trace with.
+        rung: the way to export.
+
+    Returns:
+        The program; at which sizes it has to be checked beside the usual ones; and what came of
+        that over ``spans``, where it was done: else it has still to be checked.
+
+    Raises:
+        Exception: whatever torch, or the model, raises.
+    """
+    program = _export(loaded, spans, traced, rung)
+    if not rung.unguarded:
+        return program, [], None
+    tried: list[Mapping[str, int]] = [traced]
+    while True:
+        also = drop_conditions(program, loaded.inputs, spans, traced)
+        if not also:
+            return program, [], None  # there was none
+        also += [sizes for sizes in every_size(spans, traced, _MOST_SIZES) if sizes not in also]
+        result = check_program(program, loaded, spans, traced, also=also)
+        other = _untried([sizes for sizes, _ in result.failed], spans, tried)
+        if other is None or len(tried) == _MOST_TRACES:
+            return program, also, result
+        tried.append(other)
+        try:
+            program = _export(loaded, spans, other, rung)
+        except Exception:  # that branch is for a few sizes alone
+            return program, also, result
+
+
+def _export(
+    loaded: LoadedModel, spans: Mapping[str, Range], sizes: Mapping[str, int], rung: Rung
+) -> torch.export.ExportedProgram:
+    example = trace_example(loaded, sizes)
+    return export_program(loaded.module, example, loaded.inputs, spans, rung)
+
+
+def _untried(
+    failed: list[Sizes], spans: Mapping[str, Range], tried: list[Mapping[str, int]]
+) -> Sizes | None:
+    """Sizes to trace the other branch with: torch takes 0 and 1 for constants."""
+    for sizes in failed:
+        varying = [sizes[axis] for axis, (lo, hi) in spans.items() if lo < hi]
+        if sizes not in tried and min(varying, default=0) > 1:
+            return sizes
+    return None

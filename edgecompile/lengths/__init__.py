@@ -1,0 +1,1 @@
+"""Sequence lengths of traffic: their distribution, and the files and texts it is read from."""

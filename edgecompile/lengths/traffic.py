@@ -1,0 +1,182 @@
+"""What devices served, added up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from edgecompile.errors import LengthsError
+from edgecompile.lengths.distribution import LengthDistribution
+
+__all__ = ["BucketTraffic", "Cells", "ServedTraffic", "merge_traffic", "parse_time"]
+
+STATS_HINT = "give a file that the device's runtime wrote for its bundle (open_bundle's stats_file)"
+
+Cells = Mapping[tuple[int, int], int]
+
+
+@dataclass(frozen=True)
+class BucketTraffic:
+    """One bucket's runs, and their mean time inside ``run`` in ms; None without runs."""
+
+    runs: int
+    mean_ms: float | None
+
+
+@dataclass(frozen=True)
+class ServedTraffic:
+    """What one or several devices were asked for.
+
+    Attributes:
+        bundle: name of the bundle; several names where files of several were merged.
+        manifests: the SHA-256 of the manifest of each bundle, ascending.
+        length_axis: name of the axis whose lengths were counted.
+        length_bin: how many lengths one count stands for, the most of any file.
+        distribution: lengths of the runs; None if there were none.
+        outside: calls that no bucket took, because of their length or another size, by length.
+        refused: all refused calls, whatever the reason.
+        since, until: when counting began and when the last file was written, UTC.
+        buckets: per bucket; empty where files of several bundles were merged.
+        cell_axes: the two axes of ``cells``, the length axis first; empty without cells.
+        cells: runs by (length, other size), where two axes vary and the device counted them.
+        sources: the files.
+    """
+
+    bundle: str
+    manifests: tuple[str, ...]
+    length_axis: str
+    length_bin: int
+    distribution: LengthDistribution | None
+    outside: Mapping[int, int] = field(hash=False)
+    refused: int
+    since: str
+    until: str
+    buckets: tuple[BucketTraffic, ...] = ()
+    cell_axes: tuple[str, ...] = ()
+    cells: Cells | None = field(default=None, hash=False)
+    sources: tuple[str, ...] = ()
+
+    @property
+    def manifest_sha256(self) -> str | None:
+        """The one bundle's; None where files of several bundles were merged."""
+        return self.manifests[0] if len(self.manifests) == 1 else None
+
+    @property
+    def runs(self) -> int:
+        """Calls that were served."""
+        return 0 if self.distribution is None else self.distribution.n
+
+    @property
+    def calls(self) -> int:
+        """Calls that were served or refused for their sizes."""
+        return self.runs + sum(self.outside.values())
+
+    def demand(self, *, outside: bool = True) -> LengthDistribution:
+        """The lengths that were asked for, to plan from.
+
+        Args:
+            outside: count the lengths of calls that no bucket took, too; they are what a new plan
+                should serve.
+
+        Raises:
+            LengthsError: there are none.
+        """
+        counts = _counts(self.distribution)
+        if outside:
+            counts.update(self.outside)
+        if not counts:
+            raise LengthsError(
+                f"{self.describe()}: no call was counted yet", hint="wait for traffic"
+            )
+        return LengthDistribution.from_counts(counts, self.describe())
+
+    def describe(self) -> str:
+        """Where the lengths come from, for people; used as the source of distributions."""
+        files = "1 file" if len(self.sources) == 1 else f"{len(self.sources)} files"
+        return f"stats of {self.bundle}, {self.since} to {self.until}, {files}"
+
+
+def merge_traffic(parts: Sequence[ServedTraffic], *, any_bundle: bool = False) -> ServedTraffic:
+    """Adds up what several devices served.
+
+    Buckets are kept only if all belong to one bundle, cells only if all parts with runs have them
+    for the same axes.
+
+    Args:
+        parts: one at least.
+        any_bundle: allow different bundles.
+
+    Raises:
+        LengthsError: there are none, the bundles or their length axes differ, or the counts are
+            more than 2^53 in all.
+    """
+    if not parts:
+        raise LengthsError("no stats files were given", hint=STATS_HINT)
+    manifests = tuple(sorted({sha for part in parts for sha in part.manifests}))
+    if len(manifests) > 1 and not any_bundle:
+        first = {sha: part for part in reversed(parts) for sha in part.manifests}
+        listed = "\n".join(f"  {first[sha].sources[0]}: {sha}" for sha in manifests)
+        raise LengthsError(
+            f"the stats belong to {len(manifests)} different bundles:\n{listed}",
+            hint="give the files of one bundle, or --any-bundle",
+        )
+    axes = sorted({part.length_axis for part in parts})
+    if len(axes) > 1:
+        raise LengthsError(
+            f"the stats count different axes: {', '.join(axes)}",
+            hint="give files of one model",
+        )
+    served: Counter[int] = Counter()
+    outside: Counter[int] = Counter()
+    cells: Counter[tuple[int, int]] = Counter()
+    for part in parts:
+        served.update(_counts(part.distribution))
+        outside.update(part.outside)
+        cells.update(part.cells or {})
+    counted = [part for part in parts if part.runs] or parts
+    cell_axes = {part.cell_axes for part in counted}
+    has_cells = len(cell_axes) == 1 and all(part.cells is not None for part in counted)
+    bundle = ", ".join(dict.fromkeys(part.bundle for part in parts))
+    sources = tuple(source for part in parts for source in part.sources)
+    merged = LengthDistribution.from_counts(served, "; ".join(sources)) if served else None
+    return ServedTraffic(
+        bundle=bundle,
+        manifests=manifests,
+        length_axis=axes[0],
+        length_bin=max(part.length_bin for part in parts),
+        distribution=merged,
+        outside=dict(sorted(outside.items())),
+        refused=sum(part.refused for part in parts),
+        since=min((part.since for part in parts), key=parse_time),
+        until=max((part.until for part in parts), key=parse_time),
+        buckets=_add_buckets([part.buckets for part in parts]) if len(manifests) == 1 else (),
+        cell_axes=next(iter(cell_axes)) if has_cells else (),
+        cells=dict(sorted(cells.items())) if has_cells else None,
+        sources=sources,
+    )
+
+
+def _add_buckets(parts: Sequence[tuple[BucketTraffic, ...]]) -> tuple[BucketTraffic, ...]:
+    if len({len(part) for part in parts}) != 1:
+        raise LengthsError("the stats are of one bundle, but have different numbers of buckets")
+    result = []
+    for items in zip(*parts, strict=True):
+        runs = sum(item.runs for item in items)
+        total = sum(item.runs * item.mean_ms for item in items if item.mean_ms is not None)
+        result.append(BucketTraffic(runs, total / runs if runs else None))
+    return tuple(result)
+
+
+def _counts(distribution: LengthDistribution | None) -> Counter[int]:
+    if distribution is None:
+        return Counter()
+    return Counter(dict(zip(distribution.lengths, distribution.counts, strict=True)))
+
+
+def parse_time(text: str) -> datetime:
+    """A time such as ``2026-11-21T10:00:00Z``, in UTC; raises ValueError for one that never was."""
+    # fromisoformat knows Z only from Python 3.11 on, and fractions of 3 or 6 digits before.
+    whole, _, fraction = text[:-1].partition(".")
+    return datetime.fromisoformat(whole).replace(microsecond=int(fraction.ljust(6, "0") or "0"))

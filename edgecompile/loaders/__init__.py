@@ -1,0 +1,1 @@
+"""Loads models from folders, factories and saved programs."""

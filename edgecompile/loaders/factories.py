@@ -1,0 +1,299 @@
+"""Models made by the user's own code: ``file.py:factory`` and ``package.module:factory``.
+
+A factory is a function without arguments that returns a :class:`ModelSpec`, a dict with its
+fields, or a tuple ``(module, inputs, axes)``::
+
+    def make():
+        return {
+            "module": MyModel(),                      # a torch.nn.Module
+            "inputs": {"x": torch.randn(1, 16, 8)},   # example tensors by forward's argument names
+            "axes": {"x": {1: "length"}},             # which dimensions vary, by axis name
+            "limits": {"length": (1, 512)},           # sizes that an axis may have
+            "pad": {"x": 0.0},                        # what fills x behind its content
+            "bounds": {"ids": (0, 999)},              # allowed values, checked before every run
+        }
+
+One that returns ``{"module": model, "task": "causal-lm"}`` (or ``"seq2seq-lm"``), or such a model
+alone where that task is asked for, makes a generator of a transformers model; its inputs are those of
+:mod:`edgecompile.loaders.generators.causal_step` or :mod:`edgecompile.loaders.generators.seq2seq_step`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from edgecompile.errors import ModelError
+from edgecompile.loaders.factory_specs import build_model, find_problems
+from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
+from edgecompile.models.modules import describe_error, is_user_code
+from edgecompile.models.tasks import SEQ2SEQ_LM
+from edgecompile.runtime.dtypes import Number
+from edgecompile.runtime.schema import CAUSAL_LM
+
+_FORMS = (
+    "a factory returns a dict with the keys module, inputs, axes and perhaps others, the same as "
+    "an edgecompile.loaders.factories.ModelSpec, or a tuple (module, inputs, axes): "
+    'return {"module": Net(), "inputs": {"x": torch.randn(1, 16, 8)}, "axes": {"x": {1: "length"}}}'
+)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a factory returns.
+
+    Attributes:
+        module: the model; it is put in eval mode and its weights are converted to float32.
+        inputs: example tensors by the names of ``forward``'s arguments, or a sequence of them in
+            the arguments' order. The model must work with them.
+        axes: for each input, which dimensions vary: dimension → axis name. Dimensions that share
+            a name always have the same size. Where nothing varies, the examples' size is the plan.
+        limits: smallest and largest size per axis; None as largest: no limit. Default: from 1 on;
+            ``batch`` has 1 unless a batch range is asked for.
+        max_length: shorthand for the upper limit of the length axis.
+        length_axis: the axis that varies with traffic; default: the one called ``length``, or the
+            only one that isn't ``batch``.
+        pad: value that fills an input behind its content in pad mode, by input name.
+        bounds: smallest and largest allowed value by input name.
+        masks: inputs that are 1 at real positions and 0 at padding; default: those of integer or
+            bool type whose name ends in ``mask``.
+        outputs: names for what ``forward`` returns as a tensor or a tuple.
+        name: of the model.
+        tokenizer: path of its ``tokenizer.json``.
+    """
+
+    module: nn.Module
+    inputs: Mapping[str, Any] | Sequence[Any]
+    axes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    limits: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    max_length: int | None = None
+    length_axis: str | None = None
+    pad: Mapping[str, Number] = field(default_factory=dict)
+    bounds: Mapping[str, tuple[Number, Number]] = field(default_factory=dict)
+    masks: Sequence[str] | None = None
+    outputs: Sequence[str] | None = None
+    name: str | None = None
+    tokenizer: str | Path | None = None
+
+
+def load_factory(where: str, factory: str, options: LoadOptions) -> LoadedModel:
+    """Imports ``where`` (a file or a module's dotted name), calls ``factory`` in it.
+
+    Raises:
+        ModelError: there is no such file, module or function, the code raises, or what it
+            returns can't be used; names the line of the user's code, and all problems at once.
+    """
+    spec = f"{where}:{factory}"
+    module = _import_file(Path(where).expanduser()) if _is_file(where) else _import_module(where)
+    made = _call(_find(module, factory, spec), spec)
+    source = ModelSource("factory", spec, details={"module": type(made).__name__})
+    generator = _generator(made, spec, factory, source, options)
+    if generator is not None:
+        return generator
+    return build_model(to_spec(made, f"{spec} returned", options), source, factory, options)
+
+
+def load_object(value: object, options: LoadOptions) -> LoadedModel:
+    """A model from what a factory would return; see :class:`ModelSpec`.
+
+    Raises:
+        ModelError: see :func:`load_factory`.
+    """
+    source = ModelSource("object", type(value).__name__)
+    generator = _generator(value, "the model", "model", source, options)
+    if generator is not None:
+        return generator
+    return build_model(to_spec(value, "the model is", options), source, "model", options)
+
+
+def _generator(
+    value: object, subject: str, name: str, source: ModelSource, options: LoadOptions
+) -> LoadedModel | None:
+    """What generates tokens, if it is said that it does; None if that isn't said.
+
+    Raises:
+        ModelError: it isn't a transformers model that can, or is asked for another task than it says.
+    """
+    module: Any = value
+    task, rest = options.task, {}
+    if isinstance(value, Mapping):
+        module, task = value.get("module"), value.get("task", options.task)
+        rest = {k: v for k, v in value.items() if k not in ("module", "task", "name", "tokenizer")}
+        name = str(value.get("name", name))
+    if options.task not in (None, task):
+        raise ModelError(
+            f"{subject} says the task {task!r}, and --task {options.task} is asked for",
+            hint="leave --task out, or change what the factory says",
+        )
+    if task not in (CAUSAL_LM, SEQ2SEQ_LM):
+        return None
+    problems = [f"it says {key!r}, which generation settles" for key in rest]
+    if not (isinstance(module, nn.Module) and hasattr(module, "generation_config")):
+        problems.append(f"it is a {type(module).__name__}, not a transformers model that generates")
+    if problems:
+        raise ModelError(
+            f"{subject} can't be used for {task}: " + "; ".join(problems),
+            hint=f'return {{"module": model, "task": "{task}"}}; keys beside: name, tokenizer',
+        )
+    from edgecompile.loaders.generators.registry import MAKERS  # needs transformers
+
+    tokenizer = value.get("tokenizer") if isinstance(value, Mapping) else None
+    return MAKERS[task](
+        module.eval().float(),
+        options,
+        name=name,
+        source=source,
+        tokenizer=None if tokenizer is None else Path(tokenizer),
+    )
+
+
+def to_spec(value: object, subject: str, options: LoadOptions) -> ModelSpec:
+    """Any of the forms that a factory may return as a :class:`ModelSpec`.
+
+    Raises:
+        ModelError: it is none of them; says what it is. Of a dict, all that is wrong with it.
+    """
+    if isinstance(value, ModelSpec):
+        return value
+    if isinstance(value, Mapping):
+        return _spec_of_dict(value, subject, options)
+    if isinstance(value, tuple) and len(value) in (2, 3):
+        return ModelSpec(*value)
+    if isinstance(value, nn.Module):
+        raise ModelError(f"{subject} a module alone: example inputs are needed too", hint=_FORMS)
+    size = f" of {len(value)}" if isinstance(value, tuple) else ""
+    raise ModelError(f"{subject} a {type(value).__name__}{size}", hint=_FORMS)
+
+
+def _spec_of_dict(value: Mapping[Any, Any], subject: str, options: LoadOptions) -> ModelSpec:
+    names = [item.name for item in fields(ModelSpec)]
+    problems, known = [], {key: item for key, item in value.items() if key in names}
+    for key, item in value.items():
+        if key not in names:
+            close = get_close_matches(str(key), names, n=1)
+            problems.append(
+                f"it has the unknown key {key!r}" + (f": did you mean {close[0]}?" if close else "")
+            )
+            for name in close:  # the rest is looked at as if it had been written so
+                known.setdefault(name, item)
+    missing = [key for key in ("module", "inputs") if key not in known]
+    problems += [f"it has no '{key}'" for key in missing]
+    if problems and not missing:
+        problems += find_problems(ModelSpec(**known), options)
+    if problems:
+        raise ModelError(
+            f"{subject} a dict that can't be used: " + "; ".join(problems),
+            hint="keys: " + ", ".join(names),
+        )
+    return ModelSpec(**known)
+
+
+def _is_file(where: str) -> bool:
+    return where.endswith(".py") or "/" in where
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ModelError(f"there is no file '{path}'", hint="a factory is written file.py:function")
+    name = f"edgecompile_factory_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path)
+    if found is None or found.loader is None:
+        raise ModelError(f"'{path}' isn't a Python file")
+    module = importlib.util.module_from_spec(found)
+    # Registered before it runs: dataclasses and pickling look their module up by name.
+    sys.modules[name] = module
+    try:
+        with _on_path(path.resolve().parent):
+            found.loader.exec_module(module)
+    except (Exception, SystemExit) as exc:
+        del sys.modules[name]
+        raise ModelError(_readable(exc, f"'{path}' can't be imported")) from exc
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        with _on_path(Path.cwd()):
+            return importlib.import_module(name)
+    except ModuleNotFoundError as exc:
+        if exc.name is not None and (name == exc.name or name.startswith(exc.name + ".")):
+            raise ModelError(
+                f"there is no Python module '{name}'",
+                hint="a factory is written file.py:function or package.module:function; modules "
+                "are looked up in this folder and in the environment",
+            ) from exc
+        raise ModelError(_readable(exc, f"'{name}' can't be imported")) from exc
+    except (Exception, SystemExit) as exc:
+        raise ModelError(_readable(exc, f"'{name}' can't be imported")) from exc
+
+
+def _find(module: ModuleType, factory: str, spec: str) -> Callable[[], Any]:
+    found: Any = module
+    for part in factory.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        functions = sorted(
+            name
+            for name, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
+        )
+        raise ModelError(
+            f"'{spec}': there is no function {factory}",
+            hint="it has " + (", ".join(functions[:10]) or "no functions"),
+        )
+    if isinstance(found, nn.Module):  # which can be called, but with inputs
+        raise ModelError(
+            f"'{spec}' is a module ({type(found).__name__}), not a function",
+            hint=f"name a function that returns it; {_FORMS}",
+        )
+    if not callable(found):
+        raise ModelError(f"'{spec}' isn't a function, but {type(found).__name__}")
+    made: Callable[[], Any] = found
+    return made
+
+
+def _call(factory: Callable[[], Any], spec: str) -> Any:
+    try:
+        with redirect_stdout(sys.stderr):
+            return factory()
+    except ModelError:
+        raise
+    except (Exception, SystemExit) as exc:
+        raise ModelError(
+            _readable(exc, f"the factory '{spec}' raised"), hint="--debug shows the traceback"
+        ) from exc
+
+
+def _readable(exc: BaseException, what: str) -> str:
+    """The exception and the last lines of the traceback that are the user's own."""
+    if isinstance(exc, SyntaxError) and exc.filename:
+        return f"{what}: {exc.filename}:{exc.lineno}: {exc.msg}: {(exc.text or '').strip()}"
+    frames = [f for f in traceback.extract_tb(exc.__traceback__) if is_user_code(f.filename)]
+    places = [f"  {f.filename}:{f.lineno} in {f.name}: {f.line}" for f in frames[-4:]]
+    text = f"{type(exc).__name__}: {exc}" if str(exc) else describe_error(exc)
+    return "\n".join([f"{what}: {text}", *places])
+
+
+@contextmanager
+def _on_path(folder: Path) -> Iterator[None]:
+    """Lets the user's code import what lies beside it, and keeps what it prints off stdout."""
+    text = str(folder)
+    sys.path.insert(0, text)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if text in sys.path:
+            sys.path.remove(text)

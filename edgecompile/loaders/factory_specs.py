@@ -1,0 +1,363 @@
+"""Checks what a factory returned and makes a LoadedModel of it; every problem is reported."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from edgecompile.errors import ModelError
+from edgecompile.loaders.input_specs import as_dict, describe_inputs
+from edgecompile.models.loaded import AxisLimits, InputSpec, LoadedModel, LoadOptions, ModelSource
+from edgecompile.models.modules import NamedModule, describe_error
+from edgecompile.models.probing import copy_changed_inputs, probe_outputs
+from edgecompile.runtime.dtypes import INPUT_NAMES
+
+if TYPE_CHECKING:
+    from edgecompile.loaders.factories import ModelSpec
+
+_NAME = re.compile(r"[A-Za-z_]\w{0,99}")
+_MAX_DIMS = 8
+_GPU = re.compile(r"\bcuda\b|\bGPU\b|'CPU' backend", re.IGNORECASE)
+BATCH = "batch"
+LENGTH = "length"
+
+
+def build_model(
+    spec: ModelSpec, source: ModelSource, default_name: str, options: LoadOptions
+) -> LoadedModel:
+    """Makes a LoadedModel of a factory's result.
+
+    Raises:
+        ModelError: lists everything that is wrong with it, or says where the module fails on its
+            example inputs.
+    """
+    checker = _Checker(spec, options)
+    module, inputs, axes, length_axis = checker.check()
+    if checker.problems:
+        raise ModelError(
+            f"'{source.spec}' can't be used: " + "; ".join(checker.problems),
+            hint="what a factory returns is described in edgecompile.loaders.factories.ModelSpec",
+        )
+    assert module is not None
+    plain = _to_plain(module, checker.notes)
+    name = re.sub(r"[^A-Za-z0-9_.+-]+", "-", options.name or spec.name or default_name)
+    named = NamedModule(plain, [item.name for item in inputs], output_names=spec.outputs).eval()
+    examples = checker.examples
+    known = {
+        axis: int(examples[item.name].shape[dim])
+        for item in inputs
+        for dim, axis in enumerate(item.shape)
+        if isinstance(axis, str)
+    }
+    _run_example(named, examples, source.spec, checker.notes)
+    copied = copy_changed_inputs(named, inputs, axes, name, known)
+    outputs = probe_outputs(named, inputs, axes, name, known)
+    return LoadedModel(
+        name=name,
+        module=named,
+        inputs=tuple(inputs),
+        outputs=outputs,
+        axes=axes,
+        length_axis=length_axis,
+        source=source,
+        tokenizer=None if spec.tokenizer is None else Path(spec.tokenizer),
+        notes=(*checker.notes, *copied),
+    )
+
+
+def find_problems(spec: ModelSpec, options: LoadOptions) -> list[str]:
+    """What is wrong with a factory's result, as far as it can be told without running it."""
+    checker = _Checker(spec, options)
+    checker.check()
+    return checker.problems
+
+
+class _Checker:
+    """Goes through a ModelSpec in the order in which its parts depend on each other."""
+
+    def __init__(self, spec: ModelSpec, options: LoadOptions) -> None:
+        self.spec = spec
+        self.options = options
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+        self.examples: dict[str, torch.Tensor] = {}
+
+    def check(
+        self,
+    ) -> tuple[nn.Module | None, list[InputSpec], dict[str, AxisLimits], str | None]:
+        module = self._module()
+        self.examples = self._examples(module)
+        shapes = self._shapes()
+        axes = self._axes(shapes)
+        length_axis = self._length_axis(axes)
+        self._limit_length(axes, length_axis)
+        self._check_sizes(shapes, axes)
+        inputs = describe_inputs(
+            self.examples,
+            shapes,
+            pad={**as_dict(self.spec.pad), **self.options.pad},
+            bounds=as_dict(self.spec.bounds),
+            masks=self.spec.masks,
+            problems=self.problems,
+        )
+        return module, inputs, axes, length_axis
+
+    def _module(self) -> nn.Module | None:
+        module: Any = self.spec.module
+        if not isinstance(module, nn.Module):
+            kind = module.__name__ if isinstance(module, type) else f"a {type(module).__name__}"
+            self.problems.append(f"module is {kind}, not a torch.nn.Module (an instance)")
+            return None
+        state = [*module.named_parameters(), *module.named_buffers()]
+        places = sorted({tensor.device.type for _, tensor in state} - {"cpu"})
+        if places:
+            first = next(name for name, t in state if t.device.type != "cpu")
+            self.problems.append(
+                f"weights are on {', '.join(places)} ('{first}'): they must have values on the CPU"
+            )
+        return module
+
+    def _examples(self, module: nn.Module | None) -> dict[str, torch.Tensor]:
+        given: Any = self.spec.inputs
+        accepted = None if module is None else _parameters(module)
+        if isinstance(given, (torch.Tensor, np.ndarray)):
+            given = (given,)
+        if isinstance(given, Sequence) and not isinstance(given, str):
+            if accepted is None:
+                return {}
+            names = [name for name in accepted if not name.startswith("*")]
+            if len(given) > len(names):
+                self.problems.append(
+                    f"{len(given)} example inputs, but forward takes {', '.join(names) or 'none'}"
+                )
+            given = dict(zip(names, given, strict=False))
+        if not isinstance(given, Mapping) or not given:
+            self.problems.append("inputs is no dict of example tensors by argument name")
+            return {}
+        result = {}
+        for name, value in given.items():
+            tensor = self._tensor(str(name), value)
+            if tensor is not None:
+                result[str(name)] = tensor
+        if accepted is not None:
+            self._check_arguments(result, accepted)
+        return result
+
+    def _tensor(self, name: str, value: Any) -> torch.Tensor | None:
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value)
+        if not isinstance(value, torch.Tensor):
+            self.problems.append(f"the input '{name}' is a {type(value).__name__}, not a tensor")
+            return None
+        if value.device.type == "meta":
+            self.problems.append(f"the input '{name}' is on meta: it must have values")
+            return None
+        tensor = value.detach().cpu()
+        if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):
+            self.notes.append(f"the input '{name}' was {tensor.dtype}, it is float32 now")
+            tensor = tensor.float()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in INPUT_NAMES:
+            self.problems.append(f"the input '{name}' is {dtype}, which isn't supported")
+            return None
+        if tensor.dim() > _MAX_DIMS or 0 in tensor.shape:
+            self.problems.append(
+                f"the input '{name}' has the shape {list(tensor.shape)}: at most {_MAX_DIMS} "
+                "dimensions, none of size 0"
+            )
+            return None
+        return tensor.contiguous()
+
+    def _check_arguments(
+        self, examples: Mapping[str, torch.Tensor], accepted: Mapping[str, bool]
+    ) -> None:
+        open_ended = any(name.startswith("**") for name in accepted)
+        names = [name for name in accepted if not name.startswith("*")]
+        for name in examples:
+            if not _NAME.fullmatch(name):
+                self.problems.append(f"{name!r} isn't a name for an input")
+            elif name not in names and not open_ended:
+                self.problems.append(
+                    f"forward takes no '{name}'; it takes {', '.join(names) or 'nothing'}"
+                )
+        missing = [name for name in names if accepted[name] and name not in examples]
+        if missing:
+            self.problems.append(f"no example input for {', '.join(missing)}")
+
+    def _shapes(self) -> dict[str, list[int | str]]:
+        shapes: dict[str, list[int | str]] = {k: list(t.shape) for k, t in self.examples.items()}
+        axes: Any = self.spec.axes
+        if not isinstance(axes, Mapping) or not all(isinstance(v, Mapping) for v in axes.values()):
+            self.problems.append('axes isn\'t of the form {"x": {1: "length"}}')
+            return shapes
+        for name, dims in axes.items():
+            if name not in shapes:
+                self.problems.append(f"axes names the input '{name}', which doesn't exist")
+                continue
+            for dim, axis in dims.items():
+                rank = len(shapes[name])
+                if not isinstance(dim, int) or not -rank <= dim < rank:
+                    self.problems.append(f"'{name}' has {rank} dimensions, but axes names {dim!r}")
+                elif not isinstance(axis, str) or not _NAME.fullmatch(axis):
+                    self.problems.append(f"{axis!r} isn't a name for an axis")
+                else:
+                    shapes[name][dim] = axis
+        return shapes
+
+    def _axes(self, shapes: Mapping[str, Sequence[int | str]]) -> dict[str, AxisLimits]:
+        names = dict.fromkeys(d for shape in shapes.values() for d in shape if isinstance(d, str))
+        limits: Any = self.spec.limits
+        result = {}
+        for axis in names:
+            given = limits.get(axis) if isinstance(limits, Mapping) else None
+            lo, hi = (1, 1) if axis == BATCH and given is None else (1, None)
+            if given is not None:
+                checked = _pair(given)
+                if checked is None:
+                    self.problems.append(
+                        f"the limits of {axis} are {given!r}, not (lowest, highest) from 1"
+                    )
+                else:
+                    lo, hi = checked
+            if axis == BATCH and self.options.batch is not None:
+                asked = self.options.batch
+                if given is not None and not (lo <= asked[0] and asked[1] <= (hi or asked[1])):
+                    self.problems.append(
+                        f"the batch {asked[0]}..{asked[1]} isn't within {AxisLimits(lo, hi)}"
+                    )
+                lo, hi = asked
+            result[axis] = AxisLimits(lo, hi)
+        if not isinstance(limits, Mapping):
+            self.problems.append('limits isn\'t of the form {"length": (1, 512)}')
+        else:
+            self.problems += [f"limits names the axis {a!r}" for a in limits if a not in names]
+        return result
+
+    def _length_axis(self, axes: Mapping[str, AxisLimits]) -> str | None:
+        given = self.spec.length_axis
+        if given is not None:
+            if given not in axes:
+                self.problems.append(f"length_axis is {given!r}, which no input has")
+                return None
+            return given
+        others = [axis for axis in axes if axis != BATCH]
+        if LENGTH in axes:
+            return LENGTH
+        if len(others) > 1:
+            self.problems.append(f"length_axis must say which of {', '.join(others)} it is")
+        # Where nothing else varies, what varies with traffic is how much comes at once.
+        return others[0] if others else (BATCH if BATCH in axes else None)
+
+    def _limit_length(self, axes: dict[str, AxisLimits], length_axis: str | None) -> None:
+        wanted = [self.spec.max_length, self.options.max_length]
+        for value in wanted:
+            if value is None:
+                continue
+            if length_axis is None:
+                self.problems.append("a maximum length is given, but there is no length axis")
+                return
+            limits = axes[length_axis]
+            if not isinstance(value, int) or value < limits.lo:
+                self.problems.append(f"max_length is {value!r}, not a size from {limits.lo} on")
+            elif value is self.options.max_length and limits.hi is not None and value > limits.hi:
+                self.problems.append(f"the maximum length {value} is over the model's {limits.hi}")
+            else:
+                axes[length_axis] = AxisLimits(limits.lo, min(value, limits.hi or value))
+
+    def _check_sizes(
+        self, shapes: Mapping[str, Sequence[int | str]], axes: Mapping[str, AxisLimits]
+    ) -> None:
+        seen: dict[str, tuple[str, int]] = {}
+        for name, shape in shapes.items():
+            for dim, axis in enumerate(shape):
+                if not isinstance(axis, str):
+                    continue
+                size = int(self.examples[name].shape[dim])
+                first, other = seen.setdefault(axis, (name, size))
+                if other != size:
+                    self.problems.append(
+                        f"{axis} is {other} in the example '{first}' and {size} in '{name}'"
+                    )
+                limits = axes[axis]
+                hi = limits.hi or size
+                # A batch chosen by option needn't be the one of the example.
+                if axis != BATCH and not limits.lo <= size <= hi:
+                    self.problems.append(
+                        f"{axis} is {size} in the example '{name}', outside its limits {limits}"
+                    )
+
+
+def _to_plain(module: nn.Module, notes: list[str]) -> nn.Module:
+    """The module in eval mode with float32 weights; the user's own is copied if it must change."""
+    tensors = [*module.parameters(), *module.buffers()]
+    other = {str(t.dtype) for t in tensors if t.is_floating_point() and t.dtype != torch.float32}
+    if other:
+        notes.append(f"weights were {', '.join(sorted(other))}, they are float32 now")
+        module = copy.deepcopy(module).float()
+    return module.eval()
+
+
+def _run_example(
+    module: nn.Module, examples: Mapping[str, torch.Tensor], spec: str, notes: Sequence[str]
+) -> None:
+    with torch.no_grad(), redirect_stdout(sys.stderr):
+        try:
+            # The tensors are the factory's own: whatever the model changes, they stay.
+            module(**{name: tensor.clone() for name, tensor in examples.items()})
+        except ModelError:
+            raise
+        except Exception as exc:
+            shapes = ", ".join(f"{k} {list(t.shape)} {t.dtype}" for k, t in examples.items())
+            raise ModelError(
+                f"the model of '{spec}' fails on its example inputs ({shapes}): "
+                + describe_error(exc),
+                hint=_failure_hint(exc, notes),
+            ) from exc
+
+
+def _failure_hint(exc: Exception, notes: Sequence[str]) -> str:
+    """What may help where a module fails on its own example."""
+    text = str(exc)
+    hints = []
+    if "dtype" in text and any(note.startswith("weights were") for note in notes):
+        hints.append(
+            "all weights are float32 now: let forward convert to the dtype of the weights it "
+            "uses (x.to(self.layer.weight.dtype)) instead of to one that it names"
+        )
+    if "meta" in text:
+        hints.append("a tensor on meta has no values: load the weights before you return the model")
+    if _GPU.search(text):
+        hints.append("everything runs on the CPU here: take what moves to a GPU out of forward")
+    return "; ".join([*hints, "--debug shows the traceback"])
+
+
+def _parameters(module: nn.Module) -> dict[str, bool]:
+    """Names of forward's arguments and whether each must be given; stars mark open-ended ones."""
+    result = {}
+    for name, item in inspect.signature(module.forward).parameters.items():
+        if item.kind is item.VAR_POSITIONAL:
+            result["*" + name] = False
+        elif item.kind is item.VAR_KEYWORD:
+            result["**" + name] = False
+        else:
+            result[name] = item.default is item.empty
+    return result
+
+
+def _pair(value: Any) -> tuple[int, int | None] | None:
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        return None
+    lo, hi = value
+    if not isinstance(lo, int) or lo < 1 or not (hi is None or (isinstance(hi, int) and hi >= lo)):
+        return None
+    return lo, hi

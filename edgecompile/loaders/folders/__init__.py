@@ -1,0 +1,1 @@
+"""Loads models from folders in Hugging Face layout."""

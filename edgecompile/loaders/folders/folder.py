@@ -1,0 +1,141 @@
+"""Loads model folders in Hugging Face layout: the task, the model, what goes in, what comes out.
+
+A folder holds config.json and safetensors weights; with a sentence-transformers ``modules.json``
+pooling and normalization become part of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edgecompile.errors import ModelError
+from edgecompile.files import hash_tree
+from edgecompile.loaders.folders.audio_inputs import audio_inputs
+from edgecompile.loaders.folders.files import find_weights, plain_name, read_object
+from edgecompile.loaders.folders.heads import assemble, keep_outputs, label_names, pipeline_for
+from edgecompile.loaders.folders.image_inputs import image_inputs
+from edgecompile.loaders.folders.pretrained import drop_pooler, load_pretrained, main_input
+from edgecompile.loaders.folders.sentence_modules import SentencePipeline, read_pipeline
+from edgecompile.loaders.folders.text_inputs import FolderInputs, text_inputs, with_pads
+from edgecompile.loaders.kinds import check_config
+from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
+from edgecompile.models.modules import NamedModule
+from edgecompile.models.probing import copy_changed_inputs, probe_outputs
+from edgecompile.models.tasks import SEQ2SEQ_LM, Task, choose_task, reads
+from edgecompile.runtime.schema import CAUSAL_LM
+
+__all__ = ["load_folder"]
+
+
+def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
+    """Loads a folder in Hugging Face layout; see :func:`edgecompile.models.loaded.load_model`.
+
+    The task decides: texts are ``input_ids`` and ``attention_mask`` [batch, length], int64
+    (``token_type_ids`` if wanted); for others see :mod:`edgecompile.loaders.folders.audio_inputs` and
+    :mod:`edgecompile.loaders.folders.image_inputs`. Outputs are ``sentence_embedding`` where there is a pooling,
+    else what transformers' class returns, as far as the task is about it.
+
+    Raises:
+        ModelError: the folder is incomplete, or the model isn't supported.
+        MissingDependencyError: transformers isn't installed.
+    """
+    pipeline = read_pipeline(folder) if (folder / "modules.json").is_file() else None
+    inner = pipeline.transformer if pipeline is not None else folder
+    config = read_object(inner / "config.json", "the model's configuration")
+    check_config(inner, config)
+    main = main_input(config)
+    task = choose_task(config, options.task, main_input=main, pipeline=pipeline is not None)
+    if task.name in (CAUSAL_LM, SEQ2SEQ_LM):
+        from edgecompile.loaders.generators.registry import load_generator  # needs transformers
+
+        return load_generator(folder, options, task.name)
+    find_weights(inner)
+    pooling, steps = pipeline_for(pipeline, options, task)
+    if pooling is not None and reads(main) != "text":
+        raise ModelError(f"pooling is for texts, but this model reads {main}")
+    pretrained = load_pretrained(inner, config, task)
+    transformer = pretrained.model
+    notes = list(pretrained.notes)
+    if pooling is not None:
+        drop_pooler(transformer)
+    made = _inputs(transformer, inner, config, options, task, pooled=pooling is not None)
+    inputs = with_pads(made.inputs, options)
+    module = assemble(
+        transformer,
+        [spec.name for spec in inputs],
+        pooling=pooling,
+        steps=steps,
+        constants=made.constants,
+        softmax=options.softmax,
+    )
+    name = options.name or plain_name(folder.resolve().name)
+    copied = copy_changed_inputs(module, inputs, made.axes, name)
+    outputs = probe_outputs(module, inputs, made.axes, name)
+    kept = keep_outputs(task, outputs)
+    if kept is not None:
+        module = NamedModule(module, [spec.name for spec in inputs], only=kept).eval()
+        outputs = tuple(spec for spec in outputs if spec.name in kept)
+    if options.softmax and not any(spec.name.endswith("scores") for spec in outputs):
+        raise ModelError(
+            f"--softmax: {type(transformer).__name__} has no logits, only "
+            + ", ".join(spec.name for spec in outputs)
+        )
+    tokenizer = next((p for d in (folder, inner) if (p := d / "tokenizer.json").is_file()), None)
+    return LoadedModel(
+        name=name,
+        module=module,
+        inputs=inputs,
+        outputs=outputs,
+        axes=made.axes,
+        length_axis=made.length_axis,
+        source=ModelSource(
+            kind="folder",
+            spec=str(folder),
+            sha256=hash_tree(folder),
+            details=_details(transformer, config, task, pipeline),
+        ),
+        tokenizer=tokenizer,
+        notes=(*notes, *made.notes, *copied),
+        labels=label_names(transformer.config, outputs),
+        load=options.to_json(),
+    )
+
+
+def _details(
+    model: Any, config: Mapping[str, Any], task: Task, pipeline: SentencePipeline | None
+) -> dict[str, str]:
+    return {
+        "architecture": type(model).__name__,
+        "model_type": str(config.get("model_type")),
+        "task": task.name,
+        **({} if pipeline is None else {"pipeline": pipeline.description}),
+    }
+
+
+def _inputs(
+    model: Any,
+    folder: Path,
+    config: Mapping[str, Any],
+    options: LoadOptions,
+    task: Task,
+    *,
+    pooled: bool,
+) -> FolderInputs:
+    kind = reads(model.main_input_name)
+    if kind is None:
+        raise ModelError(
+            f"'{folder}': {type(model).__name__} takes {model.main_input_name}",
+            hint="folders of models of text, audio and images are supported; for others write a "
+            "factory (file.py:function) that returns the module with example inputs and its axes",
+        )
+    if kind != "text" and options.token_type_ids:
+        raise ModelError(f"'{folder}': {type(model).__name__} takes no token_type_ids")
+    if kind != "image" and options.image_size is not None:
+        raise ModelError(f"--image-size is for images, but this model reads {kind}")
+    if kind == "audio":
+        return audio_inputs(model, folder, options)
+    if kind == "image":
+        return image_inputs(model, folder, options)
+    return text_inputs(model, folder, config, options, task, pooled=pooled)

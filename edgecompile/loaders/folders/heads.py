@@ -1,0 +1,161 @@
+"""What is compiled around a folder's model for a task: pooling, softmax, and which outputs stay."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgecompile.errors import ModelError
+from edgecompile.loaders.folders.sentence_modules import (
+    Normalize,
+    Pooling,
+    SentenceEncoder,
+    SentencePipeline,
+)
+from edgecompile.models.loaded import LoadOptions, OutputSpec
+from edgecompile.models.modules import NamedModule, name_outputs
+from edgecompile.models.options import POOLING_MODES
+from edgecompile.models.tasks import Task
+
+__all__ = ["Scores", "assemble", "keep_outputs", "label_names", "pipeline_for"]
+
+#: The outputs that a task is about, where the model has them.
+_KEPT: Mapping[str, tuple[str, ...]] = {
+    "sequence-classification": ("logits", "scores"),
+    "token-classification": ("logits", "scores"),
+    "question-answering": ("start_logits", "end_logits", "start_scores", "end_scores"),
+    "audio": ("logits", "scores", "last_hidden_state", "pooler_output"),
+    "image": ("logits", "scores", "last_hidden_state", "pooler_output"),
+}
+
+
+#: [batch, classes, height, width]: of each pixel, as segmentation has it.
+_IMAGE_DIMS = 4
+
+
+class Scores(nn.Module):
+    """Puts a softmax, or a sigmoid where classes don't exclude each other, behind each ``logits``.
+
+    ``logits`` become ``scores``, ``start_logits`` become ``start_scores``. Classes are the last
+    dimension, of pixels the second one. Scores of an answer's
+    start and end are over the tokens: those of the padding are 0.
+    """
+
+    def __init__(self, model: nn.Module, *, independent: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.independent = independent
+
+    def forward(self, **inputs: Any) -> dict[str, torch.Tensor]:
+        found = name_outputs(self.model(**inputs))
+        mask = inputs.get("attention_mask")
+        return {
+            name.replace("logits", "scores"): self._score(name, value, mask)
+            if name.endswith("logits")
+            else value
+            for name, value in found.items()
+        }
+
+    def _score(self, name: str, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        if self.independent:
+            return value.sigmoid()
+        if value.dim() == _IMAGE_DIMS:
+            return value.softmax(1)
+        if name != "logits" and mask is not None:
+            value = value.masked_fill(mask == 0, torch.finfo(value.dtype).min)
+        return value.softmax(-1)
+
+
+def pipeline_for(
+    pipeline: SentencePipeline | None, options: LoadOptions, task: Task
+) -> tuple[Pooling | None, tuple[nn.Module, ...]]:
+    """The pooling and what follows it, of a modules.json or as asked for.
+
+    Raises:
+        ModelError: lists the options that don't go together.
+    """
+    pooling = None if pipeline is None else pipeline.pooling
+    steps = () if pipeline is None else pipeline.steps
+    problems = []
+    if options.pooling is not None:
+        if pooling is not None:
+            problems.append("the folder's modules.json says how it pools, --pooling does, too")
+        if task.name not in ("feature-extraction", "seq2seq-encoder"):
+            problems.append(f"--pooling is for feature-extraction, not for {task.name}")
+        if options.pooling not in POOLING_MODES:
+            problems.append(f"there is no pooling '{options.pooling}': {', '.join(POOLING_MODES)}")
+        else:
+            pooling = Pooling((options.pooling,))
+    if options.normalize and pooling is None:
+        problems.append("--normalize is for an embedding, which takes --pooling or a modules.json")
+    if options.softmax and (pooling is not None or task.bare):
+        problems.append(f"--softmax is for classifiers, not for {task.name}")
+    if problems:
+        raise ModelError("; ".join(problems))
+    if options.normalize and not (steps and isinstance(steps[-1], Normalize)):
+        steps = (*steps, Normalize())
+    return pooling, steps
+
+
+def assemble(
+    model: Any,
+    names: Sequence[str],
+    *,
+    pooling: Pooling | None,
+    steps: tuple[nn.Module, ...],
+    constants: Mapping[str, Any],
+    softmax: bool,
+) -> NamedModule:
+    """The module to compile: takes inputs by ``names``, gives named tensors.
+
+    Raises:
+        ModelError: a softmax is asked for behind a regression.
+    """
+    accepted = inspect.signature(model.forward).parameters
+    if pooling is not None:
+        encoder = SentenceEncoder(model, pooling, steps, "attention_mask" in accepted)
+        return NamedModule(encoder.eval(), names).eval()
+    always = {"use_cache": False, "return_dict": True}
+    known = {key: value for key, value in always.items() if key in accepted}
+    if softmax:
+        kind = getattr(model.config, "problem_type", None)
+        if kind == "regression":
+            raise ModelError(
+                "the model's output is a number, not classes: config.json says regression",
+                hint="leave --softmax out",
+            )
+        single = len(getattr(model.config, "id2label", None) or {}) == 1
+        independent = kind == "multi_label_classification" or (kind is None and single)
+        model = Scores(model, independent=independent)
+    return NamedModule(model, names, constants={**known, **constants}).eval()
+
+
+def keep_outputs(task: Task, outputs: Sequence[OutputSpec]) -> tuple[str, ...] | None:
+    """Names of those that the task is about; None where that is all of them."""
+    wanted = _KEPT.get(task.name)
+    kept = tuple(spec.name for spec in outputs if wanted is None or spec.name in wanted)
+    return kept if kept and len(kept) < len(outputs) else None
+
+
+def label_names(config: Any, outputs: Sequence[OutputSpec]) -> dict[str, tuple[str, ...]]:
+    """Names of the classes by output, as config.json's ``id2label`` has them.
+
+    An output has them where its last dimension has as many entries, and is that of classes.
+    """
+    table = getattr(config, "id2label", None) or {}
+    try:
+        names = tuple(str(table[index]) for index in range(len(table)))
+    except KeyError:
+        return {}
+    return {
+        spec.name: names
+        for spec in outputs
+        if names
+        and spec.name in ("logits", "scores")
+        and len(spec.shape) != _IMAGE_DIMS
+        and spec.shape[-1] == len(names)
+    }

@@ -1,0 +1,259 @@
+"""What follows the transformer in a sentence-transformers pipeline, in plain torch.
+
+The pipeline is described by ``modules.json``; pooling, dense layers and normalization become part
+of the compiled model. The formulas are those of sentence-transformers' modules of the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgecompile.errors import ModelError
+from edgecompile.loaders.folders.files import (
+    WEIGHTS,
+    find_weights,
+    optional_object,
+    read_json,
+    read_object,
+)
+from edgecompile.models.options import POOLING_MODES
+
+_FLAGS: Mapping[str, str] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_ACTIVATIONS: Mapping[str, type[nn.Module]] = {
+    "Identity": nn.Identity,
+    "Tanh": nn.Tanh,
+    "ReLU": nn.ReLU,
+    "GELU": nn.GELU,
+    "SiLU": nn.SiLU,
+    "Sigmoid": nn.Sigmoid,
+}
+
+
+@dataclass(frozen=True)
+class SentencePipeline:
+    """A parsed ``modules.json``: the transformer's folder and the modules behind it."""
+
+    transformer: Path
+    pooling: Pooling | None
+    steps: tuple[nn.Module, ...]
+    description: str
+
+
+class Pooling(nn.Module):
+    """Token embeddings [B, L, D] and their mask [B, L] to [B, D · number of modes]."""
+
+    def __init__(self, modes: tuple[str, ...]) -> None:
+        super().__init__()
+        self.modes = modes
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        parts = [_POOL[mode](tokens, mask) for mode in self.modes]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+class Normalize(nn.Module):
+    """Divides each row by its Euclidean norm."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.normalize(x, p=2.0, dim=1)
+
+
+class SentenceEncoder(nn.Module):
+    """The transformer and what follows it; gives ``sentence_embedding`` [B, D]."""
+
+    def __init__(
+        self, transformer: nn.Module, pooling: Pooling, steps: tuple[nn.Module, ...], masked: bool
+    ) -> None:
+        super().__init__()
+        self.transformer = transformer
+        self.pooling = pooling
+        self.steps = nn.Sequential(*steps)
+        self.masked = masked
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **others: Any
+    ) -> dict[str, torch.Tensor]:
+        if self.masked:
+            others["attention_mask"] = attention_mask
+        tokens = self.transformer(input_ids=input_ids, **others)[0]
+        return {"sentence_embedding": self.steps(self.pooling(tokens, attention_mask))}
+
+
+def read_pipeline(folder: Path) -> SentencePipeline:
+    """Reads ``modules.json`` and the configuration and weights of every module but the first.
+
+    Raises:
+        ModelError: it is malformed, or has modules that aren't supported; names all of them.
+    """
+    entries = read_json(folder / "modules.json", "the list of the pipeline's modules")
+    if not isinstance(entries, list) or not entries:
+        raise ModelError(f"'{folder / 'modules.json'}' isn't a list of modules")
+    kinds, paths = [], []
+    for entry in entries:
+        if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
+            raise ModelError(f"'{folder / 'modules.json'}' has an entry without a type")
+        relative = str(entry.get("path", ""))
+        path = folder / relative
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ModelError(f"'{folder / 'modules.json'}' points outside its folder: {relative}")
+        kinds.append(entry["type"])
+        paths.append(path)
+    names = [_short_name(kind) for kind in kinds]
+    unsupported = [
+        f"{kind} (number {index})"
+        for index, (kind, name) in enumerate(zip(kinds, names, strict=True))
+        if name not in (("Transformer",) if index == 0 else ("Pooling", *_READERS))
+        or (name == "Pooling" and index != 1)
+    ]
+    if unsupported or (len(names) > 1 and names[1] != "Pooling"):
+        text = "modules that aren't supported: " + ", ".join(unsupported)
+        raise ModelError(
+            f"'{folder}': the pipeline {' → '.join(names)} "
+            + (f"has {text}" if unsupported else "doesn't pool right behind the transformer"),
+            hint="supported: Transformer, then Pooling, then any of "
+            + ", ".join(sorted(_READERS))
+            + "; or write a factory (file.py:function) that builds the module",
+        )
+    pooling = Pooling(_read_modes(paths[1])) if len(names) > 1 else None
+    steps = [_READERS[name](path) for name, path in zip(names[2:], paths[2:], strict=True)]
+    return SentencePipeline(
+        paths[0],
+        pooling,
+        tuple(step for step in steps if not isinstance(step, nn.Identity)),
+        " → ".join(names),
+    )
+
+
+def _short_name(kind: str) -> str:
+    return kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind
+
+
+def _read_modes(path: Path) -> tuple[str, ...]:
+    config = read_object(path / "config.json", "the pooling's configuration")
+    chosen = config.get("pooling_mode")
+    if chosen is not None:  # how newer versions write it
+        wanted = {chosen} if isinstance(chosen, str) else set(chosen)
+    else:
+        wanted = {mode for flag, mode in _FLAGS.items() if config.get(flag)}
+        strange = [key for key in config if key.startswith("pooling_mode_") and key not in _FLAGS]
+        wanted |= {key for key in strange if config[key]}
+    unknown = sorted(wanted - set(POOLING_MODES))
+    if unknown or not wanted:
+        raise ModelError(
+            f"'{path / 'config.json'}' "
+            + (f"asks for unknown pooling: {', '.join(unknown)}" if unknown else "chooses none"),
+            hint="supported: " + ", ".join(POOLING_MODES),
+        )
+    return tuple(mode for mode in POOLING_MODES if mode in wanted)
+
+
+def _read_dense(path: Path) -> nn.Module:
+    config = read_object(path / "config.json", "the dense layer's configuration")
+    activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
+    if activation not in _ACTIVATIONS:
+        raise ModelError(
+            f"'{path / 'config.json'}' asks for the activation {activation}",
+            hint="supported: " + ", ".join(_ACTIVATIONS),
+        )
+    linear = nn.Linear(
+        _size(config, "in_features", path),
+        _size(config, "out_features", path),
+        bias=bool(config.get("bias", True)),
+    )
+    _load(linear, path, "linear.")
+    return nn.Sequential(linear, _ACTIVATIONS[activation]())
+
+
+def _read_layer_norm(path: Path) -> nn.Module:
+    config = read_object(path / "config.json", "the layer norm's configuration")
+    norm = nn.LayerNorm(_size(config, "dimension", path))
+    _load(norm, path, "norm.")
+    return norm
+
+
+def _read_dropout(path: Path) -> nn.Module:
+    optional_object(path / "config.json", "the dropout's configuration")
+    return nn.Identity()  # nothing in eval mode
+
+
+_READERS: Mapping[str, Any] = {
+    "Dense": _read_dense,
+    "Dropout": _read_dropout,
+    "LayerNorm": _read_layer_norm,
+    "Normalize": lambda path: Normalize(),
+}
+
+
+def _size(config: Mapping[str, Any], key: str, path: Path) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(f"'{path / 'config.json'}': {key} is {value!r}, not a size")
+    return value
+
+
+def _load(module: nn.Module, path: Path, prefix: str) -> None:
+    from safetensors.torch import load_file
+
+    find_weights(path)
+    tensors = {key.removeprefix(prefix): value for key, value in load_file(path / WEIGHTS).items()}
+    try:
+        module.load_state_dict({key: value.float() for key, value in tensors.items()})
+    except RuntimeError as exc:
+        reason = " ".join(str(exc).split())
+        raise ModelError(f"'{path / WEIGHTS}' doesn't fit its config.json: {reason}") from exc
+
+
+def _mean(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    weights = mask.unsqueeze(-1).to(tokens.dtype)
+    return (tokens * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
+
+
+def _mean_sqrt(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    weights = mask.unsqueeze(-1).to(tokens.dtype)
+    return (tokens * weights).sum(1) / weights.sum(1).clamp(min=1e-9).sqrt()
+
+
+def _weighted_mean(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    positions = torch.arange(1, tokens.shape[1] + 1, dtype=tokens.dtype)
+    weights = mask.unsqueeze(-1).to(tokens.dtype) * positions.unsqueeze(-1)
+    return (tokens * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
+
+
+def _max(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return tokens.masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(1)
+
+
+def _first(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return tokens[:, 0]
+
+
+def _last(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    # The last real position, wherever the padding is; gather instead of indexing keeps one row
+    # per batch entry without a data-dependent size.
+    positions = torch.arange(tokens.shape[1]).unsqueeze(0)
+    last = (positions * (mask != 0)).amax(1)
+    index = last.view(-1, 1, 1).expand(-1, 1, tokens.shape[2])
+    return tokens.gather(1, index).squeeze(1)
+
+
+_POOL: Mapping[str, Any] = {
+    "cls": _first,
+    "max": _max,
+    "mean": _mean,
+    "mean_sqrt_len_tokens": _mean_sqrt,
+    "weightedmean": _weighted_mean,
+    "lasttoken": _last,
+}

@@ -1,0 +1,1 @@
+"""Models that generate: one step with a cache as a program."""

@@ -1,0 +1,192 @@
+"""What a transformers model says about generation: limits, special tokens, how to sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from edgecompile.errors import ModelError
+from edgecompile.loaders.generators.causal_step import INPUT, LAST, POSITION, KeyValueShape
+from edgecompile.models.loaded import InputSpec, LoadOptions
+
+__all__ = [
+    "CONTEXT",
+    "LENGTH",
+    "context_limit",
+    "end_tokens",
+    "generation_setting",
+    "pad_token",
+    "refuse_unused",
+    "sampling_defaults",
+    "step_inputs",
+    "token_or_none",
+    "unheeded_settings",
+]
+
+LENGTH, CONTEXT = "length", "context"
+
+#: Rows of the context where nobody says otherwise: memory grows with them.
+DEFAULT_CONTEXT = 2048
+
+
+#: What transformers can be asked for that isn't done, with the values that ask for nothing. None does
+#: always. What there is beside is honoured, or is about beams.
+_UNHEEDED: Mapping[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1.0,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "forced_eos_token_id": (),
+    "forced_decoder_ids": ([],),
+    "bad_words_ids": ([],),
+    "sequence_bias": ({}, []),
+    "exponential_decay_length_penalty": (),
+    "guidance_scale": (1.0,),
+    "penalty_alpha": (0.0,),
+    "dola_layers": (),
+    "min_p": (0.0,),
+    "typical_p": (1.0,),
+    "top_h": (),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "stop_strings": ([],),
+}
+
+
+def refuse_unused(options: LoadOptions, served: str, *, without: str) -> None:
+    """Refuses what says how other models are loaded (it would be passed over), and batches.
+
+    Args:
+        options: those that were given.
+        served: what is served one after another, for people.
+        without: the task that compiles the model without a cache.
+
+    Raises:
+        ModelError: lists all of them.
+    """
+    given = [name for name in options.to_json() if name not in ("task", "max_context")]
+    problems = ["--" + name.replace("_", "-") for name in given if getattr(options, name)]
+    problems += [f"a pad value for {name}" for name in options.pad if name != INPUT]
+    wrong, hints = [], []
+    if problems:
+        wrong.append(
+            f"{', '.join(problems)}: not for generation, whose inputs and outputs are settled"
+        )
+        hints.append(f"leave it out, or compile the model without a cache: --task {without}")
+    lo, hi = options.batch or (1, 1)
+    if (lo, hi) != (1, 1):
+        wrong.append(f"a batch of {lo}..{hi} was asked for, but generation has a batch of 1")
+        hints.append(f"leave --batch out: {served} are served one after another")
+    if wrong:
+        raise ModelError("; ".join(wrong), hint="; ".join(hints))
+
+
+def context_limit(own: int | None, wanted: int | None, notes: list[str]) -> int:
+    """Rows of the context: as many as are asked for, else what the model has, up to a default.
+
+    Args:
+        own: the model's positions; None: any number.
+        wanted: what was asked for.
+        notes: gets what a person may want to know.
+
+    Raises:
+        ModelError: more are asked for than there are.
+    """
+    if wanted is not None and own is not None and wanted > own:
+        raise ModelError(
+            f"a context of {wanted} tokens was asked for, but the model has {own} positions",
+            hint=f"--max-context {own} or less",
+        )
+    if wanted is None and (own is None or own > DEFAULT_CONTEXT):
+        allowed = "any length" if own is None else f"{own} tokens"
+        notes.append(
+            f"the context is {DEFAULT_CONTEXT} tokens; the model allows {allowed} (--max-context)"
+        )
+    return wanted or min(own or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+
+
+def step_inputs(
+    vocabulary: int,
+    pad: int,
+    max_context: int,
+    longest: int,
+    caches: Sequence[str],
+    shapes: Sequence[KeyValueShape],
+) -> tuple[InputSpec, ...]:
+    """The inputs of a :class:`~edgecompile.loaders.generators.causal_step.GenerationStep`, by what it keeps.
+
+    Runs have at most ``longest`` tokens, and ``caches`` the ``shapes``.
+    """
+    parts = [part for shape in shapes for part in shape]
+    return (
+        InputSpec(INPUT, "int64", (1, LENGTH), pad, (0, vocabulary - 1)),
+        InputSpec(POSITION, "int64", (1,), bounds=(0, max_context - 1), within=(CONTEXT, LENGTH)),
+        InputSpec(LAST, "int64", (1,), bounds=(0, longest - 1), within=(LENGTH,)),
+        *(
+            InputSpec(name, "float32", (CONTEXT, *part), in_place=True)
+            for name, part in zip(caches, parts, strict=True)
+        ),
+    )
+
+
+def generation_setting(model: Any, name: str) -> Any:
+    """What the generation configuration says, else the model's."""
+    found = getattr(getattr(model, "generation_config", None), name, None)
+    return getattr(model.config, name, None) if found is None else found
+
+
+def unheeded_settings(model: Any, also: Sequence[str] = ()) -> list[str]:
+    """A note for people if the model's files ask for what isn't done.
+
+    Args:
+        model: a transformers model.
+        also: further settings that aren't honoured, whatever their value.
+    """
+    found = [
+        f"{name} {value}"
+        for name, nothing in {**_UNHEEDED, **{name: ([],) for name in also}}.items()
+        if (value := generation_setting(model, name)) is not None and value not in nothing
+    ]
+    return [f"what generation_config.json says isn't done: {', '.join(found)}"] if found else []
+
+
+def token_or_none(value: Any, vocabulary: int) -> int | None:
+    """``value`` if it is a token, else None."""
+    return value if isinstance(value, int) and 0 <= value < vocabulary else None
+
+
+def end_tokens(model: Any, vocabulary: int) -> tuple[int, ...]:
+    """The tokens that end a text."""
+    found = generation_setting(model, "eos_token_id")
+    items = found if isinstance(found, (list, tuple)) else [found]
+    tokens = [token_or_none(item, vocabulary) for item in items]
+    return tuple(dict.fromkeys(token for token in tokens if token is not None))
+
+
+def pad_token(model: Any, options: LoadOptions, vocabulary: int) -> int:
+    """What fills a run up: as asked for, else the model's own, else one that ends a text."""
+    asked = options.pad.get(INPUT)
+    found = asked if asked is not None else generation_setting(model, "pad_token_id")
+    token = token_or_none(found, vocabulary)
+    return token if token is not None else next(iter(end_tokens(model, vocabulary)), 0)
+
+
+def sampling_defaults(model: Any) -> Mapping[str, Any]:
+    """How the model's author wants to sample, as far as transformers' files say and it is sane."""
+    config = getattr(model, "generation_config", None)
+    known: Mapping[str, Callable[[Any], bool]] = {
+        "do_sample": lambda v: isinstance(v, bool),
+        "temperature": lambda v: v >= 0,
+        "top_k": lambda v: v >= 0 and v == int(v),
+        "top_p": lambda v: 0 < v <= 1,
+        "repetition_penalty": lambda v: v > 0,
+        "max_new_tokens": lambda v: v >= 1,
+    }
+    result: dict[str, Any] = {}
+    for name, good in known.items():
+        value = getattr(config, name, None)
+        if isinstance(value, (bool, int, float)) and good(value):
+            result[name] = value
+    return result

@@ -1,0 +1,122 @@
+"""Pad values, bounds and masks that a factory declares for its inputs, checked against them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from edgecompile.errors import ModelError
+from edgecompile.models.loaded import AxisLimits, InputSpec, LoadedModel
+from edgecompile.runtime.dtypes import BY_NAME, Number, holds
+
+
+def describe_inputs(
+    examples: Mapping[str, torch.Tensor],
+    shapes: Mapping[str, Sequence[int | str]],
+    *,
+    pad: Mapping[str, Any],
+    bounds: Mapping[str, Any],
+    masks: Sequence[str] | None,
+    problems: list[str],
+) -> list[InputSpec]:
+    """An InputSpec for every example.
+
+    Args:
+        examples: the example inputs by name.
+        shapes: their shapes, with axis names where the size varies.
+        pad, bounds: what is declared, by input name, not yet checked.
+        masks: names of the masks; None: integers and bools whose name ends in ``mask``.
+        problems: gets a line for everything that is wrong.
+    """
+    for label, names in (("pad", pad), ("bounds", bounds), ("masks", masks or ())):
+        unknown = [str(name) for name in names if name not in examples]
+        if unknown:
+            problems.append(f"{label} names inputs that don't exist: {', '.join(unknown)}")
+    result = []
+    for name, tensor in examples.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        whole = BY_NAME[dtype].kind != "f"
+        is_mask = name in masks if masks is not None else whole and name.endswith("mask")
+        value = pad.get(name, 0 if is_mask else None)
+        if value is not None and not _fits(dtype, value):
+            problems.append(f"the pad value {value!r} of '{name}' isn't a {dtype}")
+            value = None
+        span = _check_bounds(name, dtype, tensor, bounds.get(name), problems)
+        if is_mask:
+            span = span or (0, 1)
+        draw: tuple[Number, Number] | None = (1, 1) if is_mask else None
+        if whole and span is None and draw is None:
+            # The example is the only evidence of what values are allowed.
+            draw = (int(tensor.min()), int(tensor.max()))
+        if value is not None and span is not None and not span[0] <= value <= span[1]:
+            problems.append(f"the pad value {value} of '{name}' is outside its bounds")
+        result.append(InputSpec(name, dtype, tuple(shapes[name]), value, span, draw))
+    return result
+
+
+def with_one_size(loaded: LoadedModel, batch: tuple[int, int] | None) -> LoadedModel:
+    """The model, or one of which nothing varies with its inputs' first dimension as an axis.
+
+    That axis has one size: ``batch`` where it is 1, else ``rows``. One size is a plan, too.
+
+    Args:
+        loaded: the model.
+        batch: the range of batch sizes that is asked for.
+
+    Raises:
+        ModelError: nothing varies, and another batch than 1 is asked for.
+    """
+    size = next((spec.shape[0] for spec in loaded.inputs if spec.shape), None)
+    if loaded.axes or not isinstance(size, int):
+        return loaded
+    if batch not in (None, (1, 1)):
+        first = next(spec.name for spec in loaded.inputs if spec.shape)
+        raise ModelError(
+            f"{loaded.name}: another batch than 1 is asked for, but no size of its inputs varies",
+            hint=f'name the dimension: axes={{"{first}": {{0: "batch"}}}} (in a .pt2: a torch.export.Dim)',
+        )
+    axis = "batch" if size == 1 else "rows"
+    inputs = tuple(
+        replace(spec, shape=(axis, *spec.shape[1:])) if spec.shape[:1] == (size,) else spec
+        for spec in loaded.inputs
+    )
+    limits = {axis: AxisLimits(size, size)}
+    return replace(loaded, inputs=inputs, axes=limits, length_axis=axis)
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """``value`` as a dict; empty if it is no mapping."""
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _check_bounds(
+    name: str, dtype: str, tensor: torch.Tensor, given: Any, problems: list[str]
+) -> tuple[Number, Number] | None:
+    if given is None:
+        return None
+    ok = (
+        isinstance(given, Sequence)
+        and len(given) == 2
+        and all(_fits(dtype, value) for value in given)
+        and given[0] <= given[1]
+    )
+    if not ok:
+        problems.append(f"the bounds {given!r} of '{name}' aren't (lowest, highest)")
+        return None
+    low, high = float(tensor.min()), float(tensor.max())
+    if low < given[0] or high > given[1]:
+        problems.append(
+            f"the example '{name}' has values {low:g}..{high:g}, outside its bounds "
+            f"{given[0]}..{given[1]}"
+        )
+    return given[0], given[1]
+
+
+def _fits(dtype: str, value: Any) -> bool:
+    # A manifest is JSON, which has neither NaN nor infinity: a large finite number pads a mask.
+    if not isinstance(value, (int, float)) or value != value or abs(value) == float("inf"):
+        return False
+    return holds(dtype, int(value) if isinstance(value, bool) else value)

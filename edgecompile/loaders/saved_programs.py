@@ -1,0 +1,239 @@
+"""Saved ExportedPrograms (.pt2) as models: inputs and axes are read from their signature.
+
+Reading such a file is as safe as running the model it holds: load only what you trust. Archives
+from which torch would run code while it reads them are refused before (``saved_archive``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch.export.pt2_archive._package import load_pt2
+
+from edgecompile.errors import ModelError
+from edgecompile.export.archive import find_dangers
+from edgecompile.export.guards import quiet_torch
+from edgecompile.export.index_bounds import fill_bounds
+from edgecompile.export.ladder import placeholder_values, upper_limit
+from edgecompile.files import hash_tree
+from edgecompile.models.loaded import AxisLimits, InputSpec, LoadedModel, LoadOptions, ModelSource
+from edgecompile.models.modules import NamedModule, describe_error
+from edgecompile.models.probing import copy_changed_inputs, probe_outputs
+from edgecompile.runtime.dtypes import INPUT_NAMES
+
+
+def load_program(path: Path) -> torch.export.ExportedProgram:
+    """Reads an ExportedProgram after a look at what the archive holds.
+
+    Raises:
+        ModelError: it isn't one, is damaged, or holds what would run code while it is read.
+    """
+    importlib.import_module(
+        "edgecompile.export.operators.recurrence"
+    )  # registers an operator that it may hold
+    with _checked(path) as stream:
+        try:
+            with quiet_torch():
+                # Not torch.export.load: where this fails, it tries an old format that unpickles.
+                return load_pt2(stream).exported_programs["model"]
+        except Exception as exc:  # torch raises whatever its deserializer raises
+            raise ModelError(
+                f"'{path}' can't be read by torch {torch.__version__}: {describe_error(exc)}",
+                hint="save it with torch.export.save of the torch that is installed here",
+            ) from exc
+
+
+def check_archive(path: Path) -> None:
+    """Refuses archives whose reading runs more than torch's own deserializer.
+
+    Raises:
+        ModelError: lists what is wrong.
+    """
+    with _checked(path):
+        pass
+
+
+@contextmanager
+def _checked(path: Path) -> Iterator[IO[bytes]]:
+    """The open archive, so that what is read is what was looked at."""
+    hint = "torch.export.save writes such files"
+    try:
+        stream = path.open("rb")
+    except OSError as exc:
+        raise ModelError(f"'{path}' can't be read: {exc.strerror or exc}") from exc
+    with stream:
+        try:
+            problems = find_dangers(stream)
+        except Exception as exc:  # torch's reader raises RuntimeError, AssertionError and others
+            text = f"'{path}' is no .pt2 archive, or a damaged one: {describe_error(exc)}"
+            raise ModelError(text, hint) from exc
+        if problems:
+            raise ModelError(f"'{path}' is refused: " + "; ".join(problems), hint)
+        stream.seek(0)
+        yield stream
+
+
+def load_saved_program(path: Path, options: LoadOptions) -> LoadedModel:
+    """A saved ExportedProgram as a model.
+
+    Inputs keep their names. Sizes that may vary become axes: one that is the first dimension of
+    an input with two dimensions or more is ``batch``, the first other one ``length``, further
+    ones ``axis2`` and so on; limits come from the program's range constraints. Integer inputs
+    whose name ends in ``mask`` count as masks; pad values of others are given with
+    ``options.pad`` (0 for integers that are looked up in a table).
+
+    Raises:
+        ModelError: the file can't be read, or its signature can't be expressed.
+    """
+    program = load_program(path)
+    inputs, axes, positional = _read_signature(path, program, options)
+    floats = {str(t.dtype) for t in program.state_dict.values() if t.is_floating_point()}
+    if floats - {"torch.float32"}:
+        raise ModelError(
+            f"'{path}' has weights of {', '.join(sorted(floats))}; only float32 is supported",
+            hint="export the model after module.float()",
+        )
+    name = options.name or path.stem
+    module = NamedModule(program.module(), [spec.name for spec in inputs], positional=positional)
+    known = _known_sizes(program, inputs)
+    copied = copy_changed_inputs(module, inputs, axes, name, known)
+    return LoadedModel(
+        name=name,
+        module=module,
+        inputs=inputs,
+        outputs=probe_outputs(module, inputs, axes, name, known),
+        axes=axes,
+        # Where nothing else varies, what varies with traffic is how much comes at once.
+        length_axis=next((axis for axis in ("length", "batch") if axis in axes), None),
+        source=ModelSource("pt2", str(path), hash_tree(path)),
+        notes=(*_axis_notes(inputs, axes), *copied),
+    )
+
+
+def _axis_notes(inputs: Sequence[InputSpec], axes: Mapping[str, AxisLimits]) -> tuple[str, ...]:
+    """Which sizes the axes are, where there are several: a saved program has lost their names."""
+    if len([axis for axis in axes if axis != "batch"]) < 2:
+        return ()
+    places = {
+        axis: f"{axis} is dimension {dim} of '{spec.name}'"
+        for spec in reversed(inputs)
+        for dim, axis in enumerate(spec.shape)
+        if isinstance(axis, str)
+    }
+    return ("; ".join(places[axis] for axis in axes if axis != "batch"),)
+
+
+def _read_signature(
+    path: Path, program: torch.export.ExportedProgram, options: LoadOptions
+) -> tuple[tuple[InputSpec, ...], dict[str, AxisLimits], int]:
+    names = [str(name) for name in program.graph_signature.user_inputs]
+    values = placeholder_values(program)
+    called, positional = _arguments(path, program, names)
+    problems = []
+    for name, value in zip(called, values, strict=True):
+        if not isinstance(value, torch.Tensor):
+            problems.append(f"the input '{name}' is a {type(value).__name__}, not a tensor")
+        elif value.device.type != "cpu":
+            problems.append(f"the input '{name}' is on {value.device}, not on the CPU")
+        elif str(value.dtype).removeprefix("torch.") not in INPUT_NAMES:
+            problems.append(f"the input '{name}' is {value.dtype}, which numpy hasn't")
+    unknown = sorted(set(options.pad) - set(called))
+    if unknown:
+        problems.append(f"pad values for inputs that don't exist: {', '.join(unknown)}")
+    if problems:
+        raise ModelError(f"'{path}': " + "; ".join(problems))
+    symbols = _name_symbols(values)
+    specs = [_input_spec(name, value, symbols) for name, value in zip(called, values, strict=True)]
+    filled = fill_bounds(program, specs)
+    inputs = tuple(
+        replace(s, pad=options.pad.get(s.name, 0 if s.bounds and s.pad is None else s.pad))
+        for s in filled
+    )
+    axes = {}
+    for symbol, axis in symbols.items():
+        found = [r for e, r in program.range_constraints.items() if str(e) == symbol]
+        if not found:
+            raise ModelError(
+                f"'{path}': a size is computed from others ({symbol}), which isn't supported",
+                hint="export it with one Dim per size that varies",
+            )
+        upper = upper_limit(found[0])
+        if axis == "length" and options.max_length is not None:
+            upper = min(upper or options.max_length, options.max_length)
+        lower = max(1, int(found[0].lower))
+        if axis == "batch":
+            lower, upper = _narrow(path, lower, upper, options.batch or (lower, lower))
+        axes[axis] = AxisLimits(lower, upper)
+    return inputs, axes, positional
+
+
+def _narrow(path: Path, lower: int, upper: int | None, wanted: tuple[int, int]) -> tuple[int, int]:
+    if wanted[0] < lower or (upper is not None and wanted[1] > upper):
+        raise ModelError(
+            f"'{path}': the batch {wanted[0]}..{wanted[1]} isn't within the program's "
+            f"{AxisLimits(lower, upper)}"
+        )
+    return wanted
+
+
+def _arguments(
+    path: Path, program: torch.export.ExportedProgram, names: Sequence[str]
+) -> tuple[list[str], int]:
+    """Names of the arguments and how many of them are positional; those have graph names."""
+    example = program.example_inputs
+    if example is None:
+        raise ModelError(
+            f"'{path}' has no example inputs", hint="save it with torch.export.save again"
+        )
+    args, kwargs = example
+    values = [*args, *kwargs.values()]
+    if len(values) != len(names) or not all(isinstance(v, torch.Tensor) for v in values):
+        raise ModelError(
+            f"'{path}' takes arguments that aren't tensors, or are nested in lists or dicts",
+            hint="export a module whose forward takes tensors only",
+        )
+    return [*names[: len(args)], *map(str, kwargs)], len(args)
+
+
+def _name_symbols(values: Sequence[Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    others = 0
+    for value in values:
+        for dim, size in enumerate(value.shape):
+            symbol = None if isinstance(size, int) else str(size)
+            if symbol is None or symbol in found:
+                continue
+            if dim == 0 and value.dim() > 1 and "batch" not in found.values():
+                found[symbol] = "batch"
+            else:
+                others += 1
+                found[symbol] = "length" if others == 1 else f"axis{others}"
+    return found
+
+
+def _input_spec(name: str, value: torch.Tensor, symbols: dict[str, str]) -> InputSpec:
+    shape = tuple(s if isinstance(s, int) else symbols[str(s)] for s in value.shape)
+    dtype = str(value.dtype).removeprefix("torch.")
+    if name.endswith("mask") and not value.dtype.is_floating_point:
+        return InputSpec(name, dtype, shape, 0, (0, 1), (1, 1))
+    return InputSpec(name, dtype, shape)
+
+
+def _known_sizes(
+    program: torch.export.ExportedProgram, inputs: Sequence[InputSpec]
+) -> dict[str, int]:
+    """Sizes of the example inputs, for which the program surely works."""
+    assert program.example_inputs is not None
+    args, kwargs = program.example_inputs
+    return {
+        axis: int(size)
+        for spec, tensor in zip(inputs, [*args, *kwargs.values()], strict=True)
+        for axis, size in zip(spec.shape, tensor.shape, strict=True)
+        if isinstance(axis, str)
+    }

@@ -1,0 +1,1 @@
+"""The build host: its CPU, its identity, and what it can run."""

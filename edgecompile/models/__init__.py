@@ -1,0 +1,1 @@
+"""A loaded model: its inputs, outputs, axes and module."""

@@ -1,0 +1,107 @@
+"""Random valid inputs of a model, for tracing, checks and golden vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from edgecompile.models.loaded import InputSpec
+from edgecompile.runtime.dtypes import BY_NAME, Number
+
+
+def make_example(
+    inputs: Sequence[InputSpec],
+    sizes: Mapping[str, int],
+    *,
+    seed: int = 0,
+    length_axis: str | None = None,
+    padding: int | Sequence[int] = 0,
+) -> dict[str, torch.Tensor]:
+    """Draws inputs with the given axis sizes; the same seed gives the same values.
+
+    Integers come from ``draw``, else ``bounds``, else {0, 1}; floats are standard normal unless
+    there is a range to draw from; masks are 1.
+
+    Args:
+        inputs: what to make.
+        sizes: size of every axis that occurs in the shapes.
+        seed: of the draw.
+        length_axis: the axis that ``padding`` is about.
+        padding: how many trailing positions of the length axis hold pad values; one number, or
+            one per index of the first dimension.
+
+    Raises:
+        ValueError: an axis has no size, or an input with padding has no pad value.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    result = {}
+    for spec in inputs:
+        missing = [dim for dim in spec.shape if isinstance(dim, str) and dim not in sizes]
+        if missing:
+            raise ValueError(f"no size was given for the axes {missing} of input '{spec.name}'")
+        shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
+        tensor = _draw(_narrowed(spec, sizes), shape, generator)
+        if padding and length_axis in spec.shape:
+            _fill_tail(spec, tensor, spec.shape.index(length_axis), padding)
+        result[spec.name] = tensor
+    return result
+
+
+def pad_inputs(
+    inputs: Sequence[InputSpec], example: Mapping[str, torch.Tensor], axis: str, size: int
+) -> dict[str, torch.Tensor]:
+    """The example with every input padded along ``axis`` to ``size``, as pad mode does it."""
+    result = {}
+    for spec in inputs:
+        tensor = example[spec.name]
+        for dim, name in enumerate(spec.shape):
+            if name == axis:
+                if spec.pad is None:
+                    raise ValueError(f"input '{spec.name}' has no pad value")
+                tail = list(tensor.shape)
+                tail[dim] = size - tail[dim]
+                fill = torch.full(tail, spec.pad, dtype=tensor.dtype)
+                tensor = torch.cat([tensor, fill], dim)
+        result[spec.name] = tensor
+    return result
+
+
+def _narrowed(spec: InputSpec, sizes: Mapping[str, int]) -> InputSpec:
+    """The input with the range to draw from that the sizes leave to a place along an axis."""
+    if not spec.within:
+        return spec
+    room, *taken = (sizes[axis] for axis in spec.within)
+    return replace(spec, draw=(0, room - (taken[0] if taken else 1)))
+
+
+def _draw(spec: InputSpec, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    dtype = getattr(torch, spec.dtype)
+    span = spec.draw or spec.bounds
+    if BY_NAME[spec.dtype].kind == "f":
+        if span is None:
+            return torch.randn(shape, generator=generator).to(dtype)
+        uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
+        return (span[0] + uniform * (span[1] - span[0])).to(dtype)
+    low, high = _whole(span) if span is not None else (0, 1)
+    return torch.randint(low, high + 1, shape, generator=generator).to(dtype)
+
+
+def _whole(span: tuple[Number, Number]) -> tuple[int, int]:
+    # torch.randint's upper end is exclusive and must fit in int64.
+    return max(int(span[0]), -(2**62)), min(int(span[1]), 2**62)
+
+
+def _fill_tail(
+    spec: InputSpec, tensor: torch.Tensor, dim: int, padding: int | Sequence[int]
+) -> None:
+    if spec.pad is None:
+        raise ValueError(f"input '{spec.name}' has no pad value")
+    if isinstance(padding, int):
+        tensor.narrow(dim, tensor.shape[dim] - padding, padding).fill_(spec.pad)
+        return
+    if dim == 0:
+        raise ValueError(f"input '{spec.name}' has the length first: one padding for all")
+    for row, amount in zip(tensor, padding, strict=True):
+        row.narrow(dim - 1, row.shape[dim - 1] - amount, amount).fill_(spec.pad)

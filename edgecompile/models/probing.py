@@ -1,0 +1,158 @@
+"""Finds out by running a model which inputs it changes, and the shapes of its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from edgecompile.errors import ModelError
+from edgecompile.models.examples import make_example
+from edgecompile.models.loaded import AxisLimits, InputSpec, OutputSpec
+from edgecompile.models.modules import NamedModule, run_module
+from edgecompile.models.writes import WriteWatch
+from edgecompile.runtime.dtypes import INPUT_NAMES
+
+# A size that is no model's hidden size by accident, and small enough to cost nothing.
+_USUAL = 11
+_STEPS: tuple[Callable[[int], int], ...] = (
+    lambda size: size + 2,
+    lambda size: size - 1,
+    lambda size: size + 1,
+)
+_LEAPS: tuple[Callable[[int], int], ...] = (lambda size: 2 * size, lambda size: size // 2)
+
+
+def copy_changed_inputs(
+    module: NamedModule,
+    inputs: Sequence[InputSpec],
+    axes: Mapping[str, AxisLimits],
+    name: str,
+    known: Mapping[str, int] | None = None,
+) -> tuple[str, ...]:
+    """Makes ``module`` work on copies of the inputs that its code changes in place.
+
+    What a program changes is the caller's own memory, which may be a file mapped read-only. Only
+    these inputs are copied: a copy that nothing writes to would cost time for nothing.
+
+    Args:
+        module: runs once; its ``copied`` is set.
+        inputs, axes: what it takes.
+        name: what to call the model in errors.
+        known: sizes for which the model is known to work; default: small ones.
+
+    Returns:
+        A note for each such input.
+
+    Raises:
+        ModelError: the model fails.
+    """
+    example = make_example(inputs, _start(axes, known), seed=1)
+    watch = WriteWatch(example, values=True)
+    run_module(module, example, name)
+    module.copied = tuple(watch.written())
+    return tuple(
+        f"its code changes the input '{changed}' in place: the program works on a copy"
+        for changed in module.copied
+    )
+
+
+def probe_outputs(
+    module: torch.nn.Module,
+    inputs: Sequence[InputSpec],
+    axes: Mapping[str, AxisLimits],
+    name: str,
+    known: Mapping[str, int] | None = None,
+) -> tuple[OutputSpec, ...]:
+    """Runs ``module`` at a first size, then at two other sizes of each axis.
+
+    Args:
+        module: a :class:`~edgecompile.models.modules.NamedModule`.
+        inputs, axes: what it takes.
+        name: what to call the model in errors.
+        known: sizes for which the model is known to work; default: small ones.
+
+    Raises:
+        ModelError: the model fails at the first sizes, or returns what no array can hold.
+    """
+    start = _start(axes, known)
+    first = _run(module, inputs, start, name)
+    _check_dtypes(first)
+    shapes: dict[str, list[int | str | None]] = {key: list(t.shape) for key, t in first.items()}
+    for axis, limits in axes.items():
+        # A step that is too small for a strided convolution changes nothing, a large one does.
+        near = _vary(module, inputs, start, axis, limits, name, _STEPS)
+        far = _vary(module, inputs, start, axis, limits, name, _LEAPS)
+        others = [other for other in (near, far) if other is not None]
+        for key, tensor in first.items():
+            for dim, size in enumerate(tensor.shape):
+                if not others:
+                    # The axis can't vary, or only in ways not tried: equal sizes are taken for it.
+                    if size == start[axis] and size > 1:
+                        shapes[key][dim] = axis
+                    continue
+                pairs = [
+                    (sizes[axis], outputs[key].shape[dim] if key in outputs else size)
+                    for sizes, outputs in others
+                ]
+                if all(varied == size for _, varied in pairs):
+                    continue
+                same = size == start[axis] and all(varied == given for given, varied in pairs)
+                shapes[key][dim] = axis if same and shapes[key][dim] is not None else None
+    return tuple(
+        OutputSpec(key, str(tensor.dtype).removeprefix("torch."), tuple(shapes[key]))
+        for key, tensor in first.items()
+    )
+
+
+def _start(axes: Mapping[str, AxisLimits], known: Mapping[str, int] | None) -> dict[str, int]:
+    return {axis: _first(limits) for axis, limits in axes.items()} if known is None else dict(known)
+
+
+def _first(limits: AxisLimits) -> int:
+    if limits.lo == limits.hi:
+        return limits.lo
+    return max(limits.lo, min(_USUAL, limits.hi or _USUAL))
+
+
+def _vary(
+    module: torch.nn.Module,
+    inputs: Sequence[InputSpec],
+    start: Mapping[str, int],
+    axis: str,
+    limits: AxisLimits,
+    name: str,
+    changes: Sequence[Callable[[int], int]],
+) -> tuple[dict[str, int], dict[str, torch.Tensor]] | None:
+    size = start[axis]
+    for other in (change(size) for change in changes):
+        # An axis that is fixed by choice (batch 1) can usually vary all the same.
+        inside = limits.lo <= other <= (limits.hi or other) or limits.lo == limits.hi
+        if other < 1 or other == size or not inside:
+            continue
+        sizes = {**start, axis: other}
+        try:
+            return sizes, _run(module, inputs, sizes, name)
+        except ModelError:
+            continue
+    return None
+
+
+def _run(
+    module: torch.nn.Module, inputs: Sequence[InputSpec], sizes: Mapping[str, int], name: str
+) -> dict[str, torch.Tensor]:
+    outputs = run_module(module, make_example(inputs, sizes, seed=1), name)
+    return {key: tensor for key, tensor in outputs.items()}
+
+
+def _check_dtypes(outputs: Mapping[str, torch.Tensor]) -> None:
+    bad = [
+        f"'{key}' is {str(tensor.dtype).removeprefix('torch.')}"
+        for key, tensor in outputs.items()
+        if str(tensor.dtype).removeprefix("torch.") not in INPUT_NAMES
+    ]
+    if bad:
+        raise ModelError(
+            "outputs have element types that numpy doesn't have: " + ", ".join(bad),
+            hint="let the model convert them, for example to float32",
+        )

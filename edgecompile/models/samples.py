@@ -1,0 +1,171 @@
+"""Inputs such as the model will see: real texts where there are some, else drawn at real lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.texts import load_tokenizer, read_lines, wants_lower_case
+
+if TYPE_CHECKING:
+    from edgecompile.models.loaded import LoadedModel
+
+__all__ = [
+    "DEFAULT_SAMPLES",
+    "TOKENIZER_PARTS",
+    "SampleTexts",
+    "Samples",
+    "add_drawn",
+    "draw_samples",
+    "text_samples",
+]
+
+DEFAULT_SAMPLES = 24
+_MAX_LINES = 20_000
+
+#: What of a tokenizer's answer an input of this name takes.
+TOKENIZER_PARTS: Mapping[str, str] = {
+    "input_ids": "ids",
+    "ids": "ids",
+    "attention_mask": "attention_mask",
+    "mask": "attention_mask",
+    "token_type_ids": "type_ids",
+}
+
+
+@dataclass(frozen=True)
+class SampleTexts:
+    """A file of texts, one a line, and the ``tokenizer.json`` that makes tokens of them."""
+
+    file: Path
+    tokenizer: Path
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs at the smallest size of every axis but the length axis.
+
+    Attributes:
+        inputs: of one run each, by name.
+        lengths: of each.
+        source: what they are, in words.
+        real: whether their values are real, not drawn.
+    """
+
+    inputs: tuple[Mapping[str, npt.NDArray[np.generic]], ...]
+    lengths: tuple[int, ...]
+    source: str
+    real: bool = False
+
+
+def text_samples(
+    model: LoadedModel, texts: SampleTexts, longest: int, count: int = DEFAULT_SAMPLES
+) -> Samples | None:
+    """Samples of a file of texts, evenly spread over it; texts over ``longest`` tokens left out.
+
+    Returns:
+        None where the model has inputs that no tokenizer gives, or no text fits.
+
+    Raises:
+        LengthsError: the file isn't UTF-8 text.
+        ModelError, MissingDependencyError: the tokenizer can't be read.
+        OSError: the file can't be read.
+    """
+    if any(spec.name not in TOKENIZER_PARTS or len(spec.shape) != 2 for spec in model.inputs):
+        return None
+    encoder = load_tokenizer(texts.tokenizer)
+    lower = wants_lower_case(texts.tokenizer.parent)
+    with texts.file.open("rb") as stream:
+        lines = list(islice(read_lines(stream, texts.file.name), _MAX_LINES))
+    shortest = model.axes[model.length_axis].lo if model.length_axis else 1
+    encoded = []
+    # Some may not fit: as many are tried as there are until enough do.
+    for index in _spread(len(lines), 4 * count):
+        found = encoder.encode(lines[index].lower() if lower else lines[index])
+        if shortest <= len(found.ids) <= longest:
+            encoded.append(found)
+    encoded = [encoded[index] for index in _spread(len(encoded), count)]
+    if not encoded:
+        return None
+    made = tuple(_inputs(model, found) for found in encoded)
+    lengths = tuple(len(found.ids) for found in encoded)
+    return Samples(made, lengths, f"{len(made)} texts of {texts.file.name}", real=True)
+
+
+def draw_samples(
+    model: LoadedModel,
+    traffic: LengthDistribution,
+    longest: int,
+    *,
+    shortest: int | None = None,
+    count: int = 8,
+    seed: int = 0,
+) -> Samples:
+    """Samples with drawn values at the quantiles of the lengths.
+
+    ``shortest`` is the least length that is served, the model's own by default.
+    """
+    assert model.length_axis is not None
+    served, _ = traffic.clip(longest)
+    shortest = model.axes[model.length_axis].lo if shortest is None else shortest
+    lengths = tuple(max(shortest, served.quantile((i + 0.5) / count)) for i in range(count))
+    made = []
+    for index, length in enumerate(lengths):
+        sizes = {name: extent.lo for name, extent in model.axes.items()}
+        drawn = model.make_example({**sizes, model.length_axis: length}, seed=seed + index)
+        made.append({name: tensor.numpy() for name, tensor in drawn.items()})
+    return Samples(tuple(made), lengths, f"{count} drawn inputs of the traffic's lengths")
+
+
+def add_drawn(
+    samples: Samples,
+    model: LoadedModel,
+    longest: int,
+    *,
+    shortest: int | None = None,
+    count: int = 8,
+    seed: int = 0,
+) -> Samples:
+    """The samples and inputs with drawn values at lengths from the least to ``longest``.
+
+    A bundle is verified with such inputs too, and values that no text has (random tokens, say)
+    can be harder than real ones. They alternate, as far as there are both.
+    """
+    assert model.length_axis is not None
+    shortest = model.axes[model.length_axis].lo if shortest is None else shortest
+    inputs, lengths = [], []
+    for index in range(max(count, len(samples.inputs))):
+        if index < len(samples.inputs):
+            inputs.append(samples.inputs[index])
+            lengths.append(samples.lengths[index])
+        if index < count:
+            length = shortest + round((longest - shortest) * index / max(1, count - 1))
+            sizes = {name: extent.lo for name, extent in model.axes.items()}
+            drawn = model.make_example({**sizes, model.length_axis: length}, seed=seed + index)
+            inputs.append({name: tensor.numpy() for name, tensor in drawn.items()})
+            lengths.append(length)
+    source = f"{samples.source} and {count} drawn inputs of all lengths"
+    return Samples(tuple(inputs), tuple(lengths), source, samples.real)
+
+
+def _spread(total: int, count: int) -> Sequence[int]:
+    """At most ``count`` indices below ``total``, evenly spread."""
+    count = min(total, count)
+    return [(2 * i + 1) * total // (2 * count) for i in range(count)]
+
+
+def _inputs(model: LoadedModel, encoded: Any) -> dict[str, npt.NDArray[np.generic]]:
+    made = {}
+    for spec in model.inputs:
+        row = np.asarray(getattr(encoded, TOKENIZER_PARTS[spec.name]), dtype=spec.dtype)
+        first = spec.shape[0]
+        batch = model.axes[first].lo if isinstance(first, str) else first
+        made[spec.name] = np.repeat(row[None], batch, axis=0)
+    return made

@@ -1,0 +1,380 @@
+"""``--precision auto``: the fastest precision that stays within a bound, by trial.
+
+Each candidate is a program for all lengths, compiled for this host's best variant of the target
+and run by the shipped runtime: its outputs on the samples against eager's, and its time at the
+traffic's lengths. Where a precision is too coarse for some layers, those that cause most of the
+error alone are kept wider, as few of them as will do.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from edgecompile.backends.compilation import ExportStore, compile_buckets
+from edgecompile.buckets.plan import Bucket
+from edgecompile.bundle.verify import COSINES, TOLERANCES, Case, verify_bundle
+from edgecompile.errors import PlanError, VerificationError
+from edgecompile.models.samples import Samples, SampleTexts, add_drawn, draw_samples, text_samples
+from edgecompile.narrowing.program import Deviation, NarrowedProgram, fewest_kept
+from edgecompile.narrowing.rounded import round_for
+from edgecompile.narrowing.trials import PrecisionChoice, Trial
+from edgecompile.pipeline.packing import stage_kit
+from edgecompile.planning.cost_sources import runnable_variants
+from edgecompile.planning.forms import find_form
+from edgecompile.planning.measure import run_calibration
+from edgecompile.planning.request import PlanRequest, plan_scope, served_length
+from edgecompile.precision import FP32, Precision, Rounded
+from edgecompile.progress import StepHandle
+from edgecompile.targets.profile import TargetProfile, VariantSpec
+
+__all__ = [
+    "DEFAULT_MAX_ERROR",
+    "ResolvedPrecision",
+    "choose_precision",
+    "resolve_precision",
+]
+
+#: Of an output's scale.
+DEFAULT_MAX_ERROR = 0.02
+
+#: A narrower precision has to save this share of a run's time: less can't be told from noise.
+_LEAST_GAIN = 0.03
+_QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
+_ROUNDS = 2
+_SECONDS = 2.0
+_RANK_SAMPLES = 8
+#: Of what the verification allows: its inputs are others, and may come out worse.
+_MARGIN = 0.6
+_MAX_RETRIES = 4
+
+
+def choose_precision(
+    exports: ExportStore,
+    profile: TargetProfile,
+    request: PlanRequest,
+    samples: Samples,
+    work: Path,
+    *,
+    max_error: float = DEFAULT_MAX_ERROR,
+    rounded: Rounded | None = None,
+    step: StepHandle | None = None,
+) -> PrecisionChoice:
+    """Tries int8, bf16 and fp32, and mixtures where a pure one is too coarse.
+
+    Args:
+        exports: of the model.
+        profile: the target.
+        request: the traffic, the longest length and the threads.
+        samples: real inputs.
+        work: for programs.
+        max_error: largest difference that is allowed, relative to the largest magnitude of its
+            output. The least cosine of each precision (:data:`edgecompile.bundle.verify.COSINES`) has to
+            hold as well.
+        rounded: weights to use where a product is int8.
+        step: told what is being done.
+
+    Raises:
+        VerificationError: not even fp32 stays within the bound.
+        PlanError: this host can't run the target's code, so there is nothing to try.
+        ExportError, CompileError: a program can't be built.
+    """
+    variants = runnable_variants(profile, work)
+    if not variants:
+        raise PlanError(
+            f"--precision auto tries what it chooses from, and this host can't run the code of "
+            f"{profile.name}",
+            hint="name a precision: --precision bf16 or int8; verify on the device",
+        )
+    trials = _Trials(
+        exports, profile, request, samples, work, variants[-1], max_error, rounded, step
+    )
+    return trials.choose()
+
+
+#: The precision, how it was chosen if it was, and samples if there are some.
+ResolvedPrecision = tuple[Precision, PrecisionChoice | None, Samples | None]
+
+
+def resolve_precision(
+    name: str,
+    exports: ExportStore,
+    profile: TargetProfile,
+    request: PlanRequest,
+    texts: SampleTexts | None,
+    work: Path,
+    *,
+    max_error: float | None = None,
+    rounding: bool = True,
+    seed: int = 0,
+    step: StepHandle | None = None,
+) -> ResolvedPrecision:
+    """What a name of a precision means: itself, or the choice that ``auto`` is.
+
+    int8 weights are rounded for the model's inputs (:mod:`edgecompile.narrowing.rounded`) unless
+    ``rounding`` is False.
+
+    Returns:
+        The precision, how it was chosen if it was, and the samples if there are texts or there
+        was a choice.
+
+    Raises:
+        As :func:`choose_precision` and :func:`edgecompile.models.samples.text_samples`.
+    """
+    model = exports.model
+    samples = None
+    if texts is not None and model.length_axis is not None:
+        samples = text_samples(model, texts, served_length(model, request))
+    rounded = None
+    if rounding and name in ("auto", "int8"):
+        rounded = round_for(exports, request, texts, work, judges=samples, seed=seed, step=step)
+    if name != "auto":
+        return Precision(name, rounded=rounded), None, samples
+    served = find_form(exports, request, plan_scope(model, request)).scope.axes[0][1]
+    if samples is None:
+        samples = draw_samples(model, request.lengths, served.hi, shortest=served.lo, seed=seed)
+    bound = DEFAULT_MAX_ERROR if max_error is None else max_error
+    # What is chosen has to pass the bundle's verification, which draws inputs too.
+    tried = add_drawn(samples, model, served.hi, shortest=served.lo, seed=seed)
+    choice = choose_precision(
+        exports, profile, request, tried, work, max_error=bound, rounded=rounded, step=step
+    )
+    return choice.precision, choice, samples
+
+
+class _Trials:
+    """The candidates of one choice, their programs and what was found."""
+
+    def __init__(
+        self,
+        exports: ExportStore,
+        profile: TargetProfile,
+        request: PlanRequest,
+        samples: Samples,
+        work: Path,
+        variant: VariantSpec,
+        max_error: float,
+        rounded: Rounded | None,
+        step: StepHandle | None,
+    ) -> None:
+        self.exports, self.profile, self.request = exports, profile, request
+        self.samples, self.variant, self.max_error = samples, variant, max_error
+        self.rounded, self.step, self.folder = rounded, step, work / "precisions"
+        form = find_form(exports, request, plan_scope(exports.model, request))
+        scope = form.scope
+        # The only program that serves every length: the dynamic one, or the longest static one.
+        self.bucket: Bucket = form.bucket
+        fixed = {name: extent.lo for name, extent in scope.axes}
+        lengths = {scope.traffic.quantile(q) for q in _QUANTILES}
+        if self.bucket.mode == "pad":
+            lengths = {self.bucket.hi}
+        lo, hi = scope.axes[0][1].lo, scope.axes[0][1].hi
+        self.sizes = [
+            {**fixed, scope.axis: n} for n in sorted({min(max(n, lo), hi) for n in lengths})
+        ]
+        model = exports.model
+        self.wanted: list[Mapping[str, npt.NDArray[np.generic]]] = [
+            {
+                name: np.ascontiguousarray(tensor.detach().numpy())
+                for name, tensor in model.run(
+                    {name: torch.from_numpy(array) for name, array in inputs.items()}
+                ).items()
+            }
+            for inputs in samples.inputs
+        ]
+
+    def tell(self, text: str) -> None:
+        if self.step is not None:
+            self.step.update(text=text)
+
+    def choose(self) -> PrecisionChoice:
+        self.tell("trying fp32")
+        for left in self.folder.glob("*.ecb"):  # by a build that was ended, maybe of other weights
+            shutil.rmtree(left)
+        folders: list[Path] = []
+        try:
+            return self._choose(folders)
+        finally:
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _choose(self, folders: list[Path]) -> PrecisionChoice:
+        program = self._program(len(self.samples.inputs))
+        products = len(program.groups)
+        if not products:
+            note = f"{self.exports.model.name} has no linear layer to store narrower, so it is fp32"
+            return PrecisionChoice(FP32, (), 0, self.max_error, self.samples.source, (note,))
+        first = self._try(FP32, 0, folders)
+        if not first.within:
+            raise VerificationError(
+                f"no precision reaches --max-error {self.max_error:g}: fp32 itself differs by "
+                f"{first.deviation.error:.2g} of an output's scale on {self.samples.source}",
+                hint="give a larger --max-error, or --precision fp32",
+            )
+        trials = [first]
+        wide = program.deviation(Precision("bf16"))
+        for name in ("bf16", "int8"):
+            wider = "bf16" if name == "int8" and self._holds("bf16", wide) else "fp32"
+            trial = self._search(name, wider, program, folders)
+            if trial is not None:
+                trials.append(trial)
+        timed = self._time(trials, folders)
+        chosen = timed[0]
+        for trial in timed[1:]:
+            if trial.within and trial.ms is not None and chosen.ms is not None:
+                chosen = trial if trial.ms < (1 - _LEAST_GAIN) * chosen.ms else chosen
+        return PrecisionChoice(
+            chosen.precision,
+            tuple(timed),
+            products,
+            self.max_error,
+            self.samples.source,
+            self._notes(chosen, timed[0], products),
+        )
+
+    def _program(self, count: int) -> NarrowedProgram:
+        inputs, wanted = self.samples.inputs[:count], self.wanted[:count]
+        return NarrowedProgram(self.exports.model, self.exports.get(self.bucket), inputs, wanted)
+
+    def _holds(self, name: str, deviation: Deviation) -> bool:
+        # The bundle's verification asks for its own tolerance too, whatever the bound is.
+        most, cosine = self.max_error, COSINES.get(name)
+        if name != "fp32":
+            most = min(most, _MARGIN * TOLERANCES[name].rtol)
+        if cosine is not None:
+            cosine = 1 - _MARGIN * (1 - cosine)
+        return deviation.within(most, cosine)
+
+    def _search(
+        self, name: str, wider: str, program: NarrowedProgram, folders: list[Path]
+    ) -> Trial | None:
+        """The trial of ``name``, with as few products kept as the bounds need.
+
+        Where none will do, that of the pure precision, which is over the bounds.
+        """
+        pure = Precision(name, rounded=self.rounded if name == "int8" else None)
+        self.tell(f"running {name} in torch")
+        if self._holds(name, program.deviation(pure)):
+            trial = self._try(pure, 0, folders)
+            if trial.within:
+                return trial
+        products = len(program.groups)
+        few = self._program(_RANK_SAMPLES)
+        ranked = [
+            group
+            for group, _ in few.rank(
+                pure, lambda done: self.tell(f"{name}: error of each layer, {done} of {products}")
+            )
+        ]
+        found = fewest_kept(ranked, pure, wider, lambda p: self._holds(name, program.deviation(p)))
+        count = products if found is None else found[1]
+        for _ in range(_MAX_RETRIES):
+            if count >= products:
+                break
+            kept = tuple((weight, wider) for group in ranked[:count] for weight in group)
+            trial = self._try(replace(pure, kept=kept), count, folders)
+            if trial.within:
+                return trial
+            # The CPU's own kernels round a little more than torch's stand-in does.
+            count += max(1, count // 2)
+        return self._try(pure, 0, folders)
+
+    def _try(self, precision: Precision, kept: int, folders: list[Path]) -> Trial:
+        """Builds the program in a precision, runs the samples, and compares."""
+        self.tell(f"building {precision}")
+        path = self._bundle(precision)
+        if path not in folders:
+            folders.append(path)
+        self.tell(f"running {precision}")
+        cases = [
+            Case(0, f"sample{index}", inputs, wanted)
+            for index, (inputs, wanted) in enumerate(
+                zip(self.samples.inputs, self.wanted, strict=True)
+            )
+        ]
+        report = verify_bundle(path, cases, [self.variant.name], TOLERANCES[precision.name])
+        broken = [r for r in report.results if r.max_abs_error != r.max_abs_error]
+        if broken or not report.results:
+            reason = broken[0].error if broken else "; ".join(report.not_executed.values())
+            raise VerificationError(f"{precision} can't be tried: {reason}")
+        errors = [r.max_abs_error / (r.scale or 1.0) for r in report.results]
+        odd = any(not r.ok and "NaN" in r.error for r in report.results)
+        deviation = Deviation(float("inf") if odd else max(errors), report.cosine)
+        weights = path / f"weights.{precision.label}"
+        return Trial(
+            precision,
+            deviation,
+            None,
+            self._holds(precision.name, deviation),
+            kept,
+            weights.stat().st_size,
+        )
+
+    def _bundle(self, precision: Precision) -> Path:
+        path = self.folder / f"{precision.label}.ecb"
+        if path.exists():
+            return path
+        exported = self.exports.get(self.bucket)
+        compiled = compile_buckets(
+            [exported],
+            [self.bucket],
+            self.profile,
+            self.folder / precision.label,
+            keys=[self.exports.key(self.bucket)],
+            variants=[self.variant],
+            precision=precision,
+            jobs=self.request.jobs,
+        )
+        runs = [(0, sizes) for sizes in self.sizes]
+        return stage_kit(self.exports.model, [self.bucket], compiled, path, runs, force=True)
+
+    def _time(self, trials: Sequence[Trial], folders: list[Path]) -> list[Trial]:
+        """Times those within the bounds, in rounds over all, so that a busy moment hits none alone."""
+        found: dict[str, list[float]] = {trial.precision.label: [] for trial in trials}
+        for number in range(_ROUNDS):
+            for trial in trials:
+                if not trial.within:
+                    continue
+                self.tell(f"timing {trial.precision}, {number + 1} of {_ROUNDS}")
+                result = run_calibration(
+                    self._bundle(trial.precision),
+                    threads=self.request.threads,
+                    seconds=_SECONDS,
+                )
+                found[trial.precision.label].append(
+                    statistics.fmean(point.ms for point in result.points)
+                )
+        return [
+            Trial(
+                trial.precision,
+                trial.deviation,
+                min(found[trial.precision.label], default=None),
+                trial.within,
+                trial.kept,
+                trial.size_bytes,
+            )
+            for trial in trials
+        ]
+
+    def _notes(self, chosen: Trial, first: Trial, products: int) -> tuple[str, ...]:
+        error = f"{100 * chosen.deviation.error:.2g} % of an output's scale at most"
+        notes = [
+            f"--precision auto chose {chosen.precision.name}: {chosen.ms:.3g} ms a run against "
+            f"{first.ms:.3g} ms in fp32 with {self.variant.name} on this machine; it differs by "
+            f"{error} (allowed: {100 * self.max_error:g} %) on {self.samples.source}"
+        ]
+        if chosen.kept:
+            wider = sorted({wider for _, wider in chosen.precision.kept})
+            names = [name for name, _ in chosen.precision.kept]
+            listed = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+            notes.append(
+                f"{chosen.kept} of {products} linear products stay in {' or '.join(wider)}: {listed}"
+            )
+        return tuple(notes)

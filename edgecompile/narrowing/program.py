@@ -1,0 +1,276 @@
+"""What narrowing weights costs a model: a lowered program run by torch with any precision.
+
+The operators' CPU implementations compute what the kernels do, so nothing has to be compiled to
+learn which layers can't bear it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from edgecompile.backends import ops
+from edgecompile.backends.lowering.constants import is_nameless
+from edgecompile.backends.lowering.lower import lower_graph
+from edgecompile.export.program import ExportedModel
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.narrowing.rounding import RoundedWeights, round_products
+from edgecompile.precision import Precision, Rounded
+from edgecompile.runtime.compare import compare_arrays
+from edgecompile.runtime.manifest import Tolerance
+
+__all__ = ["Deviation", "NarrowedProgram", "fewest_kept"]
+
+_ANY = Tolerance(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far outputs are from eager's, at worst.
+
+    Attributes:
+        error: largest difference, relative to the largest magnitude of its output.
+        cosine: least cosine of an output; None where there is none.
+    """
+
+    error: float
+    cosine: float | None
+
+    def within(self, max_error: float, min_cosine: float | None) -> bool:
+        """Whether both bounds hold."""
+        near = min_cosine is None or self.cosine is None or self.cosine >= min_cosine
+        return self.error <= max_error and near
+
+
+class NarrowedProgram:
+    """A program whose linears' weights can be exchanged for narrower ones.
+
+    Args:
+        model: tells what is right.
+        exported: its program for sizes that hold all samples; a static one is given them padded.
+        samples: inputs.
+        wanted: eager's outputs for each of them.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        exported: ExportedModel,
+        samples: Sequence[Mapping[str, npt.NDArray[np.generic]]],
+        wanted: Sequence[Mapping[str, npt.NDArray[np.generic]]],
+    ) -> None:
+        self._model = model
+        self._axis = model.length_axis
+        self._width = exported.ranges[self._axis][1] if self._axis and exported.static else None
+        self._samples = [self._fit(item) for item in samples]
+        self._wanted = wanted
+        self._module = exported.program.module()
+        report = lower_graph(self._module)
+        self._exact: dict[str, Tensor] = {}
+        self._current: dict[str, tuple[tuple[str, str], Tensor]] = {}
+        self._moments: dict[str, Tensor] = {}  # of the products whose inputs are to be gathered
+        self._share = 1.0  # what a row of the present sample counts in them
+        for node in self._module.graph.nodes:
+            if node.target is ops.LINEAR:
+                # The weights are looked up by name, unpacked once and not for every run.
+                weight = str(node.args[1].target)
+                packed = self._module.get_buffer(weight)
+                self._exact[weight] = ops.unpack_weight(packed, node.args[4], packed.shape[1])
+                node.args = (node.args[0], weight, *node.args[2:])
+                node.target = self._product
+            elif node.target is ops.GROUPED_LINEAR:
+                weight = str(node.args[1].target)
+                packed = self._module.get_buffer(weight)
+                k = int(node.args[0].meta["val"].shape[1])
+                self._exact[weight] = torch.stack(
+                    [ops.unpack_weight(matrix, node.args[3], k) for matrix in packed]
+                )
+                node.args = (node.args[0], weight, node.args[2])
+                node.target = self._grouped_product
+        # What isn't one of these products (a recurrent layer's weight) is never narrowed.
+        self._names = {a: tuple(n) for a, n in report.packed.items() if a in self._exact}
+        #: The weights of each product.
+        self.groups: tuple[tuple[str, ...], ...] = tuple(self._names.values())
+        self._module.graph.eliminate_dead_code()
+        self._module.recompile()
+
+    def _product(
+        self,
+        x: Tensor,
+        weight: str,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        n: int,
+        act: int,
+    ) -> Tensor:
+        """``ec_linear`` with a weight by name; int8 products round their activations."""
+        x, matrix = self._operands(x, weight)
+        y = ops.activate(torch.nn.functional.linear(x, matrix, bias), act)
+        return y if residual is None else y + residual
+
+    def _grouped_product(self, x: Tensor, weight: str, offs: Tensor) -> Tensor:
+        """``ec_grouped_linear`` likewise."""
+        x, matrices = self._operands(x, weight)
+        y: Tensor = ops.GROUPED_MM(x, matrices.transpose(1, 2), offs)
+        return y
+
+    def _operands(self, x: Tensor, weight: str) -> tuple[Tensor, Tensor]:
+        (name, _), matrix = self._current[weight]
+        if weight in self._moments:
+            rows = x.reshape(-1, x.shape[-1]).to(torch.float64)
+            self._moments[weight] += self._share * (rows.t() @ rows)
+        if name == "int8":
+            x = ops.round_activations(x).to(torch.float32)
+        return x, matrix
+
+    def deviation(self, precision: Precision) -> Deviation:
+        """How far the outputs of all samples are off with this precision."""
+        return self._deviation(lambda names: precision.of(names), precision.rounded)
+
+    def rank(
+        self, precision: Precision, tell: Callable[[int], None] = lambda done: None
+    ) -> list[tuple[tuple[str, ...], float]]:
+        """The products by the error that narrowing them alone causes, the worst first.
+
+        Args:
+            precision: that keeps nothing.
+            tell: gets the number of products that were tried.
+        """
+        found = []
+        for index, group in enumerate(self.groups):
+            alone = self._deviation(
+                lambda names, group=group: precision.name if names == group else "fp32",  # type: ignore[misc]
+                precision.rounded,
+            )
+            found.append((group, alone.error))
+            tell(index + 1)
+        return sorted(found, key=lambda item: -item[1])
+
+    def round_weights(
+        self, shares: Sequence[float], tell: Callable[[int], None] = lambda done: None
+    ) -> RoundedWeights:
+        """int8 weights for the inputs that the products get from these samples.
+
+        Args:
+            shares: what a row of each sample counts.
+            tell: gets the number of products that are done.
+        """
+
+        def gather(attrs: Sequence[str]) -> Mapping[str, Tensor]:
+            return self._gather(attrs, shares)
+
+        # Stacks are left to the nearest: each of their matrices meets rows of its own. So is what has
+        # a name that may be another tensor's in the next program.
+        weights = {
+            attr: self._exact[attr]
+            for attr, names in self._names.items()
+            if self._exact[attr].dim() == 2 and not any(map(is_nameless, names))
+        }
+        return round_products(weights, gather, tell)
+
+    def _gather(self, attrs: Sequence[str], shares: Sequence[float]) -> Mapping[str, Tensor]:
+        """The sums of ``xᵀ·x`` over the rows that some products get, all weights being exact."""
+        for attr in self._names:
+            self._narrow(attr, "fp32", None)
+        sizes = {attr: int(self._exact[attr].shape[1]) for attr in attrs}
+        self._moments = {a: torch.zeros(k, k, dtype=torch.float64) for a, k in sizes.items()}
+        with torch.no_grad():
+            for inputs, share in zip(self._samples, shares, strict=True):
+                self._share = share
+                self._module(**inputs)
+        found, self._moments = self._moments, {}
+        return found
+
+    def _deviation(
+        self, of: Callable[[tuple[str, ...]], str], rounded: Rounded | None
+    ) -> Deviation:
+        for attr, names in self._names.items():
+            self._narrow(attr, of(names), rounded)
+        error, cosines = 0.0, []
+        with torch.no_grad():
+            for inputs, wanted in zip(self._samples, self._wanted, strict=True):
+                outputs = self._module(**inputs)
+                for key, want in wanted.items():
+                    got = self._cut(key, outputs[key].numpy(), want.shape)
+                    agreement = compare_arrays(got, want, _ANY)
+                    finite = not np.isnan(got).any() or np.isnan(want).any()
+                    relative = agreement.max_abs_error / (agreement.scale or 1.0)
+                    error = max(error, relative if finite else float("inf"))
+                    if agreement.cosine is not None:
+                        cosines.append(agreement.cosine)
+        return Deviation(error, min(cosines, default=None))
+
+    def _narrow(self, attr: str, name: str, rounded: Rounded | None) -> None:
+        """Makes a weight what ``name`` keeps of it."""
+        exact = self._exact[attr]
+        state = name, rounded.digest if rounded is not None and name == "int8" else ""
+        if attr not in self._current or self._current[attr][0] != state:
+            matrix = exact
+            packed = rounded.take(attr, exact) if rounded is not None and state[1] else None
+            if packed is not None:
+                matrix = ops.unpack_weight(packed, *exact.shape)
+            elif name != "fp32":
+                matrices = exact if exact.dim() == 3 else exact[None]
+                matrix = torch.stack(
+                    [ops.unpack_weight(ops.pack_weight(m, name), *m.shape) for m in matrices]
+                ).reshape(exact.shape)
+            self._current[attr] = state, matrix
+
+    def _fit(self, inputs: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, Tensor]:
+        """The inputs as tensors, padded to the program's length where it has only one."""
+        fitted = {}
+        for spec in self._model.inputs:
+            array = inputs[spec.name]
+            if self._width is not None:
+                widths = [
+                    (0, self._width - size if name == self._axis else 0)
+                    for name, size in zip(spec.shape, array.shape, strict=True)
+                ]
+                array = np.pad(array, widths, constant_values=spec.pad or 0)
+            fitted[spec.name] = torch.from_numpy(np.ascontiguousarray(array))
+        return fitted
+
+    @staticmethod
+    def _cut(
+        key: str, got: npt.NDArray[np.generic], shape: tuple[int, ...]
+    ) -> npt.NDArray[np.generic]:
+        """An output of padded inputs without what stands at padded positions."""
+        return got[tuple(slice(size) for size in shape)]
+
+
+def fewest_kept(
+    ranked: Sequence[tuple[str, ...]],
+    pure: Precision,
+    wider: str,
+    holds: Callable[[Precision], bool],
+) -> tuple[Precision, int] | None:
+    """The precision that keeps the fewest products wider with which ``holds`` is true.
+
+    Args:
+        ranked: products, the worst first; the first few of them are kept.
+        pure: precision of the rest, which keeps nothing.
+        wider: precision of those that are kept.
+        holds: asked a logarithm of times, since keeping more hardly ever makes it worse.
+
+    Returns:
+        The precision and how many products it keeps, less than all; None if none will do.
+    """
+
+    def keeping(count: int) -> Precision:
+        return replace(pure, kept=tuple((w, wider) for group in ranked[:count] for w in group))
+
+    low, high = 1, len(ranked) - 1  # with all of them kept it is the wider precision
+    if high < low or not holds(keeping(high)):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if holds(keeping(middle)):
+            high = middle
+        else:
+            low = middle + 1
+    return keeping(low), low

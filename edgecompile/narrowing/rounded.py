@@ -1,0 +1,179 @@
+"""int8 weights rounded for a model, and the inputs that they are rounded for."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from edgecompile.backends.compilation import ExportStore
+from edgecompile.errors import CompileError
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.samples import (
+    DEFAULT_SAMPLES,
+    Samples,
+    SampleTexts,
+    add_drawn,
+    draw_samples,
+    text_samples,
+)
+from edgecompile.narrowing.program import NarrowedProgram
+from edgecompile.narrowing.rounding import RoundedWeights
+from edgecompile.planning.forms import find_form
+from edgecompile.planning.request import PlanRequest, plan_scope
+from edgecompile.precision import Precision
+from edgecompile.progress import StepHandle
+
+__all__ = ["can_round", "resolving_title", "round_for", "rounding_notes"]
+
+#: Away from the seeds of what a bundle is judged by.
+_SEED = 7919
+_DRAWN = 8
+
+
+def can_round(model: LoadedModel) -> bool:
+    """Whether inputs can be had that tell how to round a model's weights.
+
+    Not of a language model, whose caches can't be drawn, nor without an axis of lengths.
+    """
+    return model.length_axis is not None and model.generation is None
+
+
+def resolving_title(asked: str, model: LoadedModel) -> str | None:
+    """What the step is called that finds out what a name of a precision means; None: it is no work."""
+    if asked == "auto":
+        return "choose the precision"
+    return "round the weights" if asked == "int8" and can_round(model) else None
+
+
+def rounding_notes(precision: Precision) -> tuple[str, ...]:
+    """What a person may want to know of a precision's rounding."""
+    rounded = precision.rounded
+    return () if rounded is None else (f"int8 weights are rounded for {rounded.inputs}",)
+
+
+def round_for(
+    exports: ExportStore,
+    request: PlanRequest,
+    texts: SampleTexts | None,
+    work: Path,
+    *,
+    judges: Samples | None = None,
+    seed: int = 0,
+    step: StepHandle | None = None,
+) -> RoundedWeights | None:
+    """int8 weights of a model's products, rounded with inputs in mind that it may get.
+
+    These are texts, where there are some, and drawn inputs of all lengths, both of the same
+    weight: not those that the bundle is judged by, which would be praising oneself.
+
+    Args:
+        exports: of the model.
+        request: the traffic and the longest length.
+        texts: real ones.
+        work: what was rounded for the same program and inputs before is found there again.
+        judges: the texts that the bundle is judged by.
+        seed: of drawn inputs.
+        step: told what is being done.
+
+    Returns:
+        None where weights are rounded to the nearest: where there are no inputs (:func:`can_round`);
+        where the program has one length alone, since what inputs are padded with would count like
+        them; where there are no products.
+
+    Raises:
+        ExportError: the model can't be exported.
+        PlanError: as :func:`find_form`.
+        LengthsError, ModelError, MissingDependencyError: as :func:`text_samples`.
+    """
+    model = exports.model
+    if not can_round(model):
+        return None
+    form = find_form(exports, request, plan_scope(model, request))
+    exported = exports.get(form.bucket)
+    if exported.static:
+        return None
+    served = form.scope.axes[0][1]
+    samples, shares = _samples(model, request, texts, judges, served.lo, served.hi, seed + _SEED)
+    kept = work / f"rounding-{_key(exports.key(form.bucket), samples)}.npz"
+    if kept.is_file():
+        with contextlib.suppress(CompileError):  # a damaged one is made anew
+            return replace(RoundedWeights.load(kept), inputs=samples.source)
+    program = NarrowedProgram(model, exported, samples.inputs, [{}] * len(samples.inputs))
+    count = len(program.groups)
+
+    def tell(done: int) -> None:
+        if step is not None:
+            step.update(text=f"rounding weights, {done} of {count} products")
+
+    if step is not None:
+        step.update(text=f"running {samples.source}")
+    rounded = program.round_weights(shares, tell)
+    if not rounded.packed:
+        return None
+    for other in work.glob("rounding-*.npz"):
+        other.unlink()
+    rounded.save(kept)
+    return replace(rounded, inputs=samples.source)
+
+
+def _samples(
+    model: LoadedModel,
+    request: PlanRequest,
+    texts: SampleTexts | None,
+    judges: Samples | None,
+    shortest: int,
+    longest: int,
+    seed: int,
+) -> tuple[Samples, list[float]]:
+    """The inputs, and what a row of each counts."""
+    usual = None if texts is None else text_samples(model, texts, longest, 2 * DEFAULT_SAMPLES)
+    if usual is not None and judges is not None:
+        usual = _without(usual, judges)
+    if usual is None or not usual.inputs:
+        usual = draw_samples(model, request.lengths, longest, shortest=shortest, seed=seed)
+    nothing = Samples((), (), "")
+    unusual = add_drawn(
+        nothing, model, longest, shortest=shortest, count=_DRAWN, seed=seed + len(usual.inputs)
+    )
+    both = Samples(
+        usual.inputs + unusual.inputs,
+        usual.lengths + unusual.lengths,
+        f"{usual.source} and {_DRAWN} drawn inputs of all lengths",
+        usual.real,
+    )
+    shares = [1 / sum(part.lengths) for part in (usual, unusual) for _ in part.lengths]
+    return both, shares
+
+
+def _without(samples: Samples, others: Samples) -> Samples:
+    """The samples that aren't among the others."""
+    known = {_bytes(inputs) for inputs in others.inputs}
+    kept = [i for i, inputs in enumerate(samples.inputs) if _bytes(inputs) not in known]
+    return Samples(
+        tuple(samples.inputs[i] for i in kept),
+        tuple(samples.lengths[i] for i in kept),
+        samples.source if len(kept) == len(samples.inputs) else f"{len(kept)} of {samples.source}",
+        samples.real,
+    )
+
+
+def _bytes(inputs: Mapping[str, npt.NDArray[np.generic]]) -> bytes:
+    parts = [
+        f"{name} {array.dtype} {array.shape}\n".encode() + np.ascontiguousarray(array).tobytes()
+        for name, array in sorted(inputs.items())
+    ]
+    return b"".join(parts)
+
+
+def _key(export_key: str, samples: Samples) -> str:
+    """Identifies everything that shapes what weights are rounded to."""
+    parts = hashlib.sha256(export_key.encode())  # of edgecompile's own sources, among others
+    for inputs in samples.inputs:
+        parts.update(_bytes(inputs))
+    return parts.hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""ONNX files for TensorRT: made, narrowed and checked on the build host."""

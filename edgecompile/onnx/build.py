@@ -1,0 +1,351 @@
+"""From a loaded model to the ONNX file that a device finishes, verified."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgecompile.buckets.plan import Bucket
+from edgecompile.bundle.cases import Case, make_cases, sample_cases
+from edgecompile.errors import CompileError, VerificationError
+from edgecompile.export.export import export_model
+from edgecompile.export.program import ExportedModel
+from edgecompile.models.loaded import InputSpec, LoadedModel
+from edgecompile.models.samples import Samples
+from edgecompile.onnx.check import OnnxReport, axis_sizes, check_onnx, fill_up
+from edgecompile.onnx.export import export_onnx, need_onnx
+from edgecompile.onnx.fills import Fill, find_fills, masked_values
+from edgecompile.onnx.float16 import Narrowed, narrow
+from edgecompile.onnx.graph import OnnxGraph
+from edgecompile.onnx.int8.choice import Int8Choice
+from edgecompile.onnx.kept import SENSITIVE, find_kept
+from edgecompile.onnx.operators import OnnxTarget, check_operators
+from edgecompile.onnx.report import Int8Report, KeptNode, OnnxArtifact
+from edgecompile.onnx.rounding import round_halves, undefined_nodes
+from edgecompile.onnx.runs import Arrays
+from edgecompile.onnx.scan import Scan, scan_values
+from edgecompile.onnx.weights import write_onnx
+from edgecompile.precision import COSINES, TOLERANCES
+
+if TYPE_CHECKING:
+    from edgecompile.progress import StepHandle
+
+__all__ = ["ONNX_PRECISIONS", "build_onnx"]
+
+#: What a file for TensorRT can calculate in, the widest first.
+ONNX_PRECISIONS = ("fp32", "fp16", "int8")
+
+_MODEL = "model.onnx"
+_ROUNDS = 4
+
+
+def build_onnx(
+    model: LoadedModel,
+    buckets: Sequence[Bucket],
+    precision: str,
+    cap: OnnxTarget,
+    samples: Samples | None,
+    folder: Path,
+    step: StepHandle | None = None,
+    *,
+    exported: ExportedModel | None = None,
+    also: Sequence[OnnxTarget] = (),
+) -> OnnxArtifact:
+    """Writes ``model.onnx`` and ``weights.PRECISION`` into ``folder``.
+
+    One file serves all buckets: its axes are dynamic over the smallest to the largest size of any.
+    It is held against eager at every bucket's edges, hint and some sizes between, and on the
+    samples, before it gets its name.
+
+    Args:
+        model: the model.
+        buckets: what will be an optimization profile each.
+        precision: one of :data:`ONNX_PRECISIONS`. fp16: weights and calculation, but for nodes that
+            overflow; int8: products with constant matrices, as far as the error allows, the rest as
+            fp16. Inputs and outputs keep the model's dtypes.
+        cap: the TensorRT release and the newest opset.
+        samples: inputs such as the model will see, to find ranges of activations with and to verify
+            with; None: drawn ones at the buckets' sizes.
+        folder: where the files go; made if missing.
+        step: told what is being done.
+        exported: the program for at least the buckets' whole range, if there is one already.
+        also: further releases whose operators are compared.
+
+    Raises:
+        MissingDependencyError: onnx, onnxruntime or onnxscript isn't installed.
+        ExportError, ModelError: the model can't be exported.
+        UnsupportedOperatorError: TensorRT lacks operators; lists all.
+        OpsetError: the opset isn't one that TensorRT takes.
+        VerificationError: the file's outputs differ from eager's by more than the precision allows.
+        CompileError: there is no such precision.
+        OSError: the files can't be written.
+    """
+    if precision not in ONNX_PRECISIONS:
+        raise CompileError(
+            f"'{precision}' is no precision for TensorRT",
+            hint=f"one of {', '.join(ONNX_PRECISIONS)}",
+        )
+    need_onnx()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as name:
+        return _Build(model, tuple(buckets), precision, cap, samples, Path(name), step).run(
+            folder, exported, also
+        )
+
+
+class _Build:
+    """The steps, and what they share."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        buckets: tuple[Bucket, ...],
+        precision: str,
+        cap: OnnxTarget,
+        samples: Samples | None,
+        scratch: Path,
+        step: StepHandle | None,
+    ) -> None:
+        self.model = model
+        self.buckets = buckets
+        self.precision = precision
+        self.cap = cap
+        self.samples = samples
+        self.scratch = scratch
+        self.step = step
+
+    def run(
+        self, folder: Path, exported: ExportedModel | None, also: Sequence[OnnxTarget]
+    ) -> OnnxArtifact:
+        """All steps; the files get their names last."""
+        self._say("export")
+        if exported is None:
+            exported = self._export()
+        graph = export_onnx(exported, self.cap.opset, self.scratch)
+        for target in (*also, self.cap):
+            check_operators(graph, target).check()
+        self._say("eager's answers")
+        cases = self._cases()
+        inputs = scan_inputs(cases, self.buckets, self.model.inputs)
+        kept: tuple[KeptNode, ...] = ()
+        fills: Mapping[str, Fill] = {}
+        int8: Int8Report | None = None
+        if self.precision == "fp32":
+            report = self._verify(graph, cases, "fp32")
+        else:
+            fills = find_fills(graph)
+            self._say("ranges of values")
+            scan = scan_values(graph, inputs, self.scratch, masked=masked_values(fills))
+            narrowed, report = self._narrow(graph, scan, fills, inputs, cases)
+            if not report.ok:
+                raise refusal(report, "fp16")
+            wide, graph, kept = graph, narrowed.graph, narrowed.kept
+            if self.precision == "int8":
+                graph, report, int8 = self._quantize(wide, graph, inputs, cases)
+        if not report.ok:
+            raise refusal(report, self.precision)
+        for target in (*also, self.cap):
+            ops = check_operators(graph, target)
+            ops.check()
+        weights = f"weights.{self.precision}"
+        write_onnx(graph, folder / _MODEL, folder / weights)
+        taken = graph.consumers()
+        return OnnxArtifact(
+            path=folder / _MODEL,
+            weights=folder / weights,
+            opset=graph.opset,
+            precision=self.precision,
+            inputs=graph.inputs,
+            outputs=graph.outputs,
+            unused_inputs=tuple(name for name in graph.inputs if name not in taken),
+            nodes=len(graph.nodes),
+            kept=kept,
+            fills=tuple(str(fill) for fill in fills.values()),
+            int8=int8,
+            ops=ops,
+            check=report,
+        )
+
+    def _narrow(
+        self,
+        graph: OnnxGraph,
+        scan: Scan,
+        fills: Mapping[str, Fill],
+        inputs: Sequence[Arrays],
+        cases: Sequence[Case],
+    ) -> tuple[Narrowed, OnnxReport]:
+        """The float16 graph with as few nodes in float32 as agree with eager."""
+        reasons = find_kept(graph, scan, fills)
+        for wider in (False, True):
+            if wider:
+                self._note("float16 as such differs from eager: norms and softmax stay in float32")
+                for node in graph.nodes:
+                    if node.op_type in SENSITIVE:
+                        reasons.setdefault(node.name, "without it the outputs differ from eager's")
+            narrowed = self._keep_undefined(graph, scan, fills, reasons, inputs)
+            report = self._verify(narrowed.graph, cases, "fp16")
+            if report.ok:
+                break
+        return narrowed, report
+
+    def _keep_undefined(
+        self,
+        graph: OnnxGraph,
+        scan: Scan,
+        fills: Mapping[str, Fill],
+        reasons: dict[str, str],
+        inputs: Sequence[Arrays],
+    ) -> Narrowed:
+        """Narrows, runs the result, and keeps what gives infinities or NaNs that float32 doesn't.
+
+        Raises:
+            VerificationError: there are some however much is kept.
+        """
+        for _ in range(_ROUNDS):
+            narrowed = narrow(graph, reasons, fills)
+            self._say("float16's values")
+            found = undefined_nodes(narrowed.graph, scan, inputs, self.scratch)
+            fresh = {name: why for name, why in found.items() if name not in reasons}
+            if not found:
+                return narrowed
+            if not fresh:
+                break
+            reasons.update(fresh)
+        lines = [f"  {graph.place(name)}: {why}" for name, why in found.items()]
+        raise VerificationError(
+            "the ONNX model in float16 has infinities or NaNs:\n" + "\n".join(lines[:20]),
+            hint="--precision fp32",
+        )
+
+    def _quantize(
+        self,
+        wide: OnnxGraph,
+        narrow: OnnxGraph,
+        inputs: Sequence[Arrays],
+        cases: Sequence[Case],
+    ) -> tuple[OnnxGraph, OnnxReport, Int8Report]:
+        """The float16 graph with as many layers in int8 as agree with eager."""
+        plain = [case for case in cases if not case.name.startswith(("random", "padded"))]
+        choice = Int8Choice(
+            wide,
+            narrow,
+            inputs,
+            plain,
+            TOLERANCES["int8"],
+            COSINES["int8"],
+            self.scratch,
+            self._say,
+        )
+        layers, trials = choice.choose()
+        graph = choice.graph(layers)
+        report = self._verify(graph, cases, "int8")
+        while not report.ok and layers:
+            layers = choice.without_worst(layers)
+            graph = choice.graph(layers)
+            report = self._verify(graph, cases, "int8")
+        self._note(f"int8: {len(layers)} of {len(choice.layers)} layers, the others in float16")
+        calibrated_on = self.samples.source if self.samples is not None else "drawn inputs"
+        found = choice.report(layers, trials, calibrated_on, report.error, report.cosine)
+        return graph, report, found
+
+    def _verify(self, graph: OnnxGraph, cases: Sequence[Case], precision: str) -> OnnxReport:
+        """Writes the graph as it would ship and runs it, then with every float16 value rounded.
+
+        Returns:
+            The second, which is the stricter, unless the first one fails.
+        """
+        self._say("check against eager")
+        path = self.scratch / _MODEL
+        weights = self.scratch / f"weights.{self.precision}"
+        write_onnx(graph, path, weights)
+        check_model(path)
+        report = self._check(path, cases, precision)
+        if precision == "fp32" or not report.ok:
+            return report
+        self._say("check against eager, rounded")
+        write_onnx(round_halves(graph), path, weights)
+        return self._check(path, cases, precision)
+
+    def _export(self) -> ExportedModel:
+        ranges = {}
+        for name, _ in self.buckets[0].axes:
+            spans = [bucket.range(name) for bucket in self.buckets]
+            ranges[name] = (min(s.lo for s in spans), max(s.hi for s in spans))
+        widest = max(self.buckets, key=lambda bucket: bucket.hi)
+        hint = {name: span.hint for name, span in widest.axes}
+        return export_model(self.model, ranges, hint=hint)
+
+    def _cases(self) -> list[Case]:
+        cases = list(make_cases(self.model, self.buckets))
+        if self.samples is not None:
+            cases += sample_cases(self.model, self.buckets, self.samples)
+        return cases
+
+    def _check(self, path: Path, cases: Sequence[Case], precision: str) -> OnnxReport:
+        return check_onnx(
+            path,
+            cases,
+            self.buckets,
+            self.model.inputs,
+            self.model.outputs,
+            TOLERANCES[precision],
+            min_cosine=COSINES.get(precision),
+        )
+
+    def _say(self, text: str) -> None:
+        if self.step is not None:
+            self.step.update(text=f"ONNX: {text}")
+
+    def _note(self, text: str) -> None:
+        if self.step is not None:
+            self.step.note(text)
+
+
+def scan_inputs(
+    cases: Sequence[Case], buckets: Sequence[Bucket], inputs: Sequence[InputSpec]
+) -> list[Arrays]:
+    """The inputs whose values are looked at: all edges and hints, and real samples; where a bucket
+    always pads, as the loader fills them up, too. Cases of random sizes have nothing more."""
+    found: list[Arrays] = []
+    for case in cases:
+        if case.name.startswith("random"):
+            continue
+        found.append(case.inputs)
+        bucket = buckets[case.bucket]
+        sizes = {name: bucket.range(name).hi for name in bucket.pad_axes}
+        now = axis_sizes(inputs, case.inputs)
+        if bucket.mode == "pad" and any(now.get(name, hi) < hi for name, hi in sizes.items()):
+            found.append(fill_up(case.inputs, inputs, sizes))
+    return found
+
+
+def check_model(path: Path) -> None:
+    """ONNX's own checker, on the file, so that it sees the weights' file too.
+
+    Raises:
+        VerificationError: it finds a fault.
+    """
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except Exception as error:  # the checker's errors have no common class
+        raise VerificationError(
+            f"the ONNX file breaks ONNX's rules: {error}",
+            hint="this is a defect of edgecompile; please report it with the model",
+        ) from error
+
+
+def refusal(report: OnnxReport, precision: str) -> VerificationError:
+    """The error that lists what differs."""
+    lines = [f"  {text}" for text in report.reasons[:20]]
+    if len(report.reasons) > 20:
+        lines.append(f"  … and {len(report.reasons) - 20} more")
+    wider = {"int8": "fp16", "fp16": "fp32"}.get(precision)
+    return VerificationError(
+        f"the ONNX model in {precision} differs from eager in {len(report.reasons)} cases:\n"
+        + "\n".join(lines),
+        hint=f"--precision {wider} is wider" if wider else "please report it with the model",
+    )

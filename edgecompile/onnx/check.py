@@ -1,0 +1,271 @@
+"""The shipped ONNX against eager, at every bucket's sizes, as they are and padded.
+
+A device runs either the inputs' own sizes, or fills inputs up to a profile's largest sizes with the
+manifest's pad values and cuts the outputs back. Both are tried here, by onnxruntime on the CPU: that
+proves the graph and its weights, not what TensorRT makes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgecompile.buckets.plan import Bucket
+from edgecompile.bundle.cases import Case
+from edgecompile.models.loaded import InputSpec, OutputSpec
+from edgecompile.onnx.runs import OnnxRunner
+from edgecompile.runtime.compare import Agreement, compare_arrays
+from edgecompile.runtime.manifest import Tolerance
+
+__all__ = ["BucketAgreement", "OnnxReport", "check_onnx", "cut_back", "fill_up"]
+
+
+@dataclass(frozen=True)
+class BucketAgreement:
+    """How the cases of one bucket came out.
+
+    Attributes:
+        bucket: its number.
+        padded: whether the inputs were filled up to the bucket's largest sizes.
+        counts: whether the verdict depends on it: padded runs count in buckets that always pad.
+        cases: how many were run.
+        ok: whether all of them agree.
+        worst: the name of the case that used most of what is allowed.
+        max_abs_error, scale: its largest difference and the largest magnitude of eager's output.
+        allowed: the difference that was allowed.
+        cosine: the least of all cases; None where there is none, as of whole numbers.
+        reasons: what was wrong, one line a case.
+    """
+
+    bucket: int
+    padded: bool
+    counts: bool
+    cases: int
+    ok: bool
+    worst: str
+    max_abs_error: float
+    scale: float
+    allowed: float
+    cosine: float | None
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OnnxReport:
+    """What was run and how it came out.
+
+    Attributes:
+        results: by bucket, unpadded and then padded.
+        padding: whether filling up to every bucket's largest sizes changes nothing.
+        padding_reason: why not; empty if it doesn't.
+        tolerance: what was allowed.
+        min_cosine: the least cosine that was allowed; None: any.
+    """
+
+    results: tuple[BucketAgreement, ...]
+    padding: bool
+    padding_reason: str
+    tolerance: Tolerance
+    min_cosine: float | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether all that counts agrees with eager; padding elsewhere is a verdict of its own."""
+        counting = [item for item in self.results if item.counts]
+        return bool(counting) and all(item.ok for item in counting)
+
+    @property
+    def cosine(self) -> float | None:
+        """The least cosine of all that counts."""
+        found = [r.cosine for r in self.results if r.counts and r.cosine is not None]
+        return min(found, default=None)
+
+    @property
+    def error(self) -> float:
+        """The largest difference that counts, as a share of its output's scale."""
+        shares = [
+            r.max_abs_error / r.scale if r.scale else r.max_abs_error
+            for r in self.results
+            if r.counts
+        ]
+        return max(shares, default=0.0)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What was wrong with what counts."""
+        return tuple(text for r in self.results if r.counts for text in r.reasons)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "ok": self.ok,
+            "cosine": self.cosine,
+            "min_cosine": self.min_cosine,
+            "error": self.error,
+            "tolerance": self.tolerance.to_json(),
+            "padding": self.padding,
+            "padding_reason": self.padding_reason,
+            "results": [{**asdict(r), "reasons": list(r.reasons)} for r in self.results],
+        }
+
+
+def check_onnx(
+    path: Path,
+    cases: Iterable[Case],
+    buckets: Sequence[Bucket],
+    inputs: Sequence[InputSpec],
+    outputs: Sequence[OutputSpec],
+    tolerance: Tolerance,
+    *,
+    min_cosine: float | None = None,
+    padded: bool = True,
+) -> OnnxReport:
+    """Runs ``cases`` through an ONNX file.
+
+    Args:
+        path: the model, its weights beside it.
+        cases: inputs and what eager gives for them.
+        buckets: that the cases' numbers are about.
+        inputs, outputs: as of the model.
+        tolerance, min_cosine: what is allowed.
+        padded: whether to try padding too.
+
+    Raises:
+        VerificationError: onnxruntime can't load or run the model.
+    """
+    runner = OnnxRunner(path)
+    plain: dict[int, list[tuple[str, list[Agreement]]]] = {}
+    filled: dict[int, list[tuple[str, list[Agreement]]]] = {}
+    refusal = _padding_refusal(buckets, inputs, outputs) if padded else "it wasn't tried"
+    for case in cases:
+        got = runner.run(case.inputs)
+        plain.setdefault(case.bucket, []).append((case.name, _compare(got, case, tolerance)))
+        sizes = axis_sizes(inputs, case.inputs)
+        upper = {name: span.hi for name, span in buckets[case.bucket].axes}
+        if refusal or sizes == {name: upper.get(name, size) for name, size in sizes.items()}:
+            continue
+        more = fill_up(case.inputs, inputs, upper)
+        cut = cut_back(runner.run(more), outputs, sizes)
+        filled.setdefault(case.bucket, []).append((case.name, _compare(cut, case, tolerance)))
+    results = [
+        _sum_up(index, False, True, found, min_cosine) for index, found in sorted(plain.items())
+    ]
+    padding = [
+        _sum_up(index, True, buckets[index].mode == "pad", found, min_cosine)
+        for index, found in sorted(filled.items())
+    ]
+    wrong = [text for item in padding for text in item.reasons]
+    return OnnxReport(
+        results=(*results, *padding),
+        padding=not refusal and not wrong,
+        padding_reason=refusal or (wrong[0] if wrong else ""),
+        tolerance=tolerance,
+        min_cosine=min_cosine,
+    )
+
+
+def axis_sizes(
+    inputs: Sequence[InputSpec], arrays: Mapping[str, npt.NDArray[Any]]
+) -> dict[str, int]:
+    """The size of every axis."""
+    return {
+        dim: size
+        for spec in inputs
+        for dim, size in zip(spec.shape, arrays[spec.name].shape, strict=True)
+        if isinstance(dim, str)
+    }
+
+
+def fill_up(
+    arrays: Mapping[str, npt.NDArray[Any]], inputs: Sequence[InputSpec], upper: Mapping[str, int]
+) -> dict[str, npt.NDArray[Any]]:
+    """Every input filled up with its pad value to ``upper`` sizes of the axes named there."""
+    result = {}
+    for spec in inputs:
+        array = arrays[spec.name]
+        widths = [
+            (0, max(0, upper.get(dim, size) - size) if isinstance(dim, str) else 0)
+            for dim, size in zip(spec.shape, array.shape, strict=True)
+        ]
+        if any(after for _, after in widths):
+            assert spec.pad is not None
+            array = np.pad(array, widths, constant_values=spec.pad)
+        result[spec.name] = array
+    return result
+
+
+def cut_back(
+    arrays: Mapping[str, npt.NDArray[Any]], outputs: Sequence[OutputSpec], sizes: Mapping[str, int]
+) -> dict[str, npt.NDArray[Any]]:
+    """Every output's dimensions that are axes, cut to ``sizes``."""
+    result = {}
+    for spec in outputs:
+        index = tuple(
+            slice(sizes[dim]) if isinstance(dim, str) and dim in sizes else slice(None)
+            for dim in spec.shape
+        )
+        result[spec.name] = arrays[spec.name][index]
+    return result
+
+
+def _padding_refusal(
+    buckets: Sequence[Bucket], inputs: Sequence[InputSpec], outputs: Sequence[OutputSpec]
+) -> str:
+    """Why inputs can't be filled up at all; empty if they can."""
+    varying = {name for b in buckets for name, span in b.axes if span.lo < span.hi}
+    without = [s.name for s in inputs if s.pad is None and varying & set(s.shape)]
+    if without:
+        return f"no pad value is known for {', '.join(without)}"
+    strange = [spec.name for spec in outputs if None in spec.shape]
+    if strange and varying:
+        return f"the size of {', '.join(strange)} isn't that of an axis, so it can't be cut back"
+    return ""
+
+
+def _compare(
+    got: Mapping[str, npt.NDArray[Any]], case: Case, tolerance: Tolerance
+) -> list[Agreement]:
+    return [compare_arrays(got[name], want, tolerance) for name, want in case.outputs.items()]
+
+
+def _sum_up(
+    bucket: int,
+    padded: bool,
+    counts: bool,
+    found: Sequence[tuple[str, list[Agreement]]],
+    least: float | None,
+) -> BucketAgreement:
+    reasons = []
+    worst, share, worst_name = found[0][1][0], -1.0, found[0][0]
+    for name, agreements in found:
+        for agreement in agreements:
+            reason = agreement.reason or ""
+            cosine = agreement.cosine
+            if not reason and least is not None and cosine is not None and cosine < least:
+                reason = f"cosine {cosine:.6f}, at least {least:g} is asked for"
+            if reason:
+                how = ", padded" if padded else ""
+                reasons.append(f"bucket {bucket}, {name}{how}: {reason}")
+            used = agreement.max_abs_error / agreement.limit if agreement.limit else 0.0
+            used = float("inf") if reason else used
+            if used > share:
+                worst, share, worst_name = agreement, used, name
+    cosines = [a.cosine for _, agreements in found for a in agreements if a.cosine is not None]
+    return BucketAgreement(
+        bucket=bucket,
+        padded=padded,
+        counts=counts,
+        cases=len(found),
+        ok=not reasons,
+        worst=worst_name,
+        max_abs_error=worst.max_abs_error,
+        scale=worst.scale,
+        allowed=worst.limit,
+        cosine=min(cosines, default=None),
+        reasons=tuple(reasons),
+    )

@@ -1,0 +1,311 @@
+"""From an exported program to an ONNX graph that TensorRT's parser takes.
+
+torch's own exporter does the translation. Behind it the graph is brought to one form: axes have the
+model's names, nodes the names of the modules that they come from, constants are initializers, equal
+initializers are one, and nothing tells of the machine that it was made on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import re
+import warnings
+from ast import literal_eval
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import edgecompile
+from edgecompile.errors import ExportError, MissingDependencyError
+from edgecompile.onnx.graph import Array, OnnxGraph, Place
+from edgecompile.onnx.weights import load_graph
+
+if TYPE_CHECKING:
+    from edgecompile.export.program import ExportedModel
+
+__all__ = ["export_onnx", "need_onnx", "quiet_exporter", "translate"]
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_TRACE = "pkg.torch.onnx.stack_trace"
+_FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+)')
+_OWN = ("named_module.py",)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_UNKNOWN = re.compile(r"No ONNX function found for <OpOverload\(op='(?P<name>[^']+)'")
+
+# The oldest version of the file's form that has all operators of an opset (ONNX's own table,
+# docs/Versioning.md of onnx/onnx); a newer one may be refused by an older parser.
+_IR_VERSIONS = ((18, 8), (20, 9), (21, 10), (22, 10), (23, 11))
+
+
+def need_onnx() -> None:
+    """Raises a MissingDependencyError unless all that this needs is installed."""
+    missing = []
+    for name in ("onnx", "onnxruntime", "onnxscript"):
+        try:
+            __import__(name)
+        except ImportError:
+            missing.append(name)
+    if missing:
+        raise MissingDependencyError(
+            f"ONNX needs {', '.join(missing)}, which can't be imported here",
+            hint="pip install 'edgecompile[jetson]'",
+        )
+
+
+def export_onnx(exported: ExportedModel, opset: int, scratch: Path) -> OnnxGraph:
+    """Translates a program, as it is: in float32, for its whole range.
+
+    Args:
+        exported: the program.
+        opset: version of ONNX's operators.
+        scratch: a folder for files that the graph's arrays are mapped from: they have to stay as
+            long as the graph.
+
+    Raises:
+        ExportError: torch's exporter refuses the program, or gives another opset or other inputs or
+            outputs than asked for.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    path = scratch / "exported.onnx"
+    try:
+        translate(exported, path, opset)
+    except Exception as error:  # one class of its own, or whatever a translation raises
+        raise ExportError(
+            f"the model '{exported.name}' can't be translated to ONNX: "
+            + _refusal(str(error), exported),
+            hint="write that part of the model with other operators, or build for the module's own "
+            "cores (--target jetson-orin-cpu); --debug shows all that the exporter says",
+            details=str(error),
+        ) from error
+    graph = load_graph(path)
+    _inline(graph)
+    graph.places = _take_places(graph)
+    _lift_constants(graph)
+    _name_axes(graph, exported)
+    graph.drop_unused()
+    graph.merge_equal_tensors()
+    _name_nodes(graph)
+    _strip(graph)
+    _check(graph, exported, opset)
+    return graph
+
+
+def _refusal(said: str, exported: ExportedModel) -> str:
+    """What the exporter couldn't do, in a line: the operator and where it stands, if it says so."""
+    text = _COLOUR.sub("", said).strip()
+    found = _UNKNOWN.search(text)
+    if found is None:
+        return (text.splitlines() or ["it doesn't say why"])[0]
+    name = found["name"]
+    places = []
+    for node in exported.program.graph.nodes:
+        if str(node.target).rpartition(".")[0] == name:
+            frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+            lines = [f"{os.path.basename(x['file'])}:{x['line']}" for x in frames]
+            places += lines[-1:]
+    where = f" ({', '.join(dict.fromkeys(places))})" if places else ""
+    return f"torch's exporter has no translation of {name}{where}"
+
+
+def translate(exported: ExportedModel, target: Path, opset: int | None) -> None:
+    """Calls torch's exporter, with the model's names of inputs and outputs; raises what it raises.
+
+    Args:
+        exported: the program.
+        target: the file; weights lie beside it in ``NAME.data``.
+        opset: version of the operators; None: the exporter's default.
+    """
+    import torch
+
+    with quiet_exporter():
+        program = torch.onnx.export(
+            exported.program,
+            dynamo=True,
+            input_names=[spec.name for spec in exported.inputs],
+            output_names=[spec.name for spec in exported.outputs],
+            opset_version=opset,
+            optimize=True,
+            verbose=False,
+        )
+        assert program is not None
+        program.save(str(target), external_data=True)
+
+
+@contextlib.contextmanager
+def quiet_exporter() -> Iterator[None]:
+    """The exporter speaks on stdout, and warns of optional packages and of torch's own code."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _inline(graph: OnnxGraph) -> None:
+    """Functions of the model's own are no operators for TensorRT's list; their bodies are."""
+    if graph.proto.functions:
+        import onnx.inliner
+
+        graph.proto = onnx.inliner.inline_local_functions(graph.proto)
+
+
+def _take_places(graph: OnnxGraph) -> dict[str, Place]:
+    """Places by node's name; nodes that the exporter added take those of the nodes around them."""
+    _make_names_unique(graph)
+    found: dict[str, Place] = {}
+    for node in graph.nodes:
+        entries = {entry.key: entry.value for entry in node.metadata_props}
+        if _SCOPES in entries or _TRACE in entries:
+            found[node.name] = _place(entries)
+    producers, consumers = graph.producers(), graph.consumers()
+    for node in graph.nodes:
+        if node.name not in found:
+            near = [user.name for name in node.output for user in consumers.get(name, ())]
+            near += [producers[name].name for name in node.input if name in producers]
+            place = next((found[name] for name in near if name in found), None)
+            if place is not None:
+                found[node.name] = Place(place.module, place.line)
+    return found
+
+
+def _place(entries: Mapping[str, str]) -> Place:
+    try:
+        scopes = literal_eval(entries.get(_SCOPES, "[]"))
+    except (SyntaxError, ValueError):
+        scopes = []
+    # The last is the node's own name, the first the whole model.
+    modules = [scope for scope in scopes[:-1] if scope] if isinstance(scopes, list) else []
+    module = str(modules[-1]) if modules else ""
+    frames = [(match["file"], match["line"]) for match in _FRAME.finditer(entries.get(_TRACE, ""))]
+    own = [f for f in frames if f"{os.sep}torch{os.sep}" not in f[0] and not f[0].endswith(_OWN)]
+    line = f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
+    return Place(module.removeprefix("model.") if module != "model" else "", line)
+
+
+def _make_names_unique(graph: OnnxGraph) -> None:
+    seen: set[str] = set()
+    for index, node in enumerate(graph.nodes):
+        if not node.name or node.name in seen:
+            node.name = f"{node.name or node.op_type}#{index}"
+        seen.add(node.name)
+
+
+def _lift_constants(graph: OnnxGraph) -> None:
+    """Constants are initializers, so that there is one kind of them."""
+    import onnx
+
+    kept = []
+    for node in graph.nodes:
+        value = node.attribute[0] if node.op_type == "Constant" and node.attribute else None
+        array: Array | None = None
+        if value is not None and value.name == "value":
+            array = onnx.numpy_helper.to_array(value.t)
+        elif value is not None and value.name in (
+            "value_float",
+            "value_floats",
+            "value_int",
+            "value_ints",
+        ):
+            import numpy as np
+
+            dtype = np.float32 if "float" in value.name else np.int64
+            array = np.asarray(onnx.helper.get_attribute_value(value), dtype)
+        if array is None or node.output[0] in graph.outputs:
+            kept.append(node)
+        else:
+            graph.tensors[node.output[0]] = array
+    if len(kept) < len(graph.nodes):
+        nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
+        del graph.proto.graph.node[:]
+        graph.proto.graph.node.extend(nodes)
+
+
+def _name_axes(graph: OnnxGraph, exported: ExportedModel) -> None:
+    """Dimensions of inputs and outputs have the model's axes' names; others are unnamed."""
+    inputs = {spec.name: spec.shape for spec in exported.inputs}
+    outputs = {spec.name: spec.shape for spec in exported.outputs}
+    for values, shapes in ((graph.proto.graph.input, inputs), (graph.proto.graph.output, outputs)):
+        for value in values:
+            shape = shapes.get(value.name)
+            dims = value.type.tensor_type.shape.dim
+            if shape is None or len(shape) != len(dims):
+                continue  # _check tells of it
+            for dim, size in zip(dims, shape, strict=True):
+                dim.Clear()
+                if isinstance(size, int):
+                    dim.dim_value = size
+                elif size is not None:
+                    low, high = exported.ranges[size]
+                    if low == high:
+                        dim.dim_value = low
+                    else:
+                        dim.dim_param = size
+
+
+def _name_nodes(graph: OnnxGraph) -> None:
+    """MODULE/Operator, numbered where there are several: what profilers and errors show."""
+    counts: dict[str, int] = {}
+    places: dict[str, Place] = {}
+    for node in graph.nodes:
+        place = graph.place(node.name)
+        base = f"{place.module}/{node.op_type}" if place.module else node.op_type
+        counts[base] = counts.get(base, 0) + 1
+        node.name = base if counts[base] == 1 else f"{base}_{counts[base]}"
+        places[node.name] = place
+    graph.places = places
+
+
+def _strip(graph: OnnxGraph) -> None:
+    """Takes out what depends on the machine or the exporter: traces, shapes of inner values."""
+    proto = graph.proto
+    del proto.graph.value_info[:]
+    del proto.graph.metadata_props[:]
+    del proto.metadata_props[:]
+    proto.doc_string = proto.graph.doc_string = ""
+    proto.graph.name = "edgecompile"
+    proto.producer_name = "edgecompile"
+    proto.producer_version = edgecompile.__version__
+    proto.ir_version = next((ir for top, ir in _IR_VERSIONS if graph.opset <= top), 11)
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.doc_string = ""
+        del value.metadata_props[:]
+    _strip_nodes(proto.graph)
+
+
+def _strip_nodes(graph: Any) -> None:
+    from edgecompile.onnx.graph import inner_graphs
+
+    for node in graph.node:
+        node.doc_string = ""
+        del node.metadata_props[:]
+        for inner in inner_graphs(node):
+            del inner.value_info[:]
+            _strip_nodes(inner)
+
+
+def _check(graph: OnnxGraph, exported: ExportedModel, opset: int) -> None:
+    problems = []
+    if graph.opset != opset:
+        problems.append(f"opset {graph.opset} came out, {opset} was asked for")
+    for kind, got, want in (
+        ("inputs", graph.inputs, {spec.name: spec.dtype for spec in exported.inputs}),
+        ("outputs", graph.outputs, {spec.name: spec.dtype for spec in exported.outputs}),
+    ):
+        if got != want or list(got) != list(want):
+            problems.append(f"the {kind} are {_listed(got)}, the model's are {_listed(want)}")
+    if problems:
+        raise ExportError(
+            f"torch's ONNX exporter gave another graph than '{exported.name}': "
+            + "; ".join(problems)
+        )
+
+
+def _listed(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({dtype})" for name, dtype in values.items()) or "none"

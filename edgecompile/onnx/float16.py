@@ -1,0 +1,186 @@
+"""Narrows a float32 graph to float16, but for nodes that don't bear it.
+
+TensorRT builds the network strongly typed: what the graph says is what is calculated. So weights and
+values become float16 in the graph itself, and where a node stays in float32, Casts stand around it.
+Inputs and outputs keep their dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgecompile.onnx.fills import Fill
+from edgecompile.onnx.graph import OnnxGraph, Place, inner_graphs, rename_inputs, retarget, taken
+from edgecompile.onnx.report import KeptNode
+from edgecompile.onnx.values import schema_of, value_dtypes
+
+__all__ = ["Narrowed", "narrow"]
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """A graph in float16.
+
+    Attributes:
+        graph: with Casts.
+        kept: nodes that stayed in float32.
+    """
+
+    graph: OnnxGraph
+    kept: tuple[KeptNode, ...]
+
+
+def narrow(graph: OnnxGraph, kept: Mapping[str, str], fills: Mapping[str, Fill]) -> Narrowed:
+    """Makes every float32 value float16 but those of the nodes in ``kept``.
+
+    Args:
+        graph: in float32; isn't changed.
+        kept: reasons by node's name.
+        fills: constants to cut down, from :func:`edgecompile.onnx.fills.find_fills`.
+    """
+    return _Narrowing(graph, kept, fills).run()
+
+
+class _Narrowing:
+    """One pass over the nodes in their order."""
+
+    def __init__(
+        self, graph: OnnxGraph, kept: Mapping[str, str], fills: Mapping[str, Fill]
+    ) -> None:
+        self.old = graph
+        self.kept = kept
+        self.fills = fills
+        self.dtypes = value_dtypes(graph)
+        self.result = OnnxGraph(_without_nodes(graph), {}, dict(graph.places))
+        # What each float value is in the new graph, as float16 and as float32.
+        self.halves: dict[str, str] = {}
+        self.singles: dict[str, str] = {name: name for name in graph.inputs}
+        self.taken = graph.values()
+        self.outputs = {n for n, dtype in graph.outputs.items() if dtype == "float32"}
+
+    def run(self) -> Narrowed:
+        import onnx
+
+        kept = []
+        for old in self.old.nodes:
+            node = onnx.NodeProto()
+            node.CopyFrom(old)
+            floats = [n for n in (*old.input, *old.output) if self.dtypes.get(n) == "float32"]
+            stays = old.name in self.kept and bool(floats)
+            if stays:
+                place = self.old.place(old.name)
+                kept.append(KeptNode(old.name, old.op_type, place, self.kept[old.name]))
+            self._take(node, stays)
+            self._give(node, stays)
+            self.result.nodes.append(node)
+        for name in self.outputs:
+            if name in self.singles:
+                continue
+            self._cast(self.halves[name], name, onnx.TensorProto.FLOAT, Place())
+        self.result.drop_unused()
+        return Narrowed(self.result, tuple(kept))
+
+    def _take(self, node: Any, stays: bool) -> None:
+        import onnx
+
+        place = self.old.place(node.name)
+        if inner_graphs(node):
+            self._take_outer(node, place)
+            return
+        fixed = _single_inputs(node)
+        for index, name in enumerate(node.input):
+            if self.dtypes.get(name) != "float32":
+                if name in self.old.tensors:
+                    self.result.tensors[name] = self.old.tensors[name]
+                continue
+            wide = stays or index in fixed
+            node.input[index] = self._single(name, place) if wide else self._half(name, place)
+        if not stays:
+            retarget(node, onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
+
+    def _take_outer(self, node: Any, place: Place) -> None:
+        """What a node with an inner graph takes from outside stays as it was."""
+        names = {}
+        for name in taken(node):
+            if self.dtypes.get(name) == "float32":
+                names[name] = self._single(name, place)
+            elif name in self.old.tensors:
+                self.result.tensors[name] = self.old.tensors[name]
+        rename_inputs(node, names)
+
+    def _give(self, node: Any, stays: bool) -> None:
+        wide = stays or bool(inner_graphs(node))
+        for index, name in enumerate(node.output):
+            if self.dtypes.get(name) != "float32":
+                continue
+            if wide:
+                self.singles[name] = name
+            elif name in self.outputs:
+                # The output's own name is for its float32 form, which a Cast makes.
+                self.halves[name] = node.output[index] = self._fresh(f"{name}/fp16")
+            else:
+                self.halves[name] = name
+
+    def _half(self, name: str, place: Place) -> str:
+        import onnx
+
+        if name not in self.halves:
+            if name in self.old.tensors:
+                array = self.old.tensors[name]
+                fill = self.fills.get(name)
+                self.halves[name] = self._fresh(f"{name}/fp16") if name in self.singles else name
+                array = array if fill is None else fill.apply(array)
+                self.result.tensors[self.halves[name]] = array.astype(np.float16)
+            else:
+                self.halves[name] = self._fresh(f"{name}/fp16")
+                self._cast(self.singles[name], self.halves[name], onnx.TensorProto.FLOAT16, place)
+        return self.halves[name]
+
+    def _single(self, name: str, place: Place) -> str:
+        import onnx
+
+        if name not in self.singles:
+            if name in self.old.tensors:
+                self.singles[name] = self._fresh(f"{name}/fp32") if name in self.halves else name
+                self.result.tensors[self.singles[name]] = self.old.tensors[name]
+            else:
+                self.singles[name] = self._fresh(f"{name}/fp32")
+                self._cast(self.halves[name], self.singles[name], onnx.TensorProto.FLOAT, place)
+        return self.singles[name]
+
+    def _cast(self, source: str, target: str, to: int, place: Place) -> None:
+        import onnx
+
+        name = f"{target}/Cast"
+        self.result.nodes.append(
+            onnx.helper.make_node("Cast", [source], [target], name=name, to=to)
+        )
+        self.result.places[name] = place
+
+    def _fresh(self, name: str) -> str:
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
+
+
+def _without_nodes(graph: OnnxGraph) -> Any:
+    import onnx
+
+    proto = onnx.ModelProto()
+    proto.CopyFrom(graph.proto)
+    del proto.graph.node[:]
+    return proto
+
+
+def _single_inputs(node: Any) -> set[int]:
+    """Inputs that ONNX wants in float32 whatever the others are (Resize's scales)."""
+    schema = schema_of(node)
+    if schema is None:
+        return set()
+    formals = list(schema.inputs)
+    return {i for i, f in enumerate(formals[: len(node.input)]) if f.type_str == "tensor(float)"}

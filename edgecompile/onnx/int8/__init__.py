@@ -1,0 +1,1 @@
+"""int8 by quantize and dequantize nodes."""

@@ -1,0 +1,164 @@
+"""Puts QuantizeLinear and DequantizeLinear around products with constant matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgecompile.onnx.graph import Array, OnnxGraph
+from edgecompile.onnx.int8.scales import ActivationScale, Layer, quantize_weight, round_up
+from edgecompile.onnx.values import value_dtypes
+
+__all__ = ["Trial", "choose_layers", "harm", "quantize"]
+
+_ZERO = "int8/zero"
+
+
+def quantize(
+    graph: OnnxGraph,
+    wide: OnnxGraph,
+    layers: Collection[Layer],
+    scales: Mapping[str, ActivationScale],
+) -> OnnxGraph:
+    """A graph with these layers in int8.
+
+    The activation goes through QuantizeLinear and DequantizeLinear, once for all that take it, and
+    before that through a Mul with a factor for each channel where there are such. The
+    matrix is stored in int8 behind a DequantizeLinear. Scales have the dtype that the layer
+    calculates in, which strongly typed networks ask for.
+
+    Args:
+        graph: in float32, or narrowed to float16; isn't changed.
+        wide: the float32 graph that it was made of: matrices are rounded once, from there.
+        layers: of ``wide``.
+        scales: by name of the activation in ``wide``.
+    """
+    import onnx
+
+    chosen = {layer.node: layer for layer in layers}
+    dtypes = value_dtypes(graph)
+    proto = onnx.ModelProto()
+    proto.CopyFrom(graph.proto)
+    del proto.graph.node[:]
+    result = OnnxGraph(proto, dict(graph.tensors), dict(graph.places))
+    made: dict[str, str] = {}
+    owners: dict[str, str] = {}
+
+    def add(operator: str, inputs: list[str], output: str, place: Any, **attributes: Any) -> None:
+        node = onnx.helper.make_node(
+            operator, inputs, [output], name=f"{output}/{operator}", **attributes
+        )
+        result.nodes.append(node)
+        result.places[node.name] = place
+
+    for old in graph.nodes:
+        layer = chosen.get(old.name)
+        node = onnx.NodeProto()
+        node.CopyFrom(old)
+        if layer is not None:
+            value, weight = old.input[0], old.input[1]
+            place = graph.place(old.name)
+            dtype = np.dtype(dtypes[value])
+            if value not in made:
+                scale = f"{value}/scale"
+                source = value
+                factors = scales[layer.value].factors
+                if factors is not None:
+                    source = f"{value}/smooth"
+                    result.tensors[f"{value}/factors"] = factors.astype(dtype)
+                    add("Mul", [value, f"{value}/factors"], source, place)
+                wanted = np.array(scales[layer.value].scale, np.float64)
+                result.tensors[scale] = round_up(wanted, dtype)
+                result.tensors[_ZERO] = np.zeros((), np.int8)
+                made[value] = f"{value}/int8/{dtype.name}"
+                add("QuantizeLinear", [source, scale, _ZERO], f"{value}/int8", place)
+                add("DequantizeLinear", [f"{value}/int8", scale, _ZERO], made[value], place)
+            # One matrix may be taken by two activations, with other factors each.
+            own = owners.setdefault(weight, value) == value
+            stored = f"{weight}/int8" if own else f"{weight}/int8/{value}"
+            if stored not in made:
+                matrix = _divided(wide.tensors[layer.weight], layer, scales[layer.value])
+                whole, steps = quantize_weight(matrix, layer.axis, dtype)
+                result.tensors[stored] = whole
+                result.tensors[f"{stored}/scale"] = steps
+                made[stored] = f"{stored}/{dtype.name}"
+                add(
+                    "DequantizeLinear",
+                    [stored, f"{stored}/scale"],
+                    made[stored],
+                    place,
+                    axis=layer.axis,
+                )
+            node.input[0], node.input[1] = made[value], made[stored]
+        result.nodes.append(node)
+    result.drop_unused()
+    return result
+
+
+def _divided(matrix: Array, layer: Layer, scale: ActivationScale) -> Array:
+    """The matrix as it is to be multiplied by the activation times its factors."""
+    if scale.factors is None:
+        return matrix
+    factors = scale.factors.astype(np.float64)
+    return np.asarray(matrix / (factors[:, None] if layer.axis == 1 else factors[None, :]))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How a choice of layers did.
+
+    Attributes:
+        error: largest difference from eager, as a share of the output's scale.
+        cosine: the least; None where there is none.
+        ok: whether both are within what is allowed.
+    """
+
+    error: float
+    cosine: float | None
+    ok: bool
+
+
+def choose_layers(
+    layers: Sequence[Layer], alone: Mapping[str, float], attempt: Callable[[list[Layer]], Trial]
+) -> tuple[list[Layer], list[tuple[int, Trial]]]:
+    """As many layers as can be in int8 together.
+
+    Those that do most harm for what they save are left out first (:func:`harm`), as few as will do;
+    found by halving, since what fails with some layers fails with more.
+
+    Args:
+        layers: all.
+        alone: the error with each alone in int8, by its node.
+        attempt: runs a choice.
+
+    Returns:
+        The layers in their order, and (number of layers, trial) of what was tried.
+    """
+    ranked = sorted(layers, key=lambda layer: (harm(layer, alone), layer.node))
+    trials: list[tuple[int, Trial]] = []
+
+    def good(count: int) -> bool:
+        wanted = {layer.node for layer in ranked[:count]}
+        trial = attempt([layer for layer in layers if layer.node in wanted])
+        trials.append((count, trial))
+        return trial.ok
+
+    low, high = 0, len(ranked)
+    if high and good(high):
+        low = high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if good(middle):
+            low = middle
+        else:
+            high = middle
+    wanted = {layer.node for layer in ranked[:low]}
+    return [layer for layer in layers if layer.node in wanted], trials
+
+
+def harm(layer: Layer, alone: Mapping[str, float]) -> float:
+    """What a layer costs for what it saves: independent errors add up by their squares."""
+    return alone[layer.node] ** 2 / layer.size

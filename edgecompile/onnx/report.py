@@ -1,0 +1,165 @@
+"""What comes of building an ONNX file, and what was found on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgecompile.onnx.check import OnnxReport
+from edgecompile.onnx.graph import Place
+from edgecompile.onnx.operators import OpsReport
+
+__all__ = ["Int8Layer", "Int8Report", "KeptNode", "OnnxArtifact"]
+
+
+@dataclass(frozen=True)
+class KeptNode:
+    """A node that calculates in float32 where the others don't.
+
+    Attributes:
+        node: its name.
+        operator: its operator.
+        place: where in the model it comes from.
+        reason: why.
+    """
+
+    node: str
+    operator: str
+    place: Place
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.operator} in {self.place}: {self.reason}"
+
+    def to_json(self) -> dict[str, str]:
+        """Plain values."""
+        return {
+            "node": self.node,
+            "operator": self.operator,
+            "module": self.place.module,
+            "line": self.place.line,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
+class Int8Layer:
+    """A product with a constant matrix.
+
+    Attributes:
+        node: its name.
+        place: where in the model it comes from.
+        error: of the model's outputs with this layer alone in int8, as a share of their scale.
+        scale: an activation is a whole number from -127 to 127 times this.
+        clipped: which share of the largest seen activation that range covers, 1 or less.
+        quantized: whether it is in int8 in the file.
+    """
+
+    node: str
+    place: Place
+    error: float
+    scale: float
+    clipped: float
+    quantized: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "node": self.node,
+            "module": self.place.module,
+            "error": self.error,
+            "scale": self.scale,
+            "clipped": self.clipped,
+            "quantized": self.quantized,
+        }
+
+
+@dataclass(frozen=True)
+class Int8Report:
+    """Which layers are in int8.
+
+    Attributes:
+        layers: every product with a constant matrix, in the graph's order.
+        calibrated_on: the inputs, in words.
+        trials: (layers in int8, error, cosine) of each choice that was tried.
+        error: largest difference from eager, as a share of the output's scale.
+        cosine: least cosine with eager.
+    """
+
+    layers: tuple[Int8Layer, ...]
+    calibrated_on: str
+    trials: tuple[tuple[int, float, float | None], ...]
+    error: float
+    cosine: float | None
+
+    @property
+    def quantized(self) -> int:
+        """How many layers are in int8."""
+        return sum(layer.quantized for layer in self.layers)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "layers": [layer.to_json() for layer in self.layers],
+            "quantized": self.quantized,
+            "calibrated_on": self.calibrated_on,
+            "trials": [list(trial) for trial in self.trials],
+            "error": self.error,
+            "cosine": self.cosine,
+        }
+
+
+@dataclass(frozen=True)
+class OnnxArtifact:
+    """An ONNX file, its weights, and what was found out about them.
+
+    Attributes:
+        path, weights: the files, in one folder.
+        opset: version of ONNX's operators.
+        precision: fp32, fp16 or int8.
+        inputs, outputs: numpy's name of each dtype, in the file's order.
+        unused_inputs: inputs that no output depends on. TensorRT-RTX keeps them in the network.
+        nodes: how many nodes there are.
+        kept: those in float32 in a file that isn't.
+        fills: constants that stand for "masked" and were cut down to fit, with what they became.
+        int8: which layers are in int8; None for other precisions.
+        ops: the operators against the target's list, clean.
+        check: the file against eager, clean but perhaps for padding.
+        notes: what a person may want to know.
+    """
+
+    path: Path
+    weights: Path
+    opset: int
+    precision: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    unused_inputs: tuple[str, ...]
+    nodes: int
+    kept: tuple[KeptNode, ...]
+    fills: tuple[str, ...]
+    int8: Int8Report | None
+    ops: OpsReport
+    check: OnnxReport
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for reports."""
+        return {
+            "onnx": self.path.name,
+            "weights": self.weights.name,
+            "opset": self.opset,
+            "precision": self.precision,
+            "inputs": [{"name": k, "dtype": v} for k, v in self.inputs.items()],
+            "outputs": [{"name": k, "dtype": v} for k, v in self.outputs.items()],
+            "unused_inputs": list(self.unused_inputs),
+            "nodes": self.nodes,
+            "kept": [item.to_json() for item in self.kept],
+            "fills": list(self.fills),
+            "int8": None if self.int8 is None else self.int8.to_json(),
+            "ops": self.ops.to_json(),
+            "check": self.check.to_json(),
+            "notes": list(self.notes),
+        }

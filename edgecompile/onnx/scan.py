@@ -1,0 +1,195 @@
+"""What every value of a graph reaches while it runs on given inputs.
+
+All values of a large model at once wouldn't fit in memory: they are asked for in groups, each a run
+of its own of as much of the graph as the group needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgecompile.onnx.graph import EXTERNAL_ABOVE, OnnxGraph, attribute
+from edgecompile.onnx.runs import Arrays, OnnxRunner
+from edgecompile.onnx.values import value_dtypes
+from edgecompile.onnx.weights import write_graph, write_tensors
+
+__all__ = ["Scan", "ValueVisitor", "scan_values"]
+
+#: How many bytes of values one run may give; a single value may be larger.
+BUDGET = 256 << 20
+_FIRST_GROUP = 16
+
+_SUMS = ("ReduceSum", "ReduceMean", "ReduceL1")
+_SQUARES = ("ReduceSumSquare", "ReduceL2", "LpNormalization", "LayerNormalization")
+
+
+@dataclass
+class Scan:
+    """Extremes of values over all inputs.
+
+    Attributes:
+        largest: largest finite magnitude of each value, without entries that stand for "masked".
+        infinite, undefined: values that held an infinity, a NaN.
+        sums: by node, the largest sum (of magnitudes, of squares) that it adds up inside.
+    """
+
+    largest: dict[str, float] = field(default_factory=dict)
+    infinite: set[str] = field(default_factory=set)
+    undefined: set[str] = field(default_factory=set)
+    sums: dict[str, float] = field(default_factory=dict)
+
+
+class ValueVisitor:
+    """Runs a graph so that its inner values can be looked at.
+
+    Args:
+        graph: the graph.
+        scratch: a folder for its weights.
+        budget: bytes of values that one run may give.
+    """
+
+    def __init__(self, graph: OnnxGraph, scratch: Path, budget: int = BUDGET) -> None:
+        self._graph = graph
+        self._scratch = scratch
+        self._budget = budget
+        self._dtypes = value_dtypes(graph)
+        scratch.mkdir(parents=True, exist_ok=True)
+        weights = scratch / "scan.weights"
+        large = {n: a for n, a in graph.tensors.items() if a.nbytes > EXTERNAL_ABOVE}
+        offsets = write_tensors(large, weights)
+        self._external = {name: (weights.name, offset) for name, offset in offsets.items()}
+
+    def visit(
+        self,
+        names: Iterable[str],
+        inputs: Sequence[Arrays],
+        look: Callable[[str, npt.NDArray[Any]], None],
+    ) -> None:
+        """Calls ``look`` with each named value's content for each of the inputs.
+
+        Raises:
+            VerificationError: the graph can't be run.
+        """
+        left = list(names)
+        # The largest inputs first: they tell how many values fit.
+        ordered = sorted(inputs, key=lambda a: -sum(array.size for array in a.values()))
+        group = _FIRST_GROUP
+        while left:
+            chosen, left = left[:group], left[group:]
+            runner = self._runner(chosen)
+            most = 1
+            for arrays in ordered:
+                found = runner.run(arrays)
+                most = max(most, sum(array.nbytes for array in found.values()))
+                for name, array in found.items():
+                    look(name, array)
+            group = max(1, min(8 * group, group * self._budget // most))
+
+    def _runner(self, names: Sequence[str]) -> OnnxRunner:
+        import onnx
+
+        part = self._graph.copy()
+        del part.proto.graph.output[:]
+        for name in names:
+            kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(self._dtypes[name]))
+            value = onnx.helper.make_tensor_value_info(name, kind, None)
+            part.proto.graph.output.append(value)
+        part.drop_unused()
+        path = self._scratch / "scan.onnx"
+        write_graph(part, path, self._external)
+        return OnnxRunner(path)
+
+
+def scan_values(
+    graph: OnnxGraph,
+    inputs: Sequence[Arrays],
+    scratch: Path,
+    *,
+    masked: Mapping[str, float] | None = None,
+    budget: int = BUDGET,
+) -> Scan:
+    """Extremes of every float value that a node gives, and of what nodes add up inside.
+
+    Args:
+        graph: the graph.
+        inputs: to run it on.
+        scratch: a folder for files.
+        masked: by value, the limit below which an entry stands for "masked" and isn't counted.
+        budget: bytes of values that one run may give.
+
+    Raises:
+        VerificationError: the graph can't be run.
+    """
+    scan = Scan()
+    masked = masked or {}
+    dtypes = value_dtypes(graph)
+    users = graph.consumers()
+    names = [
+        name
+        for node in graph.nodes
+        for name in node.output
+        if name and dtypes.get(name) in ("float32", "float16", "float64")
+    ]
+
+    def look(name: str, array: npt.NDArray[Any]) -> None:
+        if np.isnan(array).any():
+            scan.undefined.add(name)
+        if np.isinf(array).any():
+            scan.infinite.add(name)
+        counted = np.isfinite(array)
+        if name in masked:
+            counted &= array > masked[name]
+        top = float(np.abs(array, dtype=np.float64).max(initial=0.0, where=counted))
+        scan.largest[name] = max(top, scan.largest.get(name, 0.0))
+        for node in users.get(name, ()):
+            inner = _inner_sum(node, name, array, graph)
+            if inner is not None:
+                scan.sums[node.name] = max(inner, scan.sums.get(node.name, 0.0))
+
+    ValueVisitor(graph, scratch, budget).visit(names, inputs, look)
+    for arrays in inputs:
+        for name, array in arrays.items():
+            if array.dtype.kind == "f" and name in graph.inputs:
+                look(name, array)
+    return scan
+
+
+def _inner_sum(node: Any, name: str, array: npt.NDArray[Any], graph: OnnxGraph) -> float | None:
+    """What a node adds up of its first input: magnitudes or squares; None: nothing."""
+    if node.input[0] != name or not array.size:
+        return None
+    axes = _axes(node, array, graph)
+    if axes is None:
+        return None
+    finite = np.where(np.isfinite(array), array, 0).astype(np.float64)
+    if node.op_type in _SUMS:
+        return float(np.abs(finite).sum(axis=axes).max())
+    if node.op_type == "LayerNormalization":
+        finite = finite - finite.mean(axis=axes, keepdims=True)
+    return float(np.square(finite).sum(axis=axes).max())
+
+
+def _axes(node: Any, array: npt.NDArray[Any], graph: OnnxGraph) -> tuple[int, ...] | None:
+    """The dimensions that a node adds up along; None: it doesn't, or they aren't known."""
+    if node.op_type == "LayerNormalization":
+        first = attribute(node, "axis", -1) % array.ndim
+        return tuple(range(first, array.ndim))
+    if node.op_type == "LpNormalization":
+        return (int(attribute(node, "axis", -1)),)
+    if node.op_type not in (*_SUMS, *_SQUARES):
+        return None
+    given = attribute(node, "axes")
+    if given is None and len(node.input) > 1 and node.input[1]:
+        tensor = graph.tensors.get(node.input[1])
+        if tensor is None:
+            return None
+        given = tensor.reshape(-1).tolist()
+    if not given:
+        return None if attribute(node, "noop_with_empty_axes", 0) else tuple(range(array.ndim))
+    return tuple(int(axis) for axis in given)

@@ -1,0 +1,114 @@
+"""Writes a graph as a file beside one file of weights, and reads an exporter's files.
+
+The weights are ONNX's external data: the graph names a file beside it, an offset and a length for
+each tensor. The file is a safetensors container with tensors aligned to 64 bytes, so whoever checks
+the bundle's weights can check it too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from edgecompile.bundle.layout import lay_out
+from edgecompile.errors import ExportError
+from edgecompile.onnx.graph import EXTERNAL_ABOVE, Array, OnnxGraph
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["load_graph", "open_tensors", "write_graph", "write_onnx", "write_tensors"]
+
+
+def write_onnx(graph: OnnxGraph, model: Path, weights: Path) -> None:
+    """Writes ``model`` and ``weights``, which must lie in one folder; the same graph gives the same
+    bytes. Files of these names are replaced, the weights first.
+
+    Raises:
+        OSError: a file can't be written; none is left half-written under its name.
+    """
+    offsets = write_tensors(
+        {n: a for n, a in graph.tensors.items() if a.nbytes > EXTERNAL_ABOVE}, weights
+    )
+    write_graph(graph, model, {name: (weights.name, offset) for name, offset in offsets.items()})
+
+
+def write_tensors(tensors: Mapping[str, Array], path: Path) -> Mapping[str, int]:
+    """Writes a container and tells where each tensor begins, from the start of the file."""
+    layout = lay_out({name: (a.dtype.name, a.shape) for name, a in tensors.items()})
+    with _replacing(path) as file:
+        file.write(layout.header)
+        for name in layout.order:
+            if layout.sizes[name]:
+                array = np.ascontiguousarray(tensors[name])
+                file.write(array.reshape(-1).view(np.uint8).data)
+            file.write(b"\0" * layout.gap(name))
+    return layout.offsets
+
+
+def write_graph(graph: OnnxGraph, path: Path, external: Mapping[str, tuple[str, int]]) -> None:
+    """Writes the graph; ``external`` as for :meth:`OnnxGraph.model`."""
+    with _replacing(path) as file:
+        file.write(graph.model(external).SerializeToString(deterministic=True))
+
+
+def load_graph(path: Path) -> OnnxGraph:
+    """Reads a model; what lies in files beside it is mapped, so they have to stay.
+
+    Raises:
+        ExportError: it can't be read.
+    """
+    import onnx
+
+    try:
+        proto = onnx.load(str(path), load_external_data=False)
+        return OnnxGraph(proto, open_tensors(proto, path.parent))
+    except Exception as error:  # protobuf's errors have no class of their own in every version
+        raise ExportError(f"'{path}' is no ONNX model that can be read: {error}") from error
+
+
+def open_tensors(proto: onnx.ModelProto, folder: Path) -> dict[str, Array]:
+    """Takes the initializers out of a model."""
+    import onnx
+
+    tensors: dict[str, Array] = {}
+    maps: dict[str, Array] = {}
+    for tensor in proto.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            tensors[tensor.name] = onnx.numpy_helper.to_array(tensor)
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries["location"]
+        if location not in maps:
+            maps[location] = np.memmap(folder / location, np.uint8, "r")
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        begin = int(entries.get("offset", 0))
+        size = int(entries["length"]) if "length" in entries else _bytes(tensor, dtype)
+        # The mapping goes along with the view, not only the class numpy.memmap.
+        raw = np.asarray(maps[location])[begin : begin + size]
+        tensors[tensor.name] = raw.view(dtype).reshape(tuple(tensor.dims))
+    del proto.graph.initializer[:]
+    return tensors
+
+
+def _bytes(tensor: Any, dtype: Any) -> int:
+    return int(np.prod(tuple(tensor.dims), dtype=np.int64)) * int(dtype.itemsize)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name when it is whole and on the disk."""
+    partial = path.with_name(f".{os.getpid()}.{path.name}.partial")
+    try:
+        with partial.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""The build: its stages in order."""

@@ -1,0 +1,394 @@
+"""Packing: stages a bundle, verifies it through its own runtime, and only then names it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import edgecompile
+from edgecompile.backends.artifact import Artifact
+from edgecompile.backends.compilation import CompiledModel
+from edgecompile.buckets.joint.judgement import judge
+from edgecompile.buckets.judgement import rival_programs
+from edgecompile.buckets.limits import BucketCost
+from edgecompile.buckets.plan import Bucket, BucketPlan
+from edgecompile.bundle.cases import GOLDEN_CASES
+from edgecompile.bundle.generation import ENCODER, golden_texts, manifest_generation
+from edgecompile.bundle.staging import Staging
+from edgecompile.bundle.verify import (
+    TOLERANCES,
+    VerifyReport,
+    check_report,
+    length_cases,
+    make_cases,
+    min_cosine,
+    sample_cases,
+    verify_bundle,
+)
+from edgecompile.bundle.writer import BundleWriter, VariantParts, manifest_name, merge_constants
+from edgecompile.files import file_sha256
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.joint import JointDistribution
+from edgecompile.loaders.folders.text_settings import describe_texts
+from edgecompile.models.loaded import LoadedModel, ModelSource
+from edgecompile.models.samples import Samples
+from edgecompile.models.structure import model_structure
+from edgecompile.precision import FP32, Precision
+from edgecompile.progress import StepHandle
+from edgecompile.report.pages import build_header, build_page, plain_page
+from edgecompile.runtime.generation_golden import FILE as GENERATION_FILE
+from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
+from edgecompile.runtime.schema import Extent, TensorSpec
+from edgecompile.tensorrt.parts import GpuParts, add_gpu, try_engine, with_gpu
+from edgecompile.tensorrt.recipes import bucket_spec
+
+if TYPE_CHECKING:
+    from edgecompile.narrowing.trials import PrecisionChoice
+
+
+@dataclass(frozen=True)
+class PackedBundle:
+    """A bundle that was verified and named."""
+
+    path: Path
+    size_bytes: int
+    sha256: str
+    verify: VerifyReport
+    notes: tuple[str, ...]
+
+
+def pack_bundle(
+    model: LoadedModel,
+    plan: BucketPlan,
+    compiled: CompiledModel,
+    output: Path,
+    *,
+    lengths: LengthDistribution | JointDistribution | None = None,
+    cost: BucketCost | None = None,
+    samples: Samples | None = None,
+    choice: PrecisionChoice | None = None,
+    gpu: GpuParts | None = None,
+    seed: int = 0,
+    force: bool = False,
+    tokenizer: bool = True,
+    encoder: Path | None = None,
+    claimed: Staging | None = None,
+    emulate: bool = True,
+    step: StepHandle | None = None,
+) -> PackedBundle:
+    """Writes a bundle and verifies it before it gets its name.
+
+    Args:
+        model: what was compiled.
+        plan: its buckets.
+        compiled: of these buckets; or of one that all of them share.
+        output: the bundle to write.
+        lengths: what the plan was made for, for the reports.
+        cost: what buckets take, likewise.
+        samples: inputs to verify with beside those of :func:`edgecompile.bundle.verify.make_cases`.
+        choice: how the precision was chosen, for the reports.
+        gpu: what a GPU's engine will be built from, verified.
+        seed: of the inputs that are drawn.
+        force: replace a bundle of the same name.
+        tokenizer: whether the model's tokenizer travels along, if it has one.
+        encoder: the bundle that reads its sources, if it goes on from some.
+        claimed: the place of ``output``, where a build has claimed it.
+        emulate: whether variants that this host can't run are run under an emulator; see
+            :func:`edgecompile.bundle.verify.verify_bundle`.
+        step: told what is being done.
+
+    Raises:
+        ModelError: the tokenizer's file isn't one.
+        VerificationError: an output differs from eager; nothing stands under the final name.
+        BundleWriteError, DiskFullError: it could not be written.
+    """
+
+    def tell(text: str) -> None:
+        if step is not None:
+            step.update(text=text)
+
+    # The same file in another folder makes the same bundle, and nobody learns where it lay.
+    plan = replace(plan, source=_file_names(plan.source))
+    lengths = None if lengths is None else replace(lengths, source=_file_names(lengths.source))
+    with BundleWriter(output, force=force, claimed=claimed) as writer:
+        tell("copying")
+        manifest = replace(
+            _stage(writer, model, plan.buckets, compiled, built_by(model, compiled)),
+            plan={
+                **_plan_summary(plan, compiled.precision),
+                **({"load": dict(model.load)} if model.load else {}),
+            },
+            expected=_expected(plan),
+            labels=model.labels,
+        )
+        said: tuple[str, ...] = ()
+        if tokenizer:
+            text, said = describe_texts(model, manifest.axes)
+            if text is not None and model.tokenizer is not None:
+                writer.add_file(model.tokenizer, text.tokenizer)
+                manifest = replace(manifest, text=text)
+        if gpu is not None:
+            manifest = add_gpu(writer, manifest, gpu)
+        if encoder is not None:
+            writer.add_bundle(encoder, ENCODER)
+        tell("running eager")
+        cases = list(make_cases(model, plan.buckets, seed=seed))
+        # Of narrower weights the bounds are those of the usual cases; places in a cache are drawn
+        # for the usual lengths.
+        sweep = compiled.precision == FP32 and model.generation is None
+        swept = plan.buckets if sweep else ()
+        cases += length_cases(model, swept, also=compiled.kinds(plan.buckets), seed=seed)
+        if samples is not None and samples.real:
+            cases += sample_cases(model, plan.buckets, samples)
+        golden = tuple(
+            writer.add_golden(c.bucket, c.name, c.inputs, c.outputs)
+            for c in cases
+            if c.name in (GOLDEN_CASES if model.generation is None else GOLDEN_CASES[1:2])
+        )
+        manifest = replace(manifest, golden=golden, generation=manifest_generation(model))
+        texts = None
+        if model.generation is not None:
+            tell("generating with transformers")
+            texts = golden_texts(model, seed=seed)
+            writer.add_bytes(texts, GENERATION_FILE)
+        writer.write_manifest(manifest)
+        tested = () if gpu is None else try_engine(writer.staging, gpu, tell)
+        tell("running the bundle")
+        report = verify_bundle(
+            writer.staging,
+            cases,
+            [v.name for v in manifest.variants if v.backend in (AOTI_CPU, TORCH)],
+            manifest.tolerance,
+            min_cosine=min_cosine(manifest.precision),
+            texts=texts,
+            emulate=emulate,
+            tell=tell,
+        )
+        if gpu is not None:
+            report = with_gpu(report, gpu, tested)
+        check_report(report, reused=compiled.reused, unrun=True)
+        manifest = replace(manifest, built_by={**manifest.built_by, "verified": report.summary})
+        found = _reports(manifest, model.source, plan, lengths, cost, compiled, report, choice, gpu)
+        for name, data in found.items():
+            writer.add_bytes(data, f"reports/{name}")
+        writer.write_manifest(manifest)
+        tell("naming it")
+        path = writer.commit()
+    notes = (*said, *run_notes(report))
+    size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+    return PackedBundle(path, size, file_sha256(path / MANIFEST_NAME), report, notes)
+
+
+def run_notes(report: VerifyReport) -> tuple[str, ...]:
+    """What a person should know of variants that this host didn't run itself."""
+    emulated = [
+        f"{name} passed the golden vectors under {how}, which proves its results, not its speed."
+        for name, how in report.emulated.items()
+    ]
+    return (*emulated, *report.not_run())
+
+
+def _file_names(source: str) -> str:
+    """Where lengths come from, without the folders of the files that it names."""
+    return ", ".join(part.rpartition("/")[2] for part in source.split(", "))
+
+
+def _reports(
+    manifest: Manifest,
+    source: ModelSource,
+    plan: BucketPlan,
+    sizes: LengthDistribution | JointDistribution | None,
+    cost: BucketCost | None,
+    compiled: CompiledModel,
+    report: VerifyReport,
+    choice: PrecisionChoice | None,
+    gpu: GpuParts | None,
+) -> dict[str, bytes]:
+    """What the bundle says about itself: JSON for programs, one page for people."""
+    files: dict[str, object] = {
+        "verify.json": report.to_json(),
+        "audit.json": [verdict.to_json() for verdict in compiled.audit],
+        "plan.json": plan.to_json(),
+    }
+    if choice is not None:
+        files["precision.json"] = choice.to_json()
+    if gpu is not None:
+        files["onnx.json"] = gpu.artifact.to_json()
+        if gpu.rtx is not None:
+            files["rtx.json"] = gpu.rtx.to_json()
+        if gpu.engine is not None:
+            files["engine.json"] = gpu.engine.to_json()
+    joint = sizes if isinstance(sizes, JointDistribution) else None
+    lengths = joint.marginal(joint.axes[0]) if joint is not None else sizes
+    page = None
+    if isinstance(lengths, LengthDistribution):
+        # What the plan was made for: edgecompile drift compares the traffic with it.
+        files["lengths.json"] = lengths.to_json()
+        if joint is not None:
+            files["sizes.json"] = joint.to_json()
+        if plan.cost_model is not None:
+            judgement = judge(
+                plan,
+                lengths,
+                joint,
+                programs=rival_programs(plan),
+                modes=tuple(dict.fromkeys(bucket.mode for bucket in plan.buckets)),
+                cost=cost,
+            )
+            files["plan.json"] = judgement.to_json()
+            header = build_header(
+                manifest, source, compiled.audit, measured=plan.cost_model.kind == "measured"
+            )
+            page = build_page(manifest.name, judgement, report, choice, header=header)
+        else:
+            header = build_header(manifest, source, compiled.audit, measured=False)
+            page = plain_page(manifest.name, plan, lengths, report, choice, header=header)
+    result = {file: (json.dumps(value, indent=1) + "\n").encode() for file, value in files.items()}
+    if page is not None:
+        result["report.html"] = page.encode()
+    return result
+
+
+def stage_kit(
+    model: LoadedModel,
+    buckets: Sequence[Bucket],
+    compiled: CompiledModel,
+    output: Path,
+    runs: Sequence[tuple[int, Mapping[str, int]]],
+    *,
+    bucket_build_s: float = 0.0,
+    force: bool = False,
+) -> Path:
+    """Writes a bundle to be timed, not served: without golden vectors and verification.
+
+    Args:
+        model: what was compiled.
+        buckets: its programs; they may overlap.
+        compiled: of these buckets.
+        output: the bundle to write.
+        runs: which bucket to run at which sizes; the runtime finds them in the manifest's plan.
+        bucket_build_s: seconds that a bucket takes to build, for all variants of the target.
+        force: replace a bundle of the same name.
+    """
+    plan: dict[str, object] = {
+        "calibrate": [{"bucket": index, "sizes": dict(sizes)} for index, sizes in runs],
+        "bucket_build_s": round(bucket_build_s, 3),
+    }
+    with BundleWriter(output, force=force) as writer:
+        manifest = _stage(writer, model, buckets, compiled, built_by(model, compiled))
+        writer.write_manifest(replace(manifest, plan=plan))
+        return writer.commit()
+
+
+def built_by(model: LoadedModel, compiled: CompiledModel) -> dict[str, str]:
+    """Versions of what shaped the bundle, and the model's structure."""
+    import torch
+
+    return {
+        "edgecompile": edgecompile.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "compilers": "; ".join(sorted(compiled.compilers)),
+        "structure": model_structure(model),
+    }
+
+
+def _stage(
+    writer: BundleWriter,
+    model: LoadedModel,
+    buckets: Sequence[Bucket],
+    compiled: CompiledModel,
+    built_by: Mapping[str, str],
+) -> Manifest:
+    """Puts code, weights and runtime into the staging folder; returns the manifest so far."""
+    variants = [
+        writer.add_variant(
+            VariantParts(
+                spec=spec,
+                native=compiled.natives.get(spec.name),
+                artifacts=_per_bucket(compiled.artifacts[spec.name], len(buckets)),
+                glibc=compiled.glibc(spec.name),
+                torch=_torch_version() if compiled.runtime == TORCH else "",
+            )
+        )
+        for spec in compiled.variants
+    ]
+    probes = {
+        arch: writer.add_file(path, f"code/{arch}/{path.name}")
+        for arch, path in compiled.probes.items()
+    }
+    constants = merge_constants(list(itertools.chain(*compiled.artifacts.values())))
+    precision = compiled.precision.label
+    weights = writer.add_weights(constants, compiled.store, precision)
+    writer.add_runtime(torch=compiled.runtime == TORCH)
+    return Manifest(
+        name=manifest_name(writer.output.stem),
+        precision=precision,
+        inputs=tuple(
+            TensorSpec(i.name, i.dtype, tuple(i.shape), i.pad, i.bounds, 1 if i.is_mask else None)
+            for i in compiled.exported[0].inputs
+        ),
+        outputs=tuple(
+            TensorSpec(o.name, o.dtype, tuple(o.shape)) for o in compiled.exported[0].outputs
+        ),
+        axes=_axes(buckets),
+        length_axis=buckets[0].length_axis,
+        buckets=tuple(bucket_spec(b) for b in buckets),
+        variants=tuple(variants),
+        probes=probes,
+        weights={precision: weights},
+        golden=(),
+        tolerance=TOLERANCES[compiled.precision.name],
+        files={},
+        built_by=dict(built_by),
+    )
+
+
+def _torch_version() -> str:
+    """Of torch's C interface, which builds for CPUs and for each CUDA share: 2.13.0 of 2.13.0+cpu."""
+    import torch
+
+    return str(torch.__version__).partition("+")[0]
+
+
+def _per_bucket(artifacts: tuple[Artifact, ...], count: int) -> tuple[Artifact, ...]:
+    return artifacts * count if len(artifacts) == 1 else artifacts
+
+
+def _axes(buckets: Sequence[Bucket]) -> dict[str, Extent]:
+    result: dict[str, Extent] = {}
+    for bucket in buckets:
+        for name, extent in bucket.axes:
+            known = result.get(name, Extent(extent.lo, extent.hi))
+            result[name] = Extent(min(known.lo, extent.lo), max(known.hi, extent.hi))
+    return result
+
+
+def _plan_summary(plan: BucketPlan, precision: Precision) -> dict[str, object]:
+    # Which weights stay wider is part of what a mixed precision is called, but can't be read in it.
+    mixed = {"precision": precision.to_json()} if precision.kept else {}
+    return {
+        **mixed,
+        "policy": plan.policy,
+        "expected_ms": plan.expected_ms,
+        "source": plan.source,
+        "notes": list(plan.notes),
+        **({"padding": plan.padding} if plan.padding else {}),
+    }
+
+
+def _expected(plan: BucketPlan) -> dict[str, object]:
+    """Milliseconds by length as planned with, so that a device can say how far it is off."""
+    curve = plan.curve
+    if curve is None:
+        return {}
+    points = {str(p.length): p.exact_ms for p in curve.points if p.exact_ms is not None}
+    return {"kind": curve.kind, "ms_by_length": points, **dict(curve.provenance)}
+
+
+__all__ = ["PackedBundle", "built_by", "pack_bundle", "stage_kit"]

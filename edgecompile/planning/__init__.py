@@ -1,0 +1,1 @@
+"""Measures or models costs, and plans with them."""

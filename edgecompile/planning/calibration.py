@@ -1,0 +1,255 @@
+"""Costs measured on the device by ``python -m edgecompile.runtime bench --calibrate``.
+
+A calibration holds for one model, precision, kind of machine, version and number of threads;
+:func:`check_calibration` compares all of them before anything is planned with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+from edgecompile.buckets.costs.mode_points import merge_modes
+from edgecompile.buckets.costs.sources import MODES, CostCurve, CostPoint, Mode
+from edgecompile.buckets.limits import BucketCost
+from edgecompile.errors import CostError
+from edgecompile.runtime.document import shorten
+from edgecompile.runtime.engines import PLANNED
+from edgecompile.targets.profile import TargetProfile
+
+__all__ = [
+    "CalibratedPoint",
+    "Calibration",
+    "OtherSizes",
+    "check_calibration",
+    "spell_sizes",
+]
+
+CALIBRATION_HINT = (
+    "write one on the device: python -m edgecompile.runtime bench BUNDLE --calibrate FILE, with a "
+    "bundle of this model"
+)
+
+OtherSizes = tuple[tuple[str, int], ...]  # name and size of each axis but the length axis
+
+
+@dataclass(frozen=True)
+class CalibratedPoint:
+    """One program at one set of sizes.
+
+    Attributes:
+        bucket: index in the bundle that was run.
+        mode: ``exact`` or ``pad``.
+        sizes: (axis, size) pairs by name; what was computed, so a padded program's own sizes.
+        ms: median milliseconds of a run.
+        spread_ms: distance of its quartiles.
+        samples: how many runs.
+    """
+
+    bucket: int
+    mode: Mode
+    sizes: tuple[tuple[str, int], ...]
+    ms: float
+    spread_ms: float
+    samples: int
+
+    def size(self, axis: str) -> int:
+        """The size of one axis; raises KeyError if there is no such axis."""
+        return dict(self.sizes)[axis]
+
+    def others(self, axis: str) -> OtherSizes:
+        """The sizes of all axes but one."""
+        return tuple(item for item in self.sizes if item[0] != axis)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a device measured.
+
+    Attributes:
+        source: the file.
+        edgecompile: version that built the bundle that was run; None if it doesn't say.
+        model: name of the bundle.
+        structure: hash of the model's structure; None if the bundle recorded none.
+        manifest_sha256: of the bundle.
+        variant, arch: the code that ran.
+        threads: of one run.
+        host: the device, as ``describe_host`` tells it.
+        date: when, UTC.
+        length_axis: name of the axis that plans divide.
+        precision: of the weights.
+        points: in the file's order.
+        open_ms: median milliseconds of opening the bundle; None if it wasn't measured.
+        load_ms: milliseconds that loading one more program takes, likewise.
+        bucket_cost: what buckets take to build and ship; all 0 where the file doesn't say.
+        mode: how a GPU ran, as ``Model.info`` has it; None if the file doesn't say.
+    """
+
+    source: str
+    edgecompile: str | None
+    model: str
+    structure: str | None
+    manifest_sha256: str
+    variant: str
+    arch: str
+    threads: int
+    host: Mapping[str, Any] = field(hash=False)
+    date: str
+    length_axis: str
+    precision: str
+    points: tuple[CalibratedPoint, ...]
+    open_ms: float | None
+    load_ms: float | None
+    bucket_cost: BucketCost = field(default_factory=BucketCost)
+    mode: str | None = None
+
+    @cached_property
+    def slices(self) -> dict[OtherSizes, tuple[CalibratedPoint, ...]]:
+        """The points by the sizes of the axes other than the length axis, smallest first.
+
+        Within a slice they are ascending in length, ``exact`` before ``pad``.
+        """
+
+        def key(point: CalibratedPoint) -> tuple[Any, ...]:
+            others = point.others(self.length_axis)
+            order = [size for _, size in others]
+            return order, others, point.size(self.length_axis), MODES.index(point.mode)
+
+        ordered = sorted(self.points, key=key)
+        groups = groupby(ordered, key=lambda point: point.others(self.length_axis))
+        return {others: tuple(points) for others, points in groups}
+
+    def curve(self, axis: str | None = None, at: Mapping[str, int] | None = None) -> CostCurve:
+        """Costs over the length axis, of kind ``calibrated``.
+
+        Modes that were measured at different lengths are merged by
+        :func:`edgecompile.buckets.costs.mode_points.merge_modes`; the provenance says where each was measured.
+
+        Args:
+            axis: the length axis, to make sure that it is the one meant; None: don't check.
+            at: sizes of the other axes; None: the smallest that were measured.
+
+        Raises:
+            CostError: the calibration divides another axis, or wasn't measured at these sizes.
+        """
+        if axis is not None and axis != self.length_axis:
+            raise CostError(
+                f"{self.source}: measured along {self.length_axis}, not along {axis}",
+                hint=CALIBRATION_HINT,
+            )
+        wanted = next(iter(self.slices)) if at is None else tuple(sorted(at.items()))
+        if wanted not in self.slices:
+            known = "; ".join(spell_sizes(others) for others in self.slices)
+            raise CostError(
+                f"{self.source}: nothing was measured at {spell_sizes(wanted)}",
+                hint=f"it has points at: {known}",
+            )
+        exact = [
+            CostPoint(point.size(self.length_axis), point.ms, None, point.spread_ms)
+            for point in self.slices[wanted]
+            if point.mode == "exact"
+        ]
+        pad = [
+            CostPoint(point.size(self.length_axis), None, point.ms, pad_spread_ms=point.spread_ms)
+            for point in self.slices[wanted]
+            if point.mode == "pad"
+        ]
+        provenance = {
+            "how": "the runtime on the device (bench --calibrate)",
+            "model": self.model,
+            "variant": self.variant,
+            "threads": str(self.threads),
+            "machine": _machine(self.host),
+            "date": self.date,
+            "edgecompile": self.edgecompile or "unknown",
+        }
+        if wanted:
+            provenance["at"] = spell_sizes(wanted)
+        for mode, points in (("exact", exact), ("pad", pad)):
+            if points:
+                provenance[f"{mode}_measured_at"] = ", ".join(str(p.length) for p in points)
+        try:
+            return CostCurve(merge_modes(exact, pad), "calibrated", provenance)
+        except CostError as error:
+            raise CostError(f"{self.source}: {error.message}", hint=CALIBRATION_HINT) from error
+
+
+def check_calibration(
+    calibration: Calibration,
+    *,
+    structure: str,
+    target: TargetProfile,
+    edgecompile_version: str,
+    threads: int | None = None,
+    length_axis: str = "length",
+    precision: str = "fp32",
+) -> None:
+    """Makes sure that a calibration may be used for a model and a target.
+
+    Args:
+        calibration: what a device measured.
+        structure: hash of the structure of the model that is planned for.
+        target: what is built for; its variants are the machines that are accepted, of a target with
+            a GPU that alone.
+        edgecompile_version: the version that builds.
+        threads: the threads that are planned for; None accepts any number.
+        length_axis: the axis that the plan divides.
+        precision: what the bundle will call its precision.
+
+    Raises:
+        CostError: tells every difference.
+    """
+    found = calibration
+    problems = []
+    if found.structure is None:
+        problems.append("it doesn't say of which model: the bundle recorded no structure")
+    elif found.structure != structure:
+        problems.append(
+            f"it is of another model, {found.model}: its structure is {found.structure}, this "
+            f"model's {structure}"
+        )
+    variants = {variant.name: variant.arch for variant in target.variants}
+    if target.gpu is not None:
+        # The bundle calls the GPU's variant after the target. Its own cores cost something else.
+        variants = {target.name: target.archs[0]}
+        if found.mode != PLANNED:
+            # Others launch kernels where the plan replays graphs, or pad what it doesn't.
+            problems.append(
+                f"it was measured in the mode {found.mode or 'unknown'}, not in {PLANNED} "
+                "(EDGECOMPILE_MODE)"
+            )
+    if variants.get(found.variant) != found.arch:
+        known = ", ".join(f"{name} ({arch})" for name, arch in variants.items())
+        problems.append(
+            f"it is of another machine: it ran {found.variant} ({found.arch}), the target "
+            f"{target.name} has {known}"
+        )
+    if found.edgecompile != edgecompile_version:
+        problems.append(
+            f"it is of another version: edgecompile {found.edgecompile or 'unknown'}, this is "
+            f"{edgecompile_version}"
+        )
+    if threads is not None and found.threads != threads:
+        problems.append(f"it was measured with {found.threads} threads, not {threads}")
+    if found.precision != precision:
+        problems.append(f"it was measured in {found.precision}, not in {precision}")
+    if found.length_axis != length_axis:
+        problems.append(f"it was measured along {found.length_axis}, not along {length_axis}")
+    if problems:
+        raise CostError(
+            f"{found.source}: this calibration can't be used: " + "; ".join(problems),
+            hint=CALIBRATION_HINT,
+        )
+
+
+def _machine(host: Mapping[str, Any]) -> str:
+    model = host.get("model")
+    return shorten(model, 200) if isinstance(model, str) and model else "unknown"
+
+
+def spell_sizes(sizes: OtherSizes) -> str:
+    """``batch 1, length 64``."""
+    return ", ".join(f"{name} {size}" for name, size in sizes) or "no other axes"

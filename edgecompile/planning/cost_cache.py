@@ -1,0 +1,122 @@
+"""Costs that this machine measured before, for every later plan and build of the same programs.
+
+They lie in the user's cache, a calibration file for each key (docs/runtime.md has the format). What
+can't be read, or isn't what was asked for, counts as nothing: it is measured again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from edgecompile.backends.compilation import ExportStore
+from edgecompile.buckets.limits import BucketCost
+from edgecompile.errors import CostError
+from edgecompile.machines.identity import cpu_identity, usable_cpus
+from edgecompile.planning.calibration import Calibration
+from edgecompile.planning.calibration_files import parse_calibration, read_document
+from edgecompile.planning.kits import MeasuringKit
+from edgecompile.planning.request import PlanRequest
+from edgecompile.targets.profile import TargetProfile, VariantSpec
+from edgecompile.toolchain.compilers import cache_directory, find_toolchain
+
+__all__ = ["MOST_KEPT", "cost_key", "find_kept", "keep_costs"]
+
+#: Files that are kept, the last used ones: some tens of kilobytes each at most.
+MOST_KEPT = 256
+
+
+def cost_key(
+    exports: ExportStore,
+    kit: MeasuringKit,
+    profile: TargetProfile,
+    variant: VariantSpec,
+    request: PlanRequest,
+) -> str | None:
+    """Identifies what is measured and on what; None where another process can't tell.
+
+    Args:
+        exports: of the model; their keys cover its files and this installation.
+        kit: the programs and the sizes to run them at.
+        profile: the target, whose other variants count for size and build time.
+        variant: the one that runs.
+        request: its precision, runtime and threads count.
+    """
+    if not exports.lasting:
+        return None
+    toolchains = [find_toolchain(arch) for arch in profile.archs]
+    parts = {
+        "programs": [[bucket.program_json(), exports.key(bucket)] for bucket in kit.buckets],
+        "runs": [[index, dict(sizes)] for index, sizes in kit.runs],
+        "variant": variant.to_json(),
+        "variants": [item.to_json() for item in profile.variants],
+        "precision": request.precision.to_json(),
+        "runtime": request.runtime,
+        "threads": [request.threads, usable_cpus()],
+        # For the runtime torch; the native one asks for none.
+        "variables": {
+            k: v for k, v in os.environ.items() if k.startswith(("OMP_", "MKL_", "KMP_"))
+        },
+        "cpu": cpu_identity(),
+        "compilers": [[found.cxx, found.version] for found in toolchains],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def find_kept(key: str, kit: MeasuringKit) -> Calibration | None:
+    """What was measured for ``key``; None where there is nothing, or no whole answer for the kit."""
+    path = _place(key)
+    try:
+        document = read_document(path)
+        if document.get("key") != key:
+            return None
+        found = parse_calibration(document, str(path))
+    except CostError:
+        return None
+    measured = {(point.bucket, point.sizes) for point in found.points}
+    if measured != {(index, tuple(sorted(sizes.items()))) for index, sizes in kit.runs}:
+        return None
+    with suppress(OSError):
+        os.utime(path)
+    return found
+
+
+def keep_costs(key: str, document: Mapping[str, Any], cost: BucketCost) -> None:
+    """Keeps a calibration; where the cache can't be written, nothing is kept.
+
+    Args:
+        key: of :func:`cost_key`.
+        document: what the runtime wrote.
+        cost: what buckets take in a bundle of all variants of the target.
+    """
+    path = _place(key)
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    text = json.dumps({**document, "key": key, "bucket_cost": cost.to_json()}, indent=1)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text + "\n", encoding="utf-8")
+        os.replace(partial, path)
+        _drop_oldest(path.parent)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()
+
+
+def _place(key: str) -> Path:
+    return cache_directory() / "costs" / f"{key}.json"
+
+
+def _drop_oldest(folder: Path) -> None:
+    """Several processes may do so at once."""
+    found = []
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):
+            found.append((path.stat().st_mtime_ns, path))
+    for _, path in sorted(found, reverse=True)[MOST_KEPT:]:
+        path.unlink(missing_ok=True)

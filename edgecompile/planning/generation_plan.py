@@ -1,0 +1,126 @@
+"""What planning means for a model that generates: prompts are planned, single steps have a program.
+
+A generated token is a run of length 1, whatever the prompts are like: the plan always has a
+bucket for it alone. Prompts that are longer than the longest run come in pieces.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from edgecompile.backends.compilation import NATIVE, ExportStore
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.errors import ModelError
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.models.loaded import AxisLimits, LoadedModel
+from edgecompile.planning.request import PlanRequest
+from edgecompile.units import format_share
+
+__all__ = [
+    "decoder_buckets",
+    "prompt_lengths",
+    "prompts_only",
+    "refuse_sources",
+    "refused_prompts",
+    "require_native",
+    "with_decode",
+]
+
+
+def require_native(model: LoadedModel, *, runtime: str = NATIVE, gpu: bool = False) -> None:
+    """Refuses to build a model that generates for anything else than the native runtime of a CPU.
+
+    Args:
+        model: any model.
+        runtime: what is to run its programs on a CPU.
+        gpu: whether the target has a GPU.
+
+    Raises:
+        ModelError: it generates, and neither can run that.
+    """
+    if model.generation is not None and (gpu or runtime != NATIVE):
+        what = "a GPU" if gpu else f"--runtime {runtime}"
+        raise ModelError(
+            f"{model.name} generates over caches that it changes in place, which {what} can't run",
+            hint="build it for a CPU with the native runtime, or without a cache: --task logits",
+        )
+
+
+def refuse_sources(model: LoadedModel) -> None:
+    """Refuses to plan a model of two parts as if it were one.
+
+    Raises:
+        ModelError: it goes on from a source, so that its encoder is what is planned.
+    """
+    if model.generation is not None and model.generation.encoder is not None:
+        raise ModelError(
+            f"{model.name} has an encoder and a decoder, which only `edgecompile build` plans together",
+            hint="plan its encoder alone: --task seq2seq-encoder",
+        )
+
+
+def prompts_only(exports: ExportStore, request: PlanRequest) -> tuple[ExportStore, PlanRequest]:
+    """The model and the traffic as far as prompts go: runs of 2 tokens and more."""
+    model = exports.model
+    assert model.length_axis is not None
+    limits = model.axes[model.length_axis]
+    assert limits.hi is not None
+    axes = {**model.axes, model.length_axis: AxisLimits(2, limits.hi)}
+    lengths = prompt_lengths(request.lengths, limits.hi)
+    return exports.of(replace(model, axes=axes)), replace(request, lengths=lengths)
+
+
+def refused_prompts(model: LoadedModel, request: PlanRequest) -> list[str]:
+    """A note where prompts of the traffic are longer than the context: pieces don't help those."""
+    assert model.generation is not None
+    room = model.generation.max_context - 1  # a token has to fit behind them
+    share = request.lengths.share_over(room)
+    if not share:
+        return []
+    return [
+        f"{format_share(share)} of the prompts are longer than {room} tokens, the most that the "
+        "context has room for, and will be refused"
+    ]
+
+
+def prompt_lengths(prompts: LengthDistribution, longest: int) -> LengthDistribution:
+    """The lengths of the runs that prompts take, each of 2 to ``longest`` tokens."""
+    counts: Counter[int] = Counter()
+    for length, count in zip(prompts.lengths, prompts.counts, strict=True):
+        whole, rest = divmod(length, longest)
+        if whole:
+            counts[longest] += whole * count
+        if rest:
+            counts[max(2, rest)] += count
+    return LengthDistribution.from_counts(counts, prompts.source)
+
+
+def decoder_buckets(model: LoadedModel) -> BucketPlan:
+    """The programs of a decoder that goes on from a source: for one token, and for a few to begin with.
+
+    There is nothing to choose: a text begins with a token or two, and goes on by one.
+    """
+    axis = model.length_axis
+    assert axis is not None
+    longest = model.axes[axis].hi or 1
+    others = []
+    for name, limits in model.axes.items():
+        if name != axis:
+            assert limits.hi is not None
+            others.append((name, AxisRange(limits.lo, limits.hi, limits.lo)))
+    runs = [AxisRange(1, 1, 1)]
+    if longest > 1:
+        runs.append(AxisRange(2, longest, min(longest, 4)))
+    return BucketPlan(axis, tuple(Bucket("exact", ((axis, run), *others)) for run in runs))
+
+
+def with_decode(plan: BucketPlan, model: LoadedModel) -> BucketPlan:
+    """The plan with the program of single tokens in front."""
+    assert model.generation is not None
+    first = plan.buckets[0]
+    others = tuple((name, AxisRange(r.lo, r.hi, r.lo)) for name, r in first.other_axes)
+    decode = Bucket("exact", ((plan.length_axis, AxisRange(1, 1, 1)), *others))
+    note = "single tokens have a program of their own; costs are those of prompts"
+    return replace(plan, buckets=(decode, *plan.buckets), notes=(*plan.notes, note))

@@ -1,0 +1,123 @@
+"""Costs of a Jetson's GPU, which no build host has: a model's work over its profile's figures.
+
+Nothing here was measured on the module at hand. What decides buckets is how the cost grows with the
+length; the milliseconds are an estimate. A calibration from the device is always better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from edgecompile.buckets.costs.sources import CostCurve, roofline
+from edgecompile.buckets.costs.work import ModelWork
+from edgecompile.errors import CostError
+from edgecompile.planning.roofline import Efficiency
+from edgecompile.targets.profile import TargetProfile
+
+__all__ = ["LAUNCH_US", "MLPERF_RECORD", "gpu_curve"]
+
+# Bytes of a weight and of an activation; int8 products leave float16 behind.
+_WEIGHTS = {"fp32": 4, "fp16": 2, "int8": 1}
+_ACTIVATIONS = {"fp32": 4, "fp16": 2, "int8": 2}
+
+#: From MLPerf Inference v3.1, edge, BERT-Large in int8, single stream, on AGX Orin and Orin NX. The
+#: longest inputs (384 tokens: 246 GFLOP) took 6.55 and 16.89 ms, 0.44 and 0.48 of the peaks of 85.2
+#: and 30.1 TOP/s; the shortest, which wait for the 302 MB of weights, 3.27 and 5.71 ms, 0.45 and
+#: 0.52 of 204.8 and 102.4 GB/s. The two microseconds for each call are what a kernel in a CUDA
+#: graph commonly takes to begin: an assumption, not part of the record.
+MLPERF_RECORD = Efficiency(
+    arithmetic=0.46,
+    bandwidth=0.48,
+    call_us=2.0,
+    source="MLPerf Inference v3.1 edge: BERT-Large, int8, single stream, AGX Orin and Orin NX",
+)
+
+
+#: Microseconds for each call that is launched by itself, as in a program of dynamic length, which
+#: no CUDA graph can hold. An assumption for a Jetson's cores: three times what a graph takes, where
+#: PyTorch's programs on a server with an H200 took 4.6 times (2026-11-21-cuda-h200.md).
+LAUNCH_US = 6.0
+
+
+def gpu_curve(
+    work: ModelWork,
+    profile: TargetProfile,
+    lengths: Sequence[int],
+    *,
+    precision: str = "fp16",
+    graphs: bool = True,
+    efficiency: Efficiency = MLPERF_RECORD,
+) -> CostCurve:
+    """The cost curve that the figures of a profile's GPU make likely.
+
+    A padded program of one shape runs as a CUDA graph; others are launched call by call, for
+    :data:`LAUNCH_US` each.
+
+    ms(L) = calls · call_us + 1e3 · max(flops(L) / (e₁ · peak), bytes(L) / (e₂ · bandwidth)), see
+    :func:`edgecompile.buckets.costs.sources.roofline`.
+
+    Args:
+        work: what the model does.
+        profile: the target; it has a GPU.
+        lengths: where to put the points.
+        precision: fp32, fp16 or int8.
+        graphs: whether padded programs run as graphs: not if another axis varies within a bucket.
+        efficiency: how much of the figures is reached.
+
+    Returns:
+        A curve of kind ``modelled``; its provenance holds every number used.
+
+    Raises:
+        CostError: the profile has no GPU, or an efficiency makes no sense; no lengths.
+    """
+    gpu = profile.gpu
+    problems = efficiency.problems()
+    if gpu is None:
+        problems.append(f"{profile.name}.toml describes no GPU")
+    if precision not in _WEIGHTS:
+        problems.append(f"the precision {precision!r} is none of {', '.join(_WEIGHTS)}")
+    if problems or gpu is None:
+        raise CostError(f"the costs on {profile.name} can't be modelled: " + "; ".join(problems))
+    peak = dict(gpu.peak_gflops)[precision]
+    half = _ACTIVATIONS[precision] / 4
+    numbers = {
+        "how": "modelled, not measured: a roofline from the target's profile",
+        "profile": f"{profile.name}.toml",
+        "precision": precision,
+        f"profile.gpu.peak_gflops.{precision}": repr(peak),
+        "profile.gpu.bandwidth_gbs": repr(gpu.bandwidth_gbs),
+        "profile.sources.gpu": dict(profile.sources).get("gpu", "not stated"),
+        "efficiency.arithmetic": repr(efficiency.arithmetic),
+        "efficiency.bandwidth": repr(efficiency.bandwidth),
+        "efficiency.call_us": repr(efficiency.call_us),
+        "efficiency.launch_us": repr(LAUNCH_US),
+        "efficiency.source": efficiency.source,
+        "model": work.model,
+        "work.sizes": ", ".join(f"{name} {size}" for name, size in work.sizes),
+        "work.calls": repr(work.calls),
+        "work.weight_bytes": repr(work.weight_bytes),
+        "work.misfit": repr(work.misfit),
+        **({"work.notes": "; ".join(work.notes)} if work.notes else {}),
+    }
+    replayed, launched = (
+        roofline(
+            lengths,
+            peak_gflops=efficiency.arithmetic * peak,
+            bandwidth_gb_s=efficiency.bandwidth * gpu.bandwidth_gbs,
+            flops_per_element=work.flops_per_element,
+            flops_per_pair=work.flops_per_pair,
+            fixed_flops=work.fixed_flops,
+            fixed_bytes=work.weight_bytes * _WEIGHTS[precision] / 4 + work.fixed_bytes * half,
+            bytes_per_element=work.bytes_per_element * half,
+            bytes_per_pair=work.bytes_per_pair * half,
+            overhead_ms=1e-3 * call_us * work.calls,
+            provenance=numbers,
+        )
+        for call_us in (efficiency.call_us if graphs else LAUNCH_US, LAUNCH_US)
+    )
+    points = tuple(
+        replace(one, exact_ms=other.exact_ms)
+        for one, other in zip(replayed.points, launched.points, strict=True)
+    )
+    return replace(replayed, points=points)

@@ -1,0 +1,272 @@
+"""Measuring kits: the few programs, and the sizes to run them at, that tell what a model costs.
+
+A kit is an ordinary bundle with an unusual set of buckets: one dynamic program for the whole
+range, and static programs of a few lengths beside it. Its ``plan`` lists the runs that the
+runtime's ``bench --calibrate`` makes, on this machine or on the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from edgecompile.backends.compilation import NATIVE, CompiledModel, ExportStore, compile_buckets
+from edgecompile.buckets.costs.curves import Mode
+from edgecompile.buckets.limits import BucketCost
+from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.joint import JointDistribution
+from edgecompile.pipeline.packing import stage_kit
+from edgecompile.precision import FP32, Precision
+from edgecompile.progress import StepHandle
+from edgecompile.targets.profile import TargetProfile, VariantSpec
+
+__all__ = ["BuiltKit", "KitScope", "MeasuringKit", "build_kit", "choose_sizes", "make_kit"]
+
+# A static program has to be compiled for each size, so there are few: where most traffic lies, in
+# its tail, and the longest.
+_STATIC_QUANTILES = (0.25, 0.6, 0.9)
+_STATIC_QUANTILES_JOINT = (0.5,)
+
+
+@dataclass(frozen=True)
+class KitScope:
+    """What costs are wanted for.
+
+    Attributes:
+        traffic: the lengths, none over the longest that is served.
+        axes: range of every axis, the length axis first.
+        joint: the sizes of two axes together, where a plan over both is wanted.
+    """
+
+    traffic: LengthDistribution
+    axes: tuple[tuple[str, AxisRange], ...]
+    joint: JointDistribution | None = None
+
+    @property
+    def axis(self) -> str:
+        """The length axis."""
+        return self.axes[0][0]
+
+    @property
+    def second(self) -> str | None:
+        """The other axis that is planned, if any."""
+        return None if self.joint is None else self.joint.axes[1]
+
+    def second_sizes(self) -> tuple[int, ...]:
+        """Sizes of the other axis at which to measure: both ends and the middle of what varies."""
+        if self.joint is None or self.second is None:
+            return ()
+        extent = dict(self.axes)[self.second]
+        middle = self.joint.marginal(self.second).quantile(0.5)
+        return tuple(sorted({extent.lo, min(max(middle, extent.lo), extent.hi), extent.hi}))
+
+
+@dataclass(frozen=True)
+class MeasuringKit:
+    """Programs, and at which sizes to run each.
+
+    Attributes:
+        buckets: the programs; they overlap.
+        runs: (index of the bucket, size of every axis).
+    """
+
+    buckets: tuple[Bucket, ...]
+    runs: tuple[tuple[int, Mapping[str, int]], ...]
+
+
+@dataclass(frozen=True)
+class BuiltKit:
+    """A kit that can be run: its bundle, and what its programs took."""
+
+    path: Path
+    kit: MeasuringKit
+    compiled: CompiledModel
+    cost: BucketCost
+
+
+def choose_sizes(sample: LengthDistribution, lo: int, hi: int, count: int = 9) -> list[int]:
+    """Sizes at which to measure a dynamic program: both ends of ``[lo, hi]``, the quantiles where
+    traffic lies, and a geometric ladder for the rest, so that interpolation is never far from a
+    point.
+
+    Args:
+        sample: the traffic.
+        lo, hi: the range that will be served.
+        count: about how many sizes to choose.
+    """
+    chosen = {lo, hi}
+    for quantile in (0.1, 0.5, 0.9):
+        chosen.add(min(hi, max(lo, sample.quantile(quantile))))
+    steps = max(2, count - len(chosen))
+    for step in range(1, steps):
+        chosen.add(max(lo, min(hi, round(lo * (hi / lo) ** (step / steps)))))
+    return sorted(chosen)
+
+
+def whole_bucket(scope: KitScope) -> Bucket:
+    """The program of dynamic length that serves every size."""
+    return _dynamic_program(scope, [])[0]
+
+
+def make_kit(scope: KitScope, modes: Sequence[Mode]) -> MeasuringKit:
+    """The programs and runs that tell the costs of ``modes``."""
+    statics = _static_lengths(scope, alone="exact" not in modes)
+    buckets: list[Bucket] = []
+    runs: list[tuple[int, Mapping[str, int]]] = []
+    if "exact" in modes:
+        # The ratio of the modes is known only where both ran.
+        bucket, sizes = _dynamic_program(scope, statics if "pad" in modes else [])
+        buckets.append(bucket)
+        runs += [(0, item) for item in sizes]
+    if "pad" in modes:
+        for bucket, item in _static_programs(scope, statics):
+            runs.append((len(buckets), item))
+            buckets.append(bucket)
+    return MeasuringKit(tuple(buckets), tuple(runs))
+
+
+def _dynamic_program(
+    scope: KitScope, also: Sequence[int]
+) -> tuple[Bucket, list[Mapping[str, int]]]:
+    """One program for every size, and the sizes to run it at; lengths ``also`` among them."""
+    whole = scope.axes[0][1]
+    hint = min(max(scope.traffic.quantile(0.5), whole.lo), whole.hi)
+    ranges = ((scope.axis, AxisRange(whole.lo, whole.hi, hint)), *scope.axes[1:])
+    count = 9 if scope.second is None else 6
+    lengths = sorted({*choose_sizes(scope.traffic, whole.lo, whole.hi, count), *also})
+    fixed = {name: extent.lo for name, extent in scope.axes}
+    grid = [
+        {**fixed, scope.axis: length, **other}
+        for other in _others(scope, scope.second_sizes())
+        for length in lengths
+    ]
+    return Bucket("exact", ranges), list(grid)
+
+
+def _static_programs(
+    scope: KitScope, lengths: Sequence[int]
+) -> list[tuple[Bucket, Mapping[str, int]]]:
+    """A program for each length and, with a second axis, for both ends of that; with its sizes."""
+    whole = scope.axes[0][1]
+    fixed = {name: extent.lo for name, extent in scope.axes}
+    ends = scope.second_sizes()
+    found: list[tuple[Bucket, Mapping[str, int]]] = []
+    for other in _others(scope, ends[:1] + ends[1:][-1:]):
+        for length in lengths:
+            axes = {scope.axis: AxisRange(whole.lo, length, length), **dict(scope.axes[1:])}
+            for name, size in other.items():
+                axes[name] = AxisRange(axes[name].lo, size, size)
+            bucket = Bucket("pad", tuple(axes.items()), (scope.axis, *other))
+            found.append((bucket, {**fixed, scope.axis: length, **other}))
+    return found
+
+
+def _others(scope: KitScope, sizes: Sequence[int]) -> list[dict[str, int]]:
+    """The second axis at each of its sizes; one empty choice where there is no second axis."""
+    return [{scope.second: size} for size in sizes] if scope.second is not None else [{}]
+
+
+def _static_lengths(scope: KitScope, *, alone: bool) -> list[int]:
+    """Lengths of the static programs; ``alone``: no dynamic program fills the gaps between."""
+    extent = scope.axes[0][1]
+    quantiles = _STATIC_QUANTILES if scope.second is None else _STATIC_QUANTILES_JOINT
+    chosen = {extent.hi, *(scope.traffic.quantile(q) for q in quantiles)}
+    if alone:
+        chosen |= {scope.traffic.min, round((extent.lo * extent.hi) ** 0.5)}
+    lengths = sorted({min(max(length, extent.lo), extent.hi) for length in chosen})
+    # Lengths that hardly differ cost the same: of such neighbours the longer one stays.
+    kept = [a for a, b in pairwise(lengths) if b >= 1.25 * a and b > a + 1]
+    return [*kept, lengths[-1]]
+
+
+def build_kit(
+    exports: ExportStore,
+    kit: MeasuringKit,
+    profile: TargetProfile,
+    variants: Sequence[VariantSpec],
+    output: Path,
+    work: Path,
+    *,
+    precision: Precision = FP32,
+    runtime: str = NATIVE,
+    jobs: int | None = None,
+    force: bool = False,
+    step: StepHandle | None = None,
+) -> BuiltKit:
+    """Exports, compiles and packs a kit.
+
+    Args:
+        exports: of the model.
+        kit: what to build.
+        profile: the target.
+        variants: those of the target's to build for.
+        output: the bundle to write.
+        work: where programs are left, for a plan that needs the same.
+        precision: of the linears' weights.
+        runtime: what runs the programs (:data:`edgecompile.backends.compilation.RUNTIMES`).
+        jobs: programs to compile side by side; None: one for each CPU.
+        force: replace a bundle of the same name.
+        step: told what is being built.
+
+    Raises:
+        ExportError: a program can't be exported.
+        CompileError, AuditError, BundleWriteError: it can't be built or written.
+    """
+
+    def tell(done: int, text: str) -> None:
+        if step is not None:
+            step.update(done, count, text)
+
+    count = len(kit.buckets)
+    started = time.perf_counter()
+    exported = []
+    for index, bucket in enumerate(kit.buckets):
+        tell(index, f"exporting program {index + 1} of {count}")
+        exported.append(exports.get(bucket))
+    export_s = time.perf_counter() - started
+    tell(0, f"compiling for {', '.join(v.name for v in variants)}")
+    compiled = compile_buckets(
+        exported,
+        kit.buckets,
+        profile,
+        work / "artifacts",
+        keys=[exports.key(bucket) for bucket in kit.buckets],
+        variants=variants,
+        precision=precision,
+        runtime=runtime,
+        jobs=jobs,
+        step=step,
+    )
+    programs = [a for artifacts in compiled.artifacts.values() for a in artifacts]
+    seconds = sum(sum(artifact.seconds.values()) for artifact in programs) / len(programs)
+    build_s = export_s / count + len(profile.variants) * seconds
+    path = stage_kit(
+        exports.model,
+        kit.buckets,
+        compiled,
+        output,
+        kit.runs,
+        bucket_build_s=build_s,
+        force=force,
+    )
+    return BuiltKit(path, kit, compiled, _cost(path, profile, compiled, build_s))
+
+
+def _cost(
+    path: Path, profile: TargetProfile, compiled: CompiledModel, build_s: float
+) -> BucketCost:
+    """What buckets take in a bundle of all the target's variants, from the variants built here."""
+    programs = [a for artifacts in compiled.artifacts.values() for a in artifacts]
+    sizes = [artifact.library.stat().st_size for artifact in programs]
+    native = sum(runtime.path.stat().st_size for runtime in compiled.natives.values())
+    total = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    wanted, built = len(profile.variants), len(compiled.variants)
+    return BucketCost(
+        base_size=total - sum(sizes) + round(native * (wanted - built) / built),
+        bucket_size=round(wanted * sum(sizes) / len(sizes)),
+        bucket_build_s=build_s,
+    )

@@ -1,0 +1,340 @@
+"""Planning for a model: finds what sizes cost and asks for the best buckets."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgecompile.backends.compilation import ExportStore
+from edgecompile.buckets.costs.curves import CostCurve
+from edgecompile.buckets.costs.surfaces import CostSurface
+from edgecompile.buckets.evidence import spread_warnings
+from edgecompile.buckets.joint.plan import plan_joint
+from edgecompile.buckets.limits import DEFAULT_MAX_BUCKETS, BucketCost, BucketLimits
+from edgecompile.buckets.plan import Bucket, BucketPlan, plan_buckets
+from edgecompile.errors import PlanError
+from edgecompile.export.padding.check import ASSUMED, PROVEN
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.planning.cost_sources import calibrated_costs, find_costs, runnable_variants
+from edgecompile.planning.forms import Form, find_form
+from edgecompile.planning.generation_plan import (
+    prompts_only,
+    refuse_sources,
+    refused_prompts,
+    require_native,
+    with_decode,
+)
+from edgecompile.planning.kits import KitScope
+from edgecompile.planning.request import (
+    PlanRequest,
+    check_plan,
+    plan_scope,
+    plan_subject,
+    require_paddable,
+)
+from edgecompile.progress import StepHandle
+from edgecompile.targets.profile import TargetProfile
+from edgecompile.units import format_ms, format_share
+
+__all__ = [
+    "NOISE_PRICES",
+    "PlanRequest",
+    "Planned",
+    "noise_price",
+    "plan_model",
+]
+
+#: Shares of the mean run that a bucket has to save, at least and at most, where no price is given.
+#: Two builds of one program differ by about the least, so that less would be noise.
+NOISE_PRICES = (0.01, 0.05)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan and what a person should know about it.
+
+    ``cost`` is what its buckets take, ``scope`` what is served: the whole of what was asked about,
+    or the part that the model allows.
+    """
+
+    plan: BucketPlan
+    notes: tuple[str, ...]
+    cost: BucketCost
+    scope: KitScope
+
+
+def plan_model(
+    exports: ExportStore,
+    profile: TargetProfile,
+    request: PlanRequest,
+    work: Path,
+    *,
+    compare: bool = False,
+    step: StepHandle | None = None,
+) -> Planned:
+    """Finds what the model's sizes cost and plans its buckets.
+
+    Nothing is measured where ``request`` brings the plan, is for a quick one, or leaves one program
+    to choose from: such a plan has no costs.
+
+    Args:
+        exports: of the model.
+        profile: the target.
+        request: what decides the plan.
+        work: for programs that are measured.
+        compare: find the costs also where one program alone is to choose from.
+        step: told what is being done.
+
+    Raises:
+        LengthsError: the lengths don't fit the model.
+        CostError: the calibration is another model's, machine's or version's, or the target's
+            profile lacks what a modelled curve needs.
+        PlanError: the constraints can't be met.
+        ModelError: it generates, and not on the target or the runtime that was asked for.
+        ExportError, CompileError: a program to measure can't be built.
+    """
+    started = time.perf_counter()
+    whole = exports.model
+    notes: list[str] = []
+    if whole.generation is not None:
+        refuse_sources(whole)
+        require_native(whole, runtime=request.runtime, gpu=profile.gpu is not None)
+        notes += refused_prompts(whole, request)
+    if request.plan is not None:
+        scope = check_plan(request.plan, whole, request, profile)
+        plan, told = _given(request.plan, plan_subject(whole, request, profile))
+        plan = _with_padding(plan, whole, request, scope)
+        if whole.generation is None:
+            notes += _refused_lengths(request, plan.max_length)
+        return Planned(plan, (*notes, told), BucketCost(), scope)
+    if whole.generation is not None:
+        exports, request = prompts_only(exports, request)
+    scope = plan_scope(exports.model, request)
+    model, extent = exports.model, scope.axes[0][1]
+    if request.mode == "pad" and extent.lo < extent.hi:
+        require_paddable(model, extent.lo, extent.hi, assume=request.assume_paddable)
+    notes += _refused_lengths(request, extent.hi)
+    if request.calibration is not None:
+        costs = calibrated_costs(model, profile, request, scope, request.calibration)
+    else:
+        form = find_form(exports, request, scope)
+        why = _why_not_measured(form, request)
+        if why and (request.quick or (not compare and _measures_here(profile, work))):
+            plan = BucketPlan(scope.axis, (form.bucket,), source=request.lengths.source)
+            notes += [form.note] if form.note else []
+            notes.append(why)
+            plan = _with_padding(plan, model, request, form.scope)
+            return _planned(plan, notes, BucketCost(), form.scope, whole, request, profile)
+        costs = find_costs(exports, profile, request, form, work, step)
+    scope, cost = costs.scope, costs.cost
+    notes += costs.notes
+    notes += spread_warnings(costs.model)
+    if costs.kit is not None:
+        # Only what was measured here may differ from run to run: with a calibration, or for a
+        # target that can't run here, equal inputs make equal bundles.
+        cost = replace(cost, base_build_s=time.perf_counter() - started)
+    _require_known(request, costs.cost)
+    plan, note = _choose(scope, request, costs.model, cost)
+    if extent.lo == extent.hi and scope.second is None:
+        plan = replace(plan, notes=())  # they compare plans
+        note = (
+            f"{model.name} has one size of {scope.axis}, {extent.lo}, so there is nothing to plan"
+        )
+    if note:
+        notes.append(note)
+    if costs.kit is not None and _same_programs(plan.buckets, costs.kit.buckets[:1]):
+        # What was measured is the plan: keep its hint, so that nothing is built twice.
+        plan = replace(plan, buckets=costs.kit.buckets[:1])
+    plan = _with_padding(plan, model, request, scope)
+    return _planned(plan, notes, cost, scope, whole, request, profile)
+
+
+def _refused_lengths(request: PlanRequest, longest: int) -> list[str]:
+    """What becomes of longer traffic, if there is any."""
+    over = request.lengths.share_over(longest)
+    if not over:
+        return []
+    if request.cut:
+        return [
+            f"{format_share(over)} of the texts have more than {longest} tokens; the device's "
+            f"encode_texts cuts them, so they count as {longest}."
+        ]
+    return [f"{format_share(over)} of the traffic is longer than {longest} and will be refused."]
+
+
+def _planned(
+    plan: BucketPlan,
+    notes: list[str],
+    cost: BucketCost,
+    scope: KitScope,
+    model: LoadedModel,
+    request: PlanRequest,
+    profile: TargetProfile,
+) -> Planned:
+    """The plan with what every plan for a model has."""
+    if model.generation is not None:
+        plan = with_decode(plan, model)
+    plan = replace(plan, made_for=plan_subject(model, request, profile))
+    return Planned(plan, (*notes, *plan.notes), cost, scope)
+
+
+def _given(plan: BucketPlan, subject: Mapping[str, str]) -> tuple[BucketPlan, str]:
+    """The plan that was given, without the costs of another precision, and what to say of it."""
+    note = "the plan is the one that was given; nothing was measured"
+    told = plan.made_for.get("precision", subject["precision"])
+    if told == subject["precision"]:
+        return plan, note
+    bare = replace(
+        BucketPlan(plan.length_axis, plan.buckets, source=plan.source),
+        made_for=subject,
+        padding=plan.padding,
+    )
+    return bare, f"{note}; its costs are of {told}, so they are left out"
+
+
+def _measures_here(profile: TargetProfile, work: Path) -> bool:
+    """Whether costs would be measured: else they are modelled, which takes no time."""
+    return profile.gpu is None and bool(runnable_variants(profile, work))
+
+
+def _why_not_measured(form: Form, request: PlanRequest) -> str:
+    """Why no costs are needed; empty where they decide, or tell whether bounds are met."""
+    one = "exact" if "exact" in form.modes else "padded"
+    if request.quick:
+        return f"one {one} program for all lengths, as --quick wants it; nothing was measured"
+    bounded = request.max_size is not None or request.max_build_s is not None
+    if bounded or len(form.modes) > 1:
+        return ""
+    if one == "exact":
+        # Without padding every length costs what it costs, in one program or in several.
+        alone = request.buckets in (None, 1)
+    else:
+        alone = 1 in (request.buckets, request.max_buckets) and form.scope.second is None
+    if alone:
+        return f"one {one} program is all that there is to choose from, so nothing was measured"
+    return ""
+
+
+def _with_padding(
+    plan: BucketPlan, model: LoadedModel, request: PlanRequest, scope: KitScope
+) -> BucketPlan:
+    """The plan, which says whether its padding is proven; known by now, so nothing is run."""
+    extent = scope.axes[0][1]
+    if extent.lo == extent.hi or all(bucket.mode == "exact" for bucket in plan.buckets):
+        return plan
+    assume = request.assume_paddable or plan.padding == ASSUMED
+    padding = require_paddable(model, extent.lo, extent.hi, assume=assume)
+    if padding == PROVEN:
+        return replace(plan, padding=padding)
+    note = "nothing proves that padding leaves the outputs as they are: it was to be assumed"
+    return replace(plan, padding=padding, notes=(*plan.notes, note))
+
+
+def _require_known(request: PlanRequest, cost: BucketCost) -> None:
+    """Refuses bounds on what isn't known: without programs built or run there are no figures."""
+    needed = {
+        "--max-size": request.max_size is not None and not cost.bucket_size,
+        "--max-build-time": request.max_build_s is not None and not cost.bucket_build_s,
+        "--runs": request.runs is not None and not cost.bucket_build_s,
+    }
+    unknown = [option for option, missing in needed.items() if missing]
+    if unknown:
+        raise PlanError(
+            f"{', '.join(unknown)}: what a bucket takes isn't known, as no program was built here "
+            "and the costs come from elsewhere",
+            hint="calibrate with a kit (plan --kit), or give --max-buckets or --price-per-bucket",
+        )
+
+
+def _choose(
+    scope: KitScope, request: PlanRequest, costs: CostCurve | CostSurface, cost: BucketCost
+) -> tuple[BucketPlan, str]:
+    """The best plan by these costs, and how its price came about if nobody gave one."""
+    most = request.max_buckets
+    if most is None and request.buckets is None:
+        most = DEFAULT_MAX_BUCKETS
+    limits = BucketLimits(request.max_size, request.max_build_s, cost)
+
+    def plan(price: float, buckets: int | None, max_buckets: int | None) -> BucketPlan:
+        if isinstance(costs, CostSurface):
+            assert scope.joint is not None
+            return plan_joint(
+                scope.joint,
+                costs,
+                max_buckets=max_buckets,
+                buckets=buckets,
+                price_per_bucket=price,
+                min_sizes={name: r.lo for name, r in scope.axes if name in scope.joint.axes},
+                max_sizes={name: r.hi for name, r in scope.axes if name in scope.joint.axes},
+                modes=costs.modes,
+                limits=limits,
+                other_axes=tuple(a for a in scope.axes[1:] if a[0] != scope.second),
+            )
+        return plan_buckets(
+            scope.traffic,
+            costs,
+            max_buckets=max_buckets,
+            buckets=buckets,
+            price_per_bucket=price,
+            min_length=scope.axes[0][1].lo,
+            max_length=scope.axes[0][1].hi,
+            modes=costs.modes,
+            limits=limits,
+            length_axis=scope.axis,
+            other_axes=scope.axes[1:],
+        )
+
+    if request.price_per_bucket is not None:
+        return plan(request.price_per_bucket, request.buckets, most), ""
+    if request.runs is not None:
+        price = cost.price(request.runs)
+        note = (
+            f"A bucket takes {cost.bucket_build_s:.1f} s to build and {cost.load_ms:.1f} ms to "
+            f"load: over {request.runs:,.0f} runs it must save {format_ms(price)} ms of each."
+        )
+        return plan(price, request.buckets, most), note
+    single = plan(0.0, 1, None).expected_ms
+    assert single is not None
+    share = noise_price(costs)
+    why = (
+        "the costs are modelled, and less is within their error"
+        if costs.kind == "modelled"
+        else "smaller savings are within measurement noise"
+    )
+    return plan(share * single, request.buckets, most), (
+        f"Each extra bucket must save at least {format_share(share)} of the mean run time: {why}. "
+        "Override with --price-per-bucket or --runs."
+    )
+
+
+def noise_price(costs: CostCurve | CostSurface) -> float:
+    """The share of the mean run that differs from nothing as far as the measurement can tell.
+
+    The standard error of a median of n normal samples is 1.25·σ/√n, which is about an eighth of
+    the distance of the quartiles (1.35·σ) for the some fifty samples of a point.
+    """
+    curves = [curve for _, curve in costs.slices] if isinstance(costs, CostSurface) else [costs]
+    spreads = [
+        spread / ms
+        for curve in curves
+        for point in curve.points
+        for ms, spread in (
+            (point.exact_ms, point.exact_spread_ms),
+            (point.pad_ms, point.pad_spread_ms),
+        )
+        if ms is not None and spread > 0
+    ]
+    least, most = NOISE_PRICES
+    return min(most, max(least, statistics.median(spreads) / 8 if spreads else 0.0))
+
+
+def _same_programs(buckets: tuple[Bucket, ...], others: tuple[Bucket, ...]) -> bool:
+    """Whether two plans differ in nothing but hints."""
+
+    def key(bucket: Bucket) -> tuple[object, ...]:
+        return (bucket.mode, *((name, r.lo, r.hi) for name, r in bucket.axes))
+
+    return [key(b) for b in buckets] == [key(b) for b in others]

@@ -1,0 +1,174 @@
+"""Costs of a target whose CPU isn't at hand: a model's work over what its profile says it can do.
+
+Nothing here was measured on the target. A modelled curve tells how the cost grows with the length,
+which is what buckets depend on; its milliseconds are an estimate. Cost points from the device are
+always better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from edgecompile.buckets.costs.sources import CostCurve, roofline
+from edgecompile.buckets.costs.work import ModelWork
+from edgecompile.errors import CostError
+from edgecompile.targets.profile import TargetProfile
+
+__all__ = ["ENCODER_RECORD", "Efficiency", "modelled_curve"]
+
+# Bytes of a weight.
+_WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """How much of a profile's figures whole runs of a model reach.
+
+    Attributes:
+        arithmetic: part of the peak.
+        bandwidth: part of the memory bandwidth.
+        call_us: microseconds that a run takes for each call of a leaf module, whatever its length.
+        source: where the three come from.
+    """
+
+    arithmetic: float
+    bandwidth: float
+    call_us: float
+    source: str
+
+    def problems(self) -> list[str]:
+        """What is wrong with the numbers; empty if nothing is."""
+        parts = {"arithmetic": self.arithmetic, "bandwidth": self.bandwidth}
+        found = [
+            f"efficiency.{name} is {value}, not over 0 and at most 1"
+            for name, value in parts.items()
+            if not 0 < value <= 1
+        ]
+        if not 0 <= self.call_us < float("inf"):
+            found.append(f"efficiency.call_us is {self.call_us}, not 0 or more")
+        return found
+
+
+#: Fitted to the milliseconds of whole runs in docs/benchmarks/2026-11-21-minilm-fp32-first.md: least
+#: squares of the logarithms at all 61 lengths, 5 to 256, with the peak that the record states
+#: (204 GFLOP/s), the bandwidth that profiles/cpu-x86-64-v3.toml assumes (38.4 GB/s; the record
+#: states none, so this part holds for that figure) and 60 calls of leaf modules. It agrees with
+#: the record's kernels: products alone reach 83 to 87 % of the peak at 49 to 256 tokens and 55 %
+#: at 12, where memory decides, attention 44 to 63 %. The 14 microseconds hold whatever doesn't
+#: grow with the length, cold caches as well as calls. On another machine, that of
+#: docs/benchmarks/2026-11-21-avx512-variant.md, the curve made to meet the time at 256 tokens is
+#: 15 % (AVX2) and 24 % (AVX-512) too high at 32, and 26 % and 77 % at 16: short runs cost less
+#: there than modelled.
+ENCODER_RECORD = Efficiency(
+    arithmetic=0.72,
+    bandwidth=0.86,
+    call_us=14.0,
+    source="fitted to docs/benchmarks/2026-11-21-minilm-fp32-first.md: one model, one machine, 2 threads",
+)
+
+
+def modelled_curve(
+    work: ModelWork,
+    profile: TargetProfile,
+    lengths: Iterable[int],
+    *,
+    precision: str = "fp32",
+    threads: int | None = None,
+    efficiency: Efficiency = ENCODER_RECORD,
+    dynamic_factor: float = 1.0,
+) -> CostCurve:
+    """The cost curve that a profile's figures make likely.
+
+    ms(L) = calls · call_us + 1e3 · max(flops(L) / (e₁ · peak), bytes(L) / (e₂ · bandwidth)), see
+    :func:`edgecompile.buckets.costs.sources.roofline`. The peak is that of ``threads`` of the profile's cores. The
+    bandwidth isn't scaled: how many cores it takes to use it up isn't in a profile.
+
+    Args:
+        work: what the model does.
+        profile: the target.
+        lengths: where to put the points.
+        precision: of the weights and products; the profile has to state a peak for it. Weights
+            take its width, what else moves is float32.
+        threads: that a run uses; None: one for each of the profile's cores.
+        efficiency: how much of the figures is reached.
+        dynamic_factor: how many times the cost of a static program a dynamic one has. It is 1
+            unless measured, so that a modelled curve alone never makes padding the cheaper mode.
+
+    Returns:
+        A curve of kind ``modelled``; its provenance holds every number used.
+
+    Raises:
+        CostError: the profile lacks a figure, or the target can't do what is asked; all problems
+            are named with the profile's file. No lengths.
+    """
+    file = f"{profile.name}.toml"
+    problems = efficiency.problems()
+    peaks = dict(profile.peak_gflops)
+    if precision not in _WIDTHS:
+        problems.append(f"the precision {precision!r} is none of {', '.join(_WIDTHS)}")
+    else:
+        problems += _figure_problems(file, f"peak_gflops.{precision}", peaks.get(precision))
+    problems += _figure_problems(file, "bandwidth_gbs", profile.bandwidth_gbs)
+    problems += _figure_problems(file, "cores", profile.cores)
+    if threads is not None and threads < 1:
+        problems.append(f"{threads} threads are asked for, a run has one at least")
+    elif threads is not None and profile.cores and threads > profile.cores:
+        problems.append(f"{threads} threads are asked for, {file} has cores = {profile.cores}")
+    if problems:
+        raise CostError(
+            f"the costs on {profile.name} can't be modelled: " + "; ".join(problems),
+            hint=f"state what {file} lacks, with its source, or plan from cost points of the device",
+        )
+
+    bandwidth = profile.bandwidth_gbs or 0.0  # checked above
+    used = profile.cores if threads is None else threads
+    peak = peaks[precision] * used / profile.cores
+    sources = dict(profile.sources)
+    used_numbers = {
+        "how": "modelled, not measured: a roofline from the target's profile",
+        "profile": file,
+        "precision": precision,
+        "threads": str(used),
+        "profile.cores": repr(profile.cores),
+        f"profile.peak_gflops.{precision}": repr(peaks[precision]),
+        "profile.bandwidth_gbs": repr(bandwidth),
+        **{
+            f"profile.sources.{name}": sources[name]
+            for name in ("cores", "peak_gflops", "bandwidth_gbs")
+            if name in sources
+        },
+        "efficiency.arithmetic": repr(efficiency.arithmetic),
+        "efficiency.bandwidth": repr(efficiency.bandwidth),
+        "efficiency.call_us": repr(efficiency.call_us),
+        "efficiency.source": efficiency.source,
+        "model": work.model,
+        "work.sizes": ", ".join(f"{name} {size}" for name, size in work.sizes),
+        "work.calls": repr(work.calls),
+        "work.weight_bytes": repr(work.weight_bytes),
+        "work.lengths": ", ".join(map(str, work.lengths)),
+        "work.misfit": repr(work.misfit),
+        **({"work.notes": "; ".join(work.notes)} if work.notes else {}),
+    }
+    return roofline(
+        lengths,
+        peak_gflops=efficiency.arithmetic * peak,
+        bandwidth_gb_s=efficiency.bandwidth * bandwidth,
+        flops_per_element=work.flops_per_element,
+        flops_per_pair=work.flops_per_pair,
+        fixed_flops=work.fixed_flops,
+        fixed_bytes=work.weight_bytes * _WIDTHS[precision] / 4 + work.fixed_bytes,
+        bytes_per_element=work.bytes_per_element,
+        bytes_per_pair=work.bytes_per_pair,
+        overhead_ms=1e-3 * efficiency.call_us * work.calls,
+        dynamic_factor=dynamic_factor,
+        provenance=used_numbers,
+    )
+
+
+def _figure_problems(file: str, name: str, value: float | None) -> list[str]:
+    if value is None:
+        return [f"{name} is missing in {file}"]
+    if not 0 < value < float("inf"):
+        return [f"{name} is {value} in {file}, not over 0"]
+    return []

@@ -1,0 +1,1 @@
+"""The pages and plots of plans and bundles."""

@@ -1,0 +1,227 @@
+"""The pages that commands write and bundles carry, put together from their results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from edgecompile.buckets.judgement import BUCKET_COLUMNS, PlanJudgement, bucket_rows, plan_figures
+from edgecompile.buckets.plan import Bucket, BucketPlan
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.machines.identity import describe_machine
+from edgecompile.report import plots
+from edgecompile.report.page import Drawing, Section, Table, render_page
+from edgecompile.report.plan_section import plan_section
+from edgecompile.units import format_count, format_share
+
+if TYPE_CHECKING:
+    from edgecompile.audit.judge import AuditVerdict
+    from edgecompile.bench.kernel_profile import KernelProfile
+    from edgecompile.bundle.verify import CaseResult, VerifyReport
+    from edgecompile.models.loaded import ModelSource
+    from edgecompile.narrowing.trials import PrecisionChoice
+    from edgecompile.runtime.manifest import Manifest
+
+__all__ = [
+    "Drawing",
+    "Section",
+    "Table",
+    "bench_section",
+    "build_header",
+    "build_page",
+    "plain_page",
+    "plan_section",
+    "precision_section",
+    "profile_section",
+    "render_page",
+    "verify_section",
+]
+
+
+_FAILED = "FAILED"
+
+
+def build_header(
+    manifest: Manifest, source: ModelSource, audit: Sequence[AuditVerdict], *, measured: bool
+) -> tuple[tuple[str, str], ...]:
+    """What a bundle's page is about: (name, value) pairs.
+
+    The date and the machine are given where costs were measured on it: otherwise equal inputs make
+    equal pages.
+    """
+    model = source.details.get("architecture", "")
+    rows = [
+        ("model", f"{PurePath(source.spec).name}{f' ({model})' if model else ''}"),
+        ("target", ", ".join(dict.fromkeys(verdict.target for verdict in audit)) or "–"),
+        ("precision", manifest.precision),
+    ]
+    if measured:
+        machine = describe_machine()
+        rows.append(("built", datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")))
+        rows.append(("machine", f"{machine['cpu']}, {machine['usable_cpus']} CPUs"))
+    for kind, specs in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
+        named = [f"{s.name} {s.dtype} [{', '.join(map(str, s.shape))}]" for s in specs]
+        rows.append((kind, "; ".join(named)))
+    told = {name: text for name, text in manifest.built_by.items() if name != "structure"}
+    return (*rows, *((name, text) for name, text in told.items() if text))
+
+
+def _natural(result: CaseResult) -> tuple[str, int, list[str | int]]:
+    """Sorts by variant, bucket and case, text2 before text10."""
+    parts = re.split(r"(\d+)", result.case)
+    numbered: list[str | int] = [int(part) if part.isdigit() else part for part in parts]
+    return result.variant, result.bucket, numbered
+
+
+def build_page(
+    name: str,
+    judgement: PlanJudgement,
+    report: VerifyReport,
+    choice: PrecisionChoice | None = None,
+    *,
+    unit: str = "tokens",
+    header: Sequence[tuple[str, str]] = (),
+    facts: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The page that a bundle carries: its plan, and how it compared with eager.
+
+    Args:
+        name: of the bundle.
+        judgement: the plan and its rivals.
+        report: of the verification.
+        choice: how the precision was chosen, if it was.
+        unit: what a length counts.
+        header: what it is about; see :func:`build_header`.
+        facts: versions and machine.
+    """
+    sections = [
+        plan_section(judgement, unit=unit),
+        *([] if choice is None else [precision_section(choice)]),
+        verify_section(report, judgement.plan.buckets),
+    ]
+    lead = f"Lengths: {judgement.traffic.source}"
+    return render_page(name, sections, lead=lead, header=header, facts=facts)
+
+
+def plain_page(
+    name: str,
+    plan: BucketPlan,
+    lengths: LengthDistribution,
+    report: VerifyReport,
+    choice: PrecisionChoice | None = None,
+    *,
+    header: Sequence[tuple[str, str]] = (),
+) -> str:
+    """:func:`build_page` for a plan without costs: what share of the lengths each bucket serves."""
+    rows = bucket_rows(plan_figures(plan, lengths))
+    table = Table("Buckets", BUCKET_COLUMNS[:-1], tuple(row[:-1] for row in rows), words=2)
+    sections = [
+        Section("Plan", notes=("Nothing was measured: the plan has no costs.",), parts=(table,)),
+        *([] if choice is None else [precision_section(choice)]),
+        verify_section(report, plan.buckets),
+    ]
+    return render_page(name, sections, lead=f"Lengths: {lengths.source}", header=header)
+
+
+def precision_section(choice: PrecisionChoice) -> Section:
+    """What was tried and what it cost."""
+    from edgecompile.narrowing.trials import COLUMNS
+
+    strong = tuple(
+        i for i, trial in enumerate(choice.trials) if trial.precision == choice.precision
+    )
+    caption = (
+        f"Tried on {choice.samples}. Allowed: a largest difference of {100 * choice.max_error:g} % of "
+        "each output's largest magnitude"
+    )
+    rows = choice.rows()
+    parts = (Table("Trials", COLUMNS, rows, strong=strong, caption=caption),) if rows else ()
+    return Section("Precision", notes=choice.notes, parts=parts)
+
+
+def verify_section(report: VerifyReport, buckets: Sequence[Bucket]) -> Section:
+    """Every comparison with eager.
+
+    Args:
+        report: of :func:`edgecompile.bundle.verify.verify_bundle`.
+        buckets: those of the bundle; results name them by index.
+    """
+    tolerance = report.tolerance
+
+    def used(result: CaseResult) -> float:
+        return result.max_abs_error / tolerance.limit(result.scale)
+
+    rows = tuple(
+        (
+            result.variant,
+            f"{result.bucket}: {buckets[result.bucket].lo}–{buckets[result.bucket].hi}",
+            result.case,
+            f"{result.max_abs_error:.1e}",
+            format_share(used(result)),
+            "–" if result.cosine is None else f"{result.cosine:.6f}",
+            "ok" if result.ok else _FAILED,
+        )
+        for result in sorted(report.listed, key=_natural)
+    )
+    columns = (
+        "variant",
+        "bucket",
+        "case",
+        "largest difference",
+        "of what is allowed",
+        "cosine",
+        "",
+    )
+    failed = tuple(i for i, row in enumerate(rows) if row[-1] == _FAILED)
+    caption = f"Allowed: |got − want| ≤ {tolerance.atol:g} + {tolerance.rtol:g} · max |want|"
+    if report.min_cosine is not None:
+        caption += f", and a cosine of at least {report.min_cosine:g}"
+    figures = [("checks", format_count(len(report.results))), ("failed", format_count(len(failed)))]
+    if report.lengths is not None:
+        figures.append(("run", str(report.lengths)))
+    if report.worst is not None:
+        figures.append(("worst, of what is allowed", format_share(used(report.worst))))
+    if report.cosine is not None:
+        figures.append(("least cosine", f"{report.cosine:.6f}"))
+    return Section(
+        "Verification",
+        figures=tuple(figures),
+        notes=(*report.not_run(), *report.notes),
+        parts=(Table("Against eager", columns, rows, words=3, bad=failed, caption=caption),),
+    )
+
+
+def bench_section(
+    labels: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    *,
+    figures: Sequence[tuple[str, str]] = (),
+    table: Table | None = None,
+    notes: Sequence[str] = (),
+    warnings: Sequence[str] = (),
+) -> Section:
+    """Milliseconds per run as bars.
+
+    Args:
+        labels: of the groups of bars: lengths, or contenders.
+        series: name -> milliseconds, one for each label.
+        figures: what to set large: cold start, sizes.
+        table: the numbers behind the bars.
+        notes: sentences on how it was measured.
+        warnings: reasons to doubt the numbers.
+    """
+    drawing = Drawing("Time of one run", plots.bars(labels, series, unit="ms"))
+    parts: tuple[Drawing | Table, ...] = (drawing,) if table is None else (drawing, table)
+    return Section("Speed", tuple(figures), tuple(notes), parts, warnings=tuple(warnings))
+
+
+def profile_section(kernels: KernelProfile) -> Section:
+    """Where the time of a mean run goes."""
+    from edgecompile.bench.kernel_profile import COLUMNS
+
+    drawing = Drawing("Time by kernel", plots.bars(kernels.labels, {"": kernels.times}, unit="ms"))
+    table = Table("Kernels", COLUMNS, kernels.rows(), caption=kernels.caption)
+    return Section("Where the time goes", parts=(drawing, table))

@@ -1,0 +1,1 @@
+"""Targets: what a bundle is built for, read from profiles."""

@@ -1,0 +1,111 @@
+"""Releases of JetPack, the system of Jetson modules (profiles/jetpacks/*.toml), and what stands in
+their place where a GPU isn't a Jetson's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgecompile.errors import PlanError, TargetError
+from edgecompile.runtime.recipe import version_pair
+from edgecompile.targets.files import read_toml, search_path
+from edgecompile.targets.schema import JETPACK_KEYS, check_table, nearest
+
+if TYPE_CHECKING:
+    from edgecompile.targets.profile import TargetProfile
+
+__all__ = ["NO_JETPACK", "JetPack", "find_jetpack", "list_jetpacks", "load_jetpack"]
+
+_FOLDER = "jetpacks"
+
+
+@dataclass(frozen=True)
+class JetPack:
+    """What a release brings along.
+
+    Attributes:
+        name: such as "6.2"; "" of :data:`NO_JETPACK`.
+        ubuntu, glibc, python, cuda, tensorrt: versions; "" where any will do.
+        tensorrt_least, tensorrt_below: which TensorRT may finish a bundle for this release: the
+            first and what lies above it, up to but without the second.
+        opset: newest ONNX opset to use.
+        sources: (key, where it comes from) pairs.
+    """
+
+    name: str
+    ubuntu: str
+    glibc: str
+    python: str
+    cuda: str
+    tensorrt: str
+    tensorrt_least: str
+    tensorrt_below: str
+    opset: int
+    sources: tuple[tuple[str, str], ...] = ()
+
+    def takes(self, tensorrt: str) -> bool:
+        """Whether a version of TensorRT, of which major.minor counts, may finish a bundle."""
+        least, below = version_pair(self.tensorrt_least), version_pair(self.tensorrt_below)
+        return least <= version_pair(tensorrt) < below
+
+    def releases(self, known: Sequence[str]) -> tuple[str, ...]:
+        """Those of some TensorRT releases (major.minor) that may finish a bundle."""
+        return tuple(name for name in known if self.takes(name))
+
+
+#: Of a machine that is no Jetson: whoever runs it installs what TensorRT they like. The bounds are
+#: those of the names that the runtime uses and of the operators that are known.
+NO_JETPACK = JetPack("", "", "", "", "", "", "10.3", "11.5", 20)
+
+
+def list_jetpacks(folders: Sequence[Path] | None = None) -> tuple[str, ...]:
+    """The names that :func:`load_jetpack` knows, ascending."""
+    folders = search_path() if folders is None else folders
+    return tuple(sorted({path.stem for f in folders for path in (f / _FOLDER).glob("*.toml")}))
+
+
+def find_jetpack(profile: TargetProfile, name: str | None) -> JetPack:
+    """The release that a target is built for.
+
+    Args:
+        profile: the target; it has a GPU.
+        name: which of its releases; None: the first.
+
+    Raises:
+        PlanError: the target knows no such release.
+        TargetError: see :func:`load_jetpack`.
+    """
+    if not profile.jetpacks and name is None:
+        return NO_JETPACK
+    jetpack = load_jetpack(name or profile.jetpacks[0])
+    if jetpack.name not in profile.jetpacks:
+        raise PlanError(
+            f"{profile.name} knows no JetPack {jetpack.name}",
+            hint=f"it knows {', '.join(profile.jetpacks) or 'none: it is no Jetson'}",
+        )
+    return jetpack
+
+
+def load_jetpack(name: str, folders: Sequence[Path] | None = None) -> JetPack:
+    """Reads ``jetpacks/NAME.toml`` from the first of the profiles' folders that has it.
+
+    Raises:
+        TargetError: there is none of that name, or its file is malformed; every problem is named.
+    """
+    folders = search_path() if folders is None else folders
+    known = list_jetpacks(folders)
+    if name not in known:
+        raise TargetError(
+            f"unknown JetPack {name!r}{nearest(name, known)}",
+            hint=f"known: {', '.join(known) or 'none'}",
+        )
+    path = next(p for f in folders if (p := f / _FOLDER / f"{name}.toml").is_file())
+    table = read_toml(path)
+    problems = check_table(table, JETPACK_KEYS, "release")
+    if table.get("name") not in (None, path.stem):
+        problems.append(f"name: {table['name']!r} differs from the file's name {path.stem!r}")
+    if problems:
+        raise TargetError("\n  ".join([f"the release {path} is malformed:", *problems]))
+    return JetPack(**{**table, "sources": tuple(table.get("sources", {}).items())})

@@ -1,0 +1,1 @@
+"""The parts of a bundle that a TensorRT engine is built from."""

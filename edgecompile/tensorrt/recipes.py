@@ -1,0 +1,129 @@
+"""Writes the recipe that a Jetson builds its TensorRT engine from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from edgecompile.buckets.plan import Bucket
+from edgecompile.errors import PlanError, TargetError
+from edgecompile.onnx.memory import MemoryEstimate, estimate_memory
+from edgecompile.precision import TOLERANCES, min_cosine
+from edgecompile.runtime.recipe_schema import Recipe, ShapeRange, TargetDevice, TensorType
+from edgecompile.runtime.schema import BucketSpec, Extent, Manifest, TensorSpec
+from edgecompile.targets.jetpack import JetPack
+from edgecompile.targets.profile import TargetProfile
+
+__all__ = ["bucket_spec", "make_recipe", "require_memory", "shape_ranges"]
+
+#: TensorRT's own default: 5 takes several times as long for a few per cent.
+_LEVEL = 3
+
+
+def make_recipe(
+    manifest: Manifest,
+    profile: TargetProfile,
+    jetpack: JetPack,
+    onnx: Path,
+    weights: Path,
+    *,
+    opset: int,
+    precision: str,
+    padding: bool,
+) -> Recipe:
+    """The recipe for a manifest's inputs, outputs and buckets.
+
+    Args:
+        manifest: what the bundle says so far.
+        profile: the target; it has a GPU.
+        jetpack: the release that the device has.
+        onnx, weights: the files, which lie beside the recipe in the bundle.
+        opset: of the ONNX.
+        precision: what the ONNX computes in.
+        padding: whether filling inputs up was verified to change nothing.
+
+    Raises:
+        PlanError: a build is predicted to need more memory than the module has.
+        CompileError: the graph's shapes can't be told.
+    """
+    gpu = profile.gpu
+    if gpu is None:
+        raise TargetError(f"the profile {profile.name} describes no GPU")
+    largest = [
+        {name: extent.hi for name, extent in bucket.axes.items()} for bucket in manifest.buckets
+    ]
+    memory = estimate_memory(onnx, largest, weights.stat().st_size, gpu.memory_bytes)
+    require_memory(memory, manifest, profile)
+    return Recipe(
+        onnx=onnx.name,
+        weights=weights.name,
+        opset=opset,
+        precision=precision,
+        padding=padding,
+        tolerance=TOLERANCES[precision],
+        min_cosine=min_cosine(precision),
+        jetpack=jetpack.name,
+        least=jetpack.tensorrt_least,
+        below=jetpack.tensorrt_below,
+        device=TargetDevice(
+            name=profile.name,
+            compute_capability=gpu.compute_capability,
+            sm_count=gpu.sm_count,
+            memory_bytes=gpu.memory_bytes,
+            models=gpu.models,
+        ),
+        inputs=tuple(TensorType(item.name, item.dtype) for item in manifest.inputs),
+        outputs=tuple(TensorType(item.name, item.dtype) for item in manifest.outputs),
+        profiles=tuple(
+            {
+                item.name: shape_ranges(item, bucket, manifest.length_axis)
+                for item in manifest.inputs
+            }
+            for bucket in manifest.buckets
+        ),
+        optimization_level=_LEVEL,
+        workspace_bytes=memory.workspace_bytes,
+        predicted=memory.predicted,
+    )
+
+
+def require_memory(memory: MemoryEstimate, manifest: Manifest, profile: TargetProfile) -> None:
+    """Raises PlanError, with the numbers, unless a build is likely to find its memory."""
+    if memory.fits:
+        return
+    predicted = memory.predicted
+    scratch = predicted.scratch_bytes
+    worst = max(range(len(scratch)), key=scratch.__getitem__)
+    raise PlanError(
+        f"building the engine is predicted to take {predicted.build_bytes / 2**20:,.0f} MiB, and "
+        f"{profile.name} has {memory.available_bytes / 2**20:,.0f} MiB in all, of which three "
+        f"quarters may be free at best; the largest profile, bucket {worst} "
+        f"({manifest.buckets[worst]}), takes {scratch[worst] / 2**20:,.0f} MiB of scratch memory",
+        hint="a smaller --max-length or --batch, a narrower --precision, or a larger module",
+    )
+
+
+def bucket_spec(bucket: Bucket) -> BucketSpec:
+    """A plan's bucket as the manifest has it."""
+    axes = {name: Extent(e.lo, e.hi, e.hint) for name, e in bucket.axes}
+    return BucketSpec(bucket.mode, axes, bucket.pad_axes if len(bucket.pad_axes) > 1 else ())
+
+
+def shape_ranges(spec: TensorSpec, bucket: BucketSpec, length_axis: str | None) -> ShapeRange:
+    """The shapes of one input in one bucket: lower edges, what it is tuned for, upper edges.
+
+    A padded axis comes at its upper edge only, but the profile takes the smaller sizes too, so
+    that the same engine can also run without padding.
+    """
+    shapes: Mapping[str, list[int]] = {"min": [], "opt": [], "max": []}
+    for dim in spec.shape:
+        if isinstance(dim, int):
+            sizes = (dim, dim, dim)
+        else:
+            extent = bucket.axes[str(dim)]
+            padded = dim in bucket.padded(length_axis)
+            tuned = extent.hi if padded else extent.hint or extent.hi
+            sizes = (extent.lo, tuned, extent.hi)
+        for key, size in zip(("min", "opt", "max"), sizes, strict=True):
+            shapes[key].append(size)
+    return ShapeRange(*(tuple(shapes[key]) for key in ("min", "opt", "max")))

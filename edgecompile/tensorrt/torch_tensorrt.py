@@ -1,0 +1,189 @@
+"""An engine for this machine's own GPU, made of the exported program by torch-tensorrt.
+
+The whole program becomes one engine, with a profile for each bucket where the installed release can
+make several, else with one over the whole range. The engine goes into the bundle beside the ONNX, and
+is tested like any other before something serves it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgecompile.buckets.plan import Bucket
+from edgecompile.errors import CompileError, MissingDependencyError
+from edgecompile.export.program import ExportedModel
+from edgecompile.files import file_sha256
+from edgecompile.runtime.attempts import merge_profiles
+from edgecompile.runtime.device import DeviceIdentity
+from edgecompile.runtime.recipe_schema import ShapeRange, ShippedEngine
+from edgecompile.runtime.schema import TensorSpec
+from edgecompile.tensorrt.recipes import bucket_spec, shape_ranges
+
+__all__ = ["BuiltEngine", "build_engine", "engine_profiles"]
+
+#: Where the program's weights are while it is converted.
+_DEVICE = "cuda:0"
+_MODULE = "edgecompile.tensorrt.torch_tensorrt_worker"
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """What torch-tensorrt made.
+
+    Attributes:
+        path: the engine.
+        shipped: what the recipe says of it.
+        device: that it was made on and for.
+        profiles: how many it has.
+        size_bytes: of the file.
+        seconds: that the conversion took.
+        notes: what a person should know.
+    """
+
+    path: Path
+    shipped: ShippedEngine
+    device: DeviceIdentity
+    profiles: int
+    size_bytes: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "made_by": self.shipped.made_by,
+            "device": self.device.to_json(),
+            "profiles": self.profiles,
+            "profile_of": list(self.shipped.profile_of),
+            "size_bytes": self.size_bytes,
+            "seconds": round(self.seconds, 3),
+            "notes": list(self.notes),
+        }
+
+
+def build_engine(
+    exported: ExportedModel,
+    buckets: Sequence[Bucket],
+    precision: str,
+    device: DeviceIdentity,
+    folder: Path,
+) -> BuiltEngine:
+    """Converts a program, in a fresh process.
+
+    Args:
+        exported: the program for at least the buckets' whole range.
+        buckets: of the bundle, in its order.
+        precision: fp32 or fp16.
+        device: what :func:`edgecompile.tensorrt.torch_tensorrt_check.need_torch_tensorrt` found.
+        folder: where the files go; made if missing.
+
+    Raises:
+        MissingDependencyError: torch-tensorrt can't be imported.
+        CompileError: it gave no engine: operators that it can't convert, or whatever it says.
+        OSError: the files can't be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    exported.save(folder / "program")
+    profiles = engine_profiles(exported, buckets)
+    whole = merge_profiles(profiles, [tuple(range(len(profiles)))])
+    output, answer = folder / "engine.plan", folder / "answer.json"
+    for path in (output, answer):
+        path.unlink(missing_ok=True)
+    request = {
+        "program": str(folder.resolve() / "program"),
+        "device": _DEVICE,
+        "precision": precision,
+        "inputs": [{"name": spec.name, "dtype": spec.dtype} for spec in exported.inputs],
+        "profiles": _json(profiles) if len(profiles) > 1 else [],
+        "whole": _json(whole),
+        "timing_cache": str(folder.resolve() / "timing.cache"),
+        "output": str(output.resolve()),
+        "answer": str(answer.resolve()),
+    }
+    (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
+    done = _run(folder)
+    found = json.loads(answer.read_text(encoding="utf-8")) if answer.is_file() else {}
+    stage = found.get("stage", "start")
+    if stage != "built":
+        raise _failure(stage, found, done, exported.name)
+    placeholders = found["placeholders"]
+    names = [spec.name for spec in exported.inputs]
+    tensors = dict(zip(names, placeholders, strict=True))
+    tensors.update({spec.name: f"output{i}" for i, spec in enumerate(exported.outputs)})
+    count = int(found["profiles"])
+    path = output.rename(folder / f"engine-{file_sha256(output)[:16]}.plan")
+    return BuiltEngine(
+        path=path,
+        shipped=ShippedEngine(
+            file=path.name,
+            made_by=f"torch-tensorrt {found['version']}",
+            device=device.key_json(),
+            profile_of=tuple(i if count > 1 else 0 for i in range(len(buckets))),
+            tensors=tensors,
+        ),
+        device=device,
+        profiles=count,
+        size_bytes=path.stat().st_size,
+        seconds=float(found["seconds"]),
+        notes=tuple(found["notes"]),
+    )
+
+
+def engine_profiles(
+    exported: ExportedModel, buckets: Sequence[Bucket]
+) -> list[dict[str, ShapeRange]]:
+    """The shapes of every input in each bucket, as the recipe has them."""
+    specs = [TensorSpec(item.name, item.dtype, tuple(item.shape)) for item in exported.inputs]
+    result = []
+    for bucket in buckets:
+        spec = bucket_spec(bucket)
+        axis = bucket.length_axis
+        result.append({item.name: shape_ranges(item, spec, axis) for item in specs})
+    return result
+
+
+def _json(profiles: Sequence[Mapping[str, ShapeRange]]) -> list[dict[str, Any]]:
+    return [{name: shapes.to_json() for name, shapes in item.items()} for item in profiles]
+
+
+def _run(folder: Path) -> subprocess.CompletedProcess[str]:
+    package = str(Path(__file__).resolve().parents[1])
+    # Its working folder is another one, so what is relative wouldn't be found.
+    found = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([package, *found])}
+    return subprocess.run(
+        [sys.executable, "-m", _MODULE, str(folder.resolve() / "request.json")],
+        env=environment,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+
+
+def _failure(
+    stage: str, found: Mapping[str, Any], done: subprocess.CompletedProcess[str], name: str
+) -> CompileError | MissingDependencyError:
+    said = [str(text) for text in found.get("errors", ())]
+    if done.returncode or not said:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        said.append(f"the process ended with {done.returncode}: {last}")
+    if stage == "import":
+        return MissingDependencyError(
+            "torch_tensorrt can't be imported: " + "; ".join(said),
+            hint="it needs the torch and the CUDA that it was built for",
+        )
+    return CompileError(
+        f"torch-tensorrt made no engine of '{name}', it failed at the stage '{stage}': "
+        + "; ".join(said),
+        hint="it takes the program as a whole, so every operator counts; without --backend the "
+        "engine is built from the ONNX",
+    )

@@ -1,0 +1,1 @@
+"""Compilers, and the native runtime that they make."""
