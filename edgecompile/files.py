@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["file_sha256", "hash_tree"]
+__all__ = ["file_sha256", "hash_tree", "write_json"]
 
 #: What version control and downloads keep for themselves: no loader of models reads it.
 _FOREIGN = (".git", ".cache")
@@ -57,3 +58,10 @@ def _files(folder: Path) -> Iterator[Path]:
         seen.add(real)
         folders[:] = [name for name in folders if name not in _FOREIGN]
         yield from (file for name in names if (file := Path(place, name)).is_file())
+
+
+def write_json(path: Path, value: object) -> None:
+    """Writes a stage's file; a reader sees the old one or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(value, indent=1) + "\n")
+    os.replace(partial, path)

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 STARTED = time.perf_counter()
 
-from edgecompile.backends.compilation import ExportStore, compile_buckets, export_buckets  # noqa: E402
+from edgecompile.backends.compilation import compile_buckets  # noqa: E402
 from edgecompile.buckets.plan import BucketPlan  # noqa: E402
-from edgecompile.models.loaded import load_model  # noqa: E402
+from edgecompile.export.store import ExportStore, export_buckets  # noqa: E402
+from edgecompile.loaders.load import load_model  # noqa: E402
 from edgecompile.pipeline.packing import pack_bundle  # noqa: E402
 from edgecompile.targets.profile import load_target  # noqa: E402
 from edgecompile.toolchain.compilers import cache_directory  # noqa: E402

@@ -27,7 +27,6 @@ from bench_plans_record import render_record
 from demo_inputs import find_model
 
 import edgecompile
-from edgecompile.backends.compilation import ExportStore
 from edgecompile.bench.bench import default_cache
 from edgecompile.bench.timings import stream
 from edgecompile.buckets.costs.curves import CostCurve
@@ -36,10 +35,12 @@ from edgecompile.cli.console import Console
 from edgecompile.cli.failures import describe_failure
 from edgecompile.cli.output import write_json, write_text
 from edgecompile.errors import BenchError
+from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.loaders.load import load_model
 from edgecompile.machines.host import host_variants
 from edgecompile.machines.identity import describe_machine, load_average
-from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.planning import PlanRequest, plan_model
 from edgecompile.runtime.cpu import architecture
 from edgecompile.targets.profile import TargetProfile, load_target

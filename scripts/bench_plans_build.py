@@ -6,14 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgecompile.backends.compilation import (
-    CompiledModel,
-    ExportStore,
-    compile_buckets,
-    export_buckets,
-)
+from edgecompile.backends.compilation import CompiledModel, compile_buckets
 from edgecompile.buckets.plan import Bucket
-from edgecompile.pipeline.packing import stage_kit
+from edgecompile.bundle.assembly import stage_kit
+from edgecompile.export.store import ExportStore, export_buckets
 from edgecompile.progress import Progress
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 

@@ -377,8 +377,9 @@ def _build(
     step: Any,
     encoder: Path | None = None,
 ) -> Path:
-    from edgecompile.backends.compilation import ExportStore, compile_buckets, export_buckets
+    from edgecompile.backends.compilation import compile_buckets
     from edgecompile.buckets.plan import BucketPlan
+    from edgecompile.export.store import ExportStore, export_buckets
     from edgecompile.pipeline.packing import pack_bundle
     from edgecompile.targets.profile import load_target
 

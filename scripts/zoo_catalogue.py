@@ -11,7 +11,7 @@ from zoo_entry import Entry
 from zoo_torch import TORCH_ENTRIES
 from zoo_transformers import TRANSFORMERS_ENTRIES
 
-from edgecompile.loaders.factories import ModelSpec
+from edgecompile.loaders.factory_specs import ModelSpec
 
 __all__ = ["ENTRIES"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from edgecompile.loaders.factories import ModelSpec
+from edgecompile.loaders.factory_specs import ModelSpec
 
 __all__ = ["LONGEST", "Entry", "seeded", "shake"]
 

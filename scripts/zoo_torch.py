@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zoo_entry import LONGEST, Entry, seeded
 from zoo_torch_convs import ConvBlock, Residual
 
-from edgecompile.loaders.factories import ModelSpec
+from edgecompile.loaders.factory_specs import ModelSpec
 
 __all__ = ["TORCH_ENTRIES"]
 

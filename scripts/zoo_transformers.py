@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo_entry import LONGEST, Entry, seeded
 from zoo_tiny import tiny_config
 
-from edgecompile.loaders.factories import ModelSpec
+from edgecompile.loaders.factory_specs import ModelSpec
 
 __all__ = ["TRANSFORMERS_ENTRIES"]
 

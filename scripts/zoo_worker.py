@@ -17,17 +17,20 @@ import numpy as np
 from zoo_entry import Entry
 
 from edgecompile.backends.artifact import TensorStore
-from edgecompile.backends.compilation import ExportStore, compile_buckets
+from edgecompile.backends.compilation import compile_buckets
 from edgecompile.backends.inductor_compat import GeneratedCpp
 from edgecompile.backends.inductor_cpu import InductorCpuBackend
 from edgecompile.buckets.plan import Bucket, BucketPlan
 from edgecompile.bundle.cases import Case
-from edgecompile.bundle.verify import VerifyReport, verify_bundle
+from edgecompile.bundle.verdict import VerifyReport
+from edgecompile.bundle.verify import verify_bundle
 from edgecompile.errors import EdgecompileError, ExportError, MissingKernelError
 from edgecompile.export.export import ExportedModel
+from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.loaders.load import load_model
 from edgecompile.machines.host import host_variants
-from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.models.loaded import LoadedModel
 from edgecompile.pipeline.packing import pack_bundle
 from edgecompile.planning.forms import find_form
 from edgecompile.planning.request import PlanRequest, plan_scope

@@ -46,9 +46,10 @@ def generation_entry(caches: list[str], max_context: int, pad: int) -> dict[str,
 
 def build_decoder(output: Path, work: Path) -> None:
     """Compiles the decoder in three buckets (one token, padded to 16, 17 to 32) and packs it."""
-    from edgecompile.backends.compilation import ExportStore, compile_buckets, export_buckets
+    from edgecompile.backends.compilation import compile_buckets
     from edgecompile.buckets.plan import AxisRange, Bucket, BucketPlan
-    from edgecompile.models.loaded import load_model
+    from edgecompile.export.store import ExportStore, export_buckets
+    from edgecompile.loaders.load import load_model
     from edgecompile.models.modules import NamedModule
     from edgecompile.pipeline.packing import pack_bundle
     from edgecompile.targets.profile import load_target

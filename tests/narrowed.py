@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from edgecompile.backends.compilation import ExportStore
 from edgecompile.buckets.plan import Bucket
 from edgecompile.buckets.ranges import AxisRange
+from edgecompile.export.store import ExportStore
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import Samples
 from edgecompile.narrowing.program import NarrowedProgram

@@ -20,7 +20,8 @@ from edgecompile.export.checks import check_program
 from edgecompile.export.export import export_model
 from edgecompile.export.ladder import STATIC_LADDER, export_program
 from edgecompile.export.program import ExportedModel
-from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel
 from edgecompile.precision import FP32
 from edgecompile.runtime.weights import Weights
 

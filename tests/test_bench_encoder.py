@@ -12,7 +12,7 @@ import pytest
 from bench_encoder_models import PRESETS, make_bert
 
 from edgecompile.bench.bench import bench_bundle
-from edgecompile.models.loaded import load_model
+from edgecompile.loaders.load import load_model
 
 TINY = {
     "vocab_size": 40,

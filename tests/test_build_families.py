@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgecompile.cli import cli
-from edgecompile.models.loaded import load_model
+from edgecompile.loaders.load import load_model
 from edgecompile.runtime.model import open_bundle
 
 torch = pytest.importorskip("torch")

@@ -16,12 +16,12 @@ from torch import nn
 
 from edgecompile import installation
 from edgecompile.backends import compilation
-from edgecompile.backends.compilation import ExportStore
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.buckets.ranges import AxisRange
+from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.loaders.load import load_model
 from edgecompile.machines.host import host_variants
-from edgecompile.models.loaded import load_model
 from edgecompile.planning import cost_cache, cost_sources
 from edgecompile.planning.cost_cache import cost_key, find_kept, keep_costs
 from edgecompile.planning.kits import KitScope, MeasuringKit, make_kit

@@ -218,7 +218,7 @@ def test_commands_of_the_device_are_documented() -> None:
 
 def test_keys_of_a_factory_are_documented() -> None:
     pytest.importorskip("torch")
-    from edgecompile.loaders.factories import ModelSpec
+    from edgecompile.loaders.factory_specs import ModelSpec
 
     documented = [row[0].strip("`") for row in rows(DOCS / "models.md", "key")]
     assert documented == [field.name for field in dataclasses.fields(ModelSpec)]
@@ -236,7 +236,7 @@ def example(tmp_path: Path) -> Path:
 
 def test_models_of_the_examples_load_and_agree(example: Path) -> None:
     torch = pytest.importorskip("torch")
-    from edgecompile.models.loaded import load_model
+    from edgecompile.loaders.load import load_model
 
     subprocess.run([sys.executable, "save.py"], cwd=example, check=True, capture_output=True)
     made = load_model(f"{example / 'net.py'}:make")
@@ -266,7 +266,8 @@ STANDING = {
 def test_folders_of_the_examples_load_with_their_options(line: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from edgecompile.cli.build import command
-    from edgecompile.models.loaded import LoadOptions, load_model
+    from edgecompile.loaders.load import load_model
+    from edgecompile.models.loaded import LoadOptions
     from tests.factories.folders import write_model
 
     words = shlex.split(line)
@@ -318,7 +319,7 @@ def test_programs_of_the_examples_for_texts_run(
 
 def test_the_example_of_two_axes_loads(example: Path) -> None:
     torch = pytest.importorskip("torch")
-    from edgecompile.models.loaded import load_model
+    from edgecompile.loaders.load import load_model
 
     model = load_model(f"{example / 'pair.py'}:make")
     assert model.length_axis == "length" and model.axes["query_length"].hi == 32

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from edgecompile.bundle.cases import Case
-from edgecompile.bundle.verify import check_report, verify_bundle
+from edgecompile.bundle.verdict import check_report
+from edgecompile.bundle.verify import verify_bundle
 from edgecompile.errors import NativeError, VerificationError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.machines.emulator import EmulatedModel, Emulator, emulator_for, find_emulator

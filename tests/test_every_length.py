@@ -17,14 +17,15 @@ from edgecompile.backends.inductor_compat import GENERATING, generate_cpp
 from edgecompile.backends.lowering.lower import lower_graph
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.bundle.cases import SPREAD_LENGTHS, length_cases, make_cases
-from edgecompile.bundle.verify import LengthsRun
+from edgecompile.bundle.verdict import LengthsRun
 from edgecompile.errors import CompileError, ExportError, ModelError
 from edgecompile.export.checks import compare_outputs
 from edgecompile.export.conditions import unlike_sizes
 from edgecompile.export.export import ExportedModel, export_model
 from edgecompile.files import file_sha256
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel
 from edgecompile.pipeline.pipeline import BuildRequest, build
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle

@@ -30,8 +30,10 @@ from edgecompile.explanation.view import explanation_tables, format_flops
 from edgecompile.explanation.work import Limits, limits_of
 from edgecompile.export.guard_texts import fixed_size, readable_guard
 from edgecompile.export.ladder import LADDER
-from edgecompile.models.loaded import AxisLimits, LoadedModel, load_model
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.source_lines import place_of_text, place_of_trace
+from edgecompile.models.specs import AxisLimits
 from edgecompile.targets.profile import load_target
 from tests.factories import explained, tiny_models
 from tests.factories.folders import write_model

@@ -12,7 +12,8 @@ from edgecompile.export.checks import check_program, choose_sizes, compare_outpu
 from edgecompile.export.export import export_model
 from edgecompile.export.ladder import LADDER, Rung, export_program
 from edgecompile.export.program import ExportedModel
-from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel
 from tests.factories import tiny_models
 
 TINY = Path(tiny_models.__file__)

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from edgecompile.errors import ModelError
-from edgecompile.loaders.factories import ModelSpec
-from edgecompile.models.loaded import AxisLimits, load_model
+from edgecompile.loaders.factory_specs import ModelSpec
+from edgecompile.loaders.load import load_model
+from edgecompile.models.specs import AxisLimits
 from tests.factories import tiny_models
 
 TINY = Path(tiny_models.__file__)

@@ -12,12 +12,13 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 from edgecompile import installation  # noqa: E402
-from edgecompile.backends.compilation import ExportStore, model_fingerprint  # noqa: E402
 from edgecompile.buckets.ranges import AxisRange, Bucket  # noqa: E402
 from edgecompile.errors import CompileError, EdgecompileError  # noqa: E402
+from edgecompile.export.store import ExportStore, model_fingerprint  # noqa: E402
 from edgecompile.files import hash_tree  # noqa: E402
 from edgecompile.installation import installation_id  # noqa: E402
-from edgecompile.models.loaded import LoadOptions, load_model  # noqa: E402
+from edgecompile.loaders.load import load_model  # noqa: E402
+from edgecompile.models.loaded import LoadOptions  # noqa: E402
 from edgecompile.pipeline.stamp import build_key  # noqa: E402
 from tests.factories import tiny_models  # noqa: E402
 from tests.factories.folders import HIDDEN, write_model, write_pipeline, write_tokenizer  # noqa: E402

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import edgecompile.backends.compilation
-from edgecompile.backends.compilation import ExportStore
 from edgecompile.errors import ExportError, PlanError
+from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.models.loaded import load_model
+from edgecompile.loaders.load import load_model
 from edgecompile.planning.forms import Form, find_form
 from edgecompile.planning.request import PlanRequest, plan_scope
 from tests.factories import tiny_models

@@ -15,7 +15,8 @@ pytest.importorskip("transformers")
 from click.testing import CliRunner
 from generation_families import LONGEST_RUN, TARGET, build_family, load_family
 
-from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel
 from edgecompile.runtime import Model, open_bundle
 from tests.conftest import one_at_a_time
 

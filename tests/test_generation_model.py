@@ -13,13 +13,14 @@ pytest.importorskip("transformers")
 
 from generation_families import LONGEST_RUN, POSITIONS, load_family, make_family
 
-from edgecompile.backends.compilation import ExportStore
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.bundle.generation import golden_texts, manifest_generation
 from edgecompile.errors import ModelError, PlanError
 from edgecompile.export.export import export_model
+from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.models.loaded import LoadedModel, LoadOptions, load_model
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel, LoadOptions
 from edgecompile.planning.generation_plan import prompt_lengths, refused_prompts
 from edgecompile.planning.planning import plan_model
 from edgecompile.planning.request import PlanRequest

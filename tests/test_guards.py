@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edgecompile.export.guards import explain_failure, tidy
-from edgecompile.models.loaded import InputSpec
+from edgecompile.models.specs import InputSpec
 
 INPUTS = (
     InputSpec("ids", "int64", ("batch", "length")),

@@ -16,7 +16,9 @@ transformers = pytest.importorskip("transformers")
 from edgecompile.errors import MissingDependencyError, ModelError  # noqa: E402
 from edgecompile.export.export import export_model  # noqa: E402
 from edgecompile.export.padding.check import check_padding  # noqa: E402
-from edgecompile.models.loaded import AxisLimits, LoadOptions, load_model  # noqa: E402
+from edgecompile.loaders.load import load_model  # noqa: E402
+from edgecompile.models.loaded import LoadOptions  # noqa: E402
+from edgecompile.models.specs import AxisLimits  # noqa: E402
 from tests.factories.folders import (  # noqa: E402
     HIDDEN,
     VOCABULARY,
@@ -420,7 +422,7 @@ def test_loading_prints_nothing_and_opens_no_connection(bert: Path) -> None:
         "import socket, sys\n"
         "def refuse(*a, **k): raise AssertionError('a connection was tried')\n"
         "socket.socket.connect = refuse; socket.getaddrinfo = refuse\n"
-        "from edgecompile.models.loaded import load_model\n"
+        "from edgecompile.loaders.load import load_model\n"
         f"load_model({str(bert)!r})\n"
     )
     run = subprocess.run(

@@ -12,13 +12,8 @@ import torch
 import torch._inductor.cpu_vec_isa as cpu_vec_isa
 from torch import Tensor, nn
 
-from edgecompile.backends.inductor_compat import (
-    GeneratedCpp,
-    computes_in_vectors,
-    generate_cpp,
-    split_source,
-    vector_isa,
-)
+from edgecompile.backends.generated import computes_in_vectors, split_source
+from edgecompile.backends.inductor_compat import GeneratedCpp, generate_cpp, vector_isa
 from edgecompile.backends.lowering.lower import lower_graph
 from edgecompile.errors import CompileError
 

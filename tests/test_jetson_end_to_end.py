@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgecompile.backends.compilation import ExportStore
 from edgecompile.errors import CostError
+from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.models.loaded import load_model
+from edgecompile.loaders.load import load_model
 from edgecompile.models.structure import model_structure
 from edgecompile.planning.calibration import check_calibration
 from edgecompile.planning.calibration_files import read_calibration

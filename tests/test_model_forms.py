@@ -16,7 +16,7 @@ from torch import nn
 from edgecompile.errors import ModelError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.kinds import check_form, is_program_archive
-from edgecompile.models.loaded import load_model
+from edgecompile.loaders.load import load_model
 from edgecompile.planning.request import PlanRequest, plan_scope
 from tests.cli.command import python, run
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from edgecompile.errors import ModelError
-from edgecompile.models.loaded import AxisLimits, InputSpec, LoadedModel, OutputSpec, load_model
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.specs import AxisLimits, InputSpec, OutputSpec
 from tests.factories import tiny_models
 
 TINY = Path(tiny_models.__file__)

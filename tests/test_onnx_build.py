@@ -15,7 +15,8 @@ from edgecompile.errors import (
     UnsupportedOperatorError,
     VerificationError,
 )
-from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel
 from edgecompile.onnx.build import build_onnx
 from edgecompile.onnx.operators import OnnxTarget
 from edgecompile.onnx.report import OnnxArtifact

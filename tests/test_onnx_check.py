@@ -10,7 +10,7 @@ import pytest
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.bundle.cases import Case
 from edgecompile.errors import VerificationError
-from edgecompile.models.loaded import InputSpec, OutputSpec
+from edgecompile.models.specs import InputSpec, OutputSpec
 from edgecompile.onnx.check import OnnxReport, check_onnx
 from edgecompile.onnx.weights import write_onnx
 from edgecompile.runtime.manifest import Tolerance

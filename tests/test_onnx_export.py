@@ -8,7 +8,7 @@ import pytest
 
 from edgecompile.errors import ExportError
 from edgecompile.export.export import export_model
-from edgecompile.models.loaded import load_model
+from edgecompile.loaders.load import load_model
 from edgecompile.onnx.export import export_onnx
 
 FACTORY = """

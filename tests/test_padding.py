@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from edgecompile.export.padding.check import check_padding
+from edgecompile.loaders.load import load_model
 from edgecompile.models.examples import pad_inputs
-from edgecompile.models.loaded import InputSpec, LoadedModel, load_model
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.specs import InputSpec
 from tests.factories import tiny_models
 
 TINY = Path(tiny_models.__file__)

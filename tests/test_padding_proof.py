@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from edgecompile.errors import PlanError
 from edgecompile.export.padding.check import check_padding
 from edgecompile.export.padding.proof import find_leak
-from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.request import require_paddable
 
 WIDTH = 8

@@ -25,7 +25,7 @@ from edgecompile.errors import (
     VerificationError,
 )
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.models.loaded import load_model
+from edgecompile.loaders.load import load_model
 from edgecompile.pipeline.pipeline import BuildRequest, BuildResult, build
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle

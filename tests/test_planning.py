@@ -15,15 +15,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgecompile.backends.compilation import ExportStore, export_bucket
 from edgecompile.buckets.costs.curves import CostCurve, CostPoint
 from edgecompile.buckets.plan import BucketPlan, plan_buckets
 from edgecompile.buckets.policies import PolicyResult, compare_policies
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import CostError, PlanError
+from edgecompile.export.store import ExportStore, export_bucket
 from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.loaders.load import load_model
 from edgecompile.machines.host import host_variants
-from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning import planning
 from edgecompile.planning.cost_sources import make_measuring_kit
 from edgecompile.planning.measure import run_calibration

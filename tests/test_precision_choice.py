@@ -12,11 +12,12 @@ from click.testing import CliRunner
 
 pytest.importorskip("transformers")
 
-from edgecompile.backends.compilation import ExportStore
 from edgecompile.cli import cli
 from edgecompile.errors import VerificationError
+from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import Samples, SampleTexts, add_drawn, draw_samples, text_samples
 from edgecompile.narrowing.choice import choose_precision
 from edgecompile.narrowing.files import load_precision

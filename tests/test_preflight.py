@@ -110,7 +110,7 @@ def test_the_limit_of_files_is_that_of_the_loaded_model(tiny_model: Path) -> Non
 
 
 def test_texts_over_the_limit_are_cut_as_the_device_cuts_them(tiny_model: Path) -> None:
-    from edgecompile.models.loaded import load_model
+    from edgecompile.loaders.load import load_model
 
     model = load_model(str(tiny_model))
     with pytest.raises(LengthsError, match=r"50\.0 % of the lengths are over 40"):

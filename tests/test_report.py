@@ -17,7 +17,7 @@ from edgecompile.buckets.joint.judgement import judge_joint
 from edgecompile.buckets.joint.plan import plan_joint
 from edgecompile.buckets.judgement import PlanJudgement, judge_plan
 from edgecompile.buckets.plan import plan_buckets
-from edgecompile.bundle.verify import CaseResult, VerifyReport
+from edgecompile.bundle.verdict import CaseResult, VerifyReport
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.models.loaded import ModelSource

@@ -10,7 +10,7 @@ import pytest
 
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import MissingDependencyError
-from edgecompile.models.loaded import InputSpec
+from edgecompile.models.specs import InputSpec
 from edgecompile.onnx.weights import write_onnx
 from edgecompile.tensorrt.rtx import STATUS, bucket_profiles, check_rtx
 from tests.onnx_graphs import graph_of

@@ -16,7 +16,8 @@ from torch.export import Dim
 
 from edgecompile.errors import ModelError
 from edgecompile.export.export import export_model
-from edgecompile.models.loaded import AxisLimits, load_model
+from edgecompile.loaders.load import load_model
+from edgecompile.models.specs import AxisLimits
 from tests.factories import tiny_models
 
 

@@ -14,7 +14,8 @@ from generation_families import LONGEST_SOURCE, POSITIONS, load_family, make_fam
 from edgecompile.bundle.generation import ENCODER, golden_texts, manifest_generation
 from edgecompile.errors import LengthsError, ModelError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.generation_plan import decoder_buckets, refuse_sources
 from edgecompile.planning.request import PlanRequest, served_length
 from edgecompile.runtime.generation import begin_text

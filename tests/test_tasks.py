@@ -10,7 +10,9 @@ import pytest
 
 from edgecompile.cli.model_options import _read_image_size
 from edgecompile.errors import ModelError
-from edgecompile.models.loaded import AxisLimits, LoadOptions, load_model
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadOptions
+from edgecompile.models.specs import AxisLimits
 from edgecompile.models.tasks import TASK_NAMES, choose_task
 
 transformers = pytest.importorskip("transformers")

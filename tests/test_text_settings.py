@@ -16,7 +16,9 @@ import pytest
 
 from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.text_settings import TOKENIZER_PATH, describe_texts
-from edgecompile.models.loaded import InputSpec, LoadedModel, load_model
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.specs import InputSpec
 from edgecompile.runtime.manifest import Extent, Manifest, Tolerance
 from edgecompile.runtime.model import open_bundle
 from edgecompile.runtime.texts import TextEncoder

@@ -15,12 +15,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from edgecompile.backends.compilation import ExportStore
 from edgecompile.cli import cli
 from edgecompile.errors import CompileError, MissingDependencyError
 from edgecompile.export.program import ExportedModel
+from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.models.loaded import load_model
+from edgecompile.loaders.load import load_model
 from edgecompile.pipeline.pipeline import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.kits import whole_bucket

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from edgecompile.backends import ops
-from edgecompile.backends.compilation import ExportStore
 from edgecompile.backends.lowering.lower import lower_graph
 from edgecompile.errors import CompileError
+from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.models.loaded import load_model
+from edgecompile.loaders.load import load_model
 from edgecompile.models.samples import Samples, SampleTexts, draw_samples, text_samples
 from edgecompile.narrowing.files import load_precision, save_precision
 from edgecompile.narrowing.rounded import _samples, can_round, round_for

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from edgecompile.errors import CostError, ModelError
 from edgecompile.export.workcount import count_work
-from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel
 from tests.factories import tiny_models
 from tests.factories.folders import HIDDEN, VOCABULARY, write_model
 

@@ -15,7 +15,7 @@ from zoo_catalogue import ENTRIES
 from zoo_children import Limits, run_children
 from zoo_worker import GOAL, run_entry
 
-from edgecompile.models.loaded import load_model
+from edgecompile.loaders.load import load_model
 
 CATALOGUE = Path(zoo_report.__file__).with_name("zoo_catalogue.py")
 

@@ -15,12 +15,8 @@ import torch
 from torch.fx import GraphModule
 
 from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore
-from edgecompile.backends.inductor_compat import (
-    GENERATING,
-    GeneratedCpp,
-    computes_in_vectors,
-    generate_cpp,
-)
+from edgecompile.backends.generated import computes_in_vectors
+from edgecompile.backends.inductor_compat import GENERATING, GeneratedCpp, generate_cpp
 from edgecompile.backends.lowering.constants import PACKED_PREFIX
 from edgecompile.backends.lowering.lower import LoweringReport, lower_graph
 from edgecompile.backends.missing_kernels import (

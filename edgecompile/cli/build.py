@@ -147,7 +147,7 @@ def command(
     plan = _given_plan(plan_file, wanted)
     profile = _check_gpu(target, precision, jetpack, backend)
     check_runtime_options(runtime, precision, gpu=profile.gpu is not None)
-    from edgecompile.models.loaded import check_model
+    from edgecompile.loaders.load import check_model
     from edgecompile.targets.gpu import GPU_PRECISION
 
     check_model(model, load)

@@ -119,7 +119,7 @@ def command(
     figures are for the four padded buckets that cost them least by the target's profile. Continues
     after failures; exits with 0 if it could report anything.
     """
-    from edgecompile.models.loaded import check_model
+    from edgecompile.loaders.load import check_model
     from edgecompile.targets.profile import load_target
 
     check_model(model, load)
@@ -162,7 +162,7 @@ def _explain(
 
     from edgecompile.errors import ModelError
     from edgecompile.explanation.explain import explain_load_failure, explain_model
-    from edgecompile.models.loaded import load_model
+    from edgecompile.loaders.load import load_model
 
     console = session.console
     sizes = {} if batch == (1, 1) else {"batch": f"{batch[0]}:{batch[1]}"}

@@ -47,12 +47,12 @@ def command(
     The programs are left in DIR/exported. What is there already for the same model and bucket is
     used again.
     """
-    from edgecompile.models.loaded import check_model
+    from edgecompile.loaders.load import check_model
 
     check_model(model, load)
     plan = read_plan(plan_file, work_dir)
 
-    from edgecompile.backends.compilation import ExportStore, export_buckets
+    from edgecompile.export.store import ExportStore, export_buckets
 
     console = session.console
     loaded = load_for_plan(console, model, load, batch, plan.max_length)

@@ -79,7 +79,7 @@ def command(
     The bundle is run against eager first; only one that agrees gets its name.
     """
     from edgecompile.cli.build import bundle_name, next_step
-    from edgecompile.models.loaded import check_model
+    from edgecompile.loaders.load import check_model
     from edgecompile.targets.profile import load_target
     from edgecompile.units import format_bytes
 
@@ -92,8 +92,9 @@ def command(
 
     folders = find_exports(plan, work_dir)
     with console.step("load what was compiled"):
-        from edgecompile.backends.compilation import ExportStore, load_compiled
+        from edgecompile.backends.compilation import load_compiled
         from edgecompile.export.export import ExportedModel
+        from edgecompile.export.store import ExportStore
         from edgecompile.narrowing.files import load_precision
 
         exported = [ExportedModel.load(folder) for folder in folders]

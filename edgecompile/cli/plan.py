@@ -31,12 +31,12 @@ from edgecompile.cli.stages import load_for_plan
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edgecompile.backends.compilation import ExportStore
     from edgecompile.buckets.costs.curves import CostCurve, Mode
     from edgecompile.buckets.costs.surfaces import CostSurface
     from edgecompile.buckets.judgement import PlanJudgement
     from edgecompile.buckets.limits import BucketCost
     from edgecompile.buckets.plan import BucketPlan
+    from edgecompile.export.store import ExportStore
     from edgecompile.lengths.distribution import LengthDistribution
     from edgecompile.lengths.joint import JointDistribution
     from edgecompile.models.loaded import LoadOptions
@@ -143,7 +143,7 @@ def command(
     gpu = model is not None and _check_target(target, precision, kit)
     check_runtime_options(wanted["runtime"], precision, gpu=gpu)
     if model is not None:
-        from edgecompile.models.loaded import check_model
+        from edgecompile.loaders.load import check_model
 
         check_model(model, load)
     source = file or lengths
@@ -318,7 +318,7 @@ def _write_precision(work_dir: Path, precision: Precision) -> None:
 
 
 def _plan_from_model(session: Session, request: PlanRequest, subject: _Subject) -> _Made:
-    from edgecompile.backends.compilation import ExportStore
+    from edgecompile.export.store import ExportStore
     from edgecompile.pipeline.preflight import check_plan
     from edgecompile.planning.planning import plan_model
     from edgecompile.targets.profile import load_target
@@ -383,8 +383,8 @@ def _with_precision(
 
 
 def _write_kit(session: Session, request: PlanRequest, subject: _Subject, kit: Path) -> None:
-    from edgecompile.backends.compilation import ExportStore
     from edgecompile.bundle.staging import bundle_path
+    from edgecompile.export.store import ExportStore
     from edgecompile.planning.cost_sources import make_measuring_kit
     from edgecompile.targets.profile import load_target
 

@@ -177,7 +177,7 @@ def batch_traffic(
         ModelError: it can't be loaded.
     """
     from edgecompile.lengths.distribution import LengthDistribution
-    from edgecompile.models.loaded import load_model
+    from edgecompile.loaders.load import load_model
 
     loaded = load_model(model, load, batch=batch)
     if loaded.generation is not None and loaded.generation.encoder is not None:

@@ -133,7 +133,7 @@ def load_for_plan(
         EdgecompileError: a subclass for each cause.
     """
     with console.step("load the model"):
-        from edgecompile.models.loaded import load_model
+        from edgecompile.loaders.load import load_model
 
         loaded = load_model(model, load, batch=batch).with_longest(longest)
     console.say_notes(loaded.notes)

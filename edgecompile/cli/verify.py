@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from edgecompile.buckets.costs.curves import Mode
     from edgecompile.buckets.ranges import Bucket
-    from edgecompile.bundle.verify import Case, VerifyReport
+    from edgecompile.bundle.verdict import VerifyReport
+    from edgecompile.bundle.verify import Case
     from edgecompile.runtime.manifest import Manifest
 
 __all__ = ["command"]
@@ -48,7 +49,8 @@ def command(
     All files are hashed first. The process that runs the bundle uses the runtime inside the
     bundle, and never loads torch.
     """
-    from edgecompile.bundle.verify import check_report, min_cosine, verify_bundle
+    from edgecompile.bundle.verdict import check_report
+    from edgecompile.bundle.verify import min_cosine, verify_bundle
     from edgecompile.runtime.files import BundleFolder
 
     console = session.console
@@ -131,7 +133,8 @@ def _eager_cases(
 ) -> tuple[list[Case], bytes | None]:
     from edgecompile.bundle.verify import length_cases, make_cases
     from edgecompile.errors import VerificationError
-    from edgecompile.models.loaded import LoadOptions, load_model
+    from edgecompile.loaders.load import load_model
+    from edgecompile.models.loaded import LoadOptions
 
     batch = manifest.axes.get("batch")
     # The bundle says how its model was loaded: for which task, with which pooling.

@@ -21,15 +21,23 @@ Names and bytes come by torch's own reader: another reader of zip archives may s
 from __future__ import annotations
 
 import ast
+import importlib
 import io
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import IO, Any
 
 import torch
 from torch.export.pt2_archive import PT2ArchiveReader
+from torch.export.pt2_archive._package import load_pt2
+
+from edgecompile.errors import ModelError
+from edgecompile.export.guards import quiet_torch
+from edgecompile.models.modules import describe_error
 
 PROGRAM = "models/model.json"
 _MEMBERS = re.compile(
@@ -200,3 +208,54 @@ def _is_plain_tree(tree: Any) -> bool:
     ):
         return False
     return all(_is_plain_tree(child) for child in tree["children_spec"])
+
+
+def load_program(path: Path) -> torch.export.ExportedProgram:
+    """Reads an ExportedProgram after a look at what the archive holds.
+
+    Raises:
+        ModelError: it isn't one, is damaged, or holds what would run code while it is read.
+    """
+    importlib.import_module(
+        "edgecompile.export.operators.recurrence"
+    )  # registers an operator that it may hold
+    with _checked(path) as stream:
+        try:
+            with quiet_torch():
+                # Not torch.export.load: where this fails, it tries an old format that unpickles.
+                return load_pt2(stream).exported_programs["model"]
+        except Exception as exc:  # torch raises whatever its deserializer raises
+            raise ModelError(
+                f"'{path}' can't be read by torch {torch.__version__}: {describe_error(exc)}",
+                hint="save it with torch.export.save of the torch that is installed here",
+            ) from exc
+
+
+def check_archive(path: Path) -> None:
+    """Refuses archives whose reading runs more than torch's own deserializer.
+
+    Raises:
+        ModelError: lists what is wrong.
+    """
+    with _checked(path):
+        pass
+
+
+@contextmanager
+def _checked(path: Path) -> Iterator[IO[bytes]]:
+    """The open archive, so that what is read is what was looked at."""
+    hint = "torch.export.save writes such files"
+    try:
+        stream = path.open("rb")
+    except OSError as exc:
+        raise ModelError(f"'{path}' can't be read: {exc.strerror or exc}") from exc
+    with stream:
+        try:
+            problems = find_dangers(stream)
+        except Exception as exc:  # torch's reader raises RuntimeError, AssertionError and others
+            text = f"'{path}' is no .pt2 archive, or a damaged one: {describe_error(exc)}"
+            raise ModelError(text, hint) from exc
+        if problems:
+            raise ModelError(f"'{path}' is refused: " + "; ".join(problems), hint)
+        stream.seek(0)
+        yield stream

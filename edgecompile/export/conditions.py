@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from edgecompile.models.loaded import InputSpec
+from edgecompile.models.specs import InputSpec
 
 __all__ = ["broken_conditions", "drop_conditions", "every_size", "unlike_sizes"]
 

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 
-from edgecompile.models.loaded import InputSpec
 from edgecompile.models.modules import describe_error, is_user_code
+from edgecompile.models.specs import InputSpec
 
 _SHAPES_LOG = "torch.fx.experimental.symbolic_shapes"
 _SIZE = re.compile(r"L\['(\w+)'\](?:\['(\w+)'\]|\[(\d+)\])?\.size\(\)\[(\d+)\]")

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from edgecompile.models.loaded import InputSpec
+from edgecompile.models.specs import InputSpec
 
 _SAME_VALUES = {
     torch.ops.aten.alias.default,

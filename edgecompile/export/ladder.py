@@ -14,7 +14,8 @@ import torch
 
 from edgecompile.export.guards import quiet_torch
 from edgecompile.export.operators.recurrence import WholeRecurrences, has_recurrences
-from edgecompile.models.loaded import InputSpec, LoadedModel
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.specs import InputSpec
 
 Range = tuple[int, int]
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from edgecompile.errors import ExportError
+from edgecompile.export.archive import check_archive, load_program
 from edgecompile.files import hash_tree
-from edgecompile.loaders.saved_programs import check_archive, load_program
 from edgecompile.models.examples import make_example
-from edgecompile.models.loaded import InputSpec, OutputSpec
+from edgecompile.models.specs import InputSpec, OutputSpec
 
 PROGRAM_FILE = "program.pt2"
 RECORD_FILE = "exported.json"

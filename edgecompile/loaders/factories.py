@@ -25,9 +25,9 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -36,56 +36,17 @@ from typing import Any
 from torch import nn
 
 from edgecompile.errors import ModelError
-from edgecompile.loaders.factory_specs import build_model, find_problems
+from edgecompile.loaders.factory_specs import ModelSpec, build_model, find_problems
 from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.modules import describe_error, is_user_code
 from edgecompile.models.tasks import SEQ2SEQ_LM
-from edgecompile.runtime.dtypes import Number
 from edgecompile.runtime.schema import CAUSAL_LM
 
 _FORMS = (
     "a factory returns a dict with the keys module, inputs, axes and perhaps others, the same as "
-    "an edgecompile.loaders.factories.ModelSpec, or a tuple (module, inputs, axes): "
+    "an edgecompile.loaders.factory_specs.ModelSpec, or a tuple (module, inputs, axes): "
     'return {"module": Net(), "inputs": {"x": torch.randn(1, 16, 8)}, "axes": {"x": {1: "length"}}}'
 )
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """What a factory returns.
-
-    Attributes:
-        module: the model; it is put in eval mode and its weights are converted to float32.
-        inputs: example tensors by the names of ``forward``'s arguments, or a sequence of them in
-            the arguments' order. The model must work with them.
-        axes: for each input, which dimensions vary: dimension → axis name. Dimensions that share
-            a name always have the same size. Where nothing varies, the examples' size is the plan.
-        limits: smallest and largest size per axis; None as largest: no limit. Default: from 1 on;
-            ``batch`` has 1 unless a batch range is asked for.
-        max_length: shorthand for the upper limit of the length axis.
-        length_axis: the axis that varies with traffic; default: the one called ``length``, or the
-            only one that isn't ``batch``.
-        pad: value that fills an input behind its content in pad mode, by input name.
-        bounds: smallest and largest allowed value by input name.
-        masks: inputs that are 1 at real positions and 0 at padding; default: those of integer or
-            bool type whose name ends in ``mask``.
-        outputs: names for what ``forward`` returns as a tensor or a tuple.
-        name: of the model.
-        tokenizer: path of its ``tokenizer.json``.
-    """
-
-    module: nn.Module
-    inputs: Mapping[str, Any] | Sequence[Any]
-    axes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    limits: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
-    max_length: int | None = None
-    length_axis: str | None = None
-    pad: Mapping[str, Number] = field(default_factory=dict)
-    bounds: Mapping[str, tuple[Number, Number]] = field(default_factory=dict)
-    masks: Sequence[str] | None = None
-    outputs: Sequence[str] | None = None
-    name: str | None = None
-    tokenizer: str | Path | None = None
 
 
 def load_factory(where: str, factory: str, options: LoadOptions) -> LoadedModel:

@@ -8,8 +8,9 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +18,11 @@ from torch import nn
 
 from edgecompile.errors import ModelError
 from edgecompile.loaders.input_specs import as_dict, describe_inputs
-from edgecompile.models.loaded import AxisLimits, InputSpec, LoadedModel, LoadOptions, ModelSource
+from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.modules import NamedModule, describe_error
 from edgecompile.models.probing import copy_changed_inputs, probe_outputs
-from edgecompile.runtime.dtypes import INPUT_NAMES
-
-if TYPE_CHECKING:
-    from edgecompile.loaders.factories import ModelSpec
+from edgecompile.models.specs import AxisLimits, InputSpec
+from edgecompile.runtime.dtypes import INPUT_NAMES, Number
 
 _NAME = re.compile(r"[A-Za-z_]\w{0,99}")
 _MAX_DIMS = 8
@@ -46,7 +45,7 @@ def build_model(
     if checker.problems:
         raise ModelError(
             f"'{source.spec}' can't be used: " + "; ".join(checker.problems),
-            hint="what a factory returns is described in edgecompile.loaders.factories.ModelSpec",
+            hint="what a factory returns is described in edgecompile.loaders.factory_specs.ModelSpec",
         )
     assert module is not None
     plain = _to_plain(module, checker.notes)
@@ -361,3 +360,41 @@ def _pair(value: Any) -> tuple[int, int | None] | None:
     if not isinstance(lo, int) or lo < 1 or not (hi is None or (isinstance(hi, int) and hi >= lo)):
         return None
     return lo, hi
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a factory returns.
+
+    Attributes:
+        module: the model; it is put in eval mode and its weights are converted to float32.
+        inputs: example tensors by the names of ``forward``'s arguments, or a sequence of them in
+            the arguments' order. The model must work with them.
+        axes: for each input, which dimensions vary: dimension → axis name. Dimensions that share
+            a name always have the same size. Where nothing varies, the examples' size is the plan.
+        limits: smallest and largest size per axis; None as largest: no limit. Default: from 1 on;
+            ``batch`` has 1 unless a batch range is asked for.
+        max_length: shorthand for the upper limit of the length axis.
+        length_axis: the axis that varies with traffic; default: the one called ``length``, or the
+            only one that isn't ``batch``.
+        pad: value that fills an input behind its content in pad mode, by input name.
+        bounds: smallest and largest allowed value by input name.
+        masks: inputs that are 1 at real positions and 0 at padding; default: those of integer or
+            bool type whose name ends in ``mask``.
+        outputs: names for what ``forward`` returns as a tensor or a tuple.
+        name: of the model.
+        tokenizer: path of its ``tokenizer.json``.
+    """
+
+    module: nn.Module
+    inputs: Mapping[str, Any] | Sequence[Any]
+    axes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    limits: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    max_length: int | None = None
+    length_axis: str | None = None
+    pad: Mapping[str, Number] = field(default_factory=dict)
+    bounds: Mapping[str, tuple[Number, Number]] = field(default_factory=dict)
+    masks: Sequence[str] | None = None
+    outputs: Sequence[str] | None = None
+    name: str | None = None
+    tokenizer: str | Path | None = None

@@ -6,77 +6,23 @@ from which torch would run code while it reads them are refused before (``saved_
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
-from torch.export.pt2_archive._package import load_pt2
 
 from edgecompile.errors import ModelError
-from edgecompile.export.archive import find_dangers
-from edgecompile.export.guards import quiet_torch
+from edgecompile.export.archive import load_program
 from edgecompile.export.index_bounds import fill_bounds
 from edgecompile.export.ladder import placeholder_values, upper_limit
 from edgecompile.files import hash_tree
-from edgecompile.models.loaded import AxisLimits, InputSpec, LoadedModel, LoadOptions, ModelSource
-from edgecompile.models.modules import NamedModule, describe_error
+from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
+from edgecompile.models.modules import NamedModule
 from edgecompile.models.probing import copy_changed_inputs, probe_outputs
+from edgecompile.models.specs import AxisLimits, InputSpec
 from edgecompile.runtime.dtypes import INPUT_NAMES
-
-
-def load_program(path: Path) -> torch.export.ExportedProgram:
-    """Reads an ExportedProgram after a look at what the archive holds.
-
-    Raises:
-        ModelError: it isn't one, is damaged, or holds what would run code while it is read.
-    """
-    importlib.import_module(
-        "edgecompile.export.operators.recurrence"
-    )  # registers an operator that it may hold
-    with _checked(path) as stream:
-        try:
-            with quiet_torch():
-                # Not torch.export.load: where this fails, it tries an old format that unpickles.
-                return load_pt2(stream).exported_programs["model"]
-        except Exception as exc:  # torch raises whatever its deserializer raises
-            raise ModelError(
-                f"'{path}' can't be read by torch {torch.__version__}: {describe_error(exc)}",
-                hint="save it with torch.export.save of the torch that is installed here",
-            ) from exc
-
-
-def check_archive(path: Path) -> None:
-    """Refuses archives whose reading runs more than torch's own deserializer.
-
-    Raises:
-        ModelError: lists what is wrong.
-    """
-    with _checked(path):
-        pass
-
-
-@contextmanager
-def _checked(path: Path) -> Iterator[IO[bytes]]:
-    """The open archive, so that what is read is what was looked at."""
-    hint = "torch.export.save writes such files"
-    try:
-        stream = path.open("rb")
-    except OSError as exc:
-        raise ModelError(f"'{path}' can't be read: {exc.strerror or exc}") from exc
-    with stream:
-        try:
-            problems = find_dangers(stream)
-        except Exception as exc:  # torch's reader raises RuntimeError, AssertionError and others
-            text = f"'{path}' is no .pt2 archive, or a damaged one: {describe_error(exc)}"
-            raise ModelError(text, hint) from exc
-        if problems:
-            raise ModelError(f"'{path}' is refused: " + "; ".join(problems), hint)
-        stream.seek(0)
-        yield stream
 
 
 def load_saved_program(path: Path, options: LoadOptions) -> LoadedModel:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from edgecompile.models.loaded import InputSpec
+from edgecompile.models.specs import InputSpec
 from edgecompile.runtime.dtypes import BY_NAME, Number
 
 

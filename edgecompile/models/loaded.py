@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgecompile.errors import ModelError
-from edgecompile.loaders.kinds import check_form, split_factory
 from edgecompile.models.options import LoadOptions
-from edgecompile.models.tasks import SEQ2SEQ_LM
-from edgecompile.runtime.dtypes import Number
+from edgecompile.models.specs import AxisLimits, InputSpec, OutputSpec
 from edgecompile.runtime.schema import CAUSAL_LM
 
 if TYPE_CHECKING:
@@ -24,112 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONTEXT_STEP",
-    "AxisLimits",
     "Generation",
-    "InputSpec",
     "LoadOptions",
     "LoadedModel",
     "ModelSource",
-    "OutputSpec",
-    "check_model",
-    "load_model",
 ]
 
 #: Callers of a model that generates pass whole multiples of so many rows of a cache.
 CONTEXT_STEP = 64
-
-
-@dataclass(frozen=True)
-class AxisLimits:
-    """Sizes that the model itself allows for an axis, inclusive; ``hi`` None: no limit known."""
-
-    lo: int
-    hi: int | None = None
-
-    def __str__(self) -> str:
-        return f"{self.lo} and up" if self.hi is None else f"{self.lo}..{self.hi}"
-
-
-@dataclass(frozen=True)
-class InputSpec:
-    """One input.
-
-    Attributes:
-        name: the argument's name in the module's ``forward``.
-        dtype: numpy's name of the element type.
-        shape: per dimension a fixed size, or the name of an axis.
-        pad: what fills the input behind its real content in pad mode; None: it can't be padded.
-        bounds: smallest and largest allowed value, checked by the runtime; None: any.
-        draw: range from which examples draw values of real positions, where it is narrower than
-            ``bounds``; a mask has (1, 1).
-        within: names of one or two axes, for an input that is a place along an axis: examples draw
-            it from 0 to the first one's size less the second one's, or less 1.
-        in_place: whether the model changes it; a caller passes memory of its own.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-    pad: Number | None = None
-    bounds: tuple[Number, Number] | None = None
-    draw: tuple[Number, Number] | None = None
-    within: tuple[str, ...] = ()
-    in_place: bool = False
-
-    @property
-    def is_mask(self) -> bool:
-        """Whether the input only tells real positions (1) from padding (0)."""
-        return self.pad == 0 and self.draw == (1, 1)
-
-    def to_json(self) -> dict[str, Any]:
-        """A dict of plain values."""
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "pad": self.pad,
-            "bounds": None if self.bounds is None else list(self.bounds),
-            "draw": None if self.draw is None else list(self.draw),
-            "within": list(self.within),
-            "in_place": self.in_place,
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> InputSpec:
-        """The inverse of :meth:`to_json`."""
-        bounds, draw = value.get("bounds"), value.get("draw")
-        return cls(
-            name=value["name"],
-            dtype=value["dtype"],
-            shape=tuple(value["shape"]),
-            pad=value.get("pad"),
-            bounds=None if bounds is None else (bounds[0], bounds[1]),
-            draw=None if draw is None else (draw[0], draw[1]),
-            within=tuple(value.get("within", ())),
-            in_place=bool(value.get("in_place", False)),
-        )
-
-
-@dataclass(frozen=True)
-class OutputSpec:
-    """One output.
-
-    ``shape`` has a fixed size, the name of an axis whose size the dimension always has, or None
-    for a size that varies in another way (the frames behind a strided convolution).
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int | str | None, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """A dict of plain values."""
-        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> OutputSpec:
-        """The inverse of :meth:`to_json`."""
-        return cls(value["name"], value["dtype"], tuple(value["shape"]))
 
 
 @dataclass(frozen=True)
@@ -316,86 +216,3 @@ class LoadedModel:
         """The same inputs, with copies of those that the module changes."""
         changed = {spec.name for spec in self.inputs if spec.in_place}
         return {name: t.clone() if name in changed else t for name, t in inputs.items()}
-
-
-def load_model(
-    spec: str | Path | object, options: LoadOptions | None = None, **changes: Any
-) -> LoadedModel:
-    """Loads a model from what the user wrote; nothing is ever fetched.
-
-    Args:
-        spec: a folder in Hugging Face layout, ``file.py:factory``, ``package.module:factory``, a
-            ``.pt2`` file, or what a factory returns (:mod:`edgecompile.loaders.factories`).
-        options: how; None: the defaults.
-        changes: fields of :class:`LoadOptions` by name, over those of ``options``.
-
-    Raises:
-        ModelError: there is no such model, or it can't be loaded; says why and what helps.
-        MissingDependencyError: a package that this form of model needs isn't installed.
-    """
-    options = replace(options or LoadOptions(), **changes)
-    options.check()
-    if isinstance(spec, LoadedModel):
-        return spec
-    loaded = _load(spec, options)
-    if loaded.tokenizer is not None and not loaded.tokenizer.is_file():
-        # Only the last stage of a build reads it.
-        raise ModelError(f"{loaded.name}: there is no tokenizer '{loaded.tokenizer}'")
-    if loaded.generation is None:
-        given = ["--max-context"] if options.max_context is not None else []
-        given += [f"--task {options.task}"] if options.task in (CAUSAL_LM, SEQ2SEQ_LM) else []
-        if given:
-            raise ModelError(
-                f"{', '.join(given)}: for language models that generate, which {loaded.name} isn't",
-                hint="leave it out; --max-length bounds the lengths of other models",
-            )
-    from edgecompile.loaders.input_specs import with_one_size
-
-    return with_one_size(loaded, options.batch)
-
-
-def check_model(spec: str | Path, options: LoadOptions) -> None:
-    """Refuses what is no model, or doesn't go with the options, before anything is loaded.
-
-    Raises:
-        ModelError: see :func:`edgecompile.loaders.kinds.check_form` and :meth:`LoadOptions.check`.
-    """
-    options.check()
-    check_form(spec)
-    if not Path(str(spec)).expanduser().is_dir():
-        _refuse_folder_options(str(spec), options)
-
-
-def _load(spec: str | Path | object, options: LoadOptions) -> LoadedModel:
-    if not isinstance(spec, (str, Path)):
-        _refuse_folder_options(type(spec).__name__, options)
-        from edgecompile.loaders.factories import load_object
-
-        return load_object(spec, options)
-    check_model(spec, options)
-    text = str(spec)
-    path = Path(text).expanduser()
-    if path.is_dir():
-        from edgecompile.loaders.folders.folder import load_folder
-
-        return load_folder(path, options)
-    if path.is_file():
-        from edgecompile.loaders.saved_programs import load_saved_program
-
-        return load_saved_program(path, options)
-    factory = split_factory(text)
-    assert factory is not None  # it has a form
-    from edgecompile.loaders.factories import load_factory
-
-    return load_factory(*factory, options)
-
-
-def _refuse_folder_options(spec: str, options: LoadOptions) -> None:
-    """A factory and a saved program say themselves what they compute."""
-    given = [name for name in options.to_json() if name != "max_context"]
-    if given and not (given == ["task"] and options.task in (CAUSAL_LM, SEQ2SEQ_LM)):
-        options_given = ", ".join("--" + name.replace("_", "-") for name in given)
-        raise ModelError(
-            f"'{spec}' is no folder: {options_given} is for folders in Hugging Face layout",
-            hint="leave it out; what a factory's module does is up to its code",
-        )

@@ -8,8 +8,8 @@ import torch
 
 from edgecompile.errors import ModelError
 from edgecompile.models.examples import make_example
-from edgecompile.models.loaded import AxisLimits, InputSpec, OutputSpec
 from edgecompile.models.modules import NamedModule, run_module
+from edgecompile.models.specs import AxisLimits, InputSpec, OutputSpec
 from edgecompile.models.writes import WriteWatch
 from edgecompile.runtime.dtypes import INPUT_NAMES
 

@@ -18,15 +18,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgecompile.backends.compilation import ExportStore, compile_buckets
+from edgecompile.backends.compilation import compile_buckets
 from edgecompile.buckets.plan import Bucket
+from edgecompile.bundle.assembly import stage_kit
 from edgecompile.bundle.verify import COSINES, TOLERANCES, Case, verify_bundle
 from edgecompile.errors import PlanError, VerificationError
+from edgecompile.export.store import ExportStore
 from edgecompile.models.samples import Samples, SampleTexts, add_drawn, draw_samples, text_samples
 from edgecompile.narrowing.program import Deviation, NarrowedProgram, fewest_kept
 from edgecompile.narrowing.rounded import round_for
 from edgecompile.narrowing.trials import PrecisionChoice, Trial
-from edgecompile.pipeline.packing import stage_kit
 from edgecompile.planning.cost_sources import runnable_variants
 from edgecompile.planning.forms import find_form
 from edgecompile.planning.measure import run_calibration

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from edgecompile.errors import CompileError
-from edgecompile.pipeline.stages import write_json
+from edgecompile.files import write_json
 from edgecompile.precision import FP32, Precision
 
 __all__ = ["load_precision", "save_precision"]

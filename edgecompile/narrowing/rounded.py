@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgecompile.backends.compilation import ExportStore
 from edgecompile.errors import CompileError
+from edgecompile.export.store import ExportStore
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import (
     DEFAULT_SAMPLES,

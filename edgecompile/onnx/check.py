@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edgecompile.buckets.plan import Bucket
 from edgecompile.bundle.cases import Case
-from edgecompile.models.loaded import InputSpec, OutputSpec
+from edgecompile.models.specs import InputSpec, OutputSpec
 from edgecompile.onnx.runs import OnnxRunner
 from edgecompile.runtime.compare import Agreement, compare_arrays
 from edgecompile.runtime.manifest import Tolerance

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgecompile.backends.compilation import CompiledModel, ExportStore, compile_buckets
+from edgecompile.backends.compilation import CompiledModel, compile_buckets
 from edgecompile.bundle.staging import Staging
 from edgecompile.errors import ModelError, PlanError
-from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.export.store import ExportStore
+from edgecompile.files import write_json
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import text_samples
 from edgecompile.onnx.build import build_onnx
 from edgecompile.onnx.operators import OnnxTarget, known_releases
 from edgecompile.onnx.report import OnnxArtifact
 from edgecompile.pipeline.packing import pack_bundle
 from edgecompile.pipeline.request import TORCH_TENSORRT, BuildRequest, BuildResult
-from edgecompile.pipeline.stages import Stages, work_folder, write_json
+from edgecompile.pipeline.stages import Stages, work_folder
 from edgecompile.planning.generation_plan import require_native
 from edgecompile.planning.kits import KitScope, whole_bucket
 from edgecompile.planning.planning import plan_model

@@ -2,50 +2,41 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import platform
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import edgecompile
-from edgecompile.backends.artifact import Artifact
 from edgecompile.backends.compilation import CompiledModel
 from edgecompile.buckets.joint.judgement import judge
 from edgecompile.buckets.judgement import rival_programs
 from edgecompile.buckets.limits import BucketCost
-from edgecompile.buckets.plan import Bucket, BucketPlan
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.bundle.assembly import _stage, built_by
 from edgecompile.bundle.cases import GOLDEN_CASES
 from edgecompile.bundle.generation import ENCODER, golden_texts, manifest_generation
 from edgecompile.bundle.staging import Staging
+from edgecompile.bundle.verdict import VerifyReport, check_report
 from edgecompile.bundle.verify import (
-    TOLERANCES,
-    VerifyReport,
-    check_report,
     length_cases,
     make_cases,
     min_cosine,
     sample_cases,
     verify_bundle,
 )
-from edgecompile.bundle.writer import BundleWriter, VariantParts, manifest_name, merge_constants
+from edgecompile.bundle.writer import BundleWriter
 from edgecompile.files import file_sha256
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.loaders.folders.text_settings import describe_texts
 from edgecompile.models.loaded import LoadedModel, ModelSource
 from edgecompile.models.samples import Samples
-from edgecompile.models.structure import model_structure
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import StepHandle
 from edgecompile.report.pages import build_header, build_page, plain_page
 from edgecompile.runtime.generation_golden import FILE as GENERATION_FILE
 from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
-from edgecompile.runtime.schema import Extent, TensorSpec
 from edgecompile.tensorrt.parts import GpuParts, add_gpu, try_engine, with_gpu
-from edgecompile.tensorrt.recipes import bucket_spec
 
 if TYPE_CHECKING:
     from edgecompile.narrowing.trials import PrecisionChoice
@@ -254,121 +245,6 @@ def _reports(
     return result
 
 
-def stage_kit(
-    model: LoadedModel,
-    buckets: Sequence[Bucket],
-    compiled: CompiledModel,
-    output: Path,
-    runs: Sequence[tuple[int, Mapping[str, int]]],
-    *,
-    bucket_build_s: float = 0.0,
-    force: bool = False,
-) -> Path:
-    """Writes a bundle to be timed, not served: without golden vectors and verification.
-
-    Args:
-        model: what was compiled.
-        buckets: its programs; they may overlap.
-        compiled: of these buckets.
-        output: the bundle to write.
-        runs: which bucket to run at which sizes; the runtime finds them in the manifest's plan.
-        bucket_build_s: seconds that a bucket takes to build, for all variants of the target.
-        force: replace a bundle of the same name.
-    """
-    plan: dict[str, object] = {
-        "calibrate": [{"bucket": index, "sizes": dict(sizes)} for index, sizes in runs],
-        "bucket_build_s": round(bucket_build_s, 3),
-    }
-    with BundleWriter(output, force=force) as writer:
-        manifest = _stage(writer, model, buckets, compiled, built_by(model, compiled))
-        writer.write_manifest(replace(manifest, plan=plan))
-        return writer.commit()
-
-
-def built_by(model: LoadedModel, compiled: CompiledModel) -> dict[str, str]:
-    """Versions of what shaped the bundle, and the model's structure."""
-    import torch
-
-    return {
-        "edgecompile": edgecompile.__version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "compilers": "; ".join(sorted(compiled.compilers)),
-        "structure": model_structure(model),
-    }
-
-
-def _stage(
-    writer: BundleWriter,
-    model: LoadedModel,
-    buckets: Sequence[Bucket],
-    compiled: CompiledModel,
-    built_by: Mapping[str, str],
-) -> Manifest:
-    """Puts code, weights and runtime into the staging folder; returns the manifest so far."""
-    variants = [
-        writer.add_variant(
-            VariantParts(
-                spec=spec,
-                native=compiled.natives.get(spec.name),
-                artifacts=_per_bucket(compiled.artifacts[spec.name], len(buckets)),
-                glibc=compiled.glibc(spec.name),
-                torch=_torch_version() if compiled.runtime == TORCH else "",
-            )
-        )
-        for spec in compiled.variants
-    ]
-    probes = {
-        arch: writer.add_file(path, f"code/{arch}/{path.name}")
-        for arch, path in compiled.probes.items()
-    }
-    constants = merge_constants(list(itertools.chain(*compiled.artifacts.values())))
-    precision = compiled.precision.label
-    weights = writer.add_weights(constants, compiled.store, precision)
-    writer.add_runtime(torch=compiled.runtime == TORCH)
-    return Manifest(
-        name=manifest_name(writer.output.stem),
-        precision=precision,
-        inputs=tuple(
-            TensorSpec(i.name, i.dtype, tuple(i.shape), i.pad, i.bounds, 1 if i.is_mask else None)
-            for i in compiled.exported[0].inputs
-        ),
-        outputs=tuple(
-            TensorSpec(o.name, o.dtype, tuple(o.shape)) for o in compiled.exported[0].outputs
-        ),
-        axes=_axes(buckets),
-        length_axis=buckets[0].length_axis,
-        buckets=tuple(bucket_spec(b) for b in buckets),
-        variants=tuple(variants),
-        probes=probes,
-        weights={precision: weights},
-        golden=(),
-        tolerance=TOLERANCES[compiled.precision.name],
-        files={},
-        built_by=dict(built_by),
-    )
-
-
-def _torch_version() -> str:
-    """Of torch's C interface, which builds for CPUs and for each CUDA share: 2.13.0 of 2.13.0+cpu."""
-    import torch
-
-    return str(torch.__version__).partition("+")[0]
-
-
-def _per_bucket(artifacts: tuple[Artifact, ...], count: int) -> tuple[Artifact, ...]:
-    return artifacts * count if len(artifacts) == 1 else artifacts
-
-
-def _axes(buckets: Sequence[Bucket]) -> dict[str, Extent]:
-    result: dict[str, Extent] = {}
-    for bucket in buckets:
-        for name, extent in bucket.axes:
-            known = result.get(name, Extent(extent.lo, extent.hi))
-            result[name] = Extent(min(known.lo, extent.lo), max(known.hi, extent.hi))
-    return result
-
-
 def _plan_summary(plan: BucketPlan, precision: Precision) -> dict[str, object]:
     # Which weights stay wider is part of what a mixed precision is called, but can't be read in it.
     mixed = {"precision": precision.to_json()} if precision.kept else {}
@@ -391,4 +267,7 @@ def _expected(plan: BucketPlan) -> dict[str, object]:
     return {"kind": curve.kind, "ms_by_length": points, **dict(curve.provenance)}
 
 
-__all__ = ["PackedBundle", "built_by", "pack_bundle", "stage_kit"]
+__all__ = [
+    "PackedBundle",
+    "pack_bundle",
+]

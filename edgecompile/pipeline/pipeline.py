@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgecompile.backends.compilation import ExportStore
 from edgecompile.bundle.staging import Staging
+from edgecompile.export.store import ExportStore
+from edgecompile.files import write_json
 from edgecompile.narrowing.choice import ResolvedPrecision, resolve_precision
 from edgecompile.narrowing.files import save_precision
 from edgecompile.narrowing.rounded import resolving_title, rounding_notes
@@ -18,7 +19,7 @@ from edgecompile.pipeline.preflight import begin_build
 from edgecompile.pipeline.programs import make_programs
 from edgecompile.pipeline.request import BuildRequest, BuildResult
 from edgecompile.pipeline.seq2seq import build_seq2seq
-from edgecompile.pipeline.stages import Stages, work_folder, write_json
+from edgecompile.pipeline.stages import Stages, work_folder
 from edgecompile.planning.generation_plan import require_native
 from edgecompile.planning.planning import plan_model
 from edgecompile.progress import NULL_PROGRESS, Progress, StepHandle
@@ -44,7 +45,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
 def _build_for_cpu(
     request: BuildRequest, profile: TargetProfile, staging: Staging, stages: Stages
 ) -> BuildResult:
-    from edgecompile.models.loaded import load_model
+    from edgecompile.loaders.load import load_model
 
     asked = request.precision or "fp32"
     traffic = request.plan.joint or request.plan.lengths

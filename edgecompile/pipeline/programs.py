@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgecompile.backends.compilation import (
-    CompiledModel,
-    ExportStore,
-    compile_buckets,
-    export_buckets,
-)
+from edgecompile.backends.compilation import CompiledModel, compile_buckets
 from edgecompile.buckets.plan import BucketPlan
+from edgecompile.export.store import ExportStore, export_buckets
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.stages import Stages
 from edgecompile.precision import Precision

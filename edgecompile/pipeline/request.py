@@ -10,7 +10,7 @@ from typing import Any
 from edgecompile.audit.judge import AuditVerdict
 from edgecompile.backends.compilation import NATIVE
 from edgecompile.buckets.plan import BucketPlan
-from edgecompile.bundle.verify import VerifyReport
+from edgecompile.bundle.verdict import VerifyReport
 from edgecompile.models.loaded import LoadOptions
 from edgecompile.models.samples import SampleTexts
 from edgecompile.narrowing.trials import PrecisionChoice
@@ -34,7 +34,7 @@ class BuildRequest:
     """Everything that decides a build.
 
     Attributes:
-        model: a model specification as :func:`edgecompile.models.loaded.load_model` takes it.
+        model: a model specification as :func:`edgecompile.loaders.load.load_model` takes it.
         target: name or path of a target profile.
         plan: the traffic, and what decides the buckets.
         output: path of the bundle; ``.ecb`` is appended if it is missing.

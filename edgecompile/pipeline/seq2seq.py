@@ -9,17 +9,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from edgecompile.backends.compilation import ExportStore
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.bundle.generation import ENCODER
 from edgecompile.bundle.staging import SUFFIX, Staging
 from edgecompile.errors import PlanError
+from edgecompile.export.store import ExportStore
+from edgecompile.files import write_json
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.narrowing.choice import resolve_precision
 from edgecompile.pipeline.packing import PackedBundle, pack_bundle
 from edgecompile.pipeline.programs import Programs, make_programs
 from edgecompile.pipeline.request import BuildRequest, BuildResult
-from edgecompile.pipeline.stages import Stages, write_json
+from edgecompile.pipeline.stages import Stages
 from edgecompile.planning.generation_plan import decoder_buckets
 from edgecompile.planning.planning import plan_model
 from edgecompile.targets.profile import TargetProfile

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import tempfile
 import time
@@ -15,7 +13,10 @@ from typing import TypeVar
 from edgecompile.errors import BundleWriteError
 from edgecompile.progress import Progress, StepHandle
 
-__all__ = ["Stages", "work_folder", "write_json"]
+__all__ = [
+    "Stages",
+    "work_folder",
+]
 
 T = TypeVar("T")
 
@@ -60,10 +61,3 @@ def work_folder(given: Path | None) -> Iterator[Path]:
     finally:
         if not kept:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def write_json(path: Path, value: object) -> None:
-    """Writes a stage's file; a reader sees the old one or the new one."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(partial, path)

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from edgecompile.backends.compilation import ExportStore
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
+from edgecompile.export.store import ExportStore
 from edgecompile.machines.identity import cpu_identity, usable_cpus
 from edgecompile.planning.calibration import Calibration
 from edgecompile.planning.calibration_files import parse_calibration, read_document

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import edgecompile
-from edgecompile.backends.compilation import ExportStore
 from edgecompile.buckets.costs.curves import MODES, CostCurve, Mode
 from edgecompile.buckets.costs.surfaces import CostSurface
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
+from edgecompile.export.store import ExportStore
 from edgecompile.export.workcount import count_work
 from edgecompile.machines.host import host_variants
 from edgecompile.models.loaded import LoadedModel

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from edgecompile.backends.compilation import ExportStore
 from edgecompile.buckets.costs.curves import Mode
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import ExportError, ModelError, PlanError
+from edgecompile.export.store import ExportStore
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.kits import KitScope, whole_bucket
 from edgecompile.planning.request import PlanRequest, require_paddable

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from edgecompile.backends.compilation import NATIVE, ExportStore
+from edgecompile.backends.compilation import NATIVE
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import ModelError
+from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.models.loaded import AxisLimits, LoadedModel
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.specs import AxisLimits
 from edgecompile.planning.request import PlanRequest
 from edgecompile.units import format_share
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from edgecompile.backends.compilation import NATIVE, CompiledModel, ExportStore, compile_buckets
+from edgecompile.backends.compilation import NATIVE, CompiledModel, compile_buckets
 from edgecompile.buckets.costs.curves import Mode
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.bundle.assembly import stage_kit
+from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
-from edgecompile.pipeline.packing import stage_kit
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import StepHandle
 from edgecompile.targets.profile import TargetProfile, VariantSpec

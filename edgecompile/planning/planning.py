@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgecompile.backends.compilation import ExportStore
 from edgecompile.buckets.costs.curves import CostCurve
 from edgecompile.buckets.costs.surfaces import CostSurface
 from edgecompile.buckets.evidence import spread_warnings
@@ -17,6 +16,7 @@ from edgecompile.buckets.limits import DEFAULT_MAX_BUCKETS, BucketCost, BucketLi
 from edgecompile.buckets.plan import Bucket, BucketPlan, plan_buckets
 from edgecompile.errors import PlanError
 from edgecompile.export.padding.check import ASSUMED, PROVEN
+from edgecompile.export.store import ExportStore
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.cost_sources import calibrated_costs, find_costs, runnable_variants
 from edgecompile.planning.forms import Form, find_form

@@ -20,7 +20,7 @@ from edgecompile.units import format_count, format_share
 if TYPE_CHECKING:
     from edgecompile.audit.judge import AuditVerdict
     from edgecompile.bench.kernel_profile import KernelProfile
-    from edgecompile.bundle.verify import CaseResult, VerifyReport
+    from edgecompile.bundle.verdict import CaseResult, VerifyReport
     from edgecompile.models.loaded import ModelSource
     from edgecompile.narrowing.trials import PrecisionChoice
     from edgecompile.runtime.manifest import Manifest

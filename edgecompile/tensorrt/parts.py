@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgecompile.bundle.verify import CaseResult, VerifyReport
+from edgecompile.bundle.verdict import CaseResult, VerifyReport
 from edgecompile.bundle.writer import BundleWriter
 from edgecompile.onnx.report import OnnxArtifact
 from edgecompile.runtime.finish import Options, finish_bundle

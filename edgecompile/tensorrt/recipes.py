@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from edgecompile.buckets.plan import Bucket
 from edgecompile.errors import PlanError, TargetError
 from edgecompile.onnx.memory import MemoryEstimate, estimate_memory
 from edgecompile.precision import TOLERANCES, min_cosine
 from edgecompile.runtime.recipe_schema import Recipe, ShapeRange, TargetDevice, TensorType
-from edgecompile.runtime.schema import BucketSpec, Extent, Manifest, TensorSpec
+from edgecompile.runtime.schema import BucketSpec, Manifest, TensorSpec
 from edgecompile.targets.jetpack import JetPack
 from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["bucket_spec", "make_recipe", "require_memory", "shape_ranges"]
+__all__ = ["make_recipe", "require_memory", "shape_ranges"]
 
 #: TensorRT's own default: 5 takes several times as long for a few per cent.
 _LEVEL = 3
@@ -101,12 +100,6 @@ def require_memory(memory: MemoryEstimate, manifest: Manifest, profile: TargetPr
         f"({manifest.buckets[worst]}), takes {scratch[worst] / 2**20:,.0f} MiB of scratch memory",
         hint="a smaller --max-length or --batch, a narrower --precision, or a larger module",
     )
-
-
-def bucket_spec(bucket: Bucket) -> BucketSpec:
-    """A plan's bucket as the manifest has it."""
-    axes = {name: Extent(e.lo, e.hi, e.hint) for name, e in bucket.axes}
-    return BucketSpec(bucket.mode, axes, bucket.pad_axes if len(bucket.pad_axes) > 1 else ())
 
 
 def shape_ranges(spec: TensorSpec, bucket: BucketSpec, length_axis: str | None) -> ShapeRange:

@@ -19,7 +19,7 @@ from typing import Any
 from edgecompile.buckets.plan import Bucket
 from edgecompile.buckets.ranges import AxisRange
 from edgecompile.errors import MissingDependencyError
-from edgecompile.models.loaded import InputSpec
+from edgecompile.models.specs import InputSpec
 
 __all__ = ["STATUS", "RtxError", "RtxReport", "bucket_profiles", "check_rtx", "has_rtx"]
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.buckets.plan import Bucket
+from edgecompile.bundle.assembly import bucket_spec
 from edgecompile.errors import CompileError, MissingDependencyError
 from edgecompile.export.program import ExportedModel
 from edgecompile.files import file_sha256
@@ -24,7 +25,7 @@ from edgecompile.runtime.attempts import merge_profiles
 from edgecompile.runtime.device import DeviceIdentity
 from edgecompile.runtime.recipe_schema import ShapeRange, ShippedEngine
 from edgecompile.runtime.schema import TensorSpec
-from edgecompile.tensorrt.recipes import bucket_spec, shape_ranges
+from edgecompile.tensorrt.recipes import shape_ranges
 
 __all__ = ["BuiltEngine", "build_engine", "engine_profiles"]
 

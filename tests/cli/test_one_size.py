@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgecompile.bundle.verify import device_environment
-from edgecompile.models.loaded import load_model
+from edgecompile.loaders.load import load_model
 from tests.cli.command import run
 from tests.factories import sizes
 

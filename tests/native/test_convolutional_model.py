@@ -10,7 +10,8 @@ from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.inductor_cpu import InductorCpuBackend
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.export.export import export_model
-from edgecompile.models.loaded import LoadedModel, load_model
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel
 from edgecompile.toolchain.native import build_runtime
 from tests.factories.convolutional import CHANNELS, parts
 from tests.native.aoti import BUILD, load_shim, own_variant

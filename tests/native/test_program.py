@@ -19,7 +19,7 @@ from edgecompile.backends.artifact import TensorStore  # noqa: E402
 from edgecompile.backends.inductor_cpu import InductorCpuBackend  # noqa: E402
 from edgecompile.buckets.ranges import AxisRange, Bucket  # noqa: E402
 from edgecompile.export.export import export_model  # noqa: E402
-from edgecompile.models.loaded import load_model  # noqa: E402
+from edgecompile.loaders.load import load_model  # noqa: E402
 from edgecompile.toolchain.native import build_runtime  # noqa: E402
 from tests.native.aoti import BUILD, NAMES, NativeTensor, describe, load_shim, own_variant  # noqa: E402
 

@@ -127,7 +127,8 @@ class Workshop:
             BenchError: none was named.
             ModelError: it can't be loaded.
         """
-        from edgecompile.models.loaded import LoadOptions, load_model
+        from edgecompile.loaders.load import load_model
+        from edgecompile.models.loaded import LoadOptions
 
         if self.spec is None:
             raise BenchError(

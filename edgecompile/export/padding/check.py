@@ -17,7 +17,8 @@ import torch
 from edgecompile.export.checks import TOLERANCE, compare_outputs
 from edgecompile.export.padding.proof import find_leak
 from edgecompile.models.examples import pad_inputs
-from edgecompile.models.loaded import InputSpec, LoadedModel, OutputSpec
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.specs import InputSpec, OutputSpec
 from edgecompile.runtime.dtypes import BY_NAME
 
 __all__ = ["ASSUMED", "PROVEN", "PaddingVerdict", "check_padding", "cut_outputs"]

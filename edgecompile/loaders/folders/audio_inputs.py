@@ -19,7 +19,8 @@ from edgecompile.loaders.folders.text_inputs import (
     batch_limits,
     limit_length,
 )
-from edgecompile.models.loaded import InputSpec, LoadOptions
+from edgecompile.models.loaded import LoadOptions
+from edgecompile.models.specs import InputSpec
 
 __all__ = ["audio_inputs"]
 

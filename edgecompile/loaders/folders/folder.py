@@ -30,7 +30,7 @@ __all__ = ["load_folder"]
 
 
 def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
-    """Loads a folder in Hugging Face layout; see :func:`edgecompile.models.loaded.load_model`.
+    """Loads a folder in Hugging Face layout; see :func:`edgecompile.loaders.load.load_model`.
 
     The task decides: texts are ``input_ids`` and ``attention_mask`` [batch, length], int64
     (``token_type_ids`` if wanted); for others see :mod:`edgecompile.loaders.folders.audio_inputs` and

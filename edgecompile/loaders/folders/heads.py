@@ -16,9 +16,10 @@ from edgecompile.loaders.folders.sentence_modules import (
     SentenceEncoder,
     SentencePipeline,
 )
-from edgecompile.models.loaded import LoadOptions, OutputSpec
+from edgecompile.models.loaded import LoadOptions
 from edgecompile.models.modules import NamedModule, name_outputs
 from edgecompile.models.options import POOLING_MODES
+from edgecompile.models.specs import OutputSpec
 from edgecompile.models.tasks import Task
 
 __all__ = ["Scores", "assemble", "keep_outputs", "label_names", "pipeline_for"]

@@ -10,7 +10,8 @@ from typing import Any
 from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.files import optional_object
 from edgecompile.loaders.folders.text_inputs import BATCH, FolderInputs, batch_limits
-from edgecompile.models.loaded import AxisLimits, InputSpec, LoadOptions
+from edgecompile.models.loaded import LoadOptions
+from edgecompile.models.specs import AxisLimits, InputSpec
 
 __all__ = ["image_inputs"]
 

@@ -11,7 +11,8 @@ from typing import Any
 from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.files import optional_object
 from edgecompile.loaders.folders.position_limits import max_positions
-from edgecompile.models.loaded import AxisLimits, InputSpec, LoadOptions
+from edgecompile.models.loaded import LoadOptions
+from edgecompile.models.specs import AxisLimits, InputSpec
 from edgecompile.models.tasks import Task
 
 __all__ = ["BATCH", "LENGTH", "FolderInputs", "text_inputs", "with_pads"]

@@ -33,8 +33,9 @@ from edgecompile.loaders.generators.settings import (
     token_or_none,
     unheeded_settings,
 )
-from edgecompile.models.loaded import AxisLimits, Generation, LoadedModel, LoadOptions, ModelSource
+from edgecompile.models.loaded import Generation, LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.probing import probe_outputs
+from edgecompile.models.specs import AxisLimits
 
 __all__ = ["CONTEXT", "LENGTH", "make_generator"]
 

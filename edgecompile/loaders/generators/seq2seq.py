@@ -44,14 +44,13 @@ from edgecompile.loaders.generators.settings import (
 )
 from edgecompile.models.loaded import (
     CONTEXT_STEP,
-    AxisLimits,
     Generation,
-    InputSpec,
     LoadedModel,
     LoadOptions,
     ModelSource,
 )
 from edgecompile.models.probing import probe_outputs
+from edgecompile.models.specs import AxisLimits, InputSpec
 from edgecompile.models.tasks import reads
 
 __all__ = ["SOURCE", "make_seq2seq"]

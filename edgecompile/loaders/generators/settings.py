@@ -7,7 +7,8 @@ from typing import Any
 
 from edgecompile.errors import ModelError
 from edgecompile.loaders.generators.causal_step import INPUT, LAST, POSITION, KeyValueShape
-from edgecompile.models.loaded import InputSpec, LoadOptions
+from edgecompile.models.loaded import LoadOptions
+from edgecompile.models.specs import InputSpec
 
 __all__ = [
     "CONTEXT",

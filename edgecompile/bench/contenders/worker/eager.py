@@ -10,7 +10,8 @@ import torch
 
 class _Session:
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        from edgecompile.models.loaded import LoadOptions, load_model
+        from edgecompile.loaders.load import load_model
+        from edgecompile.models.loaded import LoadOptions
 
         torch.set_num_threads(settings["threads"])
         batch = settings["batch"]

@@ -1,0 +1,255 @@
+"""What a verification found, and whether a bundle may be named."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgecompile.bundle.cases import (
+    LENGTH,
+)
+from edgecompile.errors import VerificationError
+from edgecompile.runtime.manifest import (
+    Tolerance,
+)
+
+__all__ = ["CaseResult", "LengthsRun", "TextResult", "VerifyReport", "check_report"]
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """How the bundle did on one case.
+
+    Attributes:
+        max_abs_error: largest difference over all outputs.
+        scale: largest magnitude of eager's outputs.
+        ok: whether every output is within its tolerance.
+        error: what the runtime said, if it refused or failed; the numbers are NaN then.
+        cosine: least of the outputs'; None where there is none, as of whole numbers or zeros.
+    """
+
+    variant: str
+    bucket: int
+    case: str
+    max_abs_error: float
+    scale: float
+    ok: bool
+    error: str = ""
+    cosine: float | None = None
+
+
+@dataclass(frozen=True)
+class TextResult:
+    """How the bundle did on one text that it was to generate, token by token.
+
+    Attributes:
+        prompt, tokens: how many there are.
+        ties: tokens where another one was as likely, within the tolerance.
+        error: what differed; "" if nothing did.
+    """
+
+    variant: str
+    prompt: int
+    tokens: int
+    ties: int
+    ok: bool
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class LengthsRun:
+    """How many sizes of the length axis were run, of those that the bundle serves."""
+
+    axis: str
+    run: int
+    total: int
+
+    def __str__(self) -> str:
+        what = "lengths" if self.axis == LENGTH else f"sizes of {self.axis}"
+        if self.run < self.total:
+            return f"{self.run} of {self.total} {what}"
+        return f"all {self.total} {what}" if self.total > 1 else "the one size that there is"
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What was run and how it came out.
+
+    Attributes:
+        results: by variant, bucket and case.
+        not_executed: reasons, by variant, why this host could not run it.
+        tolerance: what was allowed.
+        torch_loaded: whether the process that ran the bundle had torch loaded; must be as
+            ``torch_wanted``.
+        notes: what is worth knowing beside.
+        min_cosine: the least that outputs' cosines may be; None: any.
+        torch_wanted: whether torch is what runs the bundle.
+        texts: what was generated, by variant; () for a model that doesn't.
+        emulated: by variant, the emulator that ran it, on the golden vectors alone.
+        lengths: how many lengths were run; None where there is no length axis.
+    """
+
+    results: tuple[CaseResult, ...]
+    not_executed: Mapping[str, str]
+    tolerance: Tolerance
+    torch_loaded: bool
+    notes: tuple[str, ...] = field(default=())
+    min_cosine: float | None = None
+    torch_wanted: bool = False
+    texts: tuple[TextResult, ...] = ()
+    emulated: Mapping[str, str] = field(default_factory=dict)
+    lengths: LengthsRun | None = None
+
+    @property
+    def listed(self) -> tuple[CaseResult, ...]:
+        """The results to show one by one: of a bucket's many lengths the worst and what failed."""
+        worst: dict[tuple[str, int], CaseResult] = {}
+        for result in self.results:
+            key = result.variant, result.bucket
+            if result.case.startswith(LENGTH) and (
+                key not in worst or self._badness(result) > self._badness(worst[key])
+            ):
+                worst[key] = result
+        return tuple(
+            result
+            for result in self.results
+            if not result.ok
+            or not result.case.startswith(LENGTH)
+            or result is worst[result.variant, result.bucket]
+        )
+
+    def not_run(self) -> tuple[str, ...]:
+        """A sentence for each variant that this host could not run."""
+        return tuple(
+            f"{name} built, not run: {_plain(name, why)}."
+            for name, why in self.not_executed.items()
+        )
+
+    @property
+    def cosine(self) -> float | None:
+        """The least cosine of all results; None where none has one."""
+        return min((r.cosine for r in self.results if r.cosine is not None), default=None)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every case passed, and torch was absent unless it is what runs the bundle."""
+        alone = self.torch_loaded == self.torch_wanted
+        passed = all(r.ok for r in self.results) and all(r.ok for r in self.texts)
+        return bool(self.results) and passed and alone
+
+    @property
+    def worst(self) -> CaseResult | None:
+        """The result with the largest error relative to what was allowed."""
+        return max(self.results, key=self._badness, default=None)
+
+    def _badness(self, result: CaseResult) -> float:
+        limit = self.tolerance.limit(result.scale)
+        error = result.max_abs_error
+        return float("inf") if error != error else error / limit
+
+    @property
+    def summary(self) -> str:
+        """Which variants were run, how, and why the others weren't, in a line."""
+        here = dict.fromkeys(r.variant for r in self.results if r.variant not in self.emulated)
+        parts = [f"{name}: run on the build host" for name in here]
+        parts += [f"{name}: run under {how}" for name, how in self.emulated.items()]
+        parts += [f"{name}: not run, {why}" for name, why in self.not_executed.items()]
+        return "; ".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        worst = self.worst
+        return {
+            # Nothing that was run is neither right nor wrong.
+            "ok": self.ok if self.results else None,
+            "tolerance": self.tolerance.to_json(),
+            "cosine": self.cosine,
+            "min_cosine": self.min_cosine,
+            "torch_loaded": self.torch_loaded,
+            "torch_wanted": self.torch_wanted,
+            "cases": len(self.results),
+            "lengths": None if self.lengths is None else dataclasses.asdict(self.lengths),
+            "worst": None if worst is None else _result_json(worst),
+            "emulated": dict(self.emulated),
+            "not_executed": dict(self.not_executed),
+            "results": [_result_json(r) for r in self.listed],
+            "texts": [dataclasses.asdict(text) for text in self.texts],
+            "notes": list(self.notes),
+        }
+
+
+# Features that one word stands for.
+_FAMILIES = (("avx512", "AVX-512"), ("amx", "AMX"), ("avx", "AVX"))
+
+
+def _plain(variant: str, reason: str) -> str:
+    """Why a host can't run a variant, in few words."""
+    text = reason.removeprefix(f"the variant {variant} can't run here: ")
+    lacking = re.fullmatch(r"the CPU or the system lacks ([^;]+)", text)
+    if lacking is None:
+        return re.sub(r"^is for (\S+), this is", r"it is for \1, this host is", text)
+    names = [
+        next((word for start, word in _FAMILIES if feature.startswith(start)), feature)
+        for feature in lacking[1].split(", ")
+    ]
+    return f"this CPU has no {' and no '.join(dict.fromkeys(names))}"
+
+
+def _result_json(result: CaseResult) -> dict[str, Any]:
+    """JSON has no NaN."""
+    values = dataclasses.asdict(result)
+    return {k: None if isinstance(v, float) and v != v else v for k, v in values.items()}
+
+
+def check_report(report: VerifyReport, *, reused: bool = False, unrun: bool = False) -> None:
+    """Raises VerificationError unless the report is clean; names every failing bucket.
+
+    Args:
+        report: of :func:`verify_bundle`.
+        reused: whether programs of an earlier build were used again.
+        unrun: whether a bundle will do of which this host can run nothing, with reasons why.
+
+    Raises:
+        VerificationError: a case failed, nothing could be run, or torch was loaded.
+    """
+    if report.ok or (unrun and not report.results and report.not_executed):
+        return
+    if report.torch_loaded and not report.torch_wanted:
+        raise VerificationError("torch was loaded in the process that verifies the bundle")
+    if not report.results:
+        reasons = "\n".join(f"  {k}: {v}" for k, v in report.not_executed.items())
+        raise VerificationError(
+            f"no variant of the bundle can run on this host, so nothing was verified:\n{reasons}",
+            hint="build on a host that can run one of them, or add a variant that this one can",
+        )
+    failed = [r for r in report.results if not r.ok]
+    bad = sum(not text.ok for text in report.texts)
+    lines = [
+        f"  {r.variant}, bucket {r.bucket}, {r.case}: "
+        + (r.error or f"error {r.max_abs_error:.3g}, allowed {report.tolerance.limit(r.scale):.3g}")
+        for r in failed[:20]
+    ]
+    lines += [
+        f"  {t.variant}, {t.tokens} tokens behind a prompt of {t.prompt}: {t.error}"
+        for t in report.texts
+        if not t.ok
+    ]
+    if len(failed) > 20:
+        lines.append(f"  … and {len(failed) - 20} more")
+    hint = "no bundle was written; keep the work folder with --work-dir and report the model"
+    if reused:
+        hint = (
+            "no bundle was written; programs of an earlier build in the work folder were used again: "
+            "delete that folder or name another --work-dir, and build once more"
+        )
+    elif report.min_cosine is not None:
+        hint = "no bundle was written; --precision auto keeps the layers wider that need it"
+    raise VerificationError(
+        f"{len(failed)} of {len(report.results)} cases"
+        + (f" and {bad} of {len(report.texts)} texts" if report.texts else "")
+        + " differ from eager:\n"
+        + "\n".join(lines),
+        hint=hint,
+    )

@@ -1,0 +1,161 @@
+"""Exported programs of one model by bucket, made once and kept in the work folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgecompile.buckets.plan import Bucket
+from edgecompile.errors import CompileError, ExportError, PlanError
+from edgecompile.export.export import ExportedModel, export_model
+from edgecompile.installation import installation_id
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.progress import StepHandle
+
+__all__ = ["ExportStore", "export_bucket", "export_buckets", "model_fingerprint"]
+
+
+#: Written last into an export's folder: without it the export is half-made.
+_EXPORT_DONE = "done.json"
+
+
+def export_bucket(model: LoadedModel, bucket: Bucket) -> ExportedModel:
+    """Exports the model for one bucket: its range, or its upper edge alone in ``pad`` mode.
+
+    Raises:
+        PlanError: the bucket lacks an axis of the model.
+        ExportError: the model can't be exported for it.
+    """
+    ranges = {name: (extent.lo, extent.hi) for name, extent in bucket.program_axes}
+    missing = [name for name in model.axes if name not in ranges]
+    if missing:
+        raise PlanError(
+            f"the plan says nothing about the axis {', '.join(missing)} of {model.name}",
+            hint='make the plan with --model, or give every bucket "axes" in the plan\'s file',
+        )
+    hint = {name: extent.hint for name, extent in bucket.program_axes}
+    return export_model(model, ranges, hint=hint)
+
+
+class ExportStore:
+    """Exports of one model, each made once: kept in memory and, for other processes, on disk.
+
+    Args:
+        model: what is exported.
+        folder: gets one folder for each request.
+    """
+
+    def __init__(self, model: LoadedModel, folder: Path) -> None:
+        self.model = model
+        self.folder = folder
+        self._made: dict[str, ExportedModel] = {}
+        self._refused: dict[str, ExportError] = {}
+        #: Whether another process would find the same exports. What a factory's code does can't be
+        #: hashed: its exports are this store's alone.
+        self.lasting = model.source.kind in ("folder", "pt2")
+        self._token = "" if self.lasting else uuid.uuid4().hex
+
+    def of(self, model: LoadedModel) -> ExportStore:
+        """The exports of the same model within other limits; they lie in the same folder."""
+        store = ExportStore(model, self.folder)
+        store._made, store._token = self._made, self._token
+        return store
+
+    def key(self, bucket: Bucket) -> str:
+        """Identifies the export for ``bucket``: equal keys mean equal programs."""
+        model = model_fingerprint(self.model) + self._token
+        request = {"program": bucket.program_json(), "model": model}
+        return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
+
+    def get(self, bucket: Bucket) -> ExportedModel:
+        """The export for ``bucket``.
+
+        Raises:
+            ExportError: the model can't be exported for it.
+        """
+        key = self.key(bucket)
+        if key in self._refused:
+            # Climbing the ladder in vain takes long, and several stages ask.
+            raise self._refused[key]
+        if key not in self._made:
+            place = self.folder / key
+            exported = _load_export(place)
+            if exported is None:
+                try:
+                    exported = export_bucket(self.model, bucket)
+                except ExportError as error:
+                    self._refused[key] = error
+                    raise
+                exported.save(place)
+            # Also where it was there: of several, the stages take what was asked for last.
+            (place / _EXPORT_DONE).write_text(json.dumps(bucket.program_json()) + "\n")
+            self._made[key] = exported
+        return self._made[key]
+
+    def require(self, buckets: Sequence[Bucket], keys: Sequence[str]) -> None:
+        """Refuses programs that were exported from something else than the model.
+
+        Raises:
+            CompileError: a key isn't the one of its bucket; never of a factory's model.
+        """
+        stale = [
+            f"{bucket.lo}..{bucket.hi}"
+            for bucket, key in zip(buckets, keys, strict=True)
+            if self.lasting and self.key(bucket) != key
+        ]
+        if stale:
+            raise CompileError(
+                f"in {self.folder} these programs were exported from other files, with other options "
+                f"or another version: {', '.join(stale)}",
+                hint="run the stages export and compile again",
+            )
+
+
+def _load_export(place: Path) -> ExportedModel | None:
+    """What an earlier process left there; None if that is nothing, or damaged."""
+    if not (place / _EXPORT_DONE).is_file():
+        return None
+    try:
+        return ExportedModel.load(place)
+    except ExportError:
+        return None
+
+
+def export_buckets(
+    exports: ExportStore, buckets: Sequence[Bucket], *, step: StepHandle | None = None
+) -> tuple[ExportedModel, ...]:
+    """Exports every bucket; what was exported before is reused.
+
+    Raises:
+        ExportError: a bucket can't be exported.
+    """
+    result = []
+    for index, bucket in enumerate(buckets):
+        if step is not None:
+            step.update(index, len(buckets), f"bucket {index}: {bucket.lo}..{bucket.hi}")
+        result.append(exports.get(bucket))
+    return tuple(result)
+
+
+def model_fingerprint(model: LoadedModel) -> str:
+    """Identifies what is exported, across processes: the model, how it is loaded, and by what.
+
+    A folder counts by every file in it, hashed whole, a saved program by its file. Nothing is left
+    out because it seems not to matter: which files a loader reads depends on the model. Of a factory
+    there are no hashes (see :class:`ExportStore`).
+    """
+    source = model.source
+    text = json.dumps(
+        [
+            [model.name, source.kind, dict(source.sha256), dict(source.details)],
+            dict(model.load),
+            [spec.to_json() for spec in model.inputs],
+            [spec.to_json() for spec in model.outputs],
+            installation_id(),
+        ],
+        sort_keys=True,
+    )
+    return hashlib.sha256(text.encode()).hexdigest()

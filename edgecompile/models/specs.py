@@ -1,0 +1,108 @@
+"""The inputs, outputs and axes of a model, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edgecompile.runtime.dtypes import Number
+
+if TYPE_CHECKING:
+    pass
+
+
+__all__ = ["AxisLimits", "InputSpec", "OutputSpec"]
+
+
+@dataclass(frozen=True)
+class AxisLimits:
+    """Sizes that the model itself allows for an axis, inclusive; ``hi`` None: no limit known."""
+
+    lo: int
+    hi: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.lo} and up" if self.hi is None else f"{self.lo}..{self.hi}"
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input.
+
+    Attributes:
+        name: the argument's name in the module's ``forward``.
+        dtype: numpy's name of the element type.
+        shape: per dimension a fixed size, or the name of an axis.
+        pad: what fills the input behind its real content in pad mode; None: it can't be padded.
+        bounds: smallest and largest allowed value, checked by the runtime; None: any.
+        draw: range from which examples draw values of real positions, where it is narrower than
+            ``bounds``; a mask has (1, 1).
+        within: names of one or two axes, for an input that is a place along an axis: examples draw
+            it from 0 to the first one's size less the second one's, or less 1.
+        in_place: whether the model changes it; a caller passes memory of its own.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    pad: Number | None = None
+    bounds: tuple[Number, Number] | None = None
+    draw: tuple[Number, Number] | None = None
+    within: tuple[str, ...] = ()
+    in_place: bool = False
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether the input only tells real positions (1) from padding (0)."""
+        return self.pad == 0 and self.draw == (1, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain values."""
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "pad": self.pad,
+            "bounds": None if self.bounds is None else list(self.bounds),
+            "draw": None if self.draw is None else list(self.draw),
+            "within": list(self.within),
+            "in_place": self.in_place,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> InputSpec:
+        """The inverse of :meth:`to_json`."""
+        bounds, draw = value.get("bounds"), value.get("draw")
+        return cls(
+            name=value["name"],
+            dtype=value["dtype"],
+            shape=tuple(value["shape"]),
+            pad=value.get("pad"),
+            bounds=None if bounds is None else (bounds[0], bounds[1]),
+            draw=None if draw is None else (draw[0], draw[1]),
+            within=tuple(value.get("within", ())),
+            in_place=bool(value.get("in_place", False)),
+        )
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """One output.
+
+    ``shape`` has a fixed size, the name of an axis whose size the dimension always has, or None
+    for a size that varies in another way (the frames behind a strided convolution).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain values."""
+        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> OutputSpec:
+        """The inverse of :meth:`to_json`."""
+        return cls(value["name"], value["dtype"], tuple(value["shape"]))
