@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from bench_encoder_models import PRESETS, Preset
-from edgecompile.bench_record import render_record
+from bench_record import render_record
 
 from edgecompile.bench.bench import bench_bundle, default_cache
 from edgecompile.bench.report import BenchReport

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edgecompile.bench_record import render_record
+from bench_record import render_record
 
 from edgecompile.bench.bench import SUBJECT, bench_bundle
 from edgecompile.bench.report import BenchReport

@@ -36,14 +36,14 @@ def split_source(source: str) -> tuple[str, str]:
             "Inductor's generated file has model code after its kernels",
             hint="this version of torch isn't supported; use torch 2.13",
         )
-    return head.rstrip() + "\n", _mark_reductions(marker + tail)
+    return head.rstrip() + "\n", mark_reductions(marker + tail)
 
 
 #: The region in which threads sum up shares of their own, which are added behind it.
 _REDUCTION = re.compile(r"(omp_get_max_threads\(\);[^#]*#pragma omp parallel)\n")
 
 
-def _mark_reductions(kernels: str) -> str:
+def mark_reductions(kernels: str) -> str:
     """Names to the runtime, by a clause that means nothing elsewhere, where threads sum up shares.
 
     It makes as many shares then as threads are set, however few are free (``native/openmp.cpp``):
@@ -72,7 +72,7 @@ def computes_in_vectors(kernels: str) -> bool:
     return False
 
 
-def _only(paths: list[Path], suffix: str) -> Path:
+def only_file(paths: list[Path], suffix: str) -> Path:
     found = [p for p in paths if p.name.endswith(suffix)]
     if len(found) != 1:
         raise CompileError(

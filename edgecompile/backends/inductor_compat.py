@@ -34,7 +34,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from edgecompile.backends import ops
 from edgecompile.backends.codegen_failures import first_line, read_failure
-from edgecompile.backends.generated import _only, split_source
+from edgecompile.backends.generated import only_file, split_source
 from edgecompile.errors import CompileError
 
 #: What a command line that shlex splits can't hold as it is.
@@ -256,8 +256,8 @@ def generate_cpp(
     for item in files:
         if not isinstance(item, str):
             constants.update({name: pair[0].detach() for name, pair in item.items()})
-    wrapper_path = _only(paths, ".wrapper.cpp")
-    metadata = json.loads(_only(paths, ".wrapper_metadata.json").read_text())
+    wrapper_path = only_file(paths, ".wrapper.cpp")
+    metadata = json.loads(only_file(paths, ".wrapper_metadata.json").read_text())
     used = str(metadata.get("AOTI_CPU_ISA", ""))
     if used != str(isa).upper():
         raise CompileError(

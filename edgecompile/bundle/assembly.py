@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     pass
 
 
-from edgecompile.precision import TOLERANCES
-from edgecompile.runtime.schema import BucketSpec, Manifest
+from edgecompile.runtime.schema import BucketSpec
 
 __all__ = ["bucket_spec", "built_by", "stage_kit"]
 

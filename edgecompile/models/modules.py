@@ -17,7 +17,7 @@ import torch
 from edgecompile.errors import ModelError
 
 _TORCH = str(Path(torch.__file__).parent)
-_OWN = str(Path(__file__).parent)
+_OWN = str(Path(__file__).parents[1])
 
 # torch lists what an operator does have in forty lines.
 _NO_CODE = re.compile(r"Could not run '([^']+)' with arguments from the 'CPU' backend")

@@ -31,7 +31,7 @@ __all__ = ["export_onnx", "need_onnx", "quiet_exporter", "translate"]
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _TRACE = "pkg.torch.onnx.stack_trace"
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+)')
-_OWN = ("named_module.py",)
+_OWN = ("models/modules.py",)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _UNKNOWN = re.compile(r"No ONNX function found for <OpOverload\(op='(?P<name>[^']+)'")
 

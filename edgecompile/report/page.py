@@ -111,7 +111,7 @@ def render_page(
 @cache
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("edgecompile", "."),
+        loader=jinja2.PackageLoader("edgecompile.report", "."),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -35,7 +35,7 @@ def search_path() -> tuple[Path, ...]:
                 hint=f"set it to a folder of profiles (*.toml), or unset {PROFILES_VARIABLE}",
             )
         folders.append(Path(chosen))
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     # The second exists in a source tree and in editable installs of it only.
     shipped = (package / "_profiles", package.parent / "profiles")
     folders += [folder for folder in shipped if folder.is_dir()]

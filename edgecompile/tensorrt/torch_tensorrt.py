@@ -155,7 +155,7 @@ def _json(profiles: Sequence[Mapping[str, ShapeRange]]) -> list[dict[str, Any]]:
 
 
 def _run(folder: Path) -> subprocess.CompletedProcess[str]:
-    package = str(Path(__file__).resolve().parents[1])
+    package = str(Path(__file__).resolve().parents[2])
     # Its working folder is another one, so what is relative wouldn't be found.
     found = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([package, *found])}

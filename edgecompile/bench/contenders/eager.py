@@ -13,7 +13,7 @@ from edgecompile.bench.contenders.sizes import package_bytes
 __all__ = ["PACKAGE_ROOT", "Eager", "absolute_spec"]
 
 #: The folder to put on the path of a process that imports this package.
-PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True)
