@@ -1,7 +1,7 @@
 """The only module that touches torch's private API.
 
 ``generate_cpp`` drives AOTInductor up to its generated C++ and stops there: compiling and linking
-are ours (:mod:`edgecompile.toolchain.compilers`). ``tests/test_inductor_compat.py`` fails loudly when torch
+are ours (:mod:`edgecompile.toolchain.compilers`). ``tests/backends/test_inductor_compat.py`` fails loudly when torch
 changes what is relied on here.
 """
 

@@ -28,7 +28,7 @@ SOURCES = [c_host.EXAMPLE / "run.c", c_host.EXAMPLE / "npz.c"]
 
 @pytest.fixture(scope="module")
 def bundle(shared_folder: Path, tiny_model: Path) -> Path:
-    """For x86-64 and aarch64; the one of tests/test_emulated.py."""
+    """For x86-64 and aarch64; the one of tests/builds/test_emulated.py."""
     given = os.environ.get("EDGECOMPILE_TEST_BUNDLE")
     if given:
         return Path(given)

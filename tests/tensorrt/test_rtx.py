@@ -13,8 +13,8 @@ from edgecompile.errors import MissingDependencyError
 from edgecompile.models.specs import InputSpec
 from edgecompile.onnx.weights import write_onnx
 from edgecompile.tensorrt.rtx import STATUS, bucket_profiles, check_rtx
+from tests.onnx.int8.test_quantize import TWO, V, W
 from tests.onnx_graphs import graph_of
-from tests.test_onnx_int8 import TWO, V, W
 
 X = InputSpec("x", "float32", ("length", 24))
 BUCKETS = [Bucket("exact", (("length", AxisRange(lo, hi, hi)),)) for lo, hi in ((1, 8), (9, 40))]

@@ -1,4 +1,4 @@
-"""Surfaces from files; tests/test_costs.py has the files of curves."""
+"""Surfaces from files; tests/buckets/costs/test_sources.py has the files of curves."""
 
 from __future__ import annotations
 

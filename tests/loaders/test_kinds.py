@@ -161,7 +161,7 @@ def test_the_first_look_loads_no_framework(folder: Path) -> None:
         "try: cli.main(['build', 'm.onnx', '--texts', 'log.txt'])\n"
         "except SystemExit: print(sorted({'torch', 'transformers', 'safetensors'} & {*sys.modules}))"
     )
-    root = str(Path(__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[2])
     process = python("-c", program, env={**os.environ, "PYTHONPATH": root})
     assert process.communicate()[0] == "[]\n"
 

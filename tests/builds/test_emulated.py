@@ -40,7 +40,7 @@ def encoder(shared_folder: Path, tiny_model: Path) -> Path:
 @pytest.fixture(scope="module")
 def functions(shared_folder: Path) -> Path:
     """Every function that generated kernels take from the runtime, and conversions, reductions."""
-    model = f"{Path(__file__).parent / 'factories' / 'functions.py'}:functions"
+    model = f"{Path(__file__).parents[1] / 'factories' / 'functions.py'}:functions"
     return build_for_any(shared_folder, "functions-any", model)
 
 

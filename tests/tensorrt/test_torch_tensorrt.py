@@ -40,7 +40,7 @@ from tests.fake_gpu.servers import GPU, write_profile
 
 pytest.importorskip("onnxruntime")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LENGTHS = LengthDistribution.from_samples([3, 4, 4, 7, 9, 9, 9, 20, 31])
 DEVICE = DeviceIdentity(
     *("", "", "FAKE H1", "9.0", 132, False, "13.0", "13.0", "10.16.1"), memory_bytes=80 << 30

@@ -24,7 +24,7 @@ from edgecompile.tensorrt.torch_tensorrt_check import need_torch_tensorrt
 from tests.fake_gpu.build import MODULES, FakeCudart
 from tests.fake_gpu.servers import GPU, PROFILE, write_profile
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HERE = architecture(platform.machine())
 
 

@@ -15,7 +15,7 @@ from edgecompile.planning.roofline import Efficiency
 from edgecompile.targets.gpu import GpuSpec
 from edgecompile.targets.jetpack import list_jetpacks, load_jetpack
 from edgecompile.targets.profile import TargetProfile, list_targets, load_target
-from tests.test_modelled import MINILM
+from tests.planning.test_roofline import MINILM
 
 JETSONS = [name for name in list_targets() if load_target(name).gpu is not None]
 PROFILE = """

@@ -21,7 +21,7 @@ from edgecompile.runtime.recipe import ShapeRange
 from edgecompile.runtime.trt_build import BuildJob
 from tests.onnx_graphs import graph_of
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 # One input is used by nothing, as a model's token types often are.
 GRAPH = """agraph (int64[n,m] ids, int64[n,m] unused) => (float[n,m,8] found, float[n,8] y) {
   found = Gather(table, ids)

@@ -39,7 +39,7 @@ from tests.factories import explained, tiny_models
 from tests.factories.folders import write_model
 from tests.svg import parse_drawing, read_words
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @cache

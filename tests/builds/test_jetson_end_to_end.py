@@ -33,7 +33,7 @@ from edgecompile.runtime.selftest import run_selftest
 from edgecompile.targets.profile import load_target
 from tests.fake_gpu.build import FakeCudart
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

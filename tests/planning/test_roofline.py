@@ -16,7 +16,7 @@ from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.planning.roofline import ENCODER_RECORD, Efficiency, modelled_curve
 from edgecompile.targets.profile import TargetProfile, load_target
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 RECORD = REPOSITORY / "docs" / "benchmarks" / "2026-11-21-minilm-fp32-first.json"
 
 # all-MiniLM-L6-v2 in closed form: 6 layers, hidden 384, inner 1536, tables not counted.

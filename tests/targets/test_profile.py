@@ -20,7 +20,7 @@ from edgecompile.targets.profile import (
 )
 from edgecompile.targets.schema import FEATURES, PROFILE_KEYS
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 PROFILES = REPOSITORY / "profiles"
 V2 = {"cx16", "lahf", "popcnt", "sse3", "ssse3", "sse4_1", "sse4_2"}
 V3 = V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"}

@@ -14,7 +14,7 @@ import pytest
 
 from edgecompile.runtime.opening import VARIANT_VARIABLE
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def contents(bundle: Path) -> dict[str, bytes]:
