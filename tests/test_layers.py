@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import layout
 import pytest
 from hypothesis import settings
 
@@ -55,6 +56,16 @@ def test_import_contracts() -> None:
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_no_cycle_of_imports_on_the_build_side() -> None:
+    """Not even by lazy imports and those for types; the runtime's own are still to be opened."""
+    for whole in (
+        layout.graph(layout.modules()),
+        layout.by_package(layout.graph(layout.modules())),
+    ):
+        found = layout.cycles(whole)
+        assert [group for group in found if not group[0].startswith("edgecompile.runtime.")] == []
 
 
 def test_the_package_itself_loads_nothing() -> None:
@@ -152,7 +163,8 @@ def test_only_one_file_knows_torch_s_private_names(path: Path) -> None:
         if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
             name = ast.unparse(node)
             # What torch's notes on extending it tell to make a tensor around others by.
-            wraps = path.name == "padding_codes.py" and node.attr == "_make_wrapper_subclass"
+            codes = path == PACKAGE / "export" / "padding" / "codes.py"
+            wraps = codes and node.attr == "_make_wrapper_subclass"
             if name.startswith("torch.") and not wraps and not node.attr.startswith("__"):
                 private.append(f"{name} (line {node.lineno})")
     assert not private
