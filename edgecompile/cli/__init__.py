@@ -42,7 +42,7 @@ The result is one folder, NAME.ecb, that a device runs with Python and numpy alo
 
 \b
   edgecompile build ./my-encoder --target cpu-x86-64 --lengths lengths.txt
-  python -m edgecompile.runtime selftest my-encoder.ecb       (on the device)
+  python3 my-encoder.ecb selftest       (on the device)
 """
 
 _EPILOG = """\b
