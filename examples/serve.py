@@ -84,6 +84,18 @@ class Timed(io.RawIOBase):
         return self.connection.recv_into(buffer)
 
 
+class Lines(io.BufferedReader):
+    """A connection's bytes, read by lines. Notes a carriage return within one: the parser of headers
+    would take it for the line's end, which whoever passed the request on may not have done."""
+
+    stray_return = False
+
+    def readline(self, size=-1):
+        line = super().readline(size)
+        self.stray_return |= b"\r" in line[:-2]
+        return line
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     # An answer is one write, and isn't held back until the client has acknowledged something.
@@ -93,7 +105,7 @@ class Handler(BaseHTTPRequestHandler):
     def setup(self):
         super().setup()
         self.timed = Timed(self.connection)
-        self.rfile = io.BufferedReader(self.timed)
+        self.rfile = Lines(self.timed)
 
     def handle_one_request(self):
         self.timed.deadline = time.monotonic() + PATIENCE
@@ -122,6 +134,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def read_body(self):
         """The request's body; None where it can't be told where it ends, which was answered."""
+        if self.rfile.stray_return:
+            return self.refuse(400, "a header holds a carriage return")
+        # The parser drops a line that it can't read, and may drop all that follow.
+        for defect in self.headers.defects:
+            return self.refuse(400, f"malformed headers: {type(defect).__name__}")
         lengths = self.headers.get_all("Content-Length", [])
         if "Transfer-Encoding" in self.headers:
             return self.refuse(501, "give a Content-Length, not a Transfer-Encoding")

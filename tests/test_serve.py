@@ -145,6 +145,10 @@ SMUGGLED = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
         ("X: y", 411),
         ("Content-Length: 99999999999", 413),
         ("X" * 70000, 431),
+        ("Content-Length: 2\r\nX : y\r\nTransfer-Encoding: chunked", 400),
+        ("Content-Length: 2\r\n: y\r\nTransfer-Encoding: chunked", 400),
+        ("A: b\rContent-Length: 2", 400),
+        ("Content-Length: 2\r\r\nA: b", 400),
     ],
 )
 def test_a_body_of_unclear_length_ends_the_connection(
@@ -155,6 +159,15 @@ def test_a_body_of_unclear_length_ends_the_connection(
     assert told.startswith(b"HTTP/1.1 %d " % status), told
     assert told.count(b"HTTP/1.1") == 1 and b"Connection: close" in told
     assert json.loads(told.partition(b"\r\n\r\n")[2])["error"]
+
+
+@pytest.mark.parametrize("line", [b"X : y\r\n", b"X\r\n", b"X: y\r", b": y\r\n"])
+def test_a_body_behind_a_malformed_header_is_no_request(server: Server, line: bytes) -> None:
+    """Its length is in a header that the parser drops, or finds where others see none."""
+    body = SMUGGLED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    length = b"Content-Length: %d\r\n\r\n" % len(body)
+    told = exchange(server, b"GET /healthz HTTP/1.1\r\n" + line + length + body)
+    assert told.startswith(b"HTTP/1.1 400 ") and told.count(b"HTTP/1.1") == 1, told
 
 
 def test_numbers_that_json_lacks(server: Server) -> None:
