@@ -15,7 +15,6 @@ from edgecompile.buckets.joint.plan import plan_joint
 from edgecompile.buckets.limits import DEFAULT_MAX_BUCKETS, BucketCost, BucketLimits
 from edgecompile.buckets.plan import Bucket, BucketPlan, plan_buckets
 from edgecompile.errors import PlanError
-from edgecompile.export.padding.check import ASSUMED, PROVEN
 from edgecompile.export.store import ExportStore
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.cost_sources import calibrated_costs, find_costs, runnable_variants
@@ -34,6 +33,7 @@ from edgecompile.planning.request import (
     plan_scope,
     plan_subject,
     require_paddable,
+    with_padding,
 )
 from edgecompile.progress import StepHandle
 from edgecompile.targets.profile import TargetProfile
@@ -106,7 +106,7 @@ def plan_model(
     if request.plan is not None:
         scope = check_plan(request.plan, whole, request, profile)
         plan, told = _given(request.plan, plan_subject(whole, request, profile))
-        plan = _with_padding(plan, whole, request, scope)
+        plan = with_padding(plan, whole, assume=request.assume_paddable)
         if whole.generation is None:
             notes += _refused_lengths(request, plan.max_length)
         return Planned(plan, (*notes, told), BucketCost(), scope)
@@ -114,8 +114,8 @@ def plan_model(
         exports, request = prompts_only(exports, request)
     scope = plan_scope(exports.model, request)
     model, extent = exports.model, scope.axes[0][1]
-    if request.mode == "pad" and extent.lo < extent.hi:
-        require_paddable(model, extent.lo, extent.hi, assume=request.assume_paddable)
+    if request.mode == "pad":
+        require_paddable(model, scope.pad_axes, assume=request.assume_paddable)
     notes += _refused_lengths(request, extent.hi)
     if request.calibration is not None:
         costs = calibrated_costs(model, profile, request, scope, request.calibration)
@@ -126,7 +126,7 @@ def plan_model(
             plan = BucketPlan(scope.axis, (form.bucket,), source=request.lengths.source)
             notes += [form.note] if form.note else []
             notes.append(why)
-            plan = _with_padding(plan, model, request, form.scope)
+            plan = with_padding(plan, model, assume=request.assume_paddable)
             return _planned(plan, notes, BucketCost(), form.scope, whole, request, profile)
         costs = find_costs(exports, profile, request, form, work, step)
     scope, cost = costs.scope, costs.cost
@@ -148,7 +148,7 @@ def plan_model(
     if costs.kit is not None and _same_programs(plan.buckets, costs.kit.buckets[:1]):
         # What was measured is the plan: keep its hint, so that nothing is built twice.
         plan = replace(plan, buckets=costs.kit.buckets[:1])
-    plan = _with_padding(plan, model, request, scope)
+    plan = with_padding(plan, model, assume=request.assume_paddable)
     return _planned(plan, notes, cost, scope, whole, request, profile)
 
 
@@ -216,21 +216,6 @@ def _why_not_measured(form: Form, request: PlanRequest) -> str:
     if alone:
         return f"one {one} program is all that there is to choose from, so nothing was measured"
     return ""
-
-
-def _with_padding(
-    plan: BucketPlan, model: LoadedModel, request: PlanRequest, scope: KitScope
-) -> BucketPlan:
-    """The plan, which says whether its padding is proven; known by now, so nothing is run."""
-    extent = scope.axes[0][1]
-    if extent.lo == extent.hi or all(bucket.mode == "exact" for bucket in plan.buckets):
-        return plan
-    assume = request.assume_paddable or plan.padding == ASSUMED
-    padding = require_paddable(model, extent.lo, extent.hi, assume=assume)
-    if padding == PROVEN:
-        return replace(plan, padding=padding)
-    note = "nothing proves that padding leaves the outputs as they are: it was to be assumed"
-    return replace(plan, padding=padding, notes=(*plan.notes, note))
 
 
 def _require_known(request: PlanRequest, cost: BucketCost) -> None:
