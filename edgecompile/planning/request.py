@@ -128,7 +128,7 @@ def longest_served(
                 f"{name} takes inputs of one size only, {limit}, but the "
                 f"lengths given are {shortest} to {longest}",
                 hint="leave them out: there is nothing to plan; or name the dimension that varies "
-                "in the model's axes",
+                'in the model\'s axes: "axes": {"x": {1: "length"}}',
             )
     if wanted is not None:
         if limit is not None and wanted > limit:

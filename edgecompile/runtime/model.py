@@ -233,7 +233,6 @@ class Model(Unique, Generator):
             buckets=whole["buckets"],
             tolerance=whole["tolerance"],
             generation=whole.get("generation"),
-            padding=manifest.plan.get("padding"),
             variant=self._variant.name,
             backend=self._variant.backend,
             refused_variants=dict(self._refused),
@@ -241,6 +240,8 @@ class Model(Unique, Generator):
             loaded_buckets=self._programs.loaded,
             host=self._host.to_json(),
         )
+        if "padding" in manifest.plan:
+            result["padding"] = manifest.plan["padding"]
         if manifest.text is not None:
             result["text"] = manifest.text.to_json()
         if manifest.labels:
