@@ -38,6 +38,10 @@ def test_selftest(toy: Path) -> None:
         (toy / "planted.py").unlink()
     assert (done.exit_code, done.stdout) == (22, "")
     assert "planted.py: isn't listed" in done.stderr and "\nhint: " in done.stderr
+    done = run("selftest", str(toy / "absent"), "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (done.exit_code, error["code"], error["class"]) == (20, 20, "BundleError")
+    assert done.stderr == f"error: {error['message']}\nhint: {error['hint']}\n"
 
 
 @pytest.mark.parametrize("form", ["npz", "json"])
@@ -133,7 +137,7 @@ def test_usage(command: str, tmp_path: Path) -> None:
     assert f"{command} --help'" in done.stderr
     arguments = ["--inputs", "x"] if command == "run" else []
     done = run(command, str(tmp_path), *arguments)
-    assert done.exit_code == 20 or (command == "encode" and done.exit_code == 24), done.stderr
+    assert done.exit_code == (24 if command in ("encode", "generate") else 20), done.stderr
 
 
 def test_each_side_points_to_the_other() -> None:
