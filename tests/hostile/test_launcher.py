@@ -83,7 +83,7 @@ def test_a_program_imports_what_was_compared(bundle: DummyBundle, tmp_path: Path
     code, told = start(bundle.folder, "-m", "edgecompile.runtime", "info", bundle.folder)
     assert code == 0, told
     code, told = start(bundle.folder, "-m", "edgecompile.export.export")
-    assert code == 1 and "edgecompile.export.export isn't in" in told
+    assert code == 1 and "edgecompile.export isn't in" in told
 
 
 def plant_bytecode(toy: Toy, folder: Path) -> None:
