@@ -228,7 +228,7 @@ def test_packages_sources_and_variables_count(monkeypatch: pytest.MonkeyPatch) -
         others.append(now())
     with monkeypatch.context() as changed:
         every = installation.metadata.distributions()
-            found = [one for one in every if one.metadata["Name"] != "numpy"]
+        found = [one for one in every if one.metadata["Name"] != "numpy"]
         changed.setattr(installation.metadata, "distributions", lambda: found)
         others.append(now())
     assert len({known, *others}) == 4

@@ -188,7 +188,7 @@ def caused(outer: Exception, cause: Exception) -> Exception:
         (KeyboardInterrupt(), 130, "interrupted"),
         (click.Abort(), 130, "interrupted"),
         (BrokenPipeError(), 141, ""),
-        (MemoryError(), 70, "out of memory"),
+        (MemoryError(), 73, "out of memory"),
     ],
 )
 def test_failures_are_described(error: BaseException, code: int, message: str) -> None:
