@@ -226,12 +226,15 @@ def _check_costs(
                 hint="name a precision: --precision bf16 or int8; verify on the device",
             )
         )
-    if request.calibration is None and not (profile.peak_gflops and profile.bandwidth_gbs):
+    if request.quick or request.plan is not None or request.calibration is not None:
+        return  # neither measured nor modelled
+    if not (profile.peak_gflops and profile.bandwidth_gbs):
         found.problems.append(
             CostError(
                 f"this host can't run the code of {profile.name}, so nothing can be measured, and "
                 "its profile doesn't say how fast it is",
-                hint="add peak_gflops and bandwidth_gbs to it (docs/targets.md), or give --calibration",
+                hint="add peak_gflops and bandwidth_gbs to it (docs/targets.md), or give --calibration; "
+                "build --quick and --plan need no costs",
             )
         )
 

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.writer import BundleWriter
 from edgecompile.cli.failures import describe_failure
@@ -61,13 +63,13 @@ class Steps(NullProgress):
 
 def refused(model: Path | str, folder: Path, **changes: Any) -> EdgecompileError:
     """The error of a build that never got further than its first step."""
-    names = ("lengths", "max_length", "calibration", "cut")
+    names = ("lengths", "max_length", "calibration", "cut", "quick", "plan")
     wanted = {name: changes.pop(name) for name in names if name in changes}
-    plan = PlanRequest(**{"lengths": SHORT, **wanted})
+    request = PlanRequest(**{"lengths": SHORT, **wanted})
     values = {"target": "cpu-x86-64-v3", "output": folder / "made.ecb", **changes}
     steps = Steps()
     with pytest.raises(EdgecompileError) as caught:
-        build(BuildRequest(model=str(model), plan=plan, **values), steps)
+        build(BuildRequest(model=str(model), plan=request, **values), steps)
     assert steps.titles == ["check what is needed"]
     return caught.value
 
@@ -276,20 +278,39 @@ def test_the_work_is_kept_where_the_last_step_fails() -> None:
     assert not work.exists()
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="there it could be timed")
-def test_what_cant_be_timed_here_has_to_say_how_fast_it_is(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def board(tmp_path: Path) -> str:
+    """A target that this host can't run, of unknown speed."""
+    if platform.machine() != "x86_64":
+        pytest.skip("there it could be timed")
     need("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
     profile = tmp_path / "board.toml"
     profile.write_text(
         'name = "board"\nkind = "cpu"\ndescription = "none"\nvariants = ["aarch64-neon"]\n'
         'cores = 4\nmemory_gib = 8\nglibc = "2.34"\npython = "3.9"\n'
     )
-    error = refused(tiny_model, tmp_path, target=str(profile))
+    return str(profile)
+
+
+def test_what_cant_be_timed_here_has_to_say_how_fast_it_is(
+    board: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    error = refused(tiny_model, tmp_path, target=board)
     assert isinstance(error, CostError) and "--calibration" in str(error)
-    error = refused(tiny_model, tmp_path, target=str(profile), precision="auto")
+    assert error.hint is not None and "--quick" in error.hint
+    error = refused(tiny_model, tmp_path, target=board, precision="auto")
     assert isinstance(error, PlanError) and "2 problems" in error.message
+
+
+@pytest.mark.parametrize("given", ["quick", "plan"])
+def test_speed_may_be_unknown_where_no_costs_are_needed(
+    given: str, board: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    bucket = Bucket("exact", (("length", AxisRange(1, 40, 9)), ("batch", AxisRange(1, 1, 1))))
+    wanted = {"quick": True} if given == "quick" else {"plan": BucketPlan("length", (bucket,))}
+    work = Path("/proc/work")  # ends the build before the model is loaded
+    error = refused(tiny_model, tmp_path, target=board, work_dir=work, **wanted)
+    assert isinstance(error, BundleWriteError) and error.message.startswith("/proc/work can't")
 
 
 def test_a_plan_is_checked_too(tiny_model: Path, tmp_path: Path) -> None:
