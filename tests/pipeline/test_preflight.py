@@ -41,6 +41,7 @@ from edgecompile.pipeline.stages import work_folder
 from edgecompile.planning.request import PlanRequest, served_length
 from edgecompile.progress import NullProgress, StepHandle
 from edgecompile.targets.profile import load_target
+from edgecompile.toolchain.compilers import find_toolchain
 from tests.cli.command import run
 from tests.needs import need
 
@@ -311,6 +312,34 @@ def test_speed_may_be_unknown_where_no_costs_are_needed(
     work = Path("/proc/work")  # ends the build before the model is loaded
     error = refused(tiny_model, tmp_path, target=board, work_dir=work, **wanted)
     assert isinstance(error, BundleWriteError) and error.message.startswith("/proc/work can't")
+
+
+def test_a_pipeline_is_read_within_its_folder_only(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    (folder / "modules.json").write_text('[{"path": "../outside"}]')
+    target = load_target("cpu-x86-64-v3")
+    check_plan(str(folder), LoadOptions(), target, PlanRequest(SHORT), precision="fp32")
+
+
+def test_a_probe_that_fails_hides_no_other_problem(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("g++", "g++")
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$1" in --version | -dumpversion) echo 13;; *) exit 1; esac\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("EDGECOMPILE_CXX", str(compiler))
+    monkeypatch.setenv("EDGECOMPILE_CACHE_DIR", str(tmp_path / "cache"))
+    find_toolchain.cache_clear()
+    try:
+        error = refused(tiny_model, tmp_path, lengths=LONG)
+    finally:
+        find_toolchain.cache_clear()
+    assert "2 problems" in error.message and "are over 40" in error.message
 
 
 def test_a_plan_is_checked_too(tiny_model: Path, tmp_path: Path) -> None:
