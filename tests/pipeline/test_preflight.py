@@ -33,6 +33,7 @@ from edgecompile.errors import (
 )
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.folders.position_limits import max_positions, stored_positions
+from edgecompile.models.loaded import ModelSource
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.samples import SampleTexts
 from edgecompile.pipeline.pipeline import BuildRequest, build
@@ -264,8 +265,11 @@ def test_a_full_disk_is_named_by_where_the_bundle_goes(
     assert str(source) not in failure.message and failure.exit_code == 41
 
 
+FOLDER, FACTORY = ModelSource("folder", "m"), ModelSource("factory", "m.py:make")
+
+
 def test_the_work_is_kept_where_the_last_step_fails() -> None:
-    with pytest.raises(DiskFullError) as caught, work_folder(None) as work:
+    with pytest.raises(DiskFullError) as caught, work_folder(None, FOLDER) as work:
         (work / "made").write_text("x")
         raise DiskFullError("full", hint="free some space", destination=Path("x.ecb"))
     assert (work / "made").is_file()
@@ -274,9 +278,13 @@ def test_the_work_is_kept_where_the_last_step_fails() -> None:
     )
     shutil.rmtree(work)
     # Where the work itself filled the disk, it goes.
-    with pytest.raises(DiskFullError), work_folder(None) as work:
+    with pytest.raises(DiskFullError), work_folder(None, FOLDER) as work:
         raise DiskFullError("full")
     assert not work.exists()
+    # No other process finds what was exported of a factory.
+    with pytest.raises(DiskFullError) as caught, work_folder(None, FACTORY) as work:
+        raise DiskFullError("full", hint="free some space", destination=Path("x.ecb"))
+    assert not work.exists() and caught.value.hint == "free some space"
 
 
 @pytest.fixture
