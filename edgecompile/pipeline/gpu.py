@@ -64,11 +64,11 @@ def build_for_gpu(
     if request.backend == TORCH_TENSORRT:
         device = need_torch_tensorrt(profile, precision)
     traffic = request.plan.joint or request.plan.lengths
-    with work_folder(request.work_dir) as work:
+    model = stages.run(
+        "load the model", lambda _: load_model(request.model, request.load, batch=request.batch)
+    )
+    with work_folder(request.work_dir, model.source) as work:
         write_json(work / "lengths.json", traffic.to_json())
-        model = stages.run(
-            "load the model", lambda _: load_model(request.model, request.load, batch=request.batch)
-        )
         require_native(model, gpu=True)
         exports = ExportStore(model, work / "exported")
         wanted = replace(request.plan, gpu_precision=precision)

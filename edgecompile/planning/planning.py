@@ -109,7 +109,7 @@ def plan_model(
         plan = with_padding(plan, whole, assume=request.assume_paddable)
         if whole.generation is None:
             notes += _refused_lengths(request, plan.max_length)
-        return Planned(plan, (*notes, told), BucketCost(), scope)
+        return Planned(plan, (*notes, *plan.notes, told), BucketCost(), scope)
     if whole.generation is not None:
         exports, request = prompts_only(exports, request)
     scope = plan_scope(exports.model, request)
@@ -182,17 +182,21 @@ def _planned(
 
 
 def _given(plan: BucketPlan, subject: Mapping[str, str]) -> tuple[BucketPlan, str]:
-    """The plan that was given, without the costs of another precision, and what to say of it."""
-    note = "the plan is the one that was given; nothing was measured"
-    told = plan.made_for.get("precision", subject["precision"])
-    if told == subject["precision"]:
+    """The plan that was given, without costs that aren't this build's, and what to say of it."""
+    note = "the plan is the one that was given; nothing was measured for it"
+    others = [
+        f"{name} {told}" for name, told in plan.made_for.items() if told != subject.get(name, told)
+    ]
+    if not others:
         return plan, note
     bare = replace(
         BucketPlan(plan.length_axis, plan.buckets, source=plan.source),
         made_for=subject,
         padding=plan.padding,
     )
-    return bare, f"{note}; its costs are of {told}, so they are left out"
+    if plan.expected_ms is None:
+        return bare, note  # it has no costs
+    return bare, f"{note}; its costs are of {', '.join(others)}, so they are left out"
 
 
 def _measures_here(profile: TargetProfile, work: Path) -> bool:
@@ -204,7 +208,9 @@ def _why_not_measured(form: Form, request: PlanRequest) -> str:
     """Why no costs are needed; empty where they decide, or tell whether bounds are met."""
     one = "exact" if "exact" in form.modes else "padded"
     if request.quick:
-        return f"one {one} program for all lengths, as --quick wants it; nothing was measured"
+        return (
+            f"one {one} program for all lengths, as --quick wants it; nothing was measured for it"
+        )
     bounded = request.max_size is not None or request.max_build_s is not None
     if bounded or len(form.modes) > 1:
         return ""
@@ -214,7 +220,9 @@ def _why_not_measured(form: Form, request: PlanRequest) -> str:
     else:
         alone = 1 in (request.buckets, request.max_buckets) and form.scope.second is None
     if alone:
-        return f"one {one} program is all that there is to choose from, so nothing was measured"
+        return (
+            f"one {one} program is all that there is to choose from, so nothing was measured for it"
+        )
     return ""
 
 

@@ -275,10 +275,14 @@ def plan_subject(
     model: LoadedModel, request: PlanRequest, profile: TargetProfile
 ) -> dict[str, str]:
     """What a plan is made for, as plans say it of themselves."""
+    subject = {"structure": model_structure(model), "target": profile.name}
+    if profile.gpu is not None:
+        return {**subject, "precision": request.gpu_precision}
     return {
-        "structure": model_structure(model),
-        "target": profile.name,
-        "precision": request.gpu_precision if profile.gpu else request.precision.label,
+        **subject,
+        "precision": request.precision.label,
+        "runtime": request.runtime,
+        "threads": "all" if request.threads is None else str(request.threads),
     }
 
 
@@ -352,7 +356,9 @@ def _size_problems(plan: BucketPlan, model: LoadedModel, request: PlanRequest) -
         problems.append(f"{format_share(over)} of the lengths are over {plan.max_length}")
     joint = request.joint
     if joint is not None and joint.axes[1] in model.axes:
-        top = _extent(plan, joint.axes[1])[1]
-        if joint.max(joint.axes[1]) > top:
-            problems.append(f"{joint.axes[1]} goes up to {joint.max(joint.axes[1])}, it to {top}")
+        second = joint.axes[1]
+        lo, hi = _extent(plan, second)
+        least, most = joint.min(second), joint.max(second)
+        if least < lo or most > hi:
+            problems.append(f"{second} is {lo} to {hi} in it, {least} to {most} in the sample")
     return problems

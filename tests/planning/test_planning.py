@@ -418,19 +418,28 @@ def test_a_quick_program_is_padded_where_none_can_be_dynamic(
 def test_a_plan_that_was_given_is_taken_as_it_is(unmeasured: None, tmp_path: Path) -> None:
     model = load(Tokens())
     one = plan_with(model, tmp_path, "cpu-x86-64", quick=True).plan
-    assert set(one.made_for) == {"structure", "target", "precision"}
+    assert set(one.made_for) == {"structure", "target", "precision", "runtime", "threads"}
     curve = CostCurve((CostPoint(1, 1.0, 1.0), CostPoint(32, 2.0, 2.0)), "measured", {})
     two = plan_buckets(
         LENGTHS, curve, buckets=2, max_length=32, modes=("pad",), other_axes=one.buckets[0].axes[1:]
     )
     given = BucketPlan.from_json(replace(two, made_for=one.made_for).to_json())
     planned = plan_with(model, tmp_path, "cpu-x86-64", plan=given)
-    assert planned.plan == given and planned.plan.cost_model == curve
+    assert planned.plan == replace(given, padding="proven") and planned.plan.cost_model == curve
     assert planned.scope.traffic == LENGTHS and planned.scope.axes[0][1].hi == 32
-    # Costs of another precision aren't this bundle's.
-    narrow = plan_with(model, tmp_path, "cpu-x86-64", plan=given, precision=Precision("bf16"))
-    assert narrow.plan.buckets == given.buckets and narrow.plan.cost_model is None
-    assert any("costs are of fp32" in note for note in narrow.notes)
+    assert set(two.notes) <= set(planned.notes) and two.notes
+    assert "nothing was measured for it" in planned.notes[-1]
+    # Costs of another precision, runtime or number of threads aren't this bundle's.
+    for changed, says in (
+        ({"precision": Precision("bf16")}, "costs are of precision fp32, so"),
+        ({"runtime": "torch"}, "costs are of runtime native, so"),
+        ({"runtime": "torch", "threads": 1}, "costs are of runtime native, threads all, so"),
+    ):
+        other = plan_with(model, tmp_path, "cpu-x86-64", plan=given, **changed)
+        assert other.plan.buckets == given.buckets and other.plan.cost_model is None
+        assert says in other.notes[-1] and other.plan.made_for != given.made_for
+    bare = plan_with(model, tmp_path, "cpu-x86-64", plan=one, threads=1)
+    assert "costs" not in bare.notes[-1] and bare.plan.made_for["threads"] == "1"
     by_hand = BucketPlan("length", one.buckets)
     assert plan_with(model, tmp_path, "cpu-x86-64", plan=by_hand).plan == by_hand
 
@@ -479,6 +488,21 @@ def test_a_plan_that_does_not_fit_is_refused(
     with pytest.raises(PlanError, match="the plan doesn't fit") as caught:
         plan_model(exports, load_target("cpu-x86-64"), request, tmp_path)
     assert says in caught.value.message and "edgecompile plan" in (caught.value.hint or "")
+
+
+def test_a_plan_serves_all_sizes_of_the_sample(tmp_path: Path) -> None:
+    model = load(
+        Tokens(),
+        inputs={"ids": torch.ones(2, 6, dtype=torch.int64)},
+        limits={"length": (1, 32), "batch": (2, 8)},
+    )
+    bucket = Bucket("exact", (("length", AxisRange(1, 32, 9)), ("batch", AxisRange(2, 8, 2))))
+    joint = JointDistribution.from_counts(("length", "batch"), {(5, 1): 1, (9, 9): 2})
+    with pytest.raises(PlanError, match="batch is 2 to 8 in it, 1 to 9 in the sample"):
+        plan_with(model, tmp_path, "cpu-x86-64", joint=joint, plan=BucketPlan("length", (bucket,)))
+    joint = JointDistribution.from_counts(("length", "batch"), {(5, 1): 1, (9, 8): 2})
+    with pytest.raises(PlanError, match="batch is 2 to 8 in it, 1 to 8 in the sample"):
+        plan_with(model, tmp_path, "cpu-x86-64", joint=joint, plan=BucketPlan("length", (bucket,)))
 
 
 def test_a_padded_plan_needs_a_model_that_bears_it(tmp_path: Path) -> None:
