@@ -135,6 +135,12 @@ class Codes:
             return torch.zeros(codes.shape, dtype=torch.bool)
         return torch.isin(codes, self._doubted)
 
+    def pass_doubt(self, code: torch.Tensor, unknown: torch.Tensor, *sources: torch.Tensor) -> None:
+        """Notes codes of the unknown elements that are made of elements noted so."""
+        for source in sources if self._doubted.numel() else ():
+            perhaps = self.doubted(source) & unknown
+            self.doubt(code.expand(perhaps.shape)[perhaps])
+
     def of(self, item: Any) -> torch.Tensor:
         """The codes of a tensor's elements, or of a number."""
         if isinstance(item, Coded):

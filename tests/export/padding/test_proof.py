@@ -101,6 +101,16 @@ HARMLESS: dict[str, Body] = {
     ).abs(),
 }
 
+#: What may lie between a mask and a softmax.
+CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "divided": lambda scores: scores / 2.0,
+    "divided by one": lambda scores: scores / torch.ones(()),
+    "multiplied": lambda scores: scores * 0.5,
+    "multiplied in place": lambda scores: scores.mul_(0.5),
+    "limited": lambda scores: scores.clamp(max=50.0),
+    "at least the least number": lambda scores: scores.maximum(torch.tensor(-1e30)),
+}
+
 #: The operator and a piece of its line; what no trial finds out is marked by a star.
 HARMFUL: dict[str, tuple[Body, str]] = {
     "a maximum over padding": (lambda m, x, k: x.amax(1), "amax"),
@@ -113,6 +123,17 @@ HARMFUL: dict[str, tuple[Body, str]] = {
         lambda m, x, k: x.masked_fill(x.sum(2, keepdim=True) <= 0, -1e9).softmax(1).cumsum(1),
         "_softmax",
     ),
+    **{
+        f"a mask of the inputs' own, {name}": (
+            lambda m, x, k, change=change: change(
+                x.masked_fill(x.sum(2, keepdim=True) <= 0, -1e10)
+            )
+            .softmax(1)
+            .cumsum(1),
+            "_softmax",
+        )
+        for name, change in CHANGES.items()
+    },
     "top-k": (lambda m, x, k: x.topk(2, 1).values, "topk"),
     "sorting": (lambda m, x, k: x.sort(1).values.cumsum(1), "sort"),
     "a softmax over padding": (lambda m, x, k: x.softmax(1), "_softmax"),
