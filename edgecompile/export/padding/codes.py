@@ -7,13 +7,15 @@ classes). An element that is the same whatever the inputs hold is *known*: its v
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-__all__ = ["Coded", "Codes", "label", "mix", "values_of"]
+__all__ = ["Coded", "Codes", "label", "mix", "uncode", "values_of"]
 
 # Multipliers of splitmix64, as signed numbers.
 _FIRST, _SECOND, _STEP = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15, -0x61C8864680B583EB
@@ -88,6 +90,18 @@ def values_of(item: Any) -> Any:
     if isinstance(item, (list, tuple)):
         return type(item)(values_of(part) for part in item)
     return item
+
+
+def uncode() -> None:
+    """Turns all coded tensors that exist into their values, once a trace is over.
+
+    A model may keep some where nothing else finds them: in a table of a module's globals, say.
+    """
+    found = [item for item in gc.get_objects() if type(item) is Coded]
+    # A view holds its base, and what is held can't be swapped.
+    for item in sorted(found, key=lambda item: not item._is_view()):
+        with suppress(RuntimeError):  # it has weak references; its next use says what it is
+            torch.utils.swap_tensors(item, item.value.detach())
 
 
 def label(*parts: Any) -> int:

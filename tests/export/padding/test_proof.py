@@ -190,6 +190,27 @@ def test_a_model_that_keeps_tables_is_left_as_it_was() -> None:
     assert check_padding(model).safe
 
 
+def test_a_model_that_keeps_tables_elsewhere_is_left_with_plain_ones() -> None:
+    bases: dict[int, torch.Tensor] = {}
+    tables: dict[int, torch.Tensor] = {}
+
+    def body(self: Made, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        if length not in tables:
+            bases[length] = torch.arange(length, dtype=x.dtype)
+            tables[length] = bases[length].view(length, 1)
+        return x + tables[length]
+
+    model = made(body)
+    assert check_padding(model).safe and {7, 12, 30, 41} <= set(tables)
+    assert {type(table) for table in (*tables.values(), *bases.values())} == {torch.Tensor}
+    for length in (7, 41):
+        example = model.make_example({"batch": 2, "length": length})
+        want = example["x"] + torch.arange(length)[:, None]
+        assert torch.equal(model.run(example)[model.outputs[0].name], want)
+        assert torch.export.export(model.module, (), example)
+
+
 def test_what_was_found_out_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     model = made(HARMLESS["a masked mean"])
     first = check_padding(model)
