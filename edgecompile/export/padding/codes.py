@@ -7,13 +7,15 @@ classes). An element that is the same whatever the inputs hold is *known*: its v
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-__all__ = ["Coded", "Codes", "label", "mix", "values_of"]
+__all__ = ["Coded", "Codes", "label", "mix", "uncode", "values_of"]
 
 # Multipliers of splitmix64, as signed numbers.
 _FIRST, _SECOND, _STEP = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15, -0x61C8864680B583EB
@@ -90,6 +92,18 @@ def values_of(item: Any) -> Any:
     return item
 
 
+def uncode() -> None:
+    """Turns all coded tensors that exist into their values, once a trace is over.
+
+    A model may keep some where nothing else finds them: in a table of a module's globals, say.
+    """
+    found = [item for item in gc.get_objects() if type(item) is Coded]
+    # A view holds its base, and what is held can't be swapped.
+    for item in sorted(found, key=lambda item: not item._is_view()):
+        with suppress(RuntimeError):  # it has weak references; its next use says what it is
+            torch.utils.swap_tensors(item, item.value.detach())
+
+
 def label(*parts: Any) -> int:
     """A code of plain values."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
@@ -134,6 +148,12 @@ class Codes:
         if not self._doubted.numel():
             return torch.zeros(codes.shape, dtype=torch.bool)
         return torch.isin(codes, self._doubted)
+
+    def pass_doubt(self, code: torch.Tensor, unknown: torch.Tensor, *sources: torch.Tensor) -> None:
+        """Notes codes of the unknown elements that are made of elements noted so."""
+        for source in sources if self._doubted.numel() else ():
+            perhaps = self.doubted(source) & unknown
+            self.doubt(code.expand(perhaps.shape)[perhaps])
 
     def of(self, item: Any) -> torch.Tensor:
         """The codes of a tensor's elements, or of a number."""

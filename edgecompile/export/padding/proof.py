@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from edgecompile.export.guards import quiet_torch
 from edgecompile.export.ladder import without_fast_path, without_mask_detection
 from edgecompile.export.padding import layers as padding_layers  # noqa: F401 - registers its rules
-from edgecompile.export.padding.codes import Coded, Codes, label, mix, values_of
+from edgecompile.export.padding.codes import Coded, Codes, label, mix, uncode, values_of
 from edgecompile.export.padding.rules import (
     COPIES,
     FRESH,
@@ -282,6 +282,8 @@ def find_leak(
         return Leak(
             "", None, False, f"the analysis of its operators fails: {describe_error(error)}"
         )
+    finally:
+        uncode()
 
 
 def _example(loaded: LoadedModel, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:

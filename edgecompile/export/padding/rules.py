@@ -100,7 +100,9 @@ def elementwise(codes: Codes, name: str, arguments: Arguments, value: Any) -> An
     unknown = unknown_of(operands[0])
     for operand in operands[1:]:
         unknown = unknown | unknown_of(operand)
-    code = mix(described(name, arguments), *map(codes.of, operands))
+    given = [codes.of(operand) for operand in operands]
+    code = mix(described(name, arguments), *given)
+    codes.pass_doubt(code, unknown, *given)
     return Coded.of(value, unknown, code)
 
 
@@ -111,7 +113,9 @@ def _mul(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor) -> 
     code = torch.where(equal(a, 1), codes.of(b), torch.where(equal(b, 1), codes.of(a), code))
     # NaN and infinity times zero aren't zero: the value tells.
     zero = (equal(a, 0) | equal(b, 0)) & (value == 0)
-    return Coded.of(value, (unknown_of(a) | unknown_of(b)) & ~zero, code)
+    unknown = (unknown_of(a) | unknown_of(b)) & ~zero
+    codes.pass_doubt(code, unknown, codes.of(a), codes.of(b))
+    return Coded.of(value, unknown, code)
 
 
 @rule("div")
@@ -137,8 +141,7 @@ def _add(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor) -> 
         biased = ~unknown_of(other) & (number <= MASKED) & unknown
         value = torch.where(biased & value.isfinite(), _BIASED, value)
         unknown = unknown & ~biased
-        perhaps = codes.doubted(codes.of(other)) & unknown
-        codes.doubt(code.expand(perhaps.shape)[perhaps])
+        codes.pass_doubt(code, unknown, codes.of(other))
     return Coded.of(value, unknown, code)
 
 
@@ -154,10 +157,8 @@ def _where(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor) -
     code = torch.where(open_, mixed, torch.where(chosen, codes.of(a), codes.of(b)))
     unknown = open_ | torch.where(chosen, unknown_of(a), unknown_of(b))
     fills = [~unknown_of(item) & (torch.as_tensor(values_of(item)) <= MASKED) for item in (a, b)]
-    perhaps = (
-        open_ & (fills[0] | fills[1]) | codes.doubted(codes.of(a)) | codes.doubted(codes.of(b))
-    )
-    codes.doubt(code[(perhaps & unknown).expand(code.shape)])
+    codes.doubt(code[(open_ & (fills[0] | fills[1]) & unknown).expand(code.shape)])
+    codes.pass_doubt(code, unknown.expand(code.shape), codes.of(a), codes.of(b))
     return Coded.of(value, unknown, code)
 
 

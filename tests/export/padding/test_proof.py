@@ -106,6 +106,16 @@ HARMLESS: dict[str, Body] = {
     ).abs(),
 }
 
+#: What may lie between a mask and a softmax.
+CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "divided": lambda scores: scores / 2.0,
+    "divided by one": lambda scores: scores / torch.ones(()),
+    "multiplied": lambda scores: scores * 0.5,
+    "multiplied in place": lambda scores: scores.mul_(0.5),
+    "limited": lambda scores: scores.clamp(max=50.0),
+    "at least the least number": lambda scores: scores.maximum(torch.tensor(-1e30)),
+}
+
 #: The operator and a piece of its line; what no trial finds out is marked by a star.
 HARMFUL: dict[str, tuple[Body, str]] = {
     "a maximum over padding": (lambda m, x, k: x.amax(1), "amax"),
@@ -118,6 +128,17 @@ HARMFUL: dict[str, tuple[Body, str]] = {
         lambda m, x, k: x.masked_fill(x.sum(2, keepdim=True) <= 0, -1e9).softmax(1).cumsum(1),
         "_softmax",
     ),
+    **{
+        f"a mask of the inputs' own, {name}": (
+            lambda m, x, k, change=change: change(
+                x.masked_fill(x.sum(2, keepdim=True) <= 0, -1e10)
+            )
+            .softmax(1)
+            .cumsum(1),
+            "_softmax",
+        )
+        for name, change in CHANGES.items()
+    },
     "top-k": (lambda m, x, k: x.topk(2, 1).values, "topk"),
     "sorting": (lambda m, x, k: x.sort(1).values.cumsum(1), "sort"),
     "a softmax over padding": (lambda m, x, k: x.softmax(1), "_softmax"),
@@ -172,6 +193,27 @@ def test_a_model_that_keeps_tables_is_left_as_it_was() -> None:
     assert find_leak(model, 7, 12, {"batch": 2}) is None
     assert type(model.module.model.table) is torch.Tensor
     assert check_padding(model).safe
+
+
+def test_a_model_that_keeps_tables_elsewhere_is_left_with_plain_ones() -> None:
+    bases: dict[int, torch.Tensor] = {}
+    tables: dict[int, torch.Tensor] = {}
+
+    def body(self: Made, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        if length not in tables:
+            bases[length] = torch.arange(length, dtype=x.dtype)
+            tables[length] = bases[length].view(length, 1)
+        return x + tables[length]
+
+    model = made(body)
+    assert check_padding(model).safe and {7, 12, 30, 41} <= set(tables)
+    assert {type(table) for table in (*tables.values(), *bases.values())} == {torch.Tensor}
+    for length in (7, 41):
+        example = model.make_example({"batch": 2, "length": length})
+        want = example["x"] + torch.arange(length)[:, None]
+        assert torch.equal(model.run(example)[model.outputs[0].name], want)
+        assert torch.export.export(model.module, (), example)
 
 
 def test_what_was_found_out_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
