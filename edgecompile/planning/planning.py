@@ -121,7 +121,7 @@ def plan_model(
         costs = calibrated_costs(model, profile, request, scope, request.calibration)
     else:
         form = find_form(exports, request, scope)
-        why = _why_not_measured(form, request)
+        why = _why_not_measured(model, form, request)
         if why and (request.quick or (not compare and _measures_here(profile, work))):
             plan = BucketPlan(scope.axis, (form.bucket,), source=request.lengths.source)
             notes += [form.note] if form.note else []
@@ -140,9 +140,7 @@ def plan_model(
     plan, note = _choose(scope, request, costs.model, cost)
     if extent.lo == extent.hi and scope.second is None:
         plan = replace(plan, notes=())  # they compare plans
-        note = (
-            f"{model.name} has one size of {scope.axis}, {extent.lo}, so there is nothing to plan"
-        )
+        note = _one_size(model, scope)
     if note:
         notes.append(note)
     if costs.kit is not None and _same_programs(plan.buckets, costs.kit.buckets[:1]):
@@ -204,8 +202,15 @@ def _measures_here(profile: TargetProfile, work: Path) -> bool:
     return profile.gpu is None and bool(runnable_variants(profile, work))
 
 
-def _why_not_measured(form: Form, request: PlanRequest) -> str:
+def _one_size(model: LoadedModel, scope: KitScope) -> str:
+    return f"There is nothing to plan: {model.name} has one size of {scope.axis}, {scope.axes[0][1].lo}."
+
+
+def _why_not_measured(model: LoadedModel, form: Form, request: PlanRequest) -> str:
     """Why no costs are needed; empty where they decide, or tell whether bounds are met."""
+    extent = form.scope.axes[0][1]
+    if extent.lo == extent.hi and form.scope.second is None:
+        return _one_size(model, form.scope)
     one = "exact" if "exact" in form.modes else "padded"
     if request.quick:
         return (

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import edgecompile.backends.compilation
+import edgecompile.export.store
 from edgecompile.errors import ExportError, PlanError
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
@@ -81,7 +81,7 @@ def test_a_refused_export_isnt_tried_again(tmp_path: Path, monkeypatch: pytest.M
         tried.append(1)
         raise ExportError("no", served={"length": (5, 5)})
 
-    monkeypatch.setattr(edgecompile.backends.compilation, "export_bucket", refuse)
+    monkeypatch.setattr(edgecompile.export.store, "export_bucket", refuse)
     exports = store("unmasked_mean", tmp_path)
     for _ in range(2):
         with pytest.raises(PlanError, match=r"no; and .* can't run in padded buckets"):
