@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from weakref import WeakKeyDictionary
 
 import torch
 
 from edgecompile.export.checks import TOLERANCE, compare_outputs
-from edgecompile.export.padding.proof import find_leak
+from edgecompile.export.padding.proof import EARLY, FULL, LATE, find_leak
 from edgecompile.models.examples import pad_inputs
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.specs import InputSpec, OutputSpec
@@ -28,6 +29,9 @@ PROVEN, ASSUMED = "proven", "assumed"
 
 #: Lengths of the two runs of a proof: the codes are the same at any length, so short ones will do.
 _PROOF_LENGTHS = ((7, 12), (30, 41))
+#: Masks of the runs of a proof, by row: a model may branch on a mask without zeros, and a batch may
+#: have one row.
+_PROOF_MASKS = ((FULL,), (LATE, EARLY), (EARLY, LATE))
 #: No trial with inputs drawn against the model is longer, unless the model takes none as short.
 _LONGEST_TRIAL = 96
 
@@ -106,7 +110,8 @@ def _check(
     loaded: LoadedModel, axis: str, pairs: Pairs, sizes: Mapping[str, int], tolerance: float
 ) -> PaddingVerdict:
     worst, tried = 0.0, []
-    leaks = (find_leak(loaded, *pair, sizes) for pair in _proof_pairs(pairs))
+    runs = zip(cycle(_proof_pairs(pairs)), _PROOF_MASKS, strict=False)
+    leaks = (find_leak(loaded, *pair, sizes, masks) for pair, masks in runs)
     leak = next((leak for leak in leaks if leak is not None), None)
     for index, (kind, (length, padded)) in enumerate(_trials(loaded, axis, pairs)):
         tried.append((length, padded))

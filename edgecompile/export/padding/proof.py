@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +41,10 @@ from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import describe_error, is_user_code
 from edgecompile.models.source_lines import Place
 
-__all__ = ["Leak", "find_leak"]
+__all__ = ["EARLY", "FULL", "LATE", "Leak", "find_leak"]
+
+#: Kinds of masks: all ones; zeros at the start and a hole; zeros at the end and a hole.
+FULL, LATE, EARLY = "full", "late", "early"
 
 #: Operators that write nothing, but change the shape of their first argument.
 _TURNS = ("transpose_", "t_", "squeeze_", "unsqueeze_", "swapaxes_")
@@ -249,7 +252,11 @@ def _place() -> Place | None:
 
 
 def find_leak(
-    loaded: LoadedModel, length: int, padded: int, sizes: Mapping[str, int]
+    loaded: LoadedModel,
+    length: int,
+    padded: int,
+    sizes: Mapping[str, int],
+    masks: Sequence[str] = (FULL,),
 ) -> Leak | None:
     """What may let padding into the outputs; None: nothing does, which is a proof.
 
@@ -257,11 +264,12 @@ def find_leak(
         loaded: the model; every input along its length axis has a pad value.
         length, padded: of the two runs; short ones will do.
         sizes: of the other axes.
+        masks: kinds of the caller's masks, for the rows of a batch in turn.
     """
     codes = Codes([*loaded.module.parameters(), *loaded.module.buffers()])
     axis = loaded.length_axis
     assert axis is not None
-    example = _example(loaded, {**sizes, axis: length})
+    example = _example(loaded, {**sizes, axis: length}, masks)
     filled = pad_inputs(loaded.inputs, example, axis, padded)
     try:
         got = _run(loaded, codes, filled, length, None)
@@ -286,17 +294,29 @@ def find_leak(
         uncode()
 
 
-def _example(loaded: LoadedModel, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    """Inputs whose masks end early in every second row."""
+def _example(
+    loaded: LoadedModel, sizes: Mapping[str, int], masks: Sequence[str]
+) -> dict[str, torch.Tensor]:
+    """Inputs whose rows have masks of these kinds in turn."""
     example = loaded.make_example(sizes, seed=3)
     for spec in loaded.inputs:
         if spec.is_mask and loaded.length_axis in spec.shape:
-            dim = spec.shape.index(loaded.length_axis)
-            tensor = example[spec.name]
-            size = tensor.shape[dim]
-            if dim > 0 and tensor.shape[0] > 1 and size > 2:
-                tensor[1::2].narrow(dim, size - 2, 2).fill_(0)
+            # In a mask of queries and keys, keys come last.
+            dim = len(spec.shape) - 1 - spec.shape[::-1].index(loaded.length_axis)
+            tensor = example[spec.name].movedim(dim, -1)
+            for row in range(len(tensor) if dim else 1):
+                part = tensor[row] if dim else tensor
+                part[..., _zeros(masks[row % len(masks)], tensor.shape[-1])] = 0
     return example
+
+
+def _zeros(kind: str, size: int) -> list[int]:
+    """The places at which a mask of a kind is 0; at least one is left."""
+    if kind == FULL or size < 2:
+        return []
+    hole = [size // 2] if size > 4 else []
+    several = 2 if size > 6 else 1
+    return [*hole, *(range(several) if kind == LATE else range(size - several, size))]
 
 
 def _coded_inputs(

@@ -36,7 +36,7 @@ class Made(nn.Module):
         return self.body(self, x, attention_mask)
 
 
-def made(body: Body, pad: float = 0.0) -> LoadedModel:
+def made(body: Body, pad: float = 0.0, batch: tuple[int, int] = (1, 4)) -> LoadedModel:
     with torch.random.fork_rng():
         torch.manual_seed(5)
         module = Made(body).eval()
@@ -46,7 +46,7 @@ def made(body: Body, pad: float = 0.0) -> LoadedModel:
         (module, inputs, axes),
         pad={"x": pad, "attention_mask": 0},
         max_length=64,
-        batch=(1, 4),
+        batch=batch,
     )
 
 
@@ -125,11 +125,9 @@ HARMFUL: dict[str, tuple[Body, str]] = {
     ),
     **{
         f"a mask of the inputs' own, {name}": (
-            lambda m, x, k, change=change: change(
-                x.masked_fill(x.sum(2, keepdim=True) <= 0, -1e10)
-            )
-            .softmax(1)
-            .cumsum(1),
+            lambda m, x, k, change=change: (
+                change(x.masked_fill(x.sum(2, keepdim=True) <= 0, -1e10)).softmax(1).cumsum(1)
+            ),
             "_softmax",
         )
         for name, change in CHANGES.items()
@@ -209,6 +207,43 @@ def test_a_model_that_keeps_tables_elsewhere_is_left_with_plain_ones() -> None:
         want = example["x"] + torch.arange(length)[:, None]
         assert torch.equal(model.run(example)[model.outputs[0].name], want)
         assert torch.export.export(model.module, (), example)
+
+
+def last_by_the_last_mask(m: Made, x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    found = x[torch.arange(x.shape[0]), k.sum(1) - 1]
+    return torch.where(k[:, -1:] == 1, x[:, -1], found)
+
+
+def first_by_the_first_mask(m: Made, x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return torch.where(k[:, :1] == 1, x[:, 0], x[torch.arange(x.shape[0]), -k.sum(1)])
+
+
+def all_or_some(m: Made, x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    # Less than what a trial counts as a change.
+    return x.cumsum(1) if bool(k.all()) else 1.00001 * x.cumsum(1)
+
+
+@pytest.mark.parametrize("batch", [(1, 1), (1, 4)])
+@pytest.mark.parametrize(
+    ("body", "operator"),
+    [
+        (last_by_the_last_mask, "select"),
+        (first_by_the_first_mask, ""),
+        (all_or_some, ""),
+    ],
+)
+@pytest.mark.parametrize("lengths", [[(8, 9)], [(5, 40)]])
+def test_masks_of_several_kinds_are_tried(
+    body: Body, operator: str, batch: tuple[int, int], lengths: list[tuple[int, int]]
+) -> None:
+    verdict = check_padding(made(body, batch=batch), lengths)
+    assert not verdict.safe and operator in verdict.reason
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 9])
+def test_masks_leave_a_position(length: int) -> None:
+    verdict = check_padding(made(HARMLESS["a bias of minus infinity"]), [(length, 12)])
+    assert verdict.safe, verdict.reason
 
 
 def test_what_was_found_out_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
