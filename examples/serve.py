@@ -11,10 +11,12 @@ the port: who may, and encryption, are a proxy's business. JSON is slow for larg
 """
 
 import argparse
+import contextlib
 import io
 import json
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -26,7 +28,8 @@ from edgecompile.runtime import EdgecompileError, InputError, open_bundle
 
 MAX_BODY = 4 << 20
 #: Seconds in which a request must have come whole, from the end of the one before it on.
-PATIENCE = 10
+#: `docker stop` kills after 10.
+PATIENCE = 8
 METHODS = {"/healthz": ("GET", "HEAD"), "/run": ("POST",)}
 
 
@@ -84,6 +87,18 @@ class Timed(io.RawIOBase):
         return self.connection.recv_into(buffer)
 
 
+class Lines(io.BufferedReader):
+    """A connection's bytes, read by lines. Notes a carriage return within one: the parser of headers
+    would take it for the line's end, which whoever passed the request on may not have done."""
+
+    stray_return = False
+
+    def readline(self, size=-1):
+        line = super().readline(size)
+        self.stray_return |= b"\r" in line[:-2]
+        return line
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     # An answer is one write, and isn't held back until the client has acknowledged something.
@@ -93,11 +108,22 @@ class Handler(BaseHTTPRequestHandler):
     def setup(self):
         super().setup()
         self.timed = Timed(self.connection)
-        self.rfile = io.BufferedReader(self.timed)
+        self.rfile = Lines(self.timed)
 
     def handle_one_request(self):
         self.timed.deadline = time.monotonic() + PATIENCE
-        super().handle_one_request()  # ends the connection at a TimeoutError
+        self.server.waiting.add(self.connection)
+        try:
+            if self.server.stopping:
+                self.close_connection = True
+            else:
+                super().handle_one_request()  # ends the connection at a TimeoutError
+        finally:
+            self.server.waiting.discard(self.connection)
+
+    def parse_request(self):
+        self.server.waiting.discard(self.connection)
+        return super().parse_request()
 
     def handle_expect_100(self):
         super().handle_expect_100()
@@ -122,6 +148,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def read_body(self):
         """The request's body; None where it can't be told where it ends, which was answered."""
+        if self.rfile.stray_return:
+            return self.refuse(400, "a header holds a carriage return")
+        # The parser drops a line that it can't read, and may drop all that follow.
+        for defect in self.headers.defects:
+            return self.refuse(400, f"malformed headers: {type(defect).__name__}")
         lengths = self.headers.get_all("Content-Length", [])
         if "Transfer-Encoding" in self.headers:
             return self.refuse(501, "give a Content-Length, not a Transfer-Encoding")
@@ -165,6 +196,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
+        if self.server.stopping:
+            headers["Connection"] = "close"
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
@@ -180,13 +213,30 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 1024  # connections that come at once; the system's limit may be less
 
     def __init__(self, address, model, connections):
-        super().__init__(address, Handler)
         self.model = model
+        self.connections = connections
         self.free = threading.BoundedSemaphore(connections)
+        self.waiting = set()  # connections between two requests
+        self.stopping = False
+        super().__init__(address, Handler)
+
+    def server_close(self):
+        """Returns when every request that has begun is answered."""
+        super().server_close()
+        self.stopping = True
+        for connection in list(self.waiting):
+            with contextlib.suppress(OSError):  # the client went away
+                connection.shutdown(socket.SHUT_RD)
+        for _ in range(self.connections):
+            self.free.acquire()
 
     def process_request(self, request, client):
         if self.free.acquire(blocking=False):
-            super().process_request(request, client)
+            try:
+                super().process_request(request, client)
+            except BaseException:  # no thread could be started
+                self.free.release()
+                raise
         else:
             request.settimeout(1)
             request.sendall(
@@ -213,10 +263,10 @@ def main():
     parser.add_argument("--port", type=int, default=8080, help="0: any free one")
     parser.add_argument("--connections", type=int, default=256, help="how many at once")
     options = parser.parse_args()
-    with (
-        open_bundle(options.bundle) as model,
-        Server((options.host, options.port), model, options.connections) as server,
-    ):
+    address = (options.host, options.port)
+    with open_bundle(options.bundle) as model, Server(
+        address, model, options.connections
+    ) as server:
 
         def stop(*_):
             # shutdown() waits for serve_forever(), which this very thread is in.

@@ -1,11 +1,10 @@
 """The device's side of scripts/bench-plans: the standard library, numpy and a bundle's own runtime.
 
-    bench_plans_device.py JOB
+    python3 BUNDLE bench_plans_device.py JOB
 
 JOB is a JSON file that bench_plans.py writes. One JSON object a line goes to stdout: what was
 opened, then the nanoseconds of every run of each round. The process ends when its stdin does, so
-that its CPU time can be read before. The runtime comes from the first bundle:
-PYTHONPATH=BUNDLE/runtime.
+that its CPU time can be read before. The runtime comes from BUNDLE, the first of the job.
 """
 
 import json

@@ -87,7 +87,7 @@ def _worker(
         file = Path(folder) / "job.json"
         file.write_text(json.dumps(job), encoding="utf-8")
         with subprocess.Popen(
-            [sys.executable, str(_WORKER), str(file)],
+            [sys.executable, str(bundle.resolve()), str(_WORKER), str(file)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=complaints,

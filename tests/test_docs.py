@@ -126,6 +126,13 @@ def test_commands_and_their_options_exist(page: str, line: str) -> None:
         parse_command(words[1:])
 
 
+def test_no_code_block_runs_a_bundle_by_a_way_that_compares_nothing() -> None:
+    """With its runtime/ on PYTHONPATH, as docs/security.md says."""
+    for page in PAGES:
+        for block in blocks(page, r"\w*"):
+            assert not re.search(r"PYTHONPATH=\S*\.ecb/runtime", block), page_id(page)
+
+
 def parse_command(words: list[str]) -> None:
     """Lets Click read the command line, options and their types included, without running it."""
     command: click.Command = cli

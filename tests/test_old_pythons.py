@@ -15,6 +15,7 @@ import pytest
 
 from tests.needs import lack
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 VARIABLE = "EDGECOMPILE_OLD_PYTHONS"
 
 
@@ -79,3 +80,9 @@ def test_the_oldest_and_the_newest_measure(python: Interpreter, tiny_bundle: Pat
     arguments = ("--seconds", "0.1", "--cold-runs", "1", "--json")
     report = json.loads(python.run(tiny_bundle, "bench", *arguments))
     assert report["lengths"]
+
+
+@pytest.mark.parametrize("python", [*FOUND[:1], *FOUND[-1:]], ids=name)
+def test_the_oldest_and_the_newest_run_the_example(python: Interpreter, tiny_bundle: Path) -> None:
+    program = REPOSITORY / "examples" / "serve.py"
+    assert "--connections" in python.run(tiny_bundle, str(program), "--help")

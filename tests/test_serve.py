@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,6 +132,7 @@ def exchange(server: Server, *parts: bytes) -> bytes:
 
 BEGIN = b"POST /run HTTP/1.1\r\nHost: x\r\n"
 SMUGGLED = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+LAST = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -145,6 +149,10 @@ SMUGGLED = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
         ("X: y", 411),
         ("Content-Length: 99999999999", 413),
         ("X" * 70000, 431),
+        ("Content-Length: 2\r\nX : y\r\nTransfer-Encoding: chunked", 400),
+        ("Content-Length: 2\r\n: y\r\nTransfer-Encoding: chunked", 400),
+        ("A: b\rContent-Length: 2", 400),
+        ("Content-Length: 2\r\r\nA: b", 400),
     ],
 )
 def test_a_body_of_unclear_length_ends_the_connection(
@@ -155,6 +163,14 @@ def test_a_body_of_unclear_length_ends_the_connection(
     assert told.startswith(b"HTTP/1.1 %d " % status), told
     assert told.count(b"HTTP/1.1") == 1 and b"Connection: close" in told
     assert json.loads(told.partition(b"\r\n\r\n")[2])["error"]
+
+
+@pytest.mark.parametrize("line", [b"X : y\r\n", b"X\r\n", b"X: y\r", b": y\r\n"])
+def test_a_body_behind_a_malformed_header_is_no_request(server: Server, line: bytes) -> None:
+    """Its length is in a header that the parser drops, or finds where others see none."""
+    length = b"Content-Length: %d\r\n\r\n" % len(LAST)
+    told = exchange(server, b"GET /healthz HTTP/1.1\r\n" + line + length + LAST)
+    assert told.startswith(b"HTTP/1.1 400 ") and told.count(b"HTTP/1.1") == 1, told
 
 
 def test_numbers_that_json_lacks(server: Server) -> None:
@@ -169,21 +185,22 @@ def test_texts_where_the_bundle_has_a_tokenizer(server: Server) -> None:
 
 
 def test_many_connections_at_once_are_all_answered(server: Server) -> None:
-    """All are made before one is accepted: a short queue of the listening socket lets some wait."""
-    open_ones = []
-    for _ in range(200):
-        connection = socket.socket()
-        connection.setblocking(False)
-        connection.connect_ex(("127.0.0.1", server.port))
-        open_ones.append(connection)
-    answers = []
-    for connection in open_ones:
-        connection.setblocking(True)
-        connection.sendall(SMUGGLED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
-    for connection in open_ones:
-        answers.append(connection.recv(12))
-        connection.close()
-    assert answers == [b"HTTP/1.1 200"] * 200
+    """All are made before one is accepted: a short queue of the listening socket refuses some."""
+    with contextlib.ExitStack() as stack:
+        server.process.send_signal(signal.SIGSTOP)
+        stack.callback(server.process.send_signal, signal.SIGCONT)
+        os.waitid(os.P_PID, server.process.pid, os.WSTOPPED)
+        open_ones = []
+        for _ in range(200):
+            connection = stack.enter_context(socket.socket())
+            # The kernel asks twice, then connect() raises TimeoutError.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, 1)
+            connection.connect(("127.0.0.1", server.port))
+            open_ones.append(connection)
+        server.process.send_signal(signal.SIGCONT)
+        for connection in open_ones:
+            connection.sendall(LAST)
+        assert [connection.recv(12) for connection in open_ones] == [b"HTTP/1.1 200"] * 200
 
 
 def test_more_connections_than_it_takes_are_told_so(bundle: Path, device_python: str) -> None:
@@ -200,12 +217,9 @@ def test_more_connections_than_it_takes_are_told_so(bundle: Path, device_python:
 
 def test_a_client_that_sends_byte_by_byte_is_let_go() -> None:
     """Each byte comes in time, the request never does: its whole has a deadline."""
-    source = PROGRAM.read_text(encoding="utf-8")
-    names: dict[str, Any] = {"__name__": "serve"}
-    exec(compile(source, str(PROGRAM), "exec"), names)  # noqa: S102
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        reader = names["Timed"](ours)
+        reader = runpy.run_path(str(PROGRAM))["Timed"](ours)
         reader.deadline = time.monotonic() + 0.2
         theirs.sendall(b"ab")
         assert reader.readinto(bytearray(1)) == 1
@@ -213,6 +227,23 @@ def test_a_client_that_sends_byte_by_byte_is_let_go() -> None:
             while True:
                 theirs.sendall(b"x")
                 assert reader.readinto(bytearray(1)) == 1
+
+
+def test_a_thread_that_cannot_be_started_takes_no_slot() -> None:
+    server = runpy.run_path(str(PROGRAM))["Server"](("127.0.0.1", 0), None, 1)
+    size = threading.stack_size(1 << 60)  # more than a process can address
+    try:
+        with socket.create_connection(server.server_address) as connection:
+            server.handle_request()
+            assert connection.recv(1) == b""
+        threading.stack_size(size)
+        with socket.create_connection(server.server_address) as connection:
+            connection.sendall(LAST.replace(b"/healthz", b"/"))
+            server.handle_request()
+            assert connection.recv(12) == b"HTTP/1.1 404"
+    finally:
+        threading.stack_size(size)
+        server.socket.close()
 
 
 def test_an_answer_is_one_segment(server: Server) -> None:
@@ -246,3 +277,26 @@ def test_a_signal_ends_it_cleanly(bundle: Path, device_python: str, number: sign
     _, err = server.process.communicate()
     assert server.process.returncode == 0
     assert "Traceback" not in err
+
+
+def test_a_request_that_has_begun_is_answered_before_the_end(
+    bundle: Path, device_python: str
+) -> None:
+    server = start(bundle, device_python)
+    body = b'{"input_ids": [[1, 5, 2]]}'
+    address = ("127.0.0.1", server.port)
+    with socket.create_connection(address) as busy, socket.create_connection(address) as idle:
+        idle.sendall(SMUGGLED)
+        assert idle.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        busy.sendall(BEGIN + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
+        assert busy.recv(1 << 16).startswith(b"HTTP/1.1 100")
+        server.process.send_signal(signal.SIGTERM)
+        assert idle.recv(1) == b""
+        busy.sendall(body)
+        told = b""
+        while data := busy.recv(1 << 16):
+            told += data
+    assert told.startswith(b"HTTP/1.1 200") and b"Connection: close" in told, told
+    _, err = server.process.communicate()
+    assert server.process.returncode == 0
+    assert "timed out" not in err, "the idle connection was waited for"

@@ -194,10 +194,12 @@ def spread_warnings(costs: CostCurve | CostSurface) -> tuple[str, ...]:
         return ()
     share, ms, length, mode = found[0]
     others = f", and {len(found) - 1} more points spread by over {100 * _SPREAD_LIMIT:.0f} %"
+    # What this machine measured is kept, and would be taken from there.
+    again = " with --measure-again" if costs.kind == "measured" else ""
     return (
         f"Measurements spread: at length {length} ({mode}) the quartiles are {format_share(share)} "
-        f"of the median {format_ms(ms)} ms apart{others if len(found) > 1 else ''}. Repeat on an "
-        "idle machine.",
+        f"of the median {format_ms(ms)} ms apart{others if len(found) > 1 else ''}. Repeat{again} on "
+        "an idle machine.",
     )
 
 

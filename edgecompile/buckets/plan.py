@@ -48,8 +48,8 @@ class BucketPlan:
             nobody said.
         source: where the lengths came from.
         notes: what a person should know about the plan, in sentences.
-        padding: ``proven`` or ``assumed``: why padded buckets may be padded; empty where none is,
-            or where nobody asked.
+        padding: ``proven`` or ``assumed``: why the device may pad; empty where it doesn't, or where
+            nobody asked.
     """
 
     length_axis: str
@@ -168,6 +168,9 @@ class BucketPlan:
             raise PlanError("notes isn't a list")
         if not isinstance(made_for, dict):
             raise PlanError("made_for isn't an object")
+        padding = value.get("padding", "")
+        if padding not in ("", "proven", "assumed"):
+            raise PlanError(f"padding is {padding!r}, neither proven nor assumed")
         model = value.get("cost_model")
         return cls(
             length_axis=axis,
@@ -184,7 +187,7 @@ class BucketPlan:
             notes=tuple(str(note) for note in notes),
             lower_bound_ms=bound,
             made_for={str(key): str(text) for key, text in made_for.items()},
-            padding=str(value.get("padding", "")),
+            padding=padding,
         )
 
 

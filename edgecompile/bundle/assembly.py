@@ -7,28 +7,19 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import edgecompile
 from edgecompile.backends.artifact import Artifact
 from edgecompile.backends.compilation import CompiledModel
 from edgecompile.buckets.plan import Bucket
-from edgecompile.bundle.verify import (
-    TOLERANCES,
-)
 from edgecompile.bundle.writer import BundleWriter, VariantParts, manifest_name, merge_constants
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.structure import model_structure
+from edgecompile.precision import TOLERANCES
 from edgecompile.runtime.manifest import TORCH, Manifest
-from edgecompile.runtime.schema import Extent, TensorSpec
+from edgecompile.runtime.schema import BucketSpec, Extent, TensorSpec
 
-if TYPE_CHECKING:
-    pass
-
-
-from edgecompile.runtime.schema import BucketSpec
-
-__all__ = ["bucket_spec", "built_by", "stage_kit"]
+__all__ = ["bucket_spec", "built_by", "stage", "stage_kit"]
 
 
 def stage_kit(
@@ -57,7 +48,7 @@ def stage_kit(
         "bucket_build_s": round(bucket_build_s, 3),
     }
     with BundleWriter(output, force=force) as writer:
-        manifest = _stage(writer, model, buckets, compiled, built_by(model, compiled))
+        manifest = stage(writer, model, buckets, compiled, built_by(model, compiled))
         writer.write_manifest(replace(manifest, plan=plan))
         return writer.commit()
 
@@ -75,7 +66,7 @@ def built_by(model: LoadedModel, compiled: CompiledModel) -> dict[str, str]:
     }
 
 
-def _stage(
+def stage(
     writer: BundleWriter,
     model: LoadedModel,
     buckets: Sequence[Bucket],

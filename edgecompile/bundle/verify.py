@@ -18,18 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgecompile.bundle.cases import (
-    GOLDEN_CASES,
-    Case,
-    length_cases,
-    make_cases,
-    sample_cases,
-)
+from edgecompile.bundle.cases import GOLDEN_CASES, Case
 from edgecompile.bundle.verdict import CaseResult, LengthsRun, TextResult, VerifyReport
 from edgecompile.bundle.writer import save_case
 from edgecompile.errors import UnsupportedHostError, VerificationError
 from edgecompile.machines.emulator import EmulatedModel, Emulator, emulator_for
-from edgecompile.precision import COSINES, TOLERANCES, min_cosine
 from edgecompile.runtime.loaders import PACKAGES
 from edgecompile.runtime.manifest import (
     AOTI_CPU,
@@ -59,7 +52,7 @@ def verify_bundle(
 
     Args:
         bundle: a bundle, named or still staged.
-        cases: from :func:`make_cases` and the like.
+        cases: from :func:`edgecompile.bundle.cases.make_cases` and the like.
         variants: names of the bundle's variants.
         tolerance: what is recorded in the report; the bundle's own decides.
         min_cosine: a result with a lesser cosine has failed; None: any will do.
@@ -239,13 +232,4 @@ def _selftest(bundle: Path, cases: Path, variant: str, python: str) -> dict[str,
     return answer
 
 
-__all__ = [
-    "COSINES",
-    "TOLERANCES",
-    "Case",
-    "length_cases",
-    "make_cases",
-    "min_cosine",
-    "sample_cases",
-    "verify_bundle",
-]
+__all__ = ["verify_bundle"]

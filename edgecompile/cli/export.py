@@ -53,10 +53,12 @@ def command(
     plan = read_plan(plan_file, work_dir)
 
     from edgecompile.export.store import ExportStore, export_buckets
+    from edgecompile.planning.request import with_padding
 
     console = session.console
     loaded = load_for_plan(console, model, load, batch, plan.max_length)
     with console.step("export") as step:
+        with_padding(plan, loaded)  # what can't be padded is refused before it is exported
         exports = ExportStore(loaded, work_dir / "exported")
         exported = export_buckets(exports, plan.buckets, step=step)
     rows: list[dict[str, Any]] = [

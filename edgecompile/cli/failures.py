@@ -52,6 +52,7 @@ def describe_failure(exc: BaseException) -> Failure:
     """Maps an exception to its message, hint and exit code."""
     # Late, because edgecompile.errors loads the runtime package, and --help must not.
     from edgecompile.errors import DiskFullError, EdgecompileError, MissingDependencyError
+    from edgecompile.runtime.errors import MemoryLimitError
 
     if isinstance(exc, BrokenPipeError):
         return Failure(BROKEN_PIPE, "")
@@ -78,7 +79,9 @@ def describe_failure(exc: BaseException) -> Failure:
             "pip install 'edgecompile' brings what building needs",
         )
     if isinstance(exc, MemoryError):
-        return Failure(INTERNAL, "out of memory", "fewer --jobs need less memory at once")
+        return Failure(
+            MemoryLimitError.exit_code, "out of memory", "fewer --jobs need less memory at once"
+        )
     if isinstance(exc, OSError):
         return Failure(INPUT_OUTPUT, _os_error(exc))
     return Failure(

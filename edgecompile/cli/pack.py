@@ -113,12 +113,13 @@ def command(
     exports.require(plan.buckets, [folder.name for folder in folders])
     from edgecompile.pipeline.packing import pack_bundle
     from edgecompile.planning.generation_plan import require_native
+    from edgecompile.planning.request import with_padding
 
     require_native(loaded, runtime=runtime)
     with console.step("verify and pack") as step:
         packed = pack_bundle(
             loaded,
-            plan,
+            with_padding(plan, loaded),
             compiled,
             output or Path(bundle_name(model)),
             lengths=lengths,

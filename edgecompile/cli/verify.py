@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from edgecompile.buckets.costs.curves import Mode
     from edgecompile.buckets.ranges import Bucket
+    from edgecompile.bundle.cases import Case
     from edgecompile.bundle.verdict import VerifyReport
-    from edgecompile.bundle.verify import Case
     from edgecompile.runtime.manifest import Manifest
 
 __all__ = ["command"]
@@ -50,7 +50,8 @@ def command(
     bundle, and never loads torch.
     """
     from edgecompile.bundle.verdict import check_report
-    from edgecompile.bundle.verify import min_cosine, verify_bundle
+    from edgecompile.bundle.verify import verify_bundle
+    from edgecompile.precision import min_cosine
     from edgecompile.runtime.files import BundleFolder
 
     console = session.console
@@ -110,7 +111,7 @@ def _buckets(manifest: Manifest) -> tuple[Bucket, ...]:
 
 
 def _golden_cases(bundle: Path, manifest: Manifest) -> list[Case]:
-    from edgecompile.bundle.verify import Case
+    from edgecompile.bundle.cases import Case
     from edgecompile.runtime.golden import read_case
 
     cases = []
@@ -131,7 +132,7 @@ def _golden_texts(bundle: Path, manifest: Manifest) -> bytes | None:
 def _eager_cases(
     model: str, manifest: Manifest, buckets: tuple[Bucket, ...], seed: int
 ) -> tuple[list[Case], bytes | None]:
-    from edgecompile.bundle.verify import length_cases, make_cases
+    from edgecompile.bundle.cases import length_cases, make_cases
     from edgecompile.errors import VerificationError
     from edgecompile.loaders.load import load_model
     from edgecompile.models.loaded import LoadOptions

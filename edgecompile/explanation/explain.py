@@ -163,8 +163,8 @@ def _add_padding(
     traced: Mapping[str, int],
 ) -> Explanation:
     axis = loaded.length_axis
-    if axis is None:
-        return replace(found, padding="the model has no length axis")
+    if axis is None or loaded.axes[axis].lo == loaded.axes[axis].hi:
+        return replace(found, padding="the model has one size, so nothing is padded")
     hi = spans[axis][1]
     # Where a model's formula depends on the length, only some lengths show it: those of the checks.
     lengths = sorted({sizes[axis] for sizes in choose_sizes(spans, traced, axis)})

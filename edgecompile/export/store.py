@@ -55,7 +55,7 @@ class ExportStore:
         self._refused: dict[str, ExportError] = {}
         #: Whether another process would find the same exports. What a factory's code does can't be
         #: hashed: its exports are this store's alone.
-        self.lasting = model.source.kind in ("folder", "pt2")
+        self.lasting = model.source.lasting
         self._token = "" if self.lasting else uuid.uuid4().hex
 
     def of(self, model: LoadedModel) -> ExportStore:

@@ -13,7 +13,7 @@ from typing import Any
 from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.files import read_object, weight_files
 
-__all__ = ["check_config", "check_form", "is_program_archive", "split_factory"]
+__all__ = ["check_config", "check_form", "first_module", "is_program_archive", "split_factory"]
 
 _FACTORY = re.compile(r"^(?P<where>.+):(?P<factory>[A-Za-z_][\w.]*)$", re.DOTALL)
 _URL = re.compile(r"(?:hf|https?)://\S+")
@@ -142,7 +142,7 @@ def check_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    inner = _first_module(folder)
+    inner = first_module(folder)
     if not (inner / "config.json").exists():
         _refuse_without_config(inner if inner.is_dir() else folder)
     check_config(inner, read_object(inner / "config.json", "the model's configuration"))
@@ -152,7 +152,7 @@ def _check_folder(folder: Path) -> None:
     weight_files(inner)
 
 
-def _first_module(folder: Path) -> Path:
+def first_module(folder: Path) -> Path:
     """The transformer's folder where a modules.json names it; else the folder itself."""
     try:
         entries = json.loads((folder / "modules.json").read_text(encoding="utf-8"))

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgecompile.errors import ModelError
 from edgecompile.loaders.kinds import check_form, split_factory
+from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM
 from edgecompile.runtime.schema import CAUSAL_LM
-
-if TYPE_CHECKING:
-    pass
-
-from edgecompile.models.loaded import LoadedModel
 
 __all__ = ["check_model", "load_model"]
 

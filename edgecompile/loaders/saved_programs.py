@@ -1,7 +1,7 @@
 """Saved ExportedPrograms (.pt2) as models: inputs and axes are read from their signature.
 
 Reading such a file is as safe as running the model it holds: load only what you trust. Archives
-from which torch would run code while it reads them are refused before (``saved_archive``).
+from which torch would run code while it reads them are refused before (``export.archive``).
 """
 
 from __future__ import annotations

@@ -48,6 +48,11 @@ class ModelSource:
     sha256: Mapping[str, str] = field(default_factory=dict)
     details: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def lasting(self) -> bool:
+        """Whether another process can tell that it loads the same: a factory's code can't be hashed."""
+        return self.kind in ("folder", "pt2")
+
     def to_json(self) -> dict[str, Any]:
         """A dict of plain values."""
         return {

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgecompile.runtime.dtypes import Number
-
-if TYPE_CHECKING:
-    pass
-
 
 __all__ = ["AxisLimits", "InputSpec", "OutputSpec"]
 

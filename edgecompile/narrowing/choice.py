@@ -21,7 +21,8 @@ import torch
 from edgecompile.backends.compilation import compile_buckets
 from edgecompile.buckets.plan import Bucket
 from edgecompile.bundle.assembly import stage_kit
-from edgecompile.bundle.verify import COSINES, TOLERANCES, Case, verify_bundle
+from edgecompile.bundle.cases import Case
+from edgecompile.bundle.verify import verify_bundle
 from edgecompile.errors import PlanError, VerificationError
 from edgecompile.export.store import ExportStore
 from edgecompile.models.samples import Samples, SampleTexts, add_drawn, draw_samples, text_samples
@@ -32,7 +33,7 @@ from edgecompile.planning.cost_sources import runnable_variants
 from edgecompile.planning.forms import find_form
 from edgecompile.planning.measure import run_calibration
 from edgecompile.planning.request import PlanRequest, plan_scope, served_length
-from edgecompile.precision import FP32, Precision, Rounded
+from edgecompile.precision import COSINES, FP32, TOLERANCES, Precision, Rounded
 from edgecompile.progress import StepHandle
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 
@@ -77,7 +78,7 @@ def choose_precision(
         samples: real inputs.
         work: for programs.
         max_error: largest difference that is allowed, relative to the largest magnitude of its
-            output. The least cosine of each precision (:data:`edgecompile.bundle.verify.COSINES`) has to
+            output. The least cosine of each precision (:data:`edgecompile.precision.COSINES`) has to
             hold as well.
         rounded: weights to use where a product is int8.
         step: told what is being done.

@@ -12,6 +12,7 @@ from dataclasses import replace
 from edgecompile.backends.compilation import CompiledModel, compile_buckets
 from edgecompile.bundle.staging import Staging
 from edgecompile.errors import ModelError, PlanError
+from edgecompile.export.padding.check import ASSUMED
 from edgecompile.export.store import ExportStore
 from edgecompile.files import write_json
 from edgecompile.loaders.load import load_model
@@ -24,9 +25,9 @@ from edgecompile.pipeline.packing import pack_bundle
 from edgecompile.pipeline.request import TORCH_TENSORRT, BuildRequest, BuildResult
 from edgecompile.pipeline.stages import Stages, work_folder
 from edgecompile.planning.generation_plan import require_native
-from edgecompile.planning.kits import KitScope, whole_bucket
-from edgecompile.planning.planning import plan_model
-from edgecompile.planning.request import require_paddable
+from edgecompile.planning.kits import whole_bucket
+from edgecompile.planning.planning import Planned, plan_model
+from edgecompile.planning.request import with_padding
 from edgecompile.progress import StepHandle
 from edgecompile.runtime.device import DeviceIdentity
 from edgecompile.targets.gpu import GPU_PRECISION
@@ -63,11 +64,11 @@ def build_for_gpu(
     if request.backend == TORCH_TENSORRT:
         device = need_torch_tensorrt(profile, precision)
     traffic = request.plan.joint or request.plan.lengths
-    with work_folder(request.work_dir) as work:
+    model = stages.run(
+        "load the model", lambda _: load_model(request.model, request.load, batch=request.batch)
+    )
+    with work_folder(request.work_dir, model.source) as work:
         write_json(work / "lengths.json", traffic.to_json())
-        model = stages.run(
-            "load the model", lambda _: load_model(request.model, request.load, batch=request.batch)
-        )
         require_native(model, gpu=True)
         exports = ExportStore(model, work / "exported")
         wanted = replace(request.plan, gpu_precision=precision)
@@ -97,7 +98,7 @@ def build_for_gpu(
             )
 
         artifact = stages.run("write and check the ONNX", make_onnx)
-        artifact = _with_padding(artifact, model, request, planned.scope)
+        artifact, planned = _with_padding(artifact, model, request, planned)
         rtx: RtxReport | None = None
         if has_rtx():
             profiles = bucket_profiles(planned.plan.buckets, model.inputs)
@@ -166,20 +167,20 @@ def build_for_gpu(
 
 
 def _with_padding(
-    artifact: OnnxArtifact, model: LoadedModel, request: BuildRequest, scope: KitScope
-) -> OnnxArtifact:
-    """The artifact; padding, which its own runs found harmless, is also to be proven so.
+    artifact: OnnxArtifact, model: LoadedModel, request: BuildRequest, planned: Planned
+) -> tuple[OnnxArtifact, Planned]:
+    """The artifact and the plan; padding, which its own runs found harmless, is also to be proven so.
 
     A device that fills up every bucket does that along all axes.
     """
     if not artifact.check.padding:
-        return artifact
+        return artifact, planned
+    wanted, given = request.plan, request.plan.plan
+    assume = wanted.assume_paddable or (given is not None and given.padding == ASSUMED)
     try:
-        for name, extent in scope.axes:
-            if extent.lo < extent.hi:
-                along = replace(model, length_axis=name)
-                require_paddable(along, extent.lo, extent.hi, assume=request.plan.assume_paddable)
+        plan = with_padding(planned.plan, model, assume=assume, also=model.axes)
     except (ModelError, PlanError) as error:
         check = replace(artifact.check, padding=False, padding_reason=error.message)
-        return replace(artifact, check=check)
-    return artifact
+        return replace(artifact, check=check), planned
+    told = [note for note in plan.notes if note not in planned.plan.notes]
+    return artifact, replace(planned, plan=plan, notes=(*planned.notes, *told))

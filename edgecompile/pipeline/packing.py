@@ -12,18 +12,12 @@ from edgecompile.buckets.joint.judgement import judge
 from edgecompile.buckets.judgement import rival_programs
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.buckets.plan import BucketPlan
-from edgecompile.bundle.assembly import _stage, built_by
-from edgecompile.bundle.cases import GOLDEN_CASES
+from edgecompile.bundle.assembly import built_by, stage
+from edgecompile.bundle.cases import GOLDEN_CASES, length_cases, make_cases, sample_cases
 from edgecompile.bundle.generation import ENCODER, golden_texts, manifest_generation
 from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.verdict import VerifyReport, check_report
-from edgecompile.bundle.verify import (
-    length_cases,
-    make_cases,
-    min_cosine,
-    sample_cases,
-    verify_bundle,
-)
+from edgecompile.bundle.verify import verify_bundle
 from edgecompile.bundle.writer import BundleWriter
 from edgecompile.files import file_sha256
 from edgecompile.lengths.distribution import LengthDistribution
@@ -31,7 +25,7 @@ from edgecompile.lengths.joint import JointDistribution
 from edgecompile.loaders.folders.text_settings import describe_texts
 from edgecompile.models.loaded import LoadedModel, ModelSource
 from edgecompile.models.samples import Samples
-from edgecompile.precision import FP32, Precision
+from edgecompile.precision import FP32, Precision, min_cosine
 from edgecompile.progress import StepHandle
 from edgecompile.report.pages import build_header, build_page, plain_page
 from edgecompile.runtime.generation_golden import FILE as GENERATION_FILE
@@ -81,7 +75,7 @@ def pack_bundle(
         output: the bundle to write.
         lengths: what the plan was made for, for the reports.
         cost: what buckets take, likewise.
-        samples: inputs to verify with beside those of :func:`edgecompile.bundle.verify.make_cases`.
+        samples: inputs to verify with beside those of :func:`edgecompile.bundle.cases.make_cases`.
         choice: how the precision was chosen, for the reports.
         gpu: what a GPU's engine will be built from, verified.
         seed: of the inputs that are drawn.
@@ -109,7 +103,7 @@ def pack_bundle(
     with BundleWriter(output, force=force, claimed=claimed) as writer:
         tell("copying")
         manifest = replace(
-            _stage(writer, model, plan.buckets, compiled, built_by(model, compiled)),
+            stage(writer, model, plan.buckets, compiled, built_by(model, compiled)),
             plan={
                 **_plan_summary(plan, compiled.precision),
                 **({"load": dict(model.load)} if model.load else {}),

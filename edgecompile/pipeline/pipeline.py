@@ -51,11 +51,11 @@ def _build_for_cpu(
     traffic = request.plan.joint or request.plan.lengths
     timed = stages.run
 
-    with work_folder(request.work_dir) as work:
+    model = timed(
+        "load the model", lambda _: load_model(request.model, request.load, batch=request.batch)
+    )
+    with work_folder(request.work_dir, model.source) as work:
         write_json(work / "lengths.json", traffic.to_json())
-        model = timed(
-            "load the model", lambda _: load_model(request.model, request.load, batch=request.batch)
-        )
         require_native(model, runtime=request.runtime)
         if model.generation is not None and model.generation.encoder is not None:
             return build_seq2seq(

@@ -26,11 +26,11 @@ from edgecompile.errors import (
 from edgecompile.loaders.folders.files import (
     find_weights,
     optional_object,
-    read_json,
     read_object,
     stored_shapes,
 )
 from edgecompile.loaders.folders.position_limits import stored_positions
+from edgecompile.loaders.kinds import first_module
 from edgecompile.machines.emulator import emulator_for
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM, architecture_of, find_task
@@ -180,7 +180,7 @@ def _check_options(found: Preflight, request: BuildRequest, profile: TargetProfi
 
 
 def _runnable(found: Preflight, profile: TargetProfile) -> frozenset[str] | None:
-    """Names of the variants that this host can run; None where no compiler can help to find out."""
+    """Names of the variants that this host can run; None where that can't be found out."""
     compilers = Preflight()
     for arch in profile.archs:
         with compilers.finding():
@@ -188,8 +188,12 @@ def _runnable(found: Preflight, profile: TargetProfile) -> frozenset[str] | None
     found.problems += compilers.problems
     if compilers.problems or any(isinstance(p, BundleWriteError) for p in found.problems):
         return None
-    with tempfile.TemporaryDirectory(prefix="edgecompile-probe-") as folder:
+    with (
+        found.finding(),
+        tempfile.TemporaryDirectory(prefix="edgecompile-probe-") as folder,
+    ):
         return frozenset(v.name for v in runnable_variants(profile, Path(folder)))
+    return None
 
 
 def _check_target(found: Preflight, request: BuildRequest, profile: TargetProfile) -> None:
@@ -226,12 +230,15 @@ def _check_costs(
                 hint="name a precision: --precision bf16 or int8; verify on the device",
             )
         )
-    if request.calibration is None and not (profile.peak_gflops and profile.bandwidth_gbs):
+    if request.quick or request.plan is not None or request.calibration is not None:
+        return  # neither measured nor modelled
+    if not (profile.peak_gflops and profile.bandwidth_gbs):
         found.problems.append(
             CostError(
                 f"this host can't run the code of {profile.name}, so nothing can be measured, and "
                 "its profile doesn't say how fast it is",
-                hint="add peak_gflops and bandwidth_gbs to it (docs/targets.md), or give --calibration",
+                hint="add peak_gflops and bandwidth_gbs to it (docs/targets.md), or give --calibration; "
+                "build --quick and --plan need no costs",
             )
         )
 
@@ -244,7 +251,7 @@ def _check_model(found: Preflight, model: object, load: LoadOptions, request: Pl
         return 0  # loading it says at once what is wrong
     weights = 0
     with found.finding():
-        inner = _transformer(folder)
+        inner = first_module(folder)
         config = read_object(inner / "config.json", "the model's configuration")
         shapes = stored_shapes(find_weights(inner))
         weights = sum(math.prod(shape) for shape in shapes.values())
@@ -257,15 +264,6 @@ def _check_model(found: Preflight, model: object, load: LoadOptions, request: Pl
             known = [limit for limit in limits if limit is not None]
             longest_served(folder.resolve().name, min(known, default=None), request)
     return weights
-
-
-def _transformer(folder: Path) -> Path:
-    """The folder of the transformer in that of a pipeline, or the folder itself."""
-    file = folder / "modules.json"
-    modules = read_json(file, "the pipeline") if file.is_file() else []
-    first = modules[0] if isinstance(modules, list) and modules else {}
-    path = first.get("path") if isinstance(first, dict) else None
-    return folder / path if isinstance(path, str) else folder
 
 
 def _reads_texts_whole(folder: Path, config: Mapping[str, Any], load: LoadOptions) -> bool:

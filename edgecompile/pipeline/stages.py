@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from edgecompile.errors import BundleWriteError
+from edgecompile.models.loaded import ModelSource
 from edgecompile.progress import Progress, StepHandle
 
 __all__ = [
@@ -38,11 +39,11 @@ class Stages:
 
 
 @contextmanager
-def work_folder(given: Path | None) -> Iterator[Path]:
+def work_folder(given: Path | None, source: ModelSource) -> Iterator[Path]:
     """The work folder that was named, or a temporary one that goes when the build ends.
 
-    It stays where the build's last step fails for the place that the bundle goes to: the error's hint
-    then says how to go on from it.
+    It stays where the build's last step fails for the place that the bundle goes to, and another
+    build can use the model's exports: the error's hint then says how to go on from it.
     """
     if given is not None:
         given.mkdir(parents=True, exist_ok=True)
@@ -53,7 +54,7 @@ def work_folder(given: Path | None) -> Iterator[Path]:
     try:
         yield folder
     except BundleWriteError as error:
-        kept = error.destination is not None
+        kept = error.destination is not None and source.lasting
         if kept:
             hint = f"the work is kept: --work-dir {folder} goes on from it"
             error.hint = f"{error.hint}; {hint}" if error.hint else hint

@@ -82,7 +82,7 @@ def _modes(
     if request.mode != "auto" or extent.lo == extent.hi:
         return ("exact",), ""
     try:
-        require_paddable(model, extent.lo, extent.hi, assume=request.assume_paddable)
+        require_paddable(model, scope.pad_axes, assume=request.assume_paddable)
     except PlanError as error:
         return ("exact",), error.message
     except ModelError as error:

@@ -57,6 +57,11 @@ class KitScope:
         """The other axis that is planned, if any."""
         return None if self.joint is None else self.joint.axes[1]
 
+    @property
+    def pad_axes(self) -> tuple[tuple[str, AxisRange], ...]:
+        """The axes that its padded buckets pad: those that are planned."""
+        return tuple(item for item in self.axes if item[0] in (self.axis, self.second))
+
     def second_sizes(self) -> tuple[int, ...]:
         """Sizes of the other axis at which to measure: both ends and the middle of what varies."""
         if self.joint is None or self.second is None:

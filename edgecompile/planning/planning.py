@@ -15,7 +15,6 @@ from edgecompile.buckets.joint.plan import plan_joint
 from edgecompile.buckets.limits import DEFAULT_MAX_BUCKETS, BucketCost, BucketLimits
 from edgecompile.buckets.plan import Bucket, BucketPlan, plan_buckets
 from edgecompile.errors import PlanError
-from edgecompile.export.padding.check import ASSUMED, PROVEN
 from edgecompile.export.store import ExportStore
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.cost_sources import calibrated_costs, find_costs, runnable_variants
@@ -34,6 +33,7 @@ from edgecompile.planning.request import (
     plan_scope,
     plan_subject,
     require_paddable,
+    with_padding,
 )
 from edgecompile.progress import StepHandle
 from edgecompile.targets.profile import TargetProfile
@@ -106,16 +106,16 @@ def plan_model(
     if request.plan is not None:
         scope = check_plan(request.plan, whole, request, profile)
         plan, told = _given(request.plan, plan_subject(whole, request, profile))
-        plan = _with_padding(plan, whole, request, scope)
+        plan = with_padding(plan, whole, assume=request.assume_paddable)
         if whole.generation is None:
             notes += _refused_lengths(request, plan.max_length)
-        return Planned(plan, (*notes, told), BucketCost(), scope)
+        return Planned(plan, (*notes, *plan.notes, told), BucketCost(), scope)
     if whole.generation is not None:
         exports, request = prompts_only(exports, request)
     scope = plan_scope(exports.model, request)
     model, extent = exports.model, scope.axes[0][1]
-    if request.mode == "pad" and extent.lo < extent.hi:
-        require_paddable(model, extent.lo, extent.hi, assume=request.assume_paddable)
+    if request.mode == "pad":
+        require_paddable(model, scope.pad_axes, assume=request.assume_paddable)
     notes += _refused_lengths(request, extent.hi)
     if request.calibration is not None:
         costs = calibrated_costs(model, profile, request, scope, request.calibration)
@@ -126,7 +126,7 @@ def plan_model(
             plan = BucketPlan(scope.axis, (form.bucket,), source=request.lengths.source)
             notes += [form.note] if form.note else []
             notes.append(why)
-            plan = _with_padding(plan, model, request, form.scope)
+            plan = with_padding(plan, model, assume=request.assume_paddable)
             return _planned(plan, notes, BucketCost(), form.scope, whole, request, profile)
         costs = find_costs(exports, profile, request, form, work, step)
     scope, cost = costs.scope, costs.cost
@@ -148,7 +148,7 @@ def plan_model(
     if costs.kit is not None and _same_programs(plan.buckets, costs.kit.buckets[:1]):
         # What was measured is the plan: keep its hint, so that nothing is built twice.
         plan = replace(plan, buckets=costs.kit.buckets[:1])
-    plan = _with_padding(plan, model, request, scope)
+    plan = with_padding(plan, model, assume=request.assume_paddable)
     return _planned(plan, notes, cost, scope, whole, request, profile)
 
 
@@ -182,17 +182,21 @@ def _planned(
 
 
 def _given(plan: BucketPlan, subject: Mapping[str, str]) -> tuple[BucketPlan, str]:
-    """The plan that was given, without the costs of another precision, and what to say of it."""
-    note = "the plan is the one that was given; nothing was measured"
-    told = plan.made_for.get("precision", subject["precision"])
-    if told == subject["precision"]:
+    """The plan that was given, without costs that aren't this build's, and what to say of it."""
+    note = "the plan is the one that was given; nothing was measured for it"
+    others = [
+        f"{name} {told}" for name, told in plan.made_for.items() if told != subject.get(name, told)
+    ]
+    if not others:
         return plan, note
     bare = replace(
         BucketPlan(plan.length_axis, plan.buckets, source=plan.source),
         made_for=subject,
         padding=plan.padding,
     )
-    return bare, f"{note}; its costs are of {told}, so they are left out"
+    if plan.expected_ms is None:
+        return bare, note  # it has no costs
+    return bare, f"{note}; its costs are of {', '.join(others)}, so they are left out"
 
 
 def _measures_here(profile: TargetProfile, work: Path) -> bool:
@@ -204,7 +208,9 @@ def _why_not_measured(form: Form, request: PlanRequest) -> str:
     """Why no costs are needed; empty where they decide, or tell whether bounds are met."""
     one = "exact" if "exact" in form.modes else "padded"
     if request.quick:
-        return f"one {one} program for all lengths, as --quick wants it; nothing was measured"
+        return (
+            f"one {one} program for all lengths, as --quick wants it; nothing was measured for it"
+        )
     bounded = request.max_size is not None or request.max_build_s is not None
     if bounded or len(form.modes) > 1:
         return ""
@@ -214,23 +220,10 @@ def _why_not_measured(form: Form, request: PlanRequest) -> str:
     else:
         alone = 1 in (request.buckets, request.max_buckets) and form.scope.second is None
     if alone:
-        return f"one {one} program is all that there is to choose from, so nothing was measured"
+        return (
+            f"one {one} program is all that there is to choose from, so nothing was measured for it"
+        )
     return ""
-
-
-def _with_padding(
-    plan: BucketPlan, model: LoadedModel, request: PlanRequest, scope: KitScope
-) -> BucketPlan:
-    """The plan, which says whether its padding is proven; known by now, so nothing is run."""
-    extent = scope.axes[0][1]
-    if extent.lo == extent.hi or all(bucket.mode == "exact" for bucket in plan.buckets):
-        return plan
-    assume = request.assume_paddable or plan.padding == ASSUMED
-    padding = require_paddable(model, extent.lo, extent.hi, assume=assume)
-    if padding == PROVEN:
-        return replace(plan, padding=padding)
-    note = "nothing proves that padding leaves the outputs as they are: it was to be assumed"
-    return replace(plan, padding=padding, notes=(*plan.notes, note))
 
 
 def _require_known(request: PlanRequest, cost: BucketCost) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgecompile.backends.compilation import NATIVE
@@ -29,6 +30,7 @@ __all__ = [
     "plan_subject",
     "require_paddable",
     "served_length",
+    "with_padding",
 ]
 
 
@@ -126,7 +128,7 @@ def longest_served(
                 f"{name} takes inputs of one size only, {limit}, but the "
                 f"lengths given are {shortest} to {longest}",
                 hint="leave them out: there is nothing to plan; or name the dimension that varies "
-                "in the model's axes",
+                'in the model\'s axes: "axes": {"x": {1: "length"}}',
             )
     if wanted is not None:
         if limit is not None and wanted > limit:
@@ -192,42 +194,95 @@ def plan_scope(model: LoadedModel, request: PlanRequest) -> KitScope:
 
 
 def require_paddable(
-    model: LoadedModel, shortest: int, longest: int, *, assume: bool = False
+    model: LoadedModel, axes: Iterable[tuple[str, AxisRange]], *, assume: bool = False
 ) -> str:
     """Proves that padding leaves the model's outputs as they are, before anything is built.
 
     Args:
         model: the model.
-        shortest, longest: lengths to be served.
+        axes: those that are padded, with the sizes to be served; one of a single size isn't.
         assume: be content with trials where nothing proves it.
 
     Returns:
-        ``PROVEN``, or ``ASSUMED`` where only trials speak for it.
+        ``PROVEN``, or ``ASSUMED`` where only trials speak for padding along one of them.
 
     Raises:
         PlanError: padding changes its outputs, isn't proven harmless, or can't be done at all.
+        ModelError: the eager model fails.
     """
-    middle = (shortest + longest) // 2
-    pairs = dict.fromkeys([(shortest, longest), (shortest, shortest + 1), (middle, longest)])
-    verdict = check_padding(model, [(a, b) for a, b in pairs if a < b <= longest])
-    if verdict.safe:
-        return PROVEN
-    if assume and not verdict.harmful:
-        return ASSUMED
-    hint = "--mode exact, or a model that takes a mask and heeds it"
-    if not verdict.harmful:
-        hint += "; --assume-paddable builds it all the same, and says so in the bundle"
-    raise PlanError(f"{model.name} can't run in padded buckets: {verdict.reason}", hint=hint)
+    found = PROVEN
+    for name, extent in axes:
+        lo, hi = extent.lo, extent.hi
+        if lo == hi:
+            continue
+        pairs = dict.fromkeys([(lo, hi), (lo, lo + 1), ((lo + hi) // 2, hi)])
+        along = replace(model, length_axis=name)
+        verdict = check_padding(along, [(a, b) for a, b in pairs if a < b])
+        if verdict.safe:
+            continue
+        if not assume or verdict.harmful:
+            hint = "--mode exact, or a model that takes a mask and heeds it"
+            if not verdict.harmful:
+                hint += (
+                    "; plan or build --assume-paddable pads all the same, and the bundle says so"
+                )
+            raise PlanError(
+                f"{model.name} can't run in padded buckets: {verdict.reason}", hint=hint
+            )
+        found = ASSUMED
+    return found
+
+
+def with_padding(
+    plan: BucketPlan, model: LoadedModel, *, assume: bool = False, also: Collection[str] = ()
+) -> BucketPlan:
+    """The plan, which says whether its padding is proven; what it said itself is no proof.
+
+    Args:
+        plan: one that says that padding is assumed is content with trials.
+        model: whose proof is kept with its module, so that nothing is run twice.
+        assume: be content with trials where nothing proves it.
+        also: axes that the device pads, whatever the buckets do.
+
+    Raises:
+        PlanError: as :func:`require_paddable` does; or the model hasn't the sizes that are padded.
+        ModelError: the eager model fails.
+    """
+    names = {name for bucket in plan.buckets for name in bucket.pad_axes}.union(also)
+    axes = []
+    for name, _ in plan.buckets[0].axes:
+        lo, hi = _extent(plan, name)
+        if name in names and lo < hi:
+            axes.append((name, AxisRange(lo, hi, hi)))
+    if not axes:
+        return replace(plan, padding="")
+    for name, extent in axes:
+        limits = model.axes.get(name)
+        if limits is None or extent.lo < limits.lo or extent.hi > (limits.hi or extent.hi):
+            raise PlanError(
+                f"the plan pads {name} {extent.lo} to {extent.hi}, but {model.name} takes "
+                + ", ".join(f"{axis} {known}" for axis, known in model.axes.items()),
+                hint="make the plan with --model",
+            )
+    padding = require_paddable(model, axes, assume=assume or plan.padding == ASSUMED)
+    note = "nothing proves that padding leaves the outputs as they are: it was to be assumed"
+    others = tuple(item for item in plan.notes if item != note)
+    told = (note,) if padding == ASSUMED else ()
+    return replace(plan, padding=padding, notes=(*others, *told))
 
 
 def plan_subject(
     model: LoadedModel, request: PlanRequest, profile: TargetProfile
 ) -> dict[str, str]:
     """What a plan is made for, as plans say it of themselves."""
+    subject = {"structure": model_structure(model), "target": profile.name}
+    if profile.gpu is not None:
+        return {**subject, "precision": request.gpu_precision}
     return {
-        "structure": model_structure(model),
-        "target": profile.name,
-        "precision": request.gpu_precision if profile.gpu else request.precision.label,
+        **subject,
+        "precision": request.precision.label,
+        "runtime": request.runtime,
+        "threads": "all" if request.threads is None else str(request.threads),
     }
 
 
@@ -301,7 +356,9 @@ def _size_problems(plan: BucketPlan, model: LoadedModel, request: PlanRequest) -
         problems.append(f"{format_share(over)} of the lengths are over {plan.max_length}")
     joint = request.joint
     if joint is not None and joint.axes[1] in model.axes:
-        top = _extent(plan, joint.axes[1])[1]
-        if joint.max(joint.axes[1]) > top:
-            problems.append(f"{joint.axes[1]} goes up to {joint.max(joint.axes[1])}, it to {top}")
+        second = joint.axes[1]
+        lo, hi = _extent(plan, second)
+        least, most = joint.min(second), joint.max(second)
+        if least < lo or most > hi:
+            problems.append(f"{second} is {lo} to {hi} in it, {least} to {most} in the sample")
     return problems

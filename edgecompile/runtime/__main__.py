@@ -11,8 +11,12 @@ from .. import __version__
 from .document import shorten
 from .errors import EdgecompileError, InputError, SelftestError
 from .generate_command import add_options as add_generate_options
+from .limits import no_memory
 
+INTERNAL = 70
+INPUT_OUTPUT = 74
 INTERRUPTED = 130
+BROKEN_PIPE = 141
 _HIDDEN = ("coldstart",)
 # The build host's, which somebody may look for here.
 _BUILDING = ("build", "plan", "export", "compile", "pack", "explain", "verify", "inspect", "drift")
@@ -22,6 +26,8 @@ def main(
     arguments: Optional[Sequence[str]] = None, parser: Optional[argparse.ArgumentParser] = None
 ) -> int:
     """Runs one command and returns its exit code; errors go to stderr with their hint.
+
+    With --json a failure is an object on stdout as well, as docs/errors.md has it.
 
     Args:
         arguments: of the command line; None: those of this process.
@@ -33,26 +39,51 @@ def main(
         sys.stdout.flush()
         return code
     except EdgecompileError as error:
-        if options.debug:
-            raise
-        print("error: " + error.message, file=sys.stderr)
-        if error.hint:
-            print("hint: " + error.hint, file=sys.stderr)
-        return error.exit_code
+        return _fail(options, error, error.exit_code, error.message, error.hint)
     except BrokenPipeError:
-        # The reader of stdout went away; keep the interpreter from flushing into it again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        if options.debug:
-            raise
-        print("error: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        _give_up_stdout()  # its reader went away
+        return BROKEN_PIPE
+    except KeyboardInterrupt as error:
+        return _fail(options, error, INTERRUPTED, "interrupted")
+    except MemoryError as error:
+        limit = no_memory(options.bundle or "info")
+        return _fail(options, error, limit.exit_code, limit.message, limit.hint)
     except OSError as error:
-        if options.debug:
-            raise
-        print("error: {}".format(shorten(error, 400)), file=sys.stderr)
-        return EdgecompileError.exit_code
+        return _fail(options, error, INPUT_OUTPUT, shorten(error, 400))
+    except ImportError:  # of numpy or torch; the build host's command line knows the cure
+        raise
+    except Exception as error:
+        text = "a bug in edgecompile: {}: {}".format(type(error).__name__, shorten(error, 400))
+        hint = "run it again with --debug and report the traceback to the maintainers"
+        return _fail(options, error, INTERNAL, text, hint)
+
+
+def _fail(
+    options: argparse.Namespace,
+    error: BaseException,
+    code: int,
+    message: str,
+    hint: Optional[str] = None,
+) -> int:
+    """Tells the person what went wrong, and with --json the script; raises it with --debug."""
+    entry = {"code": code, "class": type(error).__name__, "message": message, "hint": hint}
+    try:
+        if options.json:
+            print(json.dumps({"error": entry}, indent=1))
+        sys.stdout.flush()
+    except OSError:
+        _give_up_stdout()
+    if options.debug:
+        raise error
+    print("error: " + message, file=sys.stderr)
+    if hint:
+        print("hint: " + hint, file=sys.stderr)
+    return code
+
+
+def _give_up_stdout() -> None:
+    """Keeps the interpreter from flushing into it again at exit, and from failing by that."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):

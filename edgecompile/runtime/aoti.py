@@ -85,6 +85,12 @@ _loaded: Dict[int, "RuntimeLibrary"] = {}
 _loaded_lock = threading.Lock()
 
 
+def begin_anew() -> None:
+    """In a process after a fork: no thread is loading."""
+    global _loaded_lock
+    _loaded_lock = threading.Lock()
+
+
 def load_runtime(pinned: PinnedLibrary, soname: str) -> "RuntimeLibrary":
     """Loads a runtime library, or returns the one of its SONAME that is loaded already.
 

@@ -17,14 +17,24 @@ HERE = __file__.rpartition("/")[0] or "."
 
 
 def _inside(path: str) -> bool:
-    """Whether a folder is the bundle, or lies in it."""
+    """Whether a folder or an archive is in the bundle, or is reached through it."""
+    path, last = path if path.startswith("/") else "./" + path, ""
+    while path and last != "..":  # what comes before it needn't be above
+        if _below(path):
+            return True
+        path, _, last = path.rpartition("/")
+    return False
+
+
+def _below(path: str) -> bool:
+    """Whether a folder is the bundle, or is in it."""
 
     def identity(place: str) -> object:
         info = posix.stat(place)
         return info.st_dev, info.st_ino
 
     try:
-        bundle, below, path = identity(HERE), object(), path or "."
+        bundle, below = identity(HERE), object()
         while identity(path) not in (bundle, below):
             below, path = identity(path), path + "/.."
         return identity(path) == bundle
@@ -46,40 +56,51 @@ from importlib.machinery import ModuleSpec  # noqa: E402
 from types import CodeType, ModuleType  # noqa: E402
 from typing import Any, Dict, List, NoReturn, Optional  # noqa: E402
 
-DAMAGED = 22  # the exit code of errors.DamagedBundleError
+# The exit codes of errors.BundleError, DamagedBundleError and FilePermissionError.
+MALFORMED, DAMAGED, NOT_PERMITTED = 20, 22, 71
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-def refuse(bundle: str, problems: List[str]) -> NoReturn:
+def refuse(code: int, message: str, hint: str) -> NoReturn:
     """Ends the program."""
-    sys.stderr.write("error: {}: {}\n".format(bundle, "\n  ".join(sorted(problems)[:40])))
-    sys.stderr.write("hint: remove what isn't listed, or copy the bundle again\n")
-    sys.exit(DAMAGED)
+    sys.stderr.write("error: {}\nhint: {}\n".format(message, hint))
+    sys.exit(code)
 
 
 def compare(bundle: str) -> Dict[str, bytes]:
-    """The content of each file of runtime/ by its path in the bundle, all as the manifest says."""
+    """The content of each file of runtime/ by its path in the bundle, all as the manifest says.
+
+    Raises:
+        PermissionError: this user may not read one of them, or a folder.
+    """
     try:
-        with open(os.path.join(bundle, "manifest.json"), "rb") as stream:
+        with open(os.open(os.path.join(bundle, "manifest.json"), _FLAGS), "rb") as stream:
             files = json.load(stream)["files"].items()
         listed = {
             name: (int(entry["size"]), entry["sha256"])
             for name, entry in files
             if name.startswith("runtime/")
         }
+    except PermissionError:
+        raise
     except Exception as error:  # whatever a document that isn't a manifest leads to
-        refuse(bundle, ["manifest.json can't be read: {!r} [bundle-manifest]".format(error)])
+        text = "{}: manifest.json can't be read: {!r} [bundle-manifest]".format(bundle, error)
+        refuse(MALFORMED, text, "the bundle isn't complete: copy it again")
     found: Dict[str, bytes] = {}
     problems: List[str] = []
     folders = ["runtime"]
     for folder in folders:
         place = os.path.join(bundle, folder)
-        if os.path.islink(place) or not os.path.isdir(place):
+        try:
+            entries = list(os.scandir(os.open(place, _FLAGS | os.O_DIRECTORY)))
+        except PermissionError:
+            raise
+        except OSError:  # such as a link
             continue  # the files in it count as changed below
-        for entry in os.scandir(place):
+        for entry in entries:
             name = folder + "/" + entry.name
             if name in listed:
-                found[name] = _read(entry.path, listed[name][0])
+                found[name] = _read(os.path.join(place, entry.name), listed[name][0])
             elif any(other.startswith(name + "/") for other in listed):
                 folders.append(name)
             # An empty file of this name keeps Python from writing byte code.
@@ -92,9 +113,11 @@ def compare(bundle: str) -> Dict[str, bytes]:
     for name, (size, sha256) in listed.items():
         data = found.get(name, b"")
         if len(data) != size or hashlib.sha256(data).hexdigest() != sha256:
-            problems.append(name + ": isn't the file that the manifest lists [file-hash]")
+            text = ": isn't the file that the manifest lists [file-hash]"
+            problems.append(ascii(name)[1:-1] + text)
     if problems:
-        refuse(bundle, problems)
+        text = "{}: {}".format(bundle, "\n  ".join(sorted(problems)[:40]))
+        refuse(DAMAGED, text, "remove what isn't listed, or copy the bundle again")
     return found
 
 
@@ -103,6 +126,8 @@ def _read(path: str, size: int) -> bytes:
     try:
         with open(os.open(path, _FLAGS), "rb") as stream:
             return stream.read(size + 1) or b""
+    except PermissionError:
+        raise
     except OSError:
         return b""
 
@@ -156,14 +181,21 @@ class Compared:
 def main(arguments: List[str]) -> None:
     """Runs what the arguments name."""
     bundle = os.path.abspath(HERE)
-    files = compare(bundle)
+    try:
+        files = compare(bundle)
+    except PermissionError as error:
+        text = "{}: user {} isn't permitted to read it".format(error.filename, os.geteuid())
+        hint = "give this user the right: chmod -R a+rX BUNDLE, and x on each folder above it"
+        refuse(NOT_PERMITTED, text, hint)
     sys.meta_path.insert(0, Compared(bundle, files))
     if arguments[:1] == ["-m"] and arguments[1:]:
         sys.argv = arguments[1:]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     elif arguments and arguments[0].endswith(".py"):
         sys.argv = arguments
-        sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
+        folder = os.path.dirname(os.path.abspath(sys.argv[0]))
+        if not _inside(folder):
+            sys.path.insert(0, folder)
         runpy.run_path(sys.argv[0], run_name="__main__")
     else:
         name = "python3 " + os.path.basename(bundle)

@@ -63,6 +63,12 @@ _pinned: Dict[str, PinnedLibrary] = {}
 _lock = threading.Lock()
 
 
+def begin_anew() -> None:
+    """In a process after a fork: no thread is pinning."""
+    global _lock
+    _lock = threading.Lock()
+
+
 def pin_library(folder: BundleFolder, name: str) -> PinnedLibrary:
     """Opens and hashes a library of a bundle, once per process and content.
 
@@ -70,27 +76,32 @@ def pin_library(folder: BundleFolder, name: str) -> PinnedLibrary:
         DamagedBundleError: the file is missing, or differs from its size or hash.
     """
     entry = folder.manifest.files[name]
+    # Nothing is hashed under the lock: others wait for it in calls that a ``close`` waits for.
+    seen = _pinned.get(entry.sha256)
+    # Of one hash and two sizes, one is wrong: folder.open says so.
+    if seen is not None and seen.entry == entry and seen._find_damage() is None:
+        return seen
+    fd = folder.open(name)
+    try:
+        state = file_state(os.fstat(fd))
+        folder.check_hash(name, fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    label = os.path.join(folder.path, name)
+    path = "/proc/self/fd/{}".format(fd)
+    if not os.path.exists(path):
+        # No /proc here: the library is loaded by name, and the folder has to be trusted not
+        # to change in between. Nothing is kept: by its name it may be another file later.
+        os.close(fd)
+        return PinnedLibrary(entry, os.path.abspath(label), label, -1, state)
+    new = PinnedLibrary(entry, path, label, fd, state)
     with _lock:
-        kept = _pinned.get(entry.sha256)
-        # Of one hash and two sizes, one is wrong: folder.open says so.
-        if kept is not None and kept.entry == entry and kept._find_damage() is None:
-            return kept
-        fd = folder.open(name)
-        try:
-            state = file_state(os.fstat(fd))
-            folder.check_hash(name, fd)
-        except BaseException:
-            os.close(fd)
-            raise
-        label = os.path.join(folder.path, name)
-        path = "/proc/self/fd/{}".format(fd)
-        if not os.path.exists(path):
-            # No /proc here: the library is loaded by name, and the folder has to be trusted not
-            # to change in between. Nothing is kept: by its name it may be another file later.
-            os.close(fd)
-            return PinnedLibrary(entry, os.path.abspath(label), label, -1, state)
-        _pinned[entry.sha256] = PinnedLibrary(entry, path, label, fd, state)
-        return _pinned[entry.sha256]
+        if _pinned.get(entry.sha256) is seen:
+            _pinned[entry.sha256] = new
+            return new
+    os.close(fd)  # another thread was first, and hashed its own
+    return pin_library(folder, name)
 
 
 def load_library(pinned: PinnedLibrary) -> ctypes.CDLL:

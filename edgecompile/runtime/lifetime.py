@@ -24,7 +24,8 @@ class Lifetime:
     def __init__(self, label: str, owned: List[Callable[[], None]]) -> None:
         """Takes over what is owned: functions that free a part each, the last one first.
 
-        One that raises, or is interrupted, is called again by the next ``close``.
+        One that raises, or is interrupted, is called again by the next ``close``; one is lost where
+        the interrupt comes between taking it off and calling it.
         """
         self._label = label
         self._owned = owned
@@ -76,9 +77,13 @@ class Lifetime:
     def _leave(self, key: object) -> None:
         self._calls.pop(key, None)
         if self.closed:
-            self._left.put(None)
-            if self._deferred and not self._calls:
-                self._free()
+            try:
+                if self._deferred and self._owned and not self._calls:
+                    self._calls[key] = get_ident()  # others wait for the freeing too
+                    self._free()
+            finally:
+                self._calls.pop(key, None)
+                self._left.put(None)
 
     def close(self) -> None:
         """Refuses new calls, waits for those under way and frees what is owned.
@@ -90,10 +95,14 @@ class Lifetime:
         if get_ident() in list(self._calls.values()):
             self._deferred = True
             return
+        self._drain()
+        self.hold(self._free, closed_too=True)
+        self._drain()  # another thread may be freeing what it took off
+
+    def _drain(self) -> None:
         while self._calls:
             self._left.get()
         self._left.put(None)  # others may wait in ``close`` too
-        self._free()
 
     def _free(self) -> None:
         failed: List[Callable[[], None]] = []

@@ -111,8 +111,8 @@ def _no_exec(where: str, path: str) -> HostLimitError:
 
 
 _EXPLAINED: Dict[int, Callable[[str], HostLimitError]] = {
+    errno.ENFILE: _too_many_on_system,  # first: its text begins with EMFILE's
     errno.EMFILE: _too_many_files,
-    errno.ENFILE: _too_many_on_system,
     errno.EACCES: _not_permitted,
     errno.EPERM: _not_permitted,
     errno.ENOMEM: no_memory,

@@ -7,6 +7,7 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Mapping, Optional, Type
 
+from . import aoti, libraries, weights
 from .cpu import Host, describe_host
 from .dispatch import Dispatcher
 from .errors import GenerationError, InputError, MemoryLimitError, OutsideBucketsError
@@ -157,7 +158,8 @@ def _open_folder(folder: BundleFolder, request: Request) -> "Model":
 class Model(Unique, Generator):
     """An open bundle; made by ``open_bundle``. Every method may be called from any thread.
 
-    A signal handler may call ``close`` whatever it interrupts, and no other method.
+    A signal handler may call ``close`` whatever it interrupts, except the opening of a bundle, and no
+    other method.
     """
 
     def __init__(
@@ -231,7 +233,6 @@ class Model(Unique, Generator):
             buckets=whole["buckets"],
             tolerance=whole["tolerance"],
             generation=whole.get("generation"),
-            padding=manifest.plan.get("padding"),
             variant=self._variant.name,
             backend=self._variant.backend,
             refused_variants=dict(self._refused),
@@ -239,6 +240,8 @@ class Model(Unique, Generator):
             loaded_buckets=self._programs.loaded,
             host=self._host.to_json(),
         )
+        if "padding" in manifest.plan:
+            result["padding"] = manifest.plan["padding"]
         if manifest.text is not None:
             result["text"] = manifest.text.to_json()
         if manifest.labels:
@@ -478,6 +481,8 @@ _models: "weakref.WeakSet[Model]" = weakref.WeakSet()
 
 
 def _begin_anew() -> None:
+    for module in (aoti, libraries, weights):
+        module.begin_anew()
     for model in list(_models):
         model._begin_anew()
 

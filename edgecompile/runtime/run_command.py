@@ -3,13 +3,13 @@
 import io
 import json
 import time
-import zipfile
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import numpy as np
 
 from .document import shorten
 from .errors import InputError
+from .limits import memory_for
 from .model import open_bundle
 from .output import check_output, write_output
 
@@ -48,6 +48,7 @@ def run_file(
 
     Raises:
         InputError: a file can't be read or written, or holds no inputs of this model.
+        MemoryLimitError: the inputs take more memory than there is.
         EdgecompileError: see ``open_bundle`` and ``Model.run``.
     """
     path = None if output is None else check_output(output, "--output", bundle)
@@ -76,33 +77,41 @@ def read_inputs(path: str, manifest: "Manifest") -> "Arrays":
 
     Raises:
         InputError: the file can't be read, or isn't of a form that is known here.
+        MemoryLimitError: its arrays take more memory than there is, or its header says so.
     """
     specs = {item.name: np.dtype(item.dtype) for item in manifest.inputs}
     shown = shorten(path, 1024)
     try:
-        if path.endswith(".json"):
-            with open(path, "rb") as text:
-                document = json.load(text)
-            if not isinstance(document, dict):
-                raise ValueError("isn't an object of inputs")
-            arrays = {name: np.asarray(value) for name, value in document.items()}
-            for name, array in arrays.items():
-                # An integer's type isn't forced on: 1.5 would become 1.
-                if name in specs and specs[name].kind == "f" and array.dtype.kind in "iuf":
-                    arrays[name] = array.astype(specs[name])
-            return arrays
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            if len(specs) != 1:
-                raise ValueError("has one array, the model takes " + ", ".join(specs))
-            return {next(iter(specs)): loaded}
-        with loaded:
-            return {name: loaded[name] for name in loaded.files}
+        with memory_for("reading " + shown):
+            return _read_arrays(path, specs)
+    except MemoryError:
+        raise
     except OSError as error:
         raise InputError("{}: {}".format(shown, error.strerror or error)) from None
-    except (ValueError, EOFError, RecursionError, zipfile.BadZipFile) as error:
+    except Exception as error:  # whatever json, zipfile, zlib and numpy raise
         hint = "give a .npz archive with an array for each input, a .npy file or a .json object"
         raise InputError("{}: {}".format(shown, shorten(error, 200)), hint) from None
+
+
+def _read_arrays(path: str, specs: "Dict[str, np.dtype[Any]]") -> "Arrays":
+    if path.endswith(".json"):
+        with open(path, "rb") as text:
+            document = json.load(text)
+        if not isinstance(document, dict):
+            raise ValueError("isn't an object of inputs")
+        arrays = {name: np.asarray(value) for name, value in document.items()}
+        for name, array in arrays.items():
+            # An integer's type isn't forced on: 1.5 would become 1.
+            if name in specs and specs[name].kind == "f" and array.dtype.kind in "iuf":
+                arrays[name] = array.astype(specs[name])
+        return arrays
+    loaded = np.load(path, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        if len(specs) != 1:
+            raise ValueError("has one array, the model takes " + ", ".join(specs))
+        return {next(iter(specs)): loaded}
+    with loaded:
+        return {name: loaded[name] for name in loaded.files}
 
 
 def _describe(array: "NDArray[Any]", values: bool) -> Dict[str, Any]:

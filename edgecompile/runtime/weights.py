@@ -213,6 +213,12 @@ _shared: "weakref.WeakValueDictionary[Tuple[int, ...], Weights]" = weakref.WeakV
 _shared_lock = threading.Lock()
 
 
+def begin_anew() -> None:
+    """In a process after a fork: no thread is mapping."""
+    global _shared_lock
+    _shared_lock = threading.Lock()
+
+
 def map_weights(folder: BundleFolder, name: str, check_hash: bool) -> Weights:
     """Maps a weights file of a bundle, or returns this process' mapping of the same file.
 

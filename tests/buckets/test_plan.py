@@ -380,6 +380,8 @@ def test_buckets_of_another_axis_are_refused() -> None:
         {"buckets": [{"lo": 1, "hi": 5}], "expected_ms": "1"},
         {"buckets": [{"lo": 1, "hi": 5}], "expected_by_count": 3},
         {"buckets": [{"lo": 1, "hi": 5}], "notes": "x"},
+        {"buckets": [{"lo": 1, "hi": 5}], "padding": "surely"},
+        {"buckets": [{"lo": 1, "hi": 5}], "padding": None},
         {"buckets": [{"lo": 1, "hi": 5}], "cost_model": 3},
     ],
 )

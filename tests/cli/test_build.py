@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from edgecompile.cli.build import bundle_name, next_step
+from edgecompile.runtime.files import BundleFolder
 from edgecompile.targets.profile import load_target
 from tests.cli.command import run
+from tests.factories import tiny_models
 
 
 @pytest.mark.parametrize(
@@ -142,6 +144,31 @@ def test_a_quick_build_and_a_build_from_a_plan(files: Path, tiny_model: Path) ->
     edited.write_text((reports / "plan.json").read_text().replace("cpu-x86-64-v3", "cpu-any"))
     refused = run(*arguments, "--plan", "edited.json", "-o", "other")
     assert refused.exit_code == 34 and "made for the target cpu-any" in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["unmasked_mean", "token_mlp"])
+def test_the_stages_take_no_plan_s_word_on_padding(files: Path, name: str) -> None:
+    model, target = f"{tiny_models.__file__}:{name}", ("--target", "cpu-x86-64-v3")
+    one = {"lo": 1, "hi": 24, "mode": "pad", "axes": {"batch": {"lo": 1, "hi": 1}}}
+    padded = {"buckets": [one], "padding": "proven" if name == "unmasked_mean" else ""}
+    (files / "padded.json").write_text(json.dumps(padded))
+    # The same program, which as such serves one length.
+    (files / "w").mkdir()
+    single = {"buckets": [{**one, "lo": 24, "mode": "exact"}]}
+    (files / "w" / "plan.json").write_text(json.dumps(single))
+    given = ("-w", "w", "--plan", "padded.json")
+    for stage in (("export", model, "-w", "w"), ("compile", "-w", "w", "--precision", "fp32")):
+        made = run(*stage, *(target if stage[0] == "compile" else ()))
+        assert made.exit_code == 0, made.stderr
+    packed = run("pack", model, *given, *target, "-o", "made.ecb")
+    exported = run("export", model, *given)
+    if name == "token_mlp":
+        assert exported.exit_code == packed.exit_code == 0, exported.stderr + packed.stderr
+        assert BundleFolder("made.ecb").manifest.plan["padding"] == "proven"
+        return
+    for refused in (exported, packed):
+        assert refused.exit_code == 34 and "can't run in padded buckets" in refused.stderr
+    assert not (files / "made.ecb").exists()
 
 
 def test_the_stages_one_by_one(files: Path, tiny_model: Path) -> None:

@@ -38,6 +38,10 @@ def test_selftest(toy: Path) -> None:
         (toy / "planted.py").unlink()
     assert (done.exit_code, done.stdout) == (22, "")
     assert "planted.py: isn't listed" in done.stderr and "\nhint: " in done.stderr
+    done = run("selftest", str(toy / "absent"), "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (done.exit_code, error["code"], error["class"]) == (20, 20, "BundleError")
+    assert done.stderr == f"error: {error['message']}\nhint: {error['hint']}\n"
 
 
 @pytest.mark.parametrize("form", ["npz", "json"])
@@ -62,6 +66,35 @@ def zipped(value: Any) -> bytes:
     return stream.getvalue()
 
 
+def archive() -> bytes:
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **INPUTS)  # type: ignore[arg-type]
+    return stream.getvalue()
+
+
+def damaged() -> bytes:
+    """Its first member can't be decompressed."""
+    data = bytearray(archive())
+    start = 30 + int.from_bytes(data[26:28], "little") + int.from_bytes(data[28:30], "little")
+    data[start : start + 8] = b"\xff" * 8
+    return bytes(data)
+
+
+def encrypted() -> bytes:
+    data = bytearray(archive())
+    for mark, offset in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        data[data.index(mark) + offset] |= 1
+    return bytes(data)
+
+
+def headed(header: bytes) -> bytes:
+    """A .npy file of a header alone."""
+    return b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header
+
+
+HUGE = b"{'descr': '<f8', 'fortran_order': False, 'shape': (100000000000000,), }\n"
+
+
 @pytest.mark.parametrize(
     ("name", "data", "told"),
     [
@@ -74,7 +107,11 @@ def zipped(value: Any) -> bytes:
         ("x.json", b'{"input_ids": [[1], [1, 2]]}', "x.json"),
         ("x.json", b'{"input_ids": [[1]]}', "attention_mask"),
         ("x.json", b'{"input_ids": [["a"]], "attention_mask": [[1]]}', "input_ids"),
+        ("x.npz", damaged(), "x.npz: Error -3 while decompressing"),
+        ("x.npz", encrypted(), "is encrypted"),
+        ("x.npy", headed(HUGE[:50]), "x.npy"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_inputs_that_cannot_be_read(
     toy: Path, tmp_path: Path, name: str, data: bytes, told: str
@@ -85,6 +122,14 @@ def test_inputs_that_cannot_be_read(
     assert "Traceback" not in done.stderr
 
 
+def test_inputs_that_do_not_fit_into_memory(toy: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.npy").write_bytes(headed(HUGE))
+    done = run("run", str(toy), "--inputs", str(tmp_path / "x.npy"))
+    assert (done.exit_code, done.stdout) == (73, ""), done.stderr
+    assert f"reading {tmp_path / 'x.npy'}: Unable to allocate" in done.stderr
+    assert "\nhint: " in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("command", DEVICE_COMMANDS)
 def test_usage(command: str, tmp_path: Path) -> None:
     done = run(command)
@@ -92,7 +137,7 @@ def test_usage(command: str, tmp_path: Path) -> None:
     assert f"{command} --help'" in done.stderr
     arguments = ["--inputs", "x"] if command == "run" else []
     done = run(command, str(tmp_path), *arguments)
-    assert done.exit_code == 20 or (command == "encode" and done.exit_code == 24), done.stderr
+    assert done.exit_code == (24 if command in ("encode", "generate") else 20), done.stderr
 
 
 def test_each_side_points_to_the_other() -> None:

@@ -189,6 +189,9 @@ def test_a_model_of_one_size_has_one_row_of_figures() -> None:
     found = explain("stacked")
     assert found.verdict == "dynamic" and found.length_axis == "rows"
     assert [(row.lo, row.hi) for row in found.buckets] == [(6, 6)]
+    assert found.padding == "the model has one size, so nothing is padded"
+    assert found.padding_safe is None
+    assert not any("padding" in finding.text for finding in found.findings)
     kept = found.kept[0]
     assert kept.operator == "aten.matmul" and "(3, 32, 8)" in kept.reason
     assert kept.place is not None

@@ -275,7 +275,7 @@ def test_sizes_that_make_no_sense_are_refused_together() -> None:
     assert count_work(load("encoder_layer"), [4], batch=1).sizes == ()
 
 
-def test_a_model_without_a_length_axis_is_refused() -> None:
+def test_a_model_of_one_size_is_counted_at_it() -> None:
     fixed = load_model((nn.Linear(8, 2), {"input": torch.randn(1, 8)}))
-    with pytest.raises(CostError, match="no length axis"):
-        count_work(fixed, [1])
+    assert fixed.length_axis == "batch"
+    assert count_work(fixed, [1]).flops == (2 * 8 * 2,)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -18,7 +19,7 @@ from edgecompile.bundle.writer import BundleWriter
 from tests.hostile.conftest import Toy
 from tests.runtime.bundles import DummyBundle
 
-DAMAGED = 22
+MALFORMED, DAMAGED, NOT_PERMITTED = 20, 22, 71
 PACKAGE = "runtime/edgecompile/runtime"
 
 
@@ -82,7 +83,7 @@ def test_a_program_imports_what_was_compared(bundle: DummyBundle, tmp_path: Path
     code, told = start(bundle.folder, "-m", "edgecompile.runtime", "info", bundle.folder)
     assert code == 0, told
     code, told = start(bundle.folder, "-m", "edgecompile.export.export")
-    assert code == 1 and "edgecompile.export.export isn't in" in told
+    assert code == 1 and "edgecompile.export isn't in" in told
 
 
 def plant_bytecode(toy: Toy, folder: Path) -> None:
@@ -186,6 +187,67 @@ def test_what_is_planted_beside_it_isn_t_imported_but_named(
         assert not toy.trace.exists(), path
 
 
+def test_an_archive_or_a_link_in_it_is_no_place_to_import_from(
+    toy: Toy, bundle: DummyBundle
+) -> None:
+    with ZipFile(bundle.folder / "evil.zip", "w") as archive:
+        archive.writestr("below/hashlib.py", trace_of(toy))
+        archive.writestr("hashlib.py", trace_of(toy))
+    plant("../elsewhere/below/hashlib.py")(toy, bundle.folder)
+    (bundle.folder / "link").symlink_to("../elsewhere")
+    where = os.path.relpath(bundle.folder)
+    for name in ("evil.zip", "evil.zip/", "evil.zip/below", "link/below", "runtime/../evil.zip"):
+        for path in (f"{bundle.folder}/{name}", f"{where}/{name}"):
+            code, said = start(bundle.folder, "info", PYTHONPATH=path)
+            assert (code, toy.trace.exists()) == (0, False), (path, said)
+
+
+def test_a_program_in_the_bundle_doesn_t_import_its_neighbours(
+    toy: Toy, bundle: DummyBundle
+) -> None:
+    (bundle.folder / "program.py").write_text("import colorsys, edgecompile.runtime\n")
+    plant("colorsys.py")(toy, bundle.folder)
+    code, said = start(bundle.folder, bundle.folder / "program.py")
+    assert (code, toy.trace.exists()) == (0, False), said
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        (f"{PACKAGE}/document.py", 0o000),
+        ("manifest.json", 0o000),
+        ("runtime", 0o000),
+        ("runtime", 0o444),
+        (PACKAGE, 0o111),
+        (PACKAGE, 0o444),
+    ],
+)
+def test_what_may_not_be_read_isn_t_called_damaged(
+    bundle: DummyBundle, name: str, mode: int
+) -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can become another user")
+    for folder in (bundle.folder, *bundle.folder.parents):
+        if "pytest" in str(folder):
+            folder.chmod(0o755)
+    (bundle.folder / name).chmod(mode)
+    become = ["--reuid=65534", "--regid=65534", "--clear-groups", sys.executable]
+    code, said = start(*become, bundle.folder, "info", python="setpriv")
+    (bundle.folder / name).chmod(0o755)
+    assert code == NOT_PERMITTED and str(bundle.folder / name) in said, said
+    assert "user 65534" in said and "chmod" in said and "Traceback" not in said
+
+
+def test_names_of_the_manifest_reach_no_terminal_raw(bundle: DummyBundle) -> None:
+    place = bundle.folder / "manifest.json"
+    document = json.loads(place.read_text())
+    document["files"]["runtime/\x1b[2Jx"] = {"size": 1, "sha256": "0" * 64}
+    place.write_text(json.dumps(document))
+    code, said = start(bundle.folder, "info")
+    assert code == DAMAGED and "runtime/\\x1b[2Jx: isn't the file" in said, said
+    assert "\x1b" not in said
+
+
 @pytest.mark.parametrize("name", ["runpy.py", "importlib/__init__.py", "pkgutil.py", "os.py"])
 def test_isolated_nothing_in_the_folder_comes_first(
     toy: Toy, bundle: DummyBundle, name: str
@@ -215,4 +277,17 @@ def test_byte_code_of_the_launcher_is_neither_written_nor_looked_for(
 def test_what_is_no_manifest(bundle: DummyBundle, text: str) -> None:
     (bundle.folder / "manifest.json").write_text(text)
     code, said = start(bundle.folder, "selftest")
-    assert code == DAMAGED and "manifest.json can't be read" in said and "Traceback" not in said
+    assert (code, "[bundle-manifest]" in said, "hint: " in said) == (MALFORMED, True, True), said
+    assert "manifest.json can't be read" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("change", ["missing", "link", "fifo"])
+def test_where_no_manifest_is(bundle: DummyBundle, change: str) -> None:
+    place = bundle.folder / "manifest.json"
+    place.rename(bundle.folder.parent / "elsewhere.json")
+    if change == "link":
+        place.symlink_to("../elsewhere.json")
+    elif change == "fifo":
+        os.mkfifo(place)
+    code, said = start(bundle.folder, "info")
+    assert code == MALFORMED and "[bundle-manifest]" in said and "Traceback" not in said, said

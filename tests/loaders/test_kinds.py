@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgecompile.errors import ModelError, PlanError
+from edgecompile.errors import LengthsError, ModelError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.kinds import check_form, is_program_archive
 from edgecompile.loaders.load import load_model
@@ -202,6 +202,10 @@ def bare():
     return Net(), {"x": torch.ones(1, 5, 4)}
 
 
+def whole():
+    return Net(), {"x": torch.ones(1, 5, 4)}, axes
+
+
 def misspelled():
     return {"module": Net(), "inputs": {"y": torch.ones(1, 5, 4)}, "axs": axes, "limit": {}, "k": 1}
 """
@@ -234,13 +238,16 @@ def test_all_that_is_wrong_with_a_dict_is_listed_at_once(folder: Path) -> None:
 def test_a_model_without_axes_is_told_how_to_name_them(folder: Path) -> None:
     (folder / "net.py").write_text(NET)
     request = PlanRequest(LengthDistribution.from_samples([3, 4]))
-    with pytest.raises(PlanError, match="no length axis") as failure:
+    with pytest.raises(LengthsError, match="takes inputs of one size only") as failure:
         plan_scope(load_model("net.py:bare"), request)
-    assert '"axes": {"x": {1: "length"}}' in (failure.value.hint or "")
+    assert (
+        'name the dimension that varies in the model\'s axes: "axes": {"x": {1: "length"}}'
+        in str(failure.value.hint)
+    )
 
 
 def test_missing_lengths_are_told_once_the_model_is_known(folder: Path) -> None:
     (folder / "net.py").write_text(NET)
-    result = run("build", "net.py:bare")
+    result = run("build", "net.py:whole")
     assert result.exit_code == 2
     assert "give --lengths FILE or --texts FILE" in result.stderr

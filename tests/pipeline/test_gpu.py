@@ -15,13 +15,17 @@ from onnx import TensorProto, helper
 
 from edgecompile.cli import cli
 from edgecompile.errors import CompileError, PlanError
+from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.onnx.memory import estimate_memory, peak_live_bytes
+from edgecompile.pipeline.pipeline import BuildRequest, build
+from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime.files import BundleFolder
 from edgecompile.runtime.recipe import read_recipe
 from edgecompile.runtime.schema import BucketSpec, Extent, Manifest, TensorSpec, Variant
 from edgecompile.targets.jetpack import load_jetpack
 from edgecompile.targets.profile import load_target
 from edgecompile.tensorrt.recipes import make_recipe, require_memory, shape_ranges
+from tests.needs import need
 
 MIB = 1 << 20
 
@@ -67,6 +71,48 @@ def test_the_recipe_is_for_the_module_and_its_system(folder: BundleFolder) -> No
     scratch = recipe.predicted.scratch_bytes
     assert list(scratch) == sorted(scratch) and scratch[0] > 0
     assert recipe.predicted.build_bytes > recipe.predicted.engine_bytes > 0
+
+
+CHOOSING = """
+import torch
+
+class Choosing(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(20, 8)
+
+    def forward(self, ids, mask):
+        x = self.table(ids)
+        scores = x.sum(-1) + (1.0 - mask.to(x.dtype)) * -1e4
+        return (scores.softmax(-1).unsqueeze(-1) * x).sum(1)
+
+def make():
+    ones = torch.ones(1, 6, dtype=torch.int64)
+    return {
+        "module": Choosing(),
+        "inputs": {"ids": ones, "mask": ones},
+        "axes": {"ids": {1: "length"}, "mask": {1: "length"}},
+        "pad": {"ids": 0, "mask": 0},
+        "bounds": {"ids": (0, 19), "mask": (0, 1)},
+        "limits": {"length": (1, 30)},
+    }
+"""
+
+
+def test_padding_that_is_assumed_is_told_where_the_loader_alone_pads(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    need("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
+    source = tmp_path / "choosing.py"
+    source.write_text(CHOOSING)
+    lengths = LengthDistribution.from_samples([3, 9, 20])
+    plan = PlanRequest(lengths, mode="exact", quick=True, assume_paddable=True)
+    output = tmp_path / "made.ecb"
+    result = build(BuildRequest(f"{source}:make", "jetson-orin-nano", plan, output))
+    assert [bucket.mode for bucket in result.plan.buckets] == ["exact"]
+    bundle = BundleFolder(str(output))
+    assert read_recipe(bundle, gpu_variant(bundle.manifest)).padding
+    assert bundle.manifest.plan["padding"] == "assumed"
+    assert sum("proves that padding" in note for note in result.notes) == 1
 
 
 def test_the_onnx_gives_what_eager_gave(folder: BundleFolder) -> None:

@@ -256,7 +256,7 @@ def test_a_model_that_has_no_dynamic_export_gets_padded_buckets(tmp_path: Path) 
     source.write_text(STEP_BY_STEP)
     result = build(request(f"{source}:make", tmp_path, max_buckets=2, max_length=None))
     assert {b.mode for b in result.plan.buckets} == {"pad"}
-    assert any("padded programs, since" in note for note in result.notes)
+    assert any("Padded programs, since" in note for note in result.notes)
     model_of = load_model(f"{source}:make")
     with open_bundle(result.bundle_path) as model:
         for length in (1, 2, 7, 8, 29, 30):
@@ -334,7 +334,7 @@ def test_padding_that_is_assumed_is_told_by_the_bundle(tmp_path: Path) -> None:
     assert "--assume-paddable" in str(error.value.hint)
     result = build(request(f"{source}:make", tmp_path, **wanted, assume_paddable=True))
     assert result.plan.padding == "assumed"
-    assert any("nothing proves that padding" in note for note in result.notes)
+    assert any("Nothing proves that padding" in note for note in result.notes)
     with open_bundle(result.bundle_path) as model:
         assert model.manifest.plan["padding"] == model.info["padding"] == "assumed"
     document = json.loads(run("inspect", str(result.bundle_path), "--json").stdout)

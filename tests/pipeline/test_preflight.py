@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.writer import BundleWriter
 from edgecompile.cli.failures import describe_failure
@@ -31,6 +33,7 @@ from edgecompile.errors import (
 )
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.folders.position_limits import max_positions, stored_positions
+from edgecompile.models.loaded import ModelSource
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.samples import SampleTexts
 from edgecompile.pipeline.pipeline import BuildRequest, build
@@ -39,6 +42,7 @@ from edgecompile.pipeline.stages import work_folder
 from edgecompile.planning.request import PlanRequest, served_length
 from edgecompile.progress import NullProgress, StepHandle
 from edgecompile.targets.profile import load_target
+from edgecompile.toolchain.compilers import find_toolchain
 from tests.cli.command import run
 from tests.needs import need
 
@@ -61,13 +65,13 @@ class Steps(NullProgress):
 
 def refused(model: Path | str, folder: Path, **changes: Any) -> EdgecompileError:
     """The error of a build that never got further than its first step."""
-    names = ("lengths", "max_length", "calibration", "cut")
+    names = ("lengths", "max_length", "calibration", "cut", "quick", "plan")
     wanted = {name: changes.pop(name) for name in names if name in changes}
-    plan = PlanRequest(**{"lengths": SHORT, **wanted})
+    request = PlanRequest(**{"lengths": SHORT, **wanted})
     values = {"target": "cpu-x86-64-v3", "output": folder / "made.ecb", **changes}
     steps = Steps()
     with pytest.raises(EdgecompileError) as caught:
-        build(BuildRequest(model=str(model), plan=plan, **values), steps)
+        build(BuildRequest(model=str(model), plan=request, **values), steps)
     assert steps.titles == ["check what is needed"]
     return caught.value
 
@@ -261,8 +265,11 @@ def test_a_full_disk_is_named_by_where_the_bundle_goes(
     assert str(source) not in failure.message and failure.exit_code == 41
 
 
+FOLDER, FACTORY = ModelSource("folder", "m"), ModelSource("factory", "m.py:make")
+
+
 def test_the_work_is_kept_where_the_last_step_fails() -> None:
-    with pytest.raises(DiskFullError) as caught, work_folder(None) as work:
+    with pytest.raises(DiskFullError) as caught, work_folder(None, FOLDER) as work:
         (work / "made").write_text("x")
         raise DiskFullError("full", hint="free some space", destination=Path("x.ecb"))
     assert (work / "made").is_file()
@@ -271,25 +278,76 @@ def test_the_work_is_kept_where_the_last_step_fails() -> None:
     )
     shutil.rmtree(work)
     # Where the work itself filled the disk, it goes.
-    with pytest.raises(DiskFullError), work_folder(None) as work:
+    with pytest.raises(DiskFullError), work_folder(None, FOLDER) as work:
         raise DiskFullError("full")
     assert not work.exists()
+    # No other process finds what was exported of a factory.
+    with pytest.raises(DiskFullError) as caught, work_folder(None, FACTORY) as work:
+        raise DiskFullError("full", hint="free some space", destination=Path("x.ecb"))
+    assert not work.exists() and caught.value.hint == "free some space"
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="there it could be timed")
-def test_what_cant_be_timed_here_has_to_say_how_fast_it_is(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def board(tmp_path: Path) -> str:
+    """A target that this host can't run, of unknown speed."""
+    if platform.machine() != "x86_64":
+        pytest.skip("there it could be timed")
     need("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
     profile = tmp_path / "board.toml"
     profile.write_text(
         'name = "board"\nkind = "cpu"\ndescription = "none"\nvariants = ["aarch64-neon"]\n'
         'cores = 4\nmemory_gib = 8\nglibc = "2.34"\npython = "3.9"\n'
     )
-    error = refused(tiny_model, tmp_path, target=str(profile))
+    return str(profile)
+
+
+def test_what_cant_be_timed_here_has_to_say_how_fast_it_is(
+    board: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    error = refused(tiny_model, tmp_path, target=board)
     assert isinstance(error, CostError) and "--calibration" in str(error)
-    error = refused(tiny_model, tmp_path, target=str(profile), precision="auto")
+    assert error.hint is not None and "--quick" in error.hint
+    error = refused(tiny_model, tmp_path, target=board, precision="auto")
     assert isinstance(error, PlanError) and "2 problems" in error.message
+
+
+@pytest.mark.parametrize("given", ["quick", "plan"])
+def test_speed_may_be_unknown_where_no_costs_are_needed(
+    given: str, board: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    bucket = Bucket("exact", (("length", AxisRange(1, 40, 9)), ("batch", AxisRange(1, 1, 1))))
+    wanted = {"quick": True} if given == "quick" else {"plan": BucketPlan("length", (bucket,))}
+    work = Path("/proc/work")  # ends the build before the model is loaded
+    error = refused(tiny_model, tmp_path, target=board, work_dir=work, **wanted)
+    assert isinstance(error, BundleWriteError) and error.message.startswith("/proc/work can't")
+
+
+def test_a_pipeline_is_read_within_its_folder_only(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    (folder / "modules.json").write_text('[{"path": "../outside"}]')
+    target = load_target("cpu-x86-64-v3")
+    check_plan(str(folder), LoadOptions(), target, PlanRequest(SHORT), precision="fp32")
+
+
+def test_a_probe_that_fails_hides_no_other_problem(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("g++", "g++")
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$1" in --version | -dumpversion) echo 13;; *) exit 1; esac\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("EDGECOMPILE_CXX", str(compiler))
+    monkeypatch.setenv("EDGECOMPILE_CACHE_DIR", str(tmp_path / "cache"))
+    find_toolchain.cache_clear()
+    try:
+        error = refused(tiny_model, tmp_path, lengths=LONG)
+    finally:
+        find_toolchain.cache_clear()
+    assert "2 problems" in error.message and "are over 40" in error.message
 
 
 def test_a_plan_is_checked_too(tiny_model: Path, tmp_path: Path) -> None:

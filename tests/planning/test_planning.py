@@ -22,14 +22,21 @@ from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import CostError, PlanError
 from edgecompile.export.store import ExportStore, export_bucket
 from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.joint import JointDistribution
 from edgecompile.loaders.load import load_model
 from edgecompile.machines.host import host_variants
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning import planning
 from edgecompile.planning.cost_sources import make_measuring_kit
+from edgecompile.planning.forms import find_form
 from edgecompile.planning.measure import run_calibration
 from edgecompile.planning.planning import Planned, noise_price, plan_model
-from edgecompile.planning.request import PlanRequest, require_paddable
+from edgecompile.planning.request import (
+    PlanRequest,
+    plan_scope,
+    require_paddable,
+    with_padding,
+)
 from edgecompile.precision import Precision
 from edgecompile.targets.profile import load_target
 from edgecompile.toolchain.native import build_probe
@@ -68,11 +75,72 @@ def load(module: nn.Module, **changes: object) -> LoadedModel:
 
 
 def test_a_model_that_padding_changes_cant_have_padded_buckets() -> None:
-    require_paddable(load(Tokens()), 1, 32)
+    axes = [("length", AxisRange(1, 32, 32))]
+    assert require_paddable(load(Tokens()), axes) == "proven"
     with pytest.raises(PlanError, match="length 1 padded to 32: outputs change"):
-        require_paddable(load(Mean()), 1, 32)
+        require_paddable(load(Mean()), axes)
     with pytest.raises(PlanError, match="no pad value is known for ids"):
-        require_paddable(load(Tokens(), pad={}, bounds={}), 1, 32)
+        require_paddable(load(Tokens(), pad={}, bounds={}), axes)
+
+
+class Centred(Tokens):
+    """Less the mean of the whole batch, padding and all."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        vectors = super().forward(ids)
+        return vectors - vectors.sum(0, keepdim=True) / ids.shape[0]
+
+
+WIDE = {"limits": {"length": (1, 32), "batch": (1, 8)}}
+
+
+def test_a_second_axis_is_padded_only_where_that_changes_nothing(tmp_path: Path) -> None:
+    joint = JointDistribution.from_counts(("length", "batch"), {(3, 1): 5, (9, 4): 2, (30, 8): 1})
+    asked = PlanRequest(joint.marginal("length"), joint, max_length=32)
+    for module, modes in ((Tokens(), ("exact", "pad")), (Centred(), ("exact",))):
+        model = load(module, **WIDE)
+        form = find_form(ExportStore(model, tmp_path), asked, plan_scope(model, asked))
+        assert form.modes == modes
+    assert "batch 1 padded to 8: outputs change" in form.note
+    padded = replace(asked, mode="pad")
+    with pytest.raises(PlanError, match="batch 1 padded to 8: outputs change"):
+        plan_model(ExportStore(model, tmp_path), load_target(FOREIGN), padded, tmp_path)
+
+
+def test_a_plan_s_own_word_on_padding_is_no_proof() -> None:
+    both = (("length", AxisRange(1, 32, 32)), ("batch", AxisRange(1, 8, 8)))
+    plan = BucketPlan("length", (Bucket("pad", both),), padding="proven")
+    with pytest.raises(PlanError, match="length 1 padded to 32: outputs change"):
+        with_padding(plan, load(Mean(), **WIDE))
+    # Along the length alone, this one may be padded.
+    centred, square = load(Centred(), **WIDE), Bucket("pad", both, ("length", "batch"))
+    assert with_padding(replace(plan, padding=""), centred).padding == "proven"
+    with pytest.raises(PlanError, match="batch 1 padded to 8: outputs change"):
+        with_padding(replace(plan, buckets=(square,)), centred)
+    with pytest.raises(PlanError, match="batch 1 padded to 8: outputs change"):
+        with_padding(plan, centred, also=("batch",))
+    exact = replace(plan, buckets=(Bucket("exact", both),))
+    assert with_padding(exact, load(Mean(), **WIDE)).padding == ""
+    with pytest.raises(PlanError, match=r"pads length 1 to 32, but .* takes .*length 1..16"):
+        with_padding(plan, load(Tokens(), limits={"length": (1, 16)}))
+
+
+class Choosing(Tokens):
+    """Branches on what its inputs hold, where a proof ends."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        vectors = super().forward(ids)
+        return vectors if vectors.max() < 1e6 else -vectors
+
+
+def test_that_padding_is_assumed_is_said_once() -> None:
+    plan = BucketPlan("length", (Bucket("pad", (("length", AxisRange(1, 32, 32)),)),))
+    made = with_padding(plan, load(Choosing()), assume=True)
+    assert made.padding == "assumed" and len(made.notes) == 1
+    assert with_padding(made, load(Choosing())) == made
+    with pytest.raises(PlanError, match="isn't proven harmless") as error:
+        with_padding(plan, load(Choosing()))
+    assert "--assume-paddable" in str(error.value.hint)
 
 
 def test_a_bucket_without_an_axis_of_the_model_is_refused() -> None:
@@ -350,19 +418,28 @@ def test_a_quick_program_is_padded_where_none_can_be_dynamic(
 def test_a_plan_that_was_given_is_taken_as_it_is(unmeasured: None, tmp_path: Path) -> None:
     model = load(Tokens())
     one = plan_with(model, tmp_path, "cpu-x86-64", quick=True).plan
-    assert set(one.made_for) == {"structure", "target", "precision"}
+    assert set(one.made_for) == {"structure", "target", "precision", "runtime", "threads"}
     curve = CostCurve((CostPoint(1, 1.0, 1.0), CostPoint(32, 2.0, 2.0)), "measured", {})
     two = plan_buckets(
         LENGTHS, curve, buckets=2, max_length=32, modes=("pad",), other_axes=one.buckets[0].axes[1:]
     )
     given = BucketPlan.from_json(replace(two, made_for=one.made_for).to_json())
     planned = plan_with(model, tmp_path, "cpu-x86-64", plan=given)
-    assert planned.plan == given and planned.plan.cost_model == curve
+    assert planned.plan == replace(given, padding="proven") and planned.plan.cost_model == curve
     assert planned.scope.traffic == LENGTHS and planned.scope.axes[0][1].hi == 32
-    # Costs of another precision aren't this bundle's.
-    narrow = plan_with(model, tmp_path, "cpu-x86-64", plan=given, precision=Precision("bf16"))
-    assert narrow.plan.buckets == given.buckets and narrow.plan.cost_model is None
-    assert any("costs are of fp32" in note for note in narrow.notes)
+    assert set(two.notes) <= set(planned.notes) and two.notes
+    assert "nothing was measured for it" in planned.notes[-1]
+    # Costs of another precision, runtime or number of threads aren't this bundle's.
+    for changed, says in (
+        ({"precision": Precision("bf16")}, "costs are of precision fp32, so"),
+        ({"runtime": "torch"}, "costs are of runtime native, so"),
+        ({"runtime": "torch", "threads": 1}, "costs are of runtime native, threads all, so"),
+    ):
+        other = plan_with(model, tmp_path, "cpu-x86-64", plan=given, **changed)
+        assert other.plan.buckets == given.buckets and other.plan.cost_model is None
+        assert says in other.notes[-1] and other.plan.made_for != given.made_for
+    bare = plan_with(model, tmp_path, "cpu-x86-64", plan=one, threads=1)
+    assert "costs" not in bare.notes[-1] and bare.plan.made_for["threads"] == "1"
     by_hand = BucketPlan("length", one.buckets)
     assert plan_with(model, tmp_path, "cpu-x86-64", plan=by_hand).plan == by_hand
 
@@ -411,6 +488,21 @@ def test_a_plan_that_does_not_fit_is_refused(
     with pytest.raises(PlanError, match="the plan doesn't fit") as caught:
         plan_model(exports, load_target("cpu-x86-64"), request, tmp_path)
     assert says in caught.value.message and "edgecompile plan" in (caught.value.hint or "")
+
+
+def test_a_plan_serves_all_sizes_of_the_sample(tmp_path: Path) -> None:
+    model = load(
+        Tokens(),
+        inputs={"ids": torch.ones(2, 6, dtype=torch.int64)},
+        limits={"length": (1, 32), "batch": (2, 8)},
+    )
+    bucket = Bucket("exact", (("length", AxisRange(1, 32, 9)), ("batch", AxisRange(2, 8, 2))))
+    joint = JointDistribution.from_counts(("length", "batch"), {(5, 1): 1, (9, 9): 2})
+    with pytest.raises(PlanError, match="batch is 2 to 8 in it, 1 to 9 in the sample"):
+        plan_with(model, tmp_path, "cpu-x86-64", joint=joint, plan=BucketPlan("length", (bucket,)))
+    joint = JointDistribution.from_counts(("length", "batch"), {(5, 1): 1, (9, 8): 2})
+    with pytest.raises(PlanError, match="batch is 2 to 8 in it, 1 to 8 in the sample"):
+        plan_with(model, tmp_path, "cpu-x86-64", joint=joint, plan=BucketPlan("length", (bucket,)))
 
 
 def test_a_padded_plan_needs_a_model_that_bears_it(tmp_path: Path) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable
 
 import pytest
 
+import edgecompile.runtime.model  # noqa: F401  what is done after a fork
+from edgecompile.runtime import aoti, libraries, weights
 from edgecompile.runtime.errors import DamagedBundleError, NativeError
 from edgecompile.runtime.files import BundleFolder
 from edgecompile.runtime.libraries import load_library, pin_library
@@ -70,6 +73,45 @@ def test_a_changed_library_is_refused_before_it_is_loaded(
         pin_library(folder, NAMES[0])
     assert len(os.listdir("/proc/self/fd")) == descriptors
     folder.close()
+
+
+def test_no_lock_is_held_while_a_library_is_hashed(
+    bundle: DummyBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler's close may come then, and wait for a thread that pins another one."""
+    bundle.files.update({name: name.encode() + b" hashed" for name in NAMES})
+    folder = BundleFolder(bundle.write())
+    check_hash, held = BundleFolder.check_hash, []
+
+    def check(self: BundleFolder, name: str, fd: int) -> None:
+        held.append(libraries._lock.locked())
+        check_hash(self, name, fd)
+        if len(held) == 1:  # another thread is faster
+            assert not held[0]
+            thread = threading.Thread(target=lambda: first.append(pin_library(folder, name)))
+            thread.start()
+            thread.join()
+
+    first: list[libraries.PinnedLibrary] = []
+    monkeypatch.setattr(BundleFolder, "check_hash", check)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    pinned = pin_library(folder, NAMES[0])
+    assert held == [False, False] and pinned is first[0]
+    assert len(os.listdir("/proc/self/fd")) == descriptors + 1
+    folder.close()
+
+
+def test_a_child_finds_no_lock_taken() -> None:
+    held = (libraries._lock, aoti._loaded_lock, weights._shared_lock)
+    for lock in held:
+        lock.acquire()
+    pid = os.fork()
+    if pid == 0:
+        locks = (libraries._lock, aoti._loaded_lock, weights._shared_lock)
+        os._exit(any(lock.locked() for lock in locks))
+    for lock in held:
+        lock.release()
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_symbols_stay_private(bundle: DummyBundle, compile_c: Callable[[str], bytes]) -> None:

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -146,18 +147,29 @@ def test_of_several_calls_the_last_one_frees() -> None:
     assert owned.freed == 1
 
 
-def test_several_threads_may_wait_for_the_end() -> None:
+@pytest.mark.parametrize("within", [False, True], ids=["alone", "within a call"])
+def test_several_threads_may_wait_for_the_end(within: bool) -> None:
+    """None of them returns while another thread is still freeing."""
     owned = Owned()
+    ended: list[int] = []
+
+    def free_slowly() -> None:
+        time.sleep(0.05)
+        ended.append(1)
+
+    owned.life.own(free_slowly)
     inside, go = threading.Event(), threading.Event()
     freed: list[int] = []
 
     def other() -> None:
         inside.set()
         go.wait()
+        if within:
+            owned.life.close()
 
     def close() -> None:
         owned.life.close()
-        freed.append(owned.freed)
+        freed.append(owned.freed + len(ended))
 
     runner = threading.Thread(target=owned.life.hold, args=(other,))
     runner.start()
@@ -170,7 +182,7 @@ def test_several_threads_may_wait_for_the_end() -> None:
     go.set()
     for thread in (runner, *closers):
         thread.join()
-    assert owned.freed == 1 and len(freed) == 3
+    assert freed == [2, 2, 2]
 
 
 def test_an_interrupt_anywhere_leaves_no_call_behind() -> None:

@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 import edgecompile
+from edgecompile.runtime import __main__ as program
 from tests.runtime.bundles import DummyBundle
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -86,7 +87,10 @@ def test_errors_have_a_message_a_hint_and_a_code(bundle: DummyBundle, command: s
     path = bundle.write()
     (bundle.folder / "weights.fp32").write_bytes(b"")
     done = run(command, path, "--json")
-    assert done.returncode == 22 and "weights.fp32: has 0 bytes" in done.stderr
+    entry = data(done, 22)["error"]
+    assert (entry["code"], entry["class"]) == (22, "DamagedBundleError")
+    assert "weights.fp32: has 0 bytes" in entry["message"]
+    assert done.stderr == f"error: {entry['message']}\nhint: {entry['hint']}\n"
 
     bundle.document["format_version"] = 2
     assert run(command, bundle.write()).returncode == 21
@@ -166,10 +170,63 @@ def test_an_unknown_variant(native_bundle: str) -> None:
     assert done.returncode == 23 and "no variant 'v8'" in done.stderr
 
 
-def test_a_closed_pipe_is_no_traceback() -> None:
-    command = f"{sys.executable} -m edgecompile.runtime info --host | true"
-    variables = dict(os.environ, PYTHONPATH=str(REPOSITORY))
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+def test_a_closed_pipe_is_no_traceback(form: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as stdout:
+        assert ends_with(stdout, "info", "--host", *form) == (141, "")
+        code, told = ends_with(stdout, "info", "/nonexistent", *form)
+    assert code == 20 and "Traceback" not in told
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+def test_a_full_disk_under_stdout(form: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as stdout:
+        code, told = ends_with(stdout, "info", "--host", *form)
+    assert code == 74 and told == "error: [Errno 28] No space left on device\n"
+
+
+def ends_with(stdout: IO[bytes], *arguments: str) -> tuple[int, str]:
+    """The exit code and stderr of a command."""
     done = subprocess.run(
-        ["bash", "-c", command], env=variables, capture_output=True, text=True, cwd="/"
+        [sys.executable, "-m", "edgecompile.runtime", *arguments],
+        env=dict(os.environ, PYTHONPATH=str(REPOSITORY)),
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd="/",
     )
-    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (MemoryError(), 73, "x.ecb: out of memory"),
+        (FileNotFoundError(2, "No such file or directory", "x"), 74, "No such file or directory"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (KeyError("x"), 70, "a bug in edgecompile: KeyError: 'x'"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_any_failure_has_its_code_and_its_object(
+    error: BaseException,
+    code: int,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(options: object) -> int:
+        raise error
+
+    monkeypatch.setattr(program, "_selftest", fail)
+    assert program.main(["selftest", "x.ecb", "--json"]) == code
+    said = capsys.readouterr()
+    entry = json.loads(said.out)["error"]
+    assert (entry["code"], entry["class"]) == (code, type(error).__name__)
+    assert told in entry["message"] and said.err.startswith(f"error: {entry['message']}\n")
+    assert program.main(["selftest", "x.ecb"]) == code
+    assert capsys.readouterr() == ("", said.err)
+    with pytest.raises(type(error)):
+        program.main(["selftest", "x.ecb", "--debug"])

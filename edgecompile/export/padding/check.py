@@ -83,8 +83,8 @@ def check_padding(
         ModelError: the eager model fails.
     """
     axis = loaded.length_axis
-    if axis is None:
-        return _refused("the model has no length axis")
+    if axis is None or loaded.axes[axis].lo == loaded.axes[axis].hi:
+        return _refused("the model has one size, so nothing is padded")
     without = [s.name for s in loaded.inputs if axis in s.shape and s.pad is None]
     if without:
         return _refused(f"no pad value is known for {', '.join(without)}")

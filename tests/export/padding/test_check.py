@@ -51,7 +51,7 @@ def test_what_cannot_be_padded_says_why() -> None:
     assert not verdict.safe and "no pad value is known for queries" in verdict.reason
     assert check_padding(load("frames")).reason.startswith("the size of output varies with length")
     fixed = load_model((torch.nn.Linear(8, 2), {"input": torch.randn(1, 8)}))
-    assert check_padding(fixed).reason == "the model has no length axis"
+    assert check_padding(fixed).reason == "the model has one size, so nothing is padded"
 
 
 def test_pad_values_can_be_given_where_the_model_declares_none() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from edgecompile.buckets.ranges import AxisRange
 from edgecompile.errors import PlanError
 from edgecompile.export.padding.check import check_padding
 from edgecompile.export.padding.proof import find_leak
@@ -48,6 +49,10 @@ def made(body: Body, pad: float = 0.0, batch: tuple[int, int] = (1, 4)) -> Loade
         max_length=64,
         batch=batch,
     )
+
+
+def lengths(lo: int, hi: int) -> list[tuple[str, AxisRange]]:
+    return [("length", AxisRange(lo, hi, hi))]
 
 
 def leak(body: Body) -> Any:
@@ -251,20 +256,20 @@ def test_what_was_found_out_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     first = check_padding(model)
     monkeypatch.setattr("edgecompile.export.padding.check.find_leak", None)
     assert check_padding(model) is first
-    assert require_paddable(model, 1, 1) == "proven"  # nothing to pad
+    assert require_paddable(model, lengths(1, 1)) == "proven"  # nothing to pad
     with pytest.raises(TypeError):
         check_padding(model, [(3, 9)])
 
 
 def test_what_trials_find_is_refused_whatever_is_assumed() -> None:
     with pytest.raises(PlanError, match="_softmax") as error:
-        require_paddable(made(attend(-20.0)), 2, 40, assume=True)
+        require_paddable(made(attend(-20.0)), lengths(2, 40), assume=True)
     assert "--assume-paddable" not in str(error.value.hint)
     perhaps = made(attend(-1e4))
     with pytest.raises(PlanError, match="isn't proven harmless") as error:
-        require_paddable(perhaps, 2, 40)
+        require_paddable(perhaps, lengths(2, 40))
     assert "--assume-paddable" in str(error.value.hint)
-    assert require_paddable(perhaps, 2, 40, assume=True) == "assumed"
+    assert require_paddable(perhaps, lengths(2, 40), assume=True) == "assumed"
 
 
 def test_inputs_around_minus_four_are_tried() -> None:

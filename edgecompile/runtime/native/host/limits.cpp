@@ -78,7 +78,8 @@ void fail_if_limit(int number, const std::string& where, int64_t needed) {
 void fail_if_loading_limit(const std::string& text, const std::string& where,
                            const std::string& path) {
   int number = 0;
-  for (const int known : {EMFILE, ENFILE, EACCES, EPERM, ENOMEM}) {
+  // ENFILE first: its text begins with EMFILE's.
+  for (const int known : {ENFILE, EMFILE, EACCES, EPERM, ENOMEM}) {
     if (number == 0 && text.find(system_text(known)) != std::string::npos) number = known;
   }
   if (number == 0) number = try_mapping(path);
