@@ -101,7 +101,7 @@ def uncode() -> None:
     # A view holds its base, and what is held can't be swapped.
     for item in sorted(found, key=lambda item: not item._is_view()):
         with suppress(RuntimeError):  # it has weak references; its next use says what it is
-            torch.utils.swap_tensors(item, item.value.detach())
+            torch.utils.swap_tensors(item, item.value.detach())  # type: ignore[no-untyped-call]
 
 
 def label(*parts: Any) -> int:
