@@ -188,12 +188,10 @@ def _runnable(found: Preflight, profile: TargetProfile) -> frozenset[str] | None
     found.problems += compilers.problems
     if compilers.problems or any(isinstance(p, BundleWriteError) for p in found.problems):
         return None
-    with (
-        found.finding(),
-        tempfile.TemporaryDirectory(prefix="edgecompile-probe-") as folder,
-    ):
-        return frozenset(v.name for v in runnable_variants(profile, Path(folder)))
-    return None
+    names = None
+    with found.finding(), tempfile.TemporaryDirectory(prefix="edgecompile-probe-") as folder:
+        names = frozenset(v.name for v in runnable_variants(profile, Path(folder)))
+    return names
 
 
 def _check_target(found: Preflight, request: BuildRequest, profile: TargetProfile) -> None:
