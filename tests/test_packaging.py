@@ -271,7 +271,7 @@ def test_runtime_wheel_works_beside_numpy_alone(device: Environment) -> None:
     answer = environment.ask(
         "import importlib.util as u, json; from edgecompile.runtime import open_bundle; "
         "print(json.dumps({'open': callable(open_bundle), 'torch': u.find_spec('torch') is not None,"
-        " 'builder': u.find_spec('edgecompile.targets.profile') is not None}))"
+        " 'builder': u.find_spec('edgecompile.targets') is not None}))"
     )
     assert answer == {"open": True, "torch": False, "builder": False}
     environment.pip("uninstall", "--yes", "edgecompile-runtime")

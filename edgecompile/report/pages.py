@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from edgecompile.buckets.judgement import BUCKET_COLUMNS, PlanJudgement, bucket_rows, plan_figures
@@ -54,7 +53,7 @@ def build_header(
     """
     model = source.details.get("architecture", "")
     rows = [
-        ("model", f"{PurePath(source.spec).name}{f' ({model})' if model else ''}"),
+        ("model", f"{manifest.name}{f' ({model})' if model else ''}"),
         ("target", ", ".join(dict.fromkeys(verdict.target for verdict in audit)) or "–"),
         ("precision", manifest.precision),
     ]

@@ -19,7 +19,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 _RULE = re.compile(r"\[([a-z0-9]+-[a-z0-9-]+)\]")
 #: Codes of EdgecompileErrors and of edgecompile_runtime.h that opening may end with; 0 is success.
-KNOWN_CODES = frozenset({0, 20, 21, 22, 23, 24, 26})
+KNOWN_CODES = frozenset({0, 20, 21, 22, 23, 24, 26, 73})
 
 
 @dataclass

@@ -43,7 +43,9 @@ FORBIDDEN = re.compile(
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _RULE = re.compile(r"\[([a-z0-9]+-[a-z0-9-]+)\]")
 #: Read to describe the machine; none of them depends on the bundle.
-_HARMLESS = ("/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu")
+_HARMLESS = ("/proc/cpuinfo", "/proc/meminfo", "/proc/self/statm", "/sys/devices/system/cpu")
+#: A descriptor that is open already: to find out why a library couldn't be mapped.
+_OWN = re.compile(r"/proc/self/fd/[0-9]+")
 
 
 class Watch:
@@ -88,14 +90,19 @@ class Watch:
         text = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else repr(path)
         if flags & _WRITES:
             self.accuse(f"opens {text!r} for writing")
-        elif text == self.folder or text.startswith(_HARMLESS) or _is_module(text):
+        elif (
+            text == self.folder
+            or text.startswith(_HARMLESS)
+            or _is_module(text)
+            or _OWN.fullmatch(text)
+        ):
             pass
         elif "/" in text or text in ("", ".", "..") or not flags & os.O_NOFOLLOW:
             self.accuse(f"opens {text!r} with flags {flags:#o}")
 
     def check_opened(self, path: object, fd: int) -> None:
         """Where a descriptor really leads."""
-        if self.active:
+        if self.active and not _OWN.fullmatch(str(path)):
             place = os.readlink(f"/proc/self/fd/{fd}")
             inside = place == self.real or place.startswith(self.real + "/")
             if not inside and not place.startswith(_HARMLESS) and not _is_module(place):
@@ -108,7 +115,7 @@ class Watch:
     def check_library(self, path: str) -> None:
         """Looks at a library just before the dynamic loader does."""
         self.loaded += 1
-        if not re.fullmatch(r"/proc/self/fd/[0-9]+", path):
+        if not _OWN.fullmatch(path):
             return self.accuse(f"loads {path!r}, not a descriptor")
         info = os.stat(path)
         before = self.hashed.get((info.st_dev, info.st_ino), set())

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from edgecompile import installation
-from edgecompile.backends import compilation
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.buckets.ranges import AxisRange
+from edgecompile.export import store
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
@@ -215,7 +215,7 @@ def test_the_key_holds_all_that_decides_what_is_measured(
             return key()
 
     others += [
-        patched(compilation, "installation_id", "another version"),
+        patched(store, "installation_id", "another version"),
         patched(cost_cache, "cpu_identity", "another CPU"),
         patched(cost_cache, "usable_cpus", 4096),
         patched(
@@ -228,7 +228,7 @@ def test_the_key_holds_all_that_decides_what_is_measured(
     save(path, seed=1)
     others.append(key())
     assert None not in others and len({known, *others}) == 1 + len(others)
-    assert installation.installation_id() == compilation.installation_id()
+    assert installation.installation_id() == store.installation_id()
 
 
 def test_what_a_factory_makes_is_measured_every_time(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_second_plan_measures_nothing_unless_it_is_asked_to(
     assert len(measured) == 1 and not any("measured here" in note for note in first.notes)
     second = plan(2)
     assert len(measured) == 1
-    (note,) = [note for note in second.notes if "--measure-again" in note]
+    (note,) = [note for note in second.notes if "measured here on" in note]
     assert first.plan.cost_model is not None
     assert first.plan.cost_model.provenance["date"] in note
     assert (second.plan.buckets, second.plan.cost_model) == (

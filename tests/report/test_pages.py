@@ -264,7 +264,7 @@ def test_a_page_begins_with_what_it_is_about(tmp_path: Path, measured: bool) -> 
     verdict = AuditVerdict("a.so", "x86-64-v3", "cpu-x86-64", (), "", None, None, (), True)
     source = ModelSource("folder", "/somewhere/my bert", details={"architecture": "BertModel"})
     header = dict(build_header(manifest, source, [verdict], measured=measured))
-    assert header["model"] == "my bert (BertModel)" and header["target"] == "cpu-x86-64"
+    assert header["model"] == f"{manifest.name} (BertModel)" and header["target"] == "cpu-x86-64"
     assert header["precision"] == manifest.precision
     assert header["inputs"].startswith(f"{manifest.inputs[0].name} {manifest.inputs[0].dtype} [")
     assert header["outputs"].startswith(manifest.outputs[0].name)
