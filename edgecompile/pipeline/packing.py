@@ -175,7 +175,8 @@ def run_notes(report: VerifyReport) -> tuple[str, ...]:
         f"{name} passed the golden vectors under {how}, which proves its results, not its speed."
         for name, how in report.emulated.items()
     ]
-    return (*emulated, *report.not_run())
+    unrun = [text.removesuffix(".") + "; run selftest on the device." for text in report.not_run()]
+    return (*emulated, *unrun)
 
 
 def _file_names(source: str) -> str:

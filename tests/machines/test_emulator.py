@@ -161,7 +161,7 @@ def test_without_an_emulator_a_bundle_says_that_it_wasn_t_run(
     assert report["ok"] is None and report["results"] == [] and report["emulated"] == {}
     assert "install qemu-user" in report["not_executed"]["aarch64-dotprod"]
     note = next(note for note in result.notes if "built, not run" in note)
-    assert "install qemu-user" in note
+    assert "install qemu-user" in note and "run selftest on the device" in note
     shown = run("inspect", str(result.bundle_path))
     assert "aarch64-dotprod: not run, is for aarch64, this is x86-64" in " ".join(
         shown.stdout.split()
