@@ -12,7 +12,7 @@ import numpy as np
 from edgecompile.errors import LengthsError
 from edgecompile.lengths.distribution import LengthDistribution, read_lengths
 from edgecompile.lengths.joint import JointDistribution, read_joint
-from edgecompile.lengths.joint_files import joint_axes_of
+from edgecompile.lengths.joint_files import Sizes, joint_axes_of
 from edgecompile.lengths.rows import whole_number
 
 __all__ = ["TrafficSource", "read_traffic"]
@@ -70,7 +70,7 @@ def read_traffic(
             f"{bad[0]!r} isn't a pair (batch, length), as other elements are", hint=_HINT
         )
     names = tuple(axes or ("length", "batch"))[:2]
-    pairs = {(length, batch): count for (batch, length), count in counts.items()}
+    pairs: dict[Sizes, int] = {(length, batch): count for (batch, length), count in counts.items()}
     return JointDistribution.from_counts(names, pairs, "pairs of sizes")
 
 
