@@ -216,7 +216,7 @@ def test_a_program_in_the_bundle_doesn_t_import_its_neighbours(
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        (f"{PACKAGE}/document.py", 0o000),
+        (f"{PACKAGE}/format/document.py", 0o000),
         ("manifest.json", 0o000),
         ("runtime", 0o000),
         ("runtime", 0o444),
