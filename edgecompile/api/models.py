@@ -14,7 +14,7 @@ from edgecompile.api import checks
 from edgecompile.errors import UsageError
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM
-from edgecompile.runtime.schema import CAUSAL_LM
+from edgecompile.runtime.format.schema import CAUSAL_LM
 
 __all__ = ["Subject", "bundle_name", "find_subject", "kept_state", "model_folder"]
 

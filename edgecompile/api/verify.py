@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edgecompile.bundle.verdict import VerifyReport
     from edgecompile.models.loaded import LoadedModel
     from edgecompile.report.page import Section
-    from edgecompile.runtime.manifest import Manifest
+    from edgecompile.runtime.format.manifest import Manifest
 
 __all__ = ["Verification", "verify"]
 
@@ -125,7 +125,7 @@ def verify(
     from edgecompile.bundle.verdict import check_report
     from edgecompile.bundle.verify import verify_bundle
     from edgecompile.precision import min_cosine
-    from edgecompile.runtime.files import BundleFolder
+    from edgecompile.runtime.format.folder import BundleFolder
 
     with closing(BundleFolder(str(path))) as folder:
         manifest = folder.manifest
@@ -177,7 +177,7 @@ def _buckets(manifest: Manifest) -> tuple[Bucket, ...]:
 
 def _golden_cases(bundle: Path, manifest: Manifest) -> list[Case]:
     from edgecompile.bundle.cases import Case
-    from edgecompile.runtime.golden import read_case
+    from edgecompile.runtime.format.golden import read_case
 
     cases = []
     for item in manifest.golden:
@@ -189,7 +189,7 @@ def _golden_cases(bundle: Path, manifest: Manifest) -> list[Case]:
 
 
 def _golden_texts(bundle: Path, manifest: Manifest) -> bytes | None:
-    from edgecompile.runtime.generation_golden import FILE
+    from edgecompile.runtime.generation.golden import FILE
 
     return (bundle / FILE).read_bytes() if FILE in manifest.files else None
 
