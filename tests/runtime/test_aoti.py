@@ -21,7 +21,7 @@ from edgecompile.runtime.native_tensors import MAX_DIMS, NativeTensor
 from edgecompile.runtime.program import Program
 from tests.runtime.bundles import change_libraries
 
-HEADER = Path(edgecompile.runtime.__file__).parent / "native" / "edgecompile_abi.h"
+HEADER = Path(edgecompile.runtime.__file__).parent / "native" / "base" / "edgecompile_abi.h"
 
 
 @pytest.fixture(scope="module")
