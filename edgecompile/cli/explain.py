@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.model_options import model_options
-from edgecompile.cli.options import (
+from edgecompile.cli.options.common import (
     batch_option,
     max_length_option,
     model_argument,
     target_option,
 )
-from edgecompile.cli.session import Command, Session, output_options
+from edgecompile.cli.options.model import model_options
+from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -141,7 +141,7 @@ def _write_page(output: Path, explanation: Explanation, profile: TargetProfile) 
     import torch
 
     from edgecompile import __version__
-    from edgecompile.cli.output import write_text
+    from edgecompile.cli.terminal.output import write_text
     from edgecompile.explanation.view import explain_page
 
     facts = [("edgecompile", __version__), ("torch", str(torch.__version__))]
@@ -152,7 +152,7 @@ def _write_page(output: Path, explanation: Explanation, profile: TargetProfile) 
 def _table(explanation: Explanation) -> RenderableType:
     from rich.text import Text
 
-    from edgecompile.cli.console import heading, stack, table
+    from edgecompile.cli.terminal.console import heading, stack, table
     from edgecompile.explanation.view import explanation_tables
     from edgecompile.units import sentence
 

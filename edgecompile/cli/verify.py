@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options import seed_option
-from edgecompile.cli.session import Command, Session, output_options
+from edgecompile.cli.options.common import seed_option
+from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edgecompile.buckets.ranges import Bucket
     from edgecompile.bundle.cases import Case
     from edgecompile.bundle.verdict import VerifyReport
-    from edgecompile.runtime.manifest import Manifest
+    from edgecompile.runtime.format.manifest import Manifest
 
 __all__ = ["command"]
 
@@ -52,7 +52,7 @@ def command(
     from edgecompile.bundle.verdict import check_report
     from edgecompile.bundle.verify import verify_bundle
     from edgecompile.precision import min_cosine
-    from edgecompile.runtime.files import BundleFolder
+    from edgecompile.runtime.format.folder import BundleFolder
 
     console = session.console
     with console.step("hash the files") as step:
@@ -82,7 +82,7 @@ def command(
             texts=texts,
         )
     if report is not None:
-        from edgecompile.cli.output import write_text
+        from edgecompile.cli.terminal.output import write_text
         from edgecompile.report.pages import render_page, verify_section
 
         facts = sorted(manifest.built_by.items())
@@ -112,7 +112,7 @@ def _buckets(manifest: Manifest) -> tuple[Bucket, ...]:
 
 def _golden_cases(bundle: Path, manifest: Manifest) -> list[Case]:
     from edgecompile.bundle.cases import Case
-    from edgecompile.runtime.golden import read_case
+    from edgecompile.runtime.format.golden import read_case
 
     cases = []
     for item in manifest.golden:
@@ -124,7 +124,7 @@ def _golden_cases(bundle: Path, manifest: Manifest) -> list[Case]:
 
 
 def _golden_texts(bundle: Path, manifest: Manifest) -> bytes | None:
-    from edgecompile.runtime.generation_golden import FILE
+    from edgecompile.runtime.generation.golden import FILE
 
     return (bundle / FILE).read_bytes() if FILE in manifest.files else None
 
@@ -169,7 +169,7 @@ def _eager_cases(
 def _table(report: VerifyReport, buckets: tuple[Bucket, ...]) -> RenderableType:
     from rich.text import Text
 
-    from edgecompile.cli.console import stack, table
+    from edgecompile.cli.terminal.console import stack, table
     from edgecompile.units import format_share
 
     tolerance = report.tolerance
