@@ -19,9 +19,10 @@ from edgecompile.api.options import (
     read_batch,
 )
 from edgecompile.api.progress import listen
-from edgecompile.api.shown import Shown, write_page
+from edgecompile.api.shown import Shown
 from edgecompile.api.traffic import Traffic, find_sources, whole_range
 from edgecompile.errors import PlanError, UsageError
+from edgecompile.files import write_text
 from edgecompile.units import format_ms
 
 if TYPE_CHECKING:
@@ -83,20 +84,20 @@ class Plan(Shown):
         """Writes the plan as JSON, for ``build(plan=...)`` and ``build --plan``; gives its path.
 
         Raises:
-            BundleWriteError: it can't be written.
+            OSError: it can't be written.
         """
-        return write_page(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
+        return write_text(path, json.dumps(self.to_json(), indent=1) + "\n")
 
     def write_report(self, path: PathLike) -> Path:
         """Writes an HTML page with the histogram, the costs and the comparison; gives its path.
 
         Raises:
-            BundleWriteError: it can't be written.
+            OSError: it can't be written.
         """
         from edgecompile.report.page import render_page
 
         facts = [("lengths", self.details.source)]
-        return write_page(Path(path), render_page("Bucket plan", [self._section()], facts=facts))
+        return write_text(path, render_page("Bucket plan", [self._section()], facts=facts))
 
     def _section(self) -> Section:
         if self.judgement is not None:

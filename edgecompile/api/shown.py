@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from html import escape
-from pathlib import Path
 
-from edgecompile.errors import BundleWriteError
 from edgecompile.report.page import Drawing, Section, Table
 from edgecompile.units import sentence
 
-__all__ = ["Shown", "write_page"]
+__all__ = ["Shown"]
 
 
 class Shown:
@@ -36,19 +34,6 @@ def section_html(section: Section) -> str:
         parts.append(part.svg if isinstance(part, Drawing) else _table(part))
         parts += [f"<p><small>{escape(part.caption)}</small></p>"] if part.caption else []
     return "\n".join(parts)
-
-
-def write_page(path: Path, text: str) -> Path:
-    """Writes a page or a document as UTF-8.
-
-    Raises:
-        BundleWriteError: it can't be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BundleWriteError(f"{path} can't be written: {error.strerror}") from error
-    return path
 
 
 def _table(table: Table) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edgecompile.api import checks
 from edgecompile.api.models import Subject, find_subject, kept_state
 from edgecompile.api.progress import listen
-from edgecompile.api.shown import Shown, write_page
+from edgecompile.api.shown import Shown
 from edgecompile.errors import UsageError
 from edgecompile.models.options import LoadOptions
 
@@ -63,7 +63,7 @@ class Verification(Shown):
         """Writes the comparisons as an HTML page; gives its path.
 
         Raises:
-            BundleWriteError: it can't be written.
+            OSError: it can't be written.
         """
         from edgecompile.report.page import render_page
 
