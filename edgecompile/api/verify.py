@@ -12,6 +12,7 @@ from edgecompile.api.models import Subject, find_subject, kept_state
 from edgecompile.api.progress import listen
 from edgecompile.api.shown import Shown
 from edgecompile.errors import UsageError
+from edgecompile.files import write_text
 from edgecompile.models.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -68,9 +69,7 @@ class Verification(Shown):
         from edgecompile.report.page import render_page
 
         facts = sorted(self.manifest.built_by.items())
-        return write_page(
-            Path(path), render_page(self.manifest.name, [self._section()], facts=facts)
-        )
+        return write_text(path, render_page(self.manifest.name, [self._section()], facts=facts))
 
     def _section(self) -> Section:
         from edgecompile.report.pages import verify_section
