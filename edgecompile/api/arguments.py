@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edgecompile.api.progress import ProgressEvent
+from edgecompile.progress import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -22,4 +23,4 @@ Model: TypeAlias = (
 #: A file, one length for each run, a histogram {length: count}, or pairs (batch, length).
 Lengths: TypeAlias = "PathLike | Mapping[Any, int] | Iterable[Any]"
 Texts: TypeAlias = "PathLike | Iterable[str]"
-Callback: TypeAlias = Callable[[ProgressEvent], object]
+Callback: TypeAlias = Callable[[ProgressEvent], object] | Progress

@@ -159,7 +159,7 @@ def _from_stats(files: tuple[Path, ...], max_length: int | None) -> Traffic:
     lengths = served.demand(outside=True)
     if not served.cells or not served.cell_axes:
         return Traffic(lengths)
-    cells: dict[tuple[int, ...], int] = {**served.cells}
+    cells: dict[tuple[int, ...], int] = dict(served.cells.items())
     return Traffic(lengths, JointDistribution.from_counts(served.cell_axes, cells, lengths.source))
 
 
