@@ -1,4 +1,4 @@
-"""What one run of a model does, as a function of its length: arithmetic and memory traffic.
+"""The FLOP model of one run: arithmetic and memory traffic as functions of its length.
 
 :func:`edgecompile.export.workcount.count_work` finds the numbers; :mod:`edgecompile.planning.roofline` makes costs
 of them.
@@ -7,21 +7,14 @@ of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations
-from typing import Any
 
-from edgecompile.errors import CostError
-
-__all__ = ["ModelWork", "Quadratic", "fit_quadratic"]
+__all__ = ["FlopModel", "Quadratic", "fit_quadratic"]
 
 #: Preferred in this order where several explain the counts equally well.
 _POWERS = (1, 2, 0)
-_NUMBERS = (
-    *("flops_per_element", "flops_per_pair", "fixed_flops"),
-    *("weight_bytes", "fixed_bytes", "bytes_per_element", "bytes_per_pair", "misfit"),
-)
 
 
 @dataclass(frozen=True)
@@ -37,8 +30,8 @@ class Quadratic:
 
 
 @dataclass(frozen=True)
-class ModelWork:
-    """What one run does at length L, with the sizes of all other axes fixed.
+class FlopModel:
+    """One run at length L, with the sizes of all other axes fixed.
 
     Attributes:
         model: the model's name.
@@ -84,34 +77,6 @@ class ModelWork:
         """Bytes moved by one run, weights included."""
         fixed = self.weight_bytes + self.fixed_bytes
         return Quadratic(fixed, self.bytes_per_element, self.bytes_per_pair)(length)
-
-    def to_json(self) -> dict[str, Any]:
-        """A dict of JSON types; :meth:`from_json` reverses it."""
-        lists = {"lengths": list(self.lengths), "flops": list(self.flops)}
-        return {**asdict(self), **lists, "sizes": dict(self.sizes), "notes": list(self.notes)}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> ModelWork:
-        """Reads what :meth:`to_json` wrote; unknown keys are ignored.
-
-        Raises:
-            CostError: a key is missing, or holds something else.
-        """
-        try:
-            return cls(
-                model=str(value["model"]),
-                length_axis=str(value["length_axis"]),
-                sizes=tuple((str(name), int(size)) for name, size in value["sizes"].items()),
-                calls=int(value["calls"]),
-                lengths=tuple(int(length) for length in value["lengths"]),
-                flops=tuple(int(count) for count in value["flops"]),
-                notes=tuple(str(note) for note in value.get("notes", ())),
-                **{name: float(value[name]) for name in _NUMBERS},
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CostError(f"a model's work is malformed: {type(error).__name__}: {error}") from (
-                error
-            )
 
 
 def fit_quadratic(lengths: Sequence[int], counts: Sequence[int]) -> Quadratic:

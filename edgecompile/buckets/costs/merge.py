@@ -1,6 +1,6 @@
 """Costs of both modes at the same lengths, from modes that were measured at different ones.
 
-A curve needs both costs at each of its points. The dynamic program is measured at many lengths; a
+A grid needs both costs at each of its points. The dynamic program is measured at many lengths; a
 static one has to be compiled for each, so there are few of them.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgecompile.buckets.costs.curves import MOST_MS, CostCurve, CostPoint, Mode
+from edgecompile.buckets.costs.grid import MOST_MS, CostGrid, CostPoint, Mode
 
 __all__ = ["merge_modes"]
 
@@ -25,7 +25,7 @@ def merge_modes(
     - between lengths that have both, with the ratio pad/exact interpolated linearly between
       these; never under the lower of the mode's own measured neighbours, since a dip of one mode
       is no evidence of a dip of the other;
-    - beyond the first and the last such length, with what a curve of the mode's own points says
+    - beyond the first and the last such length, with what a grid of the mode's own points says
       (the first cost below them, the last slope above), as the ratio isn't known there.
 
     If both modes were measured but no length has both, there is no ratio at all: then the mode
@@ -40,7 +40,7 @@ def merge_modes(
         Points ascending in length; all have the same modes.
 
     Raises:
-        CostError: the points of one mode are unusable (see :class:`CostCurve`), or there are none.
+        CostError: the points of one mode are unusable (see :class:`CostGrid`), or there are none.
     """
     exact = {p.length: (p.exact_ms, p.exact_spread_ms) for p in exact_points}
     pad = {p.length: (p.pad_ms, p.pad_spread_ms) for p in pad_points}
@@ -51,8 +51,8 @@ def merge_modes(
         ],
     }
     # Their construction refuses lengths that repeat or descend, and bad numbers.
-    exact_curve = CostCurve(tuple(curves["exact"]), "measured") if exact else None
-    pad_curve = CostCurve(tuple(curves["pad"]), "measured") if pad or not exact else None
+    exact_curve = CostGrid(tuple(curves["exact"]), "measured") if exact else None
+    pad_curve = CostGrid(tuple(curves["pad"]), "measured") if pad or not exact else None
     if exact_curve is None or pad_curve is None:
         only = exact_curve or pad_curve
         assert only is not None
@@ -76,7 +76,7 @@ def merge_modes(
     return tuple(merged)
 
 
-def _fill(curve: CostCurve, mode: Mode, length: int, by_ratio: float | None) -> float:
+def _fill(curve: CostGrid, mode: Mode, length: int, by_ratio: float | None) -> float:
     """The cost of a mode at a length where it wasn't measured."""
     if by_ratio is None:
         return min(curve.cost(length, mode), MOST_MS)

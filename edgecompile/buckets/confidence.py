@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from edgecompile.buckets.costs.sources import CostCurve, CostModel, FloatArray
-from edgecompile.buckets.costs.surfaces import CostSurface
+from edgecompile.buckets.costs.grid import MODES, CostGrid
 from edgecompile.buckets.evaluation import expected_cost, run_costs
-from edgecompile.buckets.plan import plan_buckets
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.ranges import Bucket
+from edgecompile.buckets.traffic import Sizes, Traffic
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.units import format_ms, format_share
 
@@ -46,7 +45,7 @@ class HeldOutCost:
     samples: int
 
     def sentence(self, whole: int) -> str:
-        """What it comes to, for people; ``whole`` is how many samples there are in all."""
+        """The result for people; ``whole`` is the number of all samples."""
         part = round(100 * self.samples / whole)
         return (
             f"Cross-check: a plan made from {100 - part} % of the inputs costs "
@@ -78,39 +77,35 @@ class Interval:
 
 
 def held_out_cost(
-    distribution: LengthDistribution,
-    cost_model: CostCurve,
-    *,
-    fraction: float = 0.2,
-    seed: int = 0,
-    **plan_options: Any,
+    sizes: Sizes, costs: CostGrid, *, fraction: float = 0.2, seed: int = 0, **plan_options: Any
 ) -> HeldOutCost:
-    """Plans from a random part of the sample and costs the buckets on the rest.
+    """Plans from a random part of the traffic and costs the buckets on the rest.
 
     Args:
-        distribution: the sample.
-        cost_model: the costs.
+        sizes: the traffic.
+        costs: the costs.
         fraction: share of the samples to hold out.
         seed: seed of the split.
-        plan_options: passed to :func:`edgecompile.buckets.plan.plan_buckets`. Without ``max_length``
-            both parts are served up to the longest length of the whole sample.
+        plan_options: passed to :func:`edgecompile.buckets.planner.plan_buckets`. Sizes that
+            ``max_sizes`` doesn't give are served up to the largest of the whole traffic.
 
     Raises:
-        LengthsError: the sample is too small to be split.
+        LengthsError: the traffic is too small to be split.
         PlanError: see plan_buckets.
     """
-    options = {"max_length": distribution.max, **plan_options}
-    if options["max_length"] is None:
-        options["max_length"] = distribution.max
-    rest, held = distribution.split(fraction, seed)
-    plan = plan_buckets(rest, cost_model, **options)
-    best = plan_buckets(held, cost_model, **options)
-    served, _ = held.clip(options["max_length"])
+    traffic = Traffic.of(sizes, plan_options.get("length_axis", "length"))
+    most = dict(zip(traffic.axes, traffic.most, strict=True))
+    most |= plan_options.get("max_sizes") or {}
+    options = {**plan_options, "max_sizes": most}
+    rest, held = traffic.split(fraction, seed)
+    plan = plan_buckets(rest, costs, **options)
+    best = plan_buckets(held, costs, **options)
     planned_ms, best_ms = plan.expected_ms, best.expected_ms
     assert planned_ms is not None and best_ms is not None  # plan_buckets always gives them
+    served = held.clip([most[axis] for axis in held.axes])
     return HeldOutCost(
         planned_ms=planned_ms,
-        held_out_ms=expected_cost(plan.buckets, served, cost_model),
+        held_out_ms=expected_cost(plan.buckets, served, costs),
         best_ms=best_ms,
         samples=held.n,
     )
@@ -118,8 +113,8 @@ def held_out_cost(
 
 def bootstrap_interval(
     buckets: Sequence[Bucket],
-    distribution: LengthDistribution,
-    cost_model: CostModel,
+    sizes: Sizes,
+    costs: CostGrid,
     *,
     level: float = 0.95,
     resamples: int = 1000,
@@ -127,92 +122,73 @@ def bootstrap_interval(
 ) -> Interval:
     """The percentile interval of the mean run of given buckets over resampled traffic.
 
-    It covers the chance in the sample, not errors of the cost model or traffic that changes.
+    It covers the chance in the sample, not errors of the costs or traffic that changes.
 
     Args:
-        buckets: ascending, on one axis.
-        distribution: the sample; the buckets must serve all of it.
-        cost_model: the costs.
+        buckets: they must serve all of the traffic.
+        sizes: the traffic.
+        costs: the costs.
         level: share of the resampled means inside the interval.
         resamples: how often to resample.
         seed: seed of the draws.
 
     Raises:
-        PlanError: some lengths lie outside every bucket.
+        PlanError: some sizes are outside every bucket.
     """
-    costs = run_costs(buckets, distribution, cost_model)
-    return interval_of_mean(
-        costs, distribution.count_array, level=level, resamples=resamples, seed=seed
-    )
-
-
-def interval_of_mean(
-    costs: FloatArray,
-    counts: npt.NDArray[np.int64],
-    *,
-    level: float = 0.95,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> Interval:
-    """The percentile interval of the mean cost over resampled counts, both of shape [cells]."""
     if not 0 < level < 1 or resamples < 1:
         raise ValueError(
             f"level {level} isn't between 0 and 1, or resamples {resamples} not over 0"
         )
-    n = int(counts.sum())
+    traffic = Traffic.of(sizes, buckets[0].length_axis)
+    ms, n = run_costs(buckets, traffic, costs), traffic.n
     rng = np.random.default_rng(seed)
     means = np.empty(resamples)
     for start in range(0, resamples, _RESAMPLES_AT_ONCE):  # bounds the memory
         size = min(_RESAMPLES_AT_ONCE, resamples - start)
-        drawn = rng.multinomial(n, counts / n, size=size)
-        means[start : start + size] = drawn @ costs / n
+        drawn = rng.multinomial(n, traffic.counts / n, size=size)
+        means[start : start + size] = drawn @ ms / n
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high), level)
 
 
-def spread_warnings(costs: CostCurve | CostSurface) -> tuple[str, ...]:
+def spread_warnings(costs: CostGrid) -> tuple[str, ...]:
     """A sentence if what was measured varies so much that the plan may rest on chance.
 
     It names the point whose quartiles are farthest apart, from a quarter of its median on; other
     points are counted.
     """
-    curves = [curve for _, curve in costs.slices] if isinstance(costs, CostSurface) else [costs]
-    found = sorted(
+    spreads = sorted(
         (
-            (spread / ms, ms, point.length, mode)
-            for curve in curves
-            for point in curve.points
-            for mode, ms, spread in (
-                ("exact", point.exact_ms, point.exact_spread_ms),
-                ("pad", point.pad_ms, point.pad_spread_ms),
-            )
-            if ms is not None and spread > _SPREAD_LIMIT * ms
+            (point.spread(mode) / ms, ms, point.length, mode)
+            for point in costs.points
+            for mode in MODES
+            if (ms := point.value(mode)) is not None and point.spread(mode) > _SPREAD_LIMIT * ms
         ),
         reverse=True,
     )
-    if costs.kind == "modelled" or not found:
+    if costs.kind == "modelled" or not spreads:
         return ()
-    share, ms, length, mode = found[0]
-    others = f", and {len(found) - 1} more points spread by over {100 * _SPREAD_LIMIT:.0f} %"
+    share, ms, length, mode = spreads[0]
+    others = f", and {len(spreads) - 1} more points spread by over {100 * _SPREAD_LIMIT:.0f} %"
     # What this machine measured is kept, and would be taken from there.
     again = " with --measure-again" if costs.kind == "measured" else ""
     return (
         f"Measurements spread: at length {length} ({mode}) the quartiles are {format_share(share)} "
-        f"of the median {format_ms(ms)} ms apart{others if len(found) > 1 else ''}. Repeat{again} on "
+        f"of the median {format_ms(ms)} ms apart{others if len(spreads) > 1 else ''}. Repeat{again} on "
         "an idle machine.",
     )
 
 
 def tail_warnings(distribution: LengthDistribution) -> tuple[str, ...]:
-    """Sentences on what the sample is too small to tell; empty if nothing is amiss.
+    """Sentences on the limits of a small sample; empty if nothing is amiss.
 
     A quantile is doubtful where fewer than 10 samples lie beyond it. How much traffic may be
     longer than anything in the sample is bounded by 1 − 0.05^(1/n), at 95 % confidence (the "rule
     of three", about 3/n).
     """
-    found = []
+    warnings = []
     if len(distribution.lengths) == 1:
-        found.append(
+        warnings.append(
             f"All {distribution.n} samples have the length {distribution.min}: "
             "is this the length after padding?"
         )
@@ -221,10 +197,10 @@ def tail_warnings(distribution: LengthDistribution) -> tuple[str, ...]:
         q = thin[0]
         beyond = distribution.n * (1 - q)
         unseen = 1 - 0.05 ** (1 / distribution.n)
-        found.append(
+        warnings.append(
             f"{distribution.n} samples are few: only about {beyond:.2g} lie beyond the "
             f"{100 * q:g} % quantile, so the tail is doubtful from there on. Lengths over "
             f"{distribution.max} may make up as much as {100 * unseen:.2g} % of the traffic "
             "(95 % confidence)."
         )
-    return tuple(found)
+    return tuple(warnings)

@@ -1,13 +1,13 @@
 """The exact optimum of cutting an ordered sample into segments: the planner's arithmetic.
 
-There are m positions. Position j (1..m) has the weight w_j and, in exact mode, the cost e_j per
-unit of weight; a padded segment that ends at j costs p_j per unit of the weight in it. With the
-prefix sums W and E = Σ w·e, the segment (i, j] costs
+There are m cut points. Point j (1..m) has the weight w_j and, in exact mode, the cost e_j; a padded
+segment that ends at j costs p_j per unit of the weight in it. With the prefix sums W and E, the
+segment (i, j] costs
 
     exact:   E_j − E_i
     padded:  p_j · (W_j − W_i)
 
-and D_k(j), the least cost of serving the first j positions with exactly k segments, is the lesser
+and D_k(j), the least cost of serving the first j points with exactly k segments, is the lesser
 of two minima over the last cut i < j:
 
     exact:   E_j + min_i (D_{k−1}(i) − E_i)            a running minimum
@@ -33,7 +33,9 @@ A price per segment turns the layers into one sweep in which D takes the place o
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +47,7 @@ _INFINITY = float("inf")
 
 @dataclass(frozen=True)
 class Segment:
-    """Positions ``start``+1 to ``end`` of 1..m, and whether they are padded."""
+    """Points ``start``+1 to ``end`` of 1..m, and whether they are padded."""
 
     start: int
     end: int
@@ -54,7 +56,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Segmentation:
-    """Segments that cover all positions, and their cost without any price."""
+    """Segments that cover all points, and their cost without any price."""
 
     segments: tuple[Segment, ...]
     cost: float
@@ -63,11 +65,11 @@ class Segmentation:
 def best_segmentations(
     weights: FloatArray, exact: FloatArray | None, padded: FloatArray | None, most: int
 ) -> tuple[Segmentation, ...]:
-    """The optimum for exactly 1, 2, … segments, up to ``most`` or the number of positions.
+    """The optimum for exactly 1, 2, … segments, up to ``most`` or the number of points.
 
     Args:
         weights: w, shape [m], each 0 or more.
-        exact: e, shape [m], or None where there is no exact mode.
+        exact: e, the whole cost of each point, shape [m], or None where there is no exact mode.
         padded: p, shape [m], or None where there is no padded mode; one of the two is needed.
         most: the largest number of segments, from 1 up.
     """
@@ -78,16 +80,10 @@ def best_segmentations(
     for _ in range(min(most, m)):
         best, origin = sweep.layer(best)
         layers.append((best, origin))
-    found = []
-    for count, (costs, _) in enumerate(layers, start=1):
-        segments = []
-        end = m
-        for _, origin in reversed(layers[:count]):
-            start = origin[end]
-            segments.append(Segment(abs(start) - 1, end, start < 0))
-            end = abs(start) - 1
-        found.append(Segmentation(tuple(reversed(segments)), costs[m]))
-    return tuple(found)
+    return tuple(
+        Segmentation(_walk([origin for _, origin in reversed(layers[:count])], m), costs[m])
+        for count, (costs, _) in enumerate(layers, start=1)
+    )
 
 
 def best_priced_segmentation(
@@ -95,14 +91,20 @@ def best_priced_segmentation(
 ) -> Segmentation:
     """The optimum over any number of segments, each of which costs ``price`` (0 or more)."""
     costs, origin = _Sweep(weights, exact, padded).layer(None, price)
+    segments = _walk(repeat(origin), len(weights))
+    return Segmentation(segments, costs[-1] - price * len(segments))
+
+
+def _walk(origins: Iterable[list[int]], end: int) -> tuple[Segment, ...]:
+    """The segments up to ``end``, from where the last one starts in each layer, the last first."""
     segments = []
-    end = len(weights)
-    while end:
+    for origin in origins:
+        if not end:
+            break
         start = origin[end]
         segments.append(Segment(abs(start) - 1, end, start < 0))
         end = abs(start) - 1
-    cost = costs[-1] - price * len(segments)
-    return Segmentation(tuple(reversed(segments)), cost)
+    return tuple(reversed(segments))
 
 
 class _Sweep:
@@ -118,7 +120,7 @@ class _Sweep:
         # Plain lists: the sweep reads single elements, which is what arrays are slow at.
         self.exact_sums: list[float] | None = None
         if exact is not None:
-            self.exact_sums = [0.0, *np.cumsum(weights * exact).tolist()]
+            self.exact_sums = [0.0, *np.cumsum(exact).tolist()]
         self.padded: list[float] = [0.0, *([_INFINITY] * m if padded is None else padded.tolist())]
         self.has_padded = padded is not None
 

@@ -1,7 +1,7 @@
-"""A lower bound on what buckets over two axes can cost, however they lie.
+"""A lower bound on the cost of buckets over two axes, wherever they are.
 
 The bound holds for every cover of the sample by k boxes (whole-number rectangles that don't pass
-the largest sizes served), which may overlap and needn't be slabs; each box is exact or padded and
+the largest sizes served), which may overlap and needn't be strips; each box is exact or padded and
 each sample goes to the box of its choice.
 
 Proof. Take such a cover and an axis A; let B be the other, e(a,b) the exact cost of a pair of
@@ -31,15 +31,16 @@ S may be taken from the observed sizes, as P(s,b) >= P(a,b) for the largest obse
 there are more observed sizes than groups, a size in S is moved down to the least observed size of
 its group, which lowers P, and the pairs of that group count as served by it: still a bound, only a
 weaker one. P itself is the suffix minimum over a table: costs are bilinear between the points of
-the surface, so the minimum over a rectangle lies at its corners or at points in it or on its edges.
+the costs, so the minimum over a rectangle lies at its corners or at points in it or on its edges.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from edgecompile.buckets.costs.curves import FloatArray
-from edgecompile.buckets.joint.problem import IntArray, JointProblem
+from edgecompile.buckets.costs.grid import FloatArray
+from edgecompile.buckets.search.problem import Problem
+from edgecompile.buckets.traffic import IntArray
 
 MAX_GROUPS = 512
 _MIN_GROUPS = 16
@@ -48,23 +49,14 @@ _MOST_WORK = 30_000_000
 _INFINITY = float("inf")
 
 
-def cover_bound(
-    problem: JointProblem,
-    *,
-    most: int | None,
-    count: int | None = None,
-    price: float = 0.0,
-    groups: int = MAX_GROUPS,
-) -> float:
-    """The least mean cost of any cover, plus ``price`` for each of its boxes, from below.
+def cover_bound(problem: Problem, groups: int = MAX_GROUPS) -> float:
+    """The least mean cost of any cover, plus the price of each of its boxes, from below.
 
     Args:
-        problem: the sample and its costs.
-        most: the most boxes allowed; None leaves it to the price, which is over 0 then.
-        count: the exact number of boxes, if it is given.
-        price: milliseconds of the mean run that each box costs.
+        problem: over two axes.
         groups: the most groups of sizes that an axis is divided in; more give a better bound.
     """
+    most, count, price = problem.most, problem.count, problem.price
     layers = count or most or 1
     exact = _INFINITY if problem.exact is None else float(problem.weights @ problem.exact)
     if not problem.pads:
@@ -84,19 +76,19 @@ def cover_bound(
     return float(totals[-1] if count is not None else totals.min())
 
 
-def _one_program(problem: JointProblem) -> float:
+def _one_program(problem: Problem) -> float:
     """The cheapest static program that holds the whole sample, in ms."""
-    largest = problem.served.size_array.max(axis=0)
+    largest = problem.sizes.max(axis=0)
     return float(_envelope(problem, 0, largest[:1], largest[1:])[0, 0])
 
 
 class _AxisBound:
     """The relaxation in which only one axis is cut."""
 
-    def __init__(self, problem: JointProblem, axis: int, groups: int) -> None:
+    def __init__(self, problem: Problem, axis: int, groups: int) -> None:
         sizes = problem.observed(axis)
         others = problem.observed(1 - axis)
-        cells = problem.served.size_array
+        cells = problem.sizes
         size_of = np.searchsorted(sizes, cells[:, axis])
         self._other_of = np.searchsorted(others, cells[:, 1 - axis])
         allowed = max(_MIN_GROUPS, _MOST_WORK // max(len(cells), len(others)))
@@ -133,15 +125,15 @@ def _group_starts(size_of: IntArray, spent: FloatArray, n_sizes: int, groups: in
     if n_sizes <= groups:
         return np.arange(n_sizes)
     reached = np.cumsum(np.bincount(size_of, spent, minlength=n_sizes))
-    wanted = reached[-1] * np.arange(1, groups) / groups
-    return np.unique(np.append(0, np.minimum(np.searchsorted(reached, wanted) + 1, n_sizes - 1)))
+    parts = reached[-1] * np.arange(1, groups) / groups
+    return np.unique(np.append(0, np.minimum(np.searchsorted(reached, parts) + 1, n_sizes - 1)))
 
 
-def _envelope(problem: JointProblem, axis: int, sizes: IntArray, others: IntArray) -> FloatArray:
+def _envelope(problem: Problem, axis: int, sizes: IntArray, others: IntArray) -> FloatArray:
     """P at these sizes of both axes, shape [sizes, others]."""
     tables = []
     for at, which in ((sizes, axis), (others, 1 - axis)):
-        last = problem.max_sizes[which]
+        last = problem.high(which)
         tables.append(
             np.unique(np.concatenate([at, problem.turns(which, int(at[0]), last), [last]]))
         )
