@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import layout
 import pytest
 from hypothesis import settings
 
+from scripts import layout
 from tests.draws import SEARCH
 
 REPOSITORY = Path(__file__).resolve().parents[1]

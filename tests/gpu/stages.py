@@ -36,7 +36,7 @@ Arrays = dict[str, Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """What one process of the check does; see scripts/gpu_check.py."""
+    """What one process of the check does; see tests/gpu/check.py."""
 
     kind: str
     model: str

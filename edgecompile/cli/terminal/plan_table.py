@@ -1,0 +1,66 @@
+"""What ``edgecompile plan`` shows: a table for the terminal, a page for the browser."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from edgecompile import __version__
+from edgecompile.buckets.joint.judgement import bucket_table
+from edgecompile.buckets.judgement import COST_WORDS, policy_caption, policy_columns, policy_rows
+from edgecompile.cli.terminal.console import heading, stack, table
+from edgecompile.units import sentence
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from edgecompile.buckets.judgement import PlanJudgement
+    from edgecompile.narrowing.trials import PrecisionChoice
+
+__all__ = ["plan_page", "plan_table", "precision_table"]
+
+_HEADING_WIDTH = 10  # "tuned for" stays on one line
+
+
+def plan_table(judgement: PlanJudgement) -> RenderableType:
+    """The buckets, the policies and what there is to know."""
+    columns, rows = bucket_table(judgement)
+    buckets = table([_fold(column) for column in columns], rows, left=2)
+    headings = [_fold(column) for column in policy_columns(judgement)]
+    policies = table(headings, policy_rows(judgement), strong=0)
+    warned = [("!", f"Warning: {line}") for line in judgement.warnings]
+    said = [sentence(line) for line in (policy_caption(judgement), *judgement.sentences())]
+    lines = table(("", ""), [*warned, *(("·", line) for line in said)], left=2)
+    lines.show_header = False
+    return stack(heading("Buckets"), buckets, heading("Policies"), policies, lines)
+
+
+def _fold(heading: str) -> str:
+    """A heading over several lines: names of axes may be long, and the modes need room as well."""
+    lines = textwrap.wrap(heading.replace("_", "_ "), _HEADING_WIDTH)
+    return "\n".join(line.replace("_ ", "_") for line in lines)
+
+
+def precision_table(choice: PrecisionChoice) -> RenderableType:
+    """What ``--precision auto`` tried."""
+    from edgecompile.narrowing.trials import COLUMNS
+
+    chosen = [i for i, t in enumerate(choice.trials) if t.precision == choice.precision]
+    strong = chosen[0] if chosen else None
+    return stack(heading("Precision"), table(COLUMNS, choice.rows(), left=1, strong=strong))
+
+
+def plan_page(judgement: PlanJudgement, model: str | None) -> str:
+    """The page of ``--report``."""
+    from edgecompile.report.pages import plan_section, render_page
+
+    facts = [("edgecompile", __version__), ("lengths", judgement.traffic.source)]
+    if model is not None:
+        facts.append(("model", model))
+    costs = judgement.plan.cost_model
+    if costs is not None:
+        facts.append(("costs", COST_WORDS[costs.kind]))
+        facts += [
+            (f"costs: {name.replace('_', ' ')}", text) for name, text in costs.provenance.items()
+        ]
+    return render_page("Bucket plan", [plan_section(judgement)], facts=facts)
