@@ -24,8 +24,8 @@ RUNTIME = [f"edgecompile.runtime.{path.stem}" for path in DEVICE_FILES[1:] if pa
 LIGHT = [
     "audit.elf",
     "audit.instructions",
-    "buckets.costs.sources",
-    "buckets.plan",
+    "buckets.costs.grid",
+    "buckets.planner",
     "errors",
     "lengths.distribution",
     "planning.roofline",

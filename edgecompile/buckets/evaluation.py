@@ -124,7 +124,8 @@ def run_sizes(buckets: Sequence[Bucket], traffic: Traffic, which: IntArray) -> I
     ends = np.array(
         [[b.range(a).hi if a in b.pad_axes else 0 for a in traffic.axes] for b in buckets]
     )
-    return np.maximum(traffic.sizes, ends[which])
+    run: IntArray = np.maximum(traffic.sizes, ends[which])
+    return run
 
 
 def _costs(

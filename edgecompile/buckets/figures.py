@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgecompile.buckets.costs.grid import FloatArray
 from edgecompile.buckets.evaluation import find_buckets, run_costs, run_sizes
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import Bucket
@@ -82,12 +83,14 @@ def plan_figures(plan: BucketPlan, sizes: Sizes) -> PlanFigures:
     part = Traffic(traffic.axes, traffic.sizes[inside], traffic.counts[inside], traffic.source)
     index, count = which[inside], len(plan.buckets)
 
-    def add(values: object) -> list[float]:
+    def add(values: FloatArray) -> list[float]:
         """The sum over the samples of each bucket."""
-        return np.bincount(index, part.counts * values, count).tolist()
+        sums: list[float] = np.bincount(index, part.counts * values, count).tolist()
+        return sums
 
     run = run_sizes(plan.buckets, part, index)
-    samples, useful, computed = (add(x) for x in (1, part.sizes.prod(axis=1), run.prod(axis=1)))
+    samples = add(np.ones(len(index)))
+    useful, computed = (add(x.prod(axis=1, dtype=np.float64)) for x in (part.sizes, run))
     ms = None
     if plan.cost_model is not None and len(index):
         ms = add(run_costs(plan.buckets, part, plan.cost_model))

@@ -13,7 +13,7 @@ from edgecompile.cli.terminal.session import Command, Session, output_options
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.buckets.costs.curves import Mode
+    from edgecompile.buckets.costs.grid import Mode
     from edgecompile.buckets.ranges import Bucket
     from edgecompile.bundle.cases import Case
     from edgecompile.bundle.verdict import VerifyReport

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgecompile.buckets.plan import plan_buckets
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.errors import ModelError
 from edgecompile.export.workcount import count_work
 from edgecompile.lengths.distribution import LengthDistribution
@@ -46,8 +46,8 @@ def plan_roughly(
         lengths,
         curve,
         max_buckets=_BUCKETS,
-        min_length=max(1, limits.lo),
-        max_length=longest,
+        min_sizes={axis: max(1, limits.lo)},
+        max_sizes={axis: longest},
         modes=("pad",),
         length_axis=axis,
     )

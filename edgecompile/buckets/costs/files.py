@@ -9,7 +9,7 @@ from typing import Any
 
 from edgecompile.buckets.costs.grid import CostGrid, CostKind, CostPoint, sort_points
 from edgecompile.errors import CostError
-from edgecompile.lengths.rows import split_cells, spelled_number, strip_comment
+from edgecompile.lengths.rows import spelled_number, split_cells, strip_comment
 
 __all__ = ["read_costs"]
 
@@ -150,7 +150,9 @@ def _fields(cells: list[str], columns: dict[str, int]) -> dict[str, Any]:
     fields: dict[str, Any] = {"exact_ms": None, "pad_ms": None}
     for name, index in columns.items():
         cell = cells[index]
-        if cell or name not in _COSTS:
-            is_spread = name.endswith("spread_ms")
-            fields[name] = spelled_number("0" if is_spread and not cell else cell[:40])
+        if not cell and name in _COSTS:
+            continue
+        value = spelled_number("0" if not cell and name.endswith("spread_ms") else cell[:40])
+        is_size = name in (_LENGTH, "other")
+        fields[name] = float(value) if isinstance(value, int) and not is_size else value
     return fields

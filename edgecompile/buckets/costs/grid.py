@@ -138,10 +138,7 @@ class CostGrid:
         problems = problems or self._gaps()
         if problems:
             more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-            raise CostError(
-                "bad cost points: " + "; ".join(problems[:_SHOWN]) + more,
-                hint="each point needs a length and a positive exact_ms, pad_ms or both",
-            )
+            raise CostError("bad cost points: " + "; ".join(problems[:_SHOWN]) + more)
 
     def _gaps(self) -> list[str]:
         """Points that repeat, stand in the wrong order or are missing, and costs that are."""

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-import json
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgecompile.buckets.costs.work import ModelWork, Quadratic, fit_quadratic
-from edgecompile.errors import CostError
+from edgecompile.buckets.costs.flops import FlopModel, Quadratic, fit_quadratic
 
-WORK = ModelWork(
+WORK = FlopModel(
     model="m",
     length_axis="length",
     sizes=(("batch", 2),),
@@ -30,19 +26,6 @@ WORK = ModelWork(
 def test_work_at_a_length() -> None:
     assert WORK.flops_at(4) == 100 + 40 + 48
     assert WORK.bytes_at(4) == 1007 + 16 + 8
-
-
-def test_work_survives_json() -> None:
-    assert ModelWork.from_json(json.loads(json.dumps(WORK.to_json()))) == WORK
-    assert WORK.to_json()["sizes"] == {"batch": 2}
-
-
-@pytest.mark.parametrize("change", [{"calls": "x"}, {"sizes": [1]}, {"flops": None}])
-def test_malformed_work_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(CostError, match="malformed"):
-        ModelWork.from_json({**WORK.to_json(), **change})
-    with pytest.raises(CostError, match="weight_bytes"):
-        ModelWork.from_json({k: v for k, v in WORK.to_json().items() if k != "weight_bytes"})
 
 
 numbers = st.integers(0, 10**12)

@@ -3,14 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgecompile.buckets.costs.sources import CostCurve, CostPoint
+from edgecompile.buckets.confidence import bootstrap_interval, held_out_cost, tail_warnings
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.buckets.evaluation import expected_cost
-from edgecompile.buckets.evidence import bootstrap_interval, held_out_cost, tail_warnings
-from edgecompile.buckets.plan import plan_buckets
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.errors import LengthsError
 from edgecompile.lengths.distribution import LengthDistribution
 
-CURVE = CostCurve((CostPoint(1, None, 1.0), CostPoint(512, None, 512.0)), "measured")
+CURVE = CostGrid((CostPoint(1, None, 1.0), CostPoint(512, None, 512.0)), "measured")
 
 
 def draw(n: int, seed: int) -> LengthDistribution:
@@ -38,16 +38,16 @@ def test_held_out_lengths_beyond_the_rest_are_served() -> None:
 
 def test_held_out_options_reach_the_planner() -> None:
     sample = draw(1000, 1)
-    one = held_out_cost(sample, CURVE, seed=3, max_buckets=1, max_length=300)
+    one = held_out_cost(sample, CURVE, seed=3, max_buckets=1, max_sizes={"length": 300})
     assert one.planned_ms == pytest.approx(300.0)
     assert one.excess == pytest.approx(0.0)
-    assert one == held_out_cost(sample, CURVE, seed=3, max_buckets=1, max_length=300)
+    assert one == held_out_cost(sample, CURVE, seed=3, max_buckets=1, max_sizes={"length": 300})
 
 
 def test_the_interval_holds_the_true_mean_as_often_as_it_says() -> None:
     """Fixed buckets, 200 samples of known traffic: 95 % intervals should miss about 10 times."""
     truth = draw(500_000, 99)
-    buckets = plan_buckets(truth, CURVE, max_buckets=6, max_length=512).buckets
+    buckets = plan_buckets(truth, CURVE, max_buckets=6, max_sizes={"length": 512}).buckets
     mean = expected_cost(buckets, truth, CURVE)
     missed = 0
     for seed in range(200):
@@ -58,7 +58,7 @@ def test_the_interval_holds_the_true_mean_as_often_as_it_says() -> None:
 
 
 def test_the_interval_is_seeded_and_narrows() -> None:
-    buckets = plan_buckets(draw(1000, 1), CURVE, max_length=512).buckets
+    buckets = plan_buckets(draw(1000, 1), CURVE, max_sizes={"length": 512}).buckets
     small, large = (bootstrap_interval(buckets, draw(n, 1), CURVE, seed=4) for n in (100, 10_000))
     assert large.high - large.low < (small.high - small.low) / 5
     assert small == bootstrap_interval(buckets, draw(100, 1), CURVE, seed=4)

@@ -7,25 +7,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgecompile.buckets.costs.sources import CostCurve, CostPoint
-from edgecompile.buckets.evaluation import evaluate_buckets
-from edgecompile.buckets.plan import AxisRange, plan_buckets
-from edgecompile.buckets.policies import (
-    RIVALS,
-    compare_policies,
+from edgecompile.buckets.baselines import (
+    BASELINES,
+    baseline_plans,
+    compare_baselines,
     exponential,
     linear,
     pad_to_max,
     powers_of_two,
     quantiles,
-    rival_plans,
 )
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint
+from edgecompile.buckets.evaluation import evaluate_buckets
+from edgecompile.buckets.plan import AxisRange
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.errors import PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 from tests.draws import examples
 
 SAMPLE = LengthDistribution.from_samples(range(1, 101), "uniform")
-CURVE = CostCurve((CostPoint(1, 2.0, 1.0), CostPoint(100, 101.0, 100.0)), "measured")
+CURVE = CostGrid((CostPoint(1, 2.0, 1.0), CostPoint(100, 101.0, 100.0)), "measured")
 
 samples = st.dictionaries(st.integers(1, 300), st.integers(1, 50), min_size=1, max_size=20).map(
     lambda counts: LengthDistribution.from_counts(counts, "test")
@@ -52,14 +53,14 @@ def test_the_exponential_rule_is_the_published_one() -> None:
     assert exponential(SAMPLE, 512, 4) == [8, 32, 128, 512]
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("name", BASELINES)
 @settings(max_examples=examples(100), deadline=None)
 @given(samples, st.integers(1, 12), st.integers(0, 100))
 def test_rules_cover_the_range_within_their_number(
     name: str, sample: LengthDistribution, programs: int, beyond: int
 ) -> None:
     top = sample.max + beyond
-    sizes = RIVALS[name](sample, top, programs)
+    sizes = BASELINES[name](sample, top, programs)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == top
     assert sizes[0] >= 1
@@ -67,7 +68,8 @@ def test_rules_cover_the_range_within_their_number(
 
 
 def test_evaluation_of_known_buckets() -> None:
-    plans = {plan.policy: plan for plan in rival_plans(SAMPLE, programs=2)}
+    whole = plan_buckets(SAMPLE, CURVE, max_buckets=1)
+    plans = {plan.policy: plan for plan in baseline_plans(whole, SAMPLE, CURVE, programs=2)}
     halves = evaluate_buckets(plans["linear"].buckets, SAMPLE, CURVE)
     assert halves.expected_ms == pytest.approx(75.0)
     assert halves.p50_ms == pytest.approx(50.0)
@@ -81,8 +83,8 @@ def test_evaluation_of_known_buckets() -> None:
 
 
 def test_lengths_outside_the_buckets_are_named() -> None:
-    plan = rival_plans(SAMPLE, programs=2, min_length=1, max_length=90)[0]
-    with pytest.raises(PlanError, match=r"serve 1\.\.90, but the sample has the lengths 91, 92"):
+    plan = plan_buckets(SAMPLE, CURVE, max_buckets=2, max_sizes={"length": 90})
+    with pytest.raises(PlanError, match="no bucket serves length 91; length 92; length 93"):
         evaluate_buckets(plan.buckets, SAMPLE, CURVE)
 
 
@@ -98,10 +100,12 @@ def test_the_optimum_is_never_beaten(
     sample: LengthDistribution, programs: int, top: int, price: float, ms: list[float]
 ) -> None:
     points = (CostPoint(n, ms[2 * i], ms[2 * i + 1]) for i, n in enumerate((1, 50, 120, 350)))
-    curve = CostCurve(tuple(points), "measured")
-    plan = plan_buckets(sample, curve, max_buckets=programs, max_length=top, price_per_bucket=price)
-    results = compare_policies(plan, sample, curve, programs=programs)
-    assert list(results) == ["optimum", *RIVALS, "one_range"]
+    curve = CostGrid(tuple(points), "measured")
+    plan = plan_buckets(
+        sample, curve, max_buckets=programs, max_sizes={"length": top}, price_per_bucket=price
+    )
+    results = compare_baselines(plan, sample, curve, programs=programs)
+    assert list(results) == ["optimum", *BASELINES, "one_range"]
     assert results["optimum"].regret == 0.0
     assert results["optimum"].plan is plan
     assert results["optimum"].evaluation.expected_ms == pytest.approx(plan.expected_ms)
@@ -112,24 +116,24 @@ def test_the_optimum_is_never_beaten(
         json.dumps(result.to_json(), allow_nan=False)
 
 
-def test_policies_without_costs_are_left_out() -> None:
-    padded = CostCurve((CostPoint(1, None, 1.0), CostPoint(100, None, 100.0)), "measured")
+def test_rules_without_costs_are_left_out() -> None:
+    padded = CostGrid((CostPoint(1, None, 1.0), CostPoint(100, None, 100.0)), "measured")
     plan = plan_buckets(SAMPLE, padded, max_buckets=4)
-    results = compare_policies(plan, SAMPLE, padded, programs=4)
+    results = compare_baselines(plan, SAMPLE, padded, programs=4)
     assert "one_range" not in results
     assert results["linear"].regret == pytest.approx(0.0)
     assert results["pad_to_max"].regret == pytest.approx(100.0 / 62.5 - 1)
 
 
-def test_rivals_keep_axes_and_the_shortest_length() -> None:
+def test_baselines_keep_axes_and_the_shortest_length() -> None:
     batch: Any = (("batch", AxisRange(8, 8, 8)),)
-    for plan in rival_plans(
-        LengthDistribution.from_counts({20: 3, 90: 1}),
-        programs=4,
-        min_length=10,
-        length_axis="tokens",
-        other_axes=batch,
-    ):
+    sample = LengthDistribution.from_counts({20: 3, 90: 1})
+    whole = plan_buckets(
+        sample, CURVE, min_sizes={"tokens": 10}, length_axis="tokens", other_axes=batch
+    )
+    plans = list(baseline_plans(whole, sample, CURVE, programs=4))
+    assert len(plans) == 6
+    for plan in plans:
         assert plan.min_length == 10
         assert plan.max_length == 90
         assert all(bucket.other_axes == batch for bucket in plan.buckets)

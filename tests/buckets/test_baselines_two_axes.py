@@ -6,20 +6,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgecompile.buckets.costs.sources import CostPoint
-from edgecompile.buckets.costs.surfaces import CostSurface
-from edgecompile.buckets.joint.evaluation import joint_cost
-from edgecompile.buckets.joint.plan import plan_joint
-from edgecompile.buckets.joint.policies import compare_joint_policies, rival_joint_plans
-from edgecompile.buckets.policies import ONE_RANGE, OPTIMUM, RIVALS
+from edgecompile.buckets.baselines import (
+    BASELINES,
+    ONE_RANGE,
+    OPTIMUM,
+    baseline_plans,
+    compare_baselines,
+)
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint
+from edgecompile.buckets.evaluation import expected_cost
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.ranges import AxisRange
 from edgecompile.lengths.joint import JointDistribution
 from tests.draws import examples
+from tests.grids import two_axes
 
 AXES = ("length", "batch")
+SIZES = {"length": 128, "batch": 8}
 
 
-def surface(exact: float | None = 1.3, pad: float | None = 1.0) -> CostSurface:
+def surface(exact: float | None = 1.3, pad: float | None = 1.0) -> CostGrid:
     points = [
         (
             b,
@@ -32,7 +38,7 @@ def surface(exact: float | None = 1.3, pad: float | None = 1.0) -> CostSurface:
         for b in (1, 8)
         for n in (1, 128)
     ]
-    return CostSurface.from_points(AXES, points, "measured")
+    return two_axes(AXES, points, "measured")
 
 
 SAMPLE = JointDistribution.from_counts(
@@ -45,14 +51,14 @@ samples = st.dictionaries(
 
 @settings(max_examples=examples(60), deadline=None)
 @given(samples, st.integers(1, 12), st.sampled_from([(1.3, 1.0), (1.0, 1.0), (None, 1), (1, None)]))
-def test_rivals_serve_everything_and_never_beat_the_optimum(
+def test_baselines_serve_everything_and_never_beat_the_optimum(
     sample: JointDistribution, programs: int, costs: tuple[float | None, float | None]
 ) -> None:
     found = surface(*costs)
-    plan = plan_joint(sample, found, max_buckets=programs)
-    results = compare_joint_policies(plan, sample, found, programs=programs)
+    plan = plan_buckets(sample, found, max_buckets=programs)
+    results = compare_baselines(plan, sample, found, programs=programs)
     names = [OPTIMUM]
-    names += list(RIVALS) if "pad" in found.modes else []
+    names += list(BASELINES) if "pad" in found.modes else []
     names += [ONE_RANGE] if "exact" in found.modes else []
     assert list(results) == names
     for name, result in results.items():
@@ -64,17 +70,14 @@ def test_rivals_serve_everything_and_never_beat_the_optimum(
         if name == OPTIMUM:
             assert result.regret == 0 and result.plan is plan
             assert result.evaluation.expected_ms == pytest.approx(plan.expected_ms)
-        # Products of rules are slabs, too, so they can't be cheaper.
+        # Products of rules are strips, too, so they can't be cheaper.
         assert result.regret >= -1e-9
 
 
 def test_pad_to_max_is_one_static_program() -> None:
-    plans = {
-        plan.policy: plan.buckets
-        for plan in rival_joint_plans(
-            SAMPLE, surface(), programs=8, extents={"length": (1, 128), "batch": (1, 8)}
-        )
-    }
+    whole = plan_buckets(SAMPLE, surface(), max_sizes=SIZES)
+    found = baseline_plans(whole, SAMPLE, surface(), programs=8)
+    plans = {plan.policy: plan.buckets for plan in found}
     (one,) = plans["pad_to_max"]
     assert (one.mode, one.hi, one.range("batch").hi, one.pad_axes) == ("pad", 128, 8, AXES)
     (one,) = plans[ONE_RANGE]
@@ -83,22 +86,22 @@ def test_pad_to_max_is_one_static_program() -> None:
 
 def test_the_budget_is_shared_out_at_its_best() -> None:
     """Powers of two with 8 programs: 8 × 1, 4 × 2, 2 × 4 (and 1 × 4) sizes are compared."""
-    extents = {"length": (1, 128), "batch": (1, 8)}
     found = surface()
-    plans = rival_joint_plans(SAMPLE, found, programs=8, extents=extents)
+    whole = plan_buckets(SAMPLE, found, max_sizes=SIZES)
+    plans = list(baseline_plans(whole, SAMPLE, found, programs=8))
     plan = next(plan for plan in plans if plan.policy == "powers_of_two")
     best = min(
-        joint_cost(other.buckets, SAMPLE, found)
+        expected_cost(other.buckets, SAMPLE, found)
         for other in (
             next(
                 p
-                for p in rival_joint_plans(SAMPLE, found, programs=n, extents=extents)
+                for p in baseline_plans(whole, SAMPLE, found, programs=n)
                 if p.policy == "powers_of_two"
             )
             for n in range(1, 9)
         )
     )
-    cost = joint_cost(plan.buckets, SAMPLE, found)
+    cost = expected_cost(plan.buckets, SAMPLE, found)
     assert cost == pytest.approx(best)
     lengths = {b.hi for b in plan.buckets}
     batches = {b.range("batch").hi for b in plan.buckets}
@@ -110,8 +113,8 @@ def test_the_budget_is_shared_out_at_its_best() -> None:
 
 def test_other_axes_and_prices_are_kept() -> None:
     width = (("width", AxisRange(3, 3, 3)),)
-    plan = plan_joint(SAMPLE, surface(), max_buckets=4, price_per_bucket=0.2, other_axes=width)
-    results = compare_joint_policies(plan, SAMPLE, surface(), programs=4)
+    plan = plan_buckets(SAMPLE, surface(), max_buckets=4, price_per_bucket=0.2, other_axes=width)
+    results = compare_baselines(plan, SAMPLE, surface(), programs=4)
     least = (plan.expected_ms or 0) + 0.2 * len(plan.buckets)
     for result in results.values():
         assert all(bucket.axes[2] == width[0] for bucket in result.plan.buckets)
@@ -121,6 +124,4 @@ def test_other_axes_and_prices_are_kept() -> None:
 
 def test_a_budget_is_needed() -> None:
     with pytest.raises(ValueError, match="not 1 or more"):
-        rival_joint_plans(
-            SAMPLE, surface(), programs=0, extents={"length": (1, 9), "batch": (1, 8)}
-        )
+        list(baseline_plans(plan_buckets(SAMPLE, surface()), SAMPLE, surface(), programs=0))

@@ -8,40 +8,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgecompile.buckets.costs.curves import CostCurve, CostPoint
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.errors import CostError
 
 ms = st.floats(0.01, 1000)
 
 
 @st.composite
-def curves(draw: Any) -> CostCurve:
+def curves(draw: Any) -> CostGrid:
     lengths = sorted(draw(st.sets(st.integers(1, 600), min_size=1, max_size=8)))
     points = (CostPoint(length, draw(ms), draw(ms)) for length in lengths)
-    return CostCurve(tuple(points), "measured", {"machine": "test"})
+    return CostGrid(tuple(points), "measured", {"machine": "test"})
 
 
 def test_values_at_between_and_outside_points() -> None:
-    curve = CostCurve((CostPoint(10, 1.0, 2.0), CostPoint(20, 3.0, 6.0)), "measured")
+    curve = CostGrid((CostPoint(10, 1.0, 2.0), CostPoint(20, 3.0, 6.0)), "measured")
     assert curve.cost(10, "exact") == 1.0
     assert curve.cost(15, "exact") == 2.0
     assert curve.cost(15, "pad") == 4.0
     assert curve.cost(1, "pad") == 2.0  # not under the measured floor
     assert curve.cost(30, "exact") == 5.0  # the last slope goes on
-    assert not curve.extrapolates(20)
-    assert curve.extrapolates(21)
 
 
 def test_beyond_the_last_point_costs_never_fall() -> None:
-    falling = CostCurve((CostPoint(10, 3.0, 3.0), CostPoint(20, 1.0, 1.0)), "measured")
+    falling = CostGrid((CostPoint(10, 3.0, 3.0), CostPoint(20, 1.0, 1.0)), "measured")
     assert falling.cost(1000, "pad") == 1.0
-    single = CostCurve((CostPoint(10, 3.0, 3.0),), "measured")
+    single = CostGrid((CostPoint(10, 3.0, 3.0),), "measured")
     assert single.cost(5, "pad") == 3.0
     assert single.cost(20, "pad") == pytest.approx(6.0)
 
 
 @given(curves(), st.integers(1, 1000))
-def test_interpolation_stays_between_measured_neighbours(curve: CostCurve, length: int) -> None:
+def test_interpolation_stays_between_measured_neighbours(curve: CostGrid, length: int) -> None:
     for mode in curve.modes:
         value = curve.cost(length, mode)
         assert isinstance(value, float)
@@ -54,12 +52,12 @@ def test_interpolation_stays_between_measured_neighbours(curve: CostCurve, lengt
             or (point.length > length and (index == 0 or curve.points[index - 1].length < length))
         ]
         assert value >= min(around) * (1 - 1e-12)
-        if not curve.extrapolates(length):
+        if length <= curve.lengths[-1]:
             assert value <= max(around) * (1 + 1e-12)
 
 
 @given(curves())
-def test_arrays_agree_with_single_values(curve: CostCurve) -> None:
+def test_arrays_agree_with_single_values(curve: CostGrid) -> None:
     lengths = np.arange(1, 700)
     for mode in curve.modes:
         array = curve.cost(lengths, mode)
@@ -68,29 +66,17 @@ def test_arrays_agree_with_single_values(curve: CostCurve) -> None:
     assert curve.cost(lengths.reshape(-1, 3), "pad").shape == (233, 3)
 
 
-@given(curves(), st.integers(1, 300), st.integers(0, 400))
-def test_pad_up_is_the_cheapest_size_that_fits(curve: CostCurve, length: int, more: int) -> None:
-    limit = length + more
-    size, value = curve.pad_up(length, limit)
-    costs = [curve.cost(candidate, "pad") for candidate in range(length, limit + 1)]
-    assert length <= size <= limit
-    assert value == curve.cost(size, "pad")
-    assert value == pytest.approx(min(costs))
-    if more:
-        assert curve.pad_up(length + 1, limit)[1] >= value * (1 - 1e-12)  # monotone
-
-
 @given(curves())
-def test_json_round_trip(curve: CostCurve) -> None:
-    assert CostCurve.from_json(json.loads(json.dumps(curve.to_json()))) == curve
+def test_json_round_trip(curve: CostGrid) -> None:
+    assert CostGrid.from_json(json.loads(json.dumps(curve.to_json()))) == curve
 
 
 def test_modes_without_costs() -> None:
-    curve = CostCurve((CostPoint(4, None, 1.0), CostPoint(8, None, 2.0)), "calibrated")
+    curve = CostGrid((CostPoint(4, None, 1.0), CostPoint(8, None, 2.0)), "calibrated")
     assert curve.modes == ("pad",)
     with pytest.raises(CostError, match="no exact costs"):
         curve.cost(4, "exact")
-    assert CostCurve.from_json(curve.to_json()) == curve
+    assert CostGrid.from_json(curve.to_json()) == curve
 
 
 @pytest.mark.parametrize(
@@ -105,13 +91,13 @@ def test_modes_without_costs() -> None:
         ((CostPoint(1, 1.0, 1.0, -0.5),), "exact_spread_ms -0.5"),
         ((CostPoint(1, None, None),), "neither"),
         ((CostPoint(2, 1.0, 1.0), CostPoint(2, 1.0, 1.0)), "2 occurs more than once"),
-        ((CostPoint(2, 1.0, 1.0), CostPoint(1, 1.0, 1.0)), "1 comes after 2"),
+        ((CostPoint(2, 1.0, 1.0), CostPoint(1, 1.0, 1.0)), "length 1 comes after length 2"),
         ((CostPoint(1, 1.0, 1.0), CostPoint(2, None, 1.0)), "exact_ms is missing at length 2"),
     ],
 )
 def test_bad_points_are_refused(points: tuple[CostPoint, ...], message: str) -> None:
     with pytest.raises(CostError, match=message):
-        CostCurve(points, "measured")
+        CostGrid(points, "measured")
 
 
 @pytest.mark.parametrize(
@@ -132,4 +118,4 @@ def test_bad_points_are_refused(points: tuple[CostPoint, ...], message: str) -> 
 )
 def test_bad_json_is_refused(value: object) -> None:
     with pytest.raises(CostError):
-        CostCurve.from_json(value)
+        CostGrid.from_json(value)

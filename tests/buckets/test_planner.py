@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgecompile.buckets.costs.sources import CostCurve, CostPoint
-from edgecompile.buckets.limits import BucketCost
-from edgecompile.buckets.plan import AxisRange, Bucket, BucketLimits, BucketPlan, plan_buckets
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint
+from edgecompile.buckets.limits import BucketCost, BucketLimits
+from edgecompile.buckets.plan import AxisRange, Bucket, BucketPlan
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.errors import CostError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 from tests.draws import examples
@@ -23,7 +24,7 @@ ms = st.one_of(st.integers(1, 5).map(float), st.floats(0.1, 20))
 
 
 @st.composite
-def curves(draw: Any, top: int = 12, exact_rises: bool = False) -> CostCurve:
+def curves(draw: Any, top: int = 12, exact_rises: bool = False) -> CostGrid:
     lengths = sorted(draw(st.sets(st.integers(1, top), min_size=1, max_size=5)))
     exact = draw(st.lists(ms, min_size=len(lengths), max_size=len(lengths)))
     padded = draw(st.lists(ms, min_size=len(lengths), max_size=len(lengths)))
@@ -36,7 +37,7 @@ def curves(draw: Any, top: int = 12, exact_rises: bool = False) -> CostCurve:
         CostPoint(length, None if kind == "pad" else e, None if kind == "exact" else p)
         for length, e, p in zip(lengths, exact, padded, strict=True)
     )
-    return CostCurve(tuple(points), "measured")
+    return CostGrid(tuple(points), "measured")
 
 
 samples = st.dictionaries(st.integers(1, 9), st.integers(1, 9), min_size=1, max_size=7).map(
@@ -45,7 +46,7 @@ samples = st.dictionaries(st.integers(1, 9), st.integers(1, 9), min_size=1, max_
 
 
 def brute_force(
-    sample: LengthDistribution, curve: CostCurve, low: int, high: int, count: int
+    sample: LengthDistribution, curve: CostGrid, low: int, high: int, count: int
 ) -> float:
     """Least mean cost of exactly ``count`` buckets, boundaries at any whole number.
 
@@ -76,7 +77,7 @@ def brute_force(
     )
 
 
-def mean_cost(plan: BucketPlan, sample: LengthDistribution, curve: CostCurve) -> float:
+def mean_cost(plan: BucketPlan, sample: LengthDistribution, curve: CostGrid) -> float:
     total = 0.0
     for length, n in zip(sample.lengths, sample.counts, strict=True):
         index = plan.find({name: length for name, _ in plan.buckets[0].axes})
@@ -95,11 +96,16 @@ def mean_cost(plan: BucketPlan, sample: LengthDistribution, curve: CostCurve) ->
     st.sampled_from([0.0, 0.1, 1.0, 10.0]),
 )
 def test_no_other_plan_is_cheaper(
-    sample: LengthDistribution, curve: CostCurve, most: int, beyond: int, price: float
+    sample: LengthDistribution, curve: CostGrid, most: int, beyond: int, price: float
 ) -> None:
     low, high = 1, sample.max + beyond
     plan = plan_buckets(
-        sample, curve, max_buckets=most, price_per_bucket=price, min_length=low, max_length=high
+        sample,
+        curve,
+        max_buckets=most,
+        price_per_bucket=price,
+        min_sizes={"length": low},
+        max_sizes={"length": high},
     )
     assert plan.expected_ms == pytest.approx(mean_cost(plan, sample, curve), rel=1e-9)
     best = min(
@@ -112,10 +118,10 @@ def test_no_other_plan_is_cheaper(
 @settings(max_examples=examples(200), deadline=None)
 @given(samples, curves(), st.integers(1, 9))
 def test_a_forced_number_is_met_optimally(
-    sample: LengthDistribution, curve: CostCurve, count: int
+    sample: LengthDistribution, curve: CostGrid, count: int
 ) -> None:
     if count > len(sample.lengths):
-        with pytest.raises(PlanError, match="can end"):
+        with pytest.raises(PlanError, match="are wanted"):
             plan_buckets(sample, curve, buckets=count, max_buckets=None)
         return
     plan = plan_buckets(sample, curve, buckets=count, max_buckets=None)
@@ -128,7 +134,7 @@ def test_a_forced_number_is_met_optimally(
 @settings(max_examples=examples(200), deadline=None)
 @given(samples, curves(), st.sampled_from([0.05, 0.5, 3.0]))
 def test_without_a_bound_the_price_decides(
-    sample: LengthDistribution, curve: CostCurve, price: float
+    sample: LengthDistribution, curve: CostGrid, price: float
 ) -> None:
     free = plan_buckets(sample, curve, max_buckets=None, price_per_bucket=price)
     bounded = plan_buckets(sample, curve, max_buckets=20, price_per_bucket=price)
@@ -140,7 +146,7 @@ def test_without_a_bound_the_price_decides(
 @settings(max_examples=examples(200), deadline=None)
 @given(samples, curves(exact_rises=True), st.integers(1, 6))
 def test_equals_the_optimum_over_the_pad_up_envelope(
-    sample: LengthDistribution, curve: CostCurve, most: int
+    sample: LengthDistribution, curve: CostGrid, most: int
 ) -> None:
     """Where exact costs rise, padding further than the bucket's end could gain nothing."""
     plan = plan_buckets(sample, curve, max_buckets=most)
@@ -151,11 +157,11 @@ def test_equals_the_optimum_over_the_pad_up_envelope(
         CostPoint(
             length,
             curve.cost(length, "exact") if "exact" in curve.modes else None,
-            curve.pad_up(length, high)[1],
+            min(curve.cost(size, "pad") for size in range(length, high + 1)),
         )
         for length in range(1, high + 1)
     )
-    envelope = CostCurve(points, "measured")
+    envelope = CostGrid(points, "measured")
     best = min(
         brute_force(sample, envelope, 1, high, count) for count in range(1, min(most, high) + 1)
     )
@@ -165,11 +171,16 @@ def test_equals_the_optimum_over_the_pad_up_envelope(
 @settings(max_examples=examples(200), deadline=None)
 @given(samples, curves(), st.integers(1, 6), st.integers(0, 3))
 def test_plans_tile_the_served_range_and_go_through_json(
-    sample: LengthDistribution, curve: CostCurve, most: int, beyond: int
+    sample: LengthDistribution, curve: CostGrid, most: int, beyond: int
 ) -> None:
     high = sample.max + beyond
     plan = plan_buckets(
-        sample, curve, max_buckets=most, max_length=high, length_axis="tokens", other_axes=BATCH
+        sample,
+        curve,
+        max_buckets=most,
+        max_sizes={"tokens": high},
+        length_axis="tokens",
+        other_axes=BATCH,
     )
     served = [n for bucket in plan.buckets for n in range(bucket.lo, bucket.hi + 1)]
     assert served == list(range(1, high + 1))
@@ -183,15 +194,20 @@ def test_plans_tile_the_served_range_and_go_through_json(
     text = json.dumps(plan.to_json())
     assert BucketPlan.from_json(json.loads(text)) == plan
     again = plan_buckets(
-        sample, curve, max_buckets=most, max_length=high, length_axis="tokens", other_axes=BATCH
+        sample,
+        curve,
+        max_buckets=most,
+        max_sizes={"tokens": high},
+        length_axis="tokens",
+        other_axes=BATCH,
     )
     assert json.dumps(again.to_json()) == text
 
 
-def line(slope: float, kind: Any = "measured", gap: float = 0.0, top: int = 100) -> CostCurve:
+def line(slope: float, kind: Any = "measured", gap: float = 0.0, top: int = 100) -> CostGrid:
     """1 ms and ``slope`` ms an element; static programs are ``gap`` ms faster."""
     points = (CostPoint(n, 1.0 + gap + slope * n, 1.0 + slope * n) for n in (1, top))
-    return CostCurve(tuple(points), kind)
+    return CostGrid(tuple(points), kind)
 
 
 UNIFORM = LengthDistribution.from_samples(range(1, 101), "uniform")
@@ -215,7 +231,7 @@ def test_notes_say_why_a_saving_is_not_taken() -> None:
 
 
 def test_a_model_of_fixed_lengths_gets_padded_buckets() -> None:
-    padded = CostCurve((CostPoint(1, None, 1.0), CostPoint(100, None, 100.0)), "measured")
+    padded = CostGrid((CostPoint(1, None, 1.0), CostPoint(100, None, 100.0)), "measured")
     plan = plan_buckets(UNIFORM, padded, max_buckets=4)
     assert [(b.lo, b.hi, b.mode) for b in plan.buckets] == [
         (1, 25, "pad"),
@@ -223,13 +239,13 @@ def test_a_model_of_fixed_lengths_gets_padded_buckets() -> None:
         (51, 75, "pad"),
         (76, 100, "pad"),
     ]
-    assert any("padded to a fixed length" in note for note in plan.notes)
+    assert any("padded to fixed sizes" in note for note in plan.notes)
 
 
 def test_static_programs_end_at_a_size_that_is_fast() -> None:
     """48 is slower than 64: a bucket for lengths up to 40 ends at 64 if no length comes before."""
     padded = {32: 3.0, 48: 10.0, 64: 4.0, 128: 8.0}
-    curve = CostCurve(tuple(CostPoint(n, 9.0, ms) for n, ms in padded.items()), "measured")
+    curve = CostGrid(tuple(CostPoint(n, 9.0, ms) for n, ms in padded.items()), "measured")
     sample = LengthDistribution.from_counts({40: 10, 64: 1})
     plan = plan_buckets(sample, curve, max_buckets=8)
     assert [(b.lo, b.hi, b.mode) for b in plan.buckets] == [(1, 64, "pad")]
@@ -239,7 +255,7 @@ def test_static_programs_end_at_a_size_that_is_fast() -> None:
 
 
 def test_lengths_between_an_exact_and_a_padded_bucket_run_exact() -> None:
-    curve = CostCurve(
+    curve = CostGrid(
         (
             CostPoint(1, 1.0, 9.0),
             CostPoint(10, 1.0, 9.0),
@@ -254,23 +270,25 @@ def test_lengths_between_an_exact_and_a_padded_bucket_run_exact() -> None:
 
 def test_the_hint_halves_the_time() -> None:
     sample = LengthDistribution.from_counts({1: 100, 50: 10, 100: 10})
-    plan = plan_buckets(sample, line(1.0), buckets=1, max_length=200)
+    plan = plan_buckets(sample, line(1.0), buckets=1, max_sizes={"length": 200})
     # 100·2 ms, 10·51 ms and 10·101 ms: half of 1720 ms is spent beyond 50.
     assert plan.buckets[0].hint == 100
 
 
 def test_traffic_over_the_maximum_is_counted_and_told() -> None:
-    plan = plan_buckets(UNIFORM, line(0.1), max_length=80)
+    plan = plan_buckets(UNIFORM, line(0.1), max_sizes={"length": 80})
     assert plan.max_length == 80
-    assert any(note.startswith("20.0 % of the samples are longer than 80") for note in plan.notes)
+    assert any(
+        note.startswith("20.0 % of the samples have a length over 80") for note in plan.notes
+    )
 
 
 def test_doubts_are_told() -> None:
-    plan = plan_buckets(UNIFORM, line(0.1, "modelled", top=50), max_length=512)
+    plan = plan_buckets(UNIFORM, line(0.1, "modelled", top=50), max_sizes={"length": 512})
     text = " ".join(plan.notes)
     assert "modelled, not measured" in text
-    assert "No sample is longer than 100; the lengths from 101 to 512" in text
-    assert "The last cost point is at 50" in text
+    assert "No sample has a length over 100; those from 101 to 512" in text
+    assert "The last cost point on the axis length is at 50" in text
 
 
 @pytest.mark.parametrize(
@@ -278,14 +296,17 @@ def test_doubts_are_told() -> None:
     [
         ({"max_buckets": 0}, "--max-buckets is 0"),
         ({"buckets": 0}, "0 buckets are asked for"),
-        ({"buckets": 101}, "101 buckets are wanted, but the sample has only 100 lengths"),
-        ({"max_buckets": None}, "every length would get its own"),
+        ({"buckets": 101}, "101 buckets are wanted, but the sample has only sizes for 100"),
+        ({"max_buckets": None}, "every size would get its own"),
         ({"price_per_bucket": -1.0}, "price per bucket is -1.0"),
         ({"price_per_bucket": math.nan}, "price per bucket is nan"),
-        ({"min_length": 0}, "range 0..100"),
-        ({"max_length": 0}, "range 1..0"),
-        ({"max_length": 2**31}, "range 1..2147483648"),
-        ({"min_length": 5}, "4 of 100 samples are shorter than the shortest length served, 5"),
+        ({"min_sizes": {"length": 0}}, "range 0..100 of length"),
+        ({"max_sizes": {"length": 0}}, "range 1..0 of length"),
+        ({"max_sizes": {"length": 2**31}}, "range 1..2147483648"),
+        (
+            {"min_sizes": {"length": 5}},
+            "4 of 100 samples have a length under the smallest served, 5",
+        ),
         ({"modes": ()}, "none allowed"),
         (
             {"limits": BucketLimits(max_size=100, cost=BucketCost(base_size=90, bucket_size=20))},
@@ -300,7 +321,7 @@ def test_what_cannot_be_planned_is_refused(options: dict[str, Any], message: str
 
 
 def test_a_mode_without_costs_is_refused() -> None:
-    padded = CostCurve((CostPoint(1, None, 1.0),), "measured")
+    padded = CostGrid((CostPoint(1, None, 1.0),), "measured")
     with pytest.raises(PlanError, match="no costs for the mode exact"):
         plan_buckets(UNIFORM, padded, modes=("exact",))
 
@@ -313,7 +334,7 @@ def test_limits_bound_the_number() -> None:
 
 def test_a_single_length() -> None:
     sample = LengthDistribution.from_counts({7: 5})
-    plan = plan_buckets(sample, line(0.1, gap=1.0), max_length=9)
+    plan = plan_buckets(sample, line(0.1, gap=1.0), max_sizes={"length": 9})
     assert plan.min_length == 1
     assert plan.max_length == 9
     assert plan.expected_ms == pytest.approx(1.7)
@@ -400,7 +421,7 @@ def test_json_of_buckets_alone_is_enough() -> None:
 def test_many_lengths_agree_with_the_array_reckoning() -> None:
     rng = np.random.default_rng(3)
     sample = LengthDistribution.from_samples(rng.lognormal(4, 1, 50_000).astype(int) + 1)
-    curve = CostCurve(
+    curve = CostGrid(
         tuple(CostPoint(n, 1.3 + 0.02 * n, 1 + 0.02 * n) for n in (1, 64, 512, 8192)), "measured"
     )
     plan = plan_buckets(sample, curve, max_buckets=6)

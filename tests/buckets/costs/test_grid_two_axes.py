@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgecompile.buckets.costs.sources import CostCurve, CostPoint
-from edgecompile.buckets.costs.surfaces import CostSurface, cost_model_from_json
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.errors import CostError
 from tests.draws import examples
+from tests.grids import two_axes
 
 AXES = ("length", "batch")
 
 
-def surface(rows: dict[int, dict[int, tuple[float | None, float | None]]]) -> CostSurface:
+def surface(rows: dict[int, dict[int, tuple[float | None, float | None]]]) -> CostGrid:
     """A surface from {batch: {length: (exact, pad)}}."""
     points = (
         (batch, CostPoint(length, *costs))
         for batch, row in rows.items()
         for length, costs in row.items()
     )
-    return CostSurface.from_points(AXES, points, "measured", {"machine": "m"})
+    return two_axes(AXES, points, "measured", {"machine": "m"})
 
 
 GRID = surface(
@@ -50,18 +50,18 @@ GRID = surface(
     ],
 )
 def test_costs(length: int, batch: int, exact: float) -> None:
-    assert float(GRID.cost(length, batch, "exact")) == pytest.approx(exact)
+    assert GRID.cost(length, "exact", batch) == pytest.approx(exact)
 
 
 def test_one_slice_grows_in_proportion() -> None:
     one = surface({4: {10: (2.0, 1.0)}})
-    assert float(one.cost(10, 1, "exact")) == 2.0
-    assert float(one.cost(20, 8, "pad")) == pytest.approx(4.0)
+    assert one.cost(10, "exact", 1) == 2.0
+    assert one.cost(20, "pad", 8) == pytest.approx(4.0)
 
 
 def test_costs_are_broadcast() -> None:
     lengths, batches = np.array([10, 15, 20])[:, None], np.array([1, 4])[None, :]
-    table = GRID.cost(lengths, batches, "pad")
+    table = GRID.cost(lengths, "pad", batches)
     assert table.shape == (3, 2)
     assert table.tolist() == [[1.0, 4.0], [2.0, 5.5], [3.0, 7.0]]
 
@@ -100,79 +100,71 @@ def surfaces(draw: Any, top: int = 12, other_top: int = 6, monotone: bool | None
 @settings(max_examples=examples(200), deadline=None)
 @given(surfaces(), st.integers(1, 20), st.integers(1, 12))
 def test_interpolation_agrees_with_curves_and_floors(
-    found: CostSurface, length: int, batch: int
+    found: CostGrid, length: int, batch: int
 ) -> None:
     """Along the length a slice is its curve, across slices a curve of their costs."""
-    beyond = batch > found.grid("batch")[-1]
+    beyond = batch > found.sizes(1)[-1]
     if beyond:  # there a falling slope counts as none at the points, not between them
-        length = found.grid("length")[length % len(found.grid("length"))]
+        length = found.sizes(0)[length % len(found.sizes(0))]
     for mode in found.modes:
-        value = float(found.cost(length, batch, mode))
+        value = found.cost(length, mode, batch)
         points = []
-        for size, curve in found.slices:
+        for size, curve in found.lines().items():
             cost = curve.cost(length, mode)
             points.append(CostPoint(size, cost, cost))
-        across = CostCurve(tuple(points), "measured")
+        across = CostGrid(tuple(points), "measured")
         assert value == pytest.approx(across.cost(batch, mode))
-        floor = min(p.value(mode) or 0 for _, curve in found.slices for p in curve.points)
+        floor = min(p.value(mode) or 0 for p in found.points)
         assert value >= floor * (1 - 1e-12)
-        if length <= found.grid("length")[-1]:
-            assert found.at(batch).cost(length, mode) == pytest.approx(value)
-
-
-def test_a_curve_beyond_the_last_slice_has_costs_that_points_may_have() -> None:
-    slices = [
-        (size, CostCurve((CostPoint(1, ms, ms),), "measured"))
-        for size, ms in ((1, 1e-9), (2, 1e12))
-    ]
-    found = CostSurface(("length", "batch"), tuple(slices), "measured")
-    assert found.at(1000).cost(1, "pad") == 1e12
+        pair = found.at(np.array([[length, batch]]), mode)
+        assert pair.tolist() == [value]
 
 
 @settings(max_examples=examples(200), deadline=None)
 @given(surfaces(), st.integers(0, 3), st.integers(0, 3))
 def test_costs_are_bilinear_between_the_lines_of_the_grid(
-    found: CostSurface, column: int, row: int
+    found: CostGrid, column: int, row: int
 ) -> None:
     """Also below the first and beyond the last points: the planner's choice of sizes needs it."""
     corners = []
-    for axis, index in (("length", column), ("batch", row)):
-        lines = [0.5, *found.grid(axis), found.grid(axis)[-1] + 7.0]
+    for axis, index in ((0, column), (1, row)):
+        lines = [0.5, *found.sizes(axis), found.sizes(axis)[-1] + 7.0]
         index = min(index, len(lines) - 2)
         corners.append((lines[index], lines[index + 1]))
     (x0, x1), (y0, y1) = corners
     for mode in found.modes:
-        table = found.cost(np.array([x0, x1])[:, None], np.array([y0, y1])[None, :], mode)
-        middle = float(found.cost((x0 + x1) / 2, (y0 + y1) / 2, mode))
+        table = found.cost(np.array([x0, x1])[:, None], mode, np.array([y0, y1])[None, :])
+        middle = float(found.cost(np.array((x0 + x1) / 2), mode, np.array((y0 + y1) / 2)))
         assert middle == pytest.approx(table.mean())
 
 
 @given(surfaces())
-def test_json(found: CostSurface) -> None:
+def test_json(found: CostGrid) -> None:
     value = json.loads(json.dumps(found.to_json()))
     assert set(value["points"][0]) >= {"length", "batch", "exact_ms", "pad_ms"}
-    again = cost_model_from_json(value)
+    again = CostGrid.from_json(value)
     assert again == found
     assert hash(again) == hash(found)
     value["points"].reverse()
-    assert CostSurface.from_json(value) == found
+    assert CostGrid.from_json(value) == found
 
 
-def test_grid_and_extrapolation() -> None:
-    assert GRID.grid("length") == (10, 20)
-    assert GRID.grid("batch") == (1, 4, 8)
-    assert GRID.n_points == 6
-    assert GRID.extrapolates({"length": 21, "batch": 8}) == ("length",)
-    assert GRID.extrapolates({"length": 20, "batch": 9}) == ("batch",)
-    assert GRID.at(2).cost(10, "exact") == 3.0
-    with pytest.raises(KeyError):
-        GRID.grid("width")
+def test_sizes_and_lines() -> None:
+    assert GRID.sizes(0) == GRID.lengths == (10, 20)
+    assert GRID.sizes(1) == (1, 4, 8)
+    lines = GRID.lines()
+    assert list(lines) == [1, 4, 8] and lines[4].axes == ("length",)
+    assert lines[4].cost(10, "exact") == GRID.cost(10, "exact", 4) == 5.0
+    assert CostGrid.join(AXES, lines, GRID.provenance) == GRID
 
 
 def test_holes_are_named() -> None:
     with pytest.raises(CostError, match="lacks length 20 with batch 1, length 30 with batch 4"):
         surface({1: {10: (1, 1), 30: (1, 1)}, 4: {10: (1, 1), 20: (1, 1)}})
-    with pytest.raises(CostError, match="at batch 4 there are costs for pad, at batch 1 for exact"):
+    with pytest.raises(
+        CostError,
+        match=r"exact_ms is missing at length 10 with batch 4; pad_ms is missing at .* batch 1",
+    ):
         surface({1: {10: (1, None)}, 4: {10: (None, 1)}})
 
 
@@ -180,11 +172,11 @@ def test_holes_are_named() -> None:
     ("change", "message"),
     [
         ({"axes": ["length"]}, "not two names"),
-        ({"axes": ["length", "length"]}, "two axes"),
+        ({"axes": ["length", "length"]}, "not length, length"),
         ({"axes": ["length", 3]}, "not two names"),
         ({"kind": "guessed"}, "guessed"),
         ({"points": 3}, "list of"),
-        ({"points": []}, "needs points"),
+        ({"points": []}, "no points"),
         ({"points": [3]}, r"points\[0\] isn't an object with length and batch"),
         ({"points": [{"length": 3}]}, r"points\[0\]"),
         ({"points": [{"length": 3, "batch": 0, "pad_ms": 1}]}, "batch 0 isn't"),
@@ -196,9 +188,9 @@ def test_holes_are_named() -> None:
 )
 def test_bad_json_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(CostError, match=message):
-        cost_model_from_json({**GRID.to_json(), **change})
+        CostGrid.from_json({**GRID.to_json(), **change})
 
 
 def test_a_mode_without_costs_is_refused() -> None:
     with pytest.raises(CostError, match="no exact costs"):
-        surface({1: {10: (None, 1)}, 4: {10: (None, 1)}}).cost(3, 2, "exact")
+        surface({1: {10: (None, 1)}, 4: {10: (None, 1)}}).cost(3, "exact", 2)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgecompile.buckets.segments import (
+from edgecompile.buckets.search.segments import (
     FloatArray,
     Segmentation,
     best_priced_segmentation,
@@ -31,7 +31,8 @@ def problems(draw: Any) -> tuple[FloatArray, FloatArray | None, FloatArray | Non
             column.sort()
     kinds = draw(st.sampled_from(["both", "both", "exact", "padded"]))
     weights, exact, padded = columns
-    return weights, None if kinds == "padded" else exact, None if kinds == "exact" else padded
+    paid = None if kinds == "padded" else weights * exact
+    return weights, paid, None if kinds == "exact" else padded
 
 
 def segment_cost(
@@ -40,7 +41,7 @@ def segment_cost(
     """Cost of positions i..j-1 (from 0) by whether they are padded: the definition, no tricks."""
     costs = {}
     if exact is not None:
-        costs[False] = float((weights[i:j] * exact[i:j]).sum())
+        costs[False] = float(exact[i:j].sum())
     if padded is not None:
         costs[True] = float(weights[i:j].sum() * padded[j - 1])
     return costs
@@ -97,10 +98,10 @@ def test_matches_the_plain_recurrence_on_a_larger_problem() -> None:
     m, most = 400, 7
     weights = rng.integers(0, 50_000, m).astype(float)
     rising = 0.3 + 0.02 * np.arange(1, m + 1) + 1e-5 * np.arange(1, m + 1) ** 2
-    exact = rising * rng.uniform(1.0, 1.4, m)
+    exact = weights * rising * rng.uniform(1.0, 1.4, m)
     padded = rising * rng.uniform(0.9, 1.1, m)
     sums = np.concatenate([[0.0], np.cumsum(weights)])
-    exact_sums = np.concatenate([[0.0], np.cumsum(weights * exact)])
+    exact_sums = np.concatenate([[0.0], np.cumsum(exact)])
     best = np.full(m + 1, np.inf)
     best[0] = 0.0
     found = best_segmentations(weights, exact, padded, most)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgecompile.buckets.costs.curves import LEAST_MS, MOST_MS, CostCurve, CostPoint
-from edgecompile.buckets.costs.mode_points import merge_modes
+from edgecompile.buckets.costs.grid import LEAST_MS, MOST_MS, CostGrid, CostPoint
+from edgecompile.buckets.costs.merge import merge_modes
 from edgecompile.errors import CostError
 from edgecompile.lengths.rows import MAX_LENGTH
 
@@ -64,7 +64,7 @@ def test_what_was_measured_stays_and_the_rest_is_a_curve(
             merge_modes([], [])
         return
     merged = merge_modes(exact(e), pad(p))
-    curve = CostCurve(merged, "measured")  # refuses holes and descending lengths
+    curve = CostGrid(merged, "measured")  # refuses holes and descending lengths
     both = e.keys() & p.keys()
     if both:
         assert curve.modes == ("exact", "pad") and set(curve.lengths) == e.keys() | p.keys()
@@ -97,7 +97,7 @@ extremes = st.dictionaries(
 def test_any_costs_that_points_may_have_are_merged(
     e: dict[int, float], p: dict[int, float]
 ) -> None:
-    curve = CostCurve(merge_modes(exact(e), pad(p)), "measured")
+    curve = CostGrid(merge_modes(exact(e), pad(p)), "measured")
     assert np.isfinite(curve.cost(np.array([1, MAX_LENGTH]), curve.modes[0])).all()
 
 
