@@ -25,7 +25,7 @@ from edgecompile.cli import DEVICE_COMMANDS, cli
 from edgecompile.runtime import __main__ as device
 from edgecompile.runtime import errors as device_errors
 from edgecompile.runtime import model as device_model
-from edgecompile.runtime.loaders import PACKAGES
+from edgecompile.runtime.cpu.loaders import PACKAGES
 from examples.demo import device as demo_device
 from examples.demo import inputs as demo_inputs
 from examples.demo import summary as demo_summary
@@ -434,7 +434,7 @@ class TestDemo:
     def test_summary_of_a_real_benchmark(self, tiny_bundle: Path, tiny_model: Path) -> None:
         pytest.importorskip("torch")
         from edgecompile.bench.bench import bench_bundle
-        from edgecompile.runtime.describe import describe_bundle
+        from edgecompile.runtime.commands.info import describe_bundle
 
         report = bench_bundle(
             tiny_bundle,

@@ -18,7 +18,7 @@ import numpy as np
 
 import edgecompile.runtime
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.inputs import make_inputs
+from edgecompile.runtime.call.inputs import make_inputs
 
 FRAMEWORKS = ("torch", "onnx", "onnxruntime", "openvino", "transformers")
 

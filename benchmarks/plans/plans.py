@@ -46,7 +46,7 @@ from edgecompile.machines.host import host_variants
 from edgecompile.machines.identity import describe_machine, load_average
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.planning import PlanRequest, plan_model
-from edgecompile.runtime.cpu import architecture
+from edgecompile.runtime.cpu.host import architecture
 from edgecompile.targets.profile import TargetProfile, load_target
 from edgecompile.toolchain.native import build_probe
 from edgecompile.units import format_ms, format_share

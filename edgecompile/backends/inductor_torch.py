@@ -22,8 +22,8 @@ from edgecompile.backends.inductor_cpu import FOREIGN, InductorCpuBackend
 from edgecompile.backends.torch_calls import list_calls
 from edgecompile.errors import CompileError
 from edgecompile.precision import Precision
-from edgecompile.runtime.cpu import architecture
-from edgecompile.runtime.manifest import TORCH
+from edgecompile.runtime.cpu.host import architecture
+from edgecompile.runtime.format.manifest import TORCH
 from edgecompile.toolchain.compilers import (
     BuiltObject,
     Toolchain,
@@ -72,7 +72,7 @@ class InductorTorchBackend(InductorCpuBackend):
         literal = "\n".join(json.dumps(piece) for piece in pieces)
         return b"\n".join(
             (
-                b'#include "find_object.h"',
+                b'#include "base/find_object.h"',
                 (torch_sources() / "support.cpp").read_bytes(),
                 b'extern "C" __attribute__((visibility("default"))) const char ec_torch_calls[] =',
                 f"{literal};\n".encode(),

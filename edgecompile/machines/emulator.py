@@ -7,7 +7,6 @@ Emulation proves instructions and results, never speed.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import resource
@@ -26,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgecompile.errors import NativeError, ToolchainError, UnsupportedHostError
-from edgecompile.runtime.cpu import architecture
-from edgecompile.runtime.dtypes import BY_CODE, BY_NAME
-from edgecompile.runtime.manifest import (
+from edgecompile.runtime.cpu.host import architecture
+from edgecompile.runtime.format.dtypes import BY_CODE, BY_NAME
+from edgecompile.runtime.format.manifest import (
     MANIFEST_NAME,
     Manifest,
     Tolerance,
@@ -37,7 +36,13 @@ from edgecompile.runtime.manifest import (
 )
 from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.compilers import Toolchain, compile_object, find_toolchain, run_tool
-from edgecompile.toolchain.native import BASELINE_MARCH, native_headers_id, native_sources
+from edgecompile.toolchain.native import (
+    BASELINE_MARCH,
+    c_interface_sources,
+    headers_id,
+    native_headers_id,
+    native_sources,
+)
 
 __all__ = ["PACKAGE", "EmulatedModel", "Emulator", "emulator_for", "find_emulator"]
 
@@ -136,7 +141,7 @@ def _system_root(toolchain: Toolchain) -> Path:
 
 
 class EmulatedModel:
-    """An open bundle in an emulated process: what :func:`edgecompile.runtime.selftest.run_cases`
+    """An open bundle in an emulated process: what :func:`edgecompile.runtime.commands.selftest.run_cases`
     takes; a context manager.
 
     Args:
@@ -249,15 +254,12 @@ class EmulatedModel:
 
 
 def _build_replay(arch: str, program: Path) -> None:
-    toolchain, host = find_toolchain(arch), native_sources() / "host"
-    digest = hashlib.sha256()
-    for header in sorted(host.glob("*.h")):
-        digest.update(header.name.encode() + b"\0" + header.read_bytes())
-    sources = [*sorted(host.glob("*.cpp")), native_sources() / "replay" / "replay.cpp"]
+    toolchain, interface = find_toolchain(arch), c_interface_sources()
+    include_dirs = (interface, interface / "include")
+    key = headers_id(interface)
+    sources = [*sorted(interface.rglob("*.cpp")), native_sources() / "replay" / "replay.cpp"]
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        made = pool.map(
-            lambda path: _compile(toolchain, path, (host,), digest.hexdigest()), sources
-        )
+        made = pool.map(lambda path: _compile(toolchain, path, include_dirs, key), sources)
         _link(toolchain, list(made), program)
 
 

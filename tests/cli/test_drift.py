@@ -31,7 +31,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A working folder with bundles, with and without lengths; the hash of the first."""
     monkeypatch.chdir(tmp_path)
     lengths = LengthDistribution.from_counts(counts(3.0, 0, 50_000), "planned")
-    plan = plan_buckets(lengths, CURVE, max_buckets=4, max_length=256, other_axes=BATCH)
+    plan = plan_buckets(lengths, CURVE, max_buckets=4, max_sizes={"length": 256}, other_axes=BATCH)
     assert len(plan.buckets) == 4
     (tmp_path / "lengths.json").write_text(json.dumps(lengths.to_json()))
     write_bundle(tmp_path / "old.ecb", plan, None)

@@ -42,7 +42,7 @@ TRUTH = draw(100_000, 99)
 def ship(
     lengths: LengthDistribution = TRUTH, curve: CostGrid = PADDED, **options: Any
 ) -> ShippedPlan:
-    options = {"max_buckets": 6, "max_length": 512, **options}
+    options = {"max_buckets": 6, "max_sizes": {"length": 512}, **options}
     plan = plan_buckets(lengths, curve, **options)
     return ShippedPlan("tiny", SHA, plan, lengths, 1, 512)
 

@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgecompile.runtime.cpu import architecture
+from edgecompile.runtime.cpu.host import architecture
 from tests.runtime.bundles import DummyBundle
 
 HERE = Path(__file__).resolve().parent
@@ -64,7 +64,7 @@ def _compile(compiler: str, source: str, *more: str) -> bytes:
         "-Wextra", "-Werror", f"-I{NATIVE}",
     ]  # fmt: skip
     digest = hashlib.sha256(repr((command, more)).encode())
-    for path in (HERE / source, NATIVE / "edgecompile_abi.h", NATIVE / "export.h"):
+    for path in (HERE / source, *sorted((NATIVE / "base").glob("*.h"))):
         digest.update(path.read_bytes())
     target = BUILD / f"{digest.hexdigest()[:16]}-{source}.so"
     if not target.exists():

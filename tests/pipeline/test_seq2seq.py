@@ -29,7 +29,7 @@ from edgecompile.runtime import (
     open_bundle,
 )
 from edgecompile.runtime.__main__ import main
-from edgecompile.runtime.selftest import run_selftest
+from edgecompile.runtime.commands.selftest import run_selftest
 from tests.conftest import one_at_a_time
 from tests.zoo.generation_families import LONGEST_SOURCE, TARGET, load_family, make_family
 

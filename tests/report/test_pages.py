@@ -31,7 +31,7 @@ from edgecompile.report.pages import (
     render_page,
 )
 from edgecompile.report.pages import verify_section as make_verify_section
-from edgecompile.runtime.manifest import Tolerance, parse_manifest
+from edgecompile.runtime.format.manifest import Tolerance, parse_manifest
 from tests.grids import two_axes
 from tests.runtime.bundles import DummyBundle
 

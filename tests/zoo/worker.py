@@ -34,7 +34,7 @@ from edgecompile.pipeline.packing import pack_bundle
 from edgecompile.planning.forms import find_form
 from edgecompile.planning.request import PlanRequest, plan_scope
 from edgecompile.precision import TOLERANCES
-from edgecompile.runtime.cpu import architecture
+from edgecompile.runtime.cpu.host import architecture
 from edgecompile.targets.profile import TargetProfile, VariantSpec, load_target
 from edgecompile.toolchain.native import build_probe, build_runtime
 from tests.zoo.entry import Entry

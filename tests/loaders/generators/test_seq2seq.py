@@ -16,8 +16,8 @@ from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.generation_plan import decoder_buckets, refuse_sources
 from edgecompile.planning.request import PlanRequest, served_length
-from edgecompile.runtime.generation import begin_text
-from edgecompile.runtime.schema import SEQ2SEQ
+from edgecompile.runtime.format.schema import SEQ2SEQ
+from edgecompile.runtime.generation.stream import begin_text
 from tests.zoo.generation_families import LONGEST_SOURCE, POSITIONS, load_family, make_family
 
 
