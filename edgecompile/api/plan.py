@@ -234,8 +234,7 @@ def _plan(
     work: Path,
     progress: Progress,
 ) -> Plan:
-    from edgecompile.buckets.assessment import allowed_programs
-    from edgecompile.buckets.joint.judgement import judge
+    from edgecompile.buckets.assessment import assess_plan
     from edgecompile.export.store import ExportStore
     from edgecompile.narrowing.choice import resolve_precision
     from edgecompile.narrowing.rounded import rounding_notes
@@ -263,13 +262,5 @@ def _plan(
     modes: tuple[Mode, ...] = ("exact", "pad")
     if request.mode != "auto":
         modes = ("pad",) if request.mode == "pad" else ("exact",)
-    judgement = judge(
-        made,
-        traffic.lengths,
-        traffic.joint,
-        programs=allowed_programs(made),
-        modes=modes,
-        seed=seed,
-        cost=planned.cost,
-    )
-    return Plan(made, judgement)
+    sizes = traffic.joint or traffic.lengths
+    return Plan(made, assess_plan(made, sizes, modes=modes, seed=seed, cost=planned.cost))
