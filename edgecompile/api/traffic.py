@@ -119,9 +119,7 @@ def whole_range(loaded: LoadedModel) -> Traffic:
     """
     from edgecompile.lengths.distribution import LengthDistribution
 
-    generation = loaded.generation
-    encoder = None if generation is None else generation.encoder
-    model = loaded if encoder is None else encoder
+    model = loaded.encoder or loaded
     axis = model.length_axis
     limits = None if axis is None else model.axes[axis]
     if limits is None or (axis != "batch" and limits.lo != limits.hi):

@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from edgecompile.models.loaded import Generation, LoadedModel
+from edgecompile.models.loaded import LoadedModel, Seq2SeqGeneration
 from edgecompile.runtime.format.schema import GenerationSpec
 
 __all__ = ["ENCODER", "golden_texts", "manifest_generation"]
@@ -31,8 +31,8 @@ def manifest_generation(model: LoadedModel) -> GenerationSpec | None:
     assert model.length_axis is not None
     known = {item.name for item in fields(GenerationSpec)}
     values = {name: value for name, value in vars(made).items() if name in known}
-    values["encoder"] = "" if made.encoder is None else ENCODER
-    return GenerationSpec(length_axis=model.length_axis, **values)
+    values["encoder"] = "" if model.encoder is None else ENCODER
+    return GenerationSpec(length_axis=model.length_axis, kind=made.kind, **values)
 
 
 def golden_texts(model: LoadedModel, *, seed: int = 0) -> bytes:
@@ -48,8 +48,8 @@ def golden_texts(model: LoadedModel, *, seed: int = 0) -> bytes:
     assert tokens is not None
     random = np.random.default_rng([seed, 7])
     room = made.max_context
-    if made.encoder is not None:
-        return _golden_translations(model, made, made.encoder, random)
+    if isinstance(made, Seq2SeqGeneration):
+        return _golden_translations(model, made, random)
     wanted = [1, min(7, room - 1), min(longest, room - 1), min(longest + 5, room - 1)]
     cases = []
     for length in dict.fromkeys(n for n in wanted[:_PROMPTS] if n >= 1):
@@ -60,12 +60,13 @@ def golden_texts(model: LoadedModel, *, seed: int = 0) -> bytes:
 
 
 def _golden_translations(
-    model: LoadedModel, made: Generation, encoder: LoadedModel, random: np.random.Generator
+    model: LoadedModel, made: Seq2SeqGeneration, random: np.random.Generator
 ) -> bytes:
     """The same behind random sources: short ones and the longest, and texts that begin with more than
     the start tokens, one of them in pieces.
     """
-    assert made.translate is not None and model.length_axis is not None
+    assert model.length_axis is not None
+    encoder = made.encoder
     tokens = next(spec.bounds for spec in model.inputs if spec.name == made.input)
     chief = next(spec for spec in encoder.inputs if spec.name == made.source)
     assert tokens is not None

@@ -57,10 +57,8 @@ def _build_for_cpu(
     with work_folder(request.work_dir, model.source) as work:
         write_json(work / "lengths.json", traffic.to_json())
         require_native(model, runtime=request.runtime)
-        if model.generation is not None and model.generation.encoder is not None:
-            return build_seq2seq(
-                model, model.generation.encoder, request, profile, staging, work, stages
-            )
+        if model.encoder is not None:
+            return build_seq2seq(model, model.encoder, request, profile, staging, work, stages)
         model = model.with_longest(request.plan.max_length)
         exports = ExportStore(model, work / "exported")
 

@@ -56,7 +56,7 @@ def refuse_sources(model: LoadedModel) -> None:
     Raises:
         ModelError: it goes on from a source, so that its encoder is what is planned.
     """
-    if model.generation is not None and model.generation.encoder is not None:
+    if model.encoder is not None:
         raise ModelError(
             f"{model.name} has an encoder and a decoder, which only `edgecompile build` plans together",
             hint="plan its encoder alone: --task seq2seq-encoder",

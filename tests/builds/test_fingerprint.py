@@ -123,8 +123,8 @@ def test_one_bit_of_any_file_of_a_folder_is_another_model(
     def keys() -> list[str]:
         model = load_model(folder, options)
         parts = [model]
-        if model.generation is not None and model.generation.encoder is not None:
-            parts.append(model.generation.encoder)
+        if model.encoder is not None:
+            parts.append(model.encoder)
         return [ExportStore(part, tmp_path).key(BUCKET) for part in parts]
 
     def stamp() -> str | None:

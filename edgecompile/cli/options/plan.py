@@ -180,8 +180,7 @@ def batch_traffic(
     from edgecompile.loaders.load import load_model
 
     loaded = load_model(model, load, batch=batch)
-    if loaded.generation is not None and loaded.generation.encoder is not None:
-        loaded = loaded.generation.encoder
+    loaded = loaded.encoder or loaded
     axis = loaded.length_axis
     limits = None if axis is None else loaded.axes[axis]
     if limits is None or (axis != "batch" and limits.lo != limits.hi):
