@@ -13,8 +13,7 @@ from edgecompile.backends.artifact import Artifact
 from edgecompile.backends.compilation import CompiledModel
 from edgecompile.buckets.plan import Bucket
 from edgecompile.bundle.writer import BundleWriter, VariantParts, manifest_name, merge_constants
-from edgecompile.models.loaded import LoadedModel
-from edgecompile.models.structure import model_structure
+from edgecompile.models.loaded import LoadedModel, model_structure
 from edgecompile.precision import TOLERANCES
 from edgecompile.runtime.format.manifest import TORCH, Manifest
 from edgecompile.runtime.format.schema import BucketSpec, Extent, TensorSpec

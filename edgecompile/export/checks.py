@@ -15,7 +15,7 @@ from edgecompile.errors import ModelError
 from edgecompile.export.conditions import broken_conditions
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import describe_error, run_module
-from edgecompile.models.writes import WriteWatch
+from edgecompile.models.probing import WriteWatch
 
 # Largest |got - want| / max |want| of an output. The graph runs eager's own kernels on the same
 # machine: a right one differs by rounding, a wrong one by orders of magnitude more.

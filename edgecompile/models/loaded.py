@@ -7,6 +7,8 @@ a model does.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +30,7 @@ __all__ = [
     "LoadedModel",
     "ModelSource",
     "Seq2SeqGeneration",
+    "model_structure",
 ]
 
 #: Callers of a model that generates pass whole multiples of so many rows of a cache.
@@ -246,3 +249,24 @@ class LoadedModel:
         """The same inputs, with copies of those that the module changes."""
         changed = {spec.name for spec in self.inputs if spec.in_place}
         return {name: t.clone() if name in changed else t for name, t in inputs.items()}
+
+
+def model_structure(model: LoadedModel) -> str:
+    """A SHA-256, in hexadecimal, of the model's modules, tensors, inputs and outputs.
+
+    Modules count by name, class and printed options, tensors by name, shape and dtype. Values
+    don't count: a model that was trained further costs the same, so measured costs stay good. An
+    axis' upper limit doesn't count either, as it bounds what is served, not what it costs.
+    """
+    modules = []
+    for name, module in model.module.named_modules():
+        kind = type(module)
+        modules.append([name, kind.__module__, kind.__qualname__, module.extra_repr()])
+    tensors = sorted(
+        [name, list(tensor.shape), str(tensor.dtype)]
+        for name, tensor in model.module.state_dict().items()
+    )
+    inputs = [[i.name, i.dtype, list(i.shape)] for i in model.inputs]
+    outputs = [[o.name, o.dtype, list(o.shape)] for o in model.outputs]
+    text = json.dumps([modules, tensors, inputs, outputs], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

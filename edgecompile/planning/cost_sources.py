@@ -21,8 +21,7 @@ from edgecompile.errors import CostError
 from edgecompile.export.store import ExportStore
 from edgecompile.export.workcount import count_work
 from edgecompile.machines.host import host_variants
-from edgecompile.models.loaded import LoadedModel
-from edgecompile.models.structure import model_structure
+from edgecompile.models.loaded import LoadedModel, model_structure
 from edgecompile.planning.calibration import check_calibration
 from edgecompile.planning.calibration_files import parse_calibration, read_calibration
 from edgecompile.planning.cost_cache import cost_key, find_kept, keep_costs

@@ -14,8 +14,7 @@ from edgecompile.errors import LengthsError, PlanError
 from edgecompile.export.padding.check import ASSUMED, PROVEN, check_padding
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
-from edgecompile.models.loaded import LoadedModel
-from edgecompile.models.structure import model_structure
+from edgecompile.models.loaded import LoadedModel, model_structure
 from edgecompile.planning.kits import KitScope
 from edgecompile.precision import FP32, Precision
 from edgecompile.targets.gpu import GPU_PRECISION

@@ -19,7 +19,7 @@ from edgecompile.errors import CostError
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.models.structure import model_structure
+from edgecompile.models.loaded import model_structure
 from edgecompile.planning.calibration import check_calibration
 from edgecompile.planning.calibration_files import read_calibration
 from edgecompile.planning.planning import plan_model

@@ -214,3 +214,33 @@ AttentionMaskInterface.register(MASKED, sdpa_mask)
 def context_mask(context: Any) -> Tensor:
     """Ones, int64 [1, context]."""
     return torch.ones(1, context, dtype=torch.int64)
+
+
+def generate_greedily(
+    model: Any,
+    own: str,
+    begun: Sequence[int],
+    generate: Callable[[Tensor, Any], Tensor],
+    **settings: Any,
+) -> list[int]:
+    """The tokens that follow ``begun``.
+
+    Args:
+        model: a transformers model.
+        own: the attention that it came with.
+        begun: tokens of the text so far.
+        generate: transformers' method, given these (int64 [1, length]) and the configuration; gives
+            the whole text.
+        settings: further fields of the configuration.
+    """
+    transformers = import_transformers()
+    plain = transformers.GenerationConfig(do_sample=False, num_beams=1, use_cache=True, **settings)
+    # generate() fills what a configuration leaves open from the model's own.
+    before, model.generation_config = model.generation_config, plain
+    tokens = torch.tensor([list(begun)])
+    try:
+        with quiet(transformers), attending(model, own), torch.no_grad():
+            found = generate(tokens, plain)
+    finally:
+        model.generation_config = before
+    return [int(token) for token in found[0, tokens.shape[1] :]]

@@ -16,10 +16,9 @@ from torch import Tensor
 from edgecompile.loaders.folders.files import plain_name
 from edgecompile.loaders.folders.position_limits import max_positions
 from edgecompile.loaders.folders.pretrained import import_transformers, quiet
-from edgecompile.loaders.generators.attention import attending, own_attention
+from edgecompile.loaders.generators.attention import attending, generate_greedily, own_attention
 from edgecompile.loaders.generators.causal_check import find_step
 from edgecompile.loaders.generators.causal_step import cache_shapes
-from edgecompile.loaders.generators.greedy import generate_greedily
 from edgecompile.loaders.generators.settings import (
     CONTEXT,
     LENGTH,

@@ -20,8 +20,7 @@ from edgecompile.loaders.folders.files import plain_name
 from edgecompile.loaders.folders.position_limits import max_positions
 from edgecompile.loaders.folders.pretrained import import_transformers, quiet
 from edgecompile.loaders.folders.text_inputs import limit_length
-from edgecompile.loaders.generators.attention import attending, own_attention
-from edgecompile.loaders.generators.greedy import generate_greedily
+from edgecompile.loaders.generators.attention import attending, generate_greedily, own_attention
 from edgecompile.loaders.generators.seq2seq_check import find_seq2seq_step
 from edgecompile.loaders.generators.seq2seq_step import (
     SourceEncoder,
