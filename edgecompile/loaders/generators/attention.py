@@ -7,7 +7,7 @@ that transformers makes. Models that have attention code of their own keep it, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from edgecompile.export.operators.cached_attention import CACHED_ATTENTION
+from edgecompile.loaders.folders.pretrained import import_transformers, quiet
 from edgecompile.loaders.generators.cache import Place
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "attend_always",
     "attending",
     "context_mask",
+    "generate_greedily",
     "own_attention",
     "placed",
 ]
