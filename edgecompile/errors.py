@@ -1,6 +1,6 @@
 """Errors of the build side: one tree, each class with an exit code of its own.
 
-Exit code 2 belongs to Click (wrong usage) and 130 to an interrupt.
+Exit code 2 (wrong usage) is shared with Click, 130 is an interrupt's.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ __all__ = [
     "ModelError",
     "NativeError",
     "OpsetError",
+    "OptionError",
     "OutsideBucketsError",
     "PlanError",
     "SelftestError",
@@ -80,6 +81,12 @@ __all__ = [
     "VerificationError",
     "WrongDeviceError",
 ]
+
+
+class OptionError(EdgecompileError):
+    """Options contradict each other, or don't fit the target."""
+
+    exit_code = 2
 
 
 class LengthsError(EdgecompileError):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from edgecompile.errors import TargetError
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
+from edgecompile.runtime.manifest import TORCH
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from edgecompile.targets.profile import VariantSpec
     from edgecompile.toolchain.native import NativeRuntime
 
+
+#: What runs the programs: the library that comes with them, or torch where the host has it.
+NATIVE = "native"
+RUNTIMES = (NATIVE, TORCH)
 
 #: The only library that a program needs beside the system's where torch is the runtime.
 LIBTORCH = "libtorch_cpu.so"

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgecompile.audit.judge import AuditVerdict, baseline, judge, require
-from edgecompile.backends import LIBTORCH, get_backend
+from edgecompile.backends import LIBTORCH, NATIVE, get_backend
 from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.inductor_cpu import artifact_key
 from edgecompile.buckets.plan import Bucket
-from edgecompile.errors import CompileError, PlanError
+from edgecompile.errors import CompileError
 from edgecompile.export.export import ExportedModel
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
@@ -21,10 +21,6 @@ from edgecompile.runtime.manifest import AOTI_CPU, TORCH
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 from edgecompile.toolchain.compilers import find_toolchain
 from edgecompile.toolchain.native import NativeRuntime, build_probe, build_runtime
-
-#: What runs the programs: the library that comes with them, or torch where the host has it.
-NATIVE = "native"
-RUNTIMES = (NATIVE, TORCH)
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class CompiledModel:
         compilers: version of each compiler used.
         exported: the exported program of each bucket.
         precision: of the linears' weights.
-        runtime: one of :data:`RUNTIMES`.
+        runtime: one of :data:`edgecompile.backends.RUNTIMES`.
     """
 
     variants: tuple[VariantSpec, ...]
@@ -77,28 +73,6 @@ class CompiledModel:
         return max(versions, key=lambda text: [int(x) for x in text.split(".")], default="2.17")
 
 
-def check_runtime(runtime: str, profile: TargetProfile, precision: str) -> None:
-    """Refuses what a runtime can't do, before anything is built.
-
-    Raises:
-        PlanError: there is no such runtime, or it doesn't go with the target or the precision.
-    """
-    if runtime not in RUNTIMES:
-        raise PlanError(f"there is no runtime '{runtime}'", hint=f"one of: {', '.join(RUNTIMES)}")
-    if runtime == NATIVE:
-        return
-    if profile.gpu is not None:
-        raise PlanError(
-            f"--runtime {runtime} is for CPUs, and {profile.name} has a GPU",
-            hint="leave --runtime out, or name a target without a GPU",
-        )
-    if precision != FP32.name:
-        raise PlanError(
-            f"--precision {precision} is of the native runtime's kernels; torch's run fp32",
-            hint="leave --precision out",
-        )
-
-
 def compile_buckets(
     exported: Sequence[ExportedModel],
     buckets: Sequence[Bucket],
@@ -123,7 +97,7 @@ def compile_buckets(
             earlier call left in ``folder`` are reused.
         variants: build these instead of all of the profile's.
         precision: of the linears' weights.
-        runtime: one of :data:`RUNTIMES`.
+        runtime: one of :data:`edgecompile.backends.RUNTIMES`.
         jobs: programs to compile side by side; None: one for each CPU.
         step: told what is being built.
 

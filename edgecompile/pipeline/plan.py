@@ -1,0 +1,190 @@
+"""plan(): from a model, or a file of costs, to the buckets of least expected cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from edgecompile.buckets.costs.curves import CostCurve, Mode
+from edgecompile.buckets.costs.surfaces import CostSurface
+from edgecompile.buckets.joint.judgement import judge
+from edgecompile.buckets.joint.plan import plan_joint
+from edgecompile.buckets.judgement import rival_programs
+from edgecompile.buckets.limits import DEFAULT_MAX_BUCKETS, BucketCost
+from edgecompile.buckets.plan import BucketPlan, plan_buckets
+from edgecompile.bundle.names import bundle_path
+from edgecompile.errors import LengthsError, OptionError
+from edgecompile.files import write_json
+from edgecompile.pipeline.request import ModelRequest
+from edgecompile.pipeline.result import KitResult, PlanResult
+from edgecompile.planning.request import PlanRequest
+from edgecompile.progress import NULL_PROGRESS, Progress
+
+__all__ = ["make_kit", "plan", "plan_from_costs"]
+
+
+def plan(
+    request: ModelRequest, progress: Progress = NULL_PROGRESS, *, files: Iterable[Path] = ()
+) -> PlanResult:
+    """Plans a model's buckets; leaves the stages' files in the work folder, if one was named.
+
+    Args:
+        request: what is asked for.
+        progress: is shown the stages.
+        files: what the caller will write: that it can be written is checked before the work begins.
+
+    Raises:
+        EdgecompileError: a subclass for each cause.
+    """
+    profile = request.check_target()
+
+    from edgecompile.pipeline import stages
+    from edgecompile.pipeline.preflight import begin_plan
+    from edgecompile.pipeline.run import Run, work_folder
+
+    run = Run(profile, progress)
+    begin_plan(run, request, files)
+    model = stages.load(run, request)
+    about_model = len(run.notes)
+    with work_folder(request.work_dir, model.source) as work:
+        subject = stages.find_subject(run, model, request.plan, work)
+        resolved = stages.choose_precision(run, subject)
+        planned = stages.make_plan(run, subject, resolved.precision, compare=True)
+        result = _judged(
+            replace(planned.plan, notes=tuple(run.notes[about_model:])),
+            subject.asked,
+            planned.cost,
+        )
+        write_json(work / "plan.json", result.to_json())
+    return replace(
+        result,
+        precision=resolved.precision,
+        choice=resolved.choice,
+        notes=tuple(run.notes[:about_model]),
+    )
+
+
+def plan_from_costs(
+    request: PlanRequest, costs: CostCurve | CostSurface, work_dir: Path | None = None
+) -> PlanResult:
+    """Plans by costs that are known, without a model; leaves its files in the work folder.
+
+    Raises:
+        OptionError: options that mean nothing without a model, all at once.
+        LengthsError: costs are over two axes, and the lengths over one.
+        PlanError: the constraints can't be met.
+    """
+    _refuse_model_options(request)
+    price, longest = request.price_per_bucket or 0.0, request.max_length
+    bounded = request.buckets is not None or price > 0
+    most = request.max_buckets or (None if bounded else DEFAULT_MAX_BUCKETS)
+    if isinstance(costs, CostSurface):
+        if request.joint is None:
+            raise LengthsError(
+                f"the cost points are over {' and '.join(costs.axes)}, the sample only tells "
+                f"{costs.axes[0]}",
+                hint=f"give rows {','.join(costs.axes)},count",
+            )
+        made = plan_joint(
+            request.joint,
+            costs,
+            max_sizes=None if longest is None else {costs.axes[0]: longest},
+            buckets=request.buckets,
+            max_buckets=most,
+            price_per_bucket=price,
+            modes=_modes(request),
+        )
+    else:
+        made = plan_buckets(
+            request.traffic,
+            costs,
+            max_length=longest,
+            buckets=request.buckets,
+            max_buckets=most,
+            price_per_bucket=price,
+            modes=_modes(request),
+        )
+    result = _judged(made, request)
+    if work_dir is not None:
+        work_dir.mkdir(parents=True, exist_ok=True)
+        write_json(work_dir / "lengths.json", request.sizes.to_json())
+        write_json(work_dir / "plan.json", result.to_json())
+    return result
+
+
+def make_kit(request: ModelRequest, output: Path, progress: Progress = NULL_PROGRESS) -> KitResult:
+    """Writes a bundle of programs that a device times with ``bench --calibrate``.
+
+    Raises:
+        EdgecompileError: a subclass for each cause.
+    """
+    profile = request.check_target()
+    if profile.gpu is not None:
+        raise OptionError(
+            "--kit is for CPUs: what a GPU takes is measured with a bundle of several padded buckets "
+            "(build --mode pad --buckets K, on the device finish and bench --calibrate)."
+        )
+
+    from edgecompile.pipeline import stages
+    from edgecompile.pipeline.run import Run, work_folder
+    from edgecompile.planning.cost_sources import make_measuring_kit
+
+    run = Run(profile, progress)
+    model = stages.load(run, request)
+    with work_folder(request.work_dir, model.source) as work:
+        subject = stages.find_subject(run, model, request.plan, work)
+        precision = stages.choose_precision(run, subject).precision
+        built = run.stage(
+            "build the kit",
+            lambda step: make_measuring_kit(subject, precision, bundle_path(output), step=step),
+        )
+    return KitResult(built.path, built.kit, precision, tuple(run.notes))
+
+
+def _judged(plan: BucketPlan, request: PlanRequest, cost: BucketCost | None = None) -> PlanResult:
+    """The plan beside its rivals, if it has costs."""
+    if plan.cost_model is None:
+        return PlanResult(plan, None, cost)
+    judgement = judge(
+        plan,
+        request.traffic,
+        request.joint,
+        programs=rival_programs(plan),
+        modes=_modes(request),
+        seed=request.seed,
+        cost=cost,
+    )
+    return PlanResult(plan, judgement, cost)
+
+
+def _modes(request: PlanRequest) -> tuple[Mode, ...]:
+    if request.mode == "auto":
+        return ("exact", "pad")
+    return ("pad",) if request.mode == "pad" else ("exact",)
+
+
+#: Options that need a model, by the name of their field.
+_MODEL_OPTIONS = {
+    "runs": "--runs",
+    "max_size": "--max-size",
+    "max_build_s": "--max-build-time",
+    "calibration": "--calibration",
+    "measure_again": "--measure-again",
+    "precision": "--precision",
+    "runtime": "--runtime",
+    "assume_paddable": "--assume-paddable",
+}
+
+
+def _refuse_model_options(request: PlanRequest) -> None:
+    plain = PlanRequest(None)
+    refused = [
+        option
+        for name, option in _MODEL_OPTIONS.items()
+        if getattr(request, name) != getattr(plain, name)
+    ]
+    if refused:
+        raise OptionError(
+            f"{', '.join(refused)}: only with --model, as cost points don't say what programs take."
+        )
