@@ -83,8 +83,9 @@ def tiny_model(shared_folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def tiny_bundle(shared_folder: Path, tiny_model: Path) -> Path:
     """The tiny model built for both variants of cpu-x86-64, in three exact buckets, batch 1 or 2."""
-    from edgecompile.lengths.distribution import LengthDistribution
     from edgecompile.pipeline.pipeline import BuildRequest, build
+
+    from edgecompile.lengths.distribution import LengthDistribution
     from edgecompile.planning.request import PlanRequest
 
     output = shared_folder / "tiny.ecb"
@@ -164,8 +165,9 @@ def jetson_bundle(shared_folder: Path, tiny_model: Path) -> Path:
     """The tiny model built for jetson-orin-nano in fp16, in two padded buckets and an exact one."""
     pytest.importorskip("onnxruntime")
     need("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
-    from edgecompile.lengths.distribution import LengthDistribution
     from edgecompile.pipeline.pipeline import BuildRequest, build
+
+    from edgecompile.lengths.distribution import LengthDistribution
     from edgecompile.planning.request import PlanRequest
 
     output = shared_folder / "jetson.ecb"

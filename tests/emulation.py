@@ -73,8 +73,9 @@ def build_for_any(
     folder: Path, name: str, model: str, batch: tuple[int, int] = (1, 1), buckets: int = 1
 ) -> Path:
     """A model for all five variants of cpu-any, lengths to 32, once for all processes of a run."""
-    from edgecompile.lengths.distribution import LengthDistribution
     from edgecompile.pipeline.pipeline import BuildRequest, build
+
+    from edgecompile.lengths.distribution import LengthDistribution
     from edgecompile.planning.request import PlanRequest
 
     need("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")

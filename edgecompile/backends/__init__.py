@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from edgecompile.errors import TargetError
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
-from edgecompile.runtime.manifest import TORCH
+from edgecompile.runtime.format.manifest import TORCH
 
 if TYPE_CHECKING:
     from pathlib import Path

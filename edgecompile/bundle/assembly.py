@@ -17,8 +17,8 @@ from edgecompile.bundle.writer import BundleWriter, VariantParts, merge_constant
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.structure import model_structure
 from edgecompile.precision import TOLERANCES
-from edgecompile.runtime.manifest import TORCH, Manifest
-from edgecompile.runtime.schema import BucketSpec, Extent, TensorSpec
+from edgecompile.runtime.format.manifest import TORCH, Manifest
+from edgecompile.runtime.format.schema import BucketSpec, Extent, TensorSpec
 
 __all__ = ["bucket_spec", "built_by", "stage", "stage_kit"]
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from edgecompile.runtime.dtypes import BY_NAME
+from edgecompile.runtime.format.dtypes import BY_NAME
 
 __all__ = ["ALIGNMENT", "PADDING_PREFIX", "Layout", "lay_out"]
 

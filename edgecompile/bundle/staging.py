@@ -11,7 +11,7 @@ from types import TracebackType
 
 from edgecompile.bundle.names import bundle_path
 from edgecompile.errors import BundleWriteError, DiskFullError
-from edgecompile.runtime.manifest import MANIFEST_NAME
+from edgecompile.runtime.format.manifest import MANIFEST_NAME
 from edgecompile.units import format_bytes
 
 __all__ = ["Staging", "disk_full", "free_space", "nearest_folder"]

@@ -12,7 +12,7 @@ from edgecompile.bundle.cases import (
     LENGTH,
 )
 from edgecompile.errors import VerificationError
-from edgecompile.runtime.manifest import (
+from edgecompile.runtime.format.manifest import (
     Tolerance,
 )
 

@@ -19,8 +19,8 @@ from edgecompile.buckets.plan import Bucket
 from edgecompile.bundle.cases import Case
 from edgecompile.models.specs import InputSpec, OutputSpec
 from edgecompile.onnx.runs import OnnxRunner
-from edgecompile.runtime.compare import Agreement, compare_arrays
-from edgecompile.runtime.manifest import Tolerance
+from edgecompile.runtime.format.compare import Agreement, compare_arrays
+from edgecompile.runtime.format.manifest import Tolerance
 
 __all__ = ["BucketAgreement", "OnnxReport", "check_onnx", "cut_back", "fill_up"]
 

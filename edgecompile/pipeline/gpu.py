@@ -32,7 +32,7 @@ from edgecompile.pipeline.stages import (
 from edgecompile.planning.padding import with_padding
 from edgecompile.planning.planning import Planned
 from edgecompile.planning.subject import Subject
-from edgecompile.runtime.device import DeviceIdentity
+from edgecompile.runtime.gpu.device import DeviceIdentity
 from edgecompile.targets.jetpack import find_jetpack
 from edgecompile.tensorrt.parts import GpuParts, engine_notes, rtx_notes
 from edgecompile.tensorrt.rtx import RtxReport, bucket_profiles, check_rtx, has_rtx

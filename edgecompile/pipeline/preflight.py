@@ -43,7 +43,7 @@ from edgecompile.planning.request import AUTO_PRECISION, PlanRequest
 from edgecompile.planning.scope import longest_served
 from edgecompile.planning.subject import runnable_variants
 from edgecompile.progress import StepHandle
-from edgecompile.runtime.schema import CAUSAL_LM
+from edgecompile.runtime.format.schema import CAUSAL_LM
 from edgecompile.targets.jetpack import find_jetpack
 from edgecompile.targets.profile import TargetProfile
 from edgecompile.toolchain.compilers import find_toolchain

@@ -23,7 +23,7 @@ from edgecompile.machines.identity import cpu_identity, usable_cpus
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.runtime.errors import EdgecompileError
-from edgecompile.runtime.manifest import MANIFEST_NAME, parse_manifest
+from edgecompile.runtime.format.manifest import MANIFEST_NAME, parse_manifest
 from edgecompile.targets.files import search_path
 from edgecompile.targets.profile import load_target
 from edgecompile.toolchain.compilers import find_toolchain

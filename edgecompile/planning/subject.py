@@ -23,7 +23,7 @@ from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.scope import PlanScope, plan_scope, with_traffic
 from edgecompile.planning.serving_modes import ServingMode, find_serving_mode
 from edgecompile.precision import Precision
-from edgecompile.runtime.cpu import architecture
+from edgecompile.runtime.cpu.host import architecture
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 from edgecompile.toolchain.native import build_probe
 

@@ -21,10 +21,10 @@ from edgecompile.bundle.assembly import bucket_spec
 from edgecompile.errors import CompileError, MissingDependencyError
 from edgecompile.export.program import ExportedModel
 from edgecompile.files import file_sha256
-from edgecompile.runtime.attempts import merge_profiles
-from edgecompile.runtime.device import DeviceIdentity
-from edgecompile.runtime.recipe_schema import ShapeRange, ShippedEngine
-from edgecompile.runtime.schema import TensorSpec
+from edgecompile.runtime.finish.attempts import merge_profiles
+from edgecompile.runtime.format.recipe_schema import ShapeRange, ShippedEngine
+from edgecompile.runtime.format.schema import TensorSpec
+from edgecompile.runtime.gpu.device import DeviceIdentity
 from edgecompile.tensorrt.recipes import shape_ranges
 
 __all__ = ["BuiltEngine", "build_engine", "engine_profiles"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from edgecompile.pipeline.pipeline import BuildRequest, build
 
 from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.compilation import CompiledModel
@@ -26,10 +27,9 @@ from edgecompile.files import file_sha256
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.pipeline.pipeline import BuildRequest, build
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.compare import compare_arrays
+from edgecompile.runtime.format.compare import compare_arrays
 from tests.factories import sizes
 
 FACTORY = f"{Path(sizes.__file__)}:spec"

@@ -11,7 +11,7 @@ from edgecompile.bundle import writer as bundle
 from edgecompile.bundle.names import bundle_path, manifest_name
 from edgecompile.bundle.writer import BundleWriter
 from edgecompile.errors import BundleWriteError, DiskFullError
-from edgecompile.runtime.document import Problems, Reader
+from edgecompile.runtime.format.document import Problems, Reader
 
 
 def test_the_suffix_is_added_once() -> None:

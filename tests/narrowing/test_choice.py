@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 pytest.importorskip("transformers")
 
+from edgecompile.pipeline.pipeline import BuildRequest, build
+
 from edgecompile.cli import cli
 from edgecompile.errors import VerificationError
 from edgecompile.export.store import ExportStore
@@ -23,11 +25,10 @@ from edgecompile.narrowing.choice import choose_precision
 from edgecompile.narrowing.files import load_precision
 from edgecompile.narrowing.program import Deviation, fewest_kept
 from edgecompile.narrowing.trials import PrecisionChoice
-from edgecompile.pipeline.pipeline import BuildRequest, build
 from edgecompile.planning.request import PlanRequest
 from edgecompile.precision import Precision
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.weights import map_weights
+from edgecompile.runtime.format.weights import map_weights
 from edgecompile.targets.profile import load_target
 from tests.narrowed import narrowed_program
 

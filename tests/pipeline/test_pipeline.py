@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from edgecompile.pipeline.pipeline import BuildRequest, BuildResult, build
 
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.errors import (
@@ -26,7 +27,6 @@ from edgecompile.errors import (
 )
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.pipeline.pipeline import BuildRequest, BuildResult, build
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
 from tests.cli.command import run

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from edgecompile.pipeline.pipeline import BuildRequest, build
 
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import AxisRange, Bucket
@@ -36,7 +37,6 @@ from edgecompile.loaders.folders.position_limits import max_positions, stored_po
 from edgecompile.models.loaded import ModelSource
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.samples import SampleTexts
-from edgecompile.pipeline.pipeline import BuildRequest, build
 from edgecompile.pipeline.preflight import check_plan
 from edgecompile.pipeline.stages import work_folder
 from edgecompile.planning.request import PlanRequest, served_length

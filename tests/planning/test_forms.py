@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from edgecompile.planning.forms import Form, find_form
 from torch import Tensor, nn
 
 import edgecompile.export.store
@@ -14,7 +15,6 @@ from edgecompile.errors import ExportError, PlanError
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.planning.forms import Form, find_form
 from edgecompile.planning.request import PlanRequest, plan_scope
 from tests.factories import tiny_models
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from edgecompile.planning.forms import find_form
 from torch import Tensor, nn
 
 from edgecompile.buckets.costs.curves import CostCurve, CostPoint
@@ -28,7 +29,6 @@ from edgecompile.machines.host import host_variants
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning import planning
 from edgecompile.planning.cost_sources import make_measuring_kit
-from edgecompile.planning.forms import find_form
 from edgecompile.planning.measure import run_calibration
 from edgecompile.planning.planning import Planned, noise_price, plan_model
 from edgecompile.planning.request import (

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from edgecompile.pipeline.pipeline import BuildRequest, build
 
 from edgecompile.backends.compilation import check_runtime
 from edgecompile.backends.torch_calls import list_calls
@@ -28,10 +29,9 @@ from edgecompile.errors import (
     PlanError,
 )
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.pipeline.pipeline import BuildRequest, build
 from edgecompile.planning.request import PlanRequest
-from edgecompile.runtime import loaders
-from edgecompile.runtime.manifest import TORCH, Manifest, parse_manifest
+from edgecompile.runtime.cpu import loaders
+from edgecompile.runtime.format.manifest import TORCH, Manifest, parse_manifest
 from edgecompile.runtime.model import Model, open_bundle
 from edgecompile.targets.profile import load_target
 from tests.conftest import FACTORIES, one_at_a_time

@@ -12,8 +12,8 @@ from edgecompile.onnx.int8.scales import ActivationScale, Layer, find_layers, fi
 from edgecompile.onnx.report import Int8Layer, Int8Report
 from edgecompile.onnx.runs import Arrays, OnnxRunner
 from edgecompile.onnx.weights import write_graph, write_tensors
-from edgecompile.runtime.compare import compare_arrays
-from edgecompile.runtime.manifest import Tolerance
+from edgecompile.runtime.format.compare import compare_arrays
+from edgecompile.runtime.format.manifest import Tolerance
 
 __all__ = ["Int8Choice"]
 
