@@ -83,9 +83,10 @@ def tiny_model(shared_folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def tiny_bundle(shared_folder: Path, tiny_model: Path) -> Path:
     """The tiny model built for both variants of cpu-x86-64, in three exact buckets, batch 1 or 2."""
-    from edgecompile.pipeline.pipeline import BuildRequest, build
-
     from edgecompile.lengths.distribution import LengthDistribution
+    from edgecompile.models.options import LoadOptions
+    from edgecompile.pipeline.build import build
+    from edgecompile.pipeline.request import BuildRequest
     from edgecompile.planning.request import PlanRequest
 
     output = shared_folder / "tiny.ecb"
@@ -98,7 +99,7 @@ def tiny_bundle(shared_folder: Path, tiny_model: Path) -> Path:
                     target="cpu-x86-64",
                     plan=PlanRequest(lengths, buckets=3, mode="exact", max_length=32),
                     output=output,
-                    batch=(1, 2),
+                    load=LoadOptions(batch=(1, 2)),
                     work_dir=shared_folder / "tiny.work",
                 )
             )
@@ -165,9 +166,9 @@ def jetson_bundle(shared_folder: Path, tiny_model: Path) -> Path:
     """The tiny model built for jetson-orin-nano in fp16, in two padded buckets and an exact one."""
     pytest.importorskip("onnxruntime")
     need("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
-    from edgecompile.pipeline.pipeline import BuildRequest, build
-
     from edgecompile.lengths.distribution import LengthDistribution
+    from edgecompile.pipeline.build import build
+    from edgecompile.pipeline.request import BuildRequest
     from edgecompile.planning.request import PlanRequest
 
     output = shared_folder / "jetson.ecb"

@@ -73,9 +73,10 @@ def build_for_any(
     folder: Path, name: str, model: str, batch: tuple[int, int] = (1, 1), buckets: int = 1
 ) -> Path:
     """A model for all five variants of cpu-any, lengths to 32, once for all processes of a run."""
-    from edgecompile.pipeline.pipeline import BuildRequest, build
-
     from edgecompile.lengths.distribution import LengthDistribution
+    from edgecompile.models.options import LoadOptions
+    from edgecompile.pipeline.build import build
+    from edgecompile.pipeline.request import BuildRequest
     from edgecompile.planning.request import PlanRequest
 
     need("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
@@ -89,7 +90,7 @@ def build_for_any(
                     target="cpu-any",
                     plan=PlanRequest(lengths, buckets=buckets, mode="exact", max_length=32),
                     output=output,
-                    batch=batch,
+                    load=LoadOptions(batch=batch),
                     work_dir=folder / f"{name}.work",
                     emulate=False,  # that is what the tests do
                 )

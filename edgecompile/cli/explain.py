@@ -7,13 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options.common import (
-    batch_option,
-    max_length_option,
-    model_argument,
-    target_option,
-)
-from edgecompile.cli.options.model import model_options
+from edgecompile.cli.options.common import max_length_option, target_option
+from edgecompile.cli.options.model import model_argument, model_options
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
@@ -21,7 +16,7 @@ if TYPE_CHECKING:
 
     from edgecompile.explanation.report import Explanation
     from edgecompile.explanation.request import ExplainRequest
-    from edgecompile.models.loaded import LoadOptions
+    from edgecompile.models.options import LoadOptions
     from edgecompile.targets.profile import TargetProfile
 
 __all__ = ["command"]
@@ -41,7 +36,6 @@ Examples:
 @model_argument
 @target_option
 @max_length_option
-@batch_option
 @model_options
 @click.option(
     "--precision",
@@ -74,7 +68,6 @@ def command(
     model: str,
     target: str,
     max_length: int | None,
-    batch: tuple[int, int],
     load: LoadOptions,
     precision: str,
     every: bool,
@@ -107,7 +100,7 @@ def command(
         code=not no_code,
         every=every,
     )
-    explanation = _explain(session, model, load, batch, request)
+    explanation = _explain(session, model, load, request)
     if output is not None:
         _write_page(output, explanation, profile)
     session.emit(explanation.to_json(), lambda: _table(explanation))
@@ -119,7 +112,6 @@ def _explain(
     session: Session,
     model: str,
     load: LoadOptions,
-    batch: tuple[int, int],
     request: ExplainRequest,
 ) -> Explanation:
     from edgecompile.errors import ModelError
@@ -127,11 +119,12 @@ def _explain(
     from edgecompile.loaders.load import load_model
 
     console = session.console
-    sizes = {} if batch == (1, 1) else {"batch": f"{batch[0]}:{batch[1]}"}
+    low, high = load.batch or (1, 1)
+    sizes = {} if high == 1 else {"batch": f"{low}:{high}"}
     console.options({"model": model, "target": request.target.name, **sizes})
     try:
         with console.step("load the model"):
-            loaded = load_model(model, load, batch=batch)
+            loaded = load_model(model, load)
     except ModelError as error:
         return explain_load_failure(model, request, error)
     return explain_model(loaded, request, console)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from edgecompile.backends.compilation import CompiledModel
 from edgecompile.buckets.joint.judgement import judge
@@ -85,6 +86,16 @@ class PackedBundle:
     sha256: str
     verify: VerifyReport
     notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain values."""
+        return {
+            "bundle": str(self.path),
+            "size_bytes": self.size_bytes,
+            "sha256": self.sha256,
+            "verify": self.verify.to_json(),
+            "notes": list(self.notes),
+        }
 
 
 def pack_bundle(

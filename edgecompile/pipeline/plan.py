@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from edgecompile.pipeline.result import KitResult, PlanResult
 from edgecompile.planning.request import PlanRequest
 from edgecompile.progress import NULL_PROGRESS, Progress
 
-__all__ = ["make_kit", "plan", "plan_from_costs"]
+__all__ = ["make_kit", "plan", "plan_from_costs", "refuse_model_options"]
 
 
 def plan(
@@ -71,11 +71,9 @@ def plan_from_costs(
     """Plans by costs that are known, without a model; leaves its files in the work folder.
 
     Raises:
-        OptionError: options that mean nothing without a model, all at once.
         LengthsError: costs are over two axes, and the lengths over one.
         PlanError: the constraints can't be met.
     """
-    _refuse_model_options(request)
     price, longest = request.price_per_bucket or 0.0, request.max_length
     bounded = request.buckets is not None or price > 0
     most = request.max_buckets or (None if bounded else DEFAULT_MAX_BUCKETS)
@@ -177,13 +175,23 @@ _MODEL_OPTIONS = {
 }
 
 
-def _refuse_model_options(request: PlanRequest) -> None:
+def refuse_model_options(request: ModelRequest, others: Sequence[str] = ()) -> None:
+    """Refuses options that mean nothing without a model.
+
+    Args:
+        request: what is asked for.
+        others: further options of this kind, as they are called.
+
+    Raises:
+        OptionError: names all.
+    """
     plain = PlanRequest(None)
     refused = [
         option
         for name, option in _MODEL_OPTIONS.items()
-        if getattr(request, name) != getattr(plain, name)
+        if getattr(request.plan, name) != getattr(plain, name)
     ]
+    refused += [*others, *("--" + name.replace("_", "-") for name in request.load.to_json())]
     if refused:
         raise OptionError(
             f"{', '.join(refused)}: only with --model, as cost points don't say what programs take."

@@ -13,6 +13,8 @@ from edgecompile.targets.profile import TargetProfile, load_target
 
 __all__ = ["AUTO", "BACKENDS", "TORCH_TENSORRT", "BuildRequest", "ModelRequest"]
 
+DEFAULT_TARGET = "cpu-x86-64"
+
 #: What makes a GPU's engine: the device, from the bundle's ONNX; or torch-tensorrt, here and now, for
 #: the very GPU of this machine.
 AUTO, TORCH_TENSORRT = "auto", "torch-tensorrt"
@@ -32,9 +34,9 @@ class ModelRequest:
     """
 
     model: object
-    target: str
-    plan: PlanRequest
-    load: LoadOptions = field(default_factory=LoadOptions)
+    target: str = DEFAULT_TARGET
+    plan: PlanRequest = field(default_factory=lambda: PlanRequest(None))
+    load: LoadOptions = field(default_factory=lambda: LoadOptions(batch=(1, 1)))
     work_dir: Path | None = None
 
     def check_target(self) -> TargetProfile:

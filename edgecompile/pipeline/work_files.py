@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.errors import CompileError, ExportError, PlanError
@@ -16,9 +17,10 @@ from edgecompile.lengths.distribution import LengthDistribution, read_lengths
 from edgecompile.lengths.joint import JointDistribution, read_joint
 from edgecompile.lengths.joint_files import joint_axes_of
 from edgecompile.narrowing.files import load_precision, save_precision
+from edgecompile.planning.request import PlanRequest
 from edgecompile.precision import Precision
 
-__all__ = ["find_exports", "left_sizes", "read_plan", "settle_precision"]
+__all__ = ["find_exports", "left_sizes", "read_plan", "request_plan", "settle_precision"]
 
 
 def read_plan(path: Path) -> BucketPlan:
@@ -40,6 +42,15 @@ def read_plan(path: Path) -> BucketPlan:
         return BucketPlan.from_json(value)
     except PlanError as error:
         raise PlanError(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def request_plan(plan_file: Path | None, work: Path, **options: Any) -> PlanRequest:
+    """The request for the stages of a plan that was left in the work folder, or is named.
+
+    Raises:
+        PlanError: there is none.
+    """
+    return PlanRequest(None, plan=read_plan(plan_file or work / "plan.json"), **options)
 
 
 def find_exports(plan: BucketPlan, work: Path) -> tuple[Path, ...]:

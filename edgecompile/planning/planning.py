@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgecompile.buckets.costs.curves import CostCurve
@@ -46,11 +47,13 @@ class Planned:
         plan: its buckets.
         cost: what they take.
         scope: what is served: the whole of what was asked about, or the part that the model allows.
+        notes: those of the subject.
     """
 
     plan: BucketPlan
     cost: BucketCost
     scope: PlanScope
+    notes: Sequence[str]
 
 
 def plan_model(
@@ -122,7 +125,7 @@ def _given(subject: Subject, given: BucketPlan, precision: Precision) -> Planned
     if model.generation is None:
         _note_refused_lengths(subject, plan.max_length)
     subject.notes.add(*plan.notes, note)
-    return Planned(plan, BucketCost(), scope)
+    return Planned(plan, BucketCost(), scope, subject.notes)
 
 
 def _note_refused_lengths(subject: Subject, longest: int) -> None:
@@ -147,7 +150,7 @@ def _planned(
         plan = with_decode(plan, subject.model)
     plan = replace(plan, made_for=subject.made_for(precision))
     subject.notes.add(*plan.notes)
-    return Planned(plan, cost, scope)
+    return Planned(plan, cost, scope, subject.notes)
 
 
 def _measures_here(subject: Subject) -> bool:

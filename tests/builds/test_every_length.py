@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from edgecompile.pipeline.pipeline import BuildRequest, build
 
 from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.compilation import CompiledModel
@@ -27,6 +26,8 @@ from edgecompile.files import file_sha256
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
+from edgecompile.pipeline.build import build
+from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.format.compare import compare_arrays
