@@ -1,4 +1,4 @@
-"""One build with a given plan, in a process of its own: the stages of edgecompile.pipeline.pipeline, timed.
+"""One build with a given plan, in a process of its own: the stages of edgecompile.pipeline.stages, timed.
 
     builds_child.py MODEL TARGET PLAN.json WORK OUTPUT.ecb
 

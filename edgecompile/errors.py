@@ -1,6 +1,6 @@
 """Errors of the build side: one tree, each class with an exit code of its own.
 
-Exit code 2 (wrong usage) is shared with Click, 130 is an interrupt's.
+Exit code 2 belongs to Click (wrong usage) and 130 to an interrupt.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ __all__ = [
     "ModelError",
     "NativeError",
     "OpsetError",
-    "OptionError",
     "OutsideBucketsError",
     "PlanError",
     "SelftestError",
@@ -78,15 +77,10 @@ __all__ = [
     "UnfinishedBundleError",
     "UnsupportedHostError",
     "UnsupportedOperatorError",
+    "UsageError",
     "VerificationError",
     "WrongDeviceError",
 ]
-
-
-class OptionError(EdgecompileError):
-    """Options contradict each other, or don't fit the target."""
-
-    exit_code = 2
 
 
 class LengthsError(EdgecompileError):
@@ -226,3 +220,12 @@ class OpsetError(EdgecompileError):
     """An ONNX graph's version of operators is one that the target's TensorRT doesn't take."""
 
     exit_code = 48
+
+
+class UsageError(EdgecompileError, ValueError):
+    """Options have a wrong type, contradict each other, don't fit the target, or are missing.
+
+    A command ends with 2, as it does where Click finds the wrong usage.
+    """
+
+    exit_code = 49

@@ -14,7 +14,7 @@ from edgecompile.buckets.judgement import rival_programs
 from edgecompile.buckets.limits import DEFAULT_MAX_BUCKETS, BucketCost
 from edgecompile.buckets.plan import BucketPlan, plan_buckets
 from edgecompile.bundle.names import bundle_path
-from edgecompile.errors import LengthsError, OptionError
+from edgecompile.errors import LengthsError, UsageError
 from edgecompile.files import write_json
 from edgecompile.pipeline.request import ModelRequest
 from edgecompile.pipeline.result import KitResult, PlanResult
@@ -119,7 +119,7 @@ def make_kit(request: ModelRequest, output: Path, progress: Progress = NULL_PROG
     """
     profile = request.check_target()
     if profile.gpu is not None:
-        raise OptionError(
+        raise UsageError(
             "--kit is for CPUs: what a GPU takes is measured with a bundle of several padded buckets "
             "(build --mode pad --buckets K, on the device finish and bench --calibrate)."
         )
@@ -183,7 +183,7 @@ def refuse_model_options(request: ModelRequest, others: Sequence[str] = ()) -> N
         others: further options of this kind, as they are called.
 
     Raises:
-        OptionError: names all.
+        UsageError: names all.
     """
     plain = PlanRequest(None)
     refused = [
@@ -193,6 +193,6 @@ def refuse_model_options(request: ModelRequest, others: Sequence[str] = ()) -> N
     ]
     refused += [*others, *("--" + name.replace("_", "-") for name in request.load.to_json())]
     if refused:
-        raise OptionError(
+        raise UsageError(
             f"{', '.join(refused)}: only with --model, as cost points don't say what programs take."
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgecompile.bundle.names import bundle_name, bundle_path
-from edgecompile.errors import OptionError
+from edgecompile.errors import UsageError
 from edgecompile.models.options import LoadOptions
 from edgecompile.planning.request import PlanRequest
 from edgecompile.targets.profile import TargetProfile, load_target
@@ -44,7 +44,7 @@ class ModelRequest:
 
         Raises:
             TargetError: there is none of that name.
-            OptionError: an option doesn't fit it.
+            UsageError: an option doesn't fit it.
         """
         profile = load_target(self.target)
         self.plan.check_target(profile)
@@ -92,7 +92,7 @@ class BuildRequest(ModelRequest):
         if self.jetpack is not None and self.jetpack not in profile.jetpacks:
             known = " or ".join(profile.jetpacks)
             cure = f"choose {known}" if known else "it is for targets such as jetson-orin"
-            raise OptionError(
+            raise UsageError(
                 f"Target {profile.name} does not support --jetpack {self.jetpack}: {cure}."
             )
         if self.backend == TORCH_TENSORRT:

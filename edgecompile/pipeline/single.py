@@ -9,7 +9,7 @@ from pathlib import Path
 from edgecompile.backends.compilation import CompiledModel, compile_buckets, load_compiled
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.bundle.staging import Staging
-from edgecompile.errors import OptionError
+from edgecompile.errors import UsageError
 from edgecompile.export.program import ExportedModel
 from edgecompile.export.store import ExportStore
 from edgecompile.models.loaded import LoadedModel
@@ -79,7 +79,7 @@ def compile_exports(
     """
     profile = request.check_target()
     if profile.gpu is not None:
-        raise OptionError(
+        raise UsageError(
             f"{request.target} has a GPU, which is built for in one go: "
             f"edgecompile build --target {request.target}."
         )
@@ -157,7 +157,7 @@ def pack_libraries(
 def _files(request: ModelRequest) -> tuple[Path, BucketPlan]:
     """The work folder and the plan, which single stages can't do without."""
     if request.work_dir is None or request.plan.plan is None:
-        raise OptionError("A stage that is run alone needs --work-dir DIR and a plan.")
+        raise UsageError("A stage that is run alone needs --work-dir DIR and a plan.")
     return request.work_dir, request.plan.plan
 
 

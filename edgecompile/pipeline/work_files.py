@@ -13,9 +13,9 @@ from typing import Any
 
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.errors import CompileError, ExportError, PlanError
-from edgecompile.lengths.distribution import LengthDistribution, read_lengths
-from edgecompile.lengths.joint import JointDistribution, read_joint
-from edgecompile.lengths.joint_files import joint_axes_of
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.files import read_sizes
+from edgecompile.lengths.joint import JointDistribution
 from edgecompile.narrowing.files import load_precision, save_precision
 from edgecompile.planning.request import PlanRequest
 from edgecompile.precision import Precision
@@ -89,9 +89,7 @@ def _canonical(request: object) -> str:
 def left_sizes(work: Path) -> LengthDistribution | JointDistribution | None:
     """The traffic that the plan was made from, if it was left there."""
     path = work / "lengths.json"
-    if not path.is_file():
-        return None
-    return read_joint(path) if joint_axes_of(path) is not None else read_lengths(path)
+    return read_sizes(path) if path.is_file() else None
 
 
 def settle_precision(named: str | None, work: Path) -> Precision:

@@ -8,7 +8,7 @@ from pathlib import Path
 from edgecompile.backends import NATIVE, RUNTIMES
 from edgecompile.buckets.limits import BucketLimits
 from edgecompile.buckets.plan import BucketPlan
-from edgecompile.errors import OptionError
+from edgecompile.errors import UsageError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.models.samples import SampleTexts
@@ -60,7 +60,7 @@ class PlanRequest:
             proves it.
 
     Raises:
-        OptionError: options contradict each other.
+        UsageError: options contradict each other.
         PlanError: more ``buckets`` are asked for than ``max_buckets`` allows.
     """
 
@@ -91,11 +91,11 @@ class PlanRequest:
     def __post_init__(self) -> None:
         BucketLimits().most(self.max_buckets, self.buckets)
         if self.mode not in MODES:
-            raise OptionError(f"there is no mode '{self.mode}': one of {', '.join(MODES)}")
+            raise UsageError(f"there is no mode '{self.mode}': one of {', '.join(MODES)}")
         if self.runtime not in RUNTIMES:
-            raise OptionError(f"there is no runtime '{self.runtime}': one of {', '.join(RUNTIMES)}")
+            raise UsageError(f"there is no runtime '{self.runtime}': one of {', '.join(RUNTIMES)}")
         if self.max_error is not None and self.precision != AUTO_PRECISION:
-            raise OptionError("--max-error goes with --precision auto.")
+            raise UsageError("--max-error goes with --precision auto.")
         self._check_decided()
 
     def _check_decided(self) -> None:
@@ -116,7 +116,7 @@ class PlanRequest:
         if self.plan is not None and self.mode != "auto":
             others.append("--mode")
         if fixed and others:
-            raise OptionError(
+            raise UsageError(
                 f"{', '.join(others)}: {fixed[0]} leaves nothing to choose. Give one or the other."
             )
 
@@ -139,23 +139,21 @@ class PlanRequest:
         """Refuses what the target doesn't support.
 
         Raises:
-            OptionError: the precision or the runtime.
+            UsageError: the precision or the runtime.
         """
         gpu = profile.gpu is not None
         known = GPU_PRECISIONS if gpu else (*PRECISIONS, AUTO_PRECISION)
         precision = self.precision_for(profile)
         if precision not in known:
-            raise OptionError(
+            raise UsageError(
                 f"Target {profile.name} does not support --precision {precision}. "
                 f"Choose {', '.join(known[:-1])} or {known[-1]}."
             )
         if self.runtime == NATIVE:
             return
         if gpu:
-            raise OptionError(
-                f"--runtime {self.runtime} is for CPUs, and {profile.name} has a GPU."
-            )
+            raise UsageError(f"--runtime {self.runtime} is for CPUs, and {profile.name} has a GPU.")
         if precision != FP32.name:
-            raise OptionError(
+            raise UsageError(
                 f"--runtime {self.runtime} does not support --precision {precision}. Choose fp32."
             )

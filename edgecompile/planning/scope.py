@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edgecompile.buckets.ranges import AxisRange, Bucket
-from edgecompile.errors import LengthsError, OptionError, PlanError
+from edgecompile.errors import LengthsError, PlanError, UsageError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.models.loaded import LoadedModel
@@ -170,15 +170,17 @@ def with_traffic(request: PlanRequest, model: LoadedModel) -> PlanRequest:
     """The request with lengths: where none are given, every batch size once.
 
     Raises:
-        OptionError: the model's lengths vary, so that they are needed.
+        UsageError: the model's lengths vary, so that they are needed.
     """
     if request.lengths is not None:
         return request
     axis = model.length_axis
     limits = None if axis is None else model.axes[axis]
     if limits is None or (axis != "batch" and limits.lo != limits.hi):
-        raise OptionError(
-            "The lengths of the traffic are missing: give --lengths FILE or --texts FILE."
+        raise UsageError(
+            "the lengths of the traffic are missing",
+            hint="give lengths, texts or the stats of devices: --lengths FILE, --texts FILE or "
+            "--from-stats FILE, from Python lengths=, texts= or stats=",
         )
     sizes = range(limits.lo, (limits.hi or limits.lo) + 1)
     source = "every batch size once" if len(sizes) > 1 else "the one size that there is"

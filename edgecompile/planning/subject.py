@@ -114,7 +114,7 @@ def make_subject(
 
     Raises:
         ModelError: it generates, and not on the target or the runtime that was asked for.
-        OptionError: its lengths vary, and none are given.
+        UsageError: its lengths vary, and none are given.
     """
     model, notes = exports.model, Notes() if notes is None else notes
     request = with_traffic(request, model)

@@ -24,7 +24,7 @@ from edgecompile.errors import (
     CompileError,
     LoaderNeededError,
     NativeError,
-    OptionError,
+    UsageError,
 )
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.pipeline.build import build
@@ -321,7 +321,7 @@ def test_a_program_that_can_t_be_opened_is_given_back(monkeypatch: pytest.Monkey
 def test_what_torch_doesn_t_go_with(
     runtime: str, target: str, precision: str, words: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(OptionError, match=words):
+    with pytest.raises(UsageError, match=words):
         PlanRequest(None, precision=precision, runtime=runtime).check_target(load_target(target))
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("3\n")

@@ -6,6 +6,7 @@ that is served) is chosen by the same code that ``edgecompile build`` uses.
 
 from __future__ import annotations
 
+import platform
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence

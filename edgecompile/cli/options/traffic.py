@@ -93,7 +93,7 @@ class TrafficOptions:
             LengthsError, ModelError: a file can't be read, or holds something else.
         """
         from edgecompile.lengths.distribution import LengthDistribution
-        from edgecompile.lengths.sources import read_traffic
+        from edgecompile.lengths.files import read_sizes
 
         self.check(model)
         if self.stats:
@@ -105,7 +105,7 @@ class TrafficOptions:
 
             return read_text_lengths(self.texts, self.text_tokenizer(model)), None
         assert self.lengths is not None
-        sizes = read_traffic(self.lengths, axes)
+        sizes = read_sizes(self.lengths, axes)
         if isinstance(sizes, LengthDistribution):
             return sizes, None
         return sizes.marginal(sizes.axes[0]), sizes
