@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgecompile.api import checks
-from edgecompile.api.models import find_subject, kept_state, model_folder
+from edgecompile.api.models import find_subject, kept_state, model_folder, require_lengths
 from edgecompile.api.options import (
     BuildOptions,
     LoadOptions,
@@ -223,6 +223,8 @@ def build(
     chosen: BucketPlan | None = read_plan(plan)
     with ExitStack() as held:
         held.enter_context(kept_state(subject.model))
+        if not sources.given:
+            require_lengths(subject, sizes)
         traffic = held.enter_context(sources.read(longest))
         request = BuildRequest(
             subject.model,

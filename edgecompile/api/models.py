@@ -17,7 +17,7 @@ from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM
 from edgecompile.runtime.format.schema import CAUSAL_LM
 
-__all__ = ["Subject", "find_subject", "kept_state", "model_folder"]
+__all__ = ["Subject", "find_subject", "kept_state", "model_folder", "require_lengths"]
 
 _FORMS = (
     "give a folder's path, 'file.py:factory', 'package.module:factory', a .pt2 file's path, an "
@@ -127,6 +127,24 @@ def find_subject(
     if problems:
         raise UsageError("the model can't be used: " + "; ".join(problems), hint=_AXES)
     return Subject(spec, options, bundle_name(options.name or spec.name or "model"))
+
+
+def require_lengths(subject: Subject, batch: tuple[int, int]) -> None:
+    """Refuses to go on without lengths where those of a model in memory vary.
+
+    Raises:
+        UsageError: they do.
+    """
+    if not subject.in_memory:
+        return  # loading takes long, and the build does it anyway
+    from edgecompile.loaders.load import load_model
+    from edgecompile.planning.request import PlanRequest
+    from edgecompile.planning.scope import with_traffic
+
+    loaded = load_model(subject.model, subject.options, batch=batch)
+    generation = loaded.generation
+    encoder = None if generation is None else generation.encoder
+    with_traffic(PlanRequest(None), encoder or loaded)
 
 
 @contextmanager

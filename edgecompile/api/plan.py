@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgecompile.api import checks
-from edgecompile.api.models import find_subject, kept_state, model_folder
+from edgecompile.api.models import find_subject, kept_state, model_folder, require_lengths
 from edgecompile.api.options import (
     BuildOptions,
     LoadOptions,
@@ -194,6 +194,8 @@ def plan(
     from edgecompile.pipeline.request import ModelRequest
 
     with kept_state(subject.model), ExitStack() as held:
+        if not sources.given:
+            require_lengths(subject, sizes)
         traffic = held.enter_context(sources.read(longest))
         request = ModelRequest(
             subject.model,
