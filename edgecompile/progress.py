@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-__all__ = ["NULL_PROGRESS", "NullProgress", "Progress", "StepHandle"]
+__all__ = ["NULL_PROGRESS", "NULL_STEP", "NullProgress", "Progress", "StepHandle"]
 
 
 class StepHandle(Protocol):
@@ -56,6 +56,10 @@ class _NullStep:
         return None
 
 
+#: A step that nobody watches.
+NULL_STEP: StepHandle = _NullStep()
+
+
 class NullProgress:
     """A listener that ignores everything."""
 
@@ -64,7 +68,7 @@ class NullProgress:
 
     @contextmanager
     def step(self, title: str) -> Iterator[StepHandle]:
-        yield _NullStep()
+        yield NULL_STEP
 
 
 NULL_PROGRESS: Progress = NullProgress()

@@ -14,9 +14,9 @@ from bench_record import render_record
 
 from edgecompile.bench.bench import bench_bundle, default_cache
 from edgecompile.bench.report import BenchReport
-from edgecompile.cli.console import Console
-from edgecompile.cli.failures import describe_failure
-from edgecompile.cli.output import write_json, write_text
+from edgecompile.cli.terminal.console import Console
+from edgecompile.cli.terminal.failures import describe_failure
+from edgecompile.cli.terminal.output import write_json, write_text
 from edgecompile.errors import BenchError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.machines.identity import load_average

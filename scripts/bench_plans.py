@@ -31,9 +31,9 @@ from edgecompile.bench.bench import default_cache
 from edgecompile.bench.timings import stream
 from edgecompile.buckets.costs.curves import CostCurve
 from edgecompile.buckets.policies import PolicyResult, compare_policies
-from edgecompile.cli.console import Console
-from edgecompile.cli.failures import describe_failure
-from edgecompile.cli.output import write_json, write_text
+from edgecompile.cli.terminal.console import Console
+from edgecompile.cli.terminal.failures import describe_failure
+from edgecompile.cli.terminal.output import write_json, write_text
 from edgecompile.errors import BenchError
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution

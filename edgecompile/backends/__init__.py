@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgecompile.errors import TargetError
 from edgecompile.precision import FP32, Precision
+from edgecompile.progress import NULL_STEP, StepHandle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from edgecompile.backends.artifact import Artifact, TensorStore
     from edgecompile.buckets.plan import Bucket
     from edgecompile.export.export import ExportedModel
-    from edgecompile.progress import StepHandle
     from edgecompile.targets.profile import VariantSpec
     from edgecompile.toolchain.native import NativeRuntime
 
@@ -46,7 +46,7 @@ class Backend(Protocol):
         index: int = 0,
         export_key: str | None = None,
         precision: Precision = FP32,
-        step: StepHandle | None = None,
+        step: StepHandle = NULL_STEP,
     ) -> Artifact:
         """Builds the library of ``bucket`` for ``variant`` at ``output``."""
 

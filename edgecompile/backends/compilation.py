@@ -16,7 +16,7 @@ from edgecompile.buckets.plan import Bucket
 from edgecompile.errors import CompileError, PlanError
 from edgecompile.export.export import ExportedModel
 from edgecompile.precision import FP32, Precision
-from edgecompile.progress import StepHandle
+from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.runtime.manifest import AOTI_CPU, TORCH
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 from edgecompile.toolchain.compilers import find_toolchain
@@ -110,7 +110,7 @@ def compile_buckets(
     precision: Precision = FP32,
     runtime: str = NATIVE,
     jobs: int | None = None,
-    step: StepHandle | None = None,
+    step: StepHandle = NULL_STEP,
 ) -> CompiledModel:
     """Compiles every bucket for every variant and audits each library.
 
@@ -162,8 +162,7 @@ def compile_buckets(
             for artifact in pool.map(compile_one, tasks):
                 artifacts[artifact.variant].append(artifact)
                 done += 1
-                if step is not None:
-                    step.update(done, len(tasks), f"bucket {artifact.bucket}, {artifact.variant}")
+                step.update(done, len(tasks), f"bucket {artifact.bucket}, {artifact.variant}")
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise

@@ -31,7 +31,7 @@ from edgecompile.export.export import ExportedModel
 from edgecompile.files import file_sha256
 from edgecompile.installation import installation_id
 from edgecompile.precision import FP32, Precision
-from edgecompile.progress import StepHandle
+from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.compilers import (
     BuiltObject,
@@ -120,7 +120,7 @@ class InductorCpuBackend:
         index: int = 0,
         export_key: str | None = None,
         precision: Precision = FP32,
-        step: StepHandle | None = None,
+        step: StepHandle = NULL_STEP,
     ) -> Artifact:
         """Builds the library of ``bucket`` for ``variant`` at ``output``.
 
@@ -178,8 +178,7 @@ class InductorCpuBackend:
         seconds["generate"] = time.perf_counter() - start
         if native is not None:
             refuse_missing_kernels(generated.wrapper, modules, native.exports)
-        if step is not None:
-            step.update(text=f"bucket {index}, {variant.name}: compiling")
+        step.update(text=f"bucket {index}, {variant.name}: compiling")
         start = time.perf_counter()
         objects = _compile_objects(toolchain, generated, variant, self.support(generated))
         seconds["compile"] = time.perf_counter() - start

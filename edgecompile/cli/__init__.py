@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import click
 
 from edgecompile import __version__
-from edgecompile.cli.session import Session
+from edgecompile.cli.terminal.session import Session
 
 __all__ = ["cli", "main"]
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options import (
+from edgecompile.cli.options.common import (
     complete_contenders,
     lengths_options,
     read_traffic,
     seed_option,
 )
-from edgecompile.cli.session import Command, Session, output_options
+from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -148,7 +148,7 @@ def command(
                 cache=default_cache(),
             )
     if report is not None:
-        from edgecompile.cli.output import write_text
+        from edgecompile.cli.terminal.output import write_text
 
         write_text(report, _page(result, kernels))
         session.console.say(f"wrote {report}")
@@ -205,7 +205,7 @@ def _about(result: BenchReport) -> list[tuple[str, str]]:
 def _table(result: BenchReport, kernels: KernelProfile | None) -> RenderableType:
     from rich.text import Text
 
-    from edgecompile.cli.console import facts, stack, table
+    from edgecompile.cli.terminal.console import facts, stack, table
     from edgecompile.units import sentence
 
     drawn = table(_COLUMNS, _cells(result), strong=0)

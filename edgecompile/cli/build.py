@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecompile.cli.model_options import model_options, tokenizer_option
-from edgecompile.cli.options import (
+from edgecompile.cli.options.common import (
     backend_option,
     batch_option,
     check_max_error,
@@ -28,8 +27,9 @@ from edgecompile.cli.options import (
     target_option,
     threads_option,
 )
-from edgecompile.cli.plan_options import plan_options, read_sizes, traffic_options
-from edgecompile.cli.session import Command, Session, output_options
+from edgecompile.cli.options.model import model_options, tokenizer_option
+from edgecompile.cli.options.plan import plan_options, read_sizes, traffic_options
+from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from edgecompile.buckets.plan import BucketPlan
@@ -271,7 +271,7 @@ def command(
     if work_dir is not None and key is not None:
         write_stamp(work_dir, key, result.bundle_path, result.to_json())
     if result.choice is not None:
-        from edgecompile.cli.plan_table import precision_table  # rich is slow to import
+        from edgecompile.cli.terminal.plan_table import precision_table  # rich is slow to import
 
         console.show(precision_table(result.choice))
     console.say_notes(result.notes)

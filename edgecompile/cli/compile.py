@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecompile.cli.options import (
+from edgecompile.cli.options.common import (
     check_runtime_options,
     jobs_option,
     runtime_option,
     target_option,
 )
-from edgecompile.cli.session import Command, Session, output_options
 from edgecompile.cli.stages import (
     find_exports,
     plan_option,
     read_plan,
     work_dir_option,
 )
+from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -150,7 +150,7 @@ def _library(compiled: CompiledModel, variant: str) -> str | None:
 
 
 def _table(compiled: CompiledModel) -> RenderableType:
-    from edgecompile.cli.console import table
+    from edgecompile.cli.terminal.console import table
     from edgecompile.units import format_bytes, format_duration
 
     verdicts = {(verdict.variant, verdict.library): verdict for verdict in compiled.audit}

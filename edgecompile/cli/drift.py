@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options import read_traffic
-from edgecompile.cli.plan_options import traffic_options
-from edgecompile.cli.session import Command, Session, output_options
+from edgecompile.cli.options.common import read_traffic
+from edgecompile.cli.options.plan import traffic_options
+from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -150,7 +150,7 @@ def _tokenizer_of(bundle: Path) -> Path | None:
 def _table(report: DriftReport) -> RenderableType:
     from rich.text import Text
 
-    from edgecompile.cli.console import facts, heading, stack, table
+    from edgecompile.cli.terminal.console import facts, heading, stack, table
     from edgecompile.units import format_count, format_ms, format_share
 
     traffic = report.traffic

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.model_options import model_options
-from edgecompile.cli.options import (
+from edgecompile.cli.options.common import (
     batch_option,
     max_length_option,
     model_argument,
     target_option,
 )
-from edgecompile.cli.plan_options import read_sizes, traffic_options
-from edgecompile.cli.session import Command, Session, output_options
+from edgecompile.cli.options.model import model_options
+from edgecompile.cli.options.plan import read_sizes, traffic_options
+from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -184,7 +184,7 @@ def _write_page(output: Path, found: Explanation, profile: TargetProfile) -> Non
     import torch
 
     from edgecompile import __version__
-    from edgecompile.cli.output import write_text
+    from edgecompile.cli.terminal.output import write_text
     from edgecompile.explanation.section import explain_page
     from edgecompile.explanation.work import limits_of
 
@@ -197,7 +197,7 @@ def _write_page(output: Path, found: Explanation, profile: TargetProfile) -> Non
 def _table(found: Explanation) -> RenderableType:
     from rich.text import Text
 
-    from edgecompile.cli.console import heading, stack, table
+    from edgecompile.cli.terminal.console import heading, stack, table
     from edgecompile.explanation.view import explanation_tables
     from edgecompile.units import sentence
 

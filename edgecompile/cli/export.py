@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecompile.cli.model_options import model_options
-from edgecompile.cli.options import batch_option, model_argument
-from edgecompile.cli.session import Command, Session, output_options
+from edgecompile.cli.options.common import batch_option, model_argument
+from edgecompile.cli.options.model import model_options
 from edgecompile.cli.stages import load_for_plan, plan_option, read_plan, work_dir_option
+from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -80,7 +80,7 @@ def command(
 def _table(rows: list[dict[str, Any]]) -> RenderableType:
     from rich.text import Text
 
-    from edgecompile.cli.console import stack, table
+    from edgecompile.cli.terminal.console import stack, table
     from edgecompile.units import sentence
 
     cells = [

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options import read_traffic
-from edgecompile.cli.plan_options import read_sizes, traffic_options
-from edgecompile.cli.session import Command, Session, output_options
+from edgecompile.cli.options.common import read_traffic
+from edgecompile.cli.options.plan import read_sizes, traffic_options
+from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -73,7 +73,7 @@ def command(
     if max_length is not None:
         distribution, over = distribution.clip(max_length)
     if output is not None:
-        from edgecompile.cli.output import write_json
+        from edgecompile.cli.terminal.output import write_json
 
         write_json(output, distribution.to_json())
         session.console.say(f"wrote {output}")
@@ -85,7 +85,7 @@ def command(
 def _table(distribution: LengthDistribution, max_length: int | None, over: float) -> RenderableType:
     from rich.text import Text
 
-    from edgecompile.cli.console import facts, stack
+    from edgecompile.cli.terminal.console import facts, stack
     from edgecompile.units import format_count, format_share
 
     summary = distribution.summary()

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.model_options import model_options, tokenizer_option
-from edgecompile.cli.options import (
+from edgecompile.cli.options.common import (
     batch_option,
     model_argument,
     runtime_option,
     seed_option,
     target_option,
 )
-from edgecompile.cli.session import Command, Session, output_options
+from edgecompile.cli.options.model import model_options, tokenizer_option
 from edgecompile.cli.stages import (
     find_exports,
     load_for_plan,
@@ -24,6 +23,7 @@ from edgecompile.cli.stages import (
     stage_lengths,
     work_dir_option,
 )
+from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from edgecompile.models.loaded import LoadOptions

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecompile.cli.model_options import model_options
-from edgecompile.cli.options import (
+from edgecompile.cli.options.common import (
     batch_option,
     check_max_error,
     check_precision,
@@ -24,9 +23,10 @@ from edgecompile.cli.options import (
     target_option,
     threads_option,
 )
-from edgecompile.cli.plan_options import plan_options, read_sizes, traffic_options
-from edgecompile.cli.session import Command, Session, output_options
+from edgecompile.cli.options.model import model_options
+from edgecompile.cli.options.plan import plan_options, read_sizes, traffic_options
 from edgecompile.cli.stages import load_for_plan
+from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -360,7 +360,7 @@ def _with_precision(
     title = resolving_title(asked.precision, exports.model)
     if title is None:
         return replace(request, precision=Precision(asked.precision)), ()
-    from edgecompile.cli.plan_table import precision_table
+    from edgecompile.cli.terminal.plan_table import precision_table
     from edgecompile.narrowing.choice import resolve_precision
 
     with session.console.step(title) as step:
@@ -428,8 +428,8 @@ def _write(
     output: Path | None,
     report: Path | None,
 ) -> None:
-    from edgecompile.cli.output import write_json, write_text
-    from edgecompile.cli.plan_table import plan_page, plan_table
+    from edgecompile.cli.terminal.output import write_json, write_text
+    from edgecompile.cli.terminal.plan_table import plan_page, plan_table
 
     document = judgement.to_json()
     if work_dir is not None:

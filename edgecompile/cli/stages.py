@@ -15,7 +15,7 @@ import click
 
 if TYPE_CHECKING:
     from edgecompile.buckets.plan import BucketPlan
-    from edgecompile.cli.console import Console
+    from edgecompile.cli.terminal.console import Console
     from edgecompile.lengths.distribution import LengthDistribution
     from edgecompile.lengths.joint import JointDistribution
     from edgecompile.models.loaded import LoadedModel, LoadOptions

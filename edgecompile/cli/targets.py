@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecompile.cli.options import DEFAULT_TARGET
-from edgecompile.cli.session import Command, Session, output_options
+from edgecompile.cli.options.common import DEFAULT_TARGET
+from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -135,7 +135,7 @@ def detect_command(
     The CPU says itself what it can do. Bandwidth and peak are left out: measure costs on the
     machine instead (plan --kit, bench --calibrate).
     """
-    from edgecompile.cli.output import write_text
+    from edgecompile.cli.terminal.output import write_text
     from edgecompile.machines.detection import (
         DEFAULT_NAME,
         describe_device,
@@ -178,7 +178,7 @@ def _runnable(profile: TargetProfile) -> list[VariantSpec]:
 
 
 def _list_table(profiles: list[TargetProfile]) -> RenderableType:
-    from edgecompile.cli.console import table
+    from edgecompile.cli.terminal.console import table
 
     rows = [
         (profile.name, ", ".join(variant.name for variant in profile.variants), profile.description)
@@ -188,7 +188,7 @@ def _list_table(profiles: list[TargetProfile]) -> RenderableType:
 
 
 def _show_table(profile: TargetProfile) -> RenderableType:
-    from edgecompile.cli.console import facts, heading, stack, table
+    from edgecompile.cli.terminal.console import facts, heading, stack, table
 
     peaks = ", ".join(f"{precision} {peak:g}" for precision, peak in profile.peak_gflops)
     known = profile.bandwidth_gbs is not None
@@ -221,7 +221,7 @@ def _show_table(profile: TargetProfile) -> RenderableType:
 
 
 def _check_table(profile: TargetProfile, document: dict[str, Any]) -> RenderableType:
-    from edgecompile.cli.console import facts
+    from edgecompile.cli.terminal.console import facts
 
     compilers = [document["compilers"].get(arch, "none") for arch in profile.archs]
     return facts(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options import seed_option
-from edgecompile.cli.session import Command, Session, output_options
+from edgecompile.cli.options.common import seed_option
+from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -82,7 +82,7 @@ def command(
             texts=texts,
         )
     if report is not None:
-        from edgecompile.cli.output import write_text
+        from edgecompile.cli.terminal.output import write_text
         from edgecompile.report.pages import render_page, verify_section
 
         facts = sorted(manifest.built_by.items())
@@ -169,7 +169,7 @@ def _eager_cases(
 def _table(report: VerifyReport, buckets: tuple[Bucket, ...]) -> RenderableType:
     from rich.text import Text
 
-    from edgecompile.cli.console import stack, table
+    from edgecompile.cli.terminal.console import stack, table
     from edgecompile.units import format_share
 
     tolerance = report.tolerance

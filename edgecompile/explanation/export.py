@@ -20,7 +20,7 @@ from edgecompile.export.operators.recurrence import has_recurrences
 from edgecompile.export.unguarded import export_rung
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.source_lines import Place, place_of_text
-from edgecompile.progress import StepHandle
+from edgecompile.progress import NULL_STEP, StepHandle
 
 __all__ = ["Climb", "climb_ladder", "export_static"]
 
@@ -58,7 +58,7 @@ def climb_ladder(
     *,
     every: bool = False,
     ladder: Sequence[Rung] | None = None,
-    step: StepHandle | None = None,
+    step: StepHandle = NULL_STEP,
 ) -> Climb:
     """Tries the rungs in their order.
 
@@ -85,8 +85,7 @@ def climb_ladder(
         if done and not every:
             results.append(RungResult(rung.name, "not tried", "an earlier one was accepted"))
             continue
-        if step is not None:
-            step.update(text=rung.name)
+        step.update(text=rung.name)
         result, program = _try(loaded, wanted, traced, rung, callers, fixed)
         results.append(result)
         partly = partly or (rung.deferred and program is not None)

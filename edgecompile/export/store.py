@@ -13,7 +13,7 @@ from edgecompile.errors import CompileError, ExportError, PlanError
 from edgecompile.export.export import ExportedModel, export_model
 from edgecompile.installation import installation_id
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.progress import StepHandle
+from edgecompile.progress import NULL_STEP, StepHandle
 
 __all__ = ["ExportStore", "export_bucket", "export_buckets", "model_fingerprint"]
 
@@ -125,7 +125,7 @@ def _load_export(place: Path) -> ExportedModel | None:
 
 
 def export_buckets(
-    exports: ExportStore, buckets: Sequence[Bucket], *, step: StepHandle | None = None
+    exports: ExportStore, buckets: Sequence[Bucket], *, step: StepHandle = NULL_STEP
 ) -> tuple[ExportedModel, ...]:
     """Exports every bucket; what was exported before is reused.
 
@@ -134,8 +134,7 @@ def export_buckets(
     """
     result = []
     for index, bucket in enumerate(buckets):
-        if step is not None:
-            step.update(index, len(buckets), f"bucket {index}: {bucket.lo}..{bucket.hi}")
+        step.update(index, len(buckets), f"bucket {index}: {bucket.lo}..{bucket.hi}")
         result.append(exports.get(bucket))
     return tuple(result)
 

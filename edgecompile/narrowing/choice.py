@@ -34,7 +34,7 @@ from edgecompile.planning.forms import find_form
 from edgecompile.planning.measure import run_calibration
 from edgecompile.planning.request import PlanRequest, plan_scope, served_length
 from edgecompile.precision import COSINES, FP32, TOLERANCES, Precision, Rounded
-from edgecompile.progress import StepHandle
+from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 
 __all__ = [
@@ -67,7 +67,7 @@ def choose_precision(
     *,
     max_error: float = DEFAULT_MAX_ERROR,
     rounded: Rounded | None = None,
-    step: StepHandle | None = None,
+    step: StepHandle = NULL_STEP,
 ) -> PrecisionChoice:
     """Tries int8, bf16 and fp32, and mixtures where a pure one is too coarse.
 
@@ -116,7 +116,7 @@ def resolve_precision(
     max_error: float | None = None,
     rounding: bool = True,
     seed: int = 0,
-    step: StepHandle | None = None,
+    step: StepHandle = NULL_STEP,
 ) -> ResolvedPrecision:
     """What a name of a precision means: itself, or the choice that ``auto`` is.
 
@@ -164,7 +164,7 @@ class _Trials:
         variant: VariantSpec,
         max_error: float,
         rounded: Rounded | None,
-        step: StepHandle | None,
+        step: StepHandle,
     ) -> None:
         self.exports, self.profile, self.request = exports, profile, request
         self.samples, self.variant, self.max_error = samples, variant, max_error
@@ -193,8 +193,7 @@ class _Trials:
         ]
 
     def tell(self, text: str) -> None:
-        if self.step is not None:
-            self.step.update(text=text)
+        self.step.update(text=text)
 
     def choose(self) -> PrecisionChoice:
         self.tell("trying fp32")

@@ -27,7 +27,7 @@ from edgecompile.narrowing.rounding import RoundedWeights
 from edgecompile.planning.forms import find_form
 from edgecompile.planning.request import PlanRequest, plan_scope
 from edgecompile.precision import Precision
-from edgecompile.progress import StepHandle
+from edgecompile.progress import NULL_STEP, StepHandle
 
 __all__ = ["can_round", "resolving_title", "round_for", "rounding_notes"]
 
@@ -65,7 +65,7 @@ def round_for(
     *,
     judges: Samples | None = None,
     seed: int = 0,
-    step: StepHandle | None = None,
+    step: StepHandle = NULL_STEP,
 ) -> RoundedWeights | None:
     """int8 weights of a model's products, rounded with inputs in mind that it may get.
 
@@ -108,11 +108,9 @@ def round_for(
     count = len(program.groups)
 
     def tell(done: int) -> None:
-        if step is not None:
-            step.update(text=f"rounding weights, {done} of {count} products")
+        step.update(text=f"rounding weights, {done} of {count} products")
 
-    if step is not None:
-        step.update(text=f"running {samples.source}")
+    step.update(text=f"running {samples.source}")
     rounded = program.round_weights(shares, tell)
     if not rounded.packed:
         return None

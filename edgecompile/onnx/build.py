@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edgecompile.buckets.plan import Bucket
 from edgecompile.bundle.cases import Case, make_cases, sample_cases
@@ -29,9 +28,7 @@ from edgecompile.onnx.runs import Arrays
 from edgecompile.onnx.scan import Scan, scan_values
 from edgecompile.onnx.weights import write_onnx
 from edgecompile.precision import COSINES, TOLERANCES
-
-if TYPE_CHECKING:
-    from edgecompile.progress import StepHandle
+from edgecompile.progress import NULL_STEP, StepHandle
 
 __all__ = ["ONNX_PRECISIONS", "build_onnx"]
 
@@ -49,7 +46,7 @@ def build_onnx(
     cap: OnnxTarget,
     samples: Samples | None,
     folder: Path,
-    step: StepHandle | None = None,
+    step: StepHandle = NULL_STEP,
     *,
     exported: ExportedModel | None = None,
     also: Sequence[OnnxTarget] = (),
@@ -107,7 +104,7 @@ class _Build:
         cap: OnnxTarget,
         samples: Samples | None,
         scratch: Path,
-        step: StepHandle | None,
+        step: StepHandle,
     ) -> None:
         self.model = model
         self.buckets = buckets
@@ -296,12 +293,10 @@ class _Build:
         )
 
     def _say(self, text: str) -> None:
-        if self.step is not None:
-            self.step.update(text=f"ONNX: {text}")
+        self.step.update(text=f"ONNX: {text}")
 
     def _note(self, text: str) -> None:
-        if self.step is not None:
-            self.step.note(text)
+        self.step.note(text)
 
 
 def scan_inputs(

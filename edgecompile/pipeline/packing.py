@@ -26,7 +26,7 @@ from edgecompile.loaders.folders.text_settings import describe_texts
 from edgecompile.models.loaded import LoadedModel, ModelSource
 from edgecompile.models.samples import Samples
 from edgecompile.precision import FP32, Precision, min_cosine
-from edgecompile.progress import StepHandle
+from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.report.pages import build_header, build_page, plain_page
 from edgecompile.runtime.generation_golden import FILE as GENERATION_FILE
 from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
@@ -64,7 +64,7 @@ def pack_bundle(
     encoder: Path | None = None,
     claimed: Staging | None = None,
     emulate: bool = True,
-    step: StepHandle | None = None,
+    step: StepHandle = NULL_STEP,
 ) -> PackedBundle:
     """Writes a bundle and verifies it before it gets its name.
 
@@ -94,8 +94,7 @@ def pack_bundle(
     """
 
     def tell(text: str) -> None:
-        if step is not None:
-            step.update(text=text)
+        step.update(text=text)
 
     # The same file in another folder makes the same bundle, and nobody learns where it lay.
     plan = replace(plan, source=_file_names(plan.source))

@@ -22,7 +22,7 @@ from edgecompile.pipeline.seq2seq import build_seq2seq
 from edgecompile.pipeline.stages import Stages, work_folder
 from edgecompile.planning.generation_plan import require_native
 from edgecompile.planning.planning import plan_model
-from edgecompile.progress import NULL_PROGRESS, Progress, StepHandle
+from edgecompile.progress import NULL_PROGRESS, NULL_STEP, Progress, StepHandle
 from edgecompile.targets.profile import TargetProfile, load_target
 
 
@@ -64,7 +64,7 @@ def _build_for_cpu(
         model = model.with_longest(request.plan.max_length)
         exports = ExportStore(model, work / "exported")
 
-        def resolve(step: StepHandle | None = None) -> ResolvedPrecision:
+        def resolve(step: StepHandle = NULL_STEP) -> ResolvedPrecision:
             return resolve_precision(
                 asked,
                 exports,

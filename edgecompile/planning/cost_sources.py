@@ -33,7 +33,7 @@ from edgecompile.planning.kits import BuiltKit, KitScope, MeasuringKit, build_ki
 from edgecompile.planning.measure import calibrate, cost_curve, cost_surface
 from edgecompile.planning.request import PlanRequest, plan_scope
 from edgecompile.planning.roofline import modelled_curve
-from edgecompile.progress import StepHandle
+from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.runtime.cpu import architecture
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 from edgecompile.toolchain.native import build_probe
@@ -68,7 +68,7 @@ def find_costs(
     request: PlanRequest,
     form: Form,
     work: Path,
-    step: StepHandle | None,
+    step: StepHandle,
 ) -> Costs:
     """The costs of what can be served: measured here, now or before, or else modelled.
 
@@ -107,16 +107,15 @@ def _measure(
     kit: MeasuringKit,
     variant: VariantSpec,
     work: Path,
-    step: StepHandle | None,
+    step: StepHandle,
 ) -> tuple[dict[str, Any], BucketCost]:
     """What the runtime says of a kit, and what buckets take."""
 
     def tell(text: str) -> None:
-        if step is not None:
-            # "12 rounds, 4 of 6 s"
-            found = re.search(r"(\d+) of ([\d.]+) s$", text)
-            done, total = (float(found[1]), float(found[2])) if found else (None, None)
-            step.update(done, total, f"measuring {len(kit.runs)} sizes: {text}")
+        # "12 rounds, 4 of 6 s"
+        found = re.search(r"(\d+) of ([\d.]+) s$", text)
+        done, total = (float(found[1]), float(found[2])) if found else (None, None)
+        step.update(done, total, f"measuring {len(kit.runs)} sizes: {text}")
 
     scratch = work / "measured.ecb"
     shutil.rmtree(scratch, ignore_errors=True)
@@ -257,7 +256,7 @@ def make_measuring_kit(
     work: Path,
     *,
     force: bool = False,
-    step: StepHandle | None = None,
+    step: StepHandle = NULL_STEP,
 ) -> BuiltKit:
     """Writes a bundle for all variants of the target that a device times with
     ``bench --calibrate``; :class:`PlanRequest` then takes the file that it writes.

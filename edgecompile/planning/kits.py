@@ -22,7 +22,7 @@ from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.precision import FP32, Precision
-from edgecompile.progress import StepHandle
+from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 
 __all__ = ["BuiltKit", "KitScope", "MeasuringKit", "build_kit", "choose_sizes", "make_kit"]
@@ -201,7 +201,7 @@ def build_kit(
     runtime: str = NATIVE,
     jobs: int | None = None,
     force: bool = False,
-    step: StepHandle | None = None,
+    step: StepHandle = NULL_STEP,
 ) -> BuiltKit:
     """Exports, compiles and packs a kit.
 
@@ -224,8 +224,7 @@ def build_kit(
     """
 
     def tell(done: int, text: str) -> None:
-        if step is not None:
-            step.update(done, count, text)
+        step.update(done, count, text)
 
     count = len(kit.buckets)
     started = time.perf_counter()

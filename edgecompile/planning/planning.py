@@ -35,7 +35,7 @@ from edgecompile.planning.request import (
     require_paddable,
     with_padding,
 )
-from edgecompile.progress import StepHandle
+from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.targets.profile import TargetProfile
 from edgecompile.units import format_ms, format_share
 
@@ -73,7 +73,7 @@ def plan_model(
     work: Path,
     *,
     compare: bool = False,
-    step: StepHandle | None = None,
+    step: StepHandle = NULL_STEP,
 ) -> Planned:
     """Finds what the model's sizes cost and plans its buckets.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from edgecompile.cli.failures import describe_failure
+from edgecompile.cli.terminal.failures import describe_failure
 from edgecompile.errors import CompileError, DiskFullError, PlanError
 from tests.cli.command import run
 

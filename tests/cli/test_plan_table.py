@@ -8,7 +8,7 @@ from edgecompile.buckets.costs.sources import CostPoint
 from edgecompile.buckets.costs.surfaces import CostSurface
 from edgecompile.buckets.joint.judgement import judge_joint
 from edgecompile.buckets.joint.plan import plan_joint
-from edgecompile.cli.plan_table import plan_table
+from edgecompile.cli.terminal.plan_table import plan_table
 from edgecompile.lengths.joint import JointDistribution
 
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgecompile.cli import cli
-from edgecompile.cli.session import Command, Session
+from edgecompile.cli.terminal.session import Command, Session
 from edgecompile.errors import DiskFullError
 from tests.cli.command import python
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgecompile.cli.model_options import _read_image_size
+from edgecompile.cli.options.model import _read_image_size
 from edgecompile.errors import ModelError
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadOptions

@@ -21,7 +21,7 @@ from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.writer import BundleWriter
-from edgecompile.cli.failures import describe_failure
+from edgecompile.cli.terminal.failures import describe_failure
 from edgecompile.errors import (
     BundleWriteError,
     CostError,

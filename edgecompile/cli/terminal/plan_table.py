@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edgecompile import __version__
 from edgecompile.buckets.joint.judgement import bucket_table
 from edgecompile.buckets.judgement import COST_WORDS, policy_caption, policy_columns, policy_rows
-from edgecompile.cli.console import heading, stack, table
+from edgecompile.cli.terminal.console import heading, stack, table
 from edgecompile.units import sentence
 
 if TYPE_CHECKING:

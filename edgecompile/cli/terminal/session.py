@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from edgecompile.cli.failures import describe_failure
+from edgecompile.cli.terminal.failures import describe_failure
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.cli.console import Console
+    from edgecompile.cli.terminal.console import Console
 
 __all__ = ["Command", "Session", "output_options"]
 
@@ -47,7 +47,7 @@ class Session:
     @cached_property
     def console(self) -> Console:
         """Where people are spoken to; made at its first use because rich takes time to load."""
-        from edgecompile.cli.console import Console
+        from edgecompile.cli.terminal.console import Console
 
         return Console(quiet=self.quiet)
 
@@ -84,7 +84,7 @@ class Session:
             if self.json:
                 self.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
             else:
-                from edgecompile.cli.console import print_data
+                from edgecompile.cli.terminal.console import print_data
 
                 print_data(table(), self.stdout)
             self.stdout.flush()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from edgecompile.cli.options import (
+from edgecompile.cli.options.common import (
     assume_option,
     lengths_options,
     max_length_option,

@@ -1,0 +1,1 @@
+"""The terminal: how commands speak to people and to programs."""
