@@ -144,7 +144,7 @@ def compile_parts(clock: Clock, generated: GeneratedCpp, variant: VariantSpec, c
     What belongs to every program (support.cpp) is in both.
     """
     toolchain = find_toolchain(variant.arch)
-    support = inductor_cpu._support_source()
+    support = inductor_cpu.InductorCpuBackend().support(generated)
     parts = {
         "wrapper": GeneratedCpp(generated.wrapper, "", {}, generated.isa),
         "all files": generated,

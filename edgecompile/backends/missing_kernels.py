@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import GraphModule
 
-from edgecompile.backends.extern_calls import PROXY, all_calls
+from edgecompile.backends.generated import PROXY, all_calls
 from edgecompile.errors import MissingKernelError
 
 __all__ = ["missing_symbols_error", "modules_of_nodes", "refuse_missing_kernels"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from edgecompile.backends.extern_calls import ExternCall, extern_calls
+from edgecompile.backends.generated import ExternCall, extern_calls
 from edgecompile.backends.inductor_compat import GENERATING, GeneratedCpp, generate_cpp
 from edgecompile.backends.lowering.lower import LoweringReport, lower_graph
 from edgecompile.explanation.eager import module_kind

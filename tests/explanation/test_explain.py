@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 
 from edgecompile.backends import ops
-from edgecompile.backends.extern_calls import extern_calls, runtime_kernels
+from edgecompile.backends.generated import extern_calls, runtime_kernels
 from edgecompile.cli import cli
 from edgecompile.errors import ModelError, ToolchainError
 from edgecompile.explanation.difference import compare_programs
