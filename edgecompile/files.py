@@ -1,14 +1,16 @@
-"""Hashes of files."""
+"""Hashes of files, and values as JSON has them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["file_sha256", "hash_tree", "write_json"]
+__all__ = ["file_sha256", "hash_tree", "plain", "plain_fields", "write_json"]
 
 #: What version control and downloads keep for themselves: no loader of models reads it.
 _FOREIGN = (".git", ".cache")
@@ -58,6 +60,23 @@ def _files(folder: Path) -> Iterator[Path]:
         seen.add(real)
         folders[:] = [name for name in folders if name not in _FOREIGN]
         yield from (file for name in names if (file := Path(place, name)).is_file())
+
+
+def plain(value: Any) -> Any:
+    """A value of JSON types: dataclasses as dicts of their fields, sequences as lists, and of paths
+    the last name. What has a ``to_json`` is what that gives."""
+    return value.to_json() if hasattr(value, "to_json") else plain_fields(value)
+
+
+def plain_fields(value: Any) -> Any:
+    """As :func:`plain`, for the ``to_json`` of a dataclass itself."""
+    if is_dataclass(value):
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value.name if isinstance(value, Path) else value
 
 
 def write_json(path: Path, value: object) -> None:

@@ -217,9 +217,10 @@ def _padded_cases(
     """
     import torch
 
-    if not model.has_mask or bucket.hi == bucket.lo:
+    axis = model.length_axis
+    if not model.has_mask or axis is None or bucket.hi == bucket.lo:
         return
-    if bucket.mode == "pad" and any(model.length_axis in spec.shape for spec in model.outputs):
+    if bucket.mode == "pad" and any(axis in spec.shape for spec in model.outputs):
         # The bucket pads further than eager did, and what stands at padded positions of such an
         # output may depend on how far. The shorter lengths above have shown the real positions.
         return
@@ -228,7 +229,7 @@ def _padded_cases(
     inputs = _to_numpy(model.make_example(sizes, seed=int(random.integers(1 << 31))))
     for width in sorted({length + 1, bucket.hi}):
         padded = {
-            spec.name: pad_array(inputs[spec.name], spec.shape, model.length_axis, width, spec.pad)
+            spec.name: pad_array(inputs[spec.name], spec.shape, {axis: width}, spec.pad)
             for spec in model.inputs
         }
         want = _eager(model, {name: torch.from_numpy(array) for name, array in padded.items()})
@@ -256,19 +257,17 @@ def _most_rows(model: LoadedModel, axis: str) -> int:
 
 
 def pad_array(
-    array: npt.NDArray[np.generic],
+    array: npt.NDArray[Any],
     shape: Sequence[int | str],
-    axis: str | None,
-    width: int,
+    sizes: Mapping[str, int],
     value: float | None,
-) -> npt.NDArray[np.generic]:
-    """Fills an array up at the end of every dimension that is the axis."""
-    if value is None:
-        value = 0
+) -> npt.NDArray[Any]:
+    """Fills an array up at the end of every dimension whose axis has a larger one of ``sizes``."""
     widths = [
-        (0, width - n if name == axis else 0) for name, n in zip(shape, array.shape, strict=True)
+        (0, max(0, sizes.get(str(name), size) - size))
+        for name, size in zip(shape, array.shape, strict=True)
     ]
-    return np.pad(array, widths, constant_values=value)
+    return np.pad(array, widths, constant_values=0 if value is None else value)
 
 
 def _to_numpy(tensors: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:

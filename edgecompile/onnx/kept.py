@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from edgecompile.onnx.fills import Fill
-from edgecompile.onnx.graph import OnnxGraph, inner_graphs
+from edgecompile.onnx.graph import OnnxGraph, inner_graphs, schema_of
 from edgecompile.onnx.scan import Scan
-from edgecompile.onnx.values import schema_of, value_dtypes
 
 __all__ = ["LIMIT", "SENSITIVE", "find_kept"]
 
@@ -21,23 +20,25 @@ _TOP = 65504.0
 LIMIT = _TOP / 4
 
 #: What is kept in float32 beside where the outputs would differ too much otherwise.
-SENSITIVE = (
-    "Exp",
-    "GroupNormalization",
-    "InstanceNormalization",
-    "LayerNormalization",
-    "Log",
-    "LogSoftmax",
-    "LpNormalization",
-    "Pow",
-    "ReduceL2",
-    "ReduceLogSumExp",
-    "ReduceMean",
-    "ReduceSum",
-    "ReduceSumSquare",
-    "Reciprocal",
-    "Softmax",
-    "Sqrt",
+SENSITIVE = tuple(
+    [
+        "Exp",
+        "GroupNormalization",
+        "InstanceNormalization",
+        "LayerNormalization",
+        "Log",
+        "LogSoftmax",
+        "LpNormalization",
+        "Pow",
+        "ReduceL2",
+        "ReduceLogSumExp",
+        "ReduceMean",
+        "ReduceSum",
+        "ReduceSumSquare",
+        "Reciprocal",
+        "Softmax",
+        "Sqrt",
+    ]
 )
 
 #: A constant that float16 changes by more than this share of itself isn't that constant any more.
@@ -45,16 +46,18 @@ _CONSTANT_ERROR = 0.01
 
 _SMALL = "its constant"
 _DIVIDES = ("Div", "Reciprocal", "Log")
-_HANDS_ON = (
-    "Concat",
-    "Expand",
-    "Identity",
-    "Reshape",
-    "Slice",
-    "Sqrt",
-    "Squeeze",
-    "Transpose",
-    "Unsqueeze",
+_HANDS_ON = tuple(
+    [
+        "Concat",
+        "Expand",
+        "Identity",
+        "Reshape",
+        "Slice",
+        "Sqrt",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    ]
 )
 
 #: Operators that end a walk back from a delicate value: what goes into them isn't calculated from
@@ -74,7 +77,7 @@ def find_kept(graph: OnnxGraph, scan: Scan, fills: Mapping[str, Fill]) -> dict[s
         fills: constants that will be cut down to fit.
     """
     reasons: dict[str, str] = {}
-    dtypes = value_dtypes(graph)
+    dtypes = graph.dtypes()
     for node in graph.nodes:
         names = [n for n in (*node.input, *node.output) if dtypes.get(n) == "float32"]
         if not names:

@@ -16,7 +16,6 @@ from typing import Any
 
 from edgecompile.errors import OpsetError, TargetError, UnsupportedOperatorError
 from edgecompile.onnx.graph import OnnxGraph, attribute, inner_graphs
-from edgecompile.onnx.values import infer_values
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -153,7 +152,7 @@ class _Checker:
         self.graph = graph
         self.tensorrt = tensorrt
         self.table = _table()
-        self.values = infer_values(graph)
+        self.values = graph.infer()
         self.counts: Counter[str] = Counter()
         self.constants = {*graph.tensors, *_inner_constants(graph.proto.graph)}
         self.used = {*graph.outputs, *graph.consumers()}

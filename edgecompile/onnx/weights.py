@@ -17,7 +17,7 @@ import numpy as np
 
 from edgecompile.bundle.layout import lay_out
 from edgecompile.errors import ExportError
-from edgecompile.onnx.graph import EXTERNAL_ABOVE, Array, OnnxGraph
+from edgecompile.onnx.graph import Array, OnnxGraph
 
 if TYPE_CHECKING:
     import onnx
@@ -32,9 +32,7 @@ def write_onnx(graph: OnnxGraph, model: Path, weights: Path) -> None:
     Raises:
         OSError: a file can't be written; none is left half-written under its name.
     """
-    offsets = write_tensors(
-        {n: a for n, a in graph.tensors.items() if a.nbytes > EXTERNAL_ABOVE}, weights
-    )
+    offsets = write_tensors(graph.large, weights)
     write_graph(graph, model, {name: (weights.name, offset) for name, offset in offsets.items()})
 
 

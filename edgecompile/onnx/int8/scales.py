@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgecompile.onnx.graph import OnnxGraph, attribute
-from edgecompile.onnx.runs import Arrays
-from edgecompile.onnx.scan import ValueVisitor
+from edgecompile.onnx.scan import Arrays, ValueVisitor
 
 __all__ = ["ActivationScale", "Layer", "find_layers", "find_scales", "quantize_weight"]
 
