@@ -5,7 +5,6 @@ Only facts are gathered here; edgecompile.audit.judge judges them.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import struct
@@ -103,7 +102,6 @@ class ElfInfo:
             its segments. 0 if it has none.
         undefined: sorted by name.
         exported: defined symbols that others can bind to, sorted.
-        section_sizes: (name, bytes) of the sections that have a name, in file order.
     """
 
     name: str
@@ -119,7 +117,6 @@ class ElfInfo:
     page_size: int
     undefined: tuple[UndefinedSymbol, ...]
     exported: tuple[str, ...]
-    section_sizes: tuple[tuple[str, int], ...]
 
     def highest_version(self, prefix: str) -> str | None:
         """The highest version needed of a series: "2.34" for ``GLIBC`` and GLIBC_2.34."""
@@ -130,16 +127,6 @@ class ElfInfo:
         ]
         numbered = [version for version in versions if version[:1].isdigit()]
         return max(numbered, key=version_key, default=None)
-
-    def section_size(self, name: str) -> int:
-        """Bytes of all sections of this name; 0 if there is none."""
-        return sum(size for section, size in self.section_sizes if section == name)
-
-    def to_json(self) -> dict[str, Any]:
-        """A dict of JSON types."""
-        data = dataclasses.asdict(self)
-        data["section_sizes"] = dict(self.section_sizes)
-        return data
 
 
 def version_key(version: str) -> tuple[int, ...]:
@@ -241,7 +228,6 @@ def _read(elf: ELFFile, path: Path) -> ElfInfo:
         ),
         undefined=tuple(undefined[name] for name in sorted(undefined)),
         exported=tuple(sorted(exported)),
-        section_sizes=tuple((s.name, s["sh_size"]) for s in sections if s.name),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,37 +141,13 @@ def audit_bundle(
     return tuple(verdicts)
 
 
-def _judge(
-    path: Path,
-    spec: VariantSpec,
-    system: System,
-    *,
-    vectorised: bool,
-    allowed_needed: Collection[str] = (),
-    runtime_exports: Collection[str] = (),
-) -> AuditVerdict:
+def _judge(path: Path, spec: VariantSpec, system: System, **options: Any) -> AuditVerdict:
+    """As :func:`judge`; a file that it can't read is a finding."""
     try:
-        return judge(
-            path,
-            spec,
-            system,
-            vectorised=vectorised,
-            allowed_needed=allowed_needed,
-            runtime_exports=runtime_exports,
-        )
+        return judge(path, spec, system, **options)
     except ElfError as error:
         finding = Finding("error", "elf", error.message, error.hint or "")
-        return AuditVerdict(
-            library=path.name,
-            variant=spec.name,
-            target=system.name,
-            findings=(finding,),
-            machine="",
-            glibc=None,
-            glibcxx=None,
-            needed=(),
-            vectorised=vectorised,
-        )
+        return AuditVerdict(path.name, spec.name, system.name, (finding,))
 
 
 def _offered(library: Path) -> tuple[str, tuple[str, ...]]:
@@ -211,13 +187,13 @@ def _spec(variant: Variant) -> tuple[VariantSpec, bool]:
 def _vectorised(bundle: Path) -> Mapping[tuple[str, str], bool]:
     """By variant and library, whether the build expected arithmetic in it: a model of linear
     layers alone has none of its own. Empty if the bundle's report of it can't be read."""
-    found: dict[tuple[str, str], bool] = {}
     try:
         with (bundle / _REPORT).open("rb") as stream:
             document = json.loads(stream.read(_MAX_AUDIT_BYTES))
     except (OSError, ValueError, RecursionError):
-        return found
-    for item in document if isinstance(document, list) else ():
-        if isinstance(item, dict) and item.get("vectorised") is True:
-            found[str(item.get("variant")), str(item.get("library"))] = True
-    return found
+        return {}
+    items = (
+        [item for item in document if isinstance(item, dict)] if isinstance(document, list) else []
+    )
+    calculating = [item for item in items if item.get("vectorised") is True]
+    return {(str(item.get("variant")), str(item.get("library"))): True for item in calculating}

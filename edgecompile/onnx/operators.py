@@ -6,7 +6,6 @@ same on the device, one operator at a time.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.errors import OpsetError, TargetError, UnsupportedOperatorError
+from edgecompile.files import plain_fields
 from edgecompile.onnx.graph import OnnxGraph, attribute, inner_graphs
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from edgecompile.targets.schema import read_toml
 
 __all__ = ["OnnxTarget", "OpsReport", "Violation", "check_operators", "known_releases"]
 
@@ -92,13 +88,8 @@ class OpsReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "tensorrt": self.tensorrt,
-            "opset": self.opset,
-            "operators": dict(sorted(self.operators.items())),
-            "violations": [str(item) for item in self.violations],
-            "source": self.source,
-        }
+        fields: dict[str, Any] = plain_fields(self)
+        return fields
 
     def check(self) -> None:
         """Raises an UnsupportedOperatorError that lists every violation, if there is any."""
@@ -139,7 +130,7 @@ def check_operators(graph: OnnxGraph, target: OnnxTarget) -> OpsReport:
     return OpsReport(
         tensorrt=target.tensorrt,
         opset=graph.opset,
-        operators=dict(checker.counts),
+        operators=dict(sorted(checker.counts.items())),
         violations=tuple(found),
         source=str(release["source"]),
     )
@@ -277,8 +268,7 @@ def _release(tensorrt: str) -> Mapping[str, Any]:
 
 @cache
 def _table() -> Mapping[str, Any]:
-    with _FILE.open("rb") as file:
-        return tomllib.load(file)
+    return read_toml(_FILE)
 
 
 @cache

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from edgecompile.bundle.layout import lay_out
+from edgecompile.bundle.weights import lay_out
 from edgecompile.errors import ExportError
 from edgecompile.onnx.graph import Array, OnnxGraph
 

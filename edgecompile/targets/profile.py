@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.errors import TargetError
-from edgecompile.targets.files import PROFILES_VARIABLE, read_toml, search_path
 from edgecompile.targets.gpu import GpuSpec, gpu_problems
 from edgecompile.targets.schema import (
     PROFILE_KEYS,
+    PROFILES_VARIABLE,
     check_table,
     features_problems,
+    problems_error,
+    read_table,
+    search_path,
     variant_problems,
 )
 
@@ -74,7 +77,7 @@ class VariantSpec:
         """Reads what ``to_json`` wrote; raises TargetError naming every problem."""
         problems = variant_problems(data)
         if problems:
-            raise _target_error("a variant's description is malformed", problems)
+            raise problems_error("a variant's description is malformed", problems)
         return cls(**_frozen(data))
 
 
@@ -171,7 +174,7 @@ class TargetProfile:
         rest = {key: value for key, value in data.items() if key != "variants"}
         problems = check_table({**rest, "variants": ["-"]}, PROFILE_KEYS, "profile")
         if problems or not isinstance(data.get("variants"), list):
-            raise _target_error("a profile is malformed", problems or ["variants: not a list"])
+            raise problems_error("a profile is malformed", problems or ["variants: not a list"])
         variants = tuple(VariantSpec.from_json(item) for item in data["variants"])
         return _assemble(rest, variants, "a profile is malformed")
 
@@ -216,10 +219,7 @@ def load_target(name_or_path: str | Path, folders: Sequence[Path] | None = None)
         path = existing[0]
 
     where = f"the profile {path} is malformed"
-    table = read_toml(path)
-    problems = check_table(table, PROFILE_KEYS, "profile")
-    if table.get("name") not in (None, path.stem):
-        problems.append(f"name: {table['name']!r} differs from the file's name {path.stem!r}")
+    table, problems = read_table(path, lambda item: check_table(item, PROFILE_KEYS, "profile"))
     variants = []
     names = table.get("variants")
     for name in names if isinstance(names, list) else []:
@@ -231,7 +231,7 @@ def load_target(name_or_path: str | Path, folders: Sequence[Path] | None = None)
                     f"variants: {error.message}" + (f" ({error.hint})" * bool(error.hint))
                 )
     if problems:
-        raise _target_error(where, problems)
+        raise problems_error(where, problems)
     return _assemble(table, tuple(variants), where)
 
 
@@ -249,12 +249,9 @@ def load_variant(name: str, folders: Sequence[Path] | None = None) -> VariantSpe
     else:
         hint = _suggest(name, list_variants(tuple(folders)), "variants")
         raise TargetError(f"unknown variant {name!r}", hint=hint)
-    table = read_toml(path)
-    problems = variant_problems(table)
-    if table.get("name") not in (None, path.stem):
-        problems.append(f"name: {table['name']!r} differs from the file's name {path.stem!r}")
+    table, problems = read_table(path, variant_problems)
     if problems:
-        raise _target_error(f"the variant {path} is malformed", problems)
+        raise problems_error(f"the variant {path} is malformed", problems)
     return VariantSpec(**_frozen(table))
 
 
@@ -295,7 +292,7 @@ def _assemble(
                 f"{members[0].name} requires also {', '.join(lacking)}"
             )
     if problems:
-        raise _target_error(where, problems)
+        raise problems_error(where, problems)
     ordered = tuple(sorted(variants, key=lambda variant: variant.rank))
     data = {
         **_frozen(table),
@@ -333,10 +330,6 @@ def _did_you_mean(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     found = list(dict.fromkeys([*short, *close]))[:3]
     return f"did you mean {' or '.join(found)}? " if found else ""
-
-
-def _target_error(where: str, problems: Sequence[str]) -> TargetError:
-    return TargetError("\n  ".join([f"{where}:", *problems]))
 
 
 def _frozen(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from edgecompile.backends.inductor_compat import GENERATING, generate_cpp
 from edgecompile.backends.lowering.constants import PACKED_PREFIX
 from edgecompile.backends.lowering.lower import lower_graph
-from edgecompile.bundle.layout import lay_out
+from edgecompile.bundle.weights import lay_out
 from edgecompile.errors import EdgecompileError, ExportError, ModelError
 from edgecompile.export.checks import check_program
 from edgecompile.export.export import export_model
