@@ -76,6 +76,8 @@ def plain_fields(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
+    if isinstance(value, float) and value != value:
+        return None  # JSON has no NaN
     return value.name if isinstance(value, Path) else value
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgecompile.bundle.cases import (
-    LENGTH,
-)
+from edgecompile.bundle.cases import LENGTH
 from edgecompile.errors import VerificationError
-from edgecompile.runtime.manifest import (
-    Tolerance,
-)
+from edgecompile.files import plain, plain_fields
+from edgecompile.runtime.manifest import Tolerance
 
 __all__ = ["CaseResult", "LengthsRun", "TextResult", "VerifyReport", "check_report"]
 
@@ -160,23 +156,14 @@ class VerifyReport:
         return "; ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        worst = self.worst
         return {
+            **plain_fields(self),
             # Nothing that was run is neither right nor wrong.
             "ok": self.ok if self.results else None,
-            "tolerance": self.tolerance.to_json(),
             "cosine": self.cosine,
-            "min_cosine": self.min_cosine,
-            "torch_loaded": self.torch_loaded,
-            "torch_wanted": self.torch_wanted,
             "cases": len(self.results),
-            "lengths": None if self.lengths is None else dataclasses.asdict(self.lengths),
-            "worst": None if worst is None else _result_json(worst),
-            "emulated": dict(self.emulated),
-            "not_executed": dict(self.not_executed),
-            "results": [_result_json(r) for r in self.listed],
-            "texts": [dataclasses.asdict(text) for text in self.texts],
-            "notes": list(self.notes),
+            "worst": plain(self.worst),
+            "results": plain(self.listed),
         }
 
 
@@ -195,12 +182,6 @@ def _plain(variant: str, reason: str) -> str:
         for feature in lacking[1].split(", ")
     ]
     return f"this CPU has no {' and no '.join(dict.fromkeys(names))}"
-
-
-def _result_json(result: CaseResult) -> dict[str, Any]:
-    """JSON has no NaN."""
-    values = dataclasses.asdict(result)
-    return {k: None if isinstance(v, float) and v != v else v for k, v in values.items()}
 
 
 def check_report(report: VerifyReport, *, reused: bool = False, unrun: bool = False) -> None:

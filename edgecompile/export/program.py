@@ -1,11 +1,11 @@
-"""What an export gives: a program with its verified ranges, and the files it is kept in."""
+"""Exported programs with their verified ranges, and the files that hold them."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 
 from edgecompile.errors import ExportError
 from edgecompile.export.archive import check_archive, load_program
-from edgecompile.files import hash_tree
+from edgecompile.files import hash_tree, plain_fields, write_json
 from edgecompile.models.examples import make_example
 from edgecompile.models.specs import InputSpec, OutputSpec
 
@@ -85,19 +85,9 @@ class ExportedModel:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the program, as plain values."""
-        return {
-            "version": _RECORD_VERSION,
-            "name": self.name,
-            "torch": torch.__version__,
-            "inputs": [spec.to_json() for spec in self.inputs],
-            "outputs": [spec.to_json() for spec in self.outputs],
-            "ranges": {axis: list(span) for axis, span in self.ranges.items()},
-            "length_axis": self.length_axis,
-            "strategy": self.strategy,
-            "checked": [dict(sizes) for sizes in self.checked],
-            "max_error": self.max_error,
-            "notes": list(self.notes),
-        }
+        record = {"version": _RECORD_VERSION, "torch": torch.__version__, **plain_fields(self)}
+        del record["source"]
+        return record
 
     def save(self, folder: Path) -> None:
         """Writes ``program.pt2`` and ``exported.json``; the record comes last, when all is there.
@@ -123,13 +113,8 @@ class ExportedModel:
             os.replace(scratch, folder / PROGRAM_FILE)
         finally:
             scratch.unlink(missing_ok=True)
-        record = {**self.to_json(), "sha256": hash_tree(folder / PROGRAM_FILE)}
-        scratch = folder / f".{os.getpid()}.{RECORD_FILE}"
-        try:
-            scratch.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-            os.replace(scratch, folder / RECORD_FILE)
-        finally:
-            scratch.unlink(missing_ok=True)
+        digest = hash_tree(folder / PROGRAM_FILE)
+        write_json(folder / RECORD_FILE, {**self.to_json(), "sha256": digest})
 
     @classmethod
     def load(cls, folder: Path) -> ExportedModel:
@@ -152,18 +137,15 @@ class ExportedModel:
                     hint="export the model again",
                 )
             check_archive(folder / PROGRAM_FILE)
-            return cls(
-                name=record["name"],
-                source=folder / PROGRAM_FILE,
+            known = {item.name for item in fields(cls)} - {"source"}
+            record.update(
                 inputs=tuple(InputSpec.from_json(item) for item in record["inputs"]),
                 outputs=tuple(OutputSpec.from_json(item) for item in record["outputs"]),
                 ranges={axis: (span[0], span[1]) for axis, span in record["ranges"].items()},
-                length_axis=record["length_axis"],
-                strategy=record["strategy"],
                 checked=tuple(record["checked"]),
-                max_error=record["max_error"],
                 notes=tuple(record["notes"]),
             )
+            return cls(source=folder / PROGRAM_FILE, **{name: record[name] for name in known})
         except (OSError, KeyError, TypeError, AttributeError, ValueError) as exc:
             raise ExportError(
                 f"'{folder}' holds no exported model that can be read: {exc}",
