@@ -82,7 +82,10 @@ def plain_fields(value: Any) -> Any:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Writes a stage's file; a reader sees the old one or the new one."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(partial, path)
+    """Writes a JSON file; a reader sees the old one or the new one, whole."""
+    partial = path.with_name(f".{os.getpid()}.{path.name}.partial")
+    try:
+        partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from edgecompile.export.guard_texts import readable_guard
+from edgecompile.export.guards import readable_guard
 from edgecompile.models.source_lines import Place, place_of_trace
 
 __all__ = ["CodegenFailure", "first_line", "read_failure"]

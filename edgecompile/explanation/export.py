@@ -13,8 +13,14 @@ from edgecompile.errors import ModelError
 from edgecompile.explanation.eager import error_text
 from edgecompile.explanation.report import Condition, RungResult, Specialisation
 from edgecompile.export.checks import CheckResult, Range, Sizes, check_program
-from edgecompile.export.guard_texts import fixed_size, readable_guard
-from edgecompile.export.guards import GuardWatch, axis_texts, explain_failure, watch_guards
+from edgecompile.export.guards import (
+    GuardWatch,
+    axis_texts,
+    explain_failure,
+    fixed_size,
+    readable_guard,
+    watch_guards,
+)
 from edgecompile.export.ladder import LADDER, STATIC_LADDER, Rung, program_ranges
 from edgecompile.export.operators.recurrence import has_recurrences
 from edgecompile.export.unguarded import export_rung

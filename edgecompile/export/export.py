@@ -14,7 +14,6 @@ import torch
 from edgecompile.errors import ExportError, ModelError
 from edgecompile.export.checks import CheckResult, Range, Sizes, check_program, find_side_effects
 from edgecompile.export.guards import Reason, explain_failure, watch_guards
-from edgecompile.export.index_bounds import fill_bounds
 from edgecompile.export.ladder import (
     LADDER,
     STATIC_LADDER,
@@ -24,7 +23,7 @@ from edgecompile.export.ladder import (
     trace_sizes,
 )
 from edgecompile.export.operators.recurrence import has_recurrences
-from edgecompile.export.program import ExportedModel
+from edgecompile.export.program import ExportedModel, fill_bounds
 from edgecompile.export.unguarded import export_rung
 from edgecompile.models.loaded import LoadedModel
 
@@ -252,9 +251,10 @@ def _refusal(
     part: _Part | None,
 ) -> ExportError:
     """The error that says why nothing worked; the first rung's reason tells the most."""
-    text = next((a.problem for a in attempts if a.reason is not None), attempts[0].problem)
     first = next((a for a in attempts if a.reason is not None), None)
-    if first is not None and first.reason is not None and first.reason.kind != "other":
+    text = (first or attempts[0]).problem
+    kind = "" if first is None or first.reason is None else first.reason.kind
+    if first is not None and kind != "other":
         with watch_guards() as watch:
             again = _raised(loaded, traced, spans, first.rung)
         if again is not None:
@@ -262,9 +262,9 @@ def _refusal(
     wanted = ", ".join(f"{axis} {_span_text(span)}" for axis, span in spans.items())
     details = "\n\n".join(f"[{a.rung.name}] {a.problem}\n{a.raw}".rstrip() for a in attempts)
     hints = []
-    if first is not None and first.reason is not None and first.reason.kind == "data":
+    if kind == "data":
         hints.append("choose between results with torch.where instead of between lines of code")
-    elif first is not None and first.reason is not None and first.reason.kind == "operator":
+    elif kind == "operator":
         hints.append("write the operator with torch's own, or leave it outside the model")
     elif any(lo < hi for lo, hi in spans.values()):
         hints.append("padded buckets have one fixed length each and may still work: --mode pad")

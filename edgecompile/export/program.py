@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from edgecompile.export.archive import check_archive, load_program
 from edgecompile.files import hash_tree, plain_fields, write_json
 from edgecompile.models.examples import make_example
 from edgecompile.models.specs import InputSpec, OutputSpec
+
+aten = torch.ops.aten
 
 PROGRAM_FILE = "program.pt2"
 RECORD_FILE = "exported.json"
@@ -151,3 +153,37 @@ class ExportedModel:
                 f"'{folder}' holds no exported model that can be read: {exc}",
                 hint="it is written by 'edgecompile export'",
             ) from exc
+
+
+_SAME_VALUES = {
+    *(aten.alias.default, aten.clone.default, aten.contiguous.default, aten.reshape.default),
+    *(aten.slice.Tensor, aten.to.dtype, aten.unsqueeze.default, aten.view.default),
+}
+
+
+def fill_bounds(
+    program: torch.export.ExportedProgram, inputs: Sequence[InputSpec]
+) -> tuple[InputSpec, ...]:
+    """The inputs with the bounds of indices into tables, where the graph tells and none were known.
+
+    An index outside its table aborts the compiled program, so the runtime checks bounds before each
+    run; a factory or a saved program need not declare them.
+    """
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    result = []
+    for spec, name in zip(inputs, program.graph_signature.user_inputs, strict=True):
+        rows = _table_rows(nodes[str(name)]) if spec.bounds is None else []
+        result.append(replace(spec, bounds=(0, min(rows) - 1)) if rows else spec)
+    return tuple(result)
+
+
+def _table_rows(node: torch.fx.Node) -> list[int]:
+    rows = []
+    for user in node.users:
+        if user.target is aten.embedding.default and user.args[1] is node:
+            table = user.args[0]
+            assert isinstance(table, torch.fx.Node)
+            rows.append(int(table.meta["val"].shape[0]))
+        elif user.target in _SAME_VALUES:
+            rows.extend(_table_rows(user))
+    return rows

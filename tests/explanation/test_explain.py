@@ -28,7 +28,7 @@ from edgecompile.explanation.request import ExplainRequest
 from edgecompile.explanation.section import explain_page
 from edgecompile.explanation.view import explanation_tables, format_flops
 from edgecompile.explanation.work import Limits, limits_of
-from edgecompile.export.guard_texts import fixed_size, readable_guard
+from edgecompile.export.guards import fixed_size, readable_guard
 from edgecompile.export.ladder import LADDER
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
