@@ -24,33 +24,10 @@ FILL = -32752.0
 _LOWEST = -65504.0
 _ENDS = ("Softmax", "LogSoftmax")
 #: What a mask goes through on its way: it picks, moves or adds up entries.
-_PASSES = tuple(
-    [
-        "Add",
-        "Cast",
-        "Concat",
-        "Expand",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Identity",
-        "Max",
-        "Min",
-        "Mul",
-        "Pad",
-        "Reshape",
-        "ScatterElements",
-        "ScatterND",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Sum",
-        "Tile",
-        "Transpose",
-        "Trilu",
-        "Unsqueeze",
-        "Where",
-    ]
+_PASSES = (
+    *("Add", "Cast", "Concat", "Expand", "Gather", "GatherElements", "GatherND", "Identity"),
+    *("Max", "Min", "Mul", "Pad", "Reshape", "ScatterElements", "ScatterND", "Slice", "Split"),
+    *("Squeeze", "Sum", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where"),
 )
 _BOUNDS = ("Clip", "Max", "Min")
 

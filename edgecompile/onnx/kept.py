@@ -20,25 +20,10 @@ _TOP = 65504.0
 LIMIT = _TOP / 4
 
 #: What is kept in float32 beside where the outputs would differ too much otherwise.
-SENSITIVE = tuple(
-    [
-        "Exp",
-        "GroupNormalization",
-        "InstanceNormalization",
-        "LayerNormalization",
-        "Log",
-        "LogSoftmax",
-        "LpNormalization",
-        "Pow",
-        "ReduceL2",
-        "ReduceLogSumExp",
-        "ReduceMean",
-        "ReduceSum",
-        "ReduceSumSquare",
-        "Reciprocal",
-        "Softmax",
-        "Sqrt",
-    ]
+SENSITIVE = (
+    *("Exp", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "Log"),
+    *("LogSoftmax", "LpNormalization", "Pow", "ReduceL2", "ReduceLogSumExp", "ReduceMean"),
+    *("ReduceSum", "ReduceSumSquare", "Reciprocal", "Softmax", "Sqrt"),
 )
 
 #: A constant that float16 changes by more than this share of itself isn't that constant any more.
@@ -46,18 +31,9 @@ _CONSTANT_ERROR = 0.01
 
 _SMALL = "its constant"
 _DIVIDES = ("Div", "Reciprocal", "Log")
-_HANDS_ON = tuple(
-    [
-        "Concat",
-        "Expand",
-        "Identity",
-        "Reshape",
-        "Slice",
-        "Sqrt",
-        "Squeeze",
-        "Transpose",
-        "Unsqueeze",
-    ]
+_HANDS_ON = (
+    *("Concat", "Expand", "Identity", "Reshape", "Slice", "Sqrt", "Squeeze", "Transpose"),
+    *("Unsqueeze"),
 )
 
 #: Operators that end a walk back from a delicate value: what goes into them isn't calculated from
