@@ -57,11 +57,13 @@ class Coded(torch.Tensor):
     def of(
         cls, value: torch.Tensor, unknown: torch.Tensor | None = None, code: Any = None
     ) -> Coded:
-        """A tensor of its own memory. What is NaN has another code than what isn't."""
+        """A tensor of its own memory, known where it has no code, and all unknown where nothing else
+        is said. What is NaN has another code than what isn't."""
         value = value.contiguous()
-        if unknown is None or code is None:
+        if code is None:
             none = torch.zeros(value.shape, dtype=torch.bool)
             return cls(value, none, torch.zeros(value.shape, dtype=torch.int64))
+        unknown = torch.ones((), dtype=torch.bool) if unknown is None else unknown
         unknown = unknown.expand(value.shape).clone(memory_format=torch.contiguous_format)
         code = code.expand(value.shape)
         if value.is_floating_point() and bool(value.isnan().any()):

@@ -284,8 +284,7 @@ def _sort(codes: Codes, name: str, arguments: Arguments, value: Any) -> Any:
     ranks = torch.arange(value[0].shape[dim]).reshape([-1] + [1] * (source.dim() - 1 - dim))
     count = torch.where(ranks < enough, 0, source.shape[dim])
     code = mix(label(name, descending), row, ranks, count)
-    open_ = torch.ones_like(value[0], dtype=torch.bool)
-    return tuple(Coded.of(tensor, open_, mix(index, code)) for index, tensor in enumerate(value))
+    return tuple(Coded.of(tensor, None, mix(index, code)) for index, tensor in enumerate(value))
 
 
 def content(codes: Codes, tensor: Coded) -> int:
@@ -304,10 +303,9 @@ def whole(codes: Codes, name: str, arguments: Arguments, value: Any) -> Any:
             elif isinstance(tensor, torch.Tensor):
                 parts.append(codes.whole(tensor))
     seed = label(described(name, arguments), parts)
-    every = torch.ones((), dtype=torch.bool)
     many = value if isinstance(value, (list, tuple)) else (value,)
     made = [
-        Coded.of(t, every, mix(seed, index, torch.arange(t.numel()).reshape(t.shape)))
+        Coded.of(t, None, mix(seed, index, torch.arange(t.numel()).reshape(t.shape)))
         if isinstance(t, torch.Tensor)
         else t
         for index, t in enumerate(many)
