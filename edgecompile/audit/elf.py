@@ -22,15 +22,6 @@ from elftools.elf.sections import SymbolTableSection
 
 from edgecompile.errors import ElfError
 
-__all__ = [
-    "ElfInfo",
-    "UndefinedSymbol",
-    "VersionNeed",
-    "read_elf",
-    "read_functions",
-    "version_key",
-]
-
 _MACHINES = {"EM_X86_64": "x86-64", "EM_AARCH64": "aarch64"}
 _KINDS = {"ET_REL": "object", "ET_DYN": "shared", "ET_EXEC": "executable"}
 _EXECUTABLE = 1  # PF_X

@@ -20,8 +20,6 @@ from typing import Any
 from edgecompile.audit.elf import read_functions
 from edgecompile.errors import ElfError
 
-__all__ = ["FeatureUse", "InstructionEvidence", "find_objdump", "scan_instructions"]
-
 # Mnemonics or operands that betray a feature, by architecture; features as the probe names them.
 # What needs the EVEX encoding: wide, masked or upper registers, and mnemonics that have no other.
 _X86_EVEX = (

@@ -19,16 +19,6 @@ from edgecompile.files import plain_fields
 from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.native import BASELINE_MARCH
 
-__all__ = [
-    "SYSTEM_LIBRARIES",
-    "AuditVerdict",
-    "Finding",
-    "System",
-    "baseline",
-    "judge",
-    "require",
-]
-
 # On every glibc system of the architecture; libgcc_s and libstdc++ are not among them.
 SYSTEM_LIBRARIES: tuple[str, ...] = (
     "libc.so.6",

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from edgecompile.export.guards import readable_guard
 from edgecompile.models.source_lines import Place, place_of_trace
 
-__all__ = ["CodegenFailure", "first_line", "read_failure"]
-
 #: Inductor puts the operator's own stack trace last, behind those of the operator's arguments.
 _OWN_TRACE = "Found from"
 _GUARD = re.compile(r"Could not guard on data-dependent expression (.+?) \(unhinted")

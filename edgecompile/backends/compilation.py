@@ -15,7 +15,7 @@ from edgecompile.backends.inductor_cpu import InductorCpuBackend, artifact_key
 from edgecompile.backends.inductor_torch import InductorTorchBackend, foreign_symbols
 from edgecompile.buckets.plan import Bucket
 from edgecompile.errors import CompileError, PlanError
-from edgecompile.export.export import ExportedModel
+from edgecompile.export.program import ExportedModel
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.runtime.manifest import TORCH

@@ -19,15 +19,6 @@ from torch import Tensor
 
 from edgecompile.backends import ops
 
-__all__ = [
-    "CONVOLUTION",
-    "Geometry",
-    "canonical_weight",
-    "is_channel_wise",
-    "pack_convolution",
-    "tap_order",
-]
-
 _Sizes = Sequence[int]
 _CHANNEL_WISE = 8  # outputs of a group up to which vectors run over channels
 

@@ -22,20 +22,6 @@ from torch import Tensor
 from edgecompile.errors import CompileError
 from edgecompile.toolchain.native import native_sources
 
-__all__ = [
-    "PROXY",
-    "ExternCall",
-    "all_calls",
-    "computes_in_vectors",
-    "extern_calls",
-    "name_by_content",
-    "only_file",
-    "runtime_kernels",
-    "split_source",
-    "without_spaces",
-]
-
-
 #: What a command line that shlex splits can't hold as it is.
 _TO_BE_QUOTED = re.compile(r"""[\s'"\\]""")
 

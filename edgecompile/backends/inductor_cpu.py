@@ -29,7 +29,7 @@ from edgecompile.backends.missing_kernels import (
 from edgecompile.buckets.plan import Bucket
 from edgecompile.errors import CompileError
 from edgecompile.export.conditions import unlike_sizes
-from edgecompile.export.export import ExportedModel
+from edgecompile.export.program import ExportedModel
 from edgecompile.files import file_sha256
 from edgecompile.installation import installation_id
 from edgecompile.precision import FP32, Precision

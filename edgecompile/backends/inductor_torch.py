@@ -39,8 +39,6 @@ from edgecompile.toolchain.compilers import (
 )
 from edgecompile.toolchain.native import NativeRuntime, native_headers_id, native_sources
 
-__all__ = ["InductorTorchBackend", "foreign_symbols", "torch_sources"]
-
 #: What support.cpp does instead of torch.
 _OWN = ("aoti_torch_check", "aoti_torch_proxy_executor_call_function")
 #: Longest piece of a string literal that every compiler takes.

@@ -10,8 +10,6 @@ from torch.fx import GraphModule
 from edgecompile.backends.generated import PROXY, all_calls
 from edgecompile.errors import MissingKernelError
 
-__all__ = ["missing_symbols_error", "modules_of_nodes", "refuse_missing_kernels"]
-
 #: Why some kernels will never be there.
 _REASONS: tuple[tuple[str, str], ...] = (
     (r"rand|bernoulli|multinomial|exponential|normal|uniform|dropout", "draws random numbers"),

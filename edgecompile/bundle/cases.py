@@ -18,20 +18,6 @@ from edgecompile.errors import CostError, ModelError
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import Samples
 
-__all__ = [
-    "GOLDEN_CASES",
-    "LENGTH",
-    "MOST_LENGTHS",
-    "RANDOM_LENGTHS",
-    "SPREAD_LENGTHS",
-    "Arrays",
-    "Case",
-    "length_cases",
-    "make_cases",
-    "pad_array",
-    "sample_cases",
-]
-
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 #: Which of the cases travel with the bundle as golden vectors.

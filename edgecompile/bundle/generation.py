@@ -12,8 +12,6 @@ import numpy as np
 from edgecompile.models.loaded import Generation, LoadedModel
 from edgecompile.runtime.schema import GenerationSpec
 
-__all__ = ["ENCODER", "golden_texts", "manifest_generation"]
-
 _NEW_TOKENS = 24
 _PROMPTS = 4
 #: Where the bundle that reads sources lies in a bundle.

@@ -24,8 +24,6 @@ from edgecompile.runtime.manifest import AOTI_CPU, TORCH, Manifest, Variant
 from edgecompile.targets.profile import TargetProfile, VariantSpec, load_variant
 from edgecompile.toolchain.native import BASELINE_MARCH
 
-__all__ = ["OLDEST_PYTHON", "audit_bundle", "judge_target"]
-
 #: The oldest Python that the runtime works on.
 OLDEST_PYTHON = "3.8"
 

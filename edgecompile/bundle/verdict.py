@@ -12,8 +12,6 @@ from edgecompile.errors import VerificationError
 from edgecompile.files import plain, plain_fields
 from edgecompile.runtime.manifest import Tolerance
 
-__all__ = ["CaseResult", "LengthsRun", "TextResult", "VerifyReport", "check_report"]
-
 
 @dataclass(frozen=True)
 class CaseResult:

@@ -230,6 +230,3 @@ def _selftest(bundle: Path, cases: Path, variant: str, python: str) -> dict[str,
             + done.stderr.strip()
         ) from None
     return answer
-
-
-__all__ = ["verify_bundle"]

@@ -17,8 +17,6 @@ from pathlib import Path
 from edgecompile.backends.artifact import StoredTensor, TensorStore
 from edgecompile.runtime.dtypes import BY_NAME
 
-__all__ = ["ALIGNMENT", "PADDING_PREFIX", "Layout", "lay_out", "write_weights"]
-
 ALIGNMENT = 64
 PADDING_PREFIX = "__pad."
 

@@ -17,8 +17,6 @@ from torch.fx import GraphModule, Node
 
 from edgecompile.models.specs import InputSpec
 
-__all__ = ["broken_conditions", "drop_conditions", "every_size", "unlike_sizes"]
-
 aten = torch.ops.aten
 
 #: Sizes of an axis that conditions are tried at.

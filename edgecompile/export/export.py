@@ -27,8 +27,6 @@ from edgecompile.export.program import ExportedModel, fill_bounds
 from edgecompile.export.unguarded import export_rung
 from edgecompile.models.loaded import LoadedModel
 
-__all__ = ["ExportedModel", "export_model"]
-
 
 @dataclass(frozen=True)
 class _Attempt:

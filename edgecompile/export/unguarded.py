@@ -19,8 +19,6 @@ from edgecompile.export.conditions import drop_conditions, every_size
 from edgecompile.export.ladder import Rung, export_program
 from edgecompile.models.loaded import LoadedModel
 
-__all__ = ["export_rung", "trace_example"]
-
 #: How many branches are traced before the last one stands.
 _MOST_TRACES = 4
 #: Sizes of an axis at which a program is compared, where the axis has so many.

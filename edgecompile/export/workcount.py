@@ -25,8 +25,6 @@ from edgecompile.export.ladder import without_fast_path
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import run_module
 
-__all__ = ["FORMULAS", "count_work"]
-
 _TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 _ROUNDING = 1e-12
 _LOOKUPS = ("embedding", "embedding_bag")

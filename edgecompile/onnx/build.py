@@ -30,8 +30,6 @@ from edgecompile.onnx.weights import write_onnx
 from edgecompile.precision import COSINES, TOLERANCES
 from edgecompile.progress import NULL_STEP, StepHandle
 
-__all__ = ["ONNX_PRECISIONS", "build_onnx"]
-
 #: What a file for TensorRT can calculate in, the widest first.
 ONNX_PRECISIONS = ("fp32", "fp16", "int8")
 

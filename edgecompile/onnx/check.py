@@ -22,9 +22,6 @@ from edgecompile.onnx.scan import OnnxRunner
 from edgecompile.runtime.compare import Agreement, compare_arrays
 from edgecompile.runtime.manifest import Tolerance
 
-__all__ = ["BucketAgreement", "OnnxReport", "check_onnx", "cut_back", "fill_up"]
-
-
 #: By case of a bucket, how its outputs agree.
 _Runs = list[tuple[str, list[Agreement]]]
 

@@ -26,7 +26,6 @@ from edgecompile.onnx.weights import load_graph
 if TYPE_CHECKING:
     from edgecompile.export.program import ExportedModel
 
-__all__ = ["export_onnx", "need_onnx", "quiet_exporter", "translate"]
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _TRACE = "pkg.torch.onnx.stack_trace"

@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from edgecompile.onnx.graph import OnnxGraph, attribute
 
-__all__ = ["FILL", "Fill", "find_fills", "masked_values"]
-
 #: What "masked" becomes: half of float16's lowest, so that a score that is added to it can't make it
 #: infinite (a row of them would be NaN), nor can a second mask.
 FILL = -32752.0

@@ -26,8 +26,6 @@ from edgecompile.onnx.graph import (
 )
 from edgecompile.onnx.report import KeptNode
 
-__all__ = ["Narrowed", "narrow"]
-
 
 @dataclass(frozen=True)
 class Narrowed:

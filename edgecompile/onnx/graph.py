@@ -20,7 +20,6 @@ from edgecompile.errors import ExportError
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["EXTERNAL_ABOVE", "OnnxGraph", "Place", "schema_of"]
 
 Array = npt.NDArray[Any]
 

@@ -11,8 +11,6 @@ from edgecompile.onnx.fills import Fill
 from edgecompile.onnx.graph import OnnxGraph, inner_graphs, schema_of
 from edgecompile.onnx.scan import Scan
 
-__all__ = ["LIMIT", "SENSITIVE", "find_kept"]
-
 _TOP = 65504.0
 
 #: What a value may reach to be calculated in float16, which ends at 65504: what is seen in a few runs

@@ -19,7 +19,6 @@ from edgecompile.runtime.recipe_schema import Predicted
 if TYPE_CHECKING:  # onnx is an extra: bundles for CPUs are packed without it
     from onnx import ModelProto, ValueInfoProto
 
-__all__ = ["MemoryEstimate", "estimate_memory", "peak_live_bytes"]
 
 #: TensorRT aligns what it places in its scratch memory.
 _ALIGNMENT = 256

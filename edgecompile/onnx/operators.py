@@ -18,8 +18,6 @@ from edgecompile.files import plain_fields
 from edgecompile.onnx.graph import OnnxGraph, attribute, inner_graphs
 from edgecompile.targets.schema import read_toml
 
-__all__ = ["OnnxTarget", "OpsReport", "Violation", "check_operators", "known_releases"]
-
 _FILE = Path(__file__).with_name("tensorrt_operators.toml")
 _NEWEST_OPSET = 20
 

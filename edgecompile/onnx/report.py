@@ -12,8 +12,6 @@ from edgecompile.onnx.check import OnnxReport
 from edgecompile.onnx.graph import Place
 from edgecompile.onnx.operators import OpsReport
 
-__all__ = ["Int8Layer", "Int8Report", "KeptNode", "OnnxArtifact"]
-
 
 @dataclass(frozen=True)
 class KeptNode:

@@ -17,8 +17,6 @@ import numpy as np
 from edgecompile.onnx.graph import OnnxGraph, inner_graphs, rename_inputs, retarget
 from edgecompile.onnx.scan import Arrays, Scan, scan_values
 
-__all__ = ["round_halves", "undefined_nodes"]
-
 
 def round_halves(graph: OnnxGraph) -> OnnxGraph:
     """The graph with float32 values that are rounded to float16, under the same names."""

@@ -21,8 +21,6 @@ from edgecompile.errors import VerificationError
 from edgecompile.onnx.graph import OnnxGraph, attribute
 from edgecompile.onnx.weights import write_graph, write_tensors
 
-__all__ = ["Arrays", "OnnxRunner", "Scan", "ValueVisitor", "scan_values"]
-
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 #: How many bytes of values one run may give; a single value may be larger.

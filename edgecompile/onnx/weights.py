@@ -22,8 +22,6 @@ from edgecompile.onnx.graph import Array, OnnxGraph
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["load_graph", "open_tensors", "write_graph", "write_onnx", "write_tensors"]
-
 
 def write_onnx(graph: OnnxGraph, model: Path, weights: Path) -> None:
     """Writes ``model`` and ``weights``, which must lie in one folder; the same graph gives the same

@@ -8,8 +8,6 @@ from typing import Any
 
 from edgecompile.targets.schema import GPU_KEYS, check_table
 
-__all__ = ["GPU_PRECISION", "GPU_PRECISIONS", "GpuSpec", "gpu_problems"]
-
 #: What a GPU may compute in, the widest first.
 GPU_PRECISIONS = ("fp32", "fp16", "int8")
 #: Where nobody says otherwise.

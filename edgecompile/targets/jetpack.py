@@ -22,7 +22,6 @@ from edgecompile.targets.schema import (
 if TYPE_CHECKING:
     from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["NO_JETPACK", "JetPack", "find_jetpack", "list_jetpacks", "load_jetpack"]
 
 _FOLDER = "jetpacks"
 

@@ -20,7 +20,6 @@ from edgecompile.errors import TargetError
 from edgecompile.targets.gpu import GpuSpec, gpu_problems
 from edgecompile.targets.schema import (
     PROFILE_KEYS,
-    PROFILES_VARIABLE,
     check_table,
     features_problems,
     problems_error,
@@ -28,17 +27,6 @@ from edgecompile.targets.schema import (
     search_path,
     variant_problems,
 )
-
-__all__ = [
-    "PROFILES_VARIABLE",
-    "TargetProfile",
-    "VariantSpec",
-    "list_targets",
-    "list_variants",
-    "load_target",
-    "load_variant",
-    "search_path",
-]
 
 
 @dataclass(frozen=True)

@@ -19,22 +19,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = [
-    "FEATURES",
-    "GPU_KEYS",
-    "JETPACK_KEYS",
-    "PROFILES_VARIABLE",
-    "PROFILE_KEYS",
-    "Key",
-    "check_table",
-    "features_problems",
-    "nearest",
-    "problems_error",
-    "read_table",
-    "read_toml",
-    "search_path",
-    "variant_problems",
-]
 
 PROFILES_VARIABLE = "EDGECOMPILE_PROFILES"
 

@@ -20,16 +20,6 @@ from edgecompile.tensorrt.recipes import make_recipe
 from edgecompile.tensorrt.rtx import RtxReport
 from edgecompile.tensorrt.torch_tensorrt import BuiltEngine
 
-__all__ = [
-    "GpuParts",
-    "add_gpu",
-    "engine_notes",
-    "onnx_results",
-    "rtx_notes",
-    "try_engine",
-    "with_gpu",
-]
-
 #: Over that of any CPU's variant.
 _RANK = 900
 _RECIPE = "recipe.json"

@@ -16,8 +16,6 @@ from edgecompile.runtime.schema import BucketSpec, Manifest, TensorSpec
 from edgecompile.targets.jetpack import JetPack
 from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["engine_profiles", "make_recipe", "require_memory", "shape_ranges"]
-
 #: TensorRT's own default: 5 takes several times as long for a few per cent.
 _LEVEL = 3
 

@@ -22,8 +22,6 @@ from edgecompile.models.specs import InputSpec
 from edgecompile.tensorrt.recipes import engine_profiles
 from edgecompile.tensorrt.workers import ask
 
-__all__ = ["STATUS", "RtxError", "RtxReport", "bucket_profiles", "check_rtx", "has_rtx"]
-
 #: What a build proves; the words stand in reports and documentation.
 STATUS = "built, not executed, not Jetson"
 

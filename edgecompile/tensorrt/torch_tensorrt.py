@@ -24,8 +24,6 @@ from edgecompile.runtime.recipe_schema import ShippedEngine
 from edgecompile.tensorrt.recipes import engine_profiles
 from edgecompile.tensorrt.workers import ask
 
-__all__ = ["BuiltEngine", "build_engine"]
-
 #: Where the program's weights are while it is converted.
 _DEVICE = "cuda:0"
 _MODULE = "edgecompile.tensorrt.torch_tensorrt_worker"

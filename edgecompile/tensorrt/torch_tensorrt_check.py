@@ -17,8 +17,6 @@ from edgecompile.runtime.workers import Workers
 from edgecompile.targets.jetpack import NO_JETPACK, load_jetpack
 from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["PRECISIONS", "need_torch_tensorrt", "torch_tensorrt_version"]
-
 #: What torch-tensorrt is asked to compute in. For int8 it needs another package, which changes the
 #: model before it is exported.
 PRECISIONS = ("fp32", "fp16")

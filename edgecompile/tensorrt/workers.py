@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ask"]
-
 
 def ask(
     command: Sequence[str], request: Mapping[str, Any], folder: Path, **options: Any

@@ -21,7 +21,8 @@ from edgecompile.bundle.verdict import LengthsRun
 from edgecompile.errors import CompileError, ExportError, ModelError
 from edgecompile.export.checks import compare_outputs
 from edgecompile.export.conditions import unlike_sizes
-from edgecompile.export.export import ExportedModel, export_model
+from edgecompile.export.export import export_model
+from edgecompile.export.program import ExportedModel
 from edgecompile.files import file_sha256
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model

@@ -20,8 +20,6 @@ from torch.fx import GraphModule, Node
 from edgecompile.backends.lowering.constants import constant_of, value_of
 from edgecompile.backends.lowering.inlining import inline
 
-__all__ = ["lower_arithmetic"]
-
 aten = torch.ops.aten
 
 

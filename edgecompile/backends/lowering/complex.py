@@ -20,8 +20,6 @@ from edgecompile.backends.fourier import TRANSFORMS, Pair
 from edgecompile.backends.lowering.constants import attribute_name, constant_of, value_of
 from edgecompile.backends.lowering.inlining import inline
 
-__all__ = ["lower_complex"]
-
 aten = torch.ops.aten
 
 #: Operators that move or add elements alone: done to each part.

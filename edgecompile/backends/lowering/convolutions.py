@@ -35,8 +35,6 @@ from edgecompile.backends.lowering.constants import (
 from edgecompile.backends.lowering.in_place import ChangesInPlace
 from edgecompile.backends.lowering.rewriting import arguments_of, erase_chain, replace
 
-__all__ = ["ConvolutionReport", "lower_convolutions"]
-
 aten = torch.ops.aten
 
 _TRANSPOSED = {

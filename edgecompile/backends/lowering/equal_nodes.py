@@ -14,8 +14,6 @@ from torch.fx import GraphModule, Node
 
 from edgecompile.backends.lowering.in_place import changes_in_place
 
-__all__ = ["merge_equal_nodes"]
-
 
 def merge_equal_nodes(gm: GraphModule) -> int:
     """Replaces each node by an earlier equal one, if there is one; returns how many.

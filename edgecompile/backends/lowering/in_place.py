@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch.fx import GraphModule, Node
 
-__all__ = ["ChangesInPlace", "changes_in_place"]
-
 
 def changes_in_place(gm: GraphModule) -> list[Node]:
     """The nodes that may change a tensor that another node made; what isn't known may."""

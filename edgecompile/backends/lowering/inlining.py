@@ -12,8 +12,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from edgecompile.backends.lowering.constants import constant_of, value_of
 
-__all__ = ["inline"]
-
 
 def inline(
     gm: GraphModule,

@@ -8,8 +8,6 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-__all__ = ["Pack", "arguments_of", "erase_chain", "replace"]
-
 #: Registers a weight by its name, packed, and returns the name of the attribute.
 Pack = Callable[[str, Tensor], str]
 

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from edgecompile.export.operators.library import define
 
-__all__ = ["CACHED_ATTENTION", "cached_attention", "per_token"]
-
 
 def per_token(q: Tensor, v: Tensor) -> Tensor:
     """An empty result of attention: [B, H, L, D] over memory in the order [B, L, H, D]."""

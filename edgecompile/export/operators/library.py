@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["define"]
-
 # torch.library's functions carry no annotations.
 _LIBRARY: Any = torch.library.Library("edgecompile", "DEF")  # type: ignore[no-untyped-call]
 

@@ -18,16 +18,6 @@ from torch.overrides import TorchFunctionMode
 
 from edgecompile.export.operators.library import define
 
-__all__ = [
-    "KINDS",
-    "PLAIN",
-    "Stack",
-    "empty_results",
-    "has_recurrences",
-    "run_steps",
-    "WholeRecurrences",
-]
-
 #: Codes of the kinds; the native kernel has the same.
 KINDS = {"lstm": 0, "gru": 1, "rnn_tanh": 2, "rnn_relu": 3}
 

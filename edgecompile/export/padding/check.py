@@ -22,8 +22,6 @@ from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.specs import InputSpec, OutputSpec
 from edgecompile.runtime.dtypes import BY_NAME
 
-__all__ = ["ASSUMED", "PROVEN", "PaddingVerdict", "check_padding", "cut_outputs"]
-
 #: What a plan says about the padding of its buckets.
 PROVEN, ASSUMED = "proven", "assumed"
 

@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Coded", "Codes", "label", "mix", "uncode", "values_of"]
-
 # Multipliers of splitmix64, as signed numbers.
 _FIRST, _SECOND, _STEP = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15, -0x61C8864680B583EB
 #: Known values this close, relative to the largest of their tensor (or to 1), are one: kernels round

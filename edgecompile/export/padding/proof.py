@@ -26,8 +26,6 @@ from edgecompile.models.examples import pad_inputs
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import describe_error
 
-__all__ = ["EARLY", "FULL", "LATE", "Leak", "find_leak"]
-
 #: Kinds of masks: all ones; zeros at the start and a hole; zeros at the end and a hole.
 FULL, LATE, EARLY = "full", "late", "early"
 

@@ -13,22 +13,6 @@ import torch
 
 from edgecompile.export.padding.codes import Coded, Codes, label, mix, values_of
 
-__all__ = [
-    "COPIES",
-    "FRESH",
-    "PUTS",
-    "RULES",
-    "Arguments",
-    "content",
-    "described",
-    "elementwise",
-    "equal",
-    "ordered",
-    "rule",
-    "unknown_of",
-    "whole",
-]
-
 #: A bias of this and less leaves exp(score + bias - maximum) nothing of float32's range, unless
 #: scores differ by half of it: where they do, float32 holds them in steps of 32 and more.
 MASKED = -5e8

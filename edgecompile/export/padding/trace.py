@@ -26,8 +26,6 @@ from edgecompile.export.padding.rules import (
 from edgecompile.models.modules import is_user_code
 from edgecompile.models.source_lines import Place
 
-__all__ = ["Leak", "Record", "Stop", "Trace"]
-
 #: Operators that write nothing, but change the shape of their first argument.
 _TURNS = ("transpose_", "t_", "squeeze_", "unsqueeze_", "swapaxes_")
 

@@ -16,8 +16,6 @@ from edgecompile.onnx.weights import write_graph, write_tensors
 from edgecompile.precision import COSINES, TOLERANCES
 from edgecompile.runtime.compare import compare_arrays
 
-__all__ = ["Int8Choice"]
-
 #: Of what the verification allows a choice takes this share at most: it is made on fewer cases.
 _SHARE = 0.8
 _LEAST = 1 - (1 - COSINES["int8"]) * _SHARE

@@ -11,8 +11,6 @@ import numpy as np
 from edgecompile.onnx.graph import Array, OnnxGraph
 from edgecompile.onnx.int8.scales import ActivationScale, Layer, quantize_weight, round_up
 
-__all__ = ["Trial", "choose_layers", "harm", "quantize"]
-
 _ZERO = "int8/zero"
 
 

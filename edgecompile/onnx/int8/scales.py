@@ -17,8 +17,6 @@ import numpy.typing as npt
 from edgecompile.onnx.graph import OnnxGraph, attribute
 from edgecompile.onnx.scan import Arrays, ValueVisitor
 
-__all__ = ["ActivationScale", "Layer", "find_layers", "find_scales", "quantize_weight"]
-
 Floats = npt.NDArray[np.floating[Any]]
 
 _LEVELS = 127
