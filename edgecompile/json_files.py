@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.errors import BundleError, EdgecompileError
-from edgecompile.runtime.document import parse_json
+from edgecompile.runtime.format.document import parse_json
 
 __all__ = ["read_object", "refused_as"]
 
 
 @contextmanager
 def refused_as(error: type[EdgecompileError], hint: str | None = None) -> Iterator[None]:
-    """Turns what the checks of :mod:`edgecompile.runtime.document` raise into another error."""
+    """Turns what the checks of :mod:`edgecompile.runtime.format.document` raise into another error."""
     try:
         yield
     except BundleError as found:

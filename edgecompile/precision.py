@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgecompile.errors import CompileError
-from edgecompile.runtime.manifest import Tolerance
+from edgecompile.runtime.format.manifest import Tolerance
 
 __all__ = [
     "COSINES",

@@ -3,6 +3,7 @@
 
     python scripts/layout.py           the table
     python scripts/layout.py --json    the same for programs
+    python scripts/layout.py --picture the packages and their imports, drawn by Mermaid
 
 A line of code is one that holds more than blanks, a comment or a docstring. An import is of one of
 three strengths: run when the module is loaded, run later (inside a function), or for types only.
@@ -110,6 +111,26 @@ def cycles(whole: Graph) -> list[list[str]]:
     return sorted(found)
 
 
+def picture(whole: Graph) -> str:
+    """A Mermaid flowchart of the packages; an arrow that follows from others is left out."""
+    packages = {
+        name: {other for other in others if (PACKAGE / other.split(".")[1]).is_dir()}
+        for name, others in by_package(whole).items()
+        if (PACKAGE / name.split(".")[1]).is_dir()
+    }
+
+    def below(name: str) -> set[str]:
+        direct = packages[name]
+        return direct.union(*(below(other) for other in direct))
+
+    rows = ["flowchart TD"]
+    for name, others in sorted(packages.items()):
+        implied = set[str]().union(*(below(other) for other in others))
+        short = [other.split(".")[1] for other in sorted(others - implied)]
+        rows += [f"    {name.split('.')[1]} --> {' & '.join(short)}"] if short else []
+    return "\n".join(rows)
+
+
 def code_lines(path: Path) -> int:
     """Lines of a file that hold code."""
     text = path.read_text(encoding="utf-8")
@@ -152,6 +173,9 @@ def count() -> dict[str, object]:
 
 
 def main(arguments: list[str]) -> None:
+    if arguments == ["--picture"]:
+        print(picture(graph(modules())))
+        return
     figures = count()
     if arguments == ["--json"]:
         print(json.dumps(figures, indent=1))

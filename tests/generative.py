@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from edgecompile.runtime.golden import write_case
-from edgecompile.runtime.manifest import parse_manifest
+from edgecompile.runtime.format.golden import write_case
+from edgecompile.runtime.format.manifest import parse_manifest
 
 EOS = 7
 PROMPTS = [[5], [1, 2, 3], [9] * 17, list(range(1, 41)), [3, 1, 4, 1, 5, 9, 2, 6] * 9]

@@ -25,7 +25,10 @@ from edgecompile.cli import DEVICE_COMMANDS, cli
 from edgecompile.runtime import __main__ as device
 from edgecompile.runtime import errors as device_errors
 from edgecompile.runtime import model as device_model
-from edgecompile.runtime.loaders import PACKAGES
+from edgecompile.runtime.cpu.loaders import PACKAGES
+from examples.demo import device as demo_device
+from examples.demo import inputs as demo_inputs
+from examples.demo import summary as demo_summary
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = REPOSITORY / "README.md"
@@ -65,7 +68,17 @@ def commands() -> Iterator[tuple[str, str]]:
 
 
 COMMANDS = list(commands())
-KNOWN = ("sudo", "export", "source", "python3", "scripts/", ".venv/", "edgecompile", "cut")
+KNOWN = (
+    "sudo",
+    "export",
+    "source",
+    "python3",
+    "scripts/",
+    "benchmarks/",
+    ".venv/",
+    "edgecompile",
+    "cut",
+)
 
 
 def load_script(name: str) -> ModuleType:
@@ -90,7 +103,8 @@ def test_links_lead_to_files(page: Path) -> None:
 def test_paths_that_are_named_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for name in re.findall(
-        r"`((?:scripts|tests|docs|profiles|edgecompile|docker|examples|\.ci)/[\w./-]*)`", text
+        r"`((?:scripts|tests|docs|profiles|edgecompile|docker|examples|benchmarks|\.ci)/[\w./-]*)`",
+        text,
     ):
         assert (REPOSITORY / name).exists(), f"{page.name} names {name}"
 
@@ -401,27 +415,26 @@ class TestDemo:
     def test_docstrings_of_everything_documented(self) -> None:
         source = '"""M."""\nclass C:\n    """C\n\n    c."""\n    async def f(self):\n        "f"\n'
         source += "def g():\n    '''  '''\ndef h():\n    return 'no docstring'\n"
-        read = load_script("demo_inputs.py").read_docstrings
+        read = demo_inputs.read_docstrings
         assert sorted(read(source)) == ["C c.", "M.", "f"]
 
     def test_docstrings_of_the_standard_library(self, tmp_path: Path) -> None:
-        load_script("demo_inputs.py").write_docstrings(tmp_path / "out.txt")
+        demo_inputs.write_docstrings(tmp_path / "out.txt")
         lines = (tmp_path / "out.txt").read_text(encoding="utf-8").split("\n")
         assert inspect.cleandoc(shlex.split.__doc__ or "").replace("\n", " ") in lines
         assert len(lines) > 3000
         assert all(line.strip() == line for line in lines)
 
     def test_similarities_on_the_device(self, tmp_path: Path) -> None:
-        device_side = load_script("demo_device.py")
         embeddings = np.array([[1.0, 0.0], [0.6, 0.8]], np.float32)
-        lines = device_side.format_similarity(["one", "three"], embeddings)
+        lines = demo_device.format_similarity(["one", "three"], embeddings)
         assert [line.split()[-2:] for line in lines[1:]] == [["1.00", "0.60"], ["0.60", "1.00"]]
         assert len({len(line) for line in lines}) == 1
 
     def test_summary_of_a_real_benchmark(self, tiny_bundle: Path, tiny_model: Path) -> None:
         pytest.importorskip("torch")
         from edgecompile.bench.bench import bench_bundle
-        from edgecompile.runtime.describe import describe_bundle
+        from edgecompile.runtime.commands.info import describe_bundle
 
         report = bench_bundle(
             tiny_bundle,
@@ -435,7 +448,7 @@ class TestDemo:
             cache=tiny_bundle.parent / "bench-cache",
         )
         info = describe_bundle(str(tiny_bundle))
-        lines = load_script("demo_summary.py").format_summary(report.to_json(), info)
+        lines = demo_summary.format_summary(report.to_json(), info)
         found = {line[:36].strip(): line[36:].split() for line in lines}
         assert len(found["milliseconds, p50"]) == len(found["cold start to first output, ms"]) == 3
         assert found["bundle, MB"][0] == f"{info['bytes'] / 1e6:.2f}"

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import layout
 import pytest
 from hypothesis import settings
 
+from scripts import layout
 from tests.draws import SEARCH
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -20,7 +20,11 @@ PACKAGE = REPOSITORY / "edgecompile"
 DEVICE_FILES = [PACKAGE / "__init__.py", *sorted((PACKAGE / "runtime").rglob("*.py"))]
 ALL_FILES = sorted(PACKAGE.rglob("*.py"))
 
-RUNTIME = [f"edgecompile.runtime.{path.stem}" for path in DEVICE_FILES[1:] if path.stem[0] != "_"]
+RUNTIME = [
+    ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+    for path in DEVICE_FILES[1:]
+    if path.stem[0] != "_"
+]
 LIGHT = [
     "audit.elf",
     "audit.instructions",
@@ -121,21 +125,22 @@ def test_device_files_evaluate_no_newer_types(path: Path) -> None:
 
 
 # JetPack's TensorRT, which only they may import, and only when it is needed.
-TENSORRT_FILES = {"device.py", "trt_build.py", "trt_engine.py"}
+TENSORRT_FILES = {"gpu/device.py", "finish/build.py", "gpu/tensorrt.py"}
 
 
 @pytest.mark.parametrize("path", DEVICE_FILES, ids=module_id)
 def test_device_files_import_nothing_else(path: Path) -> None:
     """Also what is imported inside functions."""
+    file = path.relative_to(PACKAGE).as_posix().partition("/")[2]
     for name in imported_names(path):
         top = name.partition(".")[0]
         if top == "edgecompile":
             device = name in ("edgecompile", "edgecompile.__version__")
             assert device or name.startswith("edgecompile.runtime"), name
         elif top == "tokenizers":
-            assert path.name == "texts.py", name
+            assert file == "text/encoder.py", name
         elif top == "tensorrt":
-            assert path.name in TENSORRT_FILES, name
+            assert file in TENSORRT_FILES, name
         else:
             assert top == "numpy" or top in sys.stdlib_module_names, name
 

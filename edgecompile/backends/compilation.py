@@ -18,7 +18,7 @@ from edgecompile.errors import CompileError, PlanError
 from edgecompile.export.program import ExportedModel
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
-from edgecompile.runtime.manifest import TORCH
+from edgecompile.runtime.format.manifest import TORCH
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 from edgecompile.toolchain.compilers import find_toolchain
 from edgecompile.toolchain.native import NativeRuntime, build_probe, build_runtime

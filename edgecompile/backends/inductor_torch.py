@@ -28,8 +28,8 @@ from edgecompile.backends.inductor_cpu import (
 from edgecompile.backends.torch_calls import list_calls
 from edgecompile.errors import CompileError
 from edgecompile.precision import Precision
-from edgecompile.runtime.cpu import architecture
-from edgecompile.runtime.manifest import TORCH
+from edgecompile.runtime.cpu.host import architecture
+from edgecompile.runtime.format.manifest import TORCH
 from edgecompile.toolchain.compilers import (
     BuiltObject,
     Toolchain,

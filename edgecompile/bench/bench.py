@@ -47,7 +47,7 @@ from edgecompile.machines.identity import describe_machine, load_average, usable
 from edgecompile.models.loaded import LoadOptions
 from edgecompile.precision import min_cosine
 from edgecompile.progress import NULL_PROGRESS, Progress
-from edgecompile.runtime.manifest import MANIFEST_NAME
+from edgecompile.runtime.format.manifest import MANIFEST_NAME
 from edgecompile.units import format_share
 
 __all__ = ["SUBJECT", "BenchReport", "BenchSettings", "bench_bundle", "default_cache"]

@@ -28,7 +28,7 @@ TIMEOUT_S = 1800
 
 @dataclass(frozen=True)
 class KernelProfile:
-    """What ``bench --profile`` of the runtime reports (:mod:`edgecompile.runtime.profile`)."""
+    """What ``bench --profile`` of the runtime reports (:mod:`edgecompile.runtime.measure.profile`)."""
 
     report: dict[str, Any]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edgecompile.bench.timings import stream
 from edgecompile.errors import BenchError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.runtime.manifest import Manifest
+from edgecompile.runtime.format.manifest import Manifest
 from edgecompile.units import format_share
 
 if TYPE_CHECKING:

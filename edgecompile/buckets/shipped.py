@@ -9,9 +9,9 @@ from typing import Any
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.errors import BundleError, CostError, LengthsError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.runtime.document import parse_json
-from edgecompile.runtime.files import BundleFolder
-from edgecompile.runtime.manifest import Manifest
+from edgecompile.runtime.format.document import parse_json
+from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.manifest import Manifest
 
 __all__ = ["LENGTHS_REPORT", "PLAN_REPORT", "ShippedPlan", "read_shipped_plan"]
 

@@ -16,8 +16,8 @@ from edgecompile.bundle.writer import BundleWriter, VariantParts, manifest_name,
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.structure import model_structure
 from edgecompile.precision import TOLERANCES
-from edgecompile.runtime.manifest import TORCH, Manifest
-from edgecompile.runtime.schema import BucketSpec, Extent, TensorSpec
+from edgecompile.runtime.format.manifest import TORCH, Manifest
+from edgecompile.runtime.format.schema import BucketSpec, Extent, TensorSpec
 
 
 def stage_kit(

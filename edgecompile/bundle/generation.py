@@ -10,7 +10,7 @@ from dataclasses import fields
 import numpy as np
 
 from edgecompile.models.loaded import Generation, LoadedModel
-from edgecompile.runtime.schema import GenerationSpec
+from edgecompile.runtime.format.schema import GenerationSpec
 
 _NEW_TOKENS = 24
 _PROMPTS = 4

@@ -1,6 +1,6 @@
 """Looking at a bundle from outside: who could run it, and whether its libraries are what it says.
 
-Nothing of the bundle is loaded here. The questions of the loader (:mod:`edgecompile.runtime.cpu`)
+Nothing of the bundle is loaded here. The questions of the loader (:mod:`edgecompile.runtime.cpu.host`)
 are asked about a target's devices instead of this machine, and the libraries are audited anew
 against what the manifest promises of them.
 """
@@ -18,9 +18,9 @@ from edgecompile.audit.elf import read_elf, version_key
 from edgecompile.audit.judge import AuditVerdict, Finding, System, baseline, judge
 from edgecompile.backends import LIBTORCH
 from edgecompile.errors import ElfError, TargetError
-from edgecompile.runtime.cpu import Host, choose_variant, missing
+from edgecompile.runtime.cpu.host import Host, choose_variant, missing
 from edgecompile.runtime.errors import UnsupportedHostError
-from edgecompile.runtime.manifest import AOTI_CPU, TORCH, Manifest, Variant
+from edgecompile.runtime.format.manifest import AOTI_CPU, TORCH, Manifest, Variant
 from edgecompile.targets.profile import TargetProfile, VariantSpec, load_variant
 from edgecompile.toolchain.native import BASELINE_MARCH
 

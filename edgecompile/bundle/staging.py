@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from edgecompile.errors import BundleWriteError, DiskFullError
-from edgecompile.runtime.manifest import MANIFEST_NAME
+from edgecompile.runtime.format.manifest import MANIFEST_NAME
 from edgecompile.units import format_bytes
 
 __all__ = ["SUFFIX", "Staging", "bundle_path", "disk_full", "free_space", "nearest_folder"]

@@ -23,8 +23,9 @@ from edgecompile.bundle.verdict import CaseResult, LengthsRun, TextResult, Verif
 from edgecompile.bundle.writer import save_case
 from edgecompile.errors import UnsupportedHostError, VerificationError
 from edgecompile.machines.emulator import EmulatedModel, Emulator, emulator_for
-from edgecompile.runtime.loaders import PACKAGES
-from edgecompile.runtime.manifest import (
+from edgecompile.runtime.commands.selftest import run_cases
+from edgecompile.runtime.cpu.loaders import PACKAGES
+from edgecompile.runtime.format.manifest import (
     AOTI_CPU,
     MANIFEST_NAME,
     Manifest,
@@ -32,7 +33,6 @@ from edgecompile.runtime.manifest import (
     Variant,
     parse_manifest,
 )
-from edgecompile.runtime.selftest import run_cases
 
 
 def verify_bundle(

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 
 from edgecompile.backends.artifact import StoredTensor, TensorStore
-from edgecompile.runtime.dtypes import BY_NAME
+from edgecompile.runtime.format.dtypes import BY_NAME
 
 ALIGNMENT = 64
 PADDING_PREFIX = "__pad."

@@ -26,7 +26,7 @@ from edgecompile.bundle.staging import FULL, Staging, disk_full, free_space
 from edgecompile.bundle.weights import write_weights
 from edgecompile.errors import BundleWriteError
 from edgecompile.files import file_sha256
-from edgecompile.runtime.manifest import (
+from edgecompile.runtime.format.manifest import (
     AOTI_CPU,
     MANIFEST_NAME,
     TORCH,
@@ -176,9 +176,10 @@ class BundleWriter:
         init = Path(next(iter(edgecompile.__path__))) / "__init__.py"
         self.add_file(init, "runtime/edgecompile/__init__.py")
         self.add_file(package / LAUNCHER, "__main__.py")
-        for source in sorted([*package.glob("*.py"), *package.glob("*.md")]):
-            if source.name != LAUNCHER:
-                self.add_file(source, f"runtime/edgecompile/runtime/{source.name}")
+        for source in sorted([*package.rglob("*.py"), *package.glob("*.md")]):
+            name = source.relative_to(package)
+            if name.parts[0] not in (LAUNCHER, "native"):
+                self.add_file(source, f"runtime/edgecompile/runtime/{name.as_posix()}")
         if torch:
             for source in sorted((init.parent / "torch_runtime").glob("*.py")):
                 self.add_file(source, f"runtime/edgecompile/torch_runtime/{source.name}")

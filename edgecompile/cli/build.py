@@ -355,7 +355,7 @@ def next_step(profile: TargetProfile, bundle: Path, runtime: str) -> str:
     """What to type once there is a bundle for these devices."""
     import platform
 
-    from edgecompile.runtime.cpu import architecture
+    from edgecompile.runtime.cpu.host import architecture
 
     here = profile.gpu is None and architecture(platform.machine()) in profile.archs
     path = shlex.quote(str(bundle) if here else bundle.name)

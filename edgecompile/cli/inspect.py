@@ -57,8 +57,8 @@ def command(
     promises. No code of the bundle is loaded but, for this machine, its CPU probe.
     """
     from edgecompile.bundle.inspection import audit_bundle, judge_target
-    from edgecompile.runtime.describe import describe_bundle
-    from edgecompile.runtime.files import BundleFolder
+    from edgecompile.runtime.commands.info import describe_bundle
+    from edgecompile.runtime.format.folder import BundleFolder
     from edgecompile.targets.profile import load_target
 
     profile = None if target is None else load_target(target)

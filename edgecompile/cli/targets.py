@@ -167,7 +167,7 @@ def _runnable(profile: TargetProfile) -> list[VariantSpec]:
     import platform
 
     from edgecompile.machines.host import host_variants
-    from edgecompile.runtime.cpu import architecture
+    from edgecompile.runtime.cpu.host import architecture
     from edgecompile.toolchain.native import build_probe
 
     arch = architecture(platform.machine())

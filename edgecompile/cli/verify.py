@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edgecompile.buckets.ranges import Bucket
     from edgecompile.bundle.cases import Case
     from edgecompile.bundle.verdict import VerifyReport
-    from edgecompile.runtime.manifest import Manifest
+    from edgecompile.runtime.format.manifest import Manifest
 
 __all__ = ["command"]
 
@@ -52,7 +52,7 @@ def command(
     from edgecompile.bundle.verdict import check_report
     from edgecompile.bundle.verify import verify_bundle
     from edgecompile.precision import min_cosine
-    from edgecompile.runtime.files import BundleFolder
+    from edgecompile.runtime.format.folder import BundleFolder
 
     console = session.console
     with console.step("hash the files") as step:
@@ -112,7 +112,7 @@ def _buckets(manifest: Manifest) -> tuple[Bucket, ...]:
 
 def _golden_cases(bundle: Path, manifest: Manifest) -> list[Case]:
     from edgecompile.bundle.cases import Case
-    from edgecompile.runtime.golden import read_case
+    from edgecompile.runtime.format.golden import read_case
 
     cases = []
     for item in manifest.golden:
@@ -124,7 +124,7 @@ def _golden_cases(bundle: Path, manifest: Manifest) -> list[Case]:
 
 
 def _golden_texts(bundle: Path, manifest: Manifest) -> bytes | None:
-    from edgecompile.runtime.generation_golden import FILE
+    from edgecompile.runtime.generation.golden import FILE
 
     return (bundle / FILE).read_bytes() if FILE in manifest.files else None
 

@@ -25,7 +25,7 @@ from edgecompile.lengths.traffic import (
     merge_traffic,
     parse_time,
 )
-from edgecompile.runtime.document import Problems, Reader, join, shorten
+from edgecompile.runtime.format.document import Problems, Reader, join, shorten
 
 __all__ = ["STATS_VERSION", "BucketTraffic", "ServedTraffic", "merge_traffic", "read_stats"]
 

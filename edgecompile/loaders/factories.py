@@ -40,7 +40,7 @@ from edgecompile.loaders.factory_specs import ModelSpec, build_model, find_probl
 from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.modules import describe_error, is_user_code
 from edgecompile.models.tasks import SEQ2SEQ_LM
-from edgecompile.runtime.schema import CAUSAL_LM
+from edgecompile.runtime.format.schema import CAUSAL_LM
 
 _FORMS = (
     "a factory returns a dict with the keys module, inputs, axes and perhaps others, the same as "

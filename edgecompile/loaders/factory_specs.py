@@ -22,7 +22,7 @@ from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.modules import NamedModule, describe_error
 from edgecompile.models.probing import copy_changed_inputs, probe_outputs
 from edgecompile.models.specs import AxisLimits, InputSpec
-from edgecompile.runtime.dtypes import INPUT_NAMES, Number
+from edgecompile.runtime.format.dtypes import INPUT_NAMES, Number
 
 _NAME = re.compile(r"[A-Za-z_]\w{0,99}")
 _MAX_DIMS = 8

@@ -11,7 +11,7 @@ import torch
 from edgecompile.errors import ModelError
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.specs import AxisLimits, InputSpec
-from edgecompile.runtime.dtypes import BY_NAME, Number, holds
+from edgecompile.runtime.format.dtypes import BY_NAME, Number, holds
 
 
 def describe_inputs(

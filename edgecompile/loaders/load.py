@@ -11,7 +11,7 @@ from edgecompile.loaders.kinds import check_form, split_factory
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM
-from edgecompile.runtime.schema import CAUSAL_LM
+from edgecompile.runtime.format.schema import CAUSAL_LM
 
 __all__ = ["check_model", "load_model"]
 

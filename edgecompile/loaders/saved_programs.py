@@ -22,7 +22,7 @@ from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.modules import NamedModule
 from edgecompile.models.probing import copy_changed_inputs, probe_outputs
 from edgecompile.models.specs import AxisLimits, InputSpec
-from edgecompile.runtime.dtypes import INPUT_NAMES
+from edgecompile.runtime.format.dtypes import INPUT_NAMES
 
 
 def load_saved_program(path: Path, options: LoadOptions) -> LoadedModel:

@@ -18,8 +18,8 @@ from typing import Any
 from edgecompile.errors import TargetError
 from edgecompile.json_files import read_object
 from edgecompile.machines.host import probe_features
-from edgecompile.runtime.cpu import architecture, describe_host
-from edgecompile.runtime.document import shorten
+from edgecompile.runtime.cpu.host import architecture, describe_host
+from edgecompile.runtime.format.document import shorten
 from edgecompile.targets.profile import TargetProfile, list_variants, load_variant
 from edgecompile.targets.schema import FEATURES
 from edgecompile.toolchain.native import build_probe

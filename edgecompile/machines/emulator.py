@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgecompile.errors import NativeError, ToolchainError, UnsupportedHostError
-from edgecompile.runtime.cpu import architecture
-from edgecompile.runtime.dtypes import BY_CODE, BY_NAME
-from edgecompile.runtime.manifest import (
+from edgecompile.runtime.cpu.host import architecture
+from edgecompile.runtime.format.dtypes import BY_CODE, BY_NAME
+from edgecompile.runtime.format.manifest import (
     MANIFEST_NAME,
     Manifest,
     Tolerance,
@@ -136,7 +136,7 @@ def _system_root(toolchain: Toolchain) -> Path:
 
 
 class EmulatedModel:
-    """An open bundle in an emulated process: what :func:`edgecompile.runtime.selftest.run_cases`
+    """An open bundle in an emulated process: what :func:`edgecompile.runtime.commands.selftest.run_cases`
     takes; a context manager.
 
     Args:

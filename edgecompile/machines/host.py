@@ -6,7 +6,7 @@ import ctypes
 from pathlib import Path
 
 from edgecompile.errors import ToolchainError
-from edgecompile.runtime.cpu import architecture
+from edgecompile.runtime.cpu.host import architecture
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from edgecompile.models.specs import InputSpec
-from edgecompile.runtime.dtypes import BY_NAME, Number
+from edgecompile.runtime.format.dtypes import BY_NAME, Number
 
 
 def make_example(

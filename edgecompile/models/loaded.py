@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from edgecompile.errors import ModelError
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.specs import AxisLimits, InputSpec, OutputSpec
-from edgecompile.runtime.schema import CAUSAL_LM
+from edgecompile.runtime.format.schema import CAUSAL_LM
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from typing import Any
 
 from edgecompile.errors import ModelError
 from edgecompile.models.tasks import TASK_NAMES
-from edgecompile.runtime.dtypes import Number
+from edgecompile.runtime.format.dtypes import Number
 
 __all__ = ["POOLING_MODES", "LoadOptions"]
 

@@ -11,7 +11,7 @@ from edgecompile.models.examples import make_example
 from edgecompile.models.modules import NamedModule, run_module
 from edgecompile.models.specs import AxisLimits, InputSpec, OutputSpec
 from edgecompile.models.writes import WriteWatch
-from edgecompile.runtime.dtypes import INPUT_NAMES
+from edgecompile.runtime.format.dtypes import INPUT_NAMES
 
 # A size that is no model's hidden size by accident, and small enough to cost nothing.
 _USUAL = 11

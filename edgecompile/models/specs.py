@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgecompile.runtime.dtypes import Number
+from edgecompile.runtime.format.dtypes import Number
 
 __all__ = ["AxisLimits", "InputSpec", "OutputSpec"]
 

@@ -21,8 +21,8 @@ from edgecompile.export.program import ExportedModel
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.narrowing.rounding import RoundedWeights, round_products
 from edgecompile.precision import Precision, Rounded
-from edgecompile.runtime.compare import compare_arrays
-from edgecompile.runtime.manifest import Tolerance
+from edgecompile.runtime.format.compare import compare_arrays
+from edgecompile.runtime.format.manifest import Tolerance
 
 __all__ = ["Deviation", "NarrowedProgram", "fewest_kept"]
 

@@ -19,8 +19,8 @@ from edgecompile.bundle.cases import Case, pad_array
 from edgecompile.files import plain_fields
 from edgecompile.models.specs import InputSpec, OutputSpec
 from edgecompile.onnx.scan import OnnxRunner
-from edgecompile.runtime.compare import Agreement, compare_arrays
-from edgecompile.runtime.manifest import Tolerance
+from edgecompile.runtime.format.compare import Agreement, compare_arrays
+from edgecompile.runtime.format.manifest import Tolerance
 
 #: By case of a bucket, how its outputs agree.
 _Runs = list[tuple[str, list[Agreement]]]

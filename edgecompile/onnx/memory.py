@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgecompile.errors import CompileError
-from edgecompile.runtime.recipe_schema import Predicted
+from edgecompile.runtime.format.recipe_schema import Predicted
 
 if TYPE_CHECKING:  # onnx is an extra: bundles for CPUs are packed without it
     from onnx import ModelProto, ValueInfoProto

@@ -29,7 +29,7 @@ from edgecompile.planning.kits import whole_bucket
 from edgecompile.planning.planning import Planned, plan_model
 from edgecompile.planning.request import with_padding
 from edgecompile.progress import StepHandle
-from edgecompile.runtime.device import DeviceIdentity
+from edgecompile.runtime.gpu.device import DeviceIdentity
 from edgecompile.targets.gpu import GPU_PRECISION
 from edgecompile.targets.jetpack import find_jetpack
 from edgecompile.targets.profile import TargetProfile

@@ -28,8 +28,8 @@ from edgecompile.models.samples import Samples
 from edgecompile.precision import FP32, Precision, min_cosine
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.report.pages import build_header, build_page, plain_page
-from edgecompile.runtime.generation_golden import FILE as GENERATION_FILE
-from edgecompile.runtime.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
+from edgecompile.runtime.format.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, Manifest
+from edgecompile.runtime.generation.golden import FILE as GENERATION_FILE
 from edgecompile.tensorrt.parts import GpuParts, add_gpu, try_engine, with_gpu
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from edgecompile.pipeline.stages import Stages
 from edgecompile.planning.cost_sources import runnable_variants
 from edgecompile.planning.request import PlanRequest, longest_served
 from edgecompile.progress import StepHandle
-from edgecompile.runtime.schema import CAUSAL_LM
+from edgecompile.runtime.format.schema import CAUSAL_LM
 from edgecompile.targets.gpu import GPU_PRECISION
 from edgecompile.targets.jetpack import find_jetpack
 from edgecompile.targets.profile import TargetProfile

@@ -18,7 +18,7 @@ from edgecompile.files import file_sha256, hash_tree
 from edgecompile.installation import installation_id
 from edgecompile.machines.identity import cpu_identity, usable_cpus
 from edgecompile.runtime.errors import EdgecompileError
-from edgecompile.runtime.manifest import MANIFEST_NAME, parse_manifest
+from edgecompile.runtime.format.manifest import MANIFEST_NAME, parse_manifest
 from edgecompile.targets.profile import load_target
 from edgecompile.targets.schema import search_path
 from edgecompile.toolchain.compilers import find_toolchain

@@ -16,8 +16,8 @@ from edgecompile.buckets.costs.mode_points import merge_modes
 from edgecompile.buckets.costs.sources import MODES, CostCurve, CostPoint, Mode
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
-from edgecompile.runtime.document import shorten
-from edgecompile.runtime.engines import PLANNED
+from edgecompile.runtime.format.document import shorten
+from edgecompile.runtime.gpu.engines import PLANNED
 from edgecompile.targets.profile import TargetProfile
 
 __all__ = [

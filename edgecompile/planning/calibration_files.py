@@ -19,7 +19,7 @@ from edgecompile.planning.calibration import (
     Calibration,
     spell_sizes,
 )
-from edgecompile.runtime.document import Problems, Reader, join, shorten
+from edgecompile.runtime.format.document import Problems, Reader, join, shorten
 
 __all__ = ["CALIBRATION_VERSION", "parse_calibration", "read_calibration", "read_document"]
 

@@ -34,7 +34,7 @@ from edgecompile.planning.measure import calibrate, cost_curve, cost_surface
 from edgecompile.planning.request import PlanRequest, plan_scope
 from edgecompile.planning.roofline import modelled_curve
 from edgecompile.progress import NULL_STEP, StepHandle
-from edgecompile.runtime.cpu import architecture
+from edgecompile.runtime.cpu.host import architecture
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 from edgecompile.toolchain.native import build_probe
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgecompile.bundle.verdict import CaseResult, VerifyReport
     from edgecompile.models.loaded import ModelSource
     from edgecompile.narrowing.trials import PrecisionChoice
-    from edgecompile.runtime.manifest import Manifest
+    from edgecompile.runtime.format.manifest import Manifest
 
 __all__ = [
     "Drawing",

@@ -47,7 +47,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .model import Model, open_bundle
-    from .texts import open_tokenizer
+    from .text.encoder import open_tokenizer
 
 __all__ = [
     "BundleError",
@@ -94,7 +94,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(model, name)
     if name == "open_tokenizer":
-        from .texts import open_tokenizer
+        from .text.encoder import open_tokenizer
 
         return open_tokenizer
     raise AttributeError("module {!r} has no attribute {!r}".format(__name__, name))

@@ -8,9 +8,9 @@ import time
 from typing import Any, Dict, List, Optional, Sequence, Type
 
 from .. import __version__
-from .document import shorten
+from .commands.generate import add_options as add_generate_options
 from .errors import EdgecompileError, InputError, SelftestError
-from .generate_command import add_options as add_generate_options
+from .format.document import shorten
 from .limits import no_memory
 
 INTERNAL = 70
@@ -200,8 +200,8 @@ def _printable(line: str) -> str:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from .cpu import describe_host
-    from .describe import describe_bundle, format_bundle, format_host
+    from .commands.info import describe_bundle, format_bundle, format_host
+    from .cpu.host import describe_host
 
     if options.bundle is None:
         if not options.host:
@@ -216,7 +216,7 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _selftest(options: argparse.Namespace) -> int:
-    from .selftest import format_selftest, run_selftest
+    from .commands.selftest import format_selftest, run_selftest
 
     report = run_selftest(
         options.bundle,
@@ -231,7 +231,7 @@ def _selftest(options: argparse.Namespace) -> int:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    from .generate_command import run_generate
+    from .commands.generate import run_generate
 
     def show(text: str) -> None:
         if not options.json:
@@ -247,7 +247,7 @@ def _generate(options: argparse.Namespace) -> int:
 
 
 def _encode(options: argparse.Namespace) -> int:
-    from .encode import encode_bundle, format_encode, read_texts
+    from .commands.encode import encode_bundle, format_encode, read_texts
 
     report = encode_bundle(
         options.bundle,
@@ -265,7 +265,7 @@ def _encode(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from .run_command import format_run, run_file
+    from .commands.run import format_run, run_file
 
     report = run_file(
         options.bundle,
@@ -292,7 +292,7 @@ def _how(options: argparse.Namespace) -> Dict[str, Any]:
 
 
 def _lengths(options: argparse.Namespace) -> Optional[Dict[int, int]]:
-    from .workload import read_lengths
+    from .measure.workload import read_lengths
 
     return None if options.lengths is None else read_lengths(options.lengths)
 
@@ -302,7 +302,7 @@ def _bench(options: argparse.Namespace) -> int:
         return _calibrate(options)
     if options.profile:
         return _profile(options)
-    from .bench import format_bench, run_bench
+    from .measure.bench import format_bench, run_bench
 
     report = run_bench(
         options.bundle, lengths=_lengths(options), cold_runs=options.cold_runs, **_how(options)
@@ -312,7 +312,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _profile(options: argparse.Namespace) -> int:
-    from .profile import format_profile, profile_bundle
+    from .measure.profile import format_profile, profile_bundle
 
     report = profile_bundle(options.bundle, lengths=_lengths(options), **_how(options))
     _show(options, report, format_profile(report))
@@ -320,7 +320,7 @@ def _profile(options: argparse.Namespace) -> int:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from .calibrate import calibrate_bundle, format_calibration
+    from .measure.calibrate import calibrate_bundle, format_calibration
 
     if options.profile:
         raise InputError("--profile and --calibrate don't go together")
@@ -338,7 +338,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def _finish(options: argparse.Namespace) -> int:
-    from .finish import Options, finish_bundle, format_finish
+    from .finish.finish import Options, finish_bundle, format_finish
 
     if options.workspace is not None and options.workspace < 1:
         raise InputError("--workspace is {}, must be at least 1 byte".format(options.workspace))
@@ -355,7 +355,7 @@ def _finish(options: argparse.Namespace) -> int:
 
 
 def _coldstart(options: argparse.Namespace) -> int:
-    from .coldstart import cold_load, cold_start
+    from .measure.coldstart import cold_load, cold_start
 
     if options.loads:
         loads = cold_load(

@@ -7,32 +7,33 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Mapping, Optional, Type
 
-from . import aoti, libraries, weights
-from .cpu import Host, describe_host
-from .dispatch import Dispatcher
+from .call.dispatch import Dispatcher
+from .call.inputs import InputChecker
+from .call.results import ResultMaker
+from .cpu import aoti, libraries
+from .cpu.host import Host, describe_host
 from .errors import GenerationError, InputError, MemoryLimitError, OutsideBucketsError
-from .files import BundleFolder
-from .generator import Generator, Options
-from .inputs import InputChecker
+from .format import weights
+from .format.folder import BundleFolder
+from .format.manifest import AOTI_CPU, TENSORRT, Manifest, Tolerance
+from .generation.generator import Generator, Options
+from .generation.sources import check_encoder
 from .lifetime import Lifetime, Unique
 from .limits import memory_for, no_memory
-from .manifest import AOTI_CPU, TENSORRT, Manifest, Tolerance
 from .opening import GPU_FAILURES, VARIANT_VARIABLE, Opened, Request, make_request, open_programs
-from .results import ResultMaker
-from .sources import check_encoder
-from .stats import Stats
-from .stats_file import StatsWriter, check_schedule
+from .stats.counters import Stats
+from .stats.file import StatsWriter, check_schedule
 from .warmup import warm_up
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .aoti import RuntimeLibrary
-    from .chunks import ChunkPlanner
-    from .generation import TokenStream
-    from .output import Path
-    from .session import Session
-    from .texts import Text, TextEncoder, TextOutputs
+    from .cpu.aoti import RuntimeLibrary
+    from .format.output import Path
+    from .generation.chunks import ChunkPlanner
+    from .generation.session import Session
+    from .generation.stream import TokenStream
+    from .text.encoder import Text, TextEncoder, TextOutputs
 
 __all__ = ["VARIANT_VARIABLE", "Model", "open_bundle"]
 
@@ -318,7 +319,7 @@ class Model(Unique, Generator):
     def _text_encoder(self) -> "TextEncoder":
         # Two threads may both make one at first; they are alike.
         if self._texts is None:
-            from .texts import TextEncoder
+            from .text.encoder import TextEncoder
 
             self._texts = TextEncoder(self)
         return self._texts
@@ -340,8 +341,8 @@ class Model(Unique, Generator):
             GenerationError: the model generates nothing, or a GPU runs it.
             UnsupportedHostError: there is no memory for its caches.
         """
-        from .chunks import ChunkPlanner
-        from .session import Session
+        from .generation.chunks import ChunkPlanner
+        from .generation.session import Session
 
         spec = self.manifest.generation
         if spec is None:

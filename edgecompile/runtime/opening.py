@@ -5,8 +5,9 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Union
 
-from .cpu import Host, choose_variant
-from .engines import MODES, PLANNED
+from .cpu.host import Host, choose_variant
+from .cpu.loaders import find_loader
+from .cpu.programs import Programs, open_cpu_variant
 from .errors import (
     EdgecompileError,
     FinishError,
@@ -17,13 +18,12 @@ from .errors import (
     UnfinishedBundleError,
     UnsupportedHostError,
 )
-from .files import BundleFolder
-from .loaders import find_loader
-from .manifest import AOTI_CPU, TENSORRT, Variant
-from .programs import Programs, open_cpu_variant
+from .format.folder import BundleFolder
+from .format.manifest import AOTI_CPU, TENSORRT, Variant
+from .gpu.engines import MODES, PLANNED
 
 if TYPE_CHECKING:
-    from .gpu_programs import GpuPrograms
+    from .gpu.programs import GpuPrograms
 
 MODE_VARIABLE = "EDGECOMPILE_MODE"
 VARIANT_VARIABLE = "EDGECOMPILE_VARIANT"
@@ -121,7 +121,7 @@ def open_programs(folder: BundleFolder, host: Host, request: Request) -> Opened:
     programs: Union[Programs, GpuPrograms]
     if variant.backend == TENSORRT:
         # Here alone: who runs on the CPU doesn't wait for these imports.
-        from .gpu_variant import open_gpu_variant
+        from .gpu.variant import open_gpu_variant
 
         try:
             programs = open_gpu_variant(folder, variant, request.mode, request.finish)

@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING, Mapping, Optional, Union
 
-from .dispatch import Dispatcher
-from .dtypes import BY_NAME
+from .call.dispatch import Dispatcher
+from .call.inputs import InputChecker, make_inputs
 from .errors import UnsupportedHostError
-from .inputs import InputChecker, make_inputs
+from .format.dtypes import BY_NAME
+from .format.manifest import Manifest
 from .limits import memory_for
-from .manifest import Manifest
 
 if TYPE_CHECKING:
-    from .gpu_programs import GpuPrograms
-    from .programs import Programs
+    from .cpu.programs import Programs
+    from .gpu.programs import GpuPrograms
 
 
 def warm_up(

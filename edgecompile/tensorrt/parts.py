@@ -10,10 +10,10 @@ from pathlib import Path
 from edgecompile.bundle.verdict import CaseResult, VerifyReport
 from edgecompile.bundle.writer import BundleWriter
 from edgecompile.onnx.report import OnnxArtifact
-from edgecompile.runtime.finish import Options, finish_bundle
-from edgecompile.runtime.manifest import Manifest, Variant
-from edgecompile.runtime.recipe import parse_recipe
-from edgecompile.runtime.schema import TENSORRT
+from edgecompile.runtime.finish.finish import Options, finish_bundle
+from edgecompile.runtime.format.manifest import Manifest, Variant
+from edgecompile.runtime.format.recipe import parse_recipe
+from edgecompile.runtime.format.schema import TENSORRT
 from edgecompile.targets.jetpack import JetPack
 from edgecompile.targets.profile import TargetProfile
 from edgecompile.tensorrt.recipes import make_recipe
@@ -100,7 +100,7 @@ def try_engine(
 
     Raises:
         SelftestError: it doesn't reproduce them.
-        EdgecompileError: as :func:`edgecompile.runtime.finish.finish_bundle` says.
+        EdgecompileError: as :func:`edgecompile.runtime.finish.finish.finish_bundle` says.
     """
     if parts.engine is None:
         return ()

@@ -11,8 +11,8 @@ from edgecompile.errors import PlanError, TargetError
 from edgecompile.models.specs import InputSpec
 from edgecompile.onnx.memory import MemoryEstimate, estimate_memory
 from edgecompile.precision import TOLERANCES, min_cosine
-from edgecompile.runtime.recipe_schema import Recipe, ShapeRange, TargetDevice, TensorType
-from edgecompile.runtime.schema import BucketSpec, Manifest, TensorSpec
+from edgecompile.runtime.format.recipe_schema import Recipe, ShapeRange, TargetDevice, TensorType
+from edgecompile.runtime.format.schema import BucketSpec, Manifest, TensorSpec
 from edgecompile.targets.jetpack import JetPack
 from edgecompile.targets.profile import TargetProfile
 

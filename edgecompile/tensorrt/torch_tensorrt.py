@@ -18,9 +18,9 @@ from edgecompile.buckets.plan import Bucket
 from edgecompile.errors import CompileError, MissingDependencyError
 from edgecompile.export.program import ExportedModel
 from edgecompile.files import file_sha256, plain
-from edgecompile.runtime.attempts import merge_profiles
-from edgecompile.runtime.device import DeviceIdentity
-from edgecompile.runtime.recipe_schema import ShippedEngine
+from edgecompile.runtime.finish.attempts import merge_profiles
+from edgecompile.runtime.format.recipe_schema import ShippedEngine
+from edgecompile.runtime.gpu.device import DeviceIdentity
 from edgecompile.tensorrt.recipes import engine_profiles
 from edgecompile.tensorrt.workers import ask
 

@@ -10,10 +10,10 @@ import platform
 from importlib import metadata
 
 from edgecompile.errors import GpuError, MissingDependencyError, TargetError
-from edgecompile.runtime.cpu import architecture
-from edgecompile.runtime.device import DeviceIdentity
-from edgecompile.runtime.recipe import version_pair
-from edgecompile.runtime.workers import Workers
+from edgecompile.runtime.cpu.host import architecture
+from edgecompile.runtime.finish.workers import Workers
+from edgecompile.runtime.format.recipe import version_pair
+from edgecompile.runtime.gpu.device import DeviceIdentity
 from edgecompile.targets.jetpack import NO_JETPACK, load_jetpack
 from edgecompile.targets.profile import TargetProfile
 

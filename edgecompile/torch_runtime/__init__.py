@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from edgecompile.runtime.loaders import register_loader
-from edgecompile.runtime.manifest import TORCH
+from edgecompile.runtime.cpu.loaders import register_loader
+from edgecompile.runtime.format.manifest import TORCH
 
 from .loader import TorchLoader
 

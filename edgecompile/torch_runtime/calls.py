@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from edgecompile.runtime.document import shorten
 from edgecompile.runtime.errors import NativeError
+from edgecompile.runtime.format.document import shorten
 
 from .container import Container, OperatorCall
 from .handles import new_handle, take_tensor

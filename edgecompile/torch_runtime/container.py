@@ -10,9 +10,9 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from edgecompile.runtime.dtypes import BY_CODE
+from edgecompile.runtime.cpu.tensors import MAX_DIMS, NativeTensor
 from edgecompile.runtime.errors import NativeError
-from edgecompile.runtime.native_tensors import MAX_DIMS, NativeTensor
+from edgecompile.runtime.format.dtypes import BY_CODE
 
 _POINTER = ctypes.c_void_p
 _SIZE = ctypes.c_size_t

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from edgecompile.runtime.document import shorten
 from edgecompile.runtime.errors import (
     TorchUnavailableError,
     TorchVersionError,
     UnsupportedHostError,
 )
+from edgecompile.runtime.format.document import shorten
 
 if TYPE_CHECKING:
-    from edgecompile.runtime.files import BundleFolder
-    from edgecompile.runtime.manifest import Variant
-    from edgecompile.runtime.programs import Programs
+    from edgecompile.runtime.cpu.programs import Programs
+    from edgecompile.runtime.format.folder import BundleFolder
+    from edgecompile.runtime.format.manifest import Variant
 
 COMMAND = "edgecompile.torch_runtime"
 
@@ -63,7 +63,7 @@ class TorchLoader:
             DamagedBundleError: the weights differ from their hash.
             BundleError: they break a rule.
         """
-        from edgecompile.runtime.weights import map_weights
+        from edgecompile.runtime.format.weights import map_weights
 
         from .programs import TorchLibrary, TorchPrograms
 

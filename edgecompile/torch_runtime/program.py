@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from edgecompile.runtime.dtypes import BY_NAME
+from edgecompile.runtime.cpu.tensors import wrap_tensor
 from edgecompile.runtime.errors import NativeError
-from edgecompile.runtime.native_tensors import wrap_tensor
+from edgecompile.runtime.format.dtypes import BY_NAME
 
 from .calls import SYMBOL, OperatorCalls, read_operators
 from .container import Container
@@ -20,8 +20,8 @@ from .container import Container
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edgecompile.runtime.program import Shape
-    from edgecompile.runtime.weights import Weights
+    from edgecompile.runtime.cpu.program import Shape
+    from edgecompile.runtime.format.weights import Weights
 
 _ALIGNMENT = 64  # to which generated code rounds the sizes of constants up
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from edgecompile.runtime.libraries import load_library
-from edgecompile.runtime.programs import Programs
+from edgecompile.runtime.cpu.libraries import load_library
+from edgecompile.runtime.cpu.programs import Programs
 
 from .program import TorchProgram
 
 if TYPE_CHECKING:
-    from edgecompile.runtime.libraries import PinnedLibrary
-    from edgecompile.runtime.weights import Weights
+    from edgecompile.runtime.cpu.libraries import PinnedLibrary
+    from edgecompile.runtime.format.weights import Weights
 
 
 class TorchLibrary:

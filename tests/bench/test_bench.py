@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench_record import render_record
 
+from benchmarks.record import render_record
 from edgecompile.bench.bench import SUBJECT, bench_bundle
 from edgecompile.bench.report import BenchReport
 from edgecompile.errors import BenchError, BundleError

@@ -8,7 +8,7 @@ import pytest
 from edgecompile.bench.workload import choose_workload
 from edgecompile.errors import BenchError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.runtime.manifest import Manifest, parse_manifest
+from edgecompile.runtime.format.manifest import Manifest, parse_manifest
 from tests.runtime.bundles import DummyBundle
 
 

@@ -112,7 +112,7 @@ def test_a_bundle_without_a_variant_for_the_cpu_says_what_each_lacks(
 
 FORCED = """
 import sys
-import edgecompile.runtime.cpu as cpu
+import edgecompile.runtime.cpu.host as cpu
 cpu.missing = lambda variant, host: []
 from edgecompile.runtime.__main__ import main
 sys.exit(main(["selftest", sys.argv[1], "--variant", sys.argv[2]]))

@@ -30,7 +30,7 @@ from edgecompile.models.loaded import LoadedModel
 from edgecompile.pipeline.pipeline import BuildRequest, build
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.compare import compare_arrays
+from edgecompile.runtime.format.compare import compare_arrays
 from tests.factories import sizes
 
 FACTORY = f"{Path(sizes.__file__)}:spec"

@@ -13,12 +13,12 @@ import pytest
 pytest.importorskip("transformers")
 
 from click.testing import CliRunner
-from generation_families import LONGEST_RUN, TARGET, build_family, load_family
 
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.runtime import Model, open_bundle
 from tests.conftest import one_at_a_time
+from tests.zoo.generation_families import LONGEST_RUN, TARGET, build_family, load_family
 
 
 @pytest.fixture(scope="session")

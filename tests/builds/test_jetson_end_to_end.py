@@ -25,11 +25,11 @@ from edgecompile.planning.calibration_files import read_calibration
 from edgecompile.planning.planning import plan_model
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.calibrate import calibrate_bundle
-from edgecompile.runtime.cpu import architecture
+from edgecompile.runtime.commands.selftest import run_selftest
+from edgecompile.runtime.cpu.host import architecture
 from edgecompile.runtime.errors import UnfinishedBundleError
-from edgecompile.runtime.finish import finish_bundle
-from edgecompile.runtime.selftest import run_selftest
+from edgecompile.runtime.finish.finish import finish_bundle
+from edgecompile.runtime.measure.calibrate import calibrate_bundle
 from edgecompile.targets.profile import load_target
 from tests.fake_gpu.build import FakeCudart
 

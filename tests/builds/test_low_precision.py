@@ -15,8 +15,8 @@ from edgecompile.backends.lowering.lower import LoweringReport, lower_graph
 from edgecompile.bundle.weights import write_weights
 from edgecompile.errors import CompileError
 from edgecompile.precision import Precision
-from edgecompile.runtime.dtypes import BY_NAME
-from edgecompile.runtime.weights import Weights
+from edgecompile.runtime.format.dtypes import BY_NAME
+from edgecompile.runtime.format.weights import Weights
 
 SHAPES = [(1, 1), (31, 7), (32, 8), (33, 5), (64, 96), (70, 101)]
 

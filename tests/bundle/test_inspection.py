@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from edgecompile.bundle.inspection import audit_bundle, judge_target
-from edgecompile.runtime.files import BundleFolder
-from edgecompile.runtime.manifest import Manifest
+from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.manifest import Manifest
 from edgecompile.targets.profile import load_target
 
 LIBRARY = """

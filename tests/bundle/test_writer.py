@@ -11,7 +11,7 @@ from edgecompile.bundle import writer as bundle
 from edgecompile.bundle.staging import bundle_path
 from edgecompile.bundle.writer import BundleWriter, manifest_name
 from edgecompile.errors import BundleWriteError, DiskFullError
-from edgecompile.runtime.document import Problems, Reader
+from edgecompile.runtime.format.document import Problems, Reader
 
 
 def test_the_suffix_is_added_once() -> None:

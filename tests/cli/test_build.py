@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgecompile.cli.build import bundle_name, next_step
-from edgecompile.runtime.files import BundleFolder
+from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.targets.profile import load_target
 from tests.cli.command import run
 from tests.factories import tiny_models

@@ -25,7 +25,7 @@ def build_fake_cudart(folder: Path) -> Path:
 
 
 class FakeCudart:
-    """The fake in this process; ``edgecompile.runtime.cuda`` uses the same one."""
+    """The fake in this process; ``edgecompile.runtime.gpu.cuda`` uses the same one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

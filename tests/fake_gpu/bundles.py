@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from edgecompile.runtime.cpu import architecture
-from edgecompile.runtime.golden import write_case
+from edgecompile.runtime.cpu.host import architecture
+from edgecompile.runtime.format.golden import write_case
 from tests.runtime.bundles import LENGTHS, ORIN, RECIPE, DummyBundle, pack_weights
 
 FOLDER = "code/jetson-orin/"

@@ -1,6 +1,6 @@
 """An engine for tests that computes with numpy on the fake of libcudart: no GPU, no TensorRT.
 
-It keeps the promises of ``edgecompile.runtime.engines`` and checks those of its caller: shapes
+It keeps the promises of ``edgecompile.runtime.gpu.engines`` and checks those of its caller: shapes
 within the profile, addresses that the GPU reaches, scratch memory that is nobody else's meanwhile.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgecompile.runtime.errors import GpuError
-from edgecompile.runtime.manifest import Manifest
+from edgecompile.runtime.format.manifest import Manifest
 from tests.fake_gpu.build import FakeCudart
 
 Arrays = dict[str, Any]
@@ -63,19 +63,19 @@ class NumpyEngine:
         return 1000 * (profile + 1)
 
     def open(self, profile: int, scratch: int, size: int, stream: int) -> NumpyContext:
-        """See ``edgecompile.runtime.engines``."""
+        """See ``edgecompile.runtime.gpu.engines``."""
         assert size >= self.scratch_bytes(profile) and scratch % 256 == 0 and stream
         context = NumpyContext(self, profile, scratch)
         self.opened.append(context)
         return context
 
     def close(self) -> None:
-        """See ``edgecompile.runtime.engines``."""
+        """See ``edgecompile.runtime.gpu.engines``."""
         assert all(context.closed for context in self.opened)
         self.closed = True
 
     def abandon(self) -> None:
-        """See ``edgecompile.runtime.engines``."""
+        """See ``edgecompile.runtime.gpu.engines``."""
         self.abandoned = True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from edgecompile.runtime.cpu import architecture
+from edgecompile.runtime.cpu.host import architecture
 
 #: What the fake of libcudart calls itself.
 GPU = "name=FAKE H1;cc=9.0;sm=132;memory=85899345920;integrated=0;driver=13000"

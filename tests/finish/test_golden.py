@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from edgecompile.runtime.golden import write_case
+from edgecompile.runtime.format.golden import write_case
 from tests.fake_gpu.bundles import GpuBundle, run_eager
 from tests.fake_gpu.rig import REPOSITORY, Rig
 from tests.finish.outcome import WHOLE, check_served, serve

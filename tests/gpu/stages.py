@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgecompile.runtime.compare import compare_arrays
-from edgecompile.runtime.cuda import Cuda
-from edgecompile.runtime.dispatch import Dispatcher
-from edgecompile.runtime.engines import DEFAULT, REDUCE_OVERHEAD
+from edgecompile.runtime.call.dispatch import Dispatcher
+from edgecompile.runtime.call.inputs import InputChecker, make_inputs
+from edgecompile.runtime.call.results import ResultMaker
 from edgecompile.runtime.errors import GpuError
-from edgecompile.runtime.gpu_programs import GpuPrograms, pad_everything
-from edgecompile.runtime.inputs import InputChecker, make_inputs
-from edgecompile.runtime.manifest import Manifest
-from edgecompile.runtime.results import ResultMaker
+from edgecompile.runtime.format.compare import compare_arrays
+from edgecompile.runtime.format.manifest import Manifest
+from edgecompile.runtime.gpu.cuda import Cuda
+from edgecompile.runtime.gpu.engines import DEFAULT, REDUCE_OVERHEAD
+from edgecompile.runtime.gpu.programs import GpuPrograms, pad_everything
 from tests.gpu.encoder import make_encoder, make_manifest
 from tests.gpu.programs import make_programs
 from tests.gpu.torch_engine import CudaMemory, FakeMemory, Program, TorchEngine
@@ -36,7 +36,7 @@ Arrays = dict[str, Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """What one process of the check does; see scripts/gpu_check.py."""
+    """What one process of the check does; see tests/gpu/check.py."""
 
     kind: str
     model: str

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from edgecompile.runtime.cuda import Cuda
-from edgecompile.runtime.engines import DEFAULT
 from edgecompile.runtime.errors import GpuError, GpuUnavailableError
-from edgecompile.runtime.gpu_programs import GpuPrograms
+from edgecompile.runtime.gpu.cuda import Cuda
+from edgecompile.runtime.gpu.engines import DEFAULT
+from edgecompile.runtime.gpu.programs import GpuPrograms
 from tests.gpu.encoder import WORDS, make_encoder, make_manifest
 from tests.gpu.programs import prepare_kind
 from tests.gpu.stages import Check, Settings

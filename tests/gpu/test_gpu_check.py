@@ -1,4 +1,4 @@
-"""scripts/gpu_check.py goes through all of its stages; on a fake of CUDA, which proves no GPU."""
+"""tests/gpu/check.py goes through all of its stages; on a fake of CUDA, which proves no GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.fake_gpu.build import FakeCudart
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
+SCRIPT = Path(__file__).with_name("check.py")
 SMALL = {"edges": "16,32", "lengths": "5,16,20,32", "width": 32, "layers": 1, "heads": 2}
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgecompile.runtime.engines import Sizes
 from edgecompile.runtime.errors import GpuError
-from edgecompile.runtime.manifest import Manifest
+from edgecompile.runtime.format.manifest import Manifest
+from edgecompile.runtime.gpu.engines import Sizes
 
 #: Takes the inputs and gives the outputs, both in the order of the manifest.
 Program = Callable[..., Sequence[torch.Tensor]]
@@ -110,15 +110,15 @@ class TorchEngine:
         return 0
 
     def open(self, profile: int, scratch: int, size: int, stream: int) -> TorchContext:
-        """See ``edgecompile.runtime.engines``."""
+        """See ``edgecompile.runtime.gpu.engines``."""
         return TorchContext(self, self.programs[profile])
 
     def close(self) -> None:
-        """See ``edgecompile.runtime.engines``."""
+        """See ``edgecompile.runtime.gpu.engines``."""
         self.programs = []
 
     def abandon(self) -> None:
-        """See ``edgecompile.runtime.engines``: torch itself says that it doesn't outlive a fork."""
+        """See ``edgecompile.runtime.gpu.engines``: torch itself says that it doesn't outlive a fork."""
 
 
 class TorchContext:
@@ -149,7 +149,7 @@ class TorchContext:
         return outputs
 
     def bind(self, addresses: Mapping[str, int]) -> None:
-        """See ``edgecompile.runtime.engines``."""
+        """See ``edgecompile.runtime.gpu.engines``."""
         self.addresses = dict(addresses)
         self._views = {}
 

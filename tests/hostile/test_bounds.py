@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.runtime import cpu
-from edgecompile.runtime.dispatch import Dispatcher
-from edgecompile.runtime.document import Problems
+from edgecompile.runtime.call.dispatch import Dispatcher
+from edgecompile.runtime.cpu import host as cpu
 from edgecompile.runtime.errors import BundleError, UnsupportedHostError
-from edgecompile.runtime.files import BundleFolder
-from edgecompile.runtime.manifest import MAX_MANIFEST_BYTES
+from edgecompile.runtime.format.document import Problems
+from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.manifest import MAX_MANIFEST_BYTES
+from edgecompile.runtime.format.weights import MAX_HEADER_BYTES, read_constants
 from edgecompile.runtime.model import open_bundle
-from edgecompile.runtime.weights import MAX_HEADER_BYTES, read_constants
 from tests.hostile.cases import MANIFEST, Corpus
 from tests.hostile.conftest import Toy
 from tests.hostile.fuzzer import MEMORY_MIB, build_programs

@@ -16,16 +16,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgecompile.runtime import aoti, cpu, files, weights
-from edgecompile.runtime import libraries as libraries_module
 from edgecompile.runtime import model as model_module
-from edgecompile.runtime import programs as programs_module
+from edgecompile.runtime.commands.selftest import run_selftest
+from edgecompile.runtime.cpu import aoti
+from edgecompile.runtime.cpu import host as cpu
+from edgecompile.runtime.cpu import libraries as libraries_module
+from edgecompile.runtime.cpu import programs as programs_module
+from edgecompile.runtime.cpu.libraries import PinnedLibrary, pin_library
 from edgecompile.runtime.errors import BundleError, DamagedBundleError, NativeError
-from edgecompile.runtime.files import BundleFolder
-from edgecompile.runtime.libraries import PinnedLibrary, pin_library
+from edgecompile.runtime.format import folder as files
+from edgecompile.runtime.format import weights
+from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.weights import map_weights
 from edgecompile.runtime.model import open_bundle
-from edgecompile.runtime.selftest import run_selftest
-from edgecompile.runtime.weights import map_weights
 from tests.hostile.conftest import Toy
 from tests.hostile.fuzzer import build_programs
 from tests.hostile.loaders import NativeLoader

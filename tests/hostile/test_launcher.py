@@ -31,8 +31,8 @@ def bundle(toy: Toy, tmp_path: Path) -> DummyBundle:
         for name in writer.files:
             toy.bundle.files[name] = (writer.staging / name).read_bytes()
     toy.bundle.write()
-    for name in ("", "runtime/edgecompile", PACKAGE):
-        (toy.bundle.folder / name / "__pycache__").touch()
+    for folder in {Path(name).parent for name in toy.bundle.files if name.endswith(".py")}:
+        (toy.bundle.folder / folder / "__pycache__").touch()
     return toy.bundle
 
 
@@ -87,7 +87,7 @@ def test_a_program_imports_what_was_compared(bundle: DummyBundle, tmp_path: Path
 
 
 def plant_bytecode(toy: Toy, folder: Path) -> None:
-    place = folder / PACKAGE / "__pycache__"
+    place = folder / PACKAGE / "format" / "__pycache__"
     place.unlink()
     place.mkdir()
     source = folder / PACKAGE / "evil.py"
@@ -109,21 +109,21 @@ def plant(name: str) -> Callable[[Toy, Path], object]:
 
 
 def change_listed(toy: Toy, folder: Path) -> None:
-    file = folder / PACKAGE / "document.py"
+    file = folder / PACKAGE / "format" / "document.py"
     text = trace_of(toy, file.read_text())
     file.write_text(text)
 
 
 def change_listed_of_the_same_size(toy: Toy, folder: Path) -> None:
-    file = folder / PACKAGE / "document.py"
+    file = folder / PACKAGE / "format" / "document.py"
     size, text = file.stat().st_size, trace_of(toy)
     file.write_text(text + "#" * (size - len(text)))
 
 
 def link_to_evil(toy: Toy, folder: Path) -> None:
     plant("../evil.py")(toy, folder)
-    (folder / PACKAGE / "document.py").unlink()
-    (folder / PACKAGE / "document.py").symlink_to(folder.parent / "evil.py")
+    (folder / PACKAGE / "format" / "document.py").unlink()
+    (folder / PACKAGE / "format" / "document.py").symlink_to(folder.parent / "evil.py")
 
 
 def link_package(toy: Toy, folder: Path) -> None:
@@ -138,16 +138,18 @@ def link_runtime(toy: Toy, folder: Path) -> None:
 
 
 def put_fifo(toy: Toy, folder: Path) -> None:
-    (folder / PACKAGE / "document.py").unlink()
-    os.mkfifo(folder / PACKAGE / "document.py")
+    (folder / PACKAGE / "format" / "document.py").unlink()
+    os.mkfifo(folder / PACKAGE / "format" / "document.py")
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (plant_bytecode, f"{PACKAGE}/__pycache__: isn't listed"),
+        (plant_bytecode, f"{PACKAGE}/format/__pycache__: isn't listed"),
         (plant("runtime/sitecustomize.py"), "runtime/sitecustomize.py: isn't listed"),
         (plant("runtime/numpy/__init__.py"), "runtime/numpy: isn't listed"),
+        (plant(f"{PACKAGE}/format/json.py"), f"{PACKAGE}/format/json.py: isn't listed"),
+        (plant(f"{PACKAGE}/format/numpy/__init__.py"), f"{PACKAGE}/format/numpy: isn't listed"),
         (plant("runtime/json.py"), "runtime/json.py: isn't listed"),
         (plant(f"{PACKAGE}/compare.abi3.so"), "compare.abi3.so: isn't listed"),
         (change_listed, "document.py: isn't the file that the manifest lists"),
@@ -214,7 +216,7 @@ def test_a_program_in_the_bundle_doesn_t_import_its_neighbours(
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        (f"{PACKAGE}/document.py", 0o000),
+        (f"{PACKAGE}/format/document.py", 0o000),
         ("manifest.json", 0o000),
         ("runtime", 0o000),
         ("runtime", 0o444),

@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgecompile.runtime.cpu import architecture
+from edgecompile.runtime.cpu.host import architecture
 from tests.runtime.bundles import DummyBundle
 
 HERE = Path(__file__).resolve().parent

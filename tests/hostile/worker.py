@@ -28,8 +28,8 @@ from typing import Any
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-import edgecompile.runtime.aoti as aoti
-import edgecompile.runtime.files as files
+import edgecompile.runtime.cpu.aoti as aoti
+import edgecompile.runtime.format.folder as files
 from edgecompile.runtime.__main__ import main
 from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.runtime.model import open_bundle

@@ -14,9 +14,9 @@ from edgecompile.errors import LengthsError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.stats_files import read_stats
 from edgecompile.lengths.traffic import BucketTraffic, merge_traffic
-from edgecompile.runtime.manifest import parse_manifest
-from edgecompile.runtime.stats import Stats
-from edgecompile.runtime.stats_file import StatsWriter
+from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.stats.counters import Stats
+from edgecompile.runtime.stats.file import StatsWriter
 from tests.runtime.bundles import DummyBundle
 from tests.served import SHA, stats_document, write_stats
 

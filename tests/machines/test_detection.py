@@ -16,7 +16,7 @@ from edgecompile.machines.detection import (
     detect_target,
     format_profile,
 )
-from edgecompile.runtime.cpu import describe_host
+from edgecompile.runtime.cpu.host import describe_host
 from edgecompile.targets.profile import load_target, load_variant
 
 PI_5 = {

@@ -27,7 +27,7 @@ from edgecompile.pipeline.pipeline import BuildRequest, build
 from edgecompile.planning.request import PlanRequest
 from edgecompile.precision import Precision
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.weights import map_weights
+from edgecompile.runtime.format.weights import map_weights
 from edgecompile.targets.profile import load_target
 from tests.narrowed import narrowed_program
 

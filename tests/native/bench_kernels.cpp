@@ -1,5 +1,5 @@
 // Speed of the native kernels against this machine's multiply-add peak. Run by
-// scripts/bench-kernels; prints one JSON object a line.
+// benchmarks/run kernels; prints one JSON object a line.
 //
 // Every figure is the best of several short rounds, which is what a quiet machine would give.
 // "cold" products take a different B each time, out of more memory than caches hold: that is how a

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgecompile.runtime.dtypes import BY_CODE, BY_NAME
+from edgecompile.runtime.format.dtypes import BY_CODE, BY_NAME
 from tests.conftest import one_at_a_time
 from tests.needs import need
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.errors import EdgecompileError
-from edgecompile.runtime.inputs import make_inputs
 from edgecompile.runtime.model import VARIANT_VARIABLE, Model, open_bundle
 from tests.native import c_host
 from tests.native.c_host import HostError, HostLibrary, HostModel, make_tensors

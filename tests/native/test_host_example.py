@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgecompile.runtime.files import BundleFolder
-from edgecompile.runtime.golden import list_cases, read_case
-from edgecompile.runtime.inputs import make_inputs
+from edgecompile.runtime.call.inputs import make_inputs
+from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.golden import list_cases, read_case
 from edgecompile.runtime.model import open_bundle
 from tests.emulation import build_for_any
 from tests.native import c_host

@@ -1,6 +1,6 @@
 """Hostile bundles through the C interface: refused for the reason for which Python refuses them.
 
-The cases are those of tests/runtime/test_format.py and mutations of a good bundle. They are opened
+The cases are those of tests/runtime/format/test_format.py and mutations of a good bundle. They are opened
 by one program built with the address and undefined-behaviour sanitizers, and by one for aarch64.
 """
 
@@ -17,19 +17,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from edgecompile.runtime import loaders
+from edgecompile.runtime.cpu import loaders
 from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.runtime.model import open_bundle
 from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, Machine
 from tests.runtime.bundles import DummyBundle, pack_weights
-from tests.runtime.generations import (
-    HOSTILE_GENERATIONS,
-    HOSTILE_SOURCES,
-    make_generative,
-    make_seq2seq,
-)
-from tests.runtime.test_format import (
+from tests.runtime.format.test_format import (
     HOSTILE_BYTES,
     HOSTILE_FOLDERS,
     HOSTILE_NATIVE,
@@ -38,6 +32,12 @@ from tests.runtime.test_format import (
     PROBE,
     functions,
     put,
+)
+from tests.runtime.generations import (
+    HOSTILE_GENERATIONS,
+    HOSTILE_SOURCES,
+    make_generative,
+    make_seq2seq,
 )
 from tests.runtime.texts import HOSTILE_TEXTS, add_texts
 

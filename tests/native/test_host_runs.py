@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgecompile.runtime.dtypes import INPUT_NAMES, value_range
 from edgecompile.runtime.errors import EdgecompileError
+from edgecompile.runtime.format.dtypes import INPUT_NAMES, value_range
 from edgecompile.runtime.model import open_bundle
 from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, HostError, HostLibrary

@@ -20,7 +20,7 @@ from edgecompile.models.loaded import LoadedModel
 from edgecompile.onnx.build import build_onnx
 from edgecompile.onnx.operators import OnnxTarget
 from edgecompile.onnx.report import OnnxArtifact
-from edgecompile.runtime.weights import read_constants
+from edgecompile.runtime.format.weights import read_constants
 from tests.conftest import FACTORIES
 from tests.factories.folders import write_model
 

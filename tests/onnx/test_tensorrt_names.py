@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-RUNTIME = sorted((REPOSITORY / "edgecompile" / "runtime").glob("*.py"))
+RUNTIME = sorted((REPOSITORY / "edgecompile" / "runtime").rglob("*.py"))
 STUB = REPOSITORY / "stubs" / "tensorrt" / "__init__.pyi"
 FAKE = REPOSITORY / "tests" / "fake_gpu" / "modules" / "tensorrt"
 LISTS = {

@@ -19,9 +19,9 @@ from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.onnx.memory import estimate_memory, peak_live_bytes
 from edgecompile.pipeline.pipeline import BuildRequest, build
 from edgecompile.planning.request import PlanRequest
-from edgecompile.runtime.files import BundleFolder
-from edgecompile.runtime.recipe import read_recipe
-from edgecompile.runtime.schema import BucketSpec, Extent, Manifest, TensorSpec, Variant
+from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.recipe import read_recipe
+from edgecompile.runtime.format.schema import BucketSpec, Extent, Manifest, TensorSpec, Variant
 from edgecompile.targets.jetpack import load_jetpack
 from edgecompile.targets.profile import load_target
 from edgecompile.tensorrt.recipes import make_recipe, require_memory, shape_ranges

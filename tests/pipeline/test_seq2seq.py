@@ -14,7 +14,6 @@ import pytest
 pytest.importorskip("transformers")
 
 from click.testing import CliRunner
-from generation_families import LONGEST_SOURCE, TARGET, load_family, make_family
 
 from edgecompile.errors import PlanError
 from edgecompile.lengths.distribution import LengthDistribution
@@ -30,8 +29,9 @@ from edgecompile.runtime import (
     open_bundle,
 )
 from edgecompile.runtime.__main__ import main
-from edgecompile.runtime.selftest import run_selftest
+from edgecompile.runtime.commands.selftest import run_selftest
 from tests.conftest import one_at_a_time
+from tests.zoo.generation_families import LONGEST_SOURCE, TARGET, load_family, make_family
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from edgecompile.buckets.costs.curves import CostCurve
 from edgecompile.errors import CostError
 from edgecompile.planning.calibration import Calibration, check_calibration
 from edgecompile.planning.calibration_files import read_calibration
-from edgecompile.runtime.calibrate import _summarise, choose_points
-from edgecompile.runtime.manifest import parse_manifest
+from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.measure.calibrate import _summarise, choose_points
 from edgecompile.targets.profile import load_target
 from tests.runtime.bundles import DummyBundle
 

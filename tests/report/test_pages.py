@@ -34,7 +34,7 @@ from edgecompile.report.pages import (
     render_page,
 )
 from edgecompile.report.pages import verify_section as make_verify_section
-from edgecompile.runtime.manifest import Tolerance, parse_manifest
+from edgecompile.runtime.format.manifest import Tolerance, parse_manifest
 from tests.runtime.bundles import DummyBundle
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.runtime.manifest import Manifest, parse_manifest
+from edgecompile.runtime.format.manifest import Manifest, parse_manifest
 from tests.runtime.bundles import DummyBundle
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edgecompile.runtime.golden import write_case
+from edgecompile.runtime.format.golden import write_case
 from tests.runtime.bundles import DELETE, DummyBundle
 
 CONTEXT = {"lo": 8, "hi": 64, "hint": 40}

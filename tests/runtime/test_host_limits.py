@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime import limits
-from edgecompile.runtime.cpu import architecture
+from edgecompile.runtime.cpu.host import architecture
 from edgecompile.runtime.errors import (
     FilePermissionError,
     HostLimitError,

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import Model, open_bundle
+from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.errors import CopyError, ModelClosedError
-from edgecompile.runtime.inputs import make_inputs
 from edgecompile.runtime.lifetime import Lifetime
 
 
@@ -229,8 +229,8 @@ def test_an_interrupted_run_of_a_model_leaves_none_behind(native_bundle: str) ->
         files = (
             "runtime/model.py",
             "runtime/lifetime.py",
-            "runtime/program.py",
-            "runtime/results.py",
+            "runtime/cpu/program.py",
+            "runtime/call/results.py",
         )
         while interrupt_at(number := number + 7, lambda: model.run(given), *files):
             assert not model._life._calls
@@ -245,7 +245,7 @@ HANDLER = """
 import signal, sys, threading, time, faulthandler
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.errors import ModelClosedError
-from edgecompile.runtime.inputs import make_inputs
+from edgecompile.runtime.call.inputs import make_inputs
 faulthandler.dump_traceback_later(120, exit=True)  # what hangs tells where, and fails
 model = open_bundle(sys.argv[1], threads=1, stats_file=sys.argv[2])
 sizes = {axis: extent.hi for axis, extent in model.manifest.buckets[-1].axes.items()}

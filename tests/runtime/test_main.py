@@ -46,7 +46,7 @@ def test_every_option_has_a_help_text() -> None:
     """None of generate's is left to be guessed."""
     from argparse import ArgumentParser
 
-    from edgecompile.runtime.generate_command import add_options
+    from edgecompile.runtime.commands.generate import add_options
 
     parser = ArgumentParser()
     add_options(parser)

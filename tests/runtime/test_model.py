@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import Model, open_bundle
-from edgecompile.runtime.compare import compare_arrays
+from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.errors import (
     DamagedBundleError,
     InputError,
@@ -24,9 +24,9 @@ from edgecompile.runtime.errors import (
     OutsideBucketsError,
     UnsupportedHostError,
 )
-from edgecompile.runtime.golden import read_case
-from edgecompile.runtime.inputs import make_inputs
-from edgecompile.runtime.manifest import BucketSpec, Extent, Manifest, parse_manifest
+from edgecompile.runtime.format.compare import compare_arrays
+from edgecompile.runtime.format.golden import read_case
+from edgecompile.runtime.format.manifest import BucketSpec, Extent, Manifest, parse_manifest
 from tests.runtime.bundles import DummyBundle
 
 Arrays = Any
@@ -536,7 +536,7 @@ import json, os, sys
 from pathlib import Path
 import numpy as np
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.inputs import make_inputs
+from edgecompile.runtime.call.inputs import make_inputs
 bundle, place = sys.argv[1:]
 model = open_bundle(bundle, stats_file=place, stats_every=3600)
 inputs = make_inputs(model.manifest, {a: e.lo for a, e in model.manifest.buckets[0].axes.items()})

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from edgecompile.runtime.manifest import parse_manifest
-from edgecompile.runtime.texts import TextEncoder, TextOutputs
+from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.text.encoder import TextEncoder, TextOutputs
 from tests.runtime.bundles import DELETE, DOCUMENT, DummyBundle
 
 TOKENIZER = "tokenizer/tokenizer.json"

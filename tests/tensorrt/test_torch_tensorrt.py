@@ -26,11 +26,11 @@ from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.kits import whole_bucket
 from edgecompile.planning.request import PlanRequest, plan_scope
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.device import DeviceIdentity
 from edgecompile.runtime.errors import SelftestError
-from edgecompile.runtime.files import BundleFolder
-from edgecompile.runtime.finish import finish_bundle
-from edgecompile.runtime.recipe import read_recipe
+from edgecompile.runtime.finish.finish import finish_bundle
+from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.recipe import read_recipe
+from edgecompile.runtime.gpu.device import DeviceIdentity
 from edgecompile.tensorrt import torch_tensorrt as torch_tensorrt_build
 from edgecompile.tensorrt import torch_tensorrt_check
 from edgecompile.tensorrt.recipes import engine_profiles

@@ -17,7 +17,7 @@ from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.pipeline.pipeline import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
-from edgecompile.runtime.cpu import architecture
+from edgecompile.runtime.cpu.host import architecture
 from edgecompile.targets.profile import TargetProfile, load_target
 from edgecompile.tensorrt import torch_tensorrt_check
 from edgecompile.tensorrt.torch_tensorrt_check import need_torch_tensorrt

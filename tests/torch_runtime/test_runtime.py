@@ -30,8 +30,8 @@ from edgecompile.errors import (
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.pipeline.pipeline import BuildRequest, build
 from edgecompile.planning.request import PlanRequest
-from edgecompile.runtime import loaders
-from edgecompile.runtime.manifest import TORCH, Manifest, parse_manifest
+from edgecompile.runtime.cpu import loaders
+from edgecompile.runtime.format.manifest import TORCH, Manifest, parse_manifest
 from edgecompile.runtime.model import Model, open_bundle
 from edgecompile.targets.profile import load_target
 from tests.conftest import FACTORIES, one_at_a_time

@@ -12,7 +12,7 @@ from typing import Any
 from edgecompile.bench.contenders.base import Launch, Parts, Workshop
 from edgecompile.bench.contenders.process import clean_environment
 from edgecompile.errors import BenchError
-from edgecompile.runtime.manifest import MANIFEST_NAME, TORCH, Manifest, parse_manifest
+from edgecompile.runtime.format.manifest import MANIFEST_NAME, TORCH, Manifest, parse_manifest
 
 __all__ = ["BundleContender", "read_bundle"]
 
@@ -23,7 +23,7 @@ def read_bundle(path: Path, *, whole: bool = False) -> Manifest:
     Raises:
         BundleError: it is missing or malformed, or a file isn't as it says.
     """
-    from edgecompile.runtime.files import BundleFolder
+    from edgecompile.runtime.format.folder import BundleFolder
 
     folder = BundleFolder(str(path))
     try:

@@ -20,7 +20,7 @@ from edgecompile.export.padding.proof import EARLY, FULL, LATE, find_leak
 from edgecompile.models.examples import pad_inputs
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.specs import InputSpec, OutputSpec
-from edgecompile.runtime.dtypes import BY_NAME
+from edgecompile.runtime.format.dtypes import BY_NAME
 
 #: What a plan says about the padding of its buckets.
 PROVEN, ASSUMED = "proven", "assumed"

@@ -24,7 +24,7 @@ from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.modules import NamedModule
 from edgecompile.models.probing import copy_changed_inputs, probe_outputs
 from edgecompile.models.tasks import SEQ2SEQ_LM, Task, choose_task, reads
-from edgecompile.runtime.schema import CAUSAL_LM
+from edgecompile.runtime.format.schema import CAUSAL_LM
 
 __all__ = ["load_folder"]
 

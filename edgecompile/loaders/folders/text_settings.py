@@ -11,9 +11,9 @@ from edgecompile.lengths.texts import wants_lower_case
 from edgecompile.loaders.folders.files import optional_object, read_object
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import TOKENIZER_PARTS
-from edgecompile.runtime.manifest import Extent
-from edgecompile.runtime.schema import TextSpec
-from edgecompile.runtime.text_spec import MAX_PROMPTS, MAX_TOKENIZER_BYTES
+from edgecompile.runtime.format.manifest import Extent
+from edgecompile.runtime.format.schema import TextSpec
+from edgecompile.runtime.format.text import MAX_PROMPTS, MAX_TOKENIZER_BYTES
 
 __all__ = ["TOKENIZER_PATH", "describe_texts"]
 

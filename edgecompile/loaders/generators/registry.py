@@ -12,7 +12,7 @@ from edgecompile.loaders.generators.causal import make_generator
 from edgecompile.loaders.generators.seq2seq import make_seq2seq
 from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.tasks import SEQ2SEQ_LM, find_task
-from edgecompile.runtime.schema import CAUSAL_LM
+from edgecompile.runtime.format.schema import CAUSAL_LM
 
 __all__ = ["MAKERS", "load_generator"]
 

@@ -11,8 +11,6 @@ import torch
 
 pytest.importorskip("transformers")
 
-from generation_families import LONGEST_RUN, POSITIONS, load_family, make_family
-
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.bundle.generation import golden_texts, manifest_generation
 from edgecompile.errors import ModelError, PlanError
@@ -25,6 +23,7 @@ from edgecompile.planning.generation_plan import prompt_lengths, refused_prompts
 from edgecompile.planning.planning import plan_model
 from edgecompile.planning.request import PlanRequest
 from edgecompile.targets.profile import load_target
+from tests.zoo.generation_families import LONGEST_RUN, POSITIONS, load_family, make_family
 
 
 @pytest.fixture(scope="module")

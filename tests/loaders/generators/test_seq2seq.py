@@ -9,8 +9,6 @@ import torch
 
 pytest.importorskip("transformers")
 
-from generation_families import LONGEST_SOURCE, POSITIONS, load_family, make_family
-
 from edgecompile.bundle.generation import ENCODER, golden_texts, manifest_generation
 from edgecompile.errors import LengthsError, ModelError
 from edgecompile.lengths.distribution import LengthDistribution
@@ -18,8 +16,9 @@ from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.generation_plan import decoder_buckets, refuse_sources
 from edgecompile.planning.request import PlanRequest, served_length
-from edgecompile.runtime.generation import begin_text
-from edgecompile.runtime.schema import SEQ2SEQ
+from edgecompile.runtime.format.schema import SEQ2SEQ
+from edgecompile.runtime.generation.stream import begin_text
+from tests.zoo.generation_families import LONGEST_SOURCE, POSITIONS, load_family, make_family
 
 
 def generate(

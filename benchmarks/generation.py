@@ -1,0 +1,188 @@
+"""Times each generated token, beside other runtimes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.generation_worker import CONTENDERS
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.machines.identity import load_average
+from edgecompile.models.loaded import LoadOptions
+from edgecompile.pipeline.pipeline import BuildRequest, build
+from edgecompile.planning.request import PlanRequest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+#: GPT-2 as it was published, which transformers has as defaults; and a tiny one.
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt2-124m": {},
+    "tiny": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 200, "n_positions": 256},
+}
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        prog="benchmarks/run generation", description="Time each generated token, side by side."
+    )
+    add = parser.add_argument
+    add("--tiny", action="store_true", help="a tiny model, to try the script")
+    add("--against", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    add("--prompts", nargs="+", type=int, default=[16, 128, 512], help="lengths (16 128 512)")
+    add("--tokens", type=int, default=64, help="to generate from each (default 64)")
+    add("--rounds", type=int, default=5, help="interleaved (default 5)")
+    add("--threads", type=int, default=2, help="of each contender (default 2)")
+    add("--precision", default="fp32", help="of the bundle (default fp32)")
+    add("--work", type=Path, default=REPOSITORY / "generation-bench", help="where files are left")
+    add("--output", type=Path, help="write the figures here, too, as JSON")
+    return parser.parse_args(arguments)
+
+
+def make_model(size: str, folder: Path) -> Path:
+    """A GPT-2 with random weights, the same ones every time."""
+    import torch
+    import transformers
+
+    if not (folder / "config.json").is_file():
+        tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+        config = transformers.GPT2Config(**SIZES[size], **tokens)
+        torch.manual_seed(3)
+        model = transformers.GPT2LMHeadModel(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:  # large enough that contexts matter
+                    parameter.normal_(0, 0.05)
+        model.save_pretrained(folder)
+    return folder
+
+
+def make_bundle(model: Path, options: argparse.Namespace) -> Path:
+    """The model, built for prompts of these lengths."""
+    output = model.with_name(f"{model.name}-{options.precision}.ecb")
+    if not output.exists():
+        longest = max(options.prompts)
+        lengths = LengthDistribution.from_samples(options.prompts)
+        build(
+            BuildRequest(
+                model=str(model),
+                target="cpu-x86-64",
+                plan=PlanRequest(lengths, max_length=longest, mode="exact", buckets=1),
+                output=output,
+                precision=options.precision,
+                work_dir=model.with_name(model.name + "-work"),
+                load=LoadOptions(task="causal-lm"),
+            )
+        )
+    return output
+
+
+class Contender:
+    """A process that generates when it is asked to."""
+
+    def __init__(self, kind: str, path: Path, threads: int, context: int) -> None:
+        self.kind = kind
+        count = str(threads)
+        script = Path(__file__).with_name("generation_worker.py")
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), kind, str(path), count, str(context)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": count, "PYTHONPATH": str(REPOSITORY)},
+        )
+
+    def generate(self, prompt: list[int], tokens: int) -> dict[str, Any]:
+        """Tokens and milliseconds of each.
+
+        Raises:
+            RuntimeError: the process ended.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"prompt": prompt, "tokens": tokens}) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith('{"tokens"'):
+                found: dict[str, Any] = json.loads(line)
+                return found
+        raise RuntimeError(f"{self.kind} ended with {self._process.wait()}")
+
+    def close(self) -> None:
+        """Ends the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def main() -> int:
+    """Builds, measures, prints a table."""
+    options = parse_arguments()
+    size = "tiny" if options.tiny else "gpt2-124m"
+    options.work.mkdir(parents=True, exist_ok=True)
+    model = make_model(size, options.work / size)
+    bundle = make_bundle(model, options)
+    context = int(json.loads((model / "config.json").read_text())["n_positions"])
+    vocabulary = int(json.loads((model / "config.json").read_text())["vocab_size"])
+    random = np.random.default_rng(1)
+    prompts = [random.integers(3, vocabulary, length).tolist() for length in options.prompts]
+    contenders = [
+        Contender(kind, bundle if kind == "edgecompile" else model, options.threads, context)
+        for kind in options.against
+    ]
+    steps: dict[tuple[str, int], list[float]] = {}
+    firsts: dict[tuple[str, int], list[float]] = {}
+    differing = []
+    print(f"load average {load_average()}", file=sys.stderr)
+    try:
+        for number in range(options.rounds + 1):
+            for prompt in prompts:
+                wanted: list[int] | None = None
+                # Nobody goes first in every round.
+                shift = number % len(contenders)
+                for contender in contenders[shift:] + contenders[:shift]:
+                    found = contender.generate(prompt, options.tokens)
+                    wanted = wanted or found["tokens"]
+                    if found["tokens"] != wanted:
+                        differing.append(f"{contender.kind} behind {len(prompt)} tokens")
+                    if number:  # the first round compiles, and warms up
+                        key = contender.kind, len(prompt)
+                        steps.setdefault(key, []).extend(found["step_ms"])
+                        firsts.setdefault(key, []).append(found["first_ms"])
+            print(f"round {number} of {options.rounds}", file=sys.stderr, flush=True)
+    finally:
+        for contender in contenders:
+            contender.close()
+    rows = [
+        {
+            "contender": kind,
+            "prompt": length,
+            "first_ms": statistics.median(firsts[kind, length]),
+            "token_ms": statistics.median(steps[kind, length]),
+            "token_p90_ms": float(np.quantile(steps[kind, length], 0.9)),
+        }
+        for length in options.prompts
+        for kind in options.against
+    ]
+    print("| prompt | contender | first token ms | each further token ms | p90 |")
+    print("|---:|---|---:|---:|---:|")
+    for row in rows:
+        print(
+            f"| {row['prompt']} | {row['contender']} | {row['first_ms']:.1f} "
+            f"| {row['token_ms']:.2f} | {row['token_p90_ms']:.2f} |"
+        )
+    for text in dict.fromkeys(differing):
+        print(f"other tokens: {text}")
+    if options.output is not None:
+        options.output.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One call of a model: its inputs, the bucket that takes them, its outputs."""

@@ -1,0 +1,285 @@
+"""Checks what ``Model.run`` is given before native code sees it.
+
+Native code trusts its inputs: a wrong count or an index outside its table ends the process, and a
+wrong size gives wrong numbers. Everything that could do so is refused here, all problems at once.
+"""
+
+import sys
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Dict,
+    FrozenSet,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
+
+import numpy as np
+
+from ..errors import InputError
+from ..format.document import shorten
+from ..format.dtypes import BY_NAME
+from ..format.manifest import Manifest, TensorSpec
+from .cache_inputs import CacheRules
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAX_LISTED = 40
+
+
+class InputChecker:
+    """Checks mappings of inputs against a manifest; holds no state of a run."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._specs = manifest.inputs
+        self._caches = None if manifest.generation is None else CacheRules(manifest.generation)
+        self._names = frozenset(item.name for item in manifest.inputs)
+        self._dtypes = [np.dtype(item.dtype) for item in manifest.inputs]
+        # A cache has none: what the program writes there would be lost.
+        caches: FrozenSet[str] = frozenset() if self._caches is None else self._caches.names
+        self._optional = frozenset(
+            item.name
+            for item in manifest.inputs
+            if item.default is not None and item.name not in caches
+        )
+
+    def check(self, inputs: Mapping[str, Any]) -> Tuple[List["NDArray[Any]"], Dict[str, int]]:
+        """C-contiguous arrays in the manifest's order, and the size of every axis.
+
+        Integers and booleans are widened to the input's integer dtype where every value fits;
+        any other dtype must match exactly. Inputs that have a default may be left out. Whether the
+        sizes lie in a bucket isn't checked here.
+
+        Raises:
+            InputError: lists every problem.
+        """
+        if not isinstance(inputs, Mapping):
+            raise InputError(
+                "inputs must be a mapping of names to arrays, not {}".format(type(inputs).__name__),
+                "the model takes " + ", ".join(item.name for item in self._specs),
+            )
+        problems: List[str] = []
+        arrays: List[NDArray[Any]] = []
+        sizes: Dict[str, int] = {}
+        seen: Dict[str, str] = {}
+        if inputs.keys() != self._names:
+            self._check_names(inputs, problems)
+        for spec, dtype in zip(self._specs, self._dtypes):
+            if spec.name not in inputs:
+                continue
+            value = inputs[spec.name]
+            if self._caches is not None and spec.name in self._caches.names:
+                array = self._caches.take(spec, value, arrays, problems)
+            else:
+                array = self._convert(spec, dtype, value, problems)
+            if array is not None and self._check_shape(spec, array, sizes, seen, problems):
+                _check_bounds(spec, array, problems)
+                arrays.append(array)
+        if problems:
+            _raise(problems)
+        if len(arrays) < len(self._specs):
+            self._add_defaults(inputs, arrays, sizes)
+        return arrays, sizes
+
+    def _add_defaults(
+        self,
+        inputs: Mapping[str, Any],
+        arrays: List["NDArray[Any]"],
+        sizes: Mapping[str, int],
+    ) -> None:
+        """Puts the inputs that weren't given, all at their default, to their places."""
+        for index, spec in enumerate(self._specs):
+            if spec.name in inputs:
+                continue
+            if any(isinstance(dim, str) and dim not in sizes for dim in spec.shape):
+                _raise(["{}: is missing, and nothing else has its size".format(spec.name)])
+            shape = [sizes[dim] if isinstance(dim, str) else dim or 0 for dim in spec.shape]
+            arrays.insert(index, np.full(shape, spec.default, self._dtypes[index]))
+
+    def check_rows(
+        self,
+        arrays: Sequence["NDArray[Any]"],
+        sizes: Mapping[str, int],
+        filled: Mapping[str, int],
+    ) -> None:
+        """Checks which rows a generative program will write and read; others have none.
+
+        Args:
+            arrays, sizes: of ``check``.
+            filled: what axes are padded to.
+
+        Raises:
+            InputError: the rows lie outside the caches, or the last token outside the input.
+        """
+        if self._caches is not None:
+            named = {spec.name: array for spec, array in zip(self._specs, arrays)}
+            problems = self._caches.check_rows(named, sizes, filled)
+            if problems:
+                _raise(problems)
+
+    def _check_names(self, inputs: Mapping[str, Any], problems: List[str]) -> None:
+        import difflib
+
+        absent = [item.name for item in self._specs if item.name not in inputs]
+        extra = [name for name in inputs if name not in self._names]
+        for name in extra:
+            near = difflib.get_close_matches(str(name), absent, 1, 0.5)
+            text = "{}: the model has no such input".format(shorten(name))
+            if near:
+                text += "; did you mean {}?".format(near[0])
+                absent.remove(near[0])
+            problems.append(text)
+        problems.extend(
+            "{}: is missing".format(name) for name in absent if name not in self._optional
+        )
+
+    def _convert(
+        self, spec: TensorSpec, dtype: "np.dtype[Any]", value: object, problems: List[str]
+    ) -> Optional["NDArray[Any]"]:
+        if type(value) is np.ndarray and value.dtype == dtype and value.flags.c_contiguous:
+            return value
+        try:
+            array = as_array(value)
+        except Exception as error:  # whatever an object's __array__ raises
+            problems.append("{}: isn't an array: {}".format(spec.name, shorten(error, 160)))
+            return None
+        if array.dtype != dtype:
+            widens = (
+                array.dtype.kind in "biu"
+                and dtype.kind in "iu"
+                and np.can_cast(array.dtype, dtype, "safe")
+            )
+            if not widens:
+                text = "{}: has dtype {}, must be {}".format(spec.name, array.dtype, dtype.name)
+                problems.append(text)
+                return None
+        # Copies only where the dtype or the layout differs; also turns subclasses into arrays.
+        return np.array(array, dtype=dtype, order="C", copy=_IF_NEEDED, ndmin=0)
+
+    @staticmethod
+    def _check_shape(
+        spec: TensorSpec,
+        array: "NDArray[Any]",
+        sizes: Dict[str, int],
+        seen: Dict[str, str],
+        problems: List[str],
+    ) -> bool:
+        shape = array.shape
+        if len(shape) != len(spec.shape):
+            wanted = "[{}]".format(", ".join(str(dim) for dim in spec.shape))
+            text = "{}: has shape {} with {} dimensions, must be {} with {}"
+            problems.append(
+                text.format(spec.name, list(shape), len(shape), wanted, len(spec.shape))
+            )
+            return False
+        good = True
+        for index, (size, dim) in enumerate(zip(shape, spec.shape)):
+            assert dim is not None  # only outputs have sizes that vary in another way
+            if isinstance(dim, int):
+                if size != dim:
+                    text = "{}: dimension {} has size {}, must be {}"
+                    problems.append(text.format(spec.name, index, size, dim))
+                    good = False
+            elif dim not in sizes:
+                sizes[dim] = size
+                seen[dim] = "dimension {} of {}".format(index, spec.name)
+            elif sizes[dim] != size:
+                text = "{}: dimension {} ({}) has size {}, but {} has {}"
+                text = text.format(spec.name, index, dim, size, seen[dim], sizes[dim])
+                problems.append(text)
+                good = False
+        return good
+
+
+def as_array(value: object) -> "NDArray[Any]":
+    """``value`` as a plain array; as ``np.asarray``, but nothing is lost silently.
+
+    Raises:
+        ValueError: it has a mask, which would be lost.
+        Exception: whatever an object's ``__array__`` raises.
+    """
+    masked = sys.modules.get("numpy.ma")  # where that isn't imported, nothing is masked
+    if masked is not None and _has(value, masked.MaskedArray):
+        raise ValueError("it is masked, and its mask would be lost; give array.filled(value)")
+    return np.asarray(value)
+
+
+def _has(value: object, kind: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_has(item, kind) for item in value)
+    return isinstance(value, kind)
+
+
+# numpy 2 changed the meaning of copy=False to "never"; None means "if needed" there.
+_IF_NEEDED: Any = None if int(np.__version__.split(".")[0]) >= 2 else False
+
+
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def _check_bounds(spec: TensorSpec, array: "NDArray[Any]", problems: List[str]) -> None:
+    if spec.bounds is None or array.size == 0:
+        return
+    low, high = spec.bounds
+    if low == 0 and array.dtype.kind == "i":
+        # As unsigned integers negative ones are the largest: one pass instead of two.
+        if np.maximum.reduce(array.view(_UNSIGNED[array.itemsize]), axis=None) <= high:
+            return
+    # Written so that a NaN is outside.
+    elif np.minimum.reduce(array, axis=None) >= low and np.maximum.reduce(array, axis=None) <= high:
+        return
+    with np.errstate(invalid="ignore"):
+        outside = np.argwhere(~((array >= low) & (array <= high)))
+    first = tuple(int(i) for i in outside[0])
+    text = "{}: {} of {} values lie outside {}..{}, the first is {} at {}"
+    problems.append(
+        text.format(spec.name, len(outside), array.size, low, high, array[first], list(first))
+    )
+
+
+def _raise(problems: List[str]) -> None:
+    lines = problems[:MAX_LISTED]
+    if len(problems) > MAX_LISTED:
+        lines.append("... and {} more".format(len(problems) - MAX_LISTED))
+    if len(lines) == 1:
+        raise InputError("input " + lines[0])
+    raise InputError("\n  ".join(["{} problems with the inputs".format(len(problems)), *lines]))
+
+
+def make_inputs(
+    manifest: Manifest, sizes: Mapping[str, int], seed: Optional[int] = None
+) -> Dict[str, "NDArray[Any]"]:
+    """Valid inputs of the given axis sizes, for warm-up and benchmarks.
+
+    Ones where the bounds allow it (a mask that masks nothing, a token that exists), the nearest
+    bound otherwise. With a ``seed``, integer inputs whose bounds hold more than two values are
+    random within them instead, and floats without bounds are normal. A generative program begins at
+    row 0 of its caches, which is right at every size.
+    """
+    rng = None if seed is None else np.random.RandomState(seed)
+    result = {}
+    generation = manifest.generation
+    first = () if generation is None else (generation.position, generation.last)
+    for spec in manifest.inputs:
+        shape = tuple(sizes[dim] if isinstance(dim, str) else dim or 0 for dim in spec.shape)
+        value = 1
+        if spec.bounds is not None:
+            low, high = spec.bounds
+            value = min(max(1, low), high)  # type: ignore[assignment]
+        if spec.name in first:
+            result[spec.name] = np.zeros(shape, dtype=spec.dtype)
+            continue
+        array = np.full(shape, value, dtype=spec.dtype)
+        if rng is not None:
+            kind = BY_NAME[spec.dtype].kind
+            if kind in "iu" and spec.bounds is not None and spec.bounds[1] - spec.bounds[0] > 1:
+                high = min(int(spec.bounds[1]), 2**62)
+                array[...] = rng.randint(int(spec.bounds[0]), high + 1, shape, dtype=np.int64)
+            elif kind == "f" and spec.bounds is None:
+                array[...] = rng.standard_normal(shape)
+        result[spec.name] = array
+    return result

@@ -1,0 +1,1 @@
+"""The commands of ``python -m edgecompile.runtime``, except those that measure."""

@@ -1,0 +1,224 @@
+"""``python -m edgecompile.runtime generate``: tokens from the command line, as they are made."""
+
+import argparse
+import sys
+import time
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+from ..errors import InputError
+from ..format.document import shorten
+
+MAX_IDS_BYTES = 64 << 20
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The options of ``generate``, beside those that every command has."""
+    add = command.add_argument
+    add(
+        "--text",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="prompt; may be given several times. Needs the Python package tokenizers",
+    )
+    add("--ids", metavar="N,N,...", help="prompt as token ids; text is printed as ids then")
+    add(
+        "--ids-file",
+        metavar="FILE",
+        help="file with a prompt per line, ids separated by commas or spaces; - reads standard input",
+    )
+    add("--max-new-tokens", metavar="N", type=int, help="make at most N tokens")
+    add(
+        "--temperature",
+        metavar="X",
+        type=float,
+        help="divide logits by X before sampling; 0 takes the likeliest token",
+    )
+    add("--top-k", metavar="N", type=int, help="sample from the N likeliest tokens; 0: from all")
+    add(
+        "--top-p",
+        metavar="X",
+        type=float,
+        help="sample from the likeliest tokens that together have the probability X",
+    )
+    add(
+        "--repetition-penalty",
+        metavar="X",
+        type=float,
+        help="make tokens of the text so far less likely; 1 changes nothing",
+    )
+    add("--seed", metavar="N", type=int, help="random seed; the same one gives the same text")
+    add("--greedy", action="store_true", help="always take the likeliest token")
+    add(
+        "--stop",
+        metavar="N,N,...",
+        action="append",
+        default=[],
+        help="end after these token ids in a row; may be given several times",
+    )
+    add(
+        "--stop-text",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="end once the new text contains TEXT; may be given several times",
+    )
+    add("--ignore-eos", action="store_true", help="go on after a token that ends a text")
+
+
+def run_generate(
+    options: argparse.Namespace, show: Callable[[str], None]
+) -> Tuple[Dict[str, Any], List[str]]:
+    """Generates for each prompt; ``show`` gets the ids of a text as they are made.
+
+    Returns:
+        The report, plain JSON values: "bundle", "name", "variant", "threads" and "texts" (each with
+        prompt, tokens, the new text if prompts or stops are texts, finish_reason, where an encoder
+        reads it the source, first_ms until the first token and token_ms, the mean of the further ones,
+        or null), and lines for people, who have seen the tokens.
+
+    Raises:
+        InputError: the prompts or the options are wrong.
+    """
+    from ..model import open_bundle  # here: other commands needn't wait for it
+    from ..text.encoder import open_tokenizer
+
+    given_ids = _read_prompts(options)
+    given: Dict[str, Any] = {
+        "max_new_tokens": options.max_new_tokens,
+        "do_sample": False if options.greedy else None,
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "repetition_penalty": options.repetition_penalty,
+        "seed": options.seed,
+        "stop": [_read_ids(text, "--stop") for text in options.stop],
+        "eos": () if options.ignore_eos else None,
+    }
+    texts, lines = [], []
+    with open_bundle(
+        options.bundle, threads=options.threads, variant=options.variant, verify=options.verify
+    ) as model:
+        # One session: prompts that begin alike share what was run of them.
+        session = model.session()
+        tokenizer: Any = open_tokenizer(model) if options.text or options.stop_text else None
+        prompts = given_ids or [tokenizer.encode(text).ids for text in options.text]
+        # All are judged before the first one runs.
+        streams = [session.stream(prompt, **given) for prompt in prompts]
+        for index, (stream, prompt) in enumerate(zip(streams, prompts)):
+            text = None if tokenizer is None else _Text(tokenizer, options.stop_text)
+            times = [time.perf_counter()]
+            for token in stream:
+                times.append(time.perf_counter())
+                piece = "" if text is None else text.add(stream)
+                if options.text:
+                    show(piece)
+                else:
+                    show(" {}".format(token) if len(times) > 2 else str(token))
+            show("\n")
+            texts.append(_describe(stream, times))
+            if text is not None:
+                texts[-1]["text"] = text.whole
+            if stream.source is not None:
+                texts[-1]["source"] = prompt
+            lines.append(_line(index, texts[-1], options))
+        info = model.info
+    report = {
+        "bundle": options.bundle,
+        "name": info["name"],
+        "variant": info["variant"],
+        "threads": info["threads"],
+        "texts": texts,
+    }
+    return report, lines
+
+
+def _describe(stream: Any, times: List[float]) -> Dict[str, Any]:
+    further = len(times) - 2
+    return {
+        "prompt": stream.prompt,
+        "reused": stream.reused,
+        "tokens": stream.tokens,
+        "finish_reason": stream.finish_reason,
+        "first_ms": (times[1] - times[0]) * 1e3,
+        "token_ms": (times[-1] - times[1]) * 1e3 / further if further else None,
+    }
+
+
+class _Text:
+    """The new text of a stream; ``whole`` is what is there so far."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+        self.whole = ""
+        self._tokenizer = tokenizer
+        self._stops = stops
+        self._shown = ""
+
+    def add(self, stream: Any) -> str:
+        """Reads the tokens of the stream, ends it behind a stop, and returns what is new to show."""
+        self.whole = self._tokenizer.decode(stream.tokens)
+        if stream.finish_reason is None and any(stop in self.whole for stop in self._stops):
+            stream.finish_reason = "stop"
+        # A character whose bytes aren't all there yet; and where text before changes, it waits.
+        half = self.whole.endswith("\ufffd") and stream.finish_reason is None
+        if half or not self.whole.startswith(self._shown):
+            return ""
+        new, self._shown = self.whole[len(self._shown) :], self.whole
+        # What a model makes sends no escape sequence to the terminal.
+        return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in new)
+
+
+def _line(index: int, text: Dict[str, Any], options: argparse.Namespace) -> str:
+    rate = text["token_ms"]
+    default = options.max_new_tokens is None
+    ends = {
+        "eos": "ended by the model",
+        "stop": "stopped by --stop",
+        "length": "stopped by the default of --max-new-tokens"
+        if default
+        else "stopped by --max-new-tokens",
+    }
+    return "text {}: {} new tokens after a prompt of {} ({} cached), {}; first after {:.1f} ms{}".format(
+        index,
+        len(text["tokens"]),
+        len(text["prompt"]),
+        text["reused"],
+        ends[text["finish_reason"]],
+        text["first_ms"],
+        "" if rate is None else ", then {:.2f} ms each".format(rate),
+    )
+
+
+def _read_prompts(options: argparse.Namespace) -> List[List[int]]:
+    """The prompts that are token ids; none where they are texts."""
+    ids, file = options.ids, options.ids_file
+    if bool(options.text) + (ids is not None) + (file is not None) != 1:
+        raise InputError("give prompts as one of --text, --ids and --ids-file")
+    if options.text:
+        return []
+    if ids is not None:
+        return [_read_ids(ids, "--ids")]
+    assert file is not None
+    try:
+        if file == "-":
+            text = sys.stdin.read(MAX_IDS_BYTES + 1)
+        else:
+            with open(file, encoding="utf-8", errors="replace") as stream:
+                text = stream.read(MAX_IDS_BYTES + 1)
+    except OSError as error:
+        raise InputError("{}: can't be read: {}".format(file, error.strerror)) from None
+    if len(text) > MAX_IDS_BYTES:
+        raise InputError("{}: larger than {} bytes".format(file, MAX_IDS_BYTES))
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise InputError("{}: holds no prompt".format(file))
+    return [_read_ids(line, "{}, line {}".format(file, number)) for number, line in lines]
+
+
+def _read_ids(text: str, where: str) -> List[int]:
+    words = text.replace(",", " ").split()
+    bad = [word for word in words if not (word.isdigit() and word.isascii() and len(word) < 19)]
+    if bad or not words:
+        found = "{!r}".format(shorten(bad[0])) if bad else "none"
+        raise InputError("{}: must be token ids, such as 1,2,3; found {}".format(where, found))
+    return [int(word) for word in words]

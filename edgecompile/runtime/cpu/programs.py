@@ -1,0 +1,121 @@
+"""The programs of one variant, each loaded when it is first asked for."""
+
+import os
+import threading
+from typing import Any, Dict, List, Optional
+
+from ..errors import BundleError
+from ..format.folder import BundleFolder
+from ..format.manifest import Variant
+from ..format.weights import Weights, map_weights
+from .aoti import RuntimeLibrary, load_runtime
+from .libraries import pin_library
+from .program import Program
+
+
+def open_cpu_variant(
+    folder: BundleFolder,
+    variant: Variant,
+    threads: Optional[int],
+    concurrency: int,
+    check_weights: bool,
+) -> "Programs":
+    """Maps the weights and loads the runtime library of a variant, but no program.
+
+    The runtime library's file name is its SONAME.
+
+    Raises:
+        DamagedBundleError: a file differs from its hash.
+        BundleError: the weights break a rule.
+        NativeError: the library can't be loaded.
+    """
+    runtime = load_runtime(pin_library(folder, variant.runtime), os.path.basename(variant.runtime))
+    if threads is not None:
+        runtime.threads = threads
+    manifest = folder.manifest
+    weights = map_weights(folder, manifest.weights[manifest.precision], check_weights)
+    return Programs(folder, variant, runtime, weights, concurrency)
+
+
+class Programs:
+    """One program per bucket; safe from several threads, except ``close``."""
+
+    def __init__(
+        self,
+        folder: BundleFolder,
+        variant: Variant,
+        runtime: RuntimeLibrary,
+        weights: Weights,
+        concurrency: int,
+    ) -> None:
+        self.manifest = folder.manifest
+        self.runtime = runtime
+        #: What is computed in, where that isn't the manifest's.
+        self.precision = ""
+        #: What golden vectors are judged by.
+        self.tolerance, self.min_cosine = folder.manifest.tolerance, None
+        self._folder = folder
+        self._variant = variant
+        self._weights: Optional[Weights] = weights
+        self._concurrency = concurrency
+        self._programs: List[Optional[Program]] = [None] * len(folder.manifest.buckets)
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """In a process after a fork: no thread is loading."""
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    @property
+    def loaded(self) -> List[int]:
+        """The buckets whose programs are loaded."""
+        return [i for i, item in enumerate(self._programs) if item is not None]
+
+    def describe(self) -> Dict[str, Any]:
+        """For ``Model.info``, plain JSON values."""
+        return {
+            "mode": "default",
+            "threads": self.runtime.threads,
+            "concurrency": self._concurrency,
+        }
+
+    def get(self, bucket: int) -> Program:
+        """The program of a bucket, which must exist.
+
+        Raises:
+            BundleError: it is damaged, or rule program-signature.
+            NativeError: it can't be loaded.
+        """
+        return self._programs[bucket] or self._load(bucket)
+
+    def _load(self, bucket: int) -> Program:
+        with self._lock:
+            program = self._programs[bucket]
+            if program is None:
+                assert self._weights is not None
+                program = self.runtime.open_program(
+                    pin_library(self._folder, self._variant.programs[bucket]),
+                    self._weights,
+                    self._concurrency,
+                )
+                manifest = self._folder.manifest
+                counts = (program.n_inputs, program.n_outputs)
+                wanted = (len(manifest.inputs), len(manifest.outputs))
+                if counts != wanted:
+                    program.close()
+                    text = "{}: has {} inputs and {} outputs, the manifest has {} and {}"
+                    text = text.format(program.label, *(counts + wanted))
+                    raise BundleError(text + " [program-signature]")
+                self._programs[bucket] = program
+            return program
+
+    def close(self) -> None:
+        """Gives the memory of all programs back; runs must be over."""
+        for bucket, program in enumerate(self._programs):
+            if program is not None:
+                program.close()
+                self._programs[bucket] = None
+        self._weights = None
+        self.runtime.trim()

@@ -1,0 +1,1 @@
+"""Building and testing a device's TensorRT engine."""

@@ -1,0 +1,104 @@
+"""The attempts at building an engine, each asking for less memory than the one before."""
+
+from dataclasses import dataclass
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+
+from ..format.recipe_schema import Recipe, ShapeRange
+
+#: Below this TensorRT finds no kernel for large layers.
+LEAST_WORKSPACE = 64 << 20
+_LOW_LEVEL = 1
+
+Group = Tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One way to build. ``groups`` holds the buckets that each profile serves, in order."""
+
+    workspace_bytes: int
+    optimization_level: int
+    groups: Tuple[Group, ...]
+
+    def profile_of(self) -> Tuple[int, ...]:
+        """The profile of each bucket."""
+        owner = {bucket: index for index, group in enumerate(self.groups) for bucket in group}
+        return tuple(owner[bucket] for bucket in range(len(owner)))
+
+    def to_json(self) -> Dict[str, Any]:
+        """{"workspace_bytes", "optimization_level", "profiles"}, the last a number."""
+        return {
+            "workspace_bytes": self.workspace_bytes,
+            "optimization_level": self.optimization_level,
+            "profiles": len(self.groups),
+        }
+
+    def __str__(self) -> str:
+        text = "workspace {} MiB, optimization level {}, {} profile{}"
+        count = len(self.groups)
+        return text.format(
+            self.workspace_bytes >> 20, self.optimization_level, count, "" if count == 1 else "s"
+        )
+
+
+def list_attempts(recipe: Recipe, workspace: int, level: int) -> Iterator[Attempt]:
+    """The attempts in their order: less workspace, a lower level, then fewer profiles.
+
+    Workspace comes first because it costs the least speed: kernels that need more are left out. The
+    level decides how many kernels are tried at once, and profiles multiply the work of the builder
+    and what its engine holds; buckets that share one run kernels that were chosen for the larger.
+
+    Args:
+        recipe: of the bundle.
+        workspace: bytes of the first attempt.
+        level: optimization level of the first attempt.
+    """
+    groups: Tuple[Group, ...] = tuple((bucket,) for bucket in range(len(recipe.profiles)))
+    yield Attempt(workspace, level, groups)
+    least = min(workspace, LEAST_WORKSPACE)
+    quarter = max(workspace // 4, least)
+    if quarter < workspace:
+        yield Attempt(quarter, level, groups)
+    low = min(level, _LOW_LEVEL)
+    if low < level or least < quarter:
+        yield Attempt(least, low, groups)
+    # Neighbours in size are merged, whatever order the manifest has them in.
+    volumes = [_volume(profile) for profile in recipe.profiles]
+    groups = tuple(sorted(groups, key=lambda group: (volumes[group[0]], group)))
+    while len(groups) > 1:
+        groups = tuple(
+            tuple(sorted(sum(groups[start : start + 2], ()))) for start in range(0, len(groups), 2)
+        )
+        yield Attempt(least, low, groups)
+
+
+def merge_profiles(
+    profiles: Sequence[Mapping[str, ShapeRange]], groups: Sequence[Group]
+) -> List[Dict[str, ShapeRange]]:
+    """One profile per group that covers those of its buckets, tuned for the largest of them."""
+    result = []
+    for group in groups:
+        members = [profiles[bucket] for bucket in group]
+        largest = max(members, key=_volume)
+        merged = {}
+        for name in members[0]:
+            least = [item[name].min for item in members]
+            most = [item[name].max for item in members]
+            merged[name] = ShapeRange(
+                tuple(min(sizes) for sizes in zip(*least)),
+                largest[name].opt,
+                tuple(max(sizes) for sizes in zip(*most)),
+            )
+        result.append(merged)
+    return result
+
+
+def _volume(profile: Mapping[str, ShapeRange]) -> int:
+    """How many elements the largest inputs have."""
+    total = 0
+    for shapes in profile.values():
+        count = 1
+        for size in shapes.max:
+            count *= size
+        total += count
+    return total

@@ -1,0 +1,333 @@
+"""Builds one TensorRT engine from a bundle's ONNX, in a process that does nothing else.
+
+TensorRT says why it can't build in its log alone, and returns None; so the log is kept. A build can
+end the whole process where memory runs out, which is why it has one of its own: worker.py.
+"""
+
+import contextlib
+import hashlib
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+from ..format.document import shorten
+from ..format.output import write_output
+from ..format.recipe_schema import ShapeRange
+
+if TYPE_CHECKING:
+    import tensorrt
+
+Tell = Callable[[Dict[str, Any]], None]
+
+#: Of the settings that no recipe has, part of an engine's key: raised whenever one changes. 2: no TF32.
+SETTINGS_VERSION = 2
+
+_EVERY = 0.2  # seconds between two messages about progress
+_KEPT = 40  # messages of TensorRT
+# Words of TensorRT's log that tell a lack of memory from other failures.
+_MEMORY_WORDS = (
+    "out of memory",
+    "outofmemory",
+    "insufficient memory",
+    "memory allocation",
+    "allocation failure",
+    "bad_alloc",
+    "requested amount of gpu memory",
+)
+
+
+@dataclass(frozen=True)
+class BuildJob:
+    """What to build: an engine of ``profiles``, each with a range of shapes by input.
+
+    ``output`` is a file that doesn't exist yet, ``timing_cache`` one that may.
+    """
+
+    onnx: str
+    profiles: Tuple[Mapping[str, ShapeRange], ...]
+    workspace_bytes: int
+    optimization_level: int
+    timing_cache: str
+    output: str
+
+    def to_json(self) -> Dict[str, Any]:
+        """Plain JSON values."""
+        result = dict(self.__dict__)
+        result["profiles"] = [
+            {name: shapes.to_json() for name, shapes in profile.items()}
+            for profile in self.profiles
+        ]
+        return result
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> "BuildJob":
+        """The inverse of ``to_json``, of our own making: nothing is checked."""
+        values = dict(document)
+        values["profiles"] = tuple(
+            {
+                name: ShapeRange(*(tuple(entry[key]) for key in ("min", "opt", "max")))
+                for name, entry in profile.items()
+            }
+            for profile in values["profiles"]
+        )
+        return BuildJob(**values)
+
+
+class BuildFailure(Exception):
+    """No engine came out; ``memory``: for want of memory, so a smaller attempt may do."""
+
+    def __init__(self, text: str, memory: bool) -> None:
+        super().__init__(text)
+        self.memory = memory
+
+
+class BuildLog:
+    """The errors and warnings of TensorRT, the last of each."""
+
+    def __init__(self) -> None:
+        self.errors: List[str] = []
+        self.warnings: List[str] = []
+
+    def add(self, items: List[str], text: str) -> None:
+        """Keeps one message."""
+        items.append(shorten(text, 500))
+        del items[:-_KEPT]
+
+    def about_memory(self) -> bool:
+        """Whether TensorRT spoke of a lack of memory."""
+        text = "\n".join(self.errors + self.warnings).lower()
+        return any(word in text for word in _MEMORY_WORDS)
+
+    def failure(self, doing: str) -> BuildFailure:
+        """What to raise where TensorRT gave nothing back."""
+        reasons = self.errors or self.warnings or ["TensorRT gave no reason"]
+        text = "{}: {}".format(doing, "; ".join(reasons[-5:]))
+        # Without any reason the commonest one is assumed: a smaller attempt costs time alone.
+        return BuildFailure(text, self.about_memory() or not self.errors)
+
+
+def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
+    """Builds, and writes the engine to ``job.output``.
+
+    Args:
+        job: what to build.
+        tell: gets {"progress": ...} and {"note": text} meanwhile, from any thread.
+
+    Returns:
+        "size" and "sha256" of the engine, "seconds", "timing_cache" ("used", "new" or why not).
+
+    Raises:
+        BuildFailure: TensorRT refused.
+        OSError: the engine can't be written.
+    """
+    import tensorrt
+
+    started = time.monotonic()
+    log = BuildLog()
+    logger = make_logger(log)
+    builder = tensorrt.Builder(logger)
+    network = builder.create_network(
+        1 << int(tensorrt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    )
+    parser = tensorrt.OnnxParser(network, logger)
+    if not parser.parse_from_file(job.onnx):
+        raise BuildFailure(_parser_errors(parser, log), log.about_memory())
+    config = builder.create_builder_config()
+    config.builder_optimization_level = job.optimization_level
+    # On by default, and strong types leave it on: float32 would be multiplied with 10 bits of mantissa.
+    config.clear_flag(tensorrt.BuilderFlag.TF32)
+    config.set_memory_pool_limit(tensorrt.MemoryPoolType.WORKSPACE, job.workspace_bytes)
+    _add_profiles(builder, network, config, job.profiles, log)
+    used = _set_timing_cache(config, job.timing_cache)
+    config.progress_monitor = _make_monitor(tell, started)
+    plan = builder.build_serialized_network(network, config)
+    # Also after a failure: what was measured needn't be measured by the next attempt.
+    kept = _save_timing_cache(config, job.timing_cache)
+    if plan is None:
+        raise log.failure("TensorRT built no engine")
+    size, sha256 = _write_plan(job.output, memoryview(plan))
+    return {
+        "size": size,
+        "sha256": sha256,
+        "seconds": time.monotonic() - started,
+        "timing_cache": kept or used,
+        "warnings": log.warnings[-5:],
+    }
+
+
+def make_logger(log: BuildLog) -> "tensorrt.ILogger":
+    """A logger of TensorRT that keeps errors and warnings in ``log``."""
+    import tensorrt
+
+    class Logger(tensorrt.ILogger):
+        def __init__(self) -> None:
+            tensorrt.ILogger.__init__(self)
+
+        def log(self, severity: "tensorrt.ILogger.Severity", msg: str) -> None:
+            if severity in (tensorrt.ILogger.ERROR, tensorrt.ILogger.INTERNAL_ERROR):
+                log.add(log.errors, msg)
+            elif severity == tensorrt.ILogger.WARNING:
+                log.add(log.warnings, msg)
+
+    return Logger()
+
+
+def _parser_errors(parser: "tensorrt.OnnxParser", log: BuildLog) -> str:
+    lines = []
+    for index in range(min(parser.num_errors, _KEPT)):
+        error = parser.get_error(index)
+        text = "node {} {} ({}): {}"
+        name, kind = shorten(error.node_name(), 120), shorten(error.node_operator())
+        lines.append(text.format(error.node(), name or "-", kind, shorten(error.desc(), 300)))
+    reasons = lines or log.errors or ["it gave no reason"]
+    return "TensorRT's parser refuses the ONNX: " + "\n  ".join(reasons)
+
+
+def _add_profiles(
+    builder: "tensorrt.Builder",
+    network: "tensorrt.INetworkDefinition",
+    config: "tensorrt.IBuilderConfig",
+    profiles: Tuple[Mapping[str, ShapeRange], ...],
+    log: BuildLog,
+) -> None:
+    found = [network.get_input(index) for index in range(network.num_inputs)]
+    wanted = profiles[0].keys()
+    if {item.name for item in found} != set(wanted):
+        text = "the ONNX has the inputs {}, the recipe has {}"
+        names = ", ".join(shorten(item.name) for item in found)
+        raise BuildFailure(text.format(names, ", ".join(wanted)), False)
+    varying = [item.name for item in found if any(size < 0 for size in item.shape)]
+    for index, ranges in enumerate(profiles):
+        profile = builder.create_optimization_profile()
+        for name in varying:
+            shapes = ranges[name]
+            profile.set_shape(name, shapes.min, shapes.opt, shapes.max)
+        if config.add_optimization_profile(profile) != index:
+            raise log.failure("TensorRT refuses the optimization profile {}".format(index))
+
+
+def _set_timing_cache(config: "tensorrt.IBuilderConfig", path: str) -> str:
+    """Gives the builder what was measured before; "used", "new", or why it wasn't taken."""
+    data, state = b"", "new"
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        state = "can't be read: {}".format(error.strerror)
+    for blob in (data, b""):
+        cache = config.create_timing_cache(blob)
+        if cache is not None and config.set_timing_cache(cache, False):
+            return "used" if blob else state
+        if blob:
+            state = "the one from before isn't of this TensorRT and device: begun anew"
+    return "TensorRT takes none"
+
+
+def _save_timing_cache(config: "tensorrt.IBuilderConfig", path: str) -> str:
+    """Writes what was measured; why it couldn't, or ""."""
+    cache = config.get_timing_cache()
+    if cache is None:
+        return ""
+    try:
+        write_output(path, bytes(memoryview(cache.serialize())))
+    except OSError as error:  # it saves time, no more
+        return "can't be kept: {}".format(error.strerror)
+    return ""
+
+
+def _write_plan(path: str, plan: memoryview) -> Tuple[int, str]:
+    digest = hashlib.sha256()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    with os.fdopen(os.open(path, flags, 0o600), "wb") as stream:
+        view = plan.cast("B")
+        for start in range(0, len(view), 1 << 20):
+            piece = view[start : start + (1 << 20)]
+            digest.update(piece)
+            stream.write(piece)
+        stream.flush()
+        os.fsync(stream.fileno())
+        return len(view), digest.hexdigest()
+
+
+class Phases:
+    """How far a build is, from the phases within phases that TensorRT reports.
+
+    A phase of N steps counts for one step of its parent; the fraction of the outermost one is that
+    of the build. TensorRT reports from several threads at once, so every method takes a lock.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: Dict[str, Tuple[Optional[str], int]] = {}
+        self._done: Dict[str, int] = {}
+
+    def start(self, name: str, parent: Optional[str], steps: int) -> None:
+        """A phase begins."""
+        with self._lock:
+            self._open[name] = (parent, max(steps, 1))
+            self._done[name] = 0
+
+    def step(self, name: str, step: int) -> None:
+        """Step ``step``, counted from 0, is done."""
+        with self._lock:
+            if name in self._done:
+                self._done[name] = max(self._done[name], step + 1)
+
+    def finish(self, name: str) -> None:
+        """A phase ends."""
+        with self._lock:
+            self._open.pop(name, None)
+            self._done.pop(name, None)
+
+    def fraction(self) -> float:
+        """What is done of the outermost phase, 0 to 1; what runs side by side isn't added."""
+        best: Dict[Optional[str], float] = {}
+        with self._lock:
+            # Children begin after their parents, so the last ones come first here.
+            for name, (parent, steps) in reversed(list(self._open.items())):
+                own = min((self._done[name] + best.get(name, 0.0)) / steps, 1.0)
+                best[parent] = max(best.get(parent, 0.0), own)
+        return best.get(None, 0.0)
+
+
+def _make_monitor(tell: Tell, started: float) -> "tensorrt.IProgressMonitor":
+    import tensorrt
+
+    phases = Phases()
+    lock = threading.Lock()
+    last = [0.0]
+
+    def report(name: str) -> None:
+        with lock:  # one message at a time, so that fractions come in order
+            now = time.monotonic()
+            if now - last[0] >= _EVERY:
+                last[0] = now
+                progress = {"phase": shorten(name, 80), "fraction": phases.fraction()}
+                tell({"progress": dict(progress, seconds=now - started)})
+
+    # The bindings take an exception in step_complete for False, which cancels the build. No word about
+    # progress is worth that, so nothing of ours gets out of the three.
+    class Monitor(tensorrt.IProgressMonitor):
+        def __init__(self) -> None:
+            tensorrt.IProgressMonitor.__init__(self)
+
+        def phase_start(self, phase_name: str, parent_phase: Optional[str], num_steps: int) -> None:
+            with contextlib.suppress(Exception):
+                phases.start(phase_name, parent_phase, num_steps)
+                report(phase_name)
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            with contextlib.suppress(Exception):
+                phases.step(phase_name, step)
+                report(phase_name)
+            return True
+
+        def phase_finish(self, phase_name: str) -> None:
+            with contextlib.suppress(Exception):
+                phases.finish(phase_name)
+
+    return Monitor()

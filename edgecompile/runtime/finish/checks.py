@@ -1,0 +1,147 @@
+"""What is looked at before a build: is this the right device, is there the memory and the disk."""
+
+import os
+from typing import List, Optional, Tuple
+
+from ..errors import DeviceDiskError, DeviceMemoryError, EngineCacheError, WrongDeviceError
+from ..format.recipe import version_pair
+from ..format.recipe_schema import Recipe
+from ..format.schema import Manifest
+from ..gpu.device import DeviceIdentity
+from .attempts import LEAST_WORKSPACE
+
+#: Beside the engine: the timing cache, stamps, what a file system needs for itself.
+_DISK_RESERVE = 64 << 20
+
+
+def check_device(recipe: Recipe, identity: DeviceIdentity, force: bool) -> List[str]:
+    """Compares a device with the one that a recipe is for.
+
+    Args:
+        recipe: of the bundle.
+        identity: the device.
+        force: accept a GPU of another compute capability.
+
+    Returns:
+        What differs and doesn't matter, for people.
+
+    Raises:
+        WrongDeviceError: names everything that does matter.
+    """
+    wrong: List[str] = []
+    notes: List[str] = []
+    least, below = version_pair(recipe.least), version_pair(recipe.below)
+    if not least <= version_pair(identity.tensorrt) < below:
+        text = "TensorRT {} is installed, the recipe is for {} and later, below {}"
+        wrong.append(text.format(identity.tensorrt, recipe.least, recipe.below))
+    wanted = recipe.jetpack.partition(".")[0]
+    if identity.jetpack not in ("", wanted):
+        text = "JetPack {} (L4T {}) is installed, the recipe is for {}"
+        made_for = "JetPack " + recipe.jetpack if wanted else "machines without JetPack"
+        wrong.append(text.format(identity.jetpack, identity.l4t, made_for))
+    target = recipe.device
+    if identity.compute_capability != target.compute_capability:
+        text = "the GPU has compute capability {}, the recipe is for {}"
+        text = text.format(identity.compute_capability, target.compute_capability)
+        (notes if force else wrong).append(text)
+    if wrong:
+        head = "{} can't be finished on {}: ".format(target.name, identity)
+        hint = "build the bundle for this device (edgecompile build --target, --jetpack)"
+        raise WrongDeviceError(head + "; ".join(wrong), hint)
+    # CUDA calls every Orin "Orin"; elsewhere there may be no device tree, or one that says little.
+    model = identity.model if recipe.jetpack else identity.name
+    if model and not any(part in model for part in target.models):
+        text = "this is {}, the recipe was made for {}: its buckets suit that one better"
+        notes.append(text.format(model, target.name))
+    elif identity.sm_count != target.sm_count:
+        text = "the GPU has {} SMs, the recipe was made for {}"
+        notes.append(text.format(identity.sm_count, target.sm_count))
+    return notes
+
+
+def check_memory(
+    manifest: Manifest,
+    recipe: Recipe,
+    identity: DeviceIdentity,
+    free: int,
+    asked: Optional[int],
+    force: bool,
+) -> Tuple[int, List[str]]:
+    """The workspace in bytes that the first attempt may have, from what is predicted and free.
+
+    Args:
+        manifest: the bundle's; names the buckets.
+        recipe: with the predictions.
+        identity: the device.
+        free: bytes of its memory that a build can have now.
+        asked: the workspace that the user wants, or None.
+        force: turn errors into notes.
+
+    Returns:
+        The workspace and notes for people.
+
+    Raises:
+        DeviceMemoryError: the engine can't be built or run in all of the device's memory, or not
+            in what is free now; with the numbers.
+    """
+    total, predicted = identity.memory_bytes, recipe.predicted
+    wrong = []
+    for number, scratch in enumerate(predicted.scratch_bytes):
+        need = predicted.engine_bytes + scratch
+        if need > total:
+            text = "bucket {} ({}) needs {} to run: {} of the engine, {} of activations"
+            sizes = (_mib(need), _mib(predicted.engine_bytes), _mib(scratch))
+            wrong.append(text.format(number, manifest.buckets[number], *sizes))
+    workspace = recipe.workspace_bytes if asked is None else asked
+    least = min(workspace, LEAST_WORKSPACE) if asked is None else asked
+    # The prediction holds with all of the recipe's workspace; what remains can't be made smaller.
+    fixed = max(predicted.build_bytes - recipe.workspace_bytes, 0)
+    hint = "--force tries it all the same ({})".format(predicted.how)
+    if fixed + least > total:
+        text = "the build needs {}, {} of workspace included"
+        wrong.append(text.format(_mib(fixed + least), _mib(least)))
+    notes = []
+    if wrong:
+        text = "predicted to need more than the {} of memory that this device has: {}"
+        text = text.format(_mib(total), "; ".join(wrong))
+        if not force:
+            hint = "build the bundle with smaller buckets or another precision; " + hint
+            raise DeviceMemoryError(text, hint)
+        notes.append(text)
+    elif fixed + least > free:
+        text = "the build is predicted to need {}, {} of workspace included; {} of {} are free"
+        text = text.format(_mib(fixed + least), _mib(least), _mib(free), _mib(total))
+        if not force:
+            raise DeviceMemoryError(text, "end other programs first; " + hint)
+        notes.append(text)
+    if asked is not None:
+        return asked, notes
+    # Half of what is free at most: TensorRT's other memory isn't bounded by anything.
+    share = min(free // 2, max(free - fixed, 0))
+    allowed = max(min(workspace, share), least)
+    if allowed < workspace:
+        text = "workspace capped to {} of the recipe's {}: {} of memory are free"
+        notes.append(text.format(_mib(allowed), _mib(workspace), _mib(free)))
+    return allowed, notes
+
+
+def check_disk(path: str, recipe: Recipe) -> None:
+    """Raises DeviceDiskError unless the disk of the folder ``path`` has space for the engine."""
+    try:
+        disk = os.statvfs(path)
+    except OSError as error:
+        text = "{}: can't be used for engines: {}"
+        raise EngineCacheError(text.format(path, error.strerror)) from None
+    free = disk.f_bavail * disk.f_frsize
+    need = recipe.predicted.engine_bytes + _DISK_RESERVE
+    if free < need:
+        raise DeviceDiskError(
+            "{}: {} are free, about {} are needed: {} of the engine and a reserve".format(
+                path, _mib(free), _mib(need), _mib(recipe.predicted.engine_bytes)
+            ),
+            "make space, or name a folder on another disk in EDGECOMPILE_CACHE",
+        )
+
+
+def _mib(size: int) -> str:
+    return "{:,} MiB".format((size + (1 << 20) - 1) >> 20)

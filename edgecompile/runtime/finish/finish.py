@@ -1,0 +1,207 @@
+"""Finishes a bundle on its device: builds the TensorRT engine, tests it, and puts its stamp on it.
+
+Whatever moment it is killed at, running it again goes on from what was whole; engine_cache.py says
+what lies where, engine_maker.py does the work.
+"""
+
+import os
+import platform
+import time
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from ..cpu.host import architecture
+from ..errors import UnsupportedHostError
+from ..format.folder import BundleFolder
+from ..format.manifest import TENSORRT, Manifest, Variant
+from ..format.recipe import Recipe, read_recipe
+from ..gpu.cache import (
+    EngineFolder,
+    FinishedEngine,
+    cache_root,
+    describe_content,
+    is_whole,
+)
+from ..gpu.device import DeviceIdentity
+from ..opening import VARIANT_VARIABLE
+from .checks import check_device
+from .maker import EngineMaker, Options, Say
+from .shipped import compare_devices
+from .workers import Workers
+
+__all__ = ["Options", "choose_variant", "finish_bundle", "format_finish"]
+
+_NOTHING = Options()
+
+
+def finish_bundle(
+    path: str, options: Options = _NOTHING, say: Say = lambda text: None
+) -> Dict[str, Any]:
+    """Builds and tests the engine of a bundle's TensorRT variant, unless that was done before.
+
+    Args:
+        path: the bundle.
+        options: see ``Options``.
+        say: gets a line of text for every step.
+
+    Returns:
+        Plain JSON values; docs/jetson.md lists them.
+
+    Raises:
+        BundleError: the bundle is malformed or damaged.
+        UnsupportedHostError: it has no TensorRT variant for this machine.
+        GpuUnavailableError: there is no ``tensorrt``, no libcudart or no GPU.
+        WrongDeviceError: the recipe is for another device, JetPack or TensorRT.
+        DeviceMemoryError, DeviceDiskError: there is too little of it.
+        EngineCacheError: the folder of engines can't be used.
+        SelftestError: the engine doesn't reproduce the golden vectors; it isn't served.
+        FinishError: TensorRT failed.
+    """
+    started = time.monotonic()
+    folder = BundleFolder(path)
+    try:
+        run = _Run(folder, options, say)
+        report = run.finish()
+    finally:
+        folder.close()
+    report["seconds"] = time.monotonic() - started
+    return report
+
+
+class _Run:
+    def __init__(self, folder: BundleFolder, options: Options, say: Say) -> None:
+        self.folder = folder
+        self.options = options
+        self.say = say
+        folder.check_sizes()
+        self.manifest: Manifest = folder.manifest
+        self.variant: Variant = choose_variant(folder.manifest, options.variant)
+        self.recipe: Recipe = read_recipe(folder, self.variant)
+        workers = Workers(self.recipe.predicted.build_seconds, options.debug)
+        self.identity = DeviceIdentity(**workers.describe()["device"])
+        content = describe_content(self.manifest, self.variant, self.recipe)
+        self.engines = EngineFolder(content, self.identity)
+        self.maker = EngineMaker(
+            folder, self.variant, self.recipe, self.engines, options, workers, say
+        )
+
+    def finish(self) -> Dict[str, Any]:
+        """The report."""
+        self.say("device: {}".format(self.identity))
+        for note in check_device(self.recipe, self.identity, self.options.force):
+            self._note(note)
+        engine, _ = self._finished()
+        if engine is None:
+            with self.engines.locked(self.say) as lock:
+                # Whoever held it before may have done the work.
+                engine, reason = self._finished()
+                if engine is None:
+                    self._tell_why(reason)
+                    return self._report("finished", self.maker.make(lock))
+        self.say("finished already: {}".format(engine.path))
+        return self._report("already finished", engine)
+
+    def _finished(self) -> Tuple[Optional[FinishedEngine], str]:
+        if self.options.force:
+            return None, "--force builds anew"
+        engine, reason = self.engines.read_stamp()
+        if engine is None:
+            return None, reason
+        asked = engine.stamp.get("asked")
+        if asked != self.options.asked() and self.options.asked() != Options().asked():
+            return None, "it was finished with other options"
+        if not is_whole(engine):
+            return None, "{} is damaged".format(engine.path)
+        refusal = self.maker.refusal(engine)
+        if refusal:
+            return None, "{}: {}".format(engine.path, refusal)
+        return engine, ""
+
+    def _tell_why(self, reason: str) -> None:
+        self.say("no finished engine: " + reason)
+        now = self.identity.key_json()
+        for key, stamp, _ in self.engines.others():
+            before = stamp.get("device")
+            if stamp.get("content") == self.engines.content and isinstance(before, dict):
+                changed = compare_devices(before, now)
+                self._note("finished before, as {}: {}".format(key[:12], "; ".join(changed)))
+
+    def _note(self, text: str) -> None:
+        self.maker.notes.append(text)
+        self.say("note: " + text)
+
+    def _report(self, state: str, engine: FinishedEngine) -> Dict[str, Any]:
+        others = self.engines.others()
+        size = sum(item[2] for item in others)
+        if others:
+            text = "engines of other bundles or devices in {}: {}, {:,} MiB"
+            self.say(text.format(os.path.join(cache_root(), "engines"), len(others), size >> 20))
+        return {
+            "ok": True,
+            "state": state,
+            "bundle": self.folder.path,
+            "name": self.manifest.name,
+            "manifest_sha256": self.folder.manifest_sha256,
+            "variant": self.variant.name,
+            "device": self.identity.to_json(),
+            "key": self.engines.key,
+            "engine": {"path": engine.path, "size": engine.size, "sha256": engine.sha256},
+            "profile_of": list(engine.profile_of),
+            "built": engine.stamp.get("built"),
+            "selftest": engine.stamp.get("selftest"),
+            "attempts": self.maker.attempts,
+            "notes": self.maker.notes,
+            "others": {"count": len(others), "bytes": size},
+        }
+
+
+def choose_variant(manifest: Manifest, wanted: Optional[str]) -> Variant:
+    """The TensorRT variant for this machine: the one named, or that of the highest rank.
+
+    Raises:
+        UnsupportedHostError: there is none; names what there is.
+    """
+    wanted = wanted or os.environ.get(VARIANT_VARIABLE) or None
+    arch = architecture(platform.machine())
+    fitting = [
+        item
+        for item in manifest.variants
+        if item.backend == TENSORRT and item.arch == arch and wanted in (None, item.name)
+    ]
+    if fitting:
+        return max(fitting, key=lambda item: item.rank)
+    listed = [
+        "{} (backend {}, for {})".format(item.name, item.backend, item.arch)
+        for item in manifest.variants
+    ]
+    which = "no TensorRT variant" if wanted is None else "no TensorRT variant {!r}".format(wanted)
+    raise UnsupportedHostError(
+        "the bundle has {} for {}, only {}".format(which, arch, ", ".join(listed)),
+        "variants of other backends need no finishing",
+    )
+
+
+def format_finish(report: Mapping[str, Any]) -> List[str]:
+    """The report for people, a line each."""
+    built, tested = report["built"] or {}, report["selftest"] or {}
+    engine = report["engine"]
+    how = "made by {}".format(built["made_by"]) if "made_by" in built else ""
+    text = "{}: {} for {}, {:,} MiB, {} profiles, {}"
+    lines = [
+        text.format(
+            report["state"],
+            report["variant"],
+            report["device"]["model"] or report["device"]["name"],
+            engine["size"] >> 20,
+            built.get("profiles"),
+            how or "optimization level {}".format(built.get("optimization_level")),
+        ),
+        "engine {}".format(engine["path"]),
+        "sha256 {}".format(engine["sha256"]),
+    ]
+    if tested:
+        lines.append(
+            "golden vectors: {} cases ok, modes {}".format(
+                len(tested.get("cases", [])), ", ".join(tested.get("modes", []))
+            )
+        )
+    return lines

@@ -1,0 +1,358 @@
+"""Makes an engine while the lock is held: attempts at building it, then the test, then the stamp.
+
+Nothing here loads CUDA or TensorRT: what does runs in fresh processes (worker.py), so that all the
+memory is the builder's, and an end by the system is an event among others.
+"""
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+
+from ..errors import (
+    DeviceDiskError,
+    DeviceMemoryError,
+    EngineCacheError,
+    FinishError,
+    SelftestError,
+)
+from ..format.folder import BundleFolder
+from ..format.manifest import Variant
+from ..format.recipe import Recipe, ShippedEngine, sibling
+from ..gpu.cache import EngineFolder, FinishedEngine, engine_name, is_whole
+from ..gpu.device import DeviceIdentity
+from ..stats.file import format_time
+from .attempts import Attempt, list_attempts, merge_profiles
+from .build import BuildFailure, BuildJob
+from .checks import check_disk, check_memory
+from .shipped import copy_engine, list_differences
+from .worker_process import WorkerDied
+from .workers import Workers
+
+Say = Callable[[str], None]
+#: Signals by which code ends its own process. Others come from outside: of a service manager, say.
+_FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+
+
+class Options(NamedTuple):
+    """What the user asks for; None leaves it to the recipe and to the device.
+
+    ``force``: build anew even if it was done, and in spite of predictions and another GPU.
+    """
+
+    variant: Optional[str] = None
+    workspace: Optional[int] = None
+    level: Optional[int] = None
+    force: bool = False
+    debug: bool = False
+
+    def asked(self) -> Dict[str, Any]:
+        """What an engine has to have been built with, as the stamp keeps it."""
+        return {"workspace_bytes": self.workspace, "level": self.level}
+
+
+class EngineMaker:
+    """Makes the engine of one variant on one device. ``attempts`` tells what was tried."""
+
+    def __init__(
+        self,
+        folder: BundleFolder,
+        variant: Variant,
+        recipe: Recipe,
+        engines: EngineFolder,
+        options: Options,
+        workers: Workers,
+        say: Say,
+    ) -> None:
+        self.folder = folder
+        self.manifest = folder.manifest
+        self.variant = variant
+        self.recipe = recipe
+        self.engines = engines
+        self.identity: DeviceIdentity = engines.identity
+        self.options = options
+        self.workers = workers
+        self.say = say
+        self.attempts: List[Dict[str, Any]] = []
+        self.notes: List[str] = []
+        self.free = 0
+
+    def refusal(self, engine: FinishedEngine) -> str:
+        """Why TensorRT doesn't take an engine that is whole and whose key fits; "" if it does."""
+        request = {"path": engine.path, "sha256": engine.sha256, "size": engine.size}
+        try:
+            return str(self.workers.run("accept", request)["refusal"])
+        except BuildFailure:  # too little memory now: that says nothing of the engine
+            return ""
+        except WorkerDied as died:
+            return str(died) if died.signal in _FAULTS else ""
+
+    def make(self, lock: int) -> FinishedEngine:
+        """A new engine, or one that was built before and not tested yet, with its stamp.
+
+        Args:
+            lock: the descriptor of the cache's lock.
+
+        Raises:
+            EdgecompileError: one of those of ``finish_bundle``.
+        """
+        with _disk_errors(self.engines.path):
+            return self._make(lock)
+
+    def _make(self, lock: int) -> FinishedEngine:
+        served, _ = self.engines.read_stamp()
+        built, _ = self.engines.read_stamp(tested=False)
+        usable = built is not None and built.stamp.get("asked") == self.options.asked()
+        if built is not None and usable and not self.options.force and self._takes(built):
+            self.say("built before, not tested yet: {}".format(built.path))
+        else:
+            built = None
+        names = [engine_name(item.sha256) for item in (served, built) if item is not None]
+        self.engines.tidy(names)
+        if built is None:
+            built = self._take_shipped() or self._build(lock)
+        tested = self._test(built, lock, served)
+        entries = dict(built.stamp)
+        entries.update(selftest=tested, finished=format_time(time.time()))
+        self.engines.write_stamp(entries, tested=True)
+        engine, reason = self.engines.read_stamp()
+        if engine is None:
+            raise EngineCacheError("the engine is gone again: {}".format(reason))
+        self.engines.tidy([engine_name(engine.sha256)], untested=True)
+        self.say("finished: {}".format(engine.path))
+        return engine
+
+    def _take_shipped(self) -> Optional[FinishedEngine]:
+        """The engine that the bundle brings, in place, if it is one of this very device."""
+        shipped = self.recipe.engine
+        if shipped is None:
+            return None
+        if self.options.force or self.options.asked() != Options().asked():
+            self.say("the bundle brings an engine; another one is built, as asked for")
+            return None
+        differences = list_differences(shipped, self.identity)
+        if differences:
+            text = "the engine that the bundle brings is another device's: {}"
+            self._note(text.format("; ".join(differences)))
+            return None
+        self.say("the bundle brings an engine of this device, by {}".format(shipped.made_by))
+        check_disk(self.engines.path, self.recipe)
+        name = self._path(shipped.file)
+        output = self._scratch_name()
+        try:
+            copy_engine(self.folder, name, output)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(output)
+            raise
+        entry = self.manifest.files[name]
+        return self._adopt_shipped(shipped, output, {"size": entry.size, "sha256": entry.sha256})
+
+    def _adopt_shipped(
+        self, shipped: ShippedEngine, output: str, result: Mapping[str, Any]
+    ) -> FinishedEngine:
+        built = {"made_by": shipped.made_by, "profiles": len(set(shipped.profile_of))}
+        extra = {"tensors": dict(shipped.tensors)}
+        return self._adopt(output, result, shipped.profile_of, built, extra)
+
+    def _scratch_name(self) -> str:
+        return self.engines.join("building-{}-{}.tmp".format(os.getpid(), os.urandom(4).hex()))
+
+    def _takes(self, built: FinishedEngine) -> bool:
+        if not is_whole(built):
+            return False
+        refusal = self.refusal(built)
+        if refusal:
+            self.say("{}: {}".format(built.path, refusal))
+        return not refusal
+
+    def _build(self, lock: int) -> FinishedEngine:
+        recipe = self.recipe
+        for name in (recipe.onnx, recipe.weights):
+            os.close(self.folder.open_checked(self._path(name)))
+        check_disk(self.engines.path, recipe)
+        # Now, not when this began: it may have waited for another process, which used much.
+        self.free = int(self.workers.describe()["free_bytes"])
+        workspace, notes = check_memory(
+            self.manifest,
+            recipe,
+            self.identity,
+            self.free,
+            self.options.workspace,
+            self.options.force,
+        )
+        for note in notes:
+            self._note(note)
+        level = recipe.optimization_level if self.options.level is None else self.options.level
+        for number, attempt in enumerate(list_attempts(recipe, workspace, level)):
+            self.say("{}: {}".format("trying again" if number else "building", attempt))
+            if len(attempt.groups) < len(recipe.profiles):
+                self._note("buckets share profiles: {}".format(_groups_text(attempt)))
+            built = self._attempt(attempt, lock)
+            if built is not None:
+                return built
+        lines = ["{}: {}".format(item["settings"], item["outcome"]) for item in self.attempts]
+        raise DeviceMemoryError(
+            "the memory doesn't do for building the engine ({:,} MiB of {:,} MiB were free); "
+            "tried\n  {}".format(
+                self.free >> 20, self.identity.memory_bytes >> 20, "\n  ".join(lines)
+            ),
+            "end other programs, add swap space, or build the bundle with fewer or smaller buckets",
+        )
+
+    def _attempt(self, attempt: Attempt, lock: int) -> Optional[FinishedEngine]:
+        """The engine, built and in place; None where memory ran out."""
+        started = time.monotonic()
+        output = self._scratch_name()
+        job = BuildJob(
+            onnx=os.path.join(os.path.abspath(self.folder.path), self._path(self.recipe.onnx)),
+            profiles=tuple(merge_profiles(self.recipe.profiles, attempt.groups)),
+            workspace_bytes=attempt.workspace_bytes,
+            optimization_level=attempt.optimization_level,
+            timing_cache=self.engines.timing_cache,
+            output=output,
+        )
+        entry = dict(attempt.to_json(), settings=str(attempt), outcome="", seconds=0.0)
+        self.attempts.append(entry)
+        result: Dict[str, Any] = {}
+        try:
+            result = self.workers.run("build", {"job": job.to_json()}, lock)
+            entry["outcome"] = "built"
+        except (BuildFailure, WorkerDied) as failure:
+            entry["outcome"] = str(failure)
+            self.say("  " + str(failure))
+            if not _for_want_of_memory(failure):
+                hint = "docs/jetson.md of edgecompile says what to send along with a report"
+                raise FinishError(str(failure), hint) from None
+            return None
+        finally:
+            entry["seconds"] = time.monotonic() - started
+            if not result:
+                with contextlib.suppress(OSError):
+                    os.unlink(output)
+        self.say(
+            "built {:,} MiB in {:.0f} s, timing cache: {}".format(
+                result["size"] >> 20, result["seconds"], result["timing_cache"]
+            )
+        )
+        built = dict(attempt.to_json(), seconds=result["seconds"], attempts=len(self.attempts))
+        built["timing_cache"] = result["timing_cache"]
+        return self._adopt(output, result, attempt.profile_of(), built, {})
+
+    def _adopt(
+        self,
+        output: str,
+        result: Mapping[str, Any],
+        profile_of: Sequence[int],
+        built: Mapping[str, Any],
+        extra: Mapping[str, Any],
+    ) -> FinishedEngine:
+        path = self.engines.adopt(output, result["sha256"])
+        entries = {
+            "bundle": {
+                "name": self.manifest.name,
+                "manifest_sha256": self.folder.manifest_sha256,
+                "variant": self.variant.name,
+            },
+            "engine": {"size": result["size"], "sha256": result["sha256"]},
+            "profile_of": list(profile_of),
+            "asked": self.options.asked(),
+            "built": dict(built),
+            **extra,
+        }
+        self.engines.write_stamp(entries, tested=False)
+        engine, reason = self.engines.read_stamp(tested=False)
+        if engine is None or engine.path != path:
+            raise EngineCacheError("the engine is gone again: {}".format(reason or path))
+        return engine
+
+    def _test(
+        self, built: FinishedEngine, lock: int, served: Optional[FinishedEngine]
+    ) -> Dict[str, Any]:
+        self.say("testing the engine on the golden vectors")
+        request = {
+            "bundle": os.path.abspath(self.folder.path),
+            "manifest_sha256": self.folder.manifest_sha256,
+            "variant": self.variant.name,
+            "engine": built.path,
+            "sha256": built.sha256,
+            "size": built.size,
+            "profile_of": list(built.profile_of),
+            "padding": self.recipe.padding,
+            "tensors": dict(built.tensors),
+        }
+        try:
+            result = self.workers.run("selftest", request, lock)
+        except BuildFailure as failure:
+            text = "the engine was built, but can't be tested: {}".format(failure)
+            hint = "end other programs and run finish again: it goes on from here"
+            raise DeviceMemoryError(text, hint) from None
+        except WorkerDied as died:
+            if died.signal in _FAULTS:
+                self._refuse(built, served)  # it would end the next process too
+            raise FinishError("the engine can't be tested: {}".format(died)) from None
+        for line in result["lines"]:
+            self.say("  " + line)
+        if not result["ok"]:
+            kept = "nothing serves this bundle"
+            if self._refuse(built, served):
+                kept = "the one from before still serves"
+            raise SelftestError(
+                "the engine doesn't reproduce the golden vectors and isn't served: {}; {}".format(
+                    result["worst"], kept
+                ),
+                "run finish again with --force, which builds one from the ONNX"
+                if _is_shipped(built)
+                else "run finish again with another --level, or build the bundle with another precision",
+            )
+        tested: Dict[str, Any] = {key: result[key] for key in ("ok", "cases", "modes")}
+        return tested
+
+    def _refuse(self, built: FinishedEngine, served: Optional[FinishedEngine]) -> bool:
+        """Drops an engine, and the measurements that would lead to the same one again.
+
+        True if another one, from before, is left.
+        """
+        keep = []
+        if served is not None and served.sha256 != built.sha256:
+            keep.append(engine_name(served.sha256))
+        self.engines.tidy(keep, untested=True)
+        if not _is_shipped(built):
+            with contextlib.suppress(OSError):
+                os.unlink(self.engines.timing_cache)
+        return bool(keep)
+
+    def _path(self, name: str) -> str:
+        return sibling(self.variant, name)
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self.say("note: " + text)
+
+
+def _is_shipped(engine: FinishedEngine) -> bool:
+    return "made_by" in engine.stamp["built"]
+
+
+def _for_want_of_memory(failure: Exception) -> bool:
+    # Whatever signal ended the builder, memory is the commonest cause, and less of it is tried.
+    if isinstance(failure, WorkerDied):
+        return failure.signal != 0
+    return isinstance(failure, BuildFailure) and failure.memory
+
+
+def _groups_text(attempt: Attempt) -> str:
+    return ", ".join("+".join(str(bucket) for bucket in group) for group in attempt.groups)
+
+
+@contextlib.contextmanager
+def _disk_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        text = "{}: {}".format(error.filename or path, error.strerror or error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DeviceDiskError(text, "make space and run finish again") from None
+        raise EngineCacheError(text) from None

@@ -1,0 +1,1 @@
+"""The files of a bundle: their schema, their readers, and what checks them."""

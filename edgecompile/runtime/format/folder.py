@@ -1,0 +1,344 @@
+"""The files of a bundle: opened without following links, checked against the manifest.
+
+Every file is opened relative to the folder's descriptor, one path component at a time with
+O_NOFOLLOW, so neither a link inside the bundle nor a rename of the folder changes what is read.
+"""
+
+import bisect
+import hashlib
+import os
+import stat
+from typing import Callable, Optional, Tuple
+
+from ..errors import BundleError, DamagedBundleError
+from ..limits import explain_errno
+from .document import Problems, shorten
+from .manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, parse_manifest
+
+_CHUNK = 1 << 20
+_DAMAGED_HINT = "copy the bundle again, or build it again"
+_UNLISTED_HINT = (
+    "remove what the manifest doesn't list; Python writes __pycache__ where PYTHONPATH names the "
+    "bundle's runtime: install edgecompile-runtime, or run python3 BUNDLE COMMAND, instead"
+)
+# O_NONBLOCK: opening a FIFO that lies where a file should be must not hang.
+_FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_FOLDER_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
+
+
+class BundleFolder:
+    """An open bundle: its manifest and safe access to the files that the manifest lists.
+
+    Attributes:
+        path: the folder as it was given.
+        manifest: the validated manifest.
+        manifest_sha256: hex digest of manifest.json, the identity of the bundle.
+    """
+
+    def __init__(self, path: str, fd: Optional[int] = None) -> None:
+        """Opens the folder and reads the manifest; opens no other file.
+
+        Args:
+            path: the folder.
+            fd: a descriptor of it, which is taken over; None: it is opened by its path.
+
+        Raises:
+            BundleError: there is no bundle at ``path``, or its manifest is malformed.
+            HostLimitError: the system doesn't let it be opened: open files, permission, memory.
+            FormatVersionError: the manifest's format version is unknown.
+        """
+        self.path = os.fspath(path)
+        self._fd = _open_folder(self.path) if fd is None else fd
+        try:
+            data = self._read_manifest()
+            self.manifest: Manifest = parse_manifest(data, os.path.join(self.path, MANIFEST_NAME))
+        except BaseException:
+            self.close()
+            raise
+        self.manifest_sha256 = hashlib.sha256(data).hexdigest()
+
+    def open_inner(self, name: str) -> "BundleFolder":
+        """The bundle in a folder of this one, whose manifest this one lists; the caller closes it.
+
+        Raises:
+            BundleError, FormatVersionError: as of any bundle.
+            DamagedBundleError: its manifest isn't the one that is listed here.
+            HostLimitError: the system doesn't let it be opened.
+        """
+        path = os.path.join(self.path, name)
+        try:
+            fd = self._open_beneath(name, _FOLDER_FLAGS)
+        except OSError as error:
+            _raise_limit(error, path)
+            text = "is a link, or can't be opened: {}".format(error.strerror)
+            raise self._damaged(name, "file-kind", text) from None
+        inner = BundleFolder(path, fd)
+        listed = name + "/" + MANIFEST_NAME
+        if inner.manifest_sha256 != self.manifest.files[listed].sha256:
+            inner.close()
+            text = "has SHA-256 {}, must have {}"
+            text = text.format(inner.manifest_sha256, self.manifest.files[listed].sha256)
+            raise self._damaged(listed, "file-hash", text)
+        return inner
+
+    def close(self) -> None:
+        """Closes the folder; files that are open or mapped stay usable."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def open(self, name: str) -> int:
+        """Opens a listed file and returns its descriptor, which the caller closes.
+
+        Raises:
+            DamagedBundleError: rules file-missing, file-kind, file-size-differs.
+            HostLimitError: the system doesn't let it be opened.
+        """
+        fd, problem = self._try_open(name)
+        if problem is not None:
+            raise self._damaged(name, *problem)
+        return fd
+
+    def check_sizes(self) -> None:
+        """Checks that every listed file is there, is a regular file and has its size.
+
+        Raises:
+            DamagedBundleError: lists every file that isn't.
+        """
+        self._check_each(lambda name, fd: None)
+
+    def check_hashes(self, progress: Optional[Callable[[str], None]] = None) -> None:
+        """Checks that the folder holds the listed files and no others, and the SHA-256 of each.
+
+        Args:
+            progress: gets the name of each listed file before its turn.
+
+        Raises:
+            DamagedBundleError: lists every file that is missing, differs or isn't listed.
+        """
+
+        def check(name: str, fd: int) -> Optional[Tuple[str, str]]:
+            if progress is not None:
+                progress(name)
+            return self._hash_problem(name, fd)
+
+        self._check_each(check, unlisted=True)
+
+    def open_checked(self, name: str) -> int:
+        """Opens a listed file whose content has the recorded SHA-256; the caller closes it.
+
+        Raises:
+            DamagedBundleError: as ``open`` and ``check_hash``.
+        """
+        fd = self.open(name)
+        try:
+            self.check_hash(name, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def check_hash(self, name: str, fd: int) -> None:
+        """Checks that what ``fd`` (opened by ``open(name)``) holds has the recorded SHA-256.
+
+        Raises:
+            DamagedBundleError: rule file-hash.
+        """
+        problem = self._hash_problem(name, fd)
+        if problem is not None:
+            raise self._damaged(name, *problem)
+
+    def _check_each(
+        self, check: Callable[[str, int], Optional[Tuple[str, str]]], unlisted: bool = False
+    ) -> None:
+        problems = Problems(self.path)
+        for name in sorted(self.manifest.files):
+            fd, problem = self._try_open(name)
+            if problem is None:
+                try:
+                    problem = check(name, fd)
+                finally:
+                    os.close(fd)
+            if problem is not None:
+                problems.add(problem[0], name, problem[1])
+        damaged = problems.count
+        if unlisted:
+            self._find_unlisted(problems)
+        hint = _UNLISTED_HINT if problems.count and not damaged else _DAMAGED_HINT
+        problems.raise_if_any(DamagedBundleError, hint)
+
+    def _find_unlisted(self, problems: Problems) -> None:
+        """Notes what the folder holds beside the manifest and the listed files."""
+        names = sorted(self.manifest.files)
+        folders = [""]
+        while folders:
+            folder = folders.pop()
+            try:
+                fd = self._open_beneath(folder[:-1], _FOLDER_FLAGS) if folder else os.dup(self._fd)
+            except OSError:  # noted with the files in it
+                continue
+            try:
+                with os.scandir(fd) as entries:
+                    for path in (folder + entry.name for entry in entries):
+                        if path in self.manifest.files or path == MANIFEST_NAME:
+                            continue
+                        # Only a folder of listed files is looked into; any other one is named.
+                        at = bisect.bisect_left(names, path + "/")
+                        if names[at : at + 1] and names[at].startswith(path + "/"):
+                            folders.append(path + "/")
+                        elif not _keeps_byte_code_out(fd, path.rpartition("/")[2]):
+                            text = "isn't listed in the manifest"
+                            problems.add("file-unlisted", shorten(path, 200), text)
+                        if problems.too_many:
+                            return
+            finally:
+                os.close(fd)
+
+    def _hash_problem(self, name: str, fd: int) -> Optional[Tuple[str, str]]:
+        return find_hash_damage(fd, self.manifest.files[name])
+
+    def _try_open(self, name: str) -> Tuple[int, Optional[Tuple[str, str]]]:
+        try:
+            fd = self._open_beneath(name)
+        except FileNotFoundError:
+            return -1, ("file-missing", "is missing")
+        except OSError as error:
+            _raise_limit(error, os.path.join(self.path, name))
+            text = "is a link, or can't be opened: {}".format(error.strerror)
+            return -1, ("file-kind", text)
+        info = os.fstat(fd)
+        entry = self.manifest.files[name]
+        problem = None
+        if not stat.S_ISREG(info.st_mode):
+            problem = ("file-kind", "isn't a regular file")
+        elif info.st_size != entry.size:
+            text = "has {} bytes, must have {}".format(info.st_size, entry.size)
+            problem = ("file-size-differs", text)
+        if problem is not None:
+            os.close(fd)
+            return -1, problem
+        return fd, None
+
+    def _open_beneath(self, name: str, flags: int = _FILE_FLAGS) -> int:
+        folders = name.split("/")
+        leaf = folders.pop()
+        parent = self._fd
+        try:
+            for folder in folders:
+                # Only one is open at a time: a path may have 500 of them.
+                child = os.open(folder, _FOLDER_FLAGS, dir_fd=parent)
+                if parent != self._fd:
+                    os.close(parent)
+                parent = child
+            return os.open(leaf, flags, dir_fd=parent)
+        finally:
+            if parent != self._fd:
+                os.close(parent)
+
+    def _read_manifest(self) -> bytes:
+        place = "{}: ".format(os.path.join(self.path, MANIFEST_NAME))
+        try:
+            fd = os.open(MANIFEST_NAME, _FILE_FLAGS, dir_fd=self._fd)
+        except FileNotFoundError:
+            raise BundleError(
+                "{}: is not a bundle: it has no {} [bundle-manifest]".format(
+                    self.path, MANIFEST_NAME
+                ),
+                "the path must be a bundle, a folder that `edgecompile build` wrote",
+            ) from None
+        except OSError as error:
+            _raise_limit(error, os.path.join(self.path, MANIFEST_NAME))
+            raise BundleError(
+                "{}can't be opened as a file: {} [bundle-manifest]".format(place, error.strerror),
+                "the path must be a bundle, a folder that `edgecompile build` wrote",
+            ) from None
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise BundleError(place + "isn't a regular file [bundle-manifest]")
+            if info.st_size > MAX_MANIFEST_BYTES:
+                text = "{}{} bytes, at most {} [json-size]"
+                raise BundleError(text.format(place, info.st_size, MAX_MANIFEST_BYTES))
+            with os.fdopen(os.dup(fd), "rb") as stream:
+                return stream.read(MAX_MANIFEST_BYTES + 1)
+        except OSError as error:
+            _raise_limit(error, os.path.join(self.path, MANIFEST_NAME))
+            text = "{}can't be read: {} [bundle-manifest]"
+            raise BundleError(text.format(place, error.strerror)) from None
+        finally:
+            os.close(fd)
+
+    def _damaged(self, name: str, rule: str, text: str) -> DamagedBundleError:
+        message = "{}: {}: {} [{}]".format(self.path, name, text, rule)
+        return DamagedBundleError(message, _DAMAGED_HINT)
+
+
+def _open_folder(path: str) -> int:
+    try:
+        # The bundle itself may be reached through a link: the user chose that path.
+        return os.open(path, _FOLDER_FLAGS & ~os.O_NOFOLLOW)
+    except FileNotFoundError:
+        text, hint = "doesn't exist", "check the path"
+    except NotADirectoryError:
+        text = "is not a bundle: it isn't a folder"
+        hint = "an archive of a bundle has to be unpacked first"
+    except OSError as error:
+        _raise_limit(error, shorten(path, 1024))
+        text, hint = "can't be opened: {}".format(error.strerror), "check the path"
+    except ValueError:  # a NUL in it
+        text, hint = "isn't a path", "check the path"
+    raise BundleError("{}: {} [bundle-folder]".format(shorten(path, 1024), text), hint)
+
+
+def _raise_limit(error: OSError, where: str) -> None:
+    """Raises a HostLimitError where it is the system that refuses, and nothing is damaged."""
+    limit = explain_errno(error.errno or 0, where)
+    if limit is not None:
+        raise limit from None
+
+
+def _keeps_byte_code_out(folder: int, name: str) -> bool:
+    """Whether this is an empty file in the place of the folder that Python writes byte code to."""
+    if name != "__pycache__":
+        return False
+    info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    return stat.S_ISREG(info.st_mode) and info.st_size == 0
+
+
+def file_state(info: os.stat_result) -> Tuple[int, ...]:
+    """What changes with the content of a file: device, inode, size in bytes, times in ns.
+
+    A writer can set the time of modification back, but not the one of change (ctime).
+    """
+    return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+
+
+def find_hash_damage(fd: int, entry: FileEntry) -> Optional[Tuple[str, str]]:
+    """(rule, text) if what ``fd`` holds isn't what ``entry`` says, or None."""
+    try:
+        digest, size = hash_descriptor(fd, entry.size)
+    except OSError as error:
+        return "file-hash", "can't be read: {}".format(error.strerror)
+    if size != entry.size:
+        return "file-size-differs", "has {} bytes, must have {}".format(size, entry.size)
+    if digest != entry.sha256:
+        return "file-hash", "has SHA-256 {}, must have {}".format(digest, entry.sha256)
+    return None
+
+
+def hash_descriptor(fd: int, limit: int) -> Tuple[str, int]:
+    """SHA-256 in hex and size in bytes of what ``fd`` holds, from its start.
+
+    Stops where more than ``limit`` bytes were read, so a file that grows meanwhile takes no longer.
+    Read, not mapped: hashing must not add the file to the process' resident memory.
+    """
+    digest = hashlib.sha256()
+    buffer = bytearray(_CHUNK)
+    view = memoryview(buffer)
+    offset = 0
+    while True:
+        count = os.preadv(fd, [buffer], offset)
+        digest.update(view[:count])
+        offset += count
+        if count == 0 or offset > limit:
+            return digest.hexdigest(), offset

@@ -1,0 +1,1 @@
+"""Generation of text: sessions, token streams and sampling."""

@@ -1,0 +1,102 @@
+"""Which program runs the next tokens of a text, at what length, over how much of the cache.
+
+A prompt is run in chunks, each by one program. Tokens may be filled up behind their end, since the
+rows that this writes are overwritten before they are seen; so a chunk that lies in no bucket's
+range takes the next longer program, if the context has the room.
+"""
+
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from ..format.schema import BucketSpec, GenerationSpec, Manifest
+
+#: Views of the caches grow by so many rows, so that a view serves many steps.
+ROWS_STEP = 64
+
+
+class Chunk(NamedTuple):
+    """One run: ``taken`` tokens by program ``bucket``, filled up to ``length``.
+
+    ``rows`` is how much of each cache the program is given.
+    """
+
+    bucket: int
+    taken: int
+    length: int
+    rows: int
+
+
+class _Program(NamedTuple):
+    """A bucket as it runs: any length from ``lo`` to ``hi``, equal where it pads."""
+
+    bucket: int
+    lo: int
+    hi: int
+    least_rows: int
+    most_rows: int
+
+
+class ChunkPlanner:
+    """The buckets of a generative manifest; holds no state of a generation."""
+
+    def __init__(self, manifest: Manifest, spec: GenerationSpec) -> None:
+        self.max_context = spec.max_context
+        self._programs = [
+            _program(i, item, spec.length_axis, spec.context_axis)
+            for i, item in enumerate(manifest.buckets)
+        ]
+        # The least computed length first; of equals an exact one, which other lengths fit, too.
+        self._programs.sort(key=lambda item: (item.hi, -item.lo, item.bucket))
+
+    def next_chunk(self, position: int, left: int) -> Chunk:
+        """The next run of a text of which ``left`` tokens, at least 1, follow row ``position``.
+
+        The longest chunk that there is a program for; of the programs for it the one that computes
+        least. ``position + left`` mustn't be more than ``max_context``: then there always is one,
+        as every bundle has a program for one token.
+        """
+        best: Optional[Chunk] = None
+        for item in self._programs:
+            chunk = self._fit(item, position, left)
+            if chunk is not None and (best is None or _rank(chunk) > _rank(best)):
+                best = chunk
+        assert best is not None
+        return best
+
+    def _fit(self, item: _Program, position: int, left: int) -> Optional[Chunk]:
+        taken = min(left, item.hi)
+        length = max(taken, item.lo)
+        end = position + length
+        if end > item.most_rows:
+            # An exact program can take fewer tokens where the context ends.
+            length = taken = item.most_rows - position
+            if taken < item.lo:
+                return None
+            end = item.most_rows
+        rounded = -(-end // ROWS_STEP) * ROWS_STEP
+        return Chunk(item.bucket, taken, length, min(max(rounded, item.least_rows), item.most_rows))
+
+
+def _rank(chunk: Chunk) -> Tuple[int, int]:
+    return chunk.taken, -chunk.length
+
+
+def _program(index: int, bucket: BucketSpec, length_axis: str, context_axis: str) -> _Program:
+    length, context = bucket.axes[length_axis], bucket.axes[context_axis]
+    lo = length.hi if bucket.mode == "pad" else length.lo
+    return _Program(index, lo, length.hi, context.lo, context.hi)
+
+
+def plan_chunks(planner: ChunkPlanner, position: int, count: int) -> List[Chunk]:
+    """The runs of ``count`` tokens from row ``position`` on."""
+    chunks: List[Chunk] = []
+    while count > 0:
+        chunk = planner.next_chunk(position, count)
+        chunks.append(chunk)
+        position += chunk.taken
+        count -= chunk.taken
+    return chunks
+
+
+def chunk_sizes(spec: GenerationSpec, chunk: Chunk) -> Dict[str, int]:
+    """The axis sizes that statistics count for a chunk: its own tokens, not what fills it up."""
+    return {spec.length_axis: chunk.taken, spec.context_axis: chunk.rows}

@@ -1,0 +1,227 @@
+"""Golden generations: prompts with the tokens that the original model made of them, replayed.
+
+Each step is given the golden token, whatever was chosen, and only a choice that can't be rounding
+counts as an error: where two logits are nearly equal, another instruction set may prefer the other
+token, and every later one would differ then.
+"""
+
+import base64
+import math
+import os
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
+
+from ..errors import DamagedBundleError, EdgecompileError
+from ..format.document import Problems, Reader, parse_json
+from ..format.manifest import Manifest, Tolerance
+from ..format.schema import SEQ2SEQ
+from .generator import Options
+from .stream import TokenStream
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..model import Model
+
+FILE = "golden/generation.json"
+MAX_BYTES = 4 << 20
+MAX_CASES = 1024
+
+
+class GenerationCase(NamedTuple):
+    """A prompt and what follows it if the likeliest token is always taken.
+
+    ``source`` is what an encoder reads, where there is one: tokens, or an array.
+    """
+
+    prompt: Tuple[int, ...]
+    tokens: Tuple[int, ...]
+    source: "Union[List[int], NDArray[Any], None]" = None
+
+
+def parse_generation_cases(data: bytes, source: str, manifest: Manifest) -> List[GenerationCase]:
+    """Reads golden generations of a generative bundle.
+
+    Whether an encoder takes the sources is seen when they are run.
+
+    Raises:
+        BundleError: rules json-…, key-…, list-size and golden-generation; lists every problem.
+    """
+    spec = manifest.generation
+    assert spec is not None
+    problems = Problems(source)
+    reader = Reader(problems)
+    vocabulary = manifest.outputs[0].shape[1]
+    assert isinstance(vocabulary, int)
+    cases = []
+    document = parse_json(data, source, MAX_BYTES)
+    for index, value in enumerate(reader.items(document, "cases", "", 1, MAX_CASES)):
+        where = "cases[{}]".format(index)
+        entry = reader.as_object(value, where)
+        if entry is not value or problems.too_many:
+            continue
+        lists = []
+        for key in ("prompt", "tokens"):
+            items = reader.items(entry, key, where, 1, spec.max_context)
+            place = "{}.{}".format(where, key)
+            tokens = [reader.as_integer(item, place) for item in items]
+            wrong = [item for item in tokens if item is not None and not 0 <= item < vocabulary]
+            if wrong:
+                text = "{} isn't a token, 0..{}".format(wrong[0], vocabulary - 1)
+                problems.add("golden-generation", place, text)
+            lists.append(tuple(item for item in tokens if item is not None))
+        if len(lists[0]) + len(lists[1]) > spec.max_context:
+            text = "{} and {} tokens, the context has {}"
+            text = text.format(len(lists[0]), len(lists[1]), spec.max_context)
+            problems.add("golden-generation", where, text)
+        found = None
+        if spec.kind == SEQ2SEQ:
+            found = _read_source(entry, reader, where)
+            if tuple(lists[0][: len(spec.start)]) != spec.start:
+                text = "doesn't begin with the start tokens"
+                problems.add("golden-generation", where + ".prompt", text)
+        cases.append(GenerationCase(lists[0], lists[1], found))
+    problems.raise_if_any(hint="the bundle was written wrongly or changed; build it again")
+    return cases
+
+
+def _read_source(
+    entry: Dict[str, Any], reader: Reader, where: str
+) -> "Union[List[int], NDArray[Any], None]":
+    """A list of tokens, or {"shape", "float32"}: the numbers, little-endian, in Base64."""
+    place = where + ".source"
+    if not isinstance(entry.get("source"), dict):
+        items = reader.items(entry, "source", where, 1, MAX_BYTES)
+        tokens = [reader.as_integer(item, place) for item in items]
+        return [token for token in tokens if token is not None]
+    value = entry["source"]
+    sizes = [reader.as_integer(x, place) or 0 for x in reader.items(value, "shape", place, 1, 8)]
+    text = reader.string(value, "float32", place) or ""
+    try:
+        data = base64.b64decode(text, validate=True)
+        numbers = np.frombuffer(data, "<f4").astype(np.float32)
+        return numbers.reshape(sizes) if min(sizes, default=0) > 0 else numbers.reshape(-1, 0)
+    except ValueError:
+        text = "isn't float32 numbers of the shape {} in Base64".format(sizes)
+        reader.problems.add("golden-generation", place, text)
+        return None
+
+
+def replay_generations(model: "Model", folder: Optional[str] = None) -> List[Dict[str, Any]]:
+    """Replays the golden generations of a bundle, or those in a folder; [] if it has none to have.
+
+    Args:
+        model: an open bundle.
+        folder: where to look for a ``generation.json`` instead of in the bundle; without one there
+            nothing is replayed.
+
+    Returns:
+        For each case "case" (its number), "ok", "prompt" and "tokens" (how many), "ties" (choices
+        that differed within the tolerance), "ms" per token, and "error" where it failed. A
+        generative bundle without the file has one failed case.
+    """
+    if model.manifest.generation is None:
+        return []
+    try:
+        if folder is not None:
+            path = os.path.join(folder, os.path.basename(FILE))
+            if not os.path.exists(path):
+                return []
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        elif FILE in model.manifest.files:
+            path, fd = FILE, model.open_file(FILE)
+        else:
+            raise DamagedBundleError("the bundle has no {}".format(FILE))
+        with os.fdopen(fd, "rb") as stream:
+            cases = parse_generation_cases(stream.read(MAX_BYTES + 1), path, model.manifest)
+    except OSError as error:
+        return [_result(0, error="can't be read: {}".format(error.strerror))]
+    except EdgecompileError as error:
+        return [_result(0, error=str(error))]
+    return [_replay(model, index, case) for index, case in enumerate(cases)]
+
+
+class _Judge:
+    """Chooses the golden tokens, and notes where the logits want others."""
+
+    def __init__(self, tokens: Tuple[int, ...], tolerance: Tolerance) -> None:
+        self.tokens = tokens
+        self.tolerance = tolerance
+        self.made = 0
+        self.ties = 0
+        self.error: Optional[str] = None
+
+    def choose(self, logits: "NDArray[np.float32]") -> int:
+        want, got = self.tokens[self.made], int(logits.argmax())
+        if not math.isfinite(logits[got]):
+            # argmax may well name the very token that is wanted, and any gap is within an infinity.
+            if self.error is None:
+                self.error = "token {}: the largest logit is {}".format(self.made, logits[got])
+        elif got != want:
+            gap = float(logits[got]) - float(logits[want])
+            # Tokens that mustn't be chosen have minus infinity.
+            limit = self.tolerance.limit(float(abs(logits[np.isfinite(logits)]).max()))
+            if gap <= limit:
+                self.ties += 1
+            elif self.error is None:
+                text = "token {} is {}, must be {}: its logit is less by {:.3g}, allowed {:.3g}"
+                self.error = text.format(self.made, got, want, gap, limit)
+        self.made += 1
+        return want
+
+
+def _replay(model: "Model", index: int, case: GenerationCase) -> Dict[str, Any]:
+    judge = _Judge(case.tokens, model.tolerance)
+    started = time.perf_counter_ns()
+    try:
+        given: Any = list(case.prompt)
+        behind: Any = None
+        spec, session = model.manifest.generation, model.session()
+        if case.source is not None:
+            assert spec is not None
+            behind, given = given, case.source
+            if isinstance(given, np.ndarray):
+                given = {spec.source: given}
+        options = Options(max_new_tokens=len(case.tokens), do_sample=False, eos=())
+        request = session.request(given, behind, options)
+        for _ in TokenStream(session, request, judge.choose):
+            pass
+    except EdgecompileError as error:
+        return _result(index, case, error=str(error))
+    ms = (time.perf_counter_ns() - started) / 1e6 / len(case.tokens)
+    return _result(index, case, judge.ties, ms, judge.error)
+
+
+def _result(
+    index: int,
+    case: Optional[GenerationCase] = None,
+    ties: int = 0,
+    ms: Optional[float] = None,
+    error: Optional[str] = None,
+) -> Dict[str, Any]:
+    result: Dict[str, Any] = {
+        "case": index,
+        "ok": error is None,
+        "prompt": 0 if case is None else len(case.prompt),
+        "tokens": 0 if case is None else len(case.tokens),
+        "ties": ties,
+        "ms": ms,
+    }
+    if error is not None:
+        result["error"] = error
+    return result
+
+
+def format_generations(results: List[Dict[str, Any]]) -> List[str]:
+    """A line for each case, for people."""
+    lines = []
+    for item in results:
+        verdict = "ok" if item["ok"] else "FAILED: " + item["error"]
+        if item["ties"]:
+            verdict += " ({} near ties)".format(item["ties"])
+        text = "generation {}: {} tokens behind {}, {} ms each: {}"
+        ms = "-" if item["ms"] is None else "{:.3g}".format(item["ms"])
+        lines.append(text.format(item["case"], item["tokens"], item["prompt"], ms, verdict))
+    return lines

@@ -1,0 +1,230 @@
+"""One text and its caches: runs tokens behind it, and keeps what they left.
+
+The caches are arrays of this process that programs change in place. Row i of each belongs to token
+i of the text, so a text that begins as the last one did needs only its new part to be run.
+"""
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
+
+import numpy as np
+
+from ..cpu.program import BoundRun, Program
+from ..errors import InputError, UnsupportedHostError
+from ..format.schema import GenerationSpec
+from ..lifetime import Unique
+from .chunks import Chunk, ChunkPlanner, chunk_sizes
+from .generator import Generator, Options
+from .sampling import Sampler
+from .sources import read_source, run_encoder, same_source
+from .stream import Request, TokenStream, begin_text, make_request, turn_lost
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..model import Model
+
+
+class Session(Unique, Generator):
+    """A conversation; made by ``Model.session``. Every method may be called from any thread.
+
+    It takes the memory of its caches as the text grows, at most that of the whole context, and
+    gives it back with itself. One text at a time: a new generation ends the one under way. What a text
+    has in common with the one before isn't run; nor is an encoder for the same source.
+    """
+
+    def __init__(self, model: "Model", spec: GenerationSpec, planner: ChunkPlanner) -> None:
+        """Raises UnsupportedHostError where there is no memory for the caches."""
+        self._model = model
+        self._spec = spec
+        self._planner = planner
+        self._lock = threading.Lock()
+        self._turn: Optional[TokenStream] = None
+        self._tokens: List[int] = []
+        manifest = model.manifest
+        shapes = {
+            item.name: (spec.max_context, *(dim for dim in item.shape[1:] if isinstance(dim, int)))
+            for item in manifest.inputs
+            if item.name in spec.caches
+        }
+        vocabulary = manifest.outputs[0].shape[1]
+        assert isinstance(vocabulary, int)
+        self._ids = np.zeros((1, 1), np.int64)
+        self._position = np.zeros(1, np.int64)
+        self._last = np.zeros(1, np.int64)
+        self._logits = np.zeros((1, vocabulary), np.float32)
+        self._row: NDArray[np.float32] = self._logits[0]
+        self._source: Optional[Dict[str, NDArray[Any]]] = None
+        self._cross: Dict[str, NDArray[Any]] = {}
+        # The axes that a source has a size along, for statistics.
+        self._sized: Dict[str, int] = {}
+        #: Tokens that are never chosen, and those that aren't the first one; None where any may be.
+        self.suppressed = (_indices(spec.suppress), _indices(spec.suppress_first))
+        try:
+            # Zeros, not whatever was there: a NaN in a row that isn't seen yet would spread, as
+            # it is multiplied by its weight of 0. The system makes pages when they are written.
+            self._caches = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        except MemoryError:
+            raise UnsupportedHostError(
+                "no memory for the caches of {} rows".format(spec.max_context),
+                "build the bundle with a smaller --max-context, or keep fewer sessions",
+            ) from None
+        self._step: Optional[BoundRun] = None
+        self._step_chunk = Chunk(0, 0, 0, 0)
+        self._step_sizes = chunk_sizes(spec, self._step_chunk)
+
+    @property
+    def tokens(self) -> List[int]:
+        """The text whose rows the caches hold."""
+        with self._lock:
+            return list(self._tokens)
+
+    def _stream(self, input_ids: Any, decoder_input_ids: Any, options: Options) -> TokenStream:
+        # What the text has in common with the last one isn't run, nor an encoder for the same source.
+        request = self.request(input_ids, decoder_input_ids, options)
+        sampler = Sampler(request.sampling, request.prompt, request.max_new_tokens)
+        return TokenStream(self, request, sampler.choose)
+
+    def request(self, input_ids: Any, decoder_input_ids: Any, options: Options) -> Request:
+        """Checks the arguments of ``stream``; raises what that does."""
+        model, spec = self._model, self._spec
+        if model.encoder is None:
+            if decoder_input_ids is not None:
+                raise InputError(
+                    "decoder_input_ids are for models with an encoder",
+                    "give the whole text as input_ids",
+                )
+            return make_request(model.manifest, input_ids, options)
+        text = begin_text(spec, decoder_input_ids)
+        request = make_request(model.manifest, text, options)
+        return request._replace(source=read_source(spec, model.encoder, input_ids))
+
+    def begin(self, stream: TokenStream, request: Request) -> "NDArray[np.float32]":
+        """Takes the text ``request.prompt`` over from the last one, and runs what is new of it.
+
+        Returns:
+            The logits [vocabulary] behind its last token, valid until the next call.
+        """
+        with self._lock:
+            self._turn = stream
+            if request.source is not None:
+                self._read(request.source)
+            kept = min(_common(request.prompt, self._tokens), len(request.prompt) - 1)
+            del self._tokens[kept:]
+            stream.reused = kept
+            return self._extend(request.prompt[kept:])
+
+    def _read(self, source: "Dict[str, NDArray[Any]]") -> None:
+        """Lets the encoder read a source, if it isn't the one before."""
+        encoder = self._model.encoder
+        assert encoder is not None
+        if same_source(self._source, source):
+            return
+        # Nothing of another source's text is of use, and bound runs have its arrays.
+        self._source, self._step = None, None
+        self._tokens.clear()
+        self._cross = run_encoder(self._spec, encoder, source)
+        self._sized = {
+            item.shape[0]: self._cross[item.name].shape[0]
+            for item in self._model.manifest.inputs
+            if item.name in self._cross and isinstance(item.shape[0], str)
+        }
+        self._source = source
+
+    def advance(self, stream: TokenStream, token: int) -> "NDArray[np.float32]":
+        """Runs one token behind the text; the logits [vocabulary], valid until the next call.
+
+        Raises:
+            InputError: another generation of this session began meanwhile.
+        """
+        with self._lock:
+            if self._turn is not stream:
+                raise turn_lost()
+            row = len(self._tokens)
+            step = self._step
+            if step is None or row >= self._step_chunk.rows:
+                step = self._bind_step(row)
+            self._ids[0, 0] = token
+            self._position[0] = row
+            self._run(step, self._step_chunk.bucket, self._step_sizes)
+            self._tokens.append(token)
+            return self._row
+
+    def has_turn(self, stream: TokenStream) -> bool:
+        """Whether the text is still this stream's, and so the logits that it got."""
+        return self._turn is stream
+
+    def _extend(self, tokens: Sequence[int]) -> "NDArray[np.float32]":
+        done = 0
+        while done < len(tokens):
+            row = len(self._tokens)
+            chunk = self._planner.next_chunk(row, len(tokens) - done)
+            ids = np.full((1, chunk.length), self._spec.pad, np.int64)
+            part = tokens[done : done + chunk.taken]
+            ids[0, : chunk.taken] = part
+            position = np.array([row], np.int64)
+            last = np.array([chunk.taken - 1], np.int64)
+            self._run(
+                self._bind(chunk, ids, position, last),
+                chunk.bucket,
+                {**chunk_sizes(self._spec, chunk), **self._sized},
+            )
+            self._tokens.extend(part)
+            done += chunk.taken
+        return self._row
+
+    def _bind_step(self, row: int) -> BoundRun:
+        """The run of one token, over arrays that stay; the same until the text outgrows its view."""
+        chunk = self._planner.next_chunk(row, 1)
+        if chunk.length != 1:
+            self._ids = np.full((1, chunk.length), self._spec.pad, np.int64)
+        step = self._bind(chunk, self._ids, self._position, self._last)
+        self._step, self._step_chunk = step, chunk
+        self._step_sizes = {**chunk_sizes(self._spec, chunk), **self._sized}
+        return step
+
+    def _bind(
+        self,
+        chunk: Chunk,
+        ids: "NDArray[np.int64]",
+        position: "NDArray[np.int64]",
+        last: "NDArray[np.int64]",
+    ) -> BoundRun:
+        spec, model = self._spec, self._model
+        given: Dict[str, NDArray[Any]] = {
+            spec.input: ids,
+            spec.position: position,
+            spec.last: last,
+            **self._cross,
+        }
+        arrays: List[NDArray[Any]] = [
+            self._caches[item.name][: chunk.rows] if item.name in self._caches else given[item.name]
+            for item in model.manifest.inputs
+        ]
+        program = model._life.hold(model._programs.get, chunk.bucket)
+        assert isinstance(program, Program)
+        return program.bind(arrays, [self._logits])
+
+    def _run(self, run: BoundRun, bucket: int, sizes: Any) -> None:
+        self._model._life.hold(self._run_held, run, bucket, sizes)
+
+    def _run_held(self, run: BoundRun, bucket: int, sizes: Any) -> None:
+        model = self._model
+        started = time.perf_counter_ns()
+        run()
+        ended = time.perf_counter_ns()
+        model._stats.record(bucket, sizes, ended - started)
+        model._writer.tick(ended)
+
+
+def _indices(tokens: Sequence[int]) -> "Optional[NDArray[np.int64]]":
+    return np.array(tokens, np.int64) if tokens else None
+
+
+def _common(new: Sequence[int], old: Sequence[int]) -> int:
+    """How many tokens two texts have in common at their beginning."""
+    for index, (a, b) in enumerate(zip(new, old)):
+        if a != b:
+            return index
+    return min(len(new), len(old))

@@ -1,0 +1,122 @@
+"""What a text goes on from, where an encoder reads it: the source of an encoder-decoder bundle."""
+
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
+
+import numpy as np
+
+from ..call.inputs import as_array
+from ..errors import BundleError, InputError
+from ..format.document import Problems
+from ..format.dtypes import BY_NAME
+from ..format.manifest import Manifest
+from ..format.schema import GenerationSpec, TensorSpec
+from .stream import refuse_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..model import Model
+
+    Arrays = Dict[str, NDArray[Any]]
+
+
+def check_encoder(spec: GenerationSpec, manifest: Manifest, encoder: Manifest, path: str) -> None:
+    """Checks that an encoder's bundle makes what the decoder's takes.
+
+    Args:
+        spec, manifest: of the decoder.
+        encoder: the manifest of the bundle within.
+        path: of that, for errors.
+
+    Raises:
+        BundleError: rule generation-encoder; lists every problem.
+    """
+    problems = Problems(path)
+
+    def add(where: str, text: str) -> None:
+        problems.add("generation-encoder", where, text)
+
+    if encoder.generation is not None:
+        add("generation", "an encoder generates nothing")
+    wanted = {item.name: item for item in manifest.inputs if item.name in spec.cross}
+    given = {item.name: item for item in encoder.outputs}
+    if set(given) != set(wanted):
+        add("outputs", "must be what the decoder takes: {}".format(", ".join(spec.cross)))
+    rows = wanted[spec.cross[0]].shape[0]
+    own = encoder.length_axis if isinstance(rows, str) else rows
+    for name in sorted(set(given) & set(wanted)):
+        shape = (own, *wanted[name].shape[1:])
+        if (given[name].dtype, given[name].shape) != ("float32", shape):
+            text = "{!r} must be float32[{}]"
+            add("outputs", text.format(name, ", ".join(str(dim) for dim in shape)))
+    if isinstance(rows, str) and encoder.length_axis is not None:
+        ours, theirs = encoder.axes[encoder.length_axis], manifest.axes[rows]
+        if ours.lo not in theirs or ours.hi not in theirs:
+            add("axes", "reach {}, the decoder takes sources of {}".format(ours, theirs))
+    inputs = {item.name: item for item in encoder.inputs}
+    if spec.source not in inputs:
+        add("inputs", "{!r} isn't one of them".format(spec.source))
+    else:
+        for name in sorted(set(inputs) - {spec.source}):
+            if not _is_mask(inputs[name], inputs[spec.source]):
+                add("inputs", "nothing says what {!r} is".format(name))
+    problems.raise_if_any(BundleError, "the bundle was written wrongly or changed; build it again")
+
+
+def _is_mask(item: TensorSpec, source: TensorSpec) -> bool:
+    bounds = item.bounds
+    ones = bounds is None or bounds[0] <= 1 <= bounds[1]
+    return item.shape == source.shape and BY_NAME[item.dtype].kind in "biu" and ones
+
+
+def read_source(spec: GenerationSpec, encoder: "Model", value: Any) -> "Arrays":
+    """The encoder's inputs for a source, checked: masks that aren't given see all of it.
+
+    Args:
+        spec: of the decoder.
+        encoder: the open bundle of the encoder.
+        value: token ids, [length] or [1, length]; or arrays by the names of the encoder's inputs.
+
+    Raises:
+        InputError: lists everything that is wrong.
+        OutsideBucketsError: no bucket of the encoder takes a source of this size.
+    """
+    inputs = {item.name: item for item in encoder.manifest.inputs}
+    given: Dict[str, Any] = {}
+    if isinstance(value, Mapping):
+        given.update(value)
+    else:
+        if BY_NAME[inputs[spec.source].dtype].kind == "f":
+            text = "the source is a {}, must be a mapping with {!r}"
+            hint = "give {{{!r}: array}}".format(spec.source)
+            raise InputError(text.format(type(value).__name__, spec.source), hint)
+        refuse_text(value)
+        given[spec.source] = _as_ids(value)
+    main = given.get(spec.source)
+    shape = getattr(main, "shape", None)
+    for name, item in inputs.items():
+        if name not in given and shape is not None and _is_mask(item, inputs[spec.source]):
+            given[name] = np.ones(shape, item.dtype)
+    # Copies: a session compares them with the next ones, and a caller may change its own.
+    return {name: array.copy() for name, array in encoder._check(given).items()}
+
+
+def _as_ids(value: Any) -> "NDArray[Any]":
+    try:
+        array = as_array(value)
+    except Exception as error:  # whatever an object's __array__ raises
+        raise InputError("the source isn't an array: {}".format(error)) from None
+    if array.ndim == 1 and array.size:
+        array = array[None]
+    return array
+
+
+def same_source(one: "Optional[Arrays]", other: "Arrays") -> bool:
+    """Whether two sources are equal, to the last bit."""
+    return one is not None and all(np.array_equal(one[name], other[name]) for name in other)
+
+
+def run_encoder(spec: GenerationSpec, encoder: "Model", source: "Arrays") -> "Arrays":
+    """Keys and values of a source by the names of the decoder's inputs."""
+    found = encoder.run(source)
+    return {name: found[name] for name in spec.cross}

@@ -1,0 +1,84 @@
+"""Opens a bundle's variant for a GPU: finds the engine that was finished here and loads it."""
+
+from ..errors import GpuError, UnfinishedBundleError
+from ..format.folder import BundleFolder
+from ..format.manifest import Variant
+from ..format.recipe import Recipe, read_recipe
+from .cache import EngineFolder, FinishedEngine, describe_content
+from .cuda import Cuda
+from .device import describe_device
+from .engines import REDUCE_OVERHEAD
+from .programs import GpuPrograms, pad_everything
+from .tensorrt import load_engine
+
+
+def open_gpu_variant(
+    folder: BundleFolder,
+    variant: Variant,
+    mode: str,
+    finish: bool = False,
+) -> GpuPrograms:
+    """The programs of a variant of the backend ``tensorrt``; none is loaded yet.
+
+    Args:
+        folder: the bundle.
+        variant: of it.
+        mode: one of ``engines.MODES``.
+        finish: build the engine if there is none for this device, which takes minutes.
+
+    Raises:
+        GpuUnavailableError: libcudart, ``tensorrt`` or a GPU is missing.
+        UnfinishedBundleError: there is no engine for this device as it is now.
+        ModeError: the bundle can't be run in this mode.
+        GpuError: CUDA or TensorRT reported a failure.
+        FinishError: ``finish`` was asked for and failed.
+        SelftestError: it was, and the engine doesn't reproduce the golden vectors.
+        BundleError: the recipe is damaged.
+    """
+    recipe = read_recipe(folder, variant)
+    manifest = folder.manifest
+    if mode == REDUCE_OVERHEAD:
+        # Before anything is built: it can be told from the bundle alone.
+        manifest = pad_everything(manifest, recipe.padding)
+    cuda = Cuda.load()
+    engine = _find(folder, variant, recipe, cuda, finish)
+    programs = GpuPrograms(
+        cuda, load_engine(cuda, engine, manifest), manifest, engine.profile_of, mode
+    )
+    programs.precision = recipe.precision
+    programs.tolerance, programs.min_cosine = recipe.tolerance, recipe.min_cosine
+    made_on = engine.stamp.get("device")
+    if isinstance(made_on, dict):
+        programs.tensorrt = str(made_on.get("tensorrt", ""))
+    programs.engine_path, programs.engine_sha256 = engine.path, engine.sha256
+    return programs
+
+
+def _find(
+    folder: BundleFolder, variant: Variant, recipe: Recipe, cuda: Cuda, finish: bool
+) -> FinishedEngine:
+    identity = describe_device(cuda)
+    kept = EngineFolder(describe_content(folder.manifest, variant, recipe), identity)
+    engine, why = kept.read_stamp()
+    if engine is None and finish:
+        from ..finish.finish import Options, finish_bundle
+
+        finish_bundle(folder.path, Options(variant=variant.name))
+        engine, why = kept.read_stamp()
+    if engine is None:
+        text = "{}: the variant {} has no finished engine on {}: {}"
+        raise UnfinishedBundleError(
+            text.format(folder.path, variant.name, identity, why),
+            "build it here, once: python -m edgecompile.runtime finish {}; or open the bundle "
+            "with finish=True".format(folder.path),
+        )
+    return engine
+
+
+def judge_gpu_variant(folder: BundleFolder, variant: Variant) -> str:
+    """What ``info`` says of a variant that fits this machine's CPU; loads no engine."""
+    try:
+        engine = _find(folder, variant, read_recipe(folder, variant), Cuda.load(), False)
+    except (GpuError, UnfinishedBundleError) as error:
+        return error.message
+    return "finished: {}".format(engine.path)

@@ -1,0 +1,1 @@
+"""Measurements: time per length, cold start, calibration and profile."""

@@ -1,0 +1,174 @@
+"""What starting costs: measured in fresh processes, one after another, and the memory they take."""
+
+import json
+import os
+import subprocess
+import time
+from typing import Any, Dict, Iterable, List, Optional
+
+from ..call.inputs import make_inputs
+from ..children import child_command
+from ..cpu import loaders
+from ..errors import NativeError
+from ..model import open_bundle
+from ..stats.counters import percentile
+from .workload import plan_runs
+
+
+def read_memory() -> Dict[str, int]:
+    """Resident memory of this process in bytes, from /proc; {} where there is none.
+
+    "anonymous" is the process' own; "file" is mapped files (weights, libraries), which processes
+    share.
+    """
+    wanted = {"VmRSS": "resident", "VmHWM": "peak", "RssAnon": "anonymous", "RssFile": "file"}
+    result = {}
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as stream:
+            for line in stream:
+                key, _, value = line.partition(":")
+                if key in wanted:
+                    result[wanted[key]] = int(value.split()[0]) * 1024
+    except OSError:
+        pass
+    return result
+
+
+def cold_start(
+    path: str,
+    length: Optional[int],
+    since: int,
+    imported: int,
+    *,
+    threads: Optional[int],
+    variant: Optional[str],
+    verify: str,
+) -> Dict[str, Any]:
+    """What a fresh process does: opens, warms up and runs once. Run by ``measure_cold_start``.
+
+    Args:
+        since: when the parent started this process, ``time.monotonic_ns`` (one clock for all).
+        imported: when the imports were done, of the same clock.
+    """
+    model = open_bundle(path, threads=threads, variant=variant, verify=verify)
+    opened = time.monotonic_ns()
+    runs, _ = plan_runs(model.manifest, None if length is None else {length: 1})
+    model.run(make_inputs(model.manifest, runs[0][1]))
+    done = time.monotonic_ns()
+    return {
+        "start_ms": (imported - since) / 1e6,
+        "open_ms": (opened - imported) / 1e6,
+        "run_ms": (done - opened) / 1e6,
+        "total_ms": (done - since) / 1e6,
+        "memory": read_memory(),
+    }
+
+
+def cold_load(
+    path: str, *, threads: Optional[int], variant: Optional[str], verify: str
+) -> Dict[str, Any]:
+    """What a fresh process does to open a bundle, without running anything.
+
+    Returns:
+        "open_ms" without any program, and "load_ms" of each distinct program, one after another:
+        hashing it, linking it and giving it its constants.
+    """
+    began = time.perf_counter_ns()
+    model = open_bundle(path, threads=threads, variant=variant, verify=verify, warmup=False)
+    opened = time.perf_counter_ns()
+    chosen = next(v for v in model.manifest.variants if v.name == model.info["variant"])
+    loads = []
+    # A GPU's engine has all buckets in one file, and a context for each is made when it is loaded.
+    programs = chosen.programs or tuple(str(i) for i in range(len(model.manifest.buckets)))
+    for program in sorted(set(programs), key=programs.index):
+        started = time.perf_counter_ns()
+        model.load(programs.index(program))
+        loads.append((time.perf_counter_ns() - started) / 1e6)
+    model.close()
+    return {"open_ms": (opened - began) / 1e6, "load_ms": loads}
+
+
+def measure_cold_start(
+    path: str,
+    length: Optional[int],
+    *,
+    threads: Optional[int],
+    variant: Optional[str],
+    verify: str,
+    count: int,
+) -> Dict[str, Any]:
+    """Starts ``count`` fresh Python processes one after another; medians over them.
+
+    "start_ms" is Python and numpy, "open_ms" the bundle with its warm-up, "run_ms" the first run.
+
+    Raises:
+        NativeError: a process failed; holds what it said.
+    """
+    extra = [] if length is None else ["--length", str(length)]
+    results = _start(path, extra, threads=threads, variant=variant, verify=verify, count=count)
+    medians = {
+        key: _median(item[key] for item in results)
+        for key in ("start_ms", "open_ms", "run_ms", "total_ms")
+    }
+    memory = results[-1]["memory"]
+    return dict(medians, runs=count, memory=memory, all_total_ms=[r["total_ms"] for r in results])
+
+
+def measure_cold_loads(
+    path: str, *, threads: Optional[int], variant: Optional[str], verify: str, count: int
+) -> Dict[str, float]:
+    """What opening a bundle and loading one more program cost, in ``count`` fresh processes.
+
+    Returns:
+        "open_ms": the median of opening it without its programs. "load_ms": the mean of loading
+        a program, without the first one of a process where there are more. Neither holds a run.
+
+    Raises:
+        NativeError: a process failed; holds what it said.
+    """
+    results = _start(
+        path, ["--loads"], threads=threads, variant=variant, verify=verify, count=count
+    )
+    loads = [ms for item in results for ms in item["load_ms"][1:] or item["load_ms"]]
+    return {
+        "open_ms": _median(item["open_ms"] for item in results),
+        "load_ms": sum(loads) / len(loads),
+    }
+
+
+def _median(values: Iterable[float]) -> float:
+    return percentile(sorted(round(ms * 1e6) for ms in values), 50) / 1e6
+
+
+def _start(
+    path: str,
+    extra: List[str],
+    *,
+    threads: Optional[int],
+    variant: Optional[str],
+    verify: str,
+    count: int,
+) -> List[Dict[str, Any]]:
+    """What ``count`` runs of the hidden command say."""
+    command, where = child_command(loaders.command())
+    command += ["coldstart", os.path.abspath(path)]
+    command += ["--verify", verify]
+    command += extra
+    for option, value in (("--threads", threads), ("--variant", variant)):
+        if value is not None:
+            command += [option, str(value)]
+    results = []
+    for _ in range(count):
+        since = str(time.monotonic_ns())
+        child = subprocess.run(
+            [*command, "--since", since],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            **where,
+        )
+        if child.returncode != 0:
+            text = child.stderr.decode("utf-8", "replace").strip()[-2000:]
+            message = "the process for the cold start ended with {}: {}"
+            raise NativeError(message.format(child.returncode, text))
+        results.append(json.loads(child.stdout))
+    return results

@@ -1,0 +1,212 @@
+"""Where the time of a bundle's runs goes: by kernel, against what the machine can do at most."""
+
+import time
+from functools import partial
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ..call.inputs import make_inputs
+from ..cpu.aoti import ProfileRow, RuntimeLibrary
+from ..errors import InputError, UnsupportedHostError
+from ..format.dtypes import BY_CODE
+from ..format.manifest import TORCH
+from ..model import open_bundle
+from .rounds import check_budget
+from .workload import plan_runs
+
+LEAST_RUNS = 5
+#: Distinct lengths that are run when more were given: evenly spread over the traffic.
+MOST_LENGTHS = 12
+
+# What a run consists of beside kernels; the order of the table.
+LOOPS = "generated loops"
+SERIAL = "generated code, one thread"
+OUTSIDE = "around the program"
+
+
+def profile_bundle(
+    path: str,
+    *,
+    lengths: Optional[Mapping[int, int]] = None,
+    threads: Optional[int] = None,
+    variant: Optional[str] = None,
+    verify: str = "auto",
+    seconds: float = 5.0,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda text: None,
+) -> Dict[str, Any]:
+    """Runs a bundle and says which kernels took how long.
+
+    Args:
+        path: the bundle.
+        lengths: how often each length occurs; None takes the hint of every bucket once.
+        seconds: how long to run in all; every length is run at least five times.
+        seed: of the inputs' values.
+        say: gets a line of text for every step.
+
+    Returns:
+        Plain JSON values. "ceilings": float32 GFLOP/s on registers and GB/s read from memory, each
+        measured with the same threads before and after. "kernels": for the traffic as a whole,
+        milliseconds of a mean run, share of the time, calls in a run, and GFLOP/s and GB/s where
+        the runtime knows the work; bytes count each operand and result once. "lengths": the same
+        for every length. Timing the kernels takes some tenths of a microsecond for each call.
+
+    Raises:
+        BundleError, UnsupportedHostError, NativeError: the bundle can't be opened, or its runtime
+            is older than profiles.
+        InputError: every length lies outside the buckets, or a number is out of its range.
+    """
+    check_budget(seconds, 0)
+    with open_bundle(path, threads=threads, variant=variant, verify=verify) as model:
+        runtime = model._runtime
+        if runtime is None:
+            raise UnsupportedHostError(
+                "{}: the variant {} runs on a GPU, of which no profile is kept here".format(
+                    path, model.info["variant"]
+                ),
+                "use NVIDIA's tools, or choose a variant of the CPU with --variant",
+            )
+        if model.info["backend"] == TORCH:
+            raise UnsupportedHostError(
+                "{}: torch runs it, of whose kernels no profile is kept here".format(path),
+                "torch.profiler shows them",
+            )
+        if not runtime.can_profile:
+            raise UnsupportedHostError(
+                "{}: its native runtime keeps no profile".format(path),
+                "build the bundle again with this version of edgecompile",
+            )
+        runs, _ = plan_runs(model.manifest, lengths)
+        if not runs:
+            raise InputError("every length lies outside the buckets of " + path)
+        runs = _thin(runs)
+        say("{} lengths, {} threads, {:g} s".format(len(runs), runtime.threads, seconds))
+        before = runtime.measure_ceilings()
+        found = []
+        for index, (length, sizes, count) in enumerate(runs):
+            item = make_inputs(model.manifest, sizes, seed + index)
+            wall, calls, rows = _profile(runtime, partial(model.run, item), seconds / len(runs))
+            found.append((length, count, _kernels(wall, calls, rows)))
+        after = runtime.measure_ceilings()
+        info = model.info
+    report: Dict[str, Any] = {"bundle": path}
+    for key in ("name", "manifest_sha256", "variant", "threads", "host"):
+        report[key] = info[key]
+    report["ceilings"] = {
+        "gflops": max(before[0], after[0]) / 1e9,
+        "gb_per_s": max(before[1], after[1]) / 1e9,
+    }
+    report["lengths"] = [
+        {"length": length, "count": count, **_summary([(1.0, kernels)])}
+        for length, count, kernels in found
+    ]
+    total = sum(count for _, count, _ in found)
+    report.update(_summary([(count / total, kernels) for _, count, kernels in found]))
+    return report
+
+
+def _thin(runs: Sequence[Any]) -> List[Any]:
+    """At most MOST_LENGTHS runs, at equal distances in the traffic, each with an equal share."""
+    if len(runs) <= MOST_LENGTHS:
+        return list(runs)
+    total = sum(count for _, _, count in runs)
+    chosen: List[Any] = []
+    passed, index = 0, 0
+    for length, sizes, count in runs:
+        passed += count
+        hits = 0
+        while index < MOST_LENGTHS and passed >= (index + 0.5) / MOST_LENGTHS * total:
+            index += 1
+            hits += 1
+        if hits:
+            chosen.append((length, sizes, hits))
+    return chosen
+
+
+def _profile(
+    runtime: RuntimeLibrary, run: Callable[[], object], seconds: float
+) -> Tuple[float, int, List[ProfileRow]]:
+    """Nanoseconds of all runs, their number, and the kernels' counts."""
+    run()
+    run()
+    runtime.start_profile()
+    began = time.perf_counter_ns()
+    calls = 0
+    try:
+        while calls < LEAST_RUNS or time.perf_counter_ns() - began < seconds * 1e9:
+            run()
+            calls += 1
+        wall = time.perf_counter_ns() - began
+    finally:
+        rows = runtime.stop_profile()
+    return float(wall), calls, rows
+
+
+#: Of one run: kernel -> [nanoseconds, calls, operations, bytes].
+Kernels = Dict[str, List[float]]
+
+
+def _kernels(wall: float, calls: int, rows: Sequence[ProfileRow]) -> Kernels:
+    kernels: Kernels = {}
+    inside = whole = 0.0
+    for row in rows:
+        name = row.kernel.decode("ascii", "replace")
+        if name == "run":
+            whole += row.ns
+            continue
+        inside += row.ns
+        if name == "loops":
+            name = LOOPS
+        elif row.n:
+            element = BY_CODE.get(row.dtype)
+            dtype = "?" if element is None else element.name
+            name = "{} {} [{}, {}]".format(name, dtype, row.n, row.k)
+        counts = kernels.setdefault(name, [0.0, 0.0, 0.0, 0.0])
+        for i, value in enumerate((row.ns, row.calls, row.flops, row.bytes)):
+            counts[i] += value / calls
+    kernels[SERIAL] = [max(0.0, whole - inside) / calls, 0.0, 0.0, 0.0]
+    kernels[OUTSIDE] = [max(0.0, wall - whole) / calls, 0.0, 0.0, 0.0]
+    return kernels
+
+
+def _summary(parts: Sequence[Tuple[float, Kernels]]) -> Dict[str, Any]:
+    """The mean of runs with weights that add up to 1; kernels by their time."""
+    merged: Kernels = {}
+    for weight, kernels in parts:
+        for name, counts in kernels.items():
+            sums = merged.setdefault(name, [0.0, 0.0, 0.0, 0.0])
+            for i, value in enumerate(counts):
+                sums[i] += weight * value
+    total = sum(counts[0] for counts in merged.values())
+    rows = []
+    for name, (ns, calls, flops, moved) in sorted(merged.items(), key=lambda item: -item[1][0]):
+        row: Dict[str, Any] = {"kernel": name, "ms": ns / 1e6, "share": ns / total}
+        row["calls"] = calls or None
+        row["gflops"] = flops / ns if flops and ns else None
+        row["gb_per_s"] = moved / ns if moved and ns else None
+        rows.append(row)
+    return {"run_ms": total / 1e6, "kernels": rows}
+
+
+def format_profile(report: Dict[str, Any]) -> List[str]:
+    """The table for people, a line each."""
+    ceilings = report["ceilings"]
+    head = "{:<34} {:>9} {:>6} {:>7} {:>14} {:>14}"
+    lines = [head.format("kernel", "ms", "share", "calls", "GFLOP/s", "GB/s")]
+    for row in report["kernels"]:
+        lines.append(
+            head.format(
+                row["kernel"],
+                "{:.3f}".format(row["ms"]),
+                "{:.0f}%".format(100 * row["share"]),
+                "" if row["calls"] is None else "{:.0f}".format(row["calls"]),
+                _rate(row["gflops"], ceilings["gflops"]),
+                _rate(row["gb_per_s"], ceilings["gb_per_s"]),
+            )
+        )
+    text = "one run {:.3f} ms; at most {:.0f} GFLOP/s (float32) and {:.1f} GB/s from memory"
+    lines.append(text.format(report["run_ms"], ceilings["gflops"], ceilings["gb_per_s"]))
+    return lines
+
+
+def _rate(value: Optional[float], ceiling: float) -> str:
+    return "" if value is None else "{:.1f} ({:.0f}%)".format(value, 100 * value / ceiling)

@@ -1,0 +1,1 @@
+"""Texts, by a bundle's tokenizer."""

@@ -1,0 +1,315 @@
+"""From texts to outputs: the bundle's tokenizer, batches of like length, what comes back per text.
+
+The optional Python package tokenizers reads the bundle's tokenizer.json; all else is numpy.
+"""
+
+import os
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Dict,
+    Iterable,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
+
+import numpy as np
+
+from ..errors import InputError, TokenizerError, TokenizersMissingError
+from ..format.document import shorten
+from ..format.schema import Dim, Extent, Manifest, TensorSpec, TextSpec
+from ..lifetime import Unique
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..model import Model
+
+__all__ = ["Text", "TextEncoder", "TextOutputs", "TokenizedText", "open_tokenizer"]
+
+#: A text, or two of them that go in together, such as a question and where its answer may stand.
+Text = Union[str, Tuple[str, str]]
+
+# A batch ends where the next text has less than this share of the longest one's tokens: what its
+# padding costs is more than what running it beside the others saves.
+_LIKE = 0.8
+
+
+class TokenizedText(NamedTuple):
+    """What the tokenizer made of a text.
+
+    ``ids`` and ``type_ids`` are numbers by token, special ones included; ``offsets`` say from which
+    to which character of the text (of its second one where ``type_ids`` or a pair says so) a token
+    reaches, (0, 0) for special ones; ``truncated`` whether its end was cut off.
+    """
+
+    ids: Tuple[int, ...]
+    type_ids: Tuple[int, ...]
+    offsets: Tuple[Tuple[int, int], ...]
+    truncated: bool
+
+
+class TextOutputs(Dict[str, Any]):
+    """The outputs by name, for every text in the order in which they were given.
+
+    An output whose shape has no tokens is one array [texts, …]; one with a row per token is a list
+    of an array for each text, without padding. ``texts`` has what the tokenizer made of each, and
+    ``truncated`` the positions of those that were cut.
+    """
+
+    def __init__(self, outputs: Dict[str, Any], texts: Sequence[TokenizedText]) -> None:
+        super().__init__(outputs)
+        self.texts = tuple(texts)
+
+    @property
+    def truncated(self) -> Tuple[int, ...]:
+        """Positions of the texts that were longer than the bundle takes."""
+        return tuple(i for i, text in enumerate(self.texts) if text.truncated)
+
+
+def open_tokenizer(model: "Model") -> Any:
+    """The bundle's tokenizer, as the package tokenizers has it, with cutting and filling off.
+
+    Raises:
+        TokenizerError: the bundle holds none, or the package can't read it.
+        TokenizersMissingError: the package isn't installed.
+        DamagedBundleError: the file differs from its recorded hash.
+    """
+    spec = _spec(model)
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise TokenizersMissingError(
+            "{}: texts need the Python package tokenizers, which isn't installed here".format(
+                model.manifest.name
+            ),
+            "pip install tokenizers; or tokenize elsewhere and give token ids to run()",
+        ) from None
+    with os.fdopen(model.open_file(spec.tokenizer), "rb") as stream:
+        data = stream.read()
+    try:
+        tokenizer = Tokenizer.from_str(data.decode("utf-8"))
+    except Exception as error:  # the library raises plain Exception
+        text = "{}: {} can't be read: {}"
+        raise TokenizerError(
+            text.format(model.manifest.name, spec.tokenizer, shorten(error, 200)),
+            "a newer version of the package tokenizers may know it",
+        ) from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _spec(model: "Model") -> TextSpec:
+    spec = model.manifest.text
+    if spec is None:
+        raise TokenizerError(
+            "{}: the bundle holds no tokenizer".format(model.manifest.name),
+            "build it from a folder with a tokenizer.json and without --no-tokenizer, or give token "
+            "ids to run()",
+        )
+    return spec
+
+
+class TextEncoder(Unique):
+    """Runs texts through an open model; made once for it. May be used from any thread."""
+
+    def __init__(self, model: "Model") -> None:
+        """Reads the tokenizer.
+
+        Raises:
+            TokenizerError: see ``open_tokenizer``; or the model takes more than texts give.
+        """
+        self._spec = _spec(model)
+        self._layout = _Layout(model.manifest, self._spec)
+        self._tokenizer = open_tokenizer(model)
+        self._tokenizer.enable_truncation(self._spec.max_length)
+
+    def tokenize(self, texts: Iterable[Text], prompt: Optional[str] = None) -> List[TokenizedText]:
+        """Tokenizes each text; what is over the bundle's ``max_length`` is cut.
+
+        Args:
+            texts: strings, or pairs of them.
+            prompt: see ``Model.encode_texts``.
+
+        Raises:
+            InputError: what was given isn't text, or there is no such prompt.
+        """
+        prepared = [self._prepare(i, text, prompt) for i, text in enumerate(_listed(texts))]
+        result = []
+        for found in self._tokenizer.encode_batch(prepared):
+            cut = bool(found.overflowing)
+            ids, types = tuple(found.ids), tuple(found.type_ids)
+            result.append(TokenizedText(ids, types, tuple(found.offsets), cut))
+        return result
+
+    def encode(
+        self, model: "Model", texts: Iterable[Text], prompt: Optional[str], truncate: bool
+    ) -> TextOutputs:
+        """See ``Model.encode_texts``."""
+        tokenized = self.tokenize(texts, prompt)
+        self._check(tokenized, truncate)
+        layout = self._layout
+        rows: List[Dict[str, NDArray[Any]]] = [{} for _ in tokenized]
+        for group in layout.group([len(item.ids) for item in tokenized]):
+            chosen = [tokenized[i] for i in group]
+            outputs = model.run(layout.make_inputs(chosen, self._spec.pad_id))
+            for row, index in enumerate(group):
+                for name, array in outputs.items():
+                    rows[index][name] = layout.cut(name, array[row], len(tokenized[index].ids))
+        return TextOutputs(layout.collect(rows), tokenized)
+
+    def _prepare(self, index: int, text: Text, prompt: Optional[str]) -> Any:
+        prompts = self._spec.prompts
+        name = self._spec.default_prompt if prompt is None else prompt
+        if name is not None and (not isinstance(name, str) or name not in prompts):
+            known = ", ".join(repr(shorten(item)) for item in prompts) or "none"
+            message = "there is no prompt {!r}; the bundle has {}".format(shorten(name), known)
+            raise InputError(message)
+        parts: Any = (text,) if isinstance(text, str) else text
+        if not isinstance(parts, (tuple, list)) or len(parts) not in (1, 2):
+            message = "text {} is a {}, must be a string or a pair of strings"
+            raise InputError(message.format(index, type(text).__name__))
+        for part in parts:
+            if not isinstance(part, str):
+                message = "text {} holds a {}, must be a string or a pair of strings"
+                raise InputError(message.format(index, type(part).__name__))
+            try:
+                part.encode("utf-8")
+            except UnicodeEncodeError as error:
+                message = "text {} has half of a surrogate pair, {!a} at {}, and can't be encoded"
+                raise InputError(
+                    message.format(index, part[error.start], error.start),
+                    "it was decoded wrongly: decode its bytes with errors='replace'",
+                ) from None
+        done = [prompts[name] + parts[0] if name is not None else parts[0], *parts[1:]]
+        for step in self._spec.prepare:
+            done = [part.strip() if step == "strip" else part.lower() for part in done]
+        return done[0] if len(done) == 1 else tuple(done)
+
+    def _check(self, texts: Sequence[TokenizedText], truncate: bool) -> None:
+        cut = [str(i) for i, text in enumerate(texts) if text.truncated]
+        if cut and not truncate:
+            message = "{} of {} texts have more than {} tokens: number {}"
+            listed = ", ".join(cut[:20]) + (", …" if len(cut) > 20 else "")
+            raise InputError(
+                message.format(len(cut), len(texts), self._spec.max_length, listed),
+                "truncate=True cuts them, or split them first",
+            )
+        if "type_ids" not in self._layout.parts and any(any(text.type_ids) for text in texts):
+            raise InputError(
+                "the tokenizer tells the second text of a pair by its type, which this bundle doesn't "
+                "take",
+                "build it with --token-type-ids",
+            )
+        empty = [str(i) for i, text in enumerate(texts) if not text.ids]
+        if empty:
+            raise InputError(
+                "the tokenizer leaves nothing of text {}".format(", ".join(empty[:20]))
+            )
+
+
+class _Layout:
+    """How texts lie in the model's inputs, and in its outputs."""
+
+    def __init__(self, manifest: Manifest, spec: TextSpec) -> None:
+        self.inputs = {item.name: item for item in manifest.inputs}
+        self.outputs = {item.name: item for item in manifest.outputs}
+        self.parts = {part: name for name, part in spec.inputs.items()}
+        others = [name for name in self.inputs if name not in spec.inputs]
+        ids = self.inputs[self.parts["ids"]]
+        self._rows, self._tokens = ids.shape
+        strange = [item.name for item in manifest.outputs if item.shape[:1] != (self._rows,)]
+        problems = []
+        if others:
+            problems.append("it also takes {}, which texts don't give".format(", ".join(others)))
+        if strange:
+            problems.append("its output {} isn't by text".format(", ".join(strange)))
+        if problems:
+            text = "{}: the bundle can't be run on texts alone: {}"
+            raise TokenizerError(
+                text.format(manifest.name, "; ".join(problems)),
+                "a language model's bundle generates; for others tokenize yourself and use run()",
+            )
+        self._batch = _extent(self._rows, manifest)
+        self._length = _extent(self._tokens, manifest)
+        # Rows of other lengths can share a batch only where something tells padding from content.
+        varies = any(None in item.shape for item in manifest.outputs)
+        self._mixed = "attention_mask" in self.parts and not varies
+
+    def group(self, lengths: Sequence[int]) -> List[List[int]]:
+        """Positions of texts that run together, the longest first, as many as a batch takes."""
+        groups: List[List[int]] = []
+        for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+            size = lengths[index]
+            if groups and len(groups[-1]) < self._batch.hi:
+                longest = lengths[groups[-1][0]]
+                # What is shorter than the least length is filled up to it anyway.
+                width = max(longest, self._length.lo)
+                like = max(size, self._length.lo) >= width * _LIKE
+                if like if self._mixed else size == longest:
+                    groups[-1].append(index)
+                    continue
+            groups.append([index])
+        return groups
+
+    def make_inputs(self, texts: Sequence[TokenizedText], pad_id: int) -> "Dict[str, NDArray[Any]]":
+        """Arrays of the inputs; rows that a fixed batch has too many repeat the first one."""
+        longest = max(len(text.ids) for text in texts)
+        size = max(longest, self._length.lo)
+        if not self._mixed and any(len(text.ids) < size for text in texts):
+            message = "a text has {} tokens, the bundle takes {} and no mask to fill the rest"
+            raise InputError(message.format(longest, self._length))
+        shape = (max(len(texts), self._batch.lo), size)
+        fills = {"ids": pad_id, "attention_mask": 0, "type_ids": 0}
+        result = {}
+        for part, name in self.parts.items():
+            array = np.full(shape, fills[part], dtype=self.inputs[name].dtype)
+            for row in range(shape[0]):
+                text = texts[row if row < len(texts) else 0]
+                values = {"ids": text.ids, "type_ids": text.type_ids}.get(part, 1)
+                array[row, : len(text.ids)] = values
+            result[name] = array
+        return result
+
+    def cut(self, name: str, row: "NDArray[Any]", tokens: int) -> "NDArray[Any]":
+        """A text's part of an output, without what belongs to padding."""
+        if not self._by_token(self.outputs[name]):
+            return row
+        dims = self.outputs[name].shape[1:]
+        span = slice(0, tokens)
+        return row[tuple(span if dim == self._tokens else slice(None) for dim in dims)]
+
+    def collect(self, rows: "Sequence[Dict[str, NDArray[Any]]]") -> Dict[str, Any]:
+        """The outputs of all texts by name, see ``TextOutputs``."""
+        result: Dict[str, Any] = {}
+        for name, item in self.outputs.items():
+            if self._by_token(item) or None in item.shape:
+                result[name] = [np.array(row[name]) for row in rows]
+            elif rows:
+                result[name] = np.stack([row[name] for row in rows])
+            else:
+                fixed = [dim if isinstance(dim, int) else 0 for dim in item.shape[1:]]
+                result[name] = np.empty((0, *fixed), dtype=item.dtype)
+        return result
+
+    def _by_token(self, item: TensorSpec) -> bool:
+        # A length that is fixed can't be told from a hidden size: nothing is cut then.
+        return isinstance(self._tokens, str) and self._tokens in item.shape[1:]
+
+
+def _extent(dim: Dim, manifest: Manifest) -> Extent:
+    if isinstance(dim, int):
+        return Extent(dim, dim)
+    return manifest.axes[str(dim)]
+
+
+def _listed(texts: Iterable[Text]) -> List[Text]:
+    if isinstance(texts, (str, bytes)) or not hasattr(texts, "__iter__"):
+        message = "texts is a {}, must be a list of strings"
+        raise InputError(message.format(type(texts).__name__), "for one text: [text]")
+    return list(texts)

@@ -1,0 +1,639 @@
+"""A hostile fixture for every rule of FORMAT.md, and a check that there is one for every rule."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgecompile.runtime
+from edgecompile.runtime.cpu.aoti import _FUNCTIONS
+from edgecompile.runtime.cpu.host import architecture
+from edgecompile.runtime.errors import (
+    BundleError,
+    DamagedBundleError,
+    EdgecompileError,
+    FormatVersionError,
+    NativeError,
+)
+from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.golden import read_case
+from edgecompile.runtime.format.manifest import MAX_MANIFEST_BYTES
+from edgecompile.runtime.format.recipe import read_recipe
+from edgecompile.runtime.format.weights import map_weights
+from edgecompile.runtime.generation.golden import FILE as GENERATIONS
+from edgecompile.runtime.generation.golden import parse_generation_cases
+from edgecompile.runtime.model import open_bundle
+from tests.runtime.bundles import DELETE, DummyBundle, make_weights, pack_weights, put
+from tests.runtime.generations import (
+    HOSTILE_GENERATIONS,
+    HOSTILE_GOLDEN_GENERATIONS,
+    HOSTILE_GOLDEN_SOURCES,
+    HOSTILE_SOURCES,
+    make_generative,
+    make_seq2seq,
+    put_generations,
+)
+from tests.runtime.recipes import HOSTILE_ENGINES, HOSTILE_RECIPES
+from tests.runtime.texts import HOSTILE_TEXTS, add_texts
+
+FORMAT = Path(edgecompile.runtime.__file__).with_name("FORMAT.md").read_text()
+RUNTIME_SOURCES = sorted(Path(edgecompile.runtime.__file__).parent.rglob("*.py"))
+
+
+def read_everything(path: str) -> None:
+    """What opening a bundle and testing it reads, short of loading native code."""
+    folder = BundleFolder(path)
+    try:
+        folder.check_sizes()
+        for name in folder.manifest.weights.values():
+            map_weights(folder, name, check_hash=False)
+        for variant in folder.manifest.variants:
+            if variant.recipe:
+                read_recipe(folder, variant)
+        for item in folder.manifest.golden:
+            fd = folder.open(item.file)
+            try:
+                read_case(fd, item.file, folder.manifest)
+            finally:
+                os.close(fd)
+        if GENERATIONS in folder.manifest.files and folder.manifest.generation is not None:
+            with os.fdopen(folder.open(GENERATIONS), "rb") as stream:
+                parse_generation_cases(stream.read(), GENERATIONS, folder.manifest)
+        folder.check_hashes()
+    finally:
+        folder.close()
+
+
+def test_the_fixture_itself_is_valid(bundle: DummyBundle) -> None:
+    read_everything(bundle.write())
+
+
+# --- The manifest: (rule, key path, value that breaks the rule, text of the error). DELETE removes.
+LONG = "n" * 201
+HOSTILE_VALUES: list[tuple[str, str, Any, str]] = [
+    ("key-missing", "name", DELETE, "name: is required"),
+    ("key-missing", "inputs.0.shape", DELETE, "inputs[0].shape"),
+    ("key-missing", "buckets.0.axes.length.hint", DELETE, "buckets[0].axes.length.hint"),
+    ("key-missing", "length_axis", DELETE, "length_axis"),
+    ("key-missing", "variants.0.glibc", DELETE, "variants[0].glibc"),
+    ("key-missing", "files.weights~fp32.size", DELETE, "files.weights.fp32.size"),
+    ("key-type", "format_version", 1.0, "must be an integer, not number"),
+    ("key-type", "format_version", True, "must be an integer, not true/false"),
+    ("key-type", "name", 7, "must be a string, not integer"),
+    ("key-type", "axes", [], "must be an object, not list"),
+    ("key-type", "buckets", {}, "must be a list, not object"),
+    ("key-type", "built_by", {"torch": 2}, "built_by.torch"),
+    ("key-type", "inputs.0", "input_ids", "inputs[0]: must be an object"),
+    ("key-type", "inputs.0.shape", "length", "inputs[0].shape: must be a list"),
+    ("key-type", "inputs.0.shape.1", True, "inputs[0].shape[1]"),
+    ("key-type", "inputs.0.pad", "0", "inputs[0].pad: must be a number, not string"),
+    ("key-type", "axes.length.lo", None, "axes.length.lo: must be an integer, not null"),
+    ("key-type", "tolerance.atol", "1", "tolerance.atol: must be a number"),
+    ("list-size", "inputs", [], "inputs: has 0 entries, must have 1 to 512"),
+    ("list-size", "variants", [], "variants: has 0 entries"),
+    ("list-size", "probes", {}, "probes: has 0 entries"),
+    ("list-size", "weights", {}, "weights: has 0 entries"),
+    ("name-form", "name", "", "name: ''"),
+    ("name-form", "name", "a b", "name: 'a b'"),
+    ("name-form", "name", "-rf", "name: '-rf'"),
+    ("name-form", "inputs.0.name", "a\nb", "inputs[0].name: 'a?b' isn't a name"),
+    ("name-form", "variants.0.name", LONG, "variants[0].name"),
+    ("name-form", "golden.0.case", "../x", "golden[0].case"),
+    ("name-form", "variants.0.requires.0", "", "variants[0].requires: '' isn't a name"),
+    ("name-unique", "inputs.1.name", "input_ids", "inputs[1].name: 'input_ids' occurs twice"),
+    ("name-unique", "outputs.1.name", "embedding", "outputs[1].name"),
+    ("name-unique", "golden.1.bucket", 0, "the case 'hint' of bucket 0"),
+    ("version-known", "format_version", 2, "format version 2, this runtime knows version 1"),
+    ("version-known", "format_version", 0, "format version 0"),
+    ("dtype-known", "inputs.0.dtype", "bfloat16", "inputs[0].dtype: 'bfloat16'"),
+    ("dtype-known", "outputs.0.dtype", "object", "outputs[0].dtype: 'object'"),
+    ("shape-rank", "outputs.0.shape", [1] * 9, "9 dimensions, at most 8"),
+    ("shape-size", "outputs.0.shape.1", 0, "the size 0 isn't within 1..2147483647"),
+    ("shape-size", "outputs.0.shape.1", -4, "the size -4"),
+    ("shape-size", "outputs.0.shape.1", 2**31, "the size 2147483648"),
+    ("shape-axis", "inputs.0.shape.1", "width", "inputs[0].shape[1]: 'width'"),
+    ("tensor-bytes", "outputs.0.shape", [2**31 - 1, 2**20], "at most 1099511627776"),
+    ("pad-value", "inputs.0.pad", 0.5, "0.5 isn't a value of int64"),
+    ("pad-value", "inputs.0.pad", 2**63 - 1 + 0.0, "isn't a value of int64"),
+    ("bounds-form", "inputs.0.bounds", [5, 1], "[5, 1]"),
+    ("bounds-form", "inputs.0.bounds", [1], "must be null or [smallest, largest]"),
+    ("bounds-form", "inputs.0.bounds", [0, 1.5], "[0, 1.5]"),
+    ("pad-bounds", "inputs.0.pad", 100, "100 isn't within the bounds 0..99"),
+    ("default-value", "inputs.1.default", 2, "2 isn't a value of int64 within its bounds"),
+    ("default-value", "inputs.0.default", 0.5, "0.5 isn't a value of int64"),
+    ("key-type", "inputs.0.default", "1", "inputs[0].default: must be a number"),
+    ("axis-range", "axes.length", {"lo": 5, "hi": 4}, "lo 5 and hi 4"),
+    ("axis-range", "axes.length.lo", 0, "lo 0 and hi 64"),
+    ("axis-range", "axes.length.hi", 2**31, "2147483648"),
+    ("axis-used", "axes.width", {"lo": 1, "hi": 1}, "axes.width: no input has this axis"),
+    ("axis-buckets", "axes.length.hi", 65, "is 1..65, but the buckets reach from 1 to 64"),
+    ("axis-buckets", "buckets.0.axes.length.lo", 2, "reach from 2 to 64"),
+    ("length-axis", "length_axis", "width", "length_axis: 'width'"),
+    ("bucket-mode", "buckets.0.mode", "static", "buckets[0].mode: 'static'"),
+    ("bucket-axes", "buckets.0.axes.batch", DELETE, "has length, must have batch, length"),
+    ("bucket-axes", "buckets.0.axes.x", {"lo": 1, "hi": 1, "hint": 1}, "has batch, length, x"),
+    ("bucket-range", "buckets.0.axes.length.hint", 33, "the hint 33 isn't within 1..32"),
+    ("bucket-range", "buckets.0.axes.length.lo", -1, "lo -1 and hi 32"),
+    ("bucket-pad", "inputs.1.pad", None, "needs a pad value for the input 'attention_mask'"),
+    ("bucket-pad", "length_axis", None, "pad mode needs a length_axis"),
+    ("bucket-pad", "outputs.0.shape.1", None, "a size that can't be cut after padding"),
+    ("bucket-pad", "buckets.1.pad_axes", ["length", "batch"], "the input 'scale'"),
+    ("bucket-pad-axes", "buckets.1.pad_axes", ["batch"], "must have the length axis 'length'"),
+    ("bucket-pad-axes", "buckets.1.pad_axes", ["length", "width"], "'width' isn't one of the axes"),
+    ("bucket-pad-axes", "buckets.1.pad_axes", ["length", "length"], "'length' occurs twice"),
+    ("bucket-pad-axes", "buckets.0.pad_axes", ["length"], "mode exact pads no axis"),
+    ("list-size", "buckets.1.pad_axes", [], "buckets[1].pad_axes: has 0 entries"),
+    ("list-size", "buckets.1.pad_axes", ["length"] * 17, "has 17 entries, must have 1 to 16"),
+    ("key-type", "buckets.1.pad_axes", "length", "must be a list, not string"),
+    ("key-type", "buckets.1.pad_axes", None, "must be a list, not null"),
+    ("key-type", "buckets.1.pad_axes", ["length", 1], "buckets[1].pad_axes[1]: must be a string"),
+    ("key-type", "inputs.0.shape.1", None, "must be a size or the name of an axis"),
+    ("variant-glibc", "variants.0.glibc", "2", "variants[0].glibc: '2'"),
+    ("variant-glibc", "variants.0.glibc", "GLIBC_2.34", "must look like 2.34"),
+    ("variant-programs", "variants.0.programs.1", DELETE, "1 programs for 2 buckets"),
+    ("variant-probe", "variants.0.arch", "aarch64", "no probe for the architecture 'aarch64'"),
+    ("weights-precision", "precision", "int8", "no weights for the precision 'int8'"),
+    ("golden-bucket", "golden.0.bucket", 2, "there is no bucket 2, only 0..1"),
+    ("golden-bucket", "golden.0.bucket", -1, "there is no bucket -1"),
+    ("tolerance-range", "tolerance.rtol", -0.1, "tolerance.rtol: -0.1 is negative"),
+    ("path-listed", "weights.fp32", "weights", "weights.fp32: 'weights' isn't listed in files"),
+    ("path-listed", "weights.fp32", "/etc/passwd", "'/etc/passwd' isn't listed"),
+    ("path-listed", "probes.x86-64", "../probe.so", "isn't listed"),
+    ("path-listed", "variants.0.runtime", "rt.so", "variants[0].runtime"),
+    ("path-listed", "variants.0.runtime", "", "variants[0].runtime: '' isn't listed"),
+    ("path-listed", "variants.0.programs.0", "x", "variants[0].programs[0]"),
+    ("path-listed", "golden.0.file", "x", "golden[0].file"),
+    ("key-missing", "variants.0.backend", "tensorrt", "variants[0].recipe: is required"),
+    ("key-missing", "variants.0.backend", "torch", "variants[0].torch: is required"),
+    ("path-manifest", "files.manifest~json", {"size": 1, "sha256": "0" * 64}, "list itself"),
+    ("file-size", "files.weights~fp32.size", -1, "-1 is negative"),
+    ("file-sha256", "files.weights~fp32.sha256", "0" * 63, "isn't 64 lower-case hex digits"),
+    ("file-sha256", "files.weights~fp32.sha256", "A" * 64, "isn't 64 lower-case hex digits"),
+    *[
+        ("path-form", f"files.{path}", {"size": 1, "sha256": "0" * 64}, "files.")
+        for path in (
+            "/etc/passwd",
+            "../secret",
+            "a/../b",
+            "./a",
+            "a//b",
+            "a/",
+            "a\\b",
+            "a b",
+            "a\u202eb",
+            "a\x00b",
+            "d/" * 600 + "x",
+            "s" * 256,
+        )
+    ],
+]
+
+
+def refused(bundle: DummyBundle, rule: str, text: str) -> BundleError:
+    """The error that reading it raises, which names the rule and says the text."""
+    with pytest.raises(BundleError) as caught:
+        read_everything(bundle.write())
+    assert f"[{rule}]" in caught.value.message
+    assert text in caught.value.message
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "value", "text"),
+    HOSTILE_VALUES,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_VALUES)],
+)
+def test_hostile_value(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    if "scale" in text:
+        scale = {"name": "scale", "dtype": "float32", "shape": ["batch"]}
+        bundle.document["inputs"].append(scale)
+    bundle.document = bundle.listed()
+    put(bundle.document, path, value)
+    error = refused(bundle, rule, text)
+    assert (type(error) is FormatVersionError) == (rule == "version-known")
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "value", "text"),
+    HOSTILE_TEXTS,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_TEXTS)],
+)
+def test_hostile_text(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    add_texts(bundle)
+    bundle.document = bundle.listed()
+    read_everything(bundle.write())
+    put(bundle.document, path, value)
+    refused(bundle, rule, text)
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "value", "text"),
+    HOSTILE_RECIPES,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_RECIPES)],
+)
+def test_hostile_recipe(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    recipe = bundle.add_tensorrt()
+    put(recipe, path, value)
+    bundle.put_recipe(recipe)
+    error = refused(bundle, rule, text)
+    assert "recipe.json: " in error.message
+    assert (type(error) is FormatVersionError) == (rule == "recipe-version")
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "value", "text"),
+    HOSTILE_ENGINES,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_ENGINES)],
+)
+def test_hostile_engine(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    recipe = bundle.add_tensorrt()
+    bundle.add_engine(recipe)
+    put(recipe["engine"], path, value)
+    bundle.put_recipe(recipe)
+    error = refused(bundle, rule, text)
+    assert "recipe.json: " in error.message
+    assert "1 problems" not in error.message
+
+
+def test_the_generative_fixture_itself_is_valid(bundle: DummyBundle) -> None:
+    make_generative(bundle)
+    read_everything(bundle.write())
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "value", "text"),
+    HOSTILE_GENERATIONS,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_GENERATIONS)],
+)
+def test_hostile_generation(
+    bundle: DummyBundle, rule: str, path: str, value: Any, text: str
+) -> None:
+    make_generative(bundle)
+    put(bundle.document, path, value)
+    refused(bundle, rule, text)
+
+
+def test_the_fixture_behind_an_encoder_is_valid(bundle: DummyBundle) -> None:
+    make_seq2seq(bundle)
+    read_everything(bundle.write())
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "value", "text"),
+    HOSTILE_SOURCES,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_SOURCES)],
+)
+def test_hostile_sources(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    make_seq2seq(bundle)
+    put(bundle.document, path, value)
+    refused(bundle, rule, text)
+
+
+@pytest.mark.parametrize(
+    ("rule", "case", "text"),
+    HOSTILE_GOLDEN_SOURCES,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_GOLDEN_SOURCES)],
+)
+def test_hostile_golden_sources(bundle: DummyBundle, rule: str, case: Any, text: str) -> None:
+    make_seq2seq(bundle)
+    put_generations(bundle, {"cases": [case]})
+    refused(bundle, rule, text)
+
+
+@pytest.mark.parametrize(
+    ("rule", "document", "text"),
+    HOSTILE_GOLDEN_GENERATIONS,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_GOLDEN_GENERATIONS)],
+)
+def test_hostile_golden_generation(
+    bundle: DummyBundle, rule: str, document: Any, text: str
+) -> None:
+    make_generative(bundle)
+    put_generations(bundle, document)
+    assert GENERATIONS in refused(bundle, rule, text).message
+
+
+@pytest.mark.parametrize(
+    ("key", "most"), [("inputs", 512), ("outputs", 64), ("buckets", 256), ("variants", 64)]
+)
+def test_every_list_has_an_upper_limit(bundle: DummyBundle, key: str, most: int) -> None:
+    bundle.document[key] = [{**bundle.document[key][0], "name": f"n{i}"} for i in range(most + 1)]
+    with pytest.raises(BundleError) as caught:
+        read_everything(bundle.write())
+    text = f"{key}: has {most + 1} entries, must have 1 to {most} [list-size]"
+    assert text in caught.value.message
+
+
+# --- The bytes of the manifest
+def replace(old: str, new: str) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        assert old.encode() in data
+        return data.replace(old.encode(), new.encode(), 1)
+
+    return change
+
+
+HOSTILE_BYTES: list[tuple[str, Callable[[bytes], bytes]]] = [
+    ("json-size", lambda data: data + b" " * MAX_MANIFEST_BYTES),
+    ("json-utf8", lambda data: b"\xff" + data),
+    ("json-utf8", lambda data: data.decode().encode("utf-16")),
+    ("json-syntax", lambda data: b""),
+    ("json-syntax", lambda data: data[:-1]),
+    ("json-syntax", lambda data: data + b"x"),
+    ("json-syntax", lambda data: b"\xef\xbb\xbf" + data),
+    ("json-syntax", lambda data: b'{"a": "' + b'\\"' * 500_000),
+    ("json-depth", replace('"plan": {}', '"plan": ' + '{"a":' * 32 + "1" + "}" * 32)),
+    ("json-depth", lambda data: b"[" * 1_000_000),
+    ("json-duplicate", replace('"name": "tiny"', '"name": "tiny", "name": "tiny"')),
+    ("json-number", replace('"atol": 1e-05', '"atol": NaN')),
+    ("json-number", replace('"atol": 1e-05', '"atol": -Infinity')),
+    ("json-number", replace('"atol": 1e-05', '"atol": 1e999')),
+    ("json-number", replace('"hi": 64', '"hi": 9223372036854775808')),
+    ("json-number", replace('"hi": 64', '"hi": ' + "9" * 1_000_000)),
+    ("json-object", lambda data: b"[]"),
+    ("json-object", lambda data: b"null"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    HOSTILE_BYTES,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_BYTES)],
+)
+def test_hostile_bytes(bundle: DummyBundle, rule: str, change: Callable[[bytes], bytes]) -> None:
+    data = change(json.dumps(bundle.listed()).encode())
+    with pytest.raises(BundleError, match=re.escape(f"[{rule}]")):
+        read_everything(bundle.write(data))
+
+
+# --- The folder and its files
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def link(name: str, target: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).rename(folder.parent / "elsewhere")
+        (folder / name).symlink_to(target)
+
+    return change
+
+
+def fifo(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return change
+
+
+def rewrite(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+
+def as_folder(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return change
+
+
+HOSTILE_FOLDERS: list[tuple[str, type[EdgecompileError], Callable[[Path], Any]]] = [
+    ("bundle-folder", BundleError, lambda folder: folder.rename(folder.parent / "x")),
+    ("bundle-manifest", BundleError, remove("manifest.json")),
+    ("bundle-manifest", BundleError, link("manifest.json", "../elsewhere")),
+    ("bundle-manifest", BundleError, fifo("manifest.json")),
+    ("bundle-manifest", BundleError, as_folder("manifest.json")),
+    ("file-missing", DamagedBundleError, remove("reports/plan.json")),
+    ("file-kind", DamagedBundleError, link("weights.fp32", "../elsewhere")),
+    ("file-kind", DamagedBundleError, link("code/x86-64", "../../elsewhere")),
+    ("file-kind", DamagedBundleError, fifo("golden/0-hint.npz")),
+    ("file-kind", DamagedBundleError, as_folder("golden/0-hint.npz")),
+    ("file-size-differs", DamagedBundleError, rewrite("weights.fp32", lambda data: data[:-1])),
+    ("file-size-differs", DamagedBundleError, rewrite("weights.fp32", lambda data: data + b"0")),
+    ("file-size-differs", DamagedBundleError, rewrite("weights.fp32", lambda data: b"")),
+    ("file-hash", DamagedBundleError, rewrite("weights.fp32", lambda data: data[:-1] + b"\1")),
+    ("file-hash", DamagedBundleError, rewrite("reports/plan.json", lambda data: b"[]")),
+    ("file-unlisted", DamagedBundleError, lambda folder: (folder / "runpy.py").write_text("")),
+    ("file-unlisted", DamagedBundleError, lambda folder: (folder / "code" / "empty").mkdir()),
+    ("file-unlisted", DamagedBundleError, lambda folder: os.mkfifo(folder / "golden" / "pipe")),
+    ("file-unlisted", DamagedBundleError, lambda folder: (folder / "a").symlink_to("weights.fp32")),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "change"),
+    HOSTILE_FOLDERS,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_FOLDERS)],
+)
+def test_hostile_folder(
+    bundle: DummyBundle, rule: str, error: type[EdgecompileError], change: Callable[[Path], Any]
+) -> None:
+    path = bundle.write()
+    change(bundle.folder)
+    with pytest.raises(BundleError, match=re.escape(f"[{rule}]")) as caught:
+        read_everything(path)
+    assert caught.type is error
+
+
+# --- Weights: bytes of the file, with sizes and hashes that fit them
+def tensor(dtype: str, shape: list[Any], begin: int, end: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def weights(**entries: Any) -> bytes:
+    return make_weights(entries, bytes(128))
+
+
+HOSTILE_WEIGHTS: list[tuple[str, bytes]] = [
+    ("weights-header", b"\0" * 7),
+    ("weights-header", b"\0" * 72),
+    ("weights-header", (2**64 - 1).to_bytes(8, "little") + b"{}"),
+    ("weights-header", (57).to_bytes(8, "little") + b" " * 56),
+    ("weights-header", (17 << 20).to_bytes(8, "little") + b" " * (18 << 20)),
+    ("json-syntax", pack_weights(b"{", b"")),
+    ("json-duplicate", pack_weights(b'{"a": 1, "a": 1}', b"")),
+    ("json-depth", pack_weights(b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}", b"")),
+    ("key-missing", weights(a={"dtype": "F32", "shape": [32]})),
+    ("key-type", weights(a=[1])),
+    ("key-type", weights(a=tensor("F32", ["32"], 0, 128))),
+    ("key-type", weights(__metadata__={"a": 1}, b=tensor("F32", [32], 0, 128))),
+    ("list-size", weights(a=tensor("F32", [1] * 9, 0, 4))),
+    ("list-size", weights(a={"dtype": "F32", "shape": [32], "data_offsets": [0]})),
+    ("weights-name", weights(**{"": tensor("F32", [32], 0, 128)})),
+    ("weights-name", weights(**{"a\nb": tensor("F32", [32], 0, 128)})),
+    ("weights-dtype", weights(a=tensor("F8_E4M3", [128], 0, 128))),
+    ("weights-offsets", weights(a=tensor("F32", [32], 0, 127))),
+    ("weights-offsets", weights(a=tensor("F32", [-32], 0, 128))),
+    ("weights-offsets", weights(a=tensor("F32", [2**62, 2**62], 0, 128))),
+    ("weights-offsets", weights(a=tensor("F32", [32], -64, 64))),
+    ("weights-offsets", weights(a=tensor("F32", [32], 128, 0))),
+    ("weights-layout", weights(a=tensor("F32", [16], 0, 64))),
+    ("weights-layout", weights(a=tensor("F32", [16], 64, 128))),
+    ("weights-layout", weights(a=tensor("F32", [48], 0, 192))),
+    ("weights-layout", weights(a=tensor("F32", [32], 0, 128), b=tensor("F32", [16], 64, 128))),
+    ("weights-layout", weights(a=tensor("F32", [32], 0, 128), b=tensor("F32", [32], 0, 128))),
+    ("weights-alignment", weights(a=tensor("F32", [2], 0, 8), b=tensor("F32", [30], 8, 128))),
+    ("weights-alignment", (2).to_bytes(8, "little") + b"{}"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "data"),
+    HOSTILE_WEIGHTS,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_WEIGHTS)],
+)
+def test_hostile_weights(bundle: DummyBundle, rule: str, data: bytes) -> None:
+    bundle.files["weights.fp32"] = data
+    with pytest.raises(BundleError, match=re.escape(f"[{rule}]")) as caught:
+        read_everything(bundle.write())
+    assert "weights.fp32" in caught.value.message
+
+
+# --- Golden vectors
+def npz(arrays: dict[str, Any]) -> bytes:
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream.getvalue()
+
+
+GOOD: dict[str, Any] = {
+    "in.input_ids": np.ones((1, 7), np.int64),
+    "in.attention_mask": np.ones((1, 7), np.int64),
+    "out.embedding": np.zeros((1, 4), np.float32),
+    "out.states": np.zeros((1, 7, 2), np.float32),
+}
+
+
+def npy_bomb() -> bytes:
+    """A .npy member whose header claims a terabyte."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for key, array in GOOD.items():
+            data = io.BytesIO()
+            np.lib.format.write_array(data, array, version=(1, 0))
+            raw = data.getvalue()
+            if key == "out.embedding":
+                small, large = b"(1, 4), }" + b" " * 11, b"(1, 274877906944), }"
+                assert len(small) == len(large) and small in raw
+                raw = raw.replace(small, large)
+            archive.writestr(key + ".npy", raw)
+    return stream.getvalue()
+
+
+HOSTILE_GOLDEN: list[tuple[str, bytes]] = [
+    ("golden-archive", b""),
+    ("golden-archive", b"PK\3\4 nothing"),
+    ("golden-archive", npz(GOOD)[:200]),
+    ("golden-archive", npz(GOOD).replace(GOOD["in.input_ids"].tobytes(), bytes(56), 1)),
+    ("golden-keys", npz({key: GOOD[key] for key in list(GOOD)[1:]})),
+    ("golden-keys", npz({**GOOD, "extra": np.zeros(1)})),
+    ("golden-keys", npz({**GOOD, "../../x": np.zeros(1)})),
+    ("golden-array", npz({**GOOD, "out.embedding": np.zeros((1, 4), np.float64)})),
+    ("golden-array", npz({**GOOD, "out.embedding": np.zeros((1, 4, 1), np.float32)})),
+    ("golden-array", npz({**GOOD, "out.embedding": np.array([[{}]], dtype=object)})),
+    ("golden-array", npz({**GOOD, "out.embedding": np.array(["text"])})),
+    ("golden-array", npy_bomb()),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "data"),
+    HOSTILE_GOLDEN,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_GOLDEN)],
+)
+def test_hostile_golden(bundle: DummyBundle, rule: str, data: bytes) -> None:
+    bundle.files["golden/0-hint.npz"] = data
+    with pytest.raises(BundleError, match=re.escape(f"[{rule}]")) as caught:
+        read_everything(bundle.write())
+    assert "golden/0-hint.npz" in caught.value.message
+
+
+# --- Native code: libraries that lie
+def functions(abi: int, inputs: int) -> str:
+    """C text of a runtime library with every function of the interface and no sense."""
+    names = [name for name, _, _ in _FUNCTIONS if name not in ("ec_abi_version", "ec_program_open")]
+    text = "#include <stdint.h>\n"
+    text += f"int32_t ec_abi_version(void) {{ return {abi}; }}\n"
+    text += "int32_t ec_program_open(void* a, void* b, int64_t c, int32_t d, void** out)\n"
+    text += "{ *out = out; return 0; }\n"
+    for name in names:
+        result = inputs if name == "ec_program_input_count" else 0
+        text += f"int64_t {name}(void) {{ return {result}; }}\n"
+    return text
+
+
+PROBE = """
+#include <string.h>
+int ec_probe(char* buffer, int size) { strcpy(buffer, "avx2 fma"); return 8; }
+"""
+HOSTILE_NATIVE: list[tuple[str, type[EdgecompileError], str | None, str | None]] = [
+    ("native-load", NativeError, None, None),
+    ("native-functions", NativeError, "int x;", None),
+    ("native-load", NativeError, PROBE, None),
+    ("native-functions", NativeError, PROBE, "int ec_abi_version(void) { return 1; }"),
+    ("native-abi", NativeError, PROBE, functions(2, 2)),
+    ("program-signature", BundleError, PROBE, functions(1, 3)),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "probe", "runtime"),
+    HOSTILE_NATIVE,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_NATIVE)],
+)
+def test_hostile_native(
+    bundle: DummyBundle,
+    compile_c: Callable[[str], bytes],
+    rule: str,
+    error: type[EdgecompileError],
+    probe: str | None,
+    runtime: str | None,
+) -> None:
+    variant = bundle.document["variants"][0]
+    variant["arch"] = architecture(platform.machine())
+    bundle.document["probes"] = {variant["arch"]: "code/x86-64/libecprobe.so"}
+    if probe is not None:
+        bundle.files["code/x86-64/libecprobe.so"] = compile_c(probe)
+    if runtime is not None:
+        bundle.files[variant["runtime"]] = compile_c(runtime)
+    with pytest.raises(error, match=re.escape(f"[{rule}]")) as caught:
+        open_bundle(bundle.write())
+    assert caught.type is error
+
+
+# --- The rules themselves
+def test_every_rule_has_a_fixture_and_a_check() -> None:
+    written = set(re.findall(r"^- `\[([a-z0-9-]+)\]`", FORMAT, re.MULTILINE))
+    tables: list[Any] = [
+        HOSTILE_VALUES,
+        HOSTILE_RECIPES,
+        HOSTILE_ENGINES,
+        HOSTILE_TEXTS,
+        HOSTILE_BYTES,
+        HOSTILE_FOLDERS,
+        HOSTILE_WEIGHTS,
+        HOSTILE_GOLDEN,
+        HOSTILE_NATIVE,
+        HOSTILE_GENERATIONS,
+        HOSTILE_GOLDEN_GENERATIONS,
+        HOSTILE_SOURCES,
+        HOSTILE_GOLDEN_SOURCES,
+    ]
+    broken = {item[0] for table in tables for item in table}
+    assert written == broken
+    source = "\n".join(path.read_text() for path in RUNTIME_SOURCES)
+    checked = set(re.findall(r"(?<!ignore)\[([a-z]+-[a-z0-9-]+)\]", source))
+    checked |= set(re.findall(r'(?:add|_Refused|_extent)\(\s*"([a-z0-9]+-[a-z0-9-]+)"', source))
+    assert checked <= written, "rules that FORMAT.md doesn't name"

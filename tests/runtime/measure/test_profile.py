@@ -1,0 +1,88 @@
+"""profile: where the time of a real bundle's runs goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import edgecompile.runtime
+from edgecompile.runtime.errors import InputError, UnsupportedHostError
+from edgecompile.runtime.measure.profile import (
+    MOST_LENGTHS,
+    OUTSIDE,
+    SERIAL,
+    _thin,
+    format_profile,
+    profile_bundle,
+)
+
+ROOT = str(Path(edgecompile.runtime.__path__[0]).parents[1])
+
+
+def test_a_run_is_divided_among_kernels(native_bundle: str) -> None:
+    said: list[str] = []
+    report = profile_bundle(native_bundle, seconds=0.2, threads=1, say=said.append)
+    assert report["threads"] == 1 and len(said) == 1
+    ceilings = report["ceilings"]
+    assert ceilings["gflops"] > 0.1 and ceilings["gb_per_s"] > 0.1
+    for part in (report, *report["lengths"]):
+        rows = part["kernels"]
+        assert sum(row["share"] for row in rows) == pytest.approx(1)
+        assert sum(row["ms"] for row in rows) == pytest.approx(part["run_ms"])
+        assert [row["ms"] for row in rows] == sorted((row["ms"] for row in rows), reverse=True)
+        assert {SERIAL, OUTSIDE} <= {row["kernel"] for row in rows}
+    linear = [row for row in report["kernels"] if row["kernel"].startswith("linear float32 [")]
+    assert linear, "the model has linear layers"
+    for row in linear:
+        # Whole calls in a mean run, and no faster than the machine (whose speed may change by some).
+        assert row["calls"] == pytest.approx(round(row["calls"]))
+        assert 0 < row["gflops"] < 3 * ceilings["gflops"]
+        assert row["gb_per_s"] > 0
+    lines = format_profile(report)
+    assert len(lines) == len(report["kernels"]) + 2
+    assert all(len(line) < 100 for line in lines)
+
+
+def test_many_lengths_are_thinned_by_their_traffic() -> None:
+    runs = [(length, {"length": length}, 1 + (length == 7) * 1000) for length in range(1, 41)]
+    thin = _thin(runs)
+    assert 0 < len(thin) <= MOST_LENGTHS
+    assert sum(count for _, _, count in thin) == MOST_LENGTHS
+    assert dict((length, count) for length, _, count in thin)[7] >= MOST_LENGTHS - 1
+    assert _thin(runs[:3]) == runs[:3]
+
+
+def test_refusals(native_bundle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="every length lies outside the buckets"):
+        profile_bundle(native_bundle, lengths={10**6: 1}, seconds=0)
+    with pytest.raises(InputError, match="seconds is -1"):
+        profile_bundle(native_bundle, seconds=-1)
+    from edgecompile.runtime.cpu.aoti import RuntimeLibrary
+
+    monkeypatch.setattr(RuntimeLibrary, "can_profile", False)
+    with pytest.raises(UnsupportedHostError, match="its native runtime keeps no profile"):
+        profile_bundle(native_bundle, seconds=0)
+
+
+def test_on_the_command_line(native_bundle: str) -> None:
+    command = [sys.executable, "-m", "edgecompile.runtime", "bench", native_bundle, "--profile"]
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *more], capture_output=True, text=True, env=environment, cwd=ROOT
+        )
+
+    done = run("--seconds", "0.1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["run_ms"] > 0
+    table = run("--seconds", "0.1").stdout
+    assert table.startswith("kernel") and "GFLOP/s (float32)" in table
+    both = run("--calibrate", "calibration.json")
+    assert both.returncode == InputError.exit_code
+    assert "--profile and --calibrate don't go together" in both.stderr

@@ -1,0 +1,100 @@
+"""A dozen of the zoo's architectures, all the way; and what scripts/zoo does around them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgecompile.loaders.load import load_model
+from tests.zoo import report as zoo_report
+from tests.zoo import zoo
+from tests.zoo.catalogue import ENTRIES
+from tests.zoo.children import Limits, run_children
+from tests.zoo.worker import GOAL, run_entry
+
+CATALOGUE = Path(zoo_report.__file__).with_name("catalogue.py")
+
+#: One of each kind, the quickest to build.
+DOZEN = (
+    *("bart_encoder", "gpt2", "gemma2", "vit", "patchtsmixer", "experts", "chunked_attention"),
+    *("lstm_bidirectional", "torch_seq2seq", "text_cnn", "pointnet", "group_norm_cnn"),
+)
+
+
+@pytest.mark.parametrize("name", DOZEN)
+def test_one_goes_all_the_way(name: str, tmp_path: Path, device_python: str) -> None:
+    if ENTRIES[name].sources[0] == "transformers_entries":
+        pytest.importorskip("transformers")
+    outcome = run_entry(ENTRIES[name], "build", tmp_path, device_python)
+    assert outcome.status == "ok", f"{outcome.stage}: {outcome.reason}"
+    assert outcome.stage == "compare"
+    assert 0 < outcome.facts["error_of_scale"] <= GOAL
+    assert len(outcome.facts["compared"]) >= len(outcome.facts["lengths"]) == 5
+
+
+def test_the_catalogue_is_large_and_its_factories_are_the_loaders() -> None:
+    assert len(ENTRIES) >= 120
+    assert all(name.isidentifier() and entry.name == name for name, entry in ENTRIES.items())
+    # The same weights every time, and by the name that a user would give.
+    one, other = (load_model(f"{CATALOGUE}:mlp") for _ in range(2))
+    inputs = one.make_example({"batch": 2})
+    assert one.run(inputs)["output"].equal(other.run(inputs)["output"])
+
+
+def test_a_crash_takes_only_its_own_child(tmp_path: Path) -> None:
+    def act(name: str) -> dict[str, Any]:
+        if name == "crashes":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if name == "raises":
+            raise RuntimeError("no")
+        if name == "eats":
+            return {"bytes": len(bytearray(8 << 30))}
+        return {"status": "ok", "name": name}
+
+    names = ["crashes", "fine", "raises", "eats"]
+    limits = Limits(memory=4 << 30)
+    ended = {child.name: child for child in run_children(names, act, tmp_path, limits=limits)}
+    assert ended["fine"].result is not None and ended["fine"].result["name"] == "fine"
+    assert ended["crashes"].death == "was killed by SIGSEGV"
+    assert ended["raises"].death == ended["eats"].death == "ended with exit code 1"
+    assert "RuntimeError: no" in (tmp_path / "raises.log").read_text()
+    assert "MemoryError" in (tmp_path / "eats.log").read_text()
+
+
+def test_the_mark_counts_what_eager_runs() -> None:
+    ran = {"status": "refused", "stage": "export"}
+    assert zoo_report.counted(ran)
+    assert zoo_report.counted({"status": "ok", "stage": "load"})
+    assert not zoo_report.counted({"status": "refused", "stage": "load"})
+    # A child that died said no stage: it counts as a failure.
+    assert zoo_report.counted({"status": "crashed"})
+
+
+def test_the_table_has_a_row_for_each(tmp_path: Path) -> None:
+    facts = {"mode": "pad", "rung": "static", "served": [1, 64], "allowed": [1, 128]}
+    row = {"name": "a", "group": "text", "status": "ok", "stage": "compare"}
+    (tmp_path / "a.json").write_text(
+        json.dumps({**row, "facts": {**facts, "error_of_scale": 3e-7}})
+    )
+    found = zoo_report.read_results(tmp_path)
+    line = zoo_report.table(list(found.values()))[-1]
+    assert line == "| a | passed | pad | static | 1–64 of 1–128 | 3e-07 |"
+
+
+def test_a_page_of_results_of_two_commits(tmp_path: Path) -> None:
+    old = {"group": "text", "status": "refused", "stage": "export", "reason": "no"}
+    record = {"commit": "abc", "models": {"bert": old, "albert": {**old, "commit": "def"}, "": old}}
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    known = zoo._earlier(tmp_path / "record.json")
+    assert set(known) == {"bert", "albert"}, "what left the catalogue is dropped"
+    known["bert"] = {**old, "name": "bert", "status": "ok", "stage": "compare", "commit": "def"}
+    known["roberta"] = {**known["bert"], "commit": None}
+    page = zoo_report._page(known, 2, 3, "record.json", ["esm"])
+    assert "run at def (2 of them), a commit that wasn't noted (1 of them)." in page
+    assert "**2 (66.7 %)**" in page and "- **albert**: no" in page
+    assert zoo_report._record(known, 2, 3)["models"]["albert"]["commit"] == "def"
