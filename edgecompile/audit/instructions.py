@@ -1,4 +1,4 @@
-"""Which instruction sets a library's machine code uses, by disassembling it.
+"""Finds the instruction sets that a library's machine code uses, by disassembling it.
 
 The evidence works in one direction: an instruction that was seen is there. One that was not seen
 may still be, as data between functions can throw a disassembler off, and the patterns below name

@@ -1,4 +1,4 @@
-"""Why torch's Inductor generated no code for a graph, in words, with the line of the model."""
+"""Explains why torch's Inductor generated no code for a graph, with the line of the model."""
 
 from __future__ import annotations
 

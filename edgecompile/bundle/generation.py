@@ -1,4 +1,4 @@
-"""What a bundle says about generation: the manifest's entry, and texts to repeat."""
+"""A bundle's data about generation: the manifest's entry, and texts to repeat."""
 
 from __future__ import annotations
 

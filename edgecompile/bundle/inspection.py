@@ -1,4 +1,4 @@
-"""Looking at a bundle from outside: who could run it, and whether its libraries are what it says.
+"""Inspects a bundle from outside: the devices that could run it, and an audit of its libraries.
 
 Nothing of the bundle is loaded here. The questions of the loader (:mod:`edgecompile.runtime.cpu.host`)
 are asked about a target's devices instead of this machine, and the libraries are audited anew

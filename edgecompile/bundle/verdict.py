@@ -1,4 +1,4 @@
-"""What a verification found, and whether a bundle may be named."""
+"""The results of a verification, and whether they allow to name the bundle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a .pt2 archive may hold for torch to read it without running code from it.
+"""Limits on .pt2 archives, so that torch reads them without running code from them.
 
 torch.export.load of torch 2.13 runs what an archive says in these places, so each is held to a list of
 what is allowed; everything else is refused, whatever the archive says about it:

@@ -21,7 +21,7 @@ Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Rung:
+class ExportStrategy:
     """One way to export.
 
     Attributes:
@@ -45,16 +45,16 @@ class Rung:
 
 # In a survey of 266 architectures 214 pass the first; of the others deferred checks rescue 15,
 # AUTO 12 and strict tracing 2.
-LADDER: tuple[Rung, ...] = (
-    Rung("dim"),
-    Rung("recurrences", recurrences=True),
-    Rung("recurrences-deferred", deferred=True, recurrences=True),
-    Rung("deferred", deferred=True),
-    Rung("auto", auto=True),
-    Rung("strict", strict=True),
-    Rung("auto-deferred", auto=True, deferred=True),
-    Rung("strict-deferred", strict=True, deferred=True),
-    Rung("unguarded", deferred=True, unguarded=True),
+LADDER: tuple[ExportStrategy, ...] = (
+    ExportStrategy("dim"),
+    ExportStrategy("recurrences", recurrences=True),
+    ExportStrategy("recurrences-deferred", deferred=True, recurrences=True),
+    ExportStrategy("deferred", deferred=True),
+    ExportStrategy("auto", auto=True),
+    ExportStrategy("strict", strict=True),
+    ExportStrategy("auto-deferred", auto=True, deferred=True),
+    ExportStrategy("strict-deferred", strict=True, deferred=True),
+    ExportStrategy("unguarded", deferred=True, unguarded=True),
 )
 # The argument that says whether a mask is causal, by name and position; None: to be found out.
 _CAUSAL_HINTS: dict[type[torch.nn.Module], tuple[str, int]] = {
@@ -62,7 +62,10 @@ _CAUSAL_HINTS: dict[type[torch.nn.Module], tuple[str, int]] = {
     torch.nn.TransformerDecoder: ("tgt_is_causal", 6),
 }
 # With every size fixed the first three are the same.
-STATIC_LADDER: tuple[Rung, ...] = (Rung("static"), Rung("static-strict", strict=True))
+STATIC_LADDER: tuple[ExportStrategy, ...] = (
+    ExportStrategy("static"),
+    ExportStrategy("static-strict", strict=True),
+)
 
 
 def export_program(
@@ -70,12 +73,12 @@ def export_program(
     example: Mapping[str, torch.Tensor],
     inputs: Sequence[InputSpec],
     ranges: Mapping[str, Range],
-    rung: Rung,
+    strategy: ExportStrategy,
 ) -> torch.export.ExportedProgram:
     """Calls torch.export with the inputs as keyword arguments; raises whatever it raises."""
-    if rung.recurrences and not has_recurrences(module):
+    if strategy.recurrences and not has_recurrences(module):
         raise ValueError("the model has no LSTM, GRU or RNN")
-    recurrences = WholeRecurrences() if rung.recurrences else nullcontext()
+    recurrences = WholeRecurrences() if strategy.recurrences else nullcontext()
     with (
         torch.no_grad(),
         quiet_torch(),
@@ -87,9 +90,9 @@ def export_program(
             module,
             (),
             dict(example),
-            dynamic_shapes=_dynamic_shapes(inputs, ranges, rung.auto),
-            strict=rung.strict,
-            prefer_deferred_runtime_asserts_over_guards=rung.deferred,
+            dynamic_shapes=_dynamic_shapes(inputs, ranges, strategy.auto),
+            strict=strategy.strict,
+            prefer_deferred_runtime_asserts_over_guards=strategy.deferred,
         )
     _make_storable(program)
     return program

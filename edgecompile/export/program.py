@@ -44,7 +44,7 @@ class ExportedModel:
         ranges: smallest and largest size of every axis, verified; an axis with both equal is
             static in the program.
         length_axis: the model's.
-        strategy: name of the rung that served.
+        strategy: name of the strategy that served.
         checked: sizes at which the program was compared with eager.
         max_error: largest difference seen, relative to an output's scale.
         notes: what a person may want to know.

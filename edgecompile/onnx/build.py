@@ -1,4 +1,4 @@
-"""From a loaded model to the ONNX file that a device finishes, verified."""
+"""Builds and verifies the ONNX file of a model, from which a device builds its engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an exported program to an ONNX graph that TensorRT's parser takes.
+"""Translates an exported program to an ONNX graph that TensorRT's parser takes.
 
 torch's own exporter does the translation. Behind it the graph is brought to one form: axes have the
 model's names, nodes the names of the modules that they come from, constants are initializers, equal

@@ -1,4 +1,4 @@
-"""Which nodes of a float32 graph don't bear float16, and why."""
+"""Finds the nodes of a float32 graph that have to stay in float32, with reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What memory a TensorRT engine is likely to take: estimates from its ONNX, before any device.
+"""Estimates the memory of a TensorRT engine from its ONNX, before any device.
 
 TensorRT decides itself what it fuses and keeps; nobody outside can know. The estimates are upper
 bounds for what a run needs (nothing fused), and rules of thumb for a build, with their sources.

@@ -1,4 +1,4 @@
-"""What is built for: device profiles (profiles/*.toml) and the variants that they name.
+"""Targets of a build: device profiles (profiles/*.toml) and the variants that they name.
 
 A profile describes a device or a class of devices: its cores, memory, speed, the oldest system
 that must load the result, and the instruction-set variants to build. Variants stand in files of

@@ -1,4 +1,4 @@
-"""What a bundle holds for a GPU: ONNX, weights and recipe, and an engine where the build host has that
+"""The parts of a bundle for a GPU: ONNX, weights and recipe, and an engine where the build host has that
 very GPU."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether torch-tensorrt can build an engine on this machine: asked before anything else is done.
+"""Checks whether torch-tensorrt can build an engine on this machine, before any other work.
 
 What is asked first costs nothing: the versions of installed packages, and whether torch sees a GPU.
 Only where all of that is there, a process of its own asks CUDA and TensorRT what this device is.

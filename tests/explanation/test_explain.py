@@ -95,7 +95,7 @@ def test_a_guard_is_named_with_its_line() -> None:
     assert any(f.place is not None and f.place.short == line for f in found.causes)
 
 
-def test_a_branch_on_values_is_refused_at_every_rung_and_still_explained() -> None:
+def test_a_branch_on_values_is_refused_at_every_strategy_and_still_explained() -> None:
     found = explain("data_dependent")
     line = line_of(tiny_models.DataDependent.forward, "x.sum() > 0")
     assert found.verdict == "refused" and found.program.graph is None

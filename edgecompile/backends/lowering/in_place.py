@@ -1,4 +1,4 @@
-"""What a graph changes in place, and whether a node may move past it."""
+"""Finds changes in place in a graph, and tells whether a node may move past them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each operator does to codes: which elements of its result depend on which of its inputs.
+"""Rules of operators on codes: which elements of a result depend on which inputs.
 
 A rule takes the codes, the values and the arguments by name, and gives the result's tensors. A rule
 may say less than is true (two codes where one would do), never more.

@@ -1,4 +1,4 @@
-"""Which layers are in int8: as many as leave the outputs within what the precision allows."""
+"""Chooses the layers in int8: as many as leave the outputs within the bounds of the precision."""
 
 from __future__ import annotations
 

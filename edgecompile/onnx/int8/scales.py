@@ -1,4 +1,4 @@
-"""Which layers can be int8, and with which scales: found by running the float32 graph on inputs.
+"""Finds the layers that can be int8, and their scales, by running the float32 graph on inputs.
 
 TensorRT multiplies int8 by int8 where both operands come from a DequantizeLinear: activations with
 one fixed scale for the whole tensor, weights with one for each output column, zero points zero.
