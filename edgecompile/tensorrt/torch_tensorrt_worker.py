@@ -86,7 +86,7 @@ def main(request_path: str) -> int:
                 answer["notes"].append(f"no engine with a profile for each bucket: {refused}")
     if engine:
         Path(request["output"]).write_bytes(engine)
-        answer.update(stage="built", errors=[], profiles=len(profiles), size=len(engine))
+        answer.update(stage="built", errors=[], profiles=len(profiles))
     answer["seconds"] = time.monotonic() - began
     save()
     return 0
