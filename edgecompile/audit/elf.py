@@ -36,7 +36,7 @@ class UndefinedSymbol:
 
     Attributes:
         name: as linked, not demangled.
-        weak: the loader leaves it null where nobody provides it.
+        weak: the loader leaves it null where no library provides it.
         version: symbol version asked for, such as GLIBC_2.34; "" if none.
         library: DT_NEEDED name that is to provide that version; "" if unversioned.
     """
@@ -58,7 +58,7 @@ class VersionNeed:
 
 @dataclass(frozen=True)
 class ElfInfo:
-    """What an ELF file says about itself.
+    """The facts that an ELF file states about itself.
 
     Attributes:
         name: the file's name, without its folder.

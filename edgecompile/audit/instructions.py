@@ -114,7 +114,7 @@ class FeatureUse:
 
 @dataclass(frozen=True)
 class InstructionEvidence:
-    """What the disassembly shows.
+    """Counts from the disassembly.
 
     Attributes:
         total: instructions read.

@@ -122,7 +122,7 @@ def require(verdicts: Iterable[AuditVerdict]) -> None:
 
 
 class System(Protocol):
-    """What a library is judged for; a ``TargetProfile`` is one.
+    """The system that a library is judged for; a ``TargetProfile`` is one.
 
     ``name`` is for messages, ``glibc`` the oldest glibc that has to load it, such as "2.34".
     """
@@ -135,7 +135,7 @@ class System(Protocol):
 
 
 def baseline(arch: str) -> VariantSpec:
-    """What every CPU of an architecture can run: the CPU probe is built and judged as this.
+    """The variant that every CPU of an architecture can run, as which the CPU probe is built and judged.
 
     Its name is the architecture's, as the probe's folder in a bundle is.
     """
@@ -219,7 +219,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _loading(info: ElfInfo, arch: str, allowed_needed: Collection[str]) -> list[Finding]:
-    """What the dynamic loader would do to the process, or fail at."""
+    """Harm that the dynamic loader would do to the process, and its failures."""
     findings = []
     allowed = {*SYSTEM_LIBRARIES, *allowed_needed}
     unexpected = [name for name in info.needed if name not in allowed]
@@ -280,7 +280,7 @@ def _versions(info: ElfInfo, profile: System, allowed_needed: Collection[str]) -
 def _symbols(
     info: ElfInfo, allowed_needed: Collection[str], runtime_exports: Collection[str]
 ) -> list[Finding]:
-    """Symbols that nobody will provide: dlopen with RTLD_NOW would fail."""
+    """Symbols that no library will provide: dlopen with RTLD_NOW would fail."""
     exports = frozenset(runtime_exports)
     # The system's symbols are versioned; what other libraries would provide is reported with them.
     providers = {"", *allowed_needed}

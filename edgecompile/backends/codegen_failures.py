@@ -22,7 +22,7 @@ _ALL_POSITIONS = (
 
 @dataclass(frozen=True)
 class CodegenFailure:
-    """What stopped code generation.
+    """The reason that code generation stopped.
 
     Attributes:
         text: in words.

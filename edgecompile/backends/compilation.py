@@ -126,7 +126,7 @@ def compile_buckets(
         precision: of the linears' weights.
         runtime: one of :data:`RUNTIMES`.
         jobs: programs to compile side by side; None: one for each CPU.
-        step: told what is being built.
+        step: gets the progress.
 
     Raises:
         CompileError, ToolchainError: something could not be built.
@@ -178,7 +178,7 @@ def load_compiled(
     precision: Precision = FP32,
     runtime: str = NATIVE,
 ) -> CompiledModel:
-    """What an earlier :func:`compile_buckets` left in ``folder``, judged anew.
+    """Reads the programs that an earlier :func:`compile_buckets` left in ``folder``, and judges them again.
 
     Args:
         exported, buckets, profile, folder, variants, precision, runtime: as they were compiled.
@@ -269,7 +269,7 @@ def _audited(
 
 
 def _exports(library: Path, variant: VariantSpec, native: NativeRuntime | None) -> frozenset[str]:
-    """What a program may expect of the library that it needs beside the system's."""
+    """The symbols that a program may expect of the library that it needs beside the system's."""
     if native is not None:
         return native.exports
     return foreign_symbols(find_toolchain(variant.arch), library)

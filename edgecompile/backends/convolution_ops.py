@@ -25,7 +25,7 @@ _CHANNEL_WISE = 8  # outputs of a group up to which vectors run over channels
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a convolution does to sizes; one number for each spatial dimension.
+    """The geometry of a convolution; one number for each spatial dimension.
 
     Attributes:
         kernel, stride, dilation: as torch has them.

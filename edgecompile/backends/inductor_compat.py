@@ -41,7 +41,7 @@ GENERATING = threading.Lock()
 
 @dataclass(frozen=True)
 class GeneratedCpp:
-    """What AOTInductor generated for one program.
+    """AOTInductor's code for one program.
 
     Attributes:
         wrapper: C++ of the model class and the AOTI container's C entry points.
@@ -279,9 +279,9 @@ def _refuse_fixed(sizes: Sequence[tuple[torch.SymInt, str]], guards: Sequence[An
     for size, place in sizes:
         symbol = size.node._expr
         number = size.node.shape_env.replacements.get(symbol)
-        told = [guard for guard in guards if symbol in guard.expr.free_symbols]
-        if told and number is not None and number.is_number:
-            where = str(told[-1].sloc).strip("()").rpartition(" in ")[2].lstrip("_")
+        own = [guard for guard in guards if symbol in guard.expr.free_symbols]
+        if own and number is not None and number.is_number:
+            where = str(own[-1].sloc).strip("()").rpartition(" in ")[2].lstrip("_")
             raise CompileError(
                 f"torch's Inductor fixes {place} to {number}, the size that it tunes for: "
                 f"{where or 'an operator'} can't be compiled for sizes that vary",

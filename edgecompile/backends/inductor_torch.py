@@ -51,7 +51,7 @@ def torch_sources() -> Path:
 
 
 def foreign_symbols(toolchain: Toolchain, library: Path) -> frozenset[str]:
-    """What a program calls in torch, and in the libraries that torch brings along."""
+    """The symbols that a program calls in torch and in the libraries that torch brings along."""
     return frozenset(filter(FOREIGN.match, undefined_symbols(toolchain, library, dynamic=True)))
 
 
@@ -63,7 +63,7 @@ class InductorTorchBackend(InductorCpuBackend):
         return {"runtime": TORCH}
 
     def support(self, generated: GeneratedCpp) -> bytes:
-        """What every program needs beside its own code, and its list of operators."""
+        """C++ that every program needs beside its own code, and its list of operators."""
         text = list_calls(generated.calls)
         pieces = [text[i : i + _PIECE] for i in range(0, len(text), _PIECE)]
         literal = "\n".join(json.dumps(piece) for piece in pieces)

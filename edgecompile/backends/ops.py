@@ -37,9 +37,9 @@ PANEL = 32
 #: Inputs of an int8 product that share a scale.
 BLOCK = 64
 
-#: A block of activations whose largest value is over so many times its row's root mean square is
+#: A block of activations whose largest value is over this many times its row's root mean square is
 #: rounded more finely: a few channels of a transformer are that large in every row, and the others'
-#: values would drown in a step of theirs (Dettmers et al., "LLM.int8()", 2022).
+#: values would be lost in their coarse steps (Dettmers et al., "LLM.int8()", 2022).
 OUTLIER = 12.0
 
 #: Values of one column that stand side by side in a panel.
@@ -136,7 +136,7 @@ def _unpack_int8(packed: Tensor, n: int, k: int) -> Tensor:
 
 
 def unpack_weight(packed: Tensor, n: int, k: int) -> Tensor:
-    """What :func:`pack_weight` packed, as far as the precision kept it: float32 ``[n, k]``."""
+    """The matrix that :func:`pack_weight` packed, as rounded by the precision: float32 ``[n, k]``."""
     if packed.dtype == torch.int8:
         return _unpack_int8(packed, n, k)
     if packed.dtype == torch.bfloat16:
@@ -146,7 +146,7 @@ def unpack_weight(packed: Tensor, n: int, k: int) -> Tensor:
 
 
 def round_activations(x: Tensor) -> Tensor:
-    """What int8 products take rows of ``x [..., K]`` for, at the coarsest of any variant.
+    """Rounds rows of ``x [..., K]`` as int8 products do, at the coarsest of any variant.
 
     Each block of :data:`BLOCK` values is rounded to multiples of a 127th of its largest magnitude;
     where that is over :data:`OUTLIER` times the row's root mean square, of a 128th of that. A row

@@ -42,7 +42,7 @@ _CASE_S = 1e-3
 LENGTH = "length"
 #: Where the estimate is wrong by more than this, the rest is left out.
 _PATIENCE = 6.0
-#: Generated loops go in steps of so many elements.
+#: Generated loops go in steps of these numbers of elements.
 _STEPS = (8, 16, 32)
 
 
@@ -93,7 +93,7 @@ def length_cases(
     Args:
         model: what is compiled.
         buckets: the programs.
-        also: sizes that are run whatever they take, by bucket.
+        also: sizes that are run at any cost, by bucket.
         seed: of the inputs and the random lengths.
     """
     for index, wanted in (also or {}).items():

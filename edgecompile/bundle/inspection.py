@@ -1,8 +1,8 @@
 """Inspects a bundle from outside: the devices that could run it, and an audit of its libraries.
 
 Nothing of the bundle is loaded here. The questions of the loader (:mod:`edgecompile.runtime.cpu.host`)
-are asked about a target's devices instead of this machine, and the libraries are audited anew
-against what the manifest promises of them.
+are asked about a target's devices instead of this machine, and the libraries are audited again
+against the promises of the manifest.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _least_device(profile: TargetProfile, arch: str) -> Host:
 
 @dataclass(frozen=True)
 class _Promise:
-    """What the manifest says that a variant needs, as a system to be judged for."""
+    """The needs of a variant by the manifest, as a system to be judged for."""
 
     name: str
     glibc: str
@@ -158,7 +158,7 @@ def _offered(library: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def _unversioned(program: Path) -> tuple[str, ...]:
-    """What a program asks of torch: whether torch has it is known only where torch is."""
+    """The symbols that a program asks of torch: whether torch has them is known only where torch is."""
     try:
         return tuple(symbol.name for symbol in read_elf(program).undefined if not symbol.library)
     except ElfError:

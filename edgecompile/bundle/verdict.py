@@ -70,7 +70,7 @@ class LengthsRun:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What was run and how it came out.
+    """The runs and their results.
 
     Attributes:
         results: by variant, bucket and case.
@@ -146,7 +146,7 @@ class VerifyReport:
 
     @property
     def summary(self) -> str:
-        """Which variants were run, how, and why the others weren't, in a line."""
+        """The variants that were run, how, and why the others weren't, in a line."""
         here = dict.fromkeys(r.variant for r in self.results if r.variant not in self.emulated)
         parts = [f"{name}: run on the build host" for name in here]
         parts += [f"{name}: run under {how}" for name, how in self.emulated.items()]
@@ -170,7 +170,7 @@ _FAMILIES = (("avx512", "AVX-512"), ("amx", "AMX"), ("avx", "AVX"))
 
 
 def _plain(variant: str, reason: str) -> str:
-    """Why a host can't run a variant, in few words."""
+    """The reason that a host can't run a variant, in few words."""
     text = reason.removeprefix(f"the variant {variant} can't run here: ")
     lacking = re.fullmatch(r"the CPU or the system lacks ([^;]+)", text)
     if lacking is None:

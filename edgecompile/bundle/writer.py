@@ -44,7 +44,7 @@ LAUNCHER = "launcher.py"
 
 @dataclass(frozen=True)
 class VariantParts:
-    """What a bundle holds for one variant: its runtime library and one program per bucket.
+    """The parts of a bundle for one variant: its runtime library and one program per bucket.
 
     Without a library torch runs the programs, of the version ``torch``. Buckets may share a program:
     then it is listed, and stored, once for all of them.
@@ -193,7 +193,7 @@ class BundleWriter:
 
     @property
     def files(self) -> dict[str, FileEntry]:
-        """What was added so far."""
+        """The files added so far."""
         return dict(self._files)
 
     def write_manifest(self, manifest: Manifest) -> None:

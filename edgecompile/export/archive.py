@@ -79,7 +79,7 @@ _MOST_NAMED = 5
 
 
 def find_dangers(stream: IO[bytes]) -> list[str]:
-    """What reading an archive would run, and what torch.export.save doesn't write; at most a few.
+    """Finds what reading an archive would run, and what torch.export.save doesn't write; at most a few.
 
     Raises:
         Exception: it isn't an archive, or a damaged one: whatever torch's reader raises.

@@ -2,7 +2,7 @@
 
 Tracing follows one branch of a condition on sizes. Where the condition can't be a range (the length
 is no multiple of 8), some ways to export keep it as a check of the inputs or within the graph, which
-generated code doesn't have: at other sizes it would take the wrong branch without a word. Sizes that
+generated code doesn't have: at other sizes it would take the wrong branch silently. Sizes that
 are sampled need not meet it, so the conditions alone are tried, at all of them.
 """
 
@@ -171,7 +171,7 @@ def every_size(
     Args:
         ranges: the axes' smallest and largest sizes.
         centre: what the other axes are while one goes through its sizes.
-        most: sizes of an axis; of a longer one the first half of so many, then some of each kind.
+        most: sizes of an axis; of a longer one the first half of that number, then some of each kind.
     """
     middle = {axis: min(max(centre.get(axis, hi), lo), hi) for axis, (lo, hi) in ranges.items()}
     varying = {axis: span for axis, span in ranges.items() if span[0] < span[1]}

@@ -30,7 +30,7 @@ from edgecompile.models.loaded import LoadedModel
 
 @dataclass(frozen=True)
 class _Attempt:
-    """What one strategy gave: a program and the sizes it allows, or why there is none.
+    """The result of one strategy: a program and the sizes it allows, or a reason for none.
 
     ``also`` are sizes at which it has to be checked beside the usual ones, ``result`` is what came of
     it over all of the wanted range if that is done.

@@ -56,7 +56,7 @@ _FIXED = re.compile(r"^Eq\((\w+), (\d+)\)$")
 
 @dataclass(frozen=True)
 class Reason:
-    """Why an export failed.
+    """The reason of a failed export.
 
     Attributes:
         kind: ``specialised`` (the code fixes a size), ``guard`` (a condition doesn't hold for all
@@ -81,7 +81,7 @@ class GuardWatch:
     found: list[tuple[str, str]] = field(default_factory=list)
 
     def place_of(self, inputs: Sequence[InputSpec]) -> str | None:
-        """Where the most telling condition arose: one that fixes a size, else the first."""
+        """The line of the most informative condition: one that fixes a size, else the first."""
         names = {symbol: axis_texts(source, inputs) for symbol, source in self.symbols.items()}
         known = [(expr, place) for expr, place in self.found if place]
         fixing = [place for expr, place in known if re.fullmatch(r"Eq\(\w+, \d+\)", expr)]

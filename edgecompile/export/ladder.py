@@ -112,7 +112,7 @@ def _make_storable(program: torch.export.ExportedProgram) -> None:
 
 
 def _rounded(node: torch.fx.Node) -> torch.fx.Node:
-    """What gives the same as a node that rounds a size, put where the graph's nodes go."""
+    """Nodes that compute the same as one that rounds a size, inserted where the graph inserts."""
 
     def add(function: Callable[..., Any], *args: Any) -> torch.fx.Node:
         made = node.graph.call_function(function, args)
@@ -176,7 +176,7 @@ def without_fast_path() -> Iterator[None]:
 def without_mask_detection(module: torch.nn.Module) -> Iterator[None]:
     """Keeps nn.TransformerEncoder and nn.TransformerDecoder from reading their masks' values.
 
-    Unless told, they compare a mask with the causal one, which is a branch on values. What they
+    Without a hint, they compare a mask with the causal one, which is a branch on values. What they
     find out is a hint to choose a quicker kernel by; the mask is applied all the same.
     """
     hooks = []
@@ -196,8 +196,7 @@ def _say_not_causal(
     word: str, position: int, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if len(args) > position:
-        told = args[position]
-        return (*args[:position], bool(told), *args[position + 1 :]), kwargs
+        return (*args[:position], bool(args[position]), *args[position + 1 :]), kwargs
     return args, {**kwargs, word: bool(kwargs.get(word))}
 
 

@@ -38,7 +38,7 @@ class ExportedModel:
     Attributes:
         name: the model's.
         source: the program, or the file that it is read from when it is first asked for: where
-            nothing has to be compiled anew, nobody waits for that.
+            every artifact is reused, it is never read.
         inputs: with the bounds of index inputs filled in from the graph where unknown before.
         outputs: as of the model.
         ranges: smallest and largest size of every axis, verified; an axis with both equal is

@@ -21,7 +21,7 @@ from edgecompile.models.loaded import LoadedModel
 
 #: How many branches are traced before the last one stands.
 _MOST_TRACES = 4
-#: Sizes of an axis at which a program is compared, where the axis has so many.
+#: Most sizes of an axis at which a program is compared.
 _MOST_SIZES = 512
 
 

@@ -127,7 +127,7 @@ def _choose(lengths: Sequence[int]) -> list[int]:
 
 @dataclass
 class _Run:
-    """What was seen in one run.
+    """Counts of one run.
 
     Attributes:
         flops: operations that torch's counter knows.

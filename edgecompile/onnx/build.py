@@ -65,7 +65,7 @@ def build_onnx(
         samples: inputs such as the model will see, to find ranges of activations with and to verify
             with; None: drawn ones at the buckets' sizes.
         folder: where the files go; made if missing.
-        step: told what is being done.
+        step: gets the progress.
         exported: the program for at least the buckets' whole range, if there is one already.
         also: further releases whose operators are compared.
 

@@ -58,7 +58,7 @@ class BucketAgreement:
 
 @dataclass(frozen=True)
 class OnnxReport:
-    """What was run and how it came out.
+    """The runs and their results.
 
     Attributes:
         results: by bucket, unpadded and then padded.
@@ -98,7 +98,7 @@ class OnnxReport:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What was wrong with what counts."""
+        """The faults that count."""
         return tuple(text for r in self.results if r.counts for text in r.reasons)
 
     def to_json(self) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def cut_back(
 def _padding_refusal(
     buckets: Sequence[Bucket], inputs: Sequence[InputSpec], outputs: Sequence[OutputSpec]
 ) -> str:
-    """Why inputs can't be filled up at all; empty if they can."""
+    """The reason that inputs can't be filled up at all; empty if they can."""
     varying = {name for b in buckets for name, span in b.axes if span.lo < span.hi}
     without = [s.name for s in inputs if s.pad is None and varying & set(s.shape)]
     if without:

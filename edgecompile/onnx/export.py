@@ -93,7 +93,7 @@ def export_onnx(exported: ExportedModel, opset: int, scratch: Path) -> OnnxGraph
 
 
 def _refusal(said: str, exported: ExportedModel) -> str:
-    """What the exporter couldn't do, in a line: the operator and where it stands, if it says so."""
+    """The exporter's failure in a line: the operator and its place, if it says so."""
     text = _COLOUR.sub("", said).strip()
     found = _UNKNOWN.search(text)
     if found is None:

@@ -97,7 +97,7 @@ def _is_bound(node: Any, name: str) -> bool:
 
 
 def _reach(graph: OnnxGraph, name: str, users: Mapping[str, list[Any]]) -> set[str] | None:
-    """What is made of a constant on its ways to softmaxes; None if there is another end."""
+    """The values made of a constant on its ways to softmaxes; None if there is another end."""
     reached = {name}
     left = [name]
     ended = False

@@ -108,7 +108,7 @@ class _Narrowing:
             retarget(node, onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 
     def _take_outer(self, node: Any, place: Place) -> None:
-        """What a node with an inner graph takes from outside stays as it was."""
+        """Keeps the values that a node with an inner graph takes from outside."""
         names = {}
         for name in taken(node):
             if self.dtypes.get(name) == "float32":

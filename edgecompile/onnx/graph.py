@@ -26,13 +26,13 @@ Array = npt.NDArray[Any]
 #: Operators are looked up at the opset that graphs are made in.
 _OPSET = 20
 
-#: Initializers of more bytes than this lie in the weights file, smaller ones in the graph.
+#: Initializers of more bytes than this are in the weights file, smaller ones in the graph.
 EXTERNAL_ABOVE = 1024
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the model a node comes from.
+    """The origin of a node in the model.
 
     Attributes:
         module: path of the torch module, as in its state's names; empty: the outermost one.
@@ -82,7 +82,7 @@ class OnnxGraph:
         return next(int(o.version) for o in self.proto.opset_import if o.domain in ("", "ai.onnx"))
 
     def place(self, node: str) -> Place:
-        """Where a node comes from."""
+        """The origin of a node."""
         return self.places.get(node, Place())
 
     def copy(self) -> OnnxGraph:
@@ -213,7 +213,7 @@ class OnnxGraph:
         """The whole model.
 
         Args:
-            external: file's name and offset of the initializers that lie in a file; the others'
+            external: file's name and offset of the initializers that are in a file; the others'
                 bytes are in the model.
         """
         import onnx

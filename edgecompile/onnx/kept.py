@@ -69,7 +69,7 @@ def find_kept(graph: OnnxGraph, scan: Scan, fills: Mapping[str, Fill]) -> dict[s
 
 
 def _form_problem(node: Any) -> str:
-    """Why an operator has no float16 form at all; empty if it has one."""
+    """The reason that an operator has no float16 form at all; empty if it has one."""
     if inner_graphs(node):
         return "it holds a graph of its own"
     schema = schema_of(node)
@@ -104,7 +104,7 @@ def _constant_problem(node: Any, graph: OnnxGraph, fills: Mapping[str, Fill]) ->
 
 
 def _divided(graph: OnnxGraph, reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """What divides by a value that a tiny constant keeps from zero: rounded to float16 on its way it
+    """Divisions by a value that a tiny constant keeps from zero: rounded to float16 on its way it
     would be zero again."""
     users = graph.consumers()
     for start in graph.nodes:

@@ -40,7 +40,7 @@ _ENGINE_PER_PROFILE = 5 << 20
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """What is predicted for a module.
+    """Predictions for a module.
 
     Attributes:
         predicted: as the recipe has it.

@@ -24,7 +24,7 @@ _NEWEST_OPSET = 20
 
 @dataclass(frozen=True)
 class OnnxTarget:
-    """What an ONNX file is made for.
+    """The target of an ONNX file.
 
     Attributes:
         tensorrt: release as major.minor, such as 10.3.
@@ -68,7 +68,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class OpsReport:
-    """What was compared.
+    """The result of a comparison with a release.
 
     Attributes:
         tensorrt: the release.
@@ -147,7 +147,7 @@ class _Checker:
         self.used = {*graph.outputs, *graph.consumers()}
 
     def network(self) -> Iterator[Violation]:
-        """What is wrong with inputs and outputs."""
+        """Problems of inputs and outputs."""
         allowed = self.table["network"]["types"]
         for kind, values in (("input", self.graph.inputs), ("output", self.graph.outputs)):
             for name, dtype in values.items():
@@ -155,7 +155,7 @@ class _Checker:
                     yield Violation("", "", "", f"the {kind} '{name}' is {dtype}")
 
     def nodes(self, proto: Any, outer: str | None) -> Iterator[Violation]:
-        """What is wrong with nodes; ``outer`` is the node whose inner graph they are in."""
+        """Problems of nodes; ``outer`` is the node whose inner graph they are in."""
         for node in proto.node:
             self.counts[node.op_type] += 1
             where = node.name if outer is None else outer
@@ -249,7 +249,7 @@ def _inner_constants(proto: Any) -> Iterator[str]:
 
 
 def _release(tensorrt: str) -> Mapping[str, Any]:
-    """What is known of a release: of the newest known one that isn't newer.
+    """The facts about a release: those of the newest known one that isn't newer.
 
     Raises:
         TargetError: it is older than all of them.

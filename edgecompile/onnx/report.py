@@ -56,7 +56,7 @@ class Int8Layer:
 
 @dataclass(frozen=True)
 class Int8Report:
-    """Which layers are in int8.
+    """The layers in int8.
 
     Attributes:
         layers: every product with a constant matrix, in the graph's order.

@@ -216,7 +216,7 @@ def scan_values(
 
 
 def _inner_sum(node: Any, name: str, array: npt.NDArray[Any], graph: OnnxGraph) -> float | None:
-    """What a node adds up of its first input: magnitudes or squares; None: nothing."""
+    """The largest sum over its first input inside a node, of magnitudes or squares; None: it has none."""
     if node.input[0] != name or not array.size:
         return None
     axes = _axes(node, array, graph)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def write_onnx(graph: OnnxGraph, model: Path, weights: Path) -> None:
-    """Writes ``model`` and ``weights``, which must lie in one folder; the same graph gives the same
+    """Writes ``model`` and ``weights``, which must be in one folder; the same graph gives the same
     bytes. Files of these names are replaced, the weights first.
 
     Raises:
@@ -54,7 +54,7 @@ def write_graph(graph: OnnxGraph, path: Path, external: Mapping[str, tuple[str, 
 
 
 def load_graph(path: Path) -> OnnxGraph:
-    """Reads a model; what lies in files beside it is mapped, so they have to stay.
+    """Reads a model; files beside it are mapped, so they have to stay.
 
     Raises:
         ExportError: it can't be read.

@@ -10,7 +10,7 @@ from edgecompile.targets.schema import GPU_KEYS, check_table
 
 #: What a GPU may compute in, the widest first.
 GPU_PRECISIONS = ("fp32", "fp16", "int8")
-#: Where nobody says otherwise.
+#: The default.
 GPU_PRECISION = "fp16"
 
 

@@ -28,7 +28,7 @@ _FOLDER = "jetpacks"
 
 @dataclass(frozen=True)
 class JetPack:
-    """What a release brings along.
+    """The versions in a release.
 
     Attributes:
         name: such as "6.2"; "" of :data:`NO_JETPACK`.

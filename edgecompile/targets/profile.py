@@ -148,7 +148,7 @@ class TargetProfile:
         data = {key: _jsonable(value) for key, value in dataclasses.asdict(self).items()}
         for key in ("peak_gflops", "features", "sources"):
             data[key] = dict(data[key])
-        # A profile of a CPU has no key for what it hasn't got.
+        # A profile of a CPU has no keys of GPUs.
         del data["gpu"], data["jetpacks"]
         if self.gpu is not None:
             data.update(gpu=self.gpu.to_json())

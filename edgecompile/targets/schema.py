@@ -77,7 +77,7 @@ def check_table(table: object, keys: Sequence[Key], what: str) -> list[str]:
 
 
 def features_problems(arch: str, features: Sequence[str], where: str) -> list[str]:
-    """What is wrong with a list of CPU features of an architecture."""
+    """The problems of a list of CPU features of an architecture."""
     if arch not in FEATURES:
         known = ", ".join(FEATURES)
         return [f"{where}: unknown architecture {arch!r}{nearest(arch, list(FEATURES))}: {known}"]

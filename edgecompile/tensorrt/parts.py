@@ -45,7 +45,7 @@ class GpuParts:
 
     @property
     def variant(self) -> str:
-        """What the bundle calls it."""
+        """Its name in the bundle."""
         return self.profile.name
 
 
@@ -120,7 +120,7 @@ def try_engine(
 
 
 def engine_notes(engine: BuiltEngine | None) -> tuple[str, ...]:
-    """What a person should know of the engine that comes along."""
+    """Notes for people on the engine in the bundle."""
     if engine is None:
         return ()
     text = (
@@ -154,7 +154,7 @@ def with_gpu(
 
 
 def rtx_notes(report: RtxReport | None) -> tuple[str, ...]:
-    """What a person should know of TensorRT-RTX's build, a sentence or none."""
+    """Notes for people on TensorRT-RTX's build, a sentence or none."""
     if report is None:
         return ()
     if report.ok:

@@ -44,7 +44,7 @@ def make_recipe(
 
     Raises:
         PlanError: a build is predicted to need more memory than the module has.
-        CompileError: the graph's shapes can't be told.
+        CompileError: the graph's shapes can't be inferred.
     """
     gpu = profile.gpu
     if gpu is None:

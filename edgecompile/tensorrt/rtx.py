@@ -37,7 +37,7 @@ _PATIENCE_S = 1800.0
 
 @dataclass(frozen=True)
 class RtxError:
-    """What TensorRT-RTX said against a node; ``node`` is empty where it names none."""
+    """An objection of TensorRT-RTX to a node; ``node`` is empty where it names none."""
 
     node: str
     operator: str
@@ -54,7 +54,7 @@ class RtxError:
 
 @dataclass(frozen=True)
 class RtxReport:
-    """What came of it.
+    """The result of a build by TensorRT-RTX.
 
     Attributes:
         status: :data:`STATUS`, or that and where it failed.
@@ -134,7 +134,7 @@ def check_rtx(
         Also where the build fails: the report says at what.
 
     Raises:
-        MissingDependencyError: the interpreter hasn't got TensorRT-RTX.
+        MissingDependencyError: the interpreter lacks TensorRT-RTX.
     """
     if not has_rtx(python):
         raise MissingDependencyError(

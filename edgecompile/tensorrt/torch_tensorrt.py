@@ -31,7 +31,7 @@ _MODULE = "edgecompile.tensorrt.torch_tensorrt_worker"
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """What torch-tensorrt made.
+    """An engine made by torch-tensorrt.
 
     Attributes:
         path: the engine.

@@ -43,5 +43,5 @@ def ask(
             ending = f"the process ended with {done.returncode}: {last}"
     except subprocess.TimeoutExpired as late:
         ending = f"the process was ended: it took more than {late.timeout:.0f} s"
-    told = json.loads(answer.read_text(encoding="utf-8")) if answer.is_file() else {}
-    return {"stage": "start", **told}, ending
+    reply = json.loads(answer.read_text(encoding="utf-8")) if answer.is_file() else {}
+    return {"stage": "start", **reply}, ending

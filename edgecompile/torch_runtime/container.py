@@ -138,7 +138,7 @@ class Container:
         return int(count.value)
 
     def constants(self) -> list[WantedConstant]:
-        """What has to be supplied; what constant folding computes isn't among it."""
+        """The constants that have to be supplied, without those that constant folding computes."""
         result = []
         for i in range(self._count("AOTInductorModelContainerGetNumConstants")):
             found: list[Any] = []
@@ -205,7 +205,7 @@ class Container:
         return int(handle.value or 0)
 
     def view(self, handle: int) -> NativeTensor:
-        """What a handle points to; valid as long as the handle.
+        """The tensor of a handle; valid as long as the handle.
 
         Raises:
             ValueError: its dtype or its number of dimensions isn't known here; says which.

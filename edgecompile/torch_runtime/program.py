@@ -49,7 +49,7 @@ class TorchProgram:
         self.label = label
         self._weights: Weights | None = weights
         self._constants: list[int] = []
-        # The container has a queue of its own, but a run that fails wakes nobody in it.
+        # The container has a queue of its own, but a run that fails wakes no waiter in it.
         self._turns = threading.BoundedSemaphore(concurrency)
         container = Container(library, label, concurrency)
         self._container: Container | None = container

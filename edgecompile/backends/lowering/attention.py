@@ -58,7 +58,7 @@ def lower_attention(gm: GraphModule, kept: dict[str, str], narrow: bool) -> int:
 
 
 def _attention_obstacle(bound: dict[str, Any]) -> str | None:
-    """Why an attention can't be lowered, or None."""
+    """The reason that an attention can't be lowered, or None."""
     values = []
     for name in ("query", "key", "value"):
         value = value_of(bound[name])

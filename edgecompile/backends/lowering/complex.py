@@ -213,7 +213,7 @@ def _obstacle(gm: GraphModule, node: Node) -> str | None:
 
 
 def _odd_arguments(node: Node) -> str | None:
-    """What a function can't take that its operator can."""
+    """Arguments of a node that its operator takes, but its function here doesn't; None: none."""
     kind = str(node.target)
     tensors = [x for x in node.all_input_nodes if isinstance(x.meta.get("val"), Tensor)]
     if node.target in (aten.cat.default, aten.stack.default):

@@ -52,7 +52,7 @@ _PADS = {aten.pad.default, aten.constant_pad_nd.default}
 
 @dataclass
 class ConvolutionReport:
-    """What became of convolutions.
+    """Counts of rewritten convolutions.
 
     Attributes:
         convolutions: number of ``ec_convolution`` calls emitted.

@@ -24,7 +24,7 @@ def changes_in_place(gm: GraphModule) -> list[Node]:
 
 
 class ChangesInPlace:
-    """Where a graph has its changes, as it was when this was made."""
+    """The places of changes in a graph, as it was when this was made."""
 
     def __init__(self, gm: GraphModule) -> None:
         self._order = {node: i for i, node in enumerate(gm.graph.nodes)}

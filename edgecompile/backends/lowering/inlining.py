@@ -53,7 +53,7 @@ def inline(
 
 
 def _fake_value(gm: GraphModule, node: Node, near: Node) -> Any:
-    """What export recorded for a node; for a constant, a stand-in of the same kind."""
+    """The value that export recorded for a node; for a constant, a stand-in of the same kind."""
     if isinstance(node.meta.get("val"), torch.SymInt):
         return node.meta["val"]
     value = value_of(node)

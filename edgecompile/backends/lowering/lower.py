@@ -47,7 +47,7 @@ _COPYING_VIEWS = {
 
 @dataclass
 class LoweringReport:
-    """What was rewritten, for the build log and for tests.
+    """Counts of rewrites, for the build log and for tests.
 
     Attributes:
         linears: number of ``ec_linear`` calls emitted.
@@ -131,7 +131,7 @@ def _drop_dropout(gm: GraphModule) -> None:
 def _let_views_copy(gm: GraphModule) -> None:
     """Makes reshapes of views.
 
-    What our operators return lies in memory in another order than what torch's do (a convolution's
+    Our operators' results have another order in memory than torch's (a convolution's
     channels are last), so a view that export took for possible may not be.
     """
     for node in gm.graph.nodes:
@@ -234,7 +234,7 @@ def _match_linear(gm: GraphModule, node: Node, report: LoweringReport) -> _Linea
 def _linear_obstacle(
     x: Tensor | None, matrix: Tensor, bias: Node | None, vector: Tensor | None
 ) -> str | None:
-    """Why a linear with a constant weight can't be lowered, or None."""
+    """The reason that a linear with a constant weight can't be lowered, or None."""
     if matrix.dim() != 2 or matrix.dtype != torch.float32:
         return f"weight {tuple(matrix.shape)} {matrix.dtype}"
     if x is None or x.dtype != torch.float32 or x.dim() < 1:

@@ -1,8 +1,8 @@
 """Attention over a cache that holds more rows than are written: one operator for every decoder.
 
 Where a program's context grows with each token, what a token may see follows from its place alone.
-This operator takes the place instead of a mask, so that nobody makes a mask, and no row behind the
-last token is ever read: a step costs what its real context costs, whatever the buffer's size.
+This operator takes the place instead of a mask, so that no mask is made, and no row behind the
+last token is ever read: a step costs as much as its real context, for any size of the buffer.
 The native runtime has it; what stands here lets torch run and trace a model that calls it.
 """
 

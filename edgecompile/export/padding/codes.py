@@ -144,7 +144,7 @@ class Codes:
             self._doubted = torch.unique(torch.cat([self._doubted, codes.reshape(-1)]))
 
     def doubted(self, codes: torch.Tensor) -> torch.Tensor:
-        """Which of some codes were noted so."""
+        """A mask of the codes that were noted so."""
         if not self._doubted.numel():
             return torch.zeros(codes.shape, dtype=torch.bool)
         return torch.isin(codes, self._doubted)

@@ -37,7 +37,7 @@ def find_leak(
     sizes: Mapping[str, int],
     masks: Sequence[str] = (FULL,),
 ) -> Leak | None:
-    """What may let padding into the outputs; None: nothing does, which is a proof.
+    """Finds an operator that may let padding into the outputs; None: there is none, which is a proof.
 
     Args:
         loaded: the model; every input along its length axis has a pad value.

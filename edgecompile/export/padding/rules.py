@@ -55,14 +55,14 @@ def rule(names: str) -> Callable[[Rule], Rule]:
 
 
 def unknown_of(item: Any) -> torch.Tensor:
-    """Which elements of an operand depend on what the inputs hold."""
+    """A mask of the elements of an operand that depend on the inputs' values."""
     if isinstance(item, Coded):
         return item.unknown
     return torch.zeros(item.shape if isinstance(item, torch.Tensor) else (), dtype=torch.bool)
 
 
 def equal(item: Any, value: float) -> torch.Tensor:
-    """Where an operand is known to be a number."""
+    """A mask of the elements of an operand that are known to be a number."""
     return ~unknown_of(item) & (torch.as_tensor(values_of(item)) == value)
 
 

@@ -33,7 +33,7 @@ class Int8Choice:
         inputs: to find the scales of activations with.
         cases: to measure errors with.
         scratch: a folder for files.
-        say: told what is being done.
+        say: takes notes on the progress.
     """
 
     wide: OnnxGraph
@@ -50,7 +50,7 @@ class Int8Choice:
         self.scales: Mapping[str, ActivationScale] = (
             find_scales(wide, self.layers, inputs, scratch) if self.layers else {}
         )
-        # All weights that any choice may want lie in one file; a choice is a graph of some KB.
+        # All weights that any choice may want are in one file; a choice is a graph of some KB.
         large = {**self.graph(self.layers).large, **narrow.large}
         offsets = write_tensors(large, scratch / "int8.weights")
         self._external = {name: ("int8.weights", offset) for name, offset in offsets.items()}

@@ -139,5 +139,5 @@ def choose_layers(
 
 
 def harm(layer: Layer, alone: Mapping[str, float]) -> float:
-    """What a layer costs for what it saves: independent errors add up by their squares."""
+    """The error of a layer relative to its savings: independent errors add up by their squares."""
     return alone[layer.node] ** 2 / layer.size

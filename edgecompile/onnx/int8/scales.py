@@ -153,7 +153,7 @@ def round_up(scales: npt.NDArray[np.float64], dtype: npt.DTypeLike) -> Floats:
 
 @dataclass
 class _Seen:
-    """What was seen of an activation: some whole rows, and the largest magnitude of each channel."""
+    """Observations of an activation: some whole rows, and the largest magnitude of each channel."""
 
     rows: list[Floats]
     most: Floats | None = None
