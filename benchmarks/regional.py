@@ -121,9 +121,7 @@ def measure(layers: int, folder: Path) -> dict[str, Any]:
         lambda: generate_cpp(
             graph,
             inputs,
-            arch=variant.arch,
-            march=variant.march,
-            simdlen=variant.simdlen,
+            variant,
             cache_dir=folder / f"inductor-{layers}",
             shared=shared,
         ),
@@ -178,9 +176,7 @@ def try_regions(folder: Path) -> str:
         generate_cpp(
             graph,
             {"x": x},
-            arch=variant.arch,
-            march=variant.march,
-            simdlen=variant.simdlen,
+            variant,
             cache_dir=folder / "regions",
             shared=set(program.state_dict),
         )

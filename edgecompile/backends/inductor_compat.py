@@ -33,6 +33,7 @@ from edgecompile.backends import ops
 from edgecompile.backends.codegen_failures import first_line, read_failure
 from edgecompile.backends.generated import name_by_content, only_file, split_source, without_spaces
 from edgecompile.errors import CompileError
+from edgecompile.targets.profile import VariantSpec
 
 #: To be held from an exported program to its C++: the graph's tracing and code generation patch
 #: and read global state of torch, so only one thread of a process may be at it.
@@ -143,7 +144,7 @@ def _cache_directory(path: Path) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _options(march: str, simdlen: int, cxx: str) -> dict[str, Any]:
+def _options(variant: VariantSpec, cxx: str) -> dict[str, Any]:
     return {
         "aot_inductor.package": True,
         "aot_inductor.package_cpp_only": True,
@@ -159,8 +160,8 @@ def _options(march: str, simdlen: int, cxx: str) -> dict[str, Any]:
         "cpp.vec_isa_ok": True,
         # Inductor assembles an empty constants section, which isn't used, but must succeed.
         "cpp.cxx": (None, cxx),
-        "cpp.march": march,
-        "cpp.simdlen": simdlen,
+        "cpp.march": variant.march,
+        "cpp.simdlen": variant.simdlen,
         # Team sizes are asked for at run time instead of being baked in.
         "cpp.dynamic_threads": True,
     }
@@ -169,10 +170,8 @@ def _options(march: str, simdlen: int, cxx: str) -> dict[str, Any]:
 def generate_cpp(
     gm: GraphModule,
     kwargs: Mapping[str, Tensor],
+    variant: VariantSpec,
     *,
-    arch: str,
-    march: str,
-    simdlen: int,
     cache_dir: Path,
     shared: Container[str] = (),
     cxx: str = "g++",
@@ -182,20 +181,18 @@ def generate_cpp(
     Args:
         gm: an exported program's module after :func:`~edgecompile.backends.lowering.lower.lower_graph`.
         kwargs: example inputs by name.
-        arch: ``x86-64`` or ``aarch64``.
-        march: value of ``-march`` that the code will be compiled with.
-        simdlen: vector width in bits.
+        variant: that the code will be compiled for.
         cache_dir: scratch directory of this variant.
         shared: names of constants that mean the same tensor in every program of the model. Any
             other (lifted or folded by the compiler, and perhaps different from program to
             program) is renamed after its content.
-        cxx: the compiler that ``march`` is meant for.
+        cxx: the compiler of the variant's architecture.
 
     Raises:
         CompileError: Inductor failed, caused by what it raised (:mod:`codegen_failures`), fixed a
             size that varies, or did not vectorise for the instruction set asked for.
     """
-    isa = vector_isa(arch, simdlen)
+    isa = vector_isa(variant.arch, variant.simdlen)
     sizes = _varying_sizes(gm)
     environment = next((size.node.shape_env for size, _ in sizes), None)
     _assume_no_ones(sizes)
@@ -212,7 +209,7 @@ def generate_cpp(
     ):
         try:
             files: Any = torch._inductor.aot_compile(
-                gm, (), dict(kwargs), options=_options(march, simdlen, cxx)
+                gm, (), dict(kwargs), options=_options(variant, cxx)
             )
         except Exception as error:
             failure = read_failure(error)

@@ -162,9 +162,7 @@ class InductorCpuBackend:
             generated = generate_cpp(
                 module,
                 example,
-                arch=variant.arch,
-                march=variant.march,
-                simdlen=variant.simdlen,
+                variant,
                 cache_dir=scratch,
                 shared=own | packed,
                 cxx=toolchain.cxx,

@@ -121,9 +121,7 @@ def generate(
         return generate_cpp(
             lowered.gm,
             example,
-            arch=variant.arch,
-            march=variant.march,
-            simdlen=variant.simdlen,
+            variant,
             cache_dir=scratch,
             shared=lowered.constants,
             cxx=cxx,

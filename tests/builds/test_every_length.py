@@ -31,6 +31,7 @@ from edgecompile.pipeline.pipeline import BuildRequest, build
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.format.compare import compare_arrays
+from edgecompile.targets.profile import load_variant
 from tests.factories import sizes
 
 FACTORY = f"{Path(sizes.__file__)}:spec"
@@ -132,9 +133,7 @@ def generated(
         code = generate_cpp(
             module,
             exported.example({"length": 16}),
-            arch="x86-64",
-            march="x86-64-v3",
-            simdlen=256,
+            load_variant("x86-64-v3"),
             cache_dir=folder,
         )
     return module, exported, code
