@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from edgecompile.errors import CompileError
-from edgecompile.toolchain.native import native_sources
+from edgecompile.toolchain.native import runtime_sources
 
 #: What a command line that shlex splits can't hold as it is.
 _TO_BE_QUOTED = re.compile(r"""[\s'"\\]""")
@@ -61,7 +61,7 @@ _REDUCTION = re.compile(r"(omp_get_max_threads\(\);[^#]*#pragma omp parallel)\n"
 def mark_reductions(kernels: str) -> str:
     """Names to the runtime, by a clause that means nothing elsewhere, where threads sum up shares.
 
-    It makes as many shares then as threads are set, however few are free (``native/openmp.cpp``):
+    It makes as many shares then as threads are set, however few are free (``native/threads/openmp.cpp``):
     results don't depend on what else is computed at the time.
     """
     return _REDUCTION.sub(r"\1 proc_bind(close)\n", kernels)
@@ -163,10 +163,8 @@ def extern_calls(wrapper: str) -> tuple[ExternCall, ...]:
 @cache
 def runtime_kernels() -> frozenset[str]:
     """The kernels for generated code that the native runtime's sources define."""
-    sources = native_sources().glob("*.cpp")
-    return frozenset(
-        name for path in sources for name in _DEFINED.findall(path.read_text(encoding="utf-8"))
-    )
+    texts = [path.read_text(encoding="utf-8") for path in runtime_sources().values()]
+    return frozenset(name for text in texts for name in _DEFINED.findall(text))
 
 
 def _listed(text: str) -> tuple[str, ...]:
