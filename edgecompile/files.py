@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-__all__ = ["file_sha256", "hash_tree", "plain", "plain_fields", "write_json"]
+__all__ = ["file_sha256", "hash_tree", "plain", "plain_fields", "replacing", "write_json"]
 
 #: What version control and downloads keep for themselves: no loader of models reads it.
 _FOREIGN = (".git", ".cache")
@@ -83,9 +85,23 @@ def plain_fields(value: Any) -> Any:
 
 def write_json(path: Path, value: object) -> None:
     """Writes a JSON file; a reader sees the old one or the new one, whole."""
-    partial = path.with_name(f".{os.getpid()}.{path.name}.partial")
+    with replacing(path) as file:
+        file.write((json.dumps(value, indent=1) + "\n").encode())
+
+
+@contextmanager
+def replacing(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
+    """A file that gets its name when it is whole, and with ``sync`` on the disk; else nothing is left.
+
+    Several may write the same file at once, in threads or processes.
+    """
+    partial = path.with_name(f".{uuid.uuid4().hex}.{path.name}.partial")
     try:
-        partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        with partial.open("xb") as file:
+            yield file
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

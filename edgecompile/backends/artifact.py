@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from edgecompile.errors import CompileError
-from edgecompile.files import file_sha256, plain, plain_fields, write_json
+from edgecompile.files import file_sha256, plain, plain_fields, replacing, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,9 +82,8 @@ class TensorStore:
         path = self.path(stored)
         if not path.is_file():
             # Programs are compiled side by side, and two may bring the same tensor at once.
-            partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
-            partial.write_bytes(raw)
-            os.replace(partial, path)
+            with replacing(path) as file:
+                file.write(raw)
         return stored
 
     def path(self, tensor: StoredTensor) -> Path:

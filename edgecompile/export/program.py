@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -14,7 +13,7 @@ import torch
 
 from edgecompile.errors import ExportError
 from edgecompile.export.archive import check_archive, load_program
-from edgecompile.files import hash_tree, plain_fields, write_json
+from edgecompile.files import hash_tree, plain_fields, replacing, write_json
 from edgecompile.models.examples import make_example
 from edgecompile.models.specs import InputSpec, OutputSpec
 
@@ -100,10 +99,9 @@ class ExportedModel:
         """
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RECORD_FILE).unlink(missing_ok=True)
-        scratch = folder / f".{os.getpid()}.{PROGRAM_FILE}"
-        try:
+        with replacing(folder / PROGRAM_FILE) as file:
             try:
-                torch.export.save(self.program, scratch)
+                torch.export.save(self.program, file)
             except RuntimeError as exc:
                 if type(exc).__name__ != "SerializeError":  # of torch's private parts
                     raise
@@ -112,9 +110,6 @@ class ExportedModel:
                     + str(exc).splitlines()[0],
                     hint="compute sizes with + - * // % and min, max and comparisons alone",
                 ) from exc
-            os.replace(scratch, folder / PROGRAM_FILE)
-        finally:
-            scratch.unlink(missing_ok=True)
         digest = hash_tree(folder / PROGRAM_FILE)
         write_json(folder / RECORD_FILE, {**self.to_json(), "sha256": digest})
 

@@ -7,19 +7,16 @@ initializers are one, and nothing tells of the machine that it was made on.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import os
 import re
-import warnings
 from ast import literal_eval
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edgecompile
 from edgecompile.errors import ExportError, MissingDependencyError
+from edgecompile.export.guards import quiet_torch
 from edgecompile.onnx.graph import Array, OnnxGraph, Place
 from edgecompile.onnx.weights import load_graph
 
@@ -119,7 +116,7 @@ def translate(exported: ExportedModel, target: Path, opset: int | None) -> None:
     """
     import torch
 
-    with quiet_exporter():
+    with quiet_torch():
         program = torch.onnx.export(
             exported.program,
             dynamo=True,
@@ -131,20 +128,6 @@ def translate(exported: ExportedModel, target: Path, opset: int | None) -> None:
         )
         assert program is not None
         program.save(str(target), external_data=True)
-
-
-@contextlib.contextmanager
-def quiet_exporter() -> Iterator[None]:
-    """The exporter speaks on stdout, and warns of optional packages and of torch's own code."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _inline(graph: OnnxGraph) -> None:
