@@ -7,7 +7,6 @@ their own (profiles/variants/*.toml), so that all profiles mean the same by "x86
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import os
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.errors import TargetError
+from edgecompile.files import plain_fields
 from edgecompile.targets.gpu import GpuSpec, gpu_problems
 from edgecompile.targets.schema import (
     PROFILE_KEYS,
@@ -58,7 +58,8 @@ class VariantSpec:
 
     def to_json(self) -> dict[str, Any]:
         """A dict of JSON types; ``from_json`` reverses it."""
-        return {key: _jsonable(value) for key, value in dataclasses.asdict(self).items()}
+        fields: dict[str, Any] = plain_fields(self)
+        return fields
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> VariantSpec:
@@ -145,16 +146,11 @@ class TargetProfile:
 
     def to_json(self) -> dict[str, Any]:
         """A dict of JSON types; ``from_json`` reverses it. Holds no path of the build machine."""
-        data = {key: _jsonable(value) for key, value in dataclasses.asdict(self).items()}
+        data: dict[str, Any] = plain_fields(self)
         for key in ("peak_gflops", "features", "sources"):
             data[key] = dict(data[key])
         # A profile of a CPU has no keys of GPUs.
-        del data["gpu"], data["jetpacks"]
-        if self.gpu is not None:
-            data.update(gpu=self.gpu.to_json())
-        if self.jetpacks:
-            data.update(jetpacks=list(self.jetpacks))
-        return data
+        return {k: v for k, v in data.items() if v or k not in ("gpu", "jetpacks")}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TargetProfile:
@@ -322,9 +318,3 @@ def _did_you_mean(name: str, known: Sequence[str]) -> str:
 
 def _frozen(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _jsonable(item) for key, item in value.items()}
-    return [_jsonable(item) for item in value] if isinstance(value, (list, tuple)) else value
