@@ -1,4 +1,4 @@
-"""Hashes of files, and values as JSON has them."""
+"""Hashes of files, files that are written whole or not at all, and values as JSON has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["file_sha256", "hash_tree", "plain", "plain_fields", "replacing", "write_json"]
+__all__ = [
+    "file_sha256",
+    "hash_tree",
+    "plain",
+    "plain_fields",
+    "replacing",
+    "write_json",
+    "write_text",
+]
 
 #: What version control and downloads keep for themselves: no loader of models reads it.
 _FOREIGN = (".git", ".cache")
@@ -105,3 +113,26 @@ def replacing(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """Writes a file beside its final name and renames it, so that no reader sees half of it.
+
+    Returns:
+        Its path.
+
+    Raises:
+        OSError: it can't be written; the file that stood there before still stands.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        # A pipe or /dev/stdout can't be replaced; what goes there is read as it comes.
+        target.write_text(text, encoding="utf-8")
+        return target
+    try:
+        with replacing(target, sync=True) as file:
+            file.write(text.encode())
+    except OSError as error:
+        error.filename = str(target)  # nobody knows the temporary name
+        raise
+    return target

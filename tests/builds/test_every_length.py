@@ -34,6 +34,8 @@ from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.targets.profile import load_variant
 from tests.factories import sizes
 
+pytestmark = pytest.mark.slow
+
 FACTORY = f"{Path(sizes.__file__)}:spec"
 
 
