@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from edgecompile.api.arguments import Callback, Lengths, Model, PathLike, Texts
-    from edgecompile.buckets.costs.curves import Mode
-    from edgecompile.buckets.judgement import PlanJudgement
+    from edgecompile.buckets.assessment import PlanAssessment
+    from edgecompile.buckets.costs.grid import Mode
     from edgecompile.buckets.plan import BucketPlan
     from edgecompile.buckets.ranges import Bucket
     from edgecompile.models.loaded import LoadedModel
@@ -53,7 +53,7 @@ class Plan(Shown):
     """
 
     details: BucketPlan
-    judgement: PlanJudgement | None = None
+    judgement: PlanAssessment | None = None
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -234,8 +234,7 @@ def _plan(
     work: Path,
     progress: Progress,
 ) -> Plan:
-    from edgecompile.buckets.joint.judgement import judge
-    from edgecompile.buckets.judgement import rival_programs
+    from edgecompile.buckets.assessment import assess_plan
     from edgecompile.export.store import ExportStore
     from edgecompile.narrowing.choice import resolve_precision
     from edgecompile.narrowing.rounded import rounding_notes
@@ -263,13 +262,5 @@ def _plan(
     modes: tuple[Mode, ...] = ("exact", "pad")
     if request.mode != "auto":
         modes = ("pad",) if request.mode == "pad" else ("exact",)
-    judgement = judge(
-        made,
-        traffic.lengths,
-        traffic.joint,
-        programs=rival_programs(made),
-        modes=modes,
-        seed=seed,
-        cost=planned.cost,
-    )
-    return Plan(made, judgement)
+    sizes = traffic.joint or traffic.lengths
+    return Plan(made, assess_plan(made, sizes, modes=modes, seed=seed, cost=planned.cost))
