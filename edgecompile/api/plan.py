@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from edgecompile.api.arguments import Callback, Lengths, Model, PathLike, Texts
-    from edgecompile.buckets.judgement import PlanJudgement
+    from edgecompile.buckets.assessment import PlanAssessment
     from edgecompile.buckets.plan import BucketPlan
     from edgecompile.buckets.ranges import Bucket
     from edgecompile.planning.request import PlanRequest
@@ -49,7 +49,7 @@ class Plan(Shown):
     """
 
     details: BucketPlan
-    judgement: PlanJudgement | None = None
+    judgement: PlanAssessment | None = None
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -205,7 +205,7 @@ def plan(
             checks.path("work_dir", work_dir),
         )
         result = run_plan(request, listener)
-    return Plan(result.plan, result.judgement)
+    return Plan(result.plan, result.assessment)
 
 
 def plan_request(

@@ -106,7 +106,8 @@ def _plan_from_costs(
     refuse_model_options(request, ["--kit"] if kit is not None else [])
     costs = read_costs(file)
     lengths, joint = traffic.read(
-        axes=getattr(costs, "axes", None), max_length=request.plan.max_length
+        axes=None if len(costs.axes) == 1 else (costs.axes[0], costs.axes[1]),
+        max_length=request.plan.max_length,
     )
     sized = replace(request.plan, lengths=lengths, joint=joint)
     return plan_from_costs(sized, costs, request.work_dir)
@@ -159,8 +160,8 @@ def _write(
     from edgecompile.cli.terminal.output import write_json, write_text
     from edgecompile.cli.terminal.plan_table import plan_page, plan_table, precision_table
 
-    console, judgement = session.console, result.judgement
-    assert judgement is not None  # it has costs
+    console, assessment = session.console, result.assessment
+    assert assessment is not None  # it has costs
     console.say_notes(result.notes)
     if result.choice is not None:
         console.show(precision_table(result.choice))
@@ -171,6 +172,6 @@ def _write(
         write_json(output, document)
         console.say(f"wrote {output}")
     if report is not None:
-        write_text(report, plan_page(judgement, model))
+        write_text(report, plan_page(assessment, model))
         console.say(f"wrote {report}")
-    session.emit(document, lambda: plan_table(judgement))
+    session.emit(document, lambda: plan_table(assessment))

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgecompile.buckets.costs.curves import CostCurve, Mode
-from edgecompile.buckets.costs.surfaces import CostSurface
-from edgecompile.buckets.joint.judgement import judge
-from edgecompile.buckets.joint.plan import plan_joint
-from edgecompile.buckets.judgement import rival_programs
+from edgecompile.buckets.assessment import assess_plan
+from edgecompile.buckets.costs.grid import CostGrid, Mode
 from edgecompile.buckets.limits import DEFAULT_MAX_BUCKETS, BucketCost
-from edgecompile.buckets.plan import BucketPlan, plan_buckets
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.bundle.names import bundle_path
 from edgecompile.errors import LengthsError, UsageError
 from edgecompile.files import write_json
@@ -51,7 +49,7 @@ def plan(
         subject = stages.find_subject(run, model, request.plan, work)
         resolved = stages.choose_precision(run, subject)
         planned = stages.make_plan(run, subject, resolved.precision, compare=True)
-        result = _judged(
+        result = _assessed(
             replace(planned.plan, notes=tuple(run.notes[about_model:])),
             subject.asked,
             planned.cost,
@@ -66,7 +64,7 @@ def plan(
 
 
 def plan_from_costs(
-    request: PlanRequest, costs: CostCurve | CostSurface, work_dir: Path | None = None
+    request: PlanRequest, costs: CostGrid, work_dir: Path | None = None
 ) -> PlanResult:
     """Plans by costs that are known, without a model; leaves its files in the work folder.
 
@@ -77,33 +75,25 @@ def plan_from_costs(
     price, longest = request.price_per_bucket or 0.0, request.max_length
     bounded = request.buckets is not None or price > 0
     most = request.max_buckets or (None if bounded else DEFAULT_MAX_BUCKETS)
-    if isinstance(costs, CostSurface):
-        if request.joint is None:
-            raise LengthsError(
-                f"the cost points are over {' and '.join(costs.axes)}, the sample only tells "
-                f"{costs.axes[0]}",
-                hint=f"give rows {','.join(costs.axes)},count",
-            )
-        made = plan_joint(
-            request.joint,
-            costs,
-            max_sizes=None if longest is None else {costs.axes[0]: longest},
-            buckets=request.buckets,
-            max_buckets=most,
-            price_per_bucket=price,
-            modes=_modes(request),
+    joint = request.joint
+    if len(costs.axes) == 1:
+        joint = None
+    elif joint is None:
+        raise LengthsError(
+            f"the cost points are over {' and '.join(costs.axes)}, the sample only tells "
+            f"{costs.axes[0]}",
+            hint=f"give rows {','.join(costs.axes)},count",
         )
-    else:
-        made = plan_buckets(
-            request.traffic,
-            costs,
-            max_length=longest,
-            buckets=request.buckets,
-            max_buckets=most,
-            price_per_bucket=price,
-            modes=_modes(request),
-        )
-    result = _judged(made, request)
+    made = plan_buckets(
+        joint or request.traffic,
+        costs,
+        max_sizes=None if longest is None else {costs.axes[0]: longest},
+        buckets=request.buckets,
+        max_buckets=most,
+        price_per_bucket=price,
+        modes=_modes(request),
+    )
+    result = _assessed(made, request)
     if work_dir is not None:
         work_dir.mkdir(parents=True, exist_ok=True)
         write_json(work_dir / "lengths.json", request.sizes.to_json())
@@ -140,20 +130,14 @@ def make_kit(request: ModelRequest, output: Path, progress: Progress = NULL_PROG
     return KitResult(built.path, built.kit, precision, tuple(run.notes))
 
 
-def _judged(plan: BucketPlan, request: PlanRequest, cost: BucketCost | None = None) -> PlanResult:
+def _assessed(plan: BucketPlan, request: PlanRequest, cost: BucketCost | None = None) -> PlanResult:
     """The plan beside its rivals, if it has costs."""
     if plan.cost_model is None:
         return PlanResult(plan, None, cost)
-    judgement = judge(
-        plan,
-        request.traffic,
-        request.joint,
-        programs=rival_programs(plan),
-        modes=_modes(request),
-        seed=request.seed,
-        cost=cost,
+    assessment = assess_plan(
+        plan, request.sizes, modes=_modes(request), seed=request.seed, cost=cost
     )
-    return PlanResult(plan, judgement, cost)
+    return PlanResult(plan, assessment, cost)
 
 
 def _modes(request: PlanRequest) -> tuple[Mode, ...]:

@@ -12,7 +12,7 @@ from edgecompile.units import sentence
 
 if TYPE_CHECKING:
     from edgecompile.audit.judge import AuditVerdict
-    from edgecompile.buckets.judgement import PlanJudgement
+    from edgecompile.buckets.assessment import PlanAssessment
     from edgecompile.buckets.limits import BucketCost
     from edgecompile.bundle.verdict import VerifyReport
     from edgecompile.narrowing.trials import PrecisionChoice
@@ -33,7 +33,7 @@ class PlanResult:
 
     Attributes:
         plan: the buckets.
-        judgement: the plan beside its rivals, on the traffic; None for a plan without costs.
+        assessment: the plan beside its rivals, on the traffic; None for a plan without costs.
         cost: what buckets take, if that is known.
         precision: what the costs are of; None where they were read from a file.
         choice: how the precision was chosen, if it was.
@@ -41,7 +41,7 @@ class PlanResult:
     """
 
     plan: BucketPlan
-    judgement: PlanJudgement | None
+    assessment: PlanAssessment | None
     cost: BucketCost | None = None
     precision: Precision | None = None
     choice: PrecisionChoice | None = None
@@ -49,7 +49,7 @@ class PlanResult:
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain values."""
-        return self.plan.to_json() if self.judgement is None else self.judgement.to_json()
+        return self.plan.to_json() if self.assessment is None else self.assessment.to_json()
 
 
 @dataclass(frozen=True)

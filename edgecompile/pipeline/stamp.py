@@ -24,8 +24,8 @@ from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.runtime.format.manifest import MANIFEST_NAME, parse_manifest
-from edgecompile.targets.files import search_path
 from edgecompile.targets.profile import load_target
+from edgecompile.targets.schema import search_path
 from edgecompile.toolchain.compilers import find_toolchain
 
 __all__ = ["STAMP_NAME", "build_key", "find_built", "write_stamp"]

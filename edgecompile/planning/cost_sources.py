@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import edgecompile
-from edgecompile.buckets.costs.curves import MODES, CostCurve, Mode
-from edgecompile.buckets.costs.surfaces import CostSurface
+from edgecompile.buckets.costs.grid import MODES, CostGrid, Mode
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
 from edgecompile.export.workcount import count_work
@@ -25,7 +24,7 @@ from edgecompile.planning.calibration_files import parse_calibration, read_calib
 from edgecompile.planning.cost_cache import cost_key, find_kept, keep_costs
 from edgecompile.planning.gpu_roofline import gpu_curve
 from edgecompile.planning.kits import BuiltKit, MeasuringKit, build_kit, make_kit
-from edgecompile.planning.measure import calibrate, cost_curve, cost_surface
+from edgecompile.planning.measure import calibrate, measured_costs
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.roofline import modelled_curve
 from edgecompile.planning.scope import PlanScope
@@ -50,7 +49,7 @@ class Costs:
         kit: what was measured here, if it was.
     """
 
-    model: CostCurve | CostSurface
+    model: CostGrid
     scope: PlanScope
     cost: BucketCost = field(default_factory=BucketCost)
     kit: MeasuringKit | None = None
@@ -79,10 +78,7 @@ def find_costs(subject: Subject, precision: Precision, step: StepHandle = NULL_S
         subject.notes.add(
             f"costs that were measured here on {known.date} are used; --measure-again repeats it"
         )
-    second = serving.scope.second
-    model = (
-        cost_curve(known, "measured") if second is None else cost_surface(known, second, "measured")
-    )
+    model = measured_costs(known, "measured", second=serving.scope.second)
     return Costs(model, serving.scope, known.bucket_cost, kit)
 
 
@@ -130,15 +126,10 @@ def calibrated_costs(subject: Subject, precision: Precision, file: Path) -> Cost
         length_axis=scope.axis,
         precision=request.precision_for(profile) if profile.gpu else precision.label,
     )
-    model: CostCurve | CostSurface
-    if scope.second is None:
-        # Costs at another batch would make another plan.
-        at = {name: extent.lo for name, extent in scope.axes[1:]}
-        model = _only(calibration.curve(at=at), _asked_modes(request))
-    else:
-        surface = cost_surface(calibration, scope.second, "calibrated")
-        model = _only_surface(surface, _asked_modes(request))
-    return Costs(model, scope, calibration.bucket_cost)
+    # Costs at another batch would make another plan.
+    at = {name: extent.lo for name, extent in scope.axes[1:]}
+    costs = measured_costs(calibration, "calibrated", second=scope.second, at=at)
+    return Costs(_only(costs, _asked_modes(request)), scope, calibration.bucket_cost)
 
 
 def _modelled(subject: Subject, weights: Precision) -> Costs:
@@ -161,7 +152,7 @@ def _modelled(subject: Subject, weights: Precision) -> Costs:
         precision = FP32.name
     subject.notes.add(note)
 
-    def curve(sizes: dict[str, int]) -> CostCurve:
+    def curve(sizes: dict[str, int]) -> CostGrid:
         work = count_work(subject.model, lengths, sizes=sizes)
         if gpu:
             one_shape = all(r.lo == r.hi for _, r in scope.axes[1:])
@@ -176,39 +167,27 @@ def _modelled(subject: Subject, weights: Precision) -> Costs:
     second = scope.second
     if second is None:
         return Costs(curve(fixed), scope)
-    slices = tuple((size, curve({**fixed, second: size})) for size in scope.second_sizes())
-    provenance = dict(slices[0][1].provenance)
-    return Costs(CostSurface((scope.axis, second), slices, "modelled", provenance), scope)
+    lines = {size: curve({**fixed, second: size}) for size in scope.second_sizes()}
+    provenance = dict(next(iter(lines.values())).provenance)
+    return Costs(CostGrid.join((scope.axis, second), lines, provenance), scope)
 
 
 def _asked_modes(request: PlanRequest) -> tuple[Mode, ...]:
     return tuple(mode for mode in MODES if request.mode in (mode, "auto"))
 
 
-def _only(curve: CostCurve, modes: tuple[Mode, ...]) -> CostCurve:
+def _only(curve: CostGrid, modes: tuple[Mode, ...]) -> CostGrid:
     """The curve without the costs of other modes.
 
     Raises:
         CostError: nothing is left.
     """
-    left_out = [mode for mode in curve.modes if mode not in modes]
-    if len(left_out) == len(curve.modes):
+    if not set(modes) & set(curve.modes):
         raise CostError(
             f"--mode {' or '.join(modes)}: there are only costs of the mode {curve.modes[0]}",
             hint="calibrate with a kit made with the same --mode",
         )
-    points, provenance = curve.points, dict(curve.provenance)
-    for mode in left_out:
-        gone: dict[str, Any] = {f"{mode}_ms": None, f"{mode}_spread_ms": 0.0}
-        points = tuple(replace(point, **gone) for point in points)
-        provenance.pop(f"{mode}_measured_at", None)
-    return replace(curve, points=points, provenance=provenance)
-
-
-def _only_surface(surface: CostSurface, modes: tuple[Mode, ...]) -> CostSurface:
-    """:func:`_only` of every curve."""
-    slices = tuple((size, _only(curve, modes)) for size, curve in surface.slices)
-    return replace(surface, slices=slices)
+    return curve.only(modes)
 
 
 def make_measuring_kit(

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from edgecompile.export.store import ExportStore
-from edgecompile.machines.host import host_variants
+from edgecompile.machines.detection import host_variants
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.structure import model_structure
 from edgecompile.planning.generation_plan import (
