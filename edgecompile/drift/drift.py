@@ -223,8 +223,7 @@ def _buckets(
     def sums(lengths: LengthDistribution, each: FloatArray | float = 1.0) -> FloatArray:
         """By bucket, of the samples or of something for each."""
         index = np.searchsorted(ends, lengths.length_array)
-        result: FloatArray = np.bincount(index, lengths.count_array * each, len(ends))
-        return result.astype(np.float64)
+        return np.bincount(index, lengths.count_array * each, len(ends)).astype(np.float64)
 
     unknown: list[float | None] = [None] * len(ends)
     shares = [
