@@ -86,8 +86,7 @@ class OpsReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        fields: dict[str, Any] = plain_fields(self)
-        return fields
+        return plain_fields(self)
 
     def check(self) -> None:
         """Raises an UnsupportedOperatorError that lists every violation, if there is any."""

@@ -58,8 +58,7 @@ class VariantSpec:
 
     def to_json(self) -> dict[str, Any]:
         """A dict of JSON types; ``from_json`` reverses it."""
-        fields: dict[str, Any] = plain_fields(self)
-        return fields
+        return plain_fields(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> VariantSpec:
@@ -146,7 +145,7 @@ class TargetProfile:
 
     def to_json(self) -> dict[str, Any]:
         """A dict of JSON types; ``from_json`` reverses it. Holds no path of the build machine."""
-        data: dict[str, Any] = plain_fields(self)
+        data = plain_fields(self)
         for key in ("peak_gflops", "features", "sources"):
             data[key] = dict(data[key])
         # A profile of a CPU has no keys of GPUs.
