@@ -9,12 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options.common import (
-    complete_contenders,
-    lengths_options,
-    read_traffic,
-    seed_option,
-)
+from edgecompile.cli.options.common import complete_contenders, seed_option
+from edgecompile.cli.options.traffic import TrafficOptions, lengths_options
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
@@ -93,9 +89,7 @@ Examples:
 def command(
     session: Session,
     bundle: Path,
-    lengths: str | None,
-    texts: str | None,
-    tokenizer: Path | None,
+    traffic: TrafficOptions,
     against: tuple[str, ...],
     model: str | None,
     threads: int | None,
@@ -113,9 +107,7 @@ def command(
     rounds, so that a machine that slows down slows all of them. Without --lengths every bucket is
     run at the length that it is tuned for.
     """
-    traffic = None
-    if lengths is not None or texts is not None:
-        traffic = read_traffic(lengths, texts, tokenizer, model)
+    lengths = traffic.read(model)[0] if traffic else None
 
     from edgecompile.bench.bench import bench_bundle, default_cache
     from edgecompile.bench.kernel_profile import profile_kernels
@@ -124,7 +116,7 @@ def command(
         bundle,
         against=[name for item in against for name in item.split(",") if name],
         model_spec=model,
-        lengths=traffic,
+        lengths=lengths,
         threads=threads,
         rounds=rounds,
         runs=runs,
@@ -141,7 +133,7 @@ def command(
         with session.console.step("profile"):
             kernels = profile_kernels(
                 bundle,
-                lengths=traffic,
+                lengths=lengths,
                 threads=threads,
                 variant=variant,
                 seed=seed,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options.common import read_traffic
-from edgecompile.cli.options.plan import traffic_options
+from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
@@ -95,10 +95,7 @@ def command(
     session: Session,
     bundle: Path,
     files: tuple[Path, ...],
-    lengths: str | None,
-    texts: str | None,
-    tokenizer: Path | None,
-    stats: tuple[Path, ...],
+    traffic: TrafficOptions,
     tolerance: float,
     max_refused: float,
     level: float,
@@ -116,7 +113,7 @@ def command(
     length distribution has changed. With too few calls to tell, a warning is given and the exit
     code is 0. What the bundle was planned for is in the bundle; --lengths or --texts replace it.
     """
-    if not (files or stats):
+    if not (files or traffic.stats):
         raise click.UsageError("Missing argument 'STATS...': the files that devices wrote.")
     from edgecompile.buckets.costs.grid import MODES
     from edgecompile.buckets.shipped import read_shipped_plan
@@ -125,12 +122,15 @@ def command(
     from edgecompile.lengths.stats_files import read_stats
 
     planned = None
-    if lengths is not None or texts is not None or tokenizer is not None:
-        planned = read_traffic(lengths, texts, tokenizer or _tokenizer_of(bundle), None)
+    planned_for = replace(traffic, stats=())
+    if planned_for:
+        if traffic.texts is not None and traffic.tokenizer is None:
+            planned_for = replace(planned_for, tokenizer=_tokenizer_of(bundle))
+        planned, _ = planned_for.read()
     shipped = read_shipped_plan(bundle, planned)
     report = judge_drift(
         shipped,
-        read_stats((*files, *stats), any_bundle=any_bundle, max_length=shipped.hi),
+        read_stats((*files, *traffic.stats), any_bundle=any_bundle, max_length=shipped.hi),
         thresholds=Thresholds(tolerance, max_refused, level, distance, min_runs),
         any_bundle=any_bundle,
         modes=None if mode == "auto" else tuple(item for item in MODES if item == mode),

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.cli.build import bundle_name, next_step
+from edgecompile.bundle.names import bundle_name
+from edgecompile.cli.terminal.build_view import next_step
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.targets.profile import load_target
 from tests.cli.command import run
