@@ -60,13 +60,13 @@ class CompiledModel:
     def kinds(self, buckets: Sequence[Bucket]) -> dict[int, list[Mapping[str, int]]]:
         """Sizes at which the programs of ``buckets``, or the one that all of them share, have to be
         compared (:class:`Artifact`), by the bucket's index."""
-        found: dict[int, list[Mapping[str, int]]] = {}
+        sizes: dict[int, list[Mapping[str, int]]] = {}
         for artifacts in self.artifacts.values():
             shared = artifacts * len(buckets) if len(artifacts) == 1 else artifacts
             for index, (artifact, bucket) in enumerate(zip(shared, buckets, strict=True)):
-                known = found.setdefault(index, [])
+                known = sizes.setdefault(index, [])
                 known += [s for s in artifact.kinds if bucket.serves(s) and s not in known]
-        return found
+        return sizes
 
     def glibc(self, variant: str) -> str:
         """The newest glibc that any library of the variant needs."""
