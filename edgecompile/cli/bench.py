@@ -47,13 +47,13 @@ Examples:
 @click.option(
     "--model",
     metavar="MODEL",
-    help="The model that the bundle was built from; what isn't a bundle is made from it.",
+    help="Build contenders from this model, the one that the bundle was built from.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Threads that each contender may use. Default: every CPU that the process may use.",
+    help="Run each contender with N threads. Default: every CPU that the process may use.",
 )
 @click.option("--variant", metavar="NAME", help="Run this variant, not the best one.")
 @click.option(
@@ -61,26 +61,26 @@ Examples:
     type=click.IntRange(min=1),
     default=12,
     show_default=True,
-    help="Number of measured rounds.",
+    help="Measure this number of rounds.",
 )
 @click.option(
     "--runs",
     type=click.IntRange(min=1),
     default=100,
     show_default=True,
-    help="Runs of each contender in a round.",
+    help="Run each contender this often in a round.",
 )
 @click.option(
     "--cold-runs",
     type=click.IntRange(min=0),
     default=7,
     show_default=True,
-    help="Number of fresh processes that measure the cold start.",
+    help="Measure the cold start in this number of fresh processes.",
 )
 @click.option(
     "--profile",
     is_flag=True,
-    help="Also show where the bundle's time goes: by kernel, against what this machine can do.",
+    help="Show also where the bundle's time goes: by kernel, beside the limits of this machine.",
 )
 @seed_option
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page.")

@@ -31,7 +31,7 @@ Example:
 
 
 @click.command(
-    "compile", cls=Command, epilog=_EPILOG, short_help="Compile what was exported, and audit it."
+    "compile", cls=Command, epilog=_EPILOG, short_help="Compile and audit the exported programs."
 )
 @work_dir_option
 @plan_file_option

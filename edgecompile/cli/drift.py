@@ -37,7 +37,7 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     default=0.05,
     show_default=True,
     metavar="SHARE",
-    help="Share by which the plan may cost more than the best for this traffic.",
+    help="Allow the plan to cost this share more than the best for this traffic.",
 )
 @click.option(
     "--max-refused",
@@ -45,7 +45,7 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     default=0.01,
     show_default=True,
     metavar="SHARE",
-    help="Share of the calls that may be refused for their sizes, beyond what was planned.",
+    help="Allow this share of the calls to be refused for their sizes, beyond what was planned.",
 )
 @click.option(
     "--level",
@@ -53,7 +53,7 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     default=0.01,
     show_default=True,
     metavar="P",
-    help="Significance level of the test whether the lengths have changed.",
+    help="Test at this significance level whether the lengths have changed.",
 )
 @click.option(
     "--distance",
@@ -61,7 +61,7 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     default=0.1,
     show_default=True,
     metavar="D",
-    help="Kolmogorov-Smirnov distance from which the lengths count as changed.",
+    help="Count lengths as changed from this Kolmogorov-Smirnov distance on.",
 )
 @click.option(
     "--min-runs",
@@ -69,20 +69,20 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     default=1000,
     show_default=True,
     metavar="N",
-    help="With fewer calls nothing is judged.",
+    help="Judge only if there are N calls or more.",
 )
 @click.option(
     "--max-buckets",
     type=click.IntRange(min=1),
     metavar="K",
-    help="Most programs of a new plan. Default: as many as the bundle's plan could have.",
+    help="Plan at most K programs. Default: as many as the bundle's plan could have.",
 )
 @click.option(
     "--mode",
     type=click.Choice(["auto", "exact", "pad"]),
     default="auto",
     show_default=True,
-    help="Modes of a new plan; auto: those that the bundle's plan could choose from.",
+    help="Plan with these modes; auto: those that the bundle's plan could choose from.",
 )
 @click.option(
     "--any-bundle",

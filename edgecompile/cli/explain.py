@@ -41,7 +41,7 @@ Examples:
     type=click.Choice(["fp32", "bf16", "int8"]),
     default="fp32",
     show_default=True,
-    help="Data type of the linear layers' weights on a CPU; a GPU's figures are in fp32.",
+    help="Set the data type of the linear layers' weights on a CPU; a GPU's figures are in fp32.",
 )
 @click.option(
     "--every",

@@ -30,7 +30,9 @@ Examples:
 )
 @click.argument("file", type=click.Path(allow_dash=True), required=False)
 @traffic_options
-@click.option("--model", metavar="MODEL", help="Folder of the model whose tokenizer --texts uses.")
+@click.option(
+    "--model", metavar="MODEL", help="Use the tokenizer of this model's folder for --texts."
+)
 @click.option(
     "--max-length",
     type=click.IntRange(min=1),

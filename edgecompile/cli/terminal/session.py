@@ -144,8 +144,8 @@ def output_options(function: _Decorated) -> _Decorated:
         setattr(session, param.name, value)
 
     for name, text in (
-        ("--debug", "On failure, print the traceback; let the libraries below warn."),
-        ("--quiet", "On stderr, only warnings and errors."),
+        ("--debug", "Print the traceback of a failure; let the libraries below warn."),
+        ("--quiet", "Print only warnings and errors on stderr."),
         ("--json", 'Print the result on stdout as JSON; a failure as {"error": {…}}.'),
     ):
         short = ("-q",) if name == "--quiet" else ()
