@@ -152,6 +152,8 @@ def command(
         request = replace(request, work_dir=request.bundle.with_suffix(".work"))
     profile = request.check_target()
     check_model(model, load)
+    if traffic:
+        traffic.check(model)
     show_options(session.console, request, profile, traffic.named, plan_file, everything=verbose)
     if traffic:
         with session.console.step("read the lengths") as step:

@@ -234,7 +234,13 @@ def test_a_build_in_int8_is_judged_on_texts(
     (tmp_path / "work" / "precision.json").write_text('{"name": "bf16", "kept": {}}')
     refused = CliRunner().invoke(cli, (*packed, "--force"))
     assert refused.exit_code == 36
-    again = build(replace(request, precision="bf16", output=tmp_path / "bf16.ecb"))
+    again = build(
+        replace(
+            request,
+            plan=replace(request.plan, precision="bf16"),
+            output=tmp_path / "bf16.ecb",
+        )
+    )
     assert again.verify.cosine is not None and again.verify.cosine >= 0.9999
 
 

@@ -28,14 +28,14 @@ def _read_span(text: str, whole: str, forms: str) -> Span:
     try:
         span = int(low), int(high) if colon else int(low)
     except ValueError:
-        raise click.BadParameter(f"'{whole}' isn't {forms}.") from None
+        raise click.BadParameter(f"'{whole}' is neither {forms}.") from None
     if not 1 <= span[0] <= span[1]:
         raise click.BadParameter(f"LO:HI needs 1 <= LO <= HI, got {text}.")
     return span
 
 
 def _read_batch(ctx: click.Context, param: click.Parameter, value: str) -> Span:
-    return _read_span(value, value, "a number or LO:HI")
+    return _read_span(value, value, "a number nor LO:HI")
 
 
 def _read_image_size(
@@ -45,7 +45,7 @@ def _read_image_size(
     if value is None:
         return None
     parts = value.lower().split("x")
-    spans = [_read_span(part, value, "N, HxW or LO:HIxLO:HI") for part in parts]
+    spans = [_read_span(part, value, "N, nor HxW, nor LO:HIxLO:HI") for part in parts]
     if len(spans) > 2:
         raise click.BadParameter(f"'{value}' has {len(spans)} sizes, an image has two.")
     return spans[0], spans[-1]

@@ -124,10 +124,15 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         session = ctx.ensure_object(Session)
         session.enter_command()
+        from edgecompile.errors import UsageError
+
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
             ctx.exit(session.fail(error))  # Click itself would end with 1, as for an error
+        except UsageError as error:
+            error.hint = error.hint or f"see '{ctx.command_path} --help'"
+            raise
 
 
 def output_options(function: _Decorated) -> _Decorated:
