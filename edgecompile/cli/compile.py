@@ -65,9 +65,9 @@ def command(
     from edgecompile.pipeline.request import ModelRequest
     from edgecompile.pipeline.work_files import request_plan
 
+    ModelRequest(None, target).check_stage()  # before the plan, which a GPU's build doesn't leave
     plan = request_plan(plan_file, work_dir, precision=precision, runtime=runtime, jobs=jobs)
     request = ModelRequest(None, target, plan, work_dir=work_dir)
-    request.check_target()
     from edgecompile.pipeline.single import compile_exports
 
     compiled = compile_exports(request, variants, session.console)

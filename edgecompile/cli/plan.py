@@ -126,7 +126,10 @@ def _plan_model(
     from edgecompile.pipeline.plan import plan as make_plan
 
     model = str(request.model)
-    request.check_target()
+    if kit is None:
+        request.check_target()
+    else:
+        request.check_kit()
     check_model(model, request.load)
     if traffic:
         lengths, joint = traffic.read(model, max_length=request.plan.max_length)

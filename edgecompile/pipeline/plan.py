@@ -107,12 +107,7 @@ def make_kit(request: ModelRequest, output: Path, progress: Progress = NULL_PROG
     Raises:
         EdgecompileError: a subclass for each cause.
     """
-    profile = request.check_target()
-    if profile.gpu is not None:
-        raise UsageError(
-            "--kit is for CPUs: what a GPU takes is measured with a bundle of several padded buckets "
-            "(build --mode pad --buckets K, on the device finish and bench --calibrate)."
-        )
+    profile = request.check_kit()
 
     from edgecompile.pipeline import stages
     from edgecompile.pipeline.run import Run, work_folder

@@ -50,6 +50,26 @@ class ModelRequest:
         self.plan.check_target(profile)
         return profile
 
+    def check_kit(self) -> TargetProfile:
+        """As :meth:`check_target`, of a kit, which a GPU's costs aren't measured with."""
+        profile = self.check_target()
+        if profile.gpu is not None:
+            raise UsageError(
+                "--kit is for CPUs: what a GPU takes is measured with a bundle of several padded "
+                "buckets (build --mode pad --buckets K, on the device finish and bench --calibrate)."
+            )
+        return profile
+
+    def check_stage(self) -> TargetProfile:
+        """As :meth:`check_target`, of a stage that is run alone, which no GPU has."""
+        profile = self.check_target()
+        if profile.gpu is not None:
+            raise UsageError(
+                f"{self.target} has a GPU, which is built for in one go: "
+                f"edgecompile build --target {self.target}."
+            )
+        return profile
+
 
 @dataclass(frozen=True)
 class BuildRequest(ModelRequest):

@@ -77,12 +77,7 @@ def compile_exports(
     Raises:
         EdgecompileError: a subclass for each cause.
     """
-    profile = request.check_target()
-    if profile.gpu is not None:
-        raise UsageError(
-            f"{request.target} has a GPU, which is built for in one go: "
-            f"edgecompile build --target {request.target}."
-        )
+    profile = request.check_stage()
     run = Run(profile, progress)
     work, plan = _files(request)
     chosen = _variants(profile, variants)
