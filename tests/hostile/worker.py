@@ -28,9 +28,9 @@ from typing import Any
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-import edgecompile.runtime.cpu.aoti as aoti
 import edgecompile.runtime.format.folder as files
 from edgecompile.runtime.__main__ import main
+from edgecompile.runtime.cpu import library
 from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.runtime.model import open_bundle
 
@@ -137,8 +137,8 @@ def _is_module(path: str) -> bool:
 def install(watch: Watch) -> None:
     """Wraps what the loader opens, hashes and loads with; the audit hook can't be taken off."""
     os_open, hash_descriptor = os.open, files.hash_descriptor
-    parse, open_program = files.parse_manifest, aoti.RuntimeLibrary.open_program
-    find_loaded = aoti.find_loaded
+    parse, open_program = files.parse_manifest, library.RuntimeLibrary.open_program
+    find_loaded = library.find_loaded
 
     def opening(path: Any, flags: int, *rest: Any, **named: Any) -> int:
         fd = os_open(path, flags, *rest, **named)
@@ -175,8 +175,8 @@ def install(watch: Watch) -> None:
     os.open = opening
     files.hash_descriptor = hashing
     files.parse_manifest = parsing
-    aoti.find_loaded = finding
-    aoti.RuntimeLibrary.open_program = open_checked  # type: ignore[method-assign]
+    library.find_loaded = finding
+    library.RuntimeLibrary.open_program = open_checked  # type: ignore[method-assign]
     sys.addaudithook(watch.audit)
 
 

@@ -1,7 +1,7 @@
 """Finishes a bundle on its device: builds the TensorRT engine, tests it, and puts its stamp on it.
 
-Whatever moment it is killed at, running it again goes on from what was whole; engine_cache.py says
-what lies where, engine_maker.py does the work.
+Whatever moment it is killed at, running it again goes on from what was whole; gpu/cache.py says
+what lies where, maker.py does the work.
 """
 
 import os
@@ -9,7 +9,7 @@ import platform
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..cpu.host import architecture
+from ..cpu.host import VARIANT_VARIABLE, architecture
 from ..errors import UnsupportedHostError
 from ..format.folder import BundleFolder
 from ..format.manifest import TENSORRT, Manifest, Variant
@@ -22,7 +22,6 @@ from ..gpu.cache import (
     is_whole,
 )
 from ..gpu.device import DeviceIdentity
-from ..opening import VARIANT_VARIABLE
 from .checks import check_device
 from .maker import EngineMaker, Options, Say
 from .shipped import compare_devices

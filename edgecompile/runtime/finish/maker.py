@@ -23,9 +23,10 @@ from ..format.manifest import Variant
 from ..format.recipe import Recipe, ShippedEngine, sibling
 from ..gpu.cache import EngineFolder, FinishedEngine, engine_name, is_whole
 from ..gpu.device import DeviceIdentity
+from ..gpu.log import BuildFailure
 from ..stats.file import format_time
 from .attempts import Attempt, list_attempts, merge_profiles
-from .build import BuildFailure, BuildJob
+from .build import BuildJob
 from .checks import check_disk, check_memory
 from .shipped import copy_engine, list_differences
 from .worker_process import WorkerDied

@@ -24,7 +24,8 @@ from ..errors import EdgecompileError, GpuError
 from ..format.document import shorten
 from ..gpu.cuda import Cuda
 from ..gpu.device import describe_device, free_memory
-from .build import BuildFailure, BuildJob, Tell, build_engine
+from ..gpu.log import BuildFailure
+from .build import BuildJob, Tell, build_engine
 
 _PR_SET_PDEATHSIG = 1
 _NO_MEMORY = 2  # cudaErrorMemoryAllocation

@@ -10,7 +10,7 @@ from .. import errors
 from ..children import child_command
 from ..errors import EdgecompileError, FinishError
 from ..format.document import shorten
-from .build import BuildFailure
+from ..gpu.log import BuildFailure
 
 Message = Dict[str, Any]
 

@@ -3,7 +3,7 @@
 from typing import Any, Dict, Mapping, Optional
 
 from ..errors import DeviceMemoryError, FinishError
-from .build import BuildFailure
+from ..gpu.log import BuildFailure
 from .progress import ProgressLine
 from .worker_process import Message, WorkerDied, run_worker
 

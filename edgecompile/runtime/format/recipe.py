@@ -11,7 +11,6 @@ import re
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..errors import FormatVersionError
-from ..finish.shipped import read_shipped
 from .document import Problems, Reader, join, parse_json, shorten
 from .folder import BundleFolder
 from .manifest import check_path, read_tolerance
@@ -23,6 +22,7 @@ from .recipe_schema import (
     ShippedEngine,
     TargetDevice,
     TensorType,
+    read_shipped,
 )
 from .schema import BucketSpec, Manifest, TensorSpec, Variant
 

@@ -1,26 +1,11 @@
 """How new tokens are asked for: the methods that a model and a session share."""
 
-from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, List, Optional
+
+from .options import Ends, Options, Stops
 
 if TYPE_CHECKING:
     from .stream import TokenStream
-
-    Stops = Union[int, Sequence[Union[int, Sequence[int]]]]
-    Ends = Union[int, Sequence[int]]
-
-
-class Options(NamedTuple):
-    """What ``Generator.generate`` takes beside a prompt; None: the bundle's default."""
-
-    max_new_tokens: Optional[int] = None
-    do_sample: Optional[bool] = None
-    temperature: Optional[float] = None
-    top_k: Optional[int] = None
-    top_p: Optional[float] = None
-    repetition_penalty: Optional[float] = None
-    seed: Optional[int] = None
-    stop: "Stops" = ()
-    eos: "Optional[Ends]" = None
 
 
 class Generator:
@@ -41,8 +26,8 @@ class Generator:
         top_p: Optional[float] = None,
         repetition_penalty: Optional[float] = None,
         seed: Optional[int] = None,
-        stop: "Stops" = (),
-        eos: "Optional[Ends]" = None,
+        stop: Stops = (),
+        eos: Optional[Ends] = None,
         decoder_input_ids: Any = None,
     ) -> List[int]:
         """New tokens of a text. A model's caches live as long as this call, a session's are kept.
@@ -105,8 +90,8 @@ class Generator:
         top_p: Optional[float] = None,
         repetition_penalty: Optional[float] = None,
         seed: Optional[int] = None,
-        stop: "Stops" = (),
-        eos: "Optional[Ends]" = None,
+        stop: Stops = (),
+        eos: Optional[Ends] = None,
         decoder_input_ids: Any = None,
     ) -> "TokenStream":
         """Like ``generate``, as an iterator that makes each token when it is asked for."""

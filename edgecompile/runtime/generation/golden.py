@@ -17,13 +17,14 @@ from ..errors import DamagedBundleError, EdgecompileError
 from ..format.document import Problems, Reader, parse_json
 from ..format.manifest import Manifest, Tolerance
 from ..format.schema import SEQ2SEQ
-from .generator import Options
+from .options import Options
+from .session import open_session
 from .stream import TokenStream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..model import Model
+    from ..opened import OpenBundle
 
 FILE = "golden/generation.json"
 MAX_BYTES = 4 << 20
@@ -109,7 +110,7 @@ def _read_source(
         return None
 
 
-def replay_generations(model: "Model", folder: Optional[str] = None) -> List[Dict[str, Any]]:
+def replay_generations(model: "OpenBundle", folder: Optional[str] = None) -> List[Dict[str, Any]]:
     """Replays the golden generations of a bundle, or those in a folder; [] if it has none to have.
 
     Args:
@@ -172,13 +173,13 @@ class _Judge:
         return want
 
 
-def _replay(model: "Model", index: int, case: GenerationCase) -> Dict[str, Any]:
+def _replay(model: "OpenBundle", index: int, case: GenerationCase) -> Dict[str, Any]:
     judge = _Judge(case.tokens, model.tolerance)
     started = time.perf_counter_ns()
     try:
         given: Any = list(case.prompt)
         behind: Any = None
-        spec, session = model.manifest.generation, model.session()
+        spec, session = model.manifest.generation, open_session(model)
         if case.source is not None:
             assert spec is not None
             behind, given = given, case.source

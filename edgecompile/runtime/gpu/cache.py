@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ..errors import BundleError, EngineCacheError
-from ..finish.build import SETTINGS_VERSION
 from ..format.document import Problems, Reader, parse_json
 from ..format.folder import BundleFolder, hash_descriptor
 from ..format.output import make_private, write_output
@@ -30,6 +29,8 @@ from .device import DeviceIdentity
 
 CACHE_VARIABLE = "EDGECOMPILE_CACHE"
 STAMP_VERSION = 1
+#: Of the settings that no recipe has, part of an engine's key: raised whenever one changes. 2: no TF32.
+SETTINGS_VERSION = 2
 _MAX_STAMP_BYTES = 4 << 20
 _STAMP, _BUILT, _LOCK = "stamp.json", "built.json", "lock"
 

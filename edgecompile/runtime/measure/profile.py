@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..call.inputs import make_inputs
-from ..cpu.aoti import ProfileRow, RuntimeLibrary
+from ..cpu.library import ProfileRow, RuntimeLibrary
 from ..errors import InputError, UnsupportedHostError
 from ..format.dtypes import BY_CODE
 from ..format.manifest import TORCH

@@ -12,7 +12,7 @@ import time
 from array import array
 from collections import Counter, deque
 from operator import itemgetter
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Tuple
 
 from ..format.manifest import Manifest
 from .counts import JointCounts, OutsideCounts
@@ -39,7 +39,7 @@ class Stats:
         self._n_bins = -(-span // self._width)
         # Sizes are noted as tuples, in the order of the manifest's axes.
         axes = tuple(manifest.axes)
-        self._pick: Callable[[Dict[str, int]], Any] = (
+        self._pick: Callable[[Mapping[str, int]], Any] = (
             itemgetter(*axes) if axes else lambda sizes: ()
         )
         self._place = None if self._axis is None else axes.index(self._axis)
@@ -69,7 +69,7 @@ class Stats:
         self._times = [_Times() for _ in manifest.buckets]
         self._refused = 0
 
-    def record(self, bucket: int, sizes: Dict[str, int], nanoseconds: int) -> None:
+    def record(self, bucket: int, sizes: Mapping[str, int], nanoseconds: int) -> None:
         """Notes one run: its bucket, the sizes of its axes, and its time."""
         pending = self._pending
         pending.append(((bucket, self._pick(sizes)), nanoseconds))
@@ -77,7 +77,7 @@ class Stats:
             with self._lock:
                 self._settle()
 
-    def record_refusal(self, sizes: Optional[Dict[str, int]] = None) -> None:
+    def record_refusal(self, sizes: Optional[Mapping[str, int]] = None) -> None:
         """Notes a call that was refused; ``sizes`` where the reason is that no bucket takes them."""
         with self._lock:
             self._refused += 1
