@@ -227,14 +227,14 @@ def test_an_interrupted_run_of_a_model_leaves_none_behind(native_bundle: str) ->
         want = model.run(given)
         number = 0
         files = (
-            "runtime/model.py",
+            "runtime/opened.py",
             "runtime/lifetime.py",
-            "runtime/cpu/program.py",
+            "runtime/cpu/library.py",
             "runtime/call/results.py",
         )
         while interrupt_at(number := number + 7, lambda: model.run(given), *files):
             assert not model._life._calls
-        assert number > 250
+        assert number > 300
         got = model.run(given)
         for name in want:
             assert np.array_equal(got[name], want[name])

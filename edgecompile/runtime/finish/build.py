@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple
 from ..format.document import shorten
 from ..format.output import write_output
 from ..format.recipe_schema import ShapeRange
+from ..format.schema import Record
 from ..gpu.log import KEPT, BuildFailure, BuildLog, make_logger
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _EVERY = 0.2  # seconds between two messages about progress
 
 
 @dataclass(frozen=True)
-class BuildJob:
+class BuildJob(Record):
     """What to build: an engine of ``profiles``, each with a range of shapes by input.
 
     ``output`` is a file that doesn't exist yet, ``timing_cache`` one that may.
@@ -38,15 +39,6 @@ class BuildJob:
     optimization_level: int
     timing_cache: str
     output: str
-
-    def to_json(self) -> Dict[str, Any]:
-        """Plain JSON values."""
-        result = dict(self.__dict__)
-        result["profiles"] = [
-            {name: shapes.to_json() for name, shapes in profile.items()}
-            for profile in self.profiles
-        ]
-        return result
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "BuildJob":

@@ -215,9 +215,7 @@ class EngineFolder:
         size = reader.integer(entry, "size", "engine")
         sha256 = reader.string(entry, "sha256", "engine")
         count = len(self.content["profiles"])
-        items = reader.items(document, "profile_of", "", count, count)
-        numbers = [reader.as_integer(item, "profile_of") for item in items]
-        profile_of = tuple(item for item in numbers if item is not None)
+        profile_of = reader.integers(document, "profile_of", "", count, count)
         tensors: Dict[str, str] = {}
         for name in reader.mapping(document, "tensors", "") if "tensors" in document else ():
             tensors[name] = reader.string(document["tensors"], name, "tensors") or ""
