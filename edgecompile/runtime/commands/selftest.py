@@ -13,10 +13,9 @@ def run_selftest(
     path: str,
     *,
     cases: Optional[str] = None,
-    threads: Optional[int] = None,
-    variant: Optional[str] = None,
     verify: str = "full",
     say: Callable[[str], None] = lambda text: None,
+    **how: Any,
 ) -> Dict[str, Any]:
     """Opens a bundle, runs its golden vectors and judges the outputs.
 
@@ -24,10 +23,9 @@ def run_selftest(
         path: the bundle.
         cases: a folder of ``<bucket>-<case>.npz`` to run instead of the bundle's own vectors, and
             perhaps a ``generation.json``.
-        threads: see ``open_bundle``.
-        variant: see ``open_bundle``.
         verify: see ``open_bundle``; "full" compares the hash of every file first.
         say: gets a line of text for every step.
+        how: threads and variant of ``open_bundle``.
 
     Returns:
         Plain JSON values: "ok", "tolerance" and "min_cosine" (of the variant that ran), "cases" (each with bucket, case, ok, max_abs_error, scale, limit,
@@ -40,7 +38,7 @@ def run_selftest(
         BundleError, UnsupportedHostError, NativeError: the bundle can't be opened at all.
     """
     started = time.perf_counter()
-    with open_bundle(path, threads=threads, variant=variant, verify=verify) as model:
+    with open_bundle(path, verify=verify, **how) as model:
         opened = time.perf_counter()
         info = model.info
         say("opened {} as {} in {:.2f} s".format(path, info["variant"], opened - started))
