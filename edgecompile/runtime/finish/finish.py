@@ -25,7 +25,7 @@ from ..gpu.device import DeviceIdentity
 from .checks import check_device
 from .maker import EngineMaker, Options, Say
 from .shipped import compare_devices
-from .workers import Workers
+from .worker import Workers
 
 __all__ = ["Options", "choose_variant", "finish_bundle", "format_finish"]
 

@@ -29,8 +29,7 @@ from .attempts import Attempt, list_attempts, merge_profiles
 from .build import BuildJob
 from .checks import check_disk, check_memory
 from .shipped import copy_engine, list_differences
-from .worker_process import WorkerDied
-from .workers import Workers
+from .worker import WorkerDied, Workers
 
 Say = Callable[[str], None]
 #: Signals by which code ends its own process. Others come from outside: of a service manager, say.
