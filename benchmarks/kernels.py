@@ -36,18 +36,18 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 NATIVE = REPOSITORY / "edgecompile" / "runtime" / "native"
 SOURCES = (
-    "threads.cpp",
-    "thread_count.cpp",
-    "gemm.cpp",
-    "gemm_split.cpp",
-    "gemm_pack.cpp",
-    "gemm_epilogue.cpp",
-    "gemm_bf16.cpp",
-    "gemm_int8.cpp",
-    "attention.cpp",
-    "convolution.cpp",
-    "convolution_channels.cpp",
-    "allocator.cpp",
+    "threads/threads.cpp",
+    "threads/thread_count.cpp",
+    "kernels/gemm/gemm.cpp",
+    "kernels/gemm/gemm_split.cpp",
+    "kernels/gemm/gemm_pack.cpp",
+    "kernels/gemm/gemm_epilogue.cpp",
+    "kernels/gemm/narrow/gemm_bf16.cpp",
+    "kernels/gemm/narrow/gemm_int8.cpp",
+    "kernels/attention/attention.cpp",
+    "kernels/convolution/convolution.cpp",
+    "kernels/convolution/convolution_channels.cpp",
+    "base/allocator.cpp",
 )
 FLAGS = (
     "-std=c++20", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-pthread",

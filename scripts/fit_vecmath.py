@@ -1,4 +1,4 @@
-"""Compute the minimax coefficients of edgecompile/runtime/native/vecmath*.h.
+"""Compute the minimax coefficients of edgecompile/runtime/native/math/vecmath*.h.
 
 Remez's exchange on a dense Chebyshev grid in 60-digit arithmetic (mpmath). Each fit minimizes
 max |weight(x) * (sum_k c_k v(x)^k - f(x))|; with weight = x^p / g(x) that is the relative error of

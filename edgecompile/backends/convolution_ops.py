@@ -4,7 +4,7 @@ A weight is taken in the form ``[out, in of a group, *kernel]``, transposed conv
 (:func:`canonical_weight`), and read as rows ``[out][K]`` with K in the order tap, channel
 (:func:`tap_order`), which are packed as :func:`edgecompile.backends.ops.pack_weight` packs: all
 groups as one matrix where a group has few outputs (:func:`is_channel_wise`), else each group by
-itself, one group's panels after the other's. ``native/convolution.h`` reads the same.
+itself, one group's panels after the other's. ``native/kernels/convolution/convolution.h`` reads the same.
 """
 
 from __future__ import annotations

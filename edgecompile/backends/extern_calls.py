@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from edgecompile.toolchain.native import native_sources
+from edgecompile.toolchain.native import runtime_sources
 
 __all__ = ["PROXY", "ExternCall", "all_calls", "extern_calls", "runtime_kernels"]
 
@@ -80,9 +80,10 @@ def extern_calls(wrapper: str) -> tuple[ExternCall, ...]:
 @cache
 def runtime_kernels() -> frozenset[str]:
     """The kernels for generated code that the native runtime's sources define."""
-    sources = native_sources().glob("*.cpp")
     return frozenset(
-        name for path in sources for name in _DEFINED.findall(path.read_text(encoding="utf-8"))
+        name
+        for path in runtime_sources().values()
+        for name in _DEFINED.findall(path.read_text(encoding="utf-8"))
     )
 
 

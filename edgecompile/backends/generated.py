@@ -46,7 +46,7 @@ _REDUCTION = re.compile(r"(omp_get_max_threads\(\);[^#]*#pragma omp parallel)\n"
 def mark_reductions(kernels: str) -> str:
     """Names to the runtime, by a clause that means nothing elsewhere, where threads sum up shares.
 
-    It makes as many shares then as threads are set, however few are free (``native/openmp.cpp``):
+    It makes as many shares then as threads are set, however few are free (``native/threads/openmp.cpp``):
     results don't depend on what else is computed at the time.
     """
     return _REDUCTION.sub(r"\1 proc_bind(close)\n", kernels)

@@ -86,7 +86,7 @@ _LOOP_FLAGS: dict[bool, tuple[str, ...]] = {True: ("-fno-tree-loop-vectorize",),
 #: for the baseline one object serves every variant of an architecture.
 _WRAPPER_FLAGS = ("-std=c++20", "-O1", "-ffunction-sections", "-Wno-psabi")
 
-_SLIM = '#include "model/slim_streams.h"\n'
+_SLIM = '#include "generated/slim_streams.h"\n'
 
 #: What Inductor's files begin with, in the same order, for precompiled headers.
 _INCLUDES = {
@@ -276,14 +276,14 @@ def torch_include_dirs() -> tuple[Path, ...]:
 
 
 def _support_source() -> bytes:
-    return (native_sources() / "model" / "support.cpp").read_bytes()
+    return (native_sources() / "generated" / "support.cpp").read_bytes()
 
 
 def _compile_objects(
     toolchain: Toolchain, generated: GeneratedCpp, variant: VariantSpec, support: bytes
 ) -> list[BuiltObject]:
     # Our own sleef.h stands before torch's, which is for x86-64 only.
-    own = native_sources() / "model" / variant.arch
+    own = native_sources() / "generated" / variant.arch
     first = (own,) if own.is_dir() else ()
     include_dirs = (*first, *torch_include_dirs(), native_sources())
     headers_id = f"torch {torch.__version__}, native {native_headers_id()}"

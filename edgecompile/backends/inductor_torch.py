@@ -72,7 +72,7 @@ class InductorTorchBackend(InductorCpuBackend):
         literal = "\n".join(json.dumps(piece) for piece in pieces)
         return b"\n".join(
             (
-                b'#include "find_object.h"',
+                b'#include "base/find_object.h"',
                 (torch_sources() / "support.cpp").read_bytes(),
                 b'extern "C" __attribute__((visibility("default"))) const char ec_torch_calls[] =',
                 f"{literal};\n".encode(),

@@ -1,4 +1,4 @@
-"""Climbs the export ladder and keeps what each rung gave, also of those that failed."""
+"""Tries the export strategies and keeps what each of them gave, also of those that failed."""
 
 from __future__ import annotations
 
@@ -11,262 +11,212 @@ import torch
 
 from edgecompile.errors import ModelError
 from edgecompile.explanation.eager import error_text
-from edgecompile.explanation.report import Condition, RungResult, Specialisation
+from edgecompile.explanation.report import Condition, ExportAttempt, FixedAxis
+from edgecompile.explanation.request import Subject
 from edgecompile.export.checks import CheckResult, Range, Sizes, check_program
 from edgecompile.export.guard_texts import fixed_size, readable_guard
-from edgecompile.export.guards import GuardWatch, axis_texts, explain_failure, watch_guards
+from edgecompile.export.guards import axis_texts, explain_failure, watch_guards
 from edgecompile.export.ladder import LADDER, STATIC_LADDER, Rung, program_ranges
 from edgecompile.export.operators.recurrence import has_recurrences
 from edgecompile.export.unguarded import export_rung
-from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.source_lines import Place, place_of_text
-from edgecompile.progress import NULL_STEP, StepHandle
+from edgecompile.progress import StepHandle
 
-__all__ = ["Climb", "climb_ladder", "export_static"]
+__all__ = ["Climb", "climb_ladder"]
 
-#: Conditions kept of one rung: a chunked model has hundreds.
+#: Conditions kept of one strategy: a chunked model has hundreds.
 _MOST_CONDITIONS = 12
-_ASSERTION = re.compile(r"Runtime assertion failed for expression (.+?) on node '\w+'")
 #: Sizes kept of those at which a program is wrong.
 _MOST_WRONG = 6
+_ASSERTION = re.compile(r"Runtime assertion failed for expression (.+?) on node '\w+'")
+
+Program = torch.export.ExportedProgram
 
 
 @dataclass(frozen=True)
 class Climb:
-    """What the ladder gave.
+    """The result of the export ladder.
 
     Attributes:
-        results: of the rungs, in their order.
+        attempts: of the strategies, in their order.
         program: the first that is right for all sizes; else the one that is right for most of
             them; else None.
         ranges: the sizes for which it is right.
-        whole: whether these are all that were wanted.
-        specialisations: axes that became constants.
+        whole: whether these are all that were asked for.
+        fixed_axes: axes that became constants.
     """
 
-    results: tuple[RungResult, ...]
-    program: torch.export.ExportedProgram | None
+    attempts: tuple[ExportAttempt, ...]
+    program: Program | None
     ranges: Mapping[str, Range]
     whole: bool
-    specialisations: tuple[Specialisation, ...]
+    fixed_axes: tuple[FixedAxis, ...]
 
 
-def climb_ladder(
-    loaded: LoadedModel,
-    spans: Mapping[str, Range],
-    traced: Mapping[str, int],
-    *,
-    every: bool = False,
-    ladder: Sequence[Rung] | None = None,
-    step: StepHandle = NULL_STEP,
-) -> Climb:
-    """Tries the rungs in their order.
+def climb_ladder(subject: Subject, *, every: bool = False, step: StepHandle) -> Climb:
+    """Tries the strategies in their order; those for fixed sizes where no axis varies.
 
     Args:
-        loaded: the model; eager works within ``spans``.
-        spans: the sizes wanted.
-        traced: those to trace with.
-        every: go on after a rung was accepted.
-        ladder: the rungs; None: those of the export, for fixed sizes where all spans are.
-        step: told what is being tried.
+        subject: the model; eager works within its ranges.
+        every: go on after a strategy was accepted.
+        step: shows which one is tried.
     """
-    wanted = {axis: (int(lo), int(hi)) for axis, (lo, hi) in spans.items()}
-    dynamic = any(lo < hi for lo, hi in wanted.values())
-    callers = {(frame.filename, frame.lineno or 0) for frame in traceback.extract_stack()}
-    results: list[RungResult] = []
-    fixed: list[Specialisation] = []
-    best: tuple[int, torch.export.ExportedProgram, dict[str, Range]] | None = None
+    climber = _Climber(subject)
+    attempts: list[ExportAttempt] = []
+    best: tuple[int, Program, Mapping[str, Range]] | None = None
     done = partly = False
-    for rung in ladder or (LADDER if dynamic else STATIC_LADDER):
-        if rung.recurrences and not has_recurrences(loaded.module):
+    for rung in LADDER if subject.varies else STATIC_LADDER:
+        if rung.recurrences and not has_recurrences(subject.loaded.module):
             continue
         if rung.unguarded and not (done or partly):
             continue  # no program came of the same way with its conditions
         if done and not every:
-            results.append(RungResult(rung.name, "not tried", "an earlier one was accepted"))
+            attempts.append(ExportAttempt(rung.name, "not tried", "an earlier one was accepted"))
             continue
         step.update(text=rung.name)
-        result, program = _try(loaded, wanted, traced, rung, callers, fixed)
-        results.append(result)
+        attempt, program = climber.attempt(rung)
+        attempts.append(attempt)
         partly = partly or (rung.deferred and program is not None)
-        if program is None or result.outcome not in ("accepted", "specialised", "narrower"):
+        if program is None or done:
             continue
-        width = sum(hi - lo for lo, hi in result.ranges.values())
-        if result.outcome == "accepted":
-            best = best if done else (width, program, dict(result.ranges))
-            done = True
-        elif not done and not result.wrong and (best is None or width > best[0]):
-            best = (width, program, dict(result.ranges))
-    merged = _merge(fixed)
+        done = attempt.outcome == "accepted"
+        usable = attempt.outcome in ("specialised", "narrower") and not attempt.wrong
+        width = sum(hi - lo for lo, hi in attempt.ranges.values())
+        if done or (usable and (best is None or width > best[0])):
+            best = (width, program, attempt.ranges)
+    fixed = climber.fixed_axes()
     if best is None:
-        return Climb(tuple(results), None, {}, False, merged)
-    return Climb(tuple(results), best[1], best[2], done, merged)
+        return Climb(tuple(attempts), None, {}, False, fixed)
+    return Climb(tuple(attempts), best[1], best[2], done, fixed)
 
 
-def export_static(
-    loaded: LoadedModel, sizes: Mapping[str, int]
-) -> torch.export.ExportedProgram | None:
-    """A program for these sizes alone, unchecked; None if torch refuses that, too."""
-    spans = {axis: (size, size) for axis, size in sizes.items()}
-    for rung in STATIC_LADDER:
+class _Climber:
+    """Tries strategies, and collects the axes that they fix."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.loaded = subject.loaded
+        self._fixed: list[FixedAxis] = []
+        # Lines of ours that a trace may name as the model's, since they called it.
+        self._callers = {(f.filename, f.lineno or 0) for f in traceback.extract_stack()}
+
+    def attempt(self, rung: Rung) -> tuple[ExportAttempt, Program | None]:
+        """What one strategy gives, and its program if there is one."""
+        ranges, inputs = dict(self.subject.ranges), self.loaded.inputs
+        error: Exception | None = None
+        with watch_guards() as watch:
+            try:
+                program, also, compared = export_rung(
+                    self.loaded, ranges, self.subject.traced, rung
+                )
+            except Exception as exc:  # torch raises whatever the model or the tracer raises
+                error = exc
+        names = {symbol: axis_texts(source, inputs) for symbol, source in watch.symbols.items()}
+        conditions = self._conditions(watch.found, names, rung)
+        if error is not None:
+            line = watch.place_of(inputs)
+            return self._refused(rung, error, line, conditions), None
+        real = program_ranges(program, inputs, ranges)
+        fixed = [a for a, (lo, hi) in real.items() if lo == hi and ranges[a][0] < ranges[a][1]]
+        for axis in fixed:
+            self._fix(axis, real[axis][0], rung, None)
+        attempt = ExportAttempt(rung.name, "accepted", "", conditions, ranges=real)
+        if real != ranges:
+            outcome = "specialised" if fixed else "narrower"
+            shown = [f"{a} {_span_text(span)}" for a, span in real.items() if span != ranges[a]]
+            text, place = f"only for {', '.join(shown)}", _first_place(conditions)
+            attempt = replace(attempt, outcome=outcome, text=text, place=place)
+        if rung.unguarded:
+            text = "its conditions are dropped, as it agrees with eager at sizes of every kind"
+            attempt = replace(attempt, text=text, conditions=())
+        done = compared if real == ranges else None
+        attempt = self._check(attempt, program, also, done)
+
+        def readable(text: str) -> str:
+            return _ASSERTION.sub(lambda match: f"needs {readable_guard(match[1], names)}", text)
+
+        wrong = tuple((sizes, readable(text)) for sizes, text in attempt.wrong)
+        return replace(attempt, text=readable(attempt.text), wrong=wrong), program
+
+    def fixed_axes(self) -> tuple[FixedAxis, ...]:
+        """One for each axis and size, with the line where any strategy showed it."""
+        merged: dict[tuple[str, int], FixedAxis] = {}
+        for item in self._fixed:
+            old = merged.get((item.axis, item.size), item)
+            names = tuple(dict.fromkeys((*old.strategies, *item.strategies)))
+            place = old.place or item.place
+            merged[item.axis, item.size] = replace(old, strategies=names, place=place)
+        return tuple(merged.values())
+
+    def _fix(self, axis: str, size: int, rung: Rung, place: Place | None) -> None:
+        if not any(i.axis == axis and rung.name in i.strategies for i in self._fixed):
+            self._fixed.append(FixedAxis(axis, size, (rung.name,), place))
+
+    def _conditions(
+        self, guards: Sequence[tuple[str, str]], names: Mapping[str, str], rung: Rung
+    ) -> tuple[Condition, ...]:
+        conditions = []
+        for text, line in guards:
+            place = self._place(line)
+            fixed = fixed_size(text, names)
+            if fixed is not None:
+                self._fixed.append(FixedAxis(*fixed, (rung.name,), place))
+            readable = readable_guard(text, names)
+            left, operator, right = readable.partition(" == ")
+            if not operator or left != right:  # two symbols may stand for one axis
+                conditions.append(Condition(readable, place))
+        return tuple(dict.fromkeys(conditions))[:_MOST_CONDITIONS]
+
+    def _refused(
+        self, rung: Rung, error: Exception, line: str | None, conditions: tuple[Condition, ...]
+    ) -> ExportAttempt:
+        reason = explain_failure(error, self.loaded.inputs, line)
+        place = self._place(reason.text) or _first_place(conditions)
+        text = re.sub(r" ?\(at [^()]*:\d+ in .*$", "", reason.text, flags=re.DOTALL)
+        if reason.kind == "specialised":
+            axis, _, size = reason.guards[0].partition(" == ")
+            if size.isdigit():
+                self._fix(axis, int(size), rung, place)
+        if not conditions and reason.kind == "guard":
+            conditions = tuple(Condition(guard, place) for guard in reason.guards)
+        return ExportAttempt(rung.name, "refused", text, conditions, place)
+
+    def _check(
+        self,
+        attempt: ExportAttempt,
+        program: Program,
+        also: Sequence[Sizes],
+        done: CheckResult | None,
+    ) -> ExportAttempt:
+        """The attempt after its program was run against eager; ``done`` if that was done before."""
+        traced = self.subject.traced
+        if any(not lo <= traced[axis] <= hi for axis, (lo, hi) in attempt.ranges.items()):
+            return attempt
         try:
-            return export_rung(loaded, spans, sizes, rung)[0]
-        except Exception:  # torch raises whatever the model or the tracer raises
-            continue
-    return None
-
-
-def _try(
-    loaded: LoadedModel,
-    spans: dict[str, Range],
-    traced: Mapping[str, int],
-    rung: Rung,
-    callers: set[tuple[str, int]],
-    fixed: list[Specialisation],
-) -> tuple[RungResult, torch.export.ExportedProgram | None]:
-    with watch_guards() as watch:
-        try:
-            program, also, compared = export_rung(loaded, spans, traced, rung)
-        except Exception as exc:  # torch raises whatever the model or the tracer raises
-            error: Exception | None = exc
-        else:
-            error = None
-    conditions = _conditions(watch, loaded, callers)
-    fixed += _specialisations(watch, loaded, rung, callers)
-    if error is not None:
-        return _refused(loaded, rung, error, conditions, watch, callers, fixed), None
-    real = program_ranges(program, loaded.inputs, spans)
-    known = {item.axis for item in fixed if rung.name in item.rungs}
-    for axis, (lo, hi) in real.items():
-        if lo == hi and spans[axis][0] < spans[axis][1] and axis not in known:
-            fixed.append(Specialisation(axis, lo, (rung.name,)))
-    result = RungResult(rung.name, "accepted", "", conditions, ranges=real)
-    if real != spans:
-        kind = "narrower"
-        if any(lo == hi and spans[axis][0] < spans[axis][1] for axis, (lo, hi) in real.items()):
-            kind = "specialised"
-        shown = ", ".join(
-            f"{axis} {_span(span)}" for axis, span in real.items() if span != spans[axis]
+            check = done or check_program(program, self.loaded, attempt.ranges, traced, also=also)
+        except ModelError as error:
+            text = f"not compared: eager itself fails, {error_text(error)}"
+            return replace(attempt, outcome="unchecked", text=text)
+        right = tuple({tuple(sizes.items()): sizes for sizes in check.passed}.values())
+        attempt = replace(attempt, right=right, max_error=check.max_error)
+        if not check.failed:
+            return attempt
+        known = "" if also else attempt.text
+        return replace(
+            attempt,
+            outcome="wrong" if attempt.outcome == "accepted" else attempt.outcome,
+            text="; ".join(filter(None, (known, f"wrong {check.describe()}"))),
+            wrong=tuple(check.failed[:_MOST_WRONG]),
         )
-        places = [item.place for item in conditions if item.place is not None]
-        result = replace(
-            result, outcome=kind, text=f"only for {shown}", place=places[0] if places else None
-        )
-    if rung.unguarded:
-        dropped = "its conditions are dropped, as it agrees with eager at sizes of every kind"
-        result = replace(result, text=dropped, conditions=())
-    done = compared if real == spans else None
-    checked = _checked(result, program, loaded, traced, also, done)
-    names = _names(watch, loaded)
 
-    def readable(text: str) -> str:
-        return _ASSERTION.sub(lambda match: f"needs {readable_guard(match[1], names)}", text)
-
-    wrong = tuple((sizes, readable(text)) for sizes, text in checked.wrong)
-    return replace(checked, text=readable(checked.text), wrong=wrong), program
+    def _place(self, text: str) -> Place | None:
+        place = place_of_text(text)
+        return None if place is None or (place.file, place.line) in self._callers else place
 
 
-def _refused(
-    loaded: LoadedModel,
-    rung: Rung,
-    error: Exception,
-    conditions: tuple[Condition, ...],
-    watch: GuardWatch,
-    callers: set[tuple[str, int]],
-    fixed: list[Specialisation],
-) -> RungResult:
-    reason = explain_failure(error, loaded.inputs, watch.place_of(loaded.inputs))
-    place = _place(reason.text, callers)
-    text = re.sub(r" ?\(at [^()]*:\d+ in .*$", "", reason.text, flags=re.DOTALL)
-    if place is None:
-        place = next((item.place for item in conditions if item.place is not None), None)
-    if reason.kind == "specialised":
-        axis, _, size = reason.guards[0].partition(" == ")
-        if not any(i.axis == axis and rung.name in i.rungs for i in fixed) and size.isdigit():
-            fixed.append(Specialisation(axis, int(size), (rung.name,), place))
-    known = tuple(Condition(guard, place) for guard in reason.guards if reason.kind == "guard")
-    return RungResult(rung.name, "refused", text, conditions or known, place)
+def _first_place(conditions: Sequence[Condition]) -> Place | None:
+    return next((item.place for item in conditions if item.place is not None), None)
 
 
-def _checked(
-    result: RungResult,
-    program: torch.export.ExportedProgram,
-    loaded: LoadedModel,
-    traced: Mapping[str, int],
-    also: Sequence[Sizes],
-    done: CheckResult | None,
-) -> RungResult:
-    """The result after the program was run against eager over the sizes that it takes.
-
-    ``done`` is what came of that, where it was done.
-    """
-    if any(not lo <= traced[axis] <= hi for axis, (lo, hi) in result.ranges.items()):
-        return result
-    try:
-        check = done or check_program(program, loaded, result.ranges, traced, also=also)
-    except ModelError as error:
-        text = f"not compared: eager itself fails, {error_text(error)}"
-        return replace(result, outcome="unchecked", text=text)
-    right = tuple({tuple(sizes.items()): sizes for sizes in check.passed}.values())
-    result = replace(result, right=right, max_error=check.max_error)
-    if not check.failed:
-        return result
-    known = "" if also else result.text
-    text = "; ".join(filter(None, (known, f"wrong {check.describe()}")))
-    wrong = tuple(check.failed[:_MOST_WRONG])
-    outcome = "wrong" if result.outcome == "accepted" else result.outcome
-    return replace(result, outcome=outcome, text=text, wrong=wrong)
-
-
-def _names(watch: GuardWatch, loaded: LoadedModel) -> dict[str, str]:
-    """What torch's symbols stand for."""
-    return {s: axis_texts(source, loaded.inputs) for s, source in watch.symbols.items()}
-
-
-def _place(text: str, callers: set[tuple[str, int]]) -> Place | None:
-    place = place_of_text(text)
-    return None if place is None or (place.file, place.line) in callers else place
-
-
-def _conditions(
-    watch: GuardWatch, loaded: LoadedModel, callers: set[tuple[str, int]]
-) -> tuple[Condition, ...]:
-    names = _names(watch, loaded)
-    made = [
-        Condition(readable_guard(text, names), _place(place, callers))
-        for text, place in watch.found
-    ]
-    telling = [item for item in made if not _says_nothing(item.text)]
-    return tuple(dict.fromkeys(telling))[:_MOST_CONDITIONS]
-
-
-def _says_nothing(text: str) -> bool:
-    """Whether a condition is that an axis is as long as itself: two symbols may stand for one."""
-    left, operator, right = text.partition(" == ")
-    return bool(operator) and left == right
-
-
-def _specialisations(
-    watch: GuardWatch, loaded: LoadedModel, rung: Rung, callers: set[tuple[str, int]]
-) -> list[Specialisation]:
-    names = _names(watch, loaded)
-    found = []
-    for text, place in watch.found:
-        pair = fixed_size(text, names)
-        if pair is not None:
-            found.append(Specialisation(*pair, (rung.name,), _place(place, callers)))
-    return found
-
-
-def _merge(found: Sequence[Specialisation]) -> tuple[Specialisation, ...]:
-    """One for each axis and size, with the line where any rung showed it."""
-    result: dict[tuple[str, int], Specialisation] = {}
-    for item in found:
-        old = result.get((item.axis, item.size), item)
-        rungs = tuple(dict.fromkeys((*old.rungs, *item.rungs)))
-        result[item.axis, item.size] = replace(old, rungs=rungs, place=old.place or item.place)
-    return tuple(result.values())
-
-
-def _span(span: Range) -> str:
+def _span_text(span: Range) -> str:
     return str(span[0]) if span[0] == span[1] else f"{span[0]}..{span[1]}"

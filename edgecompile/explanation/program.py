@@ -1,181 +1,148 @@
-"""What a model's graph consists of, costs and becomes; or what eager does, where there is none."""
+"""The kernels that the operators of an exported graph become."""
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from os.path import commonpath
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.fx import GraphModule, Node
 
 from edgecompile.backends.codegen_failures import CodegenFailure, read_failure
-from edgecompile.backends.inductor_compat import GeneratedCpp
+from edgecompile.backends.extern_calls import ExternCall, extern_calls
+from edgecompile.backends.inductor_compat import GENERATING, GeneratedCpp, generate_cpp
+from edgecompile.backends.lowering.lower import LoweringReport, lower_graph
 from edgecompile.errors import CompileError, EdgecompileError
-from edgecompile.explanation.eager import eager_operators
-from edgecompile.explanation.export import Climb, export_static
-from edgecompile.explanation.graph_run import GraphRun
-from edgecompile.explanation.kernels import (
-    LoweredProgram,
-    generate,
-    kept_nodes,
-    kernel_uses,
-    lower_program,
-    operator_uses,
-)
-from edgecompile.explanation.report import BucketFigures, Explanation
-from edgecompile.explanation.request import ExplainRequest
-from edgecompile.explanation.work import (
-    bucket_figures,
-    limits_of,
-    memory_points,
-    module_uses,
-    peak_tensors,
-)
-from edgecompile.export.checks import Range
+from edgecompile.explanation.report import KernelUse, Unlowered
+from edgecompile.explanation.request import ExplainRequest, Subject
 from edgecompile.export.guards import quiet_torch
-from edgecompile.models.loaded import LoadedModel
-from edgecompile.progress import Progress
+from edgecompile.models.source_lines import Place, place_of_trace
+from edgecompile.precision import Precision
+from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.compilers import find_toolchain
 
-__all__ = ["look_at_program"]
+__all__ = [
+    "LoweredProgram",
+    "generate",
+    "generate_code",
+    "is_own",
+    "kernel_uses",
+    "lower_program",
+    "module_kind",
+    "node_name",
+    "unlowered_nodes",
+]
 
+#: Lines and kinds of modules kept for one operator or kernel.
+_MOST_PLACES = 6
+#: Operators that torch adds to a graph and that compute nothing.
+_SILENT = (
+    *("_assert_tensor_metadata", "_assert_scalar", "sym_size"),
+    *("sym_constrain_range", "sym_constrain_range_for_size"),
+)
+_KINDS = ("missing", "own", "generic")
 _NO_CODE = "no code was generated: kernels that the lowering didn't put in aren't known"
 
 
-def look_at_program(
-    found: Explanation,
-    loaded: LoadedModel,
-    climb: Climb,
-    spans: Mapping[str, Range],
-    traced: Mapping[str, int],
-    request: ExplainRequest,
-    notes: list[str],
-    progress: Progress,
-) -> Explanation:
-    if climb.program is None:
-        notes.append("there is no graph: operators are those that the eager model calls")
-        operators, modules = eager_operators(loaded, traced)
-        return replace(found, operators=operators, modules=modules)
-    fixed = all(lo == hi for lo, hi in climb.ranges.values()) and any(
-        lo < hi for lo, hi in spans.values()
-    )
-    found = replace(
-        found, graph="static" if fixed else "dynamic", graph_sizes=dict(traced) if fixed else {}
-    )
-    lowered = lower_program(climb.program, request.precision)
-    with progress.step("run the graph") as step:
-        figures, last = _all_figures(loaded, lowered, climb, spans, traced, request, fixed, notes)
-        step.note(f"{len(figures)} sizes")
-    flops: dict[str, int] = {}
-    if last is not None:
-        program, run = last
-        flops = {cost.node.name: cost.flops for cost in run.costs}
-        found = replace(
-            found,
-            buckets=figures,
-            modules=module_uses(program, run, limits_of(request.target, request.precision.name)),
-            memory=memory_points(program, run),
-            peak_tensors=peak_tensors(program, run),
-        )
-        lowered = program
-    generated, failure = _generate(loaded, lowered, traced, request, notes, progress)
-    found = replace(
-        found,
-        code_failure=failure,
-        operators=operator_uses(lowered),
-        kernels=kernel_uses(lowered, generated, flops),
-        kept=kept_nodes(lowered, flops),
-    )
-    if generated is not None:
-        found = replace(found, generated=generated.kernels.count('extern "C"'))
-    return found
+@dataclass(frozen=True)
+class Origin:
+    """The operator, kind of module and line of the model that a node of a graph comes from."""
+
+    operator: str
+    module: str
+    place: Place | None
 
 
-def _all_figures(
-    loaded: LoadedModel,
+@dataclass(frozen=True)
+class LoweredProgram:
+    """A program's graph after lowering.
+
+    Attributes:
+        gm: the graph, lowered.
+        report: of the lowering.
+        before: origins of the exported graph's operators by node, before the lowering.
+        constants: names of the exported program's constants, and of packed weights.
+    """
+
+    gm: GraphModule
+    report: LoweringReport
+    before: Mapping[str, Origin]
+    constants: frozenset[str]
+
+    def origin(self, node: Node) -> Origin:
+        """Where a node of the lowered graph comes from; a linear's module is its weight's."""
+        origin = _origin(node)
+        packed = [self.report.packed.get(str(item.target), []) for item in node.all_input_nodes]
+        owners = [name.rpartition(".")[0] for names in packed for name in names]
+        if not owners:
+            return origin
+        common = commonpath([name.replace(".", "/") for name in owners]).replace("/", ".")
+        return Origin(origin.operator, module_kind(common), origin.place)
+
+
+def lower_program(program: torch.export.ExportedProgram, precision: Precision) -> LoweredProgram:
+    """Lowers a copy of the program's graph as a build would."""
+    with GENERATING:
+        gm = program.module()
+        assert isinstance(gm, GraphModule)
+        before = {
+            node.name: _origin(node)
+            for node in gm.graph.nodes
+            if node.op == "call_function"
+            and hasattr(node.target, "_schema")
+            and node_name(node) not in _SILENT
+        }
+        report = lower_graph(gm, precision)
+    signature = program.graph_signature
+    packed = {name for name, _ in gm.named_buffers() if name in report.packed}
+    constants = frozenset({*signature.parameters, *signature.buffers, *packed})
+    return LoweredProgram(gm, report, before, constants)
+
+
+def generate(
     lowered: LoweredProgram,
-    climb: Climb,
-    spans: Mapping[str, Range],
-    traced: Mapping[str, int],
-    request: ExplainRequest,
-    fixed: bool,
-    notes: list[str],
-) -> tuple[tuple[BucketFigures, ...], tuple[LoweredProgram, GraphRun] | None]:
-    """Figures of every bucket, and the last bucket's program and run."""
-    axis = loaded.length_axis
-    limits = limits_of(request.target, request.precision.name)
-    if limits is None:
-        notes.append(
-            f"the profile {request.target.name} states no peak or bandwidth: no limit binds"
+    example: Mapping[str, torch.Tensor],
+    variant: VariantSpec,
+    scratch: Path,
+    cxx: str,
+) -> GeneratedCpp:
+    """Inductor's C++ for the lowered graph.
+
+    Raises:
+        CompileError: it generates none.
+    """
+    with GENERATING:
+        return generate_cpp(
+            lowered.gm,
+            example,
+            arch=variant.arch,
+            march=variant.march,
+            simdlen=variant.simdlen,
+            cache_dir=scratch,
+            shared=lowered.constants,
+            cxx=cxx,
         )
-    if axis is None:
-        wanted: Sequence[Range | None] = [None]
-    else:
-        lo, hi = (spans if fixed else climb.ranges)[axis]
-        given = request.buckets or _powers(*spans[axis])
-        wanted = [(max(a, lo), min(b, hi)) for a, b in given if a <= hi and b >= lo]
-        if given[-1][1] > hi:
-            notes.append(f"lengths over {hi} have no program, and so no figures")
-    figures: list[BucketFigures] = []
-    last: tuple[LoweredProgram, GraphRun] | None = None
-    for span in dict.fromkeys(wanted):
-        sizes = {**_least(climb.ranges, traced), **({} if span is None else {str(axis): span[1]})}
-        program: LoweredProgram | None = lowered
-        if fixed and dict(traced) != sizes:
-            exported = export_static(loaded, sizes)
-            program = None if exported is None else lower_program(exported, request.precision)
-        if program is None:
-            notes.append(f"no graph for {sizes}")
-            continue
-        try:
-            result, run = bucket_figures(
-                program, loaded.make_example(sizes, seed=7), sizes, span, limits
-            )
-        except Exception as error:  # whatever an operator raises
-            notes.append(f"the graph fails at {sizes}: {type(error).__name__}: {error}")
-            continue
-        figures.append(result)
-        last = program, run
-    return tuple(figures), last
 
 
-def _least(ranges: Mapping[str, Range], traced: Mapping[str, int]) -> dict[str, int]:
-    """The least size of each axis, but for sizes that a program is fixed to."""
-    return {axis: ranges[axis][0] if axis in ranges else size for axis, size in traced.items()}
-
-
-def _powers(lo: int, hi: int) -> list[Range]:
-    """Buckets that end at powers of two from 16 up, and at the longest length."""
-    ends = [2**i for i in range(4, 31) if lo <= 2**i < hi]
-    result = []
-    for end in (*ends, hi):
-        result.append((lo, end))
-        lo = end + 1
-    return result
-
-
-def _generate(
-    loaded: LoadedModel,
-    lowered: LoweredProgram,
-    traced: Mapping[str, int],
-    request: ExplainRequest,
-    notes: list[str],
-    progress: Progress,
+def generate_code(
+    subject: Subject, lowered: LoweredProgram, request: ExplainRequest, notes: list[str]
 ) -> tuple[GeneratedCpp | None, CodegenFailure | None]:
     """The generated code, or why a build would get none; neither where it can't be found out."""
     if not request.code:
         notes.append(_NO_CODE)
         return None, None
     variant = request.target.variants[-1]
-    sizes = dict(traced)
-    for name, tensor in _static_sizes(loaded, lowered).items():
-        sizes[name] = tensor
-    with progress.step("generate code"), tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         try:
             cxx = find_toolchain(variant.arch).cxx
             with quiet_torch():
-                example = loaded.make_example(sizes, seed=7)
+                example = subject.loaded.make_example(subject.traced, seed=7)
                 return generate(lowered, example, variant, Path(folder), cxx), None
         except CompileError as error:
             notes.append(_NO_CODE)
@@ -188,15 +155,79 @@ def _generate(
     return None, None
 
 
-def _static_sizes(loaded: LoadedModel, lowered: LoweredProgram) -> dict[str, int]:
-    """Sizes that the graph's inputs are fixed to."""
-    result: dict[str, int] = {}
-    nodes = [node for node in lowered.gm.graph.nodes if node.op == "placeholder"]
-    for spec, node in zip(loaded.inputs, nodes, strict=True):
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor):
-            continue
-        for axis, size in zip(spec.shape, value.shape, strict=True):
-            if isinstance(axis, str) and isinstance(size, int):
-                result[axis] = size
-    return result
+def kernel_uses(
+    lowered: LoweredProgram, generated: GeneratedCpp | None, flops: Mapping[str, int]
+) -> tuple[KernelUse, ...]:
+    """The kernels that the program calls.
+
+    Args:
+        lowered: the program.
+        generated: its code; None: there is none, and only what the lowering put in is known.
+        flops: of each node of the lowered graph.
+    """
+    nodes = {node.name: node for node in lowered.gm.graph.nodes}
+    calls: Iterable[ExternCall] = (
+        extern_calls(generated.wrapper)
+        if generated is not None
+        else [
+            ExternCall(f"aoti_torch_cpu_{node_name(node)}", (node.name,))
+            for node in nodes.values()
+            if is_own(node)
+        ]
+    )
+    groups: dict[str, list[ExternCall]] = {}
+    for call in calls:
+        groups.setdefault(call.name, []).append(call)
+    uses = []
+    for name, group in groups.items():
+        behind = [nodes[n] for call in group for n in call.nodes[-1:] if n in nodes]
+        origins = [lowered.origin(node) for node in behind]
+        kind = "missing" if not group[0].native else "own" if name.startswith("ec_") else "generic"
+        total = sum(flops.get(node.name, 0) for node in behind)
+        counted = Counter(origin.place for origin in origins if origin.place is not None)
+        places = tuple(place for place, _ in counted.most_common(_MOST_PLACES))
+        uses.append(KernelUse(name, kind, len(group), total, _modules(origins), places))
+    return tuple(sorted(uses, key=lambda u: (_KINDS.index(u.kind), -u.flops, -u.calls, u.kernel)))
+
+
+def unlowered_nodes(lowered: LoweredProgram, flops: Mapping[str, int]) -> tuple[Unlowered, ...]:
+    """The candidates that were left to Inductor, those with the most FLOPs first."""
+    nodes = sorted(lowered.report.kept.items(), key=lambda item: (-flops.get(item[0], 0), item[0]))
+    made = []
+    for name, reason in nodes:
+        origin = lowered.before.get(name, Origin(name, "", None))
+        made.append(
+            Unlowered(origin.operator, reason, origin.module, flops.get(name, 0), origin.place)
+        )
+    return tuple(made)
+
+
+def module_kind(path: str) -> str:
+    """``encoder.layer.3.output`` as ``encoder.layer.*.output``: like modules are of one kind."""
+    path = re.sub(r"^model\.?", "", path)
+    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\g<1>*", path)
+
+
+def node_name(node: Node) -> str:
+    """The name of a node's operator without its overload."""
+    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
+
+
+def is_own(node: Node) -> bool:
+    """Whether a node calls an operator that the lowering put in."""
+    return getattr(node.target, "namespace", "") == "edgecompile"
+
+
+def _origin(node: Node) -> Origin:
+    stack: Mapping[Any, Any] = node.meta.get("nn_module_stack") or {}
+    path = str(next(reversed(list(stack.values())))[0]) if stack else ""
+    # torch's own name for operators that it added outside any module
+    path = "" if path.startswith("_empty_nn_module") else path.removeprefix("L['self'].")
+    namespace = getattr(node.target, "namespace", "")
+    operator = f"{namespace}.{node_name(node)}" if namespace else node_name(node)
+    return Origin(operator, module_kind(path), place_of_trace(node.meta.get("stack_trace")))
+
+
+def _modules(origins: Iterable[Origin]) -> tuple[str, ...]:
+    counted = Counter(origin.module for origin in origins)
+    return tuple(name for name, _ in counted.most_common(_MOST_PLACES))

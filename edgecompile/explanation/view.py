@@ -1,31 +1,43 @@
-"""An explanation as rows of text, which the terminal and the page share."""
+"""An explanation as sections of tables, for the terminal and as an HTML page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import PurePath
+from collections.abc import Mapping, Sequence
 
-from edgecompile.explanation.report import Explanation
-from edgecompile.models.source_lines import place_of_text
+from edgecompile.explanation.report import Explanation, ModuleTime
+from edgecompile.models.source_lines import Place
+from edgecompile.report.page import Drawing, Section, Table, render_page
+from edgecompile.report.plots import bars
 from edgecompile.units import format_bytes, format_count, format_duration, format_share
 
-__all__ = ["TABLES", "TableRows", "bucket_rows", "explanation_tables", "format_flops"]
+__all__ = ["explain_page", "explanation_tables", "format_flops", "summary_section"]
 
 _MOST_ROWS = 24
 _MOST_CALLS = 8
+_MOST_BARS = 14
 
 
-@dataclass(frozen=True)
-class TableRows:
-    """A table: its title, headings, rows, how many columns hold words, which rows are bad."""
+def explain_page(explanation: Explanation, *, facts: Sequence[tuple[str, str]] = ()) -> str:
+    """The whole page; ``facts`` are (name, value) pairs: versions and machine."""
+    ranges = ", ".join(f"{a} {lo}–{hi}" for a, (lo, hi) in (explanation.eager.ranges or {}).items())
+    lead = f"looked at for {explanation.target} in {explanation.precision}"
+    sections = [summary_section(explanation)]
+    for title, tables in _tables(explanation).items():
+        parts: list[Drawing | Table] = [table for table in tables if table.rows]
+        notes: tuple[str, ...] = ()
+        if title == "Export" and explanation.export.padding is not None:
+            notes = (f"Padding: {explanation.export.padding}",)
+        if title == "Time" and any(module.flops for module in explanation.time.modules):
+            parts.insert(0, Drawing("FLOPs by module", _modules_plot(explanation.time.modules)))
+        if parts:
+            sections.append(Section(title, notes=notes, parts=tuple(parts)))
+    lead = f"{lead}, {ranges}" if ranges else lead
+    return render_page(explanation.model, sections, lead=lead, facts=facts)
 
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    words: int = 1
-    bad: tuple[int, ...] = ()
-    caption: str = ""
+
+def explanation_tables(explanation: Explanation) -> tuple[Table, ...]:
+    """All tables that have rows, in the order in which people read them."""
+    return tuple(table for part in _tables(explanation).values() for table in part if table.rows)
 
 
 def format_flops(flops: float) -> str:
@@ -36,242 +48,185 @@ def format_flops(flops: float) -> str:
     return f"{flops:.0f} FLOP"
 
 
-def explanation_tables(found: Explanation) -> tuple[TableRows, ...]:
-    """All tables that have rows, in the order in which people read them."""
-    made = (maker(found) for maker in TABLES)
-    return tuple(table for table in made if table.rows)
+def _tables(explanation: Explanation) -> dict[str, list[Table]]:
+    makers = {
+        "Export": (_eager, _attempts, _fixed_axes, _conditions, _breaks),
+        "Kernels": (_code_failure, _kernels, _unlowered),
+        "Time": (_runs, _modules),
+    }
+    return {title: [maker(explanation) for maker in part] for title, part in makers.items()}
 
 
-def _eager(found: Explanation) -> TableRows:
+def summary_section(explanation: Explanation) -> Section:
+    """The verdict, the figures of the longest run, and the causes."""
+    rows = [(c.kind, c.text, c.cure or "–", _short(c.place)) for c in explanation.causes]
+    bad = [i for i, cause in enumerate(explanation.causes) if cause.kind == "refused"]
+    figures = []
+    if explanation.time.runs:
+        top = explanation.time.runs[-1]
+        figures.append((f"FLOPs, {_sizes(top.sizes)}", format_flops(top.flops)))
+        if top.least_ms is not None:
+            figures.append(("at best, by the profile", format_duration(top.least_ms / 1e3)))
+    causes = _table("Causes", ("kind", "cause", "cure", "line"), rows, words=4, bad=bad)
+    verdict, parts = f"It {explanation.summary}.", (causes,) if rows else ()
+    return Section("Verdict", tuple(figures), explanation.notes, parts, verdict)
+
+
+def _eager(explanation: Explanation) -> Table:
     rows: list[tuple[str, str]] = []
-    calls: object = None
-    for item in found.eager:
-        if calls is not None and item.calls != calls:
-            rows += _calls(calls)
+    failures = explanation.eager.failures
+    for i, item in enumerate(failures):
         rows.append((_sizes(item.sizes) or "while loading", item.text))
-        calls = item.calls
-    rows += _calls(calls)
+        if i + 1 == len(failures) or item.calls != failures[i + 1].calls:
+            rows += [("", str(place)) for place in item.calls[-_MOST_CALLS:]]
     caption = "below: the calls of the model's code that led there, the innermost last"
-    return TableRows("Eager fails", ("at", "what"), tuple(rows), 2, caption=caption)
+    return _table("Eager fails", ("at", "error"), rows, words=2, caption=caption)
 
 
-def _calls(places: object) -> list[tuple[str, str]]:
-    assert isinstance(places, tuple) or places is None
-    return [("", str(place)) for place in (places or ())[-_MOST_CALLS:]]
-
-
-def _rungs(found: Explanation) -> TableRows:
+def _attempts(explanation: Explanation) -> Table:
+    attempts = explanation.export.attempts
+    tried = [attempt for attempt in attempts if attempt.outcome != "not tried"]
     rows = []
-    tried = [rung for rung in found.rungs if rung.outcome != "not tried"]
-    for rung in tried:
-        text = rung.text
-        if rung.outcome == "accepted":
-            text = f"agrees with eager at {len(rung.right)} sizes, to {rung.max_error or 0:.1e}"
-        rows.append((rung.rung, rung.outcome, text, _short(rung.place)))
-    bad = tuple(i for i, r in enumerate(tried) if r.outcome in ("refused", "wrong"))
-    left = [rung.rung for rung in found.rungs if rung.outcome == "not tried"]
-    caption = f"not tried, since an earlier one was accepted: {', '.join(left)}" if left else ""
-    columns = ("way", "outcome", "what", "line")
-    return TableRows("Ways to export", columns, tuple(rows), 4, bad=bad, caption=caption)
+    for attempt in tried:
+        text = attempt.text
+        if attempt.outcome == "accepted":
+            error = attempt.max_error or 0
+            text = f"agrees with eager at {len(attempt.right)} sizes, to {error:.1e}"
+        rows.append((attempt.strategy, attempt.outcome, text, _short(attempt.place)))
+    bad = [i for i, attempt in enumerate(tried) if attempt.outcome in ("refused", "wrong")]
+    left = ", ".join(a.strategy for a in attempts if a.outcome == "not tried")
+    caption = f"not tried, since an earlier one was accepted: {left}" if left else ""
+    columns = ("strategy", "outcome", "details", "line")
+    return _table("Export strategies", columns, rows, words=4, bad=bad, caption=caption)
 
 
-def _conditions(found: Explanation) -> TableRows:
-    groups: dict[tuple[str, str], list[str]] = {}
-    for rung in found.rungs:
-        for item in rung.conditions:
-            groups.setdefault((item.text, _short(item.place)), []).append(rung.rung)
-    merged: dict[tuple[str, str], list[str]] = {}
-    # Strict tracing doesn't tell lines: its conditions join the same ones that have a line.
-    for (text, place), rungs in sorted(groups.items(), key=lambda item: item[0][1] == ""):
-        known = next((key for key in merged if key[0] == text), (text, place))
-        merged.setdefault(known, []).extend(rungs)
+def _conditions(explanation: Explanation) -> Table:
+    lines: dict[str, str] = {}
+    names: dict[str, list[str]] = {}
+    for attempt in explanation.export.attempts:
+        for item in attempt.conditions:  # strict tracing names no lines, the others do
+            lines[item.text] = lines.get(item.text) or _short(item.place)
+            names.setdefault(item.text, []).append(attempt.strategy)
+    rows = [(text, lines[text], ", ".join(dict.fromkeys(names[text]))) for text in lines]
+    return _table("Conditions on sizes", ("condition", "line", "strategies"), rows, words=3)
+
+
+def _fixed_axes(explanation: Explanation) -> Table:
     rows = [
-        (text, place, ", ".join(dict.fromkeys(rungs))) for (text, place), rungs in merged.items()
+        (f"{item.axis} = {item.size}", str(item.place or "–"), ", ".join(item.strategies))
+        for item in explanation.export.fixed_axes
     ]
-    return TableRows(
-        "What tracing demanded of the sizes",
-        ("condition", "line", "ways"),
-        tuple(rows[:_MOST_ROWS]),
-        3,
-        caption=_left(rows),
-    )
+    return _table("Axes that became constants", ("axis", "line", "strategies"), rows, words=3)
 
 
-def _specialised(found: Explanation) -> TableRows:
-    rows = tuple(
-        (f"{item.axis} = {item.size}", str(item.place or "–"), ", ".join(item.rungs))
-        for item in found.specialisations
-    )
-    return TableRows("Axes that became constants", ("axis", "line", "ways"), rows, 3)
+def _breaks(explanation: Explanation) -> Table:
+    rows = [(item.reason, str(item.place or "–")) for item in explanation.export.breaks]
+    return _table("Graph breaks", ("reason", "line"), rows, words=2)
 
 
-def _breaks(found: Explanation) -> TableRows:
-    rows = tuple((item.reason, str(item.place or "–")) for item in found.breaks)
-    return TableRows("Graph breaks", ("reason", "line"), rows, 2)
-
-
-def _differences(found: Explanation) -> TableRows:
-    pair = found.compared
-    title = "What depends on the length"
-    rows = tuple((item.text, str(item.place or "–")) for item in found.differences)
-    caption = _left(rows)
-    if pair is not None:
-        title += f": the graphs of {pair[0]} and {pair[1]}"
-        count = found.follow
-        follow = "1 number merely follows" if count == 1 else f"{count} numbers merely follow"
-        caption = f"{follow} the length. {caption}".strip()
-    return TableRows(title, ("difference", "line"), rows[:_MOST_ROWS], 2, caption=caption)
-
-
-def _kernels(found: Explanation) -> TableRows:
-    words = {"own": "ours", "generic": "generic", "missing": "MISSING"}
-    rows = tuple(
+def _kernels(explanation: Explanation) -> Table:
+    kinds = {"own": "ours", "generic": "generic", "missing": "MISSING"}
+    kernels = explanation.program.kernels
+    rows = [
         (
             use.kernel,
-            words[use.kind],
-            _modules(use.modules),
-            _places(use.places),
+            kinds[use.kind],
+            _listed([name or "(model)" for name in use.modules]),
+            _listed([place.short for place in use.places]),
             format_count(use.calls),
             format_flops(use.flops) if use.flops else "–",
         )
-        for use in found.kernels
-    )
-    bad = tuple(i for i, use in enumerate(found.kernels) if use.kind == "missing")
-    caption = ""
-    if found.generated is not None:
-        caption = f"beside {found.generated} kernels that Inductor generates"
-    columns = ("kernel", "", "modules", "lines", "calls", "work")
-    return TableRows("Kernels", columns, rows, 4, bad=bad, caption=caption)
+        for use in kernels
+    ]
+    bad = [i for i, use in enumerate(kernels) if use.kind == "missing"]
+    generated = explanation.program.generated
+    caption = "" if generated is None else f"beside {generated} kernels that Inductor generates"
+    columns = ("kernel", "", "modules", "lines", "calls", "FLOPs")
+    return _table("Kernels", columns, rows, words=4, bad=bad, caption=caption)
 
 
-def _code(found: Explanation) -> TableRows:
-    failure = found.code_failure
-    rows = () if failure is None else ((failure.text, str(failure.place or "–")),)
-    title = "Code generation fails"
-    return TableRows(title, ("what", "line"), rows, 2, bad=tuple(range(len(rows))))
+def _code_failure(explanation: Explanation) -> Table:
+    failure = explanation.program.code_failure
+    rows = [] if failure is None else [(failure.text, str(failure.place or "–"))]
+    return _table("Code generation fails", ("error", "line"), rows, words=2, bad=range(len(rows)))
 
 
-def _kept(found: Explanation) -> TableRows:
-    rows = tuple(
+def _unlowered(explanation: Explanation) -> Table:
+    rows = [
         (item.operator, item.reason, item.module or "(model)", _short(item.place))
-        for item in found.kept
-    )
-    return TableRows(
-        "Not given to our kernels",
-        ("operator", "why", "module", "line"),
-        rows[:_MOST_ROWS],
-        4,
-        caption=_left(rows),
+        for item in explanation.program.unlowered
+    ]
+    return _table(
+        "Not given to our kernels", ("operator", "reason", "module", "line"), rows, words=4
     )
 
 
-def bucket_rows(found: Explanation) -> TableRows:
-    """Figures by bucket."""
-    rows = tuple(
+def _runs(explanation: Explanation) -> Table:
+    rows = [
         (
-            "–" if b.hi is None else f"{b.lo}–{b.hi}",
-            format_flops(b.flops),
-            format_bytes(b.weight_bytes),
-            format_bytes(b.moved),
-            format_bytes(b.peak),
-            format_bytes(b.peak_unfused),
-            f"{b.intensity:.1f}",
-            b.limit or "–",
-            "–" if b.least_ms is None else format_duration(b.least_ms / 1e3),
+            _sizes(run.sizes) or "–",
+            format_flops(run.flops),
+            format_bytes(run.weight_bytes),
+            format_bytes(run.moved),
+            run.limit or "–",
+            "–" if run.least_ms is None else format_duration(run.least_ms / 1e3),
         )
-        for b in found.buckets
-    )
-    columns = (
-        *("lengths", "work", "weights", "moved", "peak", "peak, unfused", "flop/byte"),
-        *("limit", "least time"),
-    )
+        for run in explanation.time.runs
+    ]
     caption = (
-        "at the longest length of each, batch and other axes at their least. Moved and peak as if "
-        "generated code fused everything between two kernels; peak is of activations, beside the "
-        "weights. Least time: what the figures of the target's profile allow at best."
+        "Moved: bytes, if generated code fuses everything between two kernels. Least time: by the "
+        "figures of the target's profile, at best."
     )
-    return TableRows("Figures of one run", columns, rows, 1, caption=caption)
+    columns = ("sizes", "FLOPs", "weights", "moved", "limit", "least time")
+    return _table("One run", columns, rows, caption=caption)
 
 
-def _by_module(found: Explanation) -> TableRows:
-    rows = tuple(
+def _modules(explanation: Explanation) -> Table:
+    rows = [
         (
-            use.module or "(model)",
-            format_count(use.count),
-            format_flops(use.flops) if use.flops else "–",
-            format_bytes(use.moved) if use.moved else "–",
-            format_share(use.share) if use.share else "–",
-        )
-        for use in found.modules
-    )
-    at = found.buckets[-1].hi if found.buckets else None
-    title = "By module" + (f", at length {at}" if at is not None else "")
-    columns = ("module", "operators", "work", "moved", "share of the least time")
-    return TableRows(title, columns, rows[:_MOST_ROWS], 1, caption=_left(rows))
-
-
-def _operators(found: Explanation) -> TableRows:
-    rows = tuple(
-        (use.operator, format_count(use.count), _modules(use.modules)) for use in found.operators
-    )
-    rows = tuple((name, where, count) for name, count, where in rows)
-    return TableRows(
-        "Operators", ("operator", "modules", "count"), rows[:_MOST_ROWS], 2, caption=_left(rows)
-    )
-
-
-def _peak(found: Explanation) -> TableRows:
-    rows = tuple(
-        (
-            item.operator,
             item.module or "(model)",
-            _short(item.place),
-            " × ".join(map(str, item.shape)) or "scalar",
-            format_bytes(item.size),
+            format_flops(item.flops) if item.flops else "–",
+            format_bytes(item.moved) if item.moved else "–",
+            format_share(item.share) if item.share else "–",
         )
-        for item in found.peak_tensors
-    )
-    columns = ("made by", "module", "line", "shape", "size")
-    return TableRows("What lives when memory is highest", columns, rows, 3)
+        for item in explanation.time.modules
+    ]
+    columns = ("module", "FLOPs", "moved", "share of the least time")
+    return _table("By module, at the largest sizes", columns, rows)
 
 
-TABLES = (
-    _eager,
-    _rungs,
-    _specialised,
-    _conditions,
-    _breaks,
-    _differences,
-    _code,
-    _kernels,
-    _kept,
-    bucket_rows,
-    _by_module,
-    _operators,
-    _peak,
-)
+def _modules_plot(modules: Sequence[ModuleTime]) -> str:
+    largest = sorted(modules, key=lambda item: -item.flops)
+    shown = [item for item in largest[:_MOST_BARS] if item.flops]
+    labels = [item.module or "(model)" for item in shown]
+    rest = sum(item.flops for item in largest[_MOST_BARS:])
+    values = [item.flops / 1e6 for item in shown] + ([rest / 1e6] if rest else [])
+    return bars([*labels, *(["others"] if rest else [])], {"": values}, unit="MFLOP")
 
 
-def _left(rows: Iterable[object]) -> str:
-    more = len(list(rows)) - _MOST_ROWS
-    return f"{more} more in --json" if more > 0 else ""
+def _table(
+    title: str,
+    columns: tuple[str, ...],
+    rows: Sequence[tuple[str, ...]],
+    *,
+    words: int = 1,
+    bad: Sequence[int] = (),
+    caption: str = "",
+) -> Table:
+    """A table of the first rows; the caption says how many more there are."""
+    more = f"{len(rows) - _MOST_ROWS} more in --json" if len(rows) > _MOST_ROWS else ""
+    caption = ". ".join(part for part in (caption, more) if part)
+    shown = tuple(rows[:_MOST_ROWS])
+    return Table(title, columns, shown, words=words, bad=tuple(bad), caption=caption, wrap=True)
 
 
-def _sizes(sizes: object) -> str:
-    assert hasattr(sizes, "items")
+def _sizes(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in sizes.items())
 
 
-def _short(place: object) -> str:
-    return "" if place is None else str(getattr(place, "short", place))
+def _short(place: Place | None) -> str:
+    return "" if place is None else place.short
 
 
-def _modules(names: tuple[str, ...]) -> str:
-    shown = [name or "(model)" for name in names[:2]]
-    return ", ".join(shown) + (f" +{len(names) - 2}" if len(names) > 2 else "")
-
-
-def _places(texts: tuple[str, ...]) -> str:
-    places = [place_of_text(text) for text in texts]
-    shown = [f"{PurePath(p.file).name}:{p.line}" for p in places if p is not None]
-    return ", ".join(shown[:2]) + (f" +{len(shown) - 2}" if len(shown) > 2 else "")
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:2]) + (f" +{len(names) - 2}" if len(names) > 2 else "")

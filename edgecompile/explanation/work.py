@@ -1,38 +1,48 @@
-"""Figures of one run at each bucket, and where its work and its memory are."""
+"""Where time goes: the FLOPs and bytes of one run, by operator, from running the lowered graph."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.fx import GraphModule, Interpreter, Node
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
-from edgecompile.explanation.graph_run import GraphRun, NodeCost, run_graph
-from edgecompile.explanation.kernels import LoweredProgram
-from edgecompile.explanation.report import BucketFigures, LiveTensor, MemoryPoint, ModuleUse
+from edgecompile.backends import ops
+from edgecompile.explanation.program import LoweredProgram, is_own, node_name
+from edgecompile.explanation.report import ModuleTime, RunFigures
+from edgecompile.export.ladder import without_fast_path
+from edgecompile.export.workcount import FORMULAS, byte_size, storage_of, tensors_in
 from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["Limits", "bucket_figures", "limits_of", "memory_points", "module_uses", "peak_tensors"]
+__all__ = ["Limits", "NodeWork", "count_graph", "limits_of", "module_times", "run_figures"]
 
-#: Tensors listed of those that live at the peak.
-_MOST_LIVE = 10
+_LOOKUPS = ("embedding", "index", "index_select", "gather", "take", "embedding_bag")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a target can do at most: operations and bytes per second."""
+    """The most that a target can do: operations and bytes per second."""
 
     flops: float
     bandwidth: float
 
     def seconds(self, flops: float, moved: float) -> float:
-        """The least time for so much work."""
+        """The least time for so many operations and bytes."""
         return max(flops / self.flops, moved / self.bandwidth)
 
-    @property
-    def ridge(self) -> float:
-        """Flops per byte below which memory binds."""
-        return self.flops / self.bandwidth
+
+@dataclass
+class NodeWork:
+    """FLOPs of one operator, bytes of weights that it reads, and all bytes that it moves."""
+
+    node: Node
+    flops: int = 0
+    weights: int = 0
+    moved: int = 0
 
 
 def limits_of(profile: TargetProfile, precision: str) -> Limits | None:
@@ -46,109 +56,137 @@ def limits_of(profile: TargetProfile, precision: str) -> Limits | None:
     return Limits(1e9 * profile.peak(precision), 1e9 * profile.bandwidth_gbs)
 
 
-def bucket_figures(
-    lowered: LoweredProgram,
-    inputs: Mapping[str, torch.Tensor],
-    sizes: Mapping[str, int],
-    span: tuple[int, int] | None,
-    limits: Limits | None,
-) -> tuple[BucketFigures, GraphRun]:
-    """Runs the program once at these sizes.
+def count_graph(gm: GraphModule, inputs: Mapping[str, torch.Tensor]) -> tuple[NodeWork, ...]:
+    """Runs ``gm`` once and counts.
+
+    Generated code is taken to fuse everything between two kernels: a result is in memory if a
+    kernel makes it, if a kernel reads it, or if it is an output.
 
     Args:
-        lowered: the program.
-        inputs: of these sizes.
-        sizes: of every axis.
-        span: the bucket; None: there is no length axis.
-        limits: of the target.
+        gm: an exported program's module, lowered or not; its placeholders are the inputs, in order.
+        inputs: by name, in the program's order.
+
+    Returns:
+        The work of each operator, in the graph's order.
 
     Raises:
-        Exception: whatever the program's operators raise.
+        Exception: whatever the graph's operators raise on these inputs.
     """
-    run = run_graph(lowered.gm, inputs)
-    moved = run.moved(fused=True)
-    intensity = run.flops / moved if moved else 0.0
+    counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
+    runner = _Runner(gm, counter)
+    with (
+        torch.no_grad(),
+        without_fast_path(),
+        torch.backends.mkldnn.flags(enabled=False),
+        sdpa_kernel(SDPBackend.MATH),
+        counter,
+    ):
+        runner.run(*inputs.values(), enable_io_processing=False)
+    return tuple(runner.work)
+
+
+class _Runner(Interpreter):
+    """Counts node by node; views share the memory of the node that they are views of."""
+
+    def __init__(self, gm: GraphModule, counter: FlopCounterMode) -> None:
+        super().__init__(gm)
+        self.work: list[NodeWork] = []
+        self._counter = counter
+        self._owners: dict[Node, Node] = {}
+        self._stored: set[Node] = set()
+        self._read: set[Node] = set()
+
+    def run_node(self, n: Node) -> Any:
+        if n.op == "call_module" and n.target == "_guards_fn":
+            return None  # conditions on sizes, which were chosen to meet them
+        before = int(self._counter.get_total_flops())
+        given = {node: list(tensors_in(self.env.get(node))) for node in n.all_input_nodes}
+        own = ops.IMPLEMENTATIONS.get(node_name(n)) if is_own(n) else None
+        # The parts of an operator of ours, since the counter sees nothing within it.
+        result = super().run_node(n) if own is None else own(*self._arguments(n))
+        work = NodeWork(n, int(self._counter.get_total_flops()) - before)
+        made = list(tensors_in(result))
+        places = {storage_of(tensor) for tensor in made} - {0}  # tensors without elements have none
+        source = next((g for g, ts in given.items() if any(storage_of(t) in places for t in ts)), n)
+        self._owners[n] = self._owners.get(source, source)
+        fresh = sum(map(byte_size, made)) if source is n else 0
+        if n.op in ("placeholder", "get_attr"):
+            self._stored.add(n)
+        elif work.flops or own is not None:
+            self._count_kernel(work, given, fresh)
+        elif fresh or n.op == "output":
+            self._count_fused(work, given, fresh, n.op == "output")
+        self.work.append(work)
+        return result
+
+    def _arguments(self, n: Node) -> tuple[Any, ...]:
+        args, _ = self.fetch_args_kwargs_from_env(n)
+        return tuple(args)
+
+    def _count_kernel(
+        self, work: NodeWork, given: Mapping[Node, list[torch.Tensor]], fresh: int
+    ) -> None:
+        for node, tensors in given.items():
+            self._count_read(work, node, sum(map(byte_size, tensors)))
+            owner = self._owners[node]
+            if owner not in self._stored:  # fused code has to write it for the kernel
+                self._stored.add(owner)
+                work.moved += sum(map(byte_size, tensors))
+        self._stored.add(self._owners[work.node])
+        work.moved += fresh
+
+    def _count_fused(
+        self,
+        work: NodeWork,
+        given: Mapping[Node, list[torch.Tensor]],
+        fresh: int,
+        output: bool,
+    ) -> None:
+        for node, tensors in given.items():
+            owner, size = self._owners[node], sum(map(byte_size, tensors))
+            if output:
+                work.moved += 0 if owner in self._stored else size
+            elif owner.op == "get_attr":
+                lookup = node_name(work.node) in _LOOKUPS
+                self._count_read(work, node, min(size, fresh) if lookup else size)
+            elif owner in self._stored and owner not in self._read:
+                # What one fused loop reads is there for the operators behind it.
+                self._read.add(owner)
+                work.moved += size
+
+    def _count_read(self, work: NodeWork, node: Node, size: int) -> None:
+        work.moved += size
+        if self._owners[node].op == "get_attr":
+            work.weights += size
+
+
+def run_figures(
+    work: tuple[NodeWork, ...], sizes: Mapping[str, int], limits: Limits | None
+) -> RunFigures:
+    """The sums of a run at these sizes."""
+    flops, moved = sum(item.flops for item in work), sum(item.moved for item in work)
     limit = least = None
     if limits is not None:
-        limit = "arithmetic" if intensity > limits.ridge else "memory"
-        least = 1e3 * limits.seconds(run.flops, moved)
-    figures = BucketFigures(
-        lo=None if span is None else span[0],
-        hi=None if span is None else span[1],
-        sizes=dict(sizes),
-        flops=run.flops,
-        weight_bytes=run.weight_bytes,
-        moved=moved,
-        moved_unfused=run.moved(fused=False),
-        peak=run.peak(fused=True),
-        peak_unfused=run.peak(fused=False),
-        intensity=intensity,
-        limit=limit,
-        least_ms=least,
-    )
-    return figures, run
+        limit = "arithmetic" if flops / limits.flops > moved / limits.bandwidth else "memory"
+        least = 1e3 * limits.seconds(flops, moved)
+    weights = sum(item.weights for item in work)
+    return RunFigures(dict(sizes), flops, weights, moved, limit, least)
 
 
-def module_uses(
-    lowered: LoweredProgram, run: GraphRun, limits: Limits | None
-) -> tuple[ModuleUse, ...]:
-    """Work by kind of module, the most first."""
-    counts: dict[str, int] = {}
-    for origin in lowered.before.values():
-        counts[origin.module] = counts.get(origin.module, 0) + 1
-    flops: dict[str, int] = {}
-    moved: dict[str, int] = {}
-    seconds: dict[str, float] = {}
-    for cost in run.costs:
-        if not cost.flops and not cost.moved:
-            continue
-        kind = lowered.origin(cost.node).module
-        flops[kind] = flops.get(kind, 0) + cost.flops
-        moved[kind] = moved.get(kind, 0) + cost.moved
-        if limits is not None:
-            seconds[kind] = seconds.get(kind, 0.0) + limits.seconds(cost.flops, cost.moved)
-    total = sum(seconds.values())
-    uses = [
-        ModuleUse(
-            kind,
-            counts.get(kind, 0),
-            flops.get(kind, 0),
-            moved.get(kind, 0),
-            seconds.get(kind, 0.0) / total if total else None,
-        )
-        for kind in {*counts, *flops, *moved}
+def module_times(
+    lowered: LoweredProgram, work: tuple[NodeWork, ...], limits: Limits | None
+) -> tuple[ModuleTime, ...]:
+    """The work by kind of module, the most first."""
+    sums: dict[str, tuple[int, int, float]] = {}
+    for item in work:
+        if item.flops or item.moved:
+            module = lowered.origin(item.node).module
+            seconds = 0.0 if limits is None else limits.seconds(item.flops, item.moved)
+            flops, moved, before = sums.get(module, (0, 0, 0.0))
+            sums[module] = (flops + item.flops, moved + item.moved, before + seconds)
+    total = sum(seconds for _, _, seconds in sums.values())
+    times = [
+        ModuleTime(module, flops, moved, seconds / total if total else None)
+        for module, (flops, moved, seconds) in sums.items()
     ]
-    return tuple(sorted(uses, key=lambda u: (-(u.share or 0.0), -u.flops, -u.count, u.module)))
-
-
-def memory_points(lowered: LoweredProgram, run: GraphRun) -> tuple[MemoryPoint, ...]:
-    """What lives while each operator runs, in the program's order."""
-    return tuple(
-        MemoryPoint(_label(cost), lowered.origin(cost.node).module, cost.live, cost.live_fused)
-        for cost in run.costs
-        if cost.node.op == "call_function"
-    )
-
-
-def peak_tensors(lowered: LoweredProgram, run: GraphRun) -> tuple[LiveTensor, ...]:
-    """The largest tensors that live at the peak of the fused program."""
-    if not run.costs:
-        return ()
-    index = max(range(len(run.costs)), key=lambda i: (run.costs[i].live_fused, run.costs[i].live))
-    nodes = {cost.node.name: cost for cost in run.costs}
-    result = []
-    for stored in run.living(index):
-        if stored.materialised:
-            cost = nodes[stored.node]
-            origin = lowered.origin(cost.node)
-            result.append(
-                LiveTensor(_label(cost), origin.module, stored.shape, stored.size, origin.place)
-            )
-    return tuple(result[:_MOST_LIVE])
-
-
-def _label(cost: NodeCost) -> str:
-    node = cost.node
-    if node.op == "placeholder":
-        return f"input {node.name}"
-    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
+    return tuple(sorted(times, key=lambda t: (-(t.share or 0.0), -t.flops, t.module)))

@@ -25,7 +25,7 @@ from edgecompile.export.ladder import without_fast_path
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import run_module
 
-__all__ = ["FORMULAS", "count_work"]
+__all__ = ["FORMULAS", "byte_size", "count_work", "storage_of", "tensors_in"]
 
 _TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 _ROUNDING = 1e-12
@@ -177,13 +177,13 @@ def _split_bytes(module: torch.nn.Module, runs: Sequence[_Run]) -> tuple[int, li
     read = {identity for run in runs for identity in run.read}
     looked_up = {identity for run in runs for identity in run.rows} - read
     tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
-    whole = sum(_size(t) for identity, t in tensors.items() if identity not in looked_up)
+    whole = sum(byte_size(t) for identity, t in tensors.items() if identity not in looked_up)
     tables = {identity: tensors[identity] for identity in looked_up if identity in tensors}
     others = []
     for run in runs:
         written = run.written if run.calls else run.results
         rows = sum(
-            min(run.rows[identity], table.shape[0]) * _size(table) // table.shape[0]
+            min(run.rows[identity], table.shape[0]) * byte_size(table) // table.shape[0]
             for identity, table in tables.items()
         )
         others.append(2 * written + rows)
@@ -228,13 +228,13 @@ class _WatchedFunctions(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = list(_tensors((args, kwargs or {})))
+        given = list(tensors_in((args, kwargs or {})))
         name = getattr(func, "__name__", "").partition(".")[0]
         table = next((t for t in given if t.ndim == 2 and t.is_floating_point()), None)
         indices = next((t for t in given if not t.is_floating_point()), None)
         if name in _LOOKUPS and table is not None and indices is not None:
             self.seen.rows[id(table)] += indices.numel()
-        elif next(_tensors(result), None) is not None:
+        elif next(tensors_in(result), None) is not None:
             self.seen.read.update(id(tensor) for tensor in given)
         written = _fresh_bytes(given, result)
         self.seen.functions += bool(written)
@@ -244,28 +244,35 @@ class _WatchedFunctions(TorchFunctionMode):
 
 def _fresh_bytes(given: Any, result: Any) -> int:
     """Bytes of the results that aren't views of what was given, nor that itself."""
-    places = {_place(tensor) for tensor in _tensors(given)}
-    fresh = {_place(tensor): tensor for tensor in _tensors(result) if _place(tensor) not in places}
-    return sum(map(_size, fresh.values()))
+    places = {storage_of(tensor) for tensor in tensors_in(given)}
+    fresh = {
+        storage_of(tensor): tensor
+        for tensor in tensors_in(result)
+        if storage_of(tensor) not in places
+    }
+    return sum(map(byte_size, fresh.values()))
 
 
-def _place(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
+    """The address of the memory that a tensor shares with its views; 0 without elements."""
     return int(tensor.untyped_storage().data_ptr())
 
 
-def _size(tensor: torch.Tensor) -> int:
+def byte_size(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements."""
     return tensor.numel() * tensor.element_size()
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists, tuples and mappings."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 @contextmanager

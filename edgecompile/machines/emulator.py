@@ -7,7 +7,6 @@ Emulation proves instructions and results, never speed.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import resource
@@ -37,7 +36,13 @@ from edgecompile.runtime.format.manifest import (
 )
 from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.compilers import Toolchain, compile_object, find_toolchain, run_tool
-from edgecompile.toolchain.native import BASELINE_MARCH, native_headers_id, native_sources
+from edgecompile.toolchain.native import (
+    BASELINE_MARCH,
+    c_interface_sources,
+    headers_id,
+    native_headers_id,
+    native_sources,
+)
 
 __all__ = ["PACKAGE", "EmulatedModel", "Emulator", "emulator_for", "find_emulator"]
 
@@ -249,15 +254,12 @@ class EmulatedModel:
 
 
 def _build_replay(arch: str, program: Path) -> None:
-    toolchain, host = find_toolchain(arch), native_sources() / "host"
-    digest = hashlib.sha256()
-    for header in sorted(host.glob("*.h")):
-        digest.update(header.name.encode() + b"\0" + header.read_bytes())
-    sources = [*sorted(host.glob("*.cpp")), native_sources() / "replay" / "replay.cpp"]
+    toolchain, interface = find_toolchain(arch), c_interface_sources()
+    include_dirs = (interface, interface / "include")
+    key = headers_id(interface)
+    sources = [*sorted(interface.rglob("*.cpp")), native_sources() / "replay" / "replay.cpp"]
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        made = pool.map(
-            lambda path: _compile(toolchain, path, (host,), digest.hexdigest()), sources
-        )
+        made = pool.map(lambda path: _compile(toolchain, path, include_dirs, key), sources)
         _link(toolchain, list(made), program)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import edgecompile
 import edgecompile.runtime
 from edgecompile.files import file_sha256
 from edgecompile.targets.profile import VariantSpec
@@ -37,13 +38,16 @@ RUNTIME_FLAGS = (
     "-Wno-psabi",
 )
 
+#: Folders whose sources are built for themselves, or into every model library.
+_APART = frozenset({"generated", "probe", "replay"})
+
 #: Sources that -O3 would make half as much code again of, or more, for nothing: those where no run
 #: spends its time (loops cloned for each stride and count), and convolution_channels.cpp, whose
 #: loops are unrolled by hand (of 144 KB more no convolution of bench-kernels was 2 % faster).
 SMALL_SOURCES = frozenset(
     {
-        "aoti_indices.cpp", "aoti_scatters.cpp", "aoti_sorts.cpp", "convolution_channels.cpp",
-        "copies.cpp", "model_library.cpp", "program.cpp",
+        "shim/lines/aoti_indices.cpp", "shim/lines/aoti_scatters.cpp", "shim/lines/aoti_sorts.cpp", "kernels/convolution/convolution_channels.cpp",
+        "tensors/copies.cpp", "program/model_library.cpp", "program/program.cpp",
     }
 )  # fmt: skip
 
@@ -66,18 +70,37 @@ class NativeRuntime:
 
 
 def native_sources() -> Path:
-    """The folder with the native runtime's sources."""
+    """The folder with the native runtime's sources, from which they include each other."""
     return Path(next(iter(edgecompile.runtime.__path__))) / "native"
+
+
+def runtime_sources() -> dict[str, Path]:
+    """The sources of the runtime library by their paths in :func:`native_sources`."""
+    root = native_sources()
+    return {
+        path.relative_to(root).as_posix(): path
+        for path in sorted(root.rglob("*.cpp"))
+        if path.relative_to(root).parts[0] not in _APART
+    }
+
+
+def c_interface_sources() -> Path:
+    """The folder with the sources of the C interface; its header is in ``include``."""
+    return Path(next(iter(edgecompile.__path__))) / "c_interface"
 
 
 @cache
 def native_headers_id() -> str:
     """Identifies the content of every header, so that the object cache notices a change."""
+    return headers_id(native_sources())
+
+
+def headers_id(folder: Path) -> str:
+    """Identifies the content of the headers below a folder, each by its path there."""
     digest = hashlib.sha256()
-    # The C interface in host/ is compiled by users; nothing that a bundle holds includes it.
-    host = native_sources() / "host"
-    for header in sorted(x for x in native_sources().rglob("*.h") if host not in x.parents):
-        digest.update(header.name.encode() + b"\0" + header.read_bytes())
+    for header in sorted(folder.rglob("*.h")):
+        name = header.relative_to(folder).as_posix()
+        digest.update(name.encode() + b"\0" + header.read_bytes())
     return digest.hexdigest()
 
 
@@ -91,21 +114,22 @@ def build_runtime(variant: VariantSpec, output_dir: Path) -> NativeRuntime:
         ToolchainError, CompileError, DiskFullError.
     """
     toolchain = find_toolchain(variant.arch)
-    sources = native_sources()
+    root = native_sources()
     flags = (*RUNTIME_FLAGS, f"-march={variant.march}", *variant.extra_flags)
 
-    def build(source: Path) -> BuiltObject:
+    def build(name: str, source: Path) -> BuiltObject:
         return compile_object(
             toolchain,
             source.read_bytes(),
             name=source.name,
-            flags=(*flags, "-O2") if source.name in SMALL_SOURCES else flags,
-            include_dirs=(sources,),
+            flags=(*flags, "-O2") if name in SMALL_SOURCES else flags,
+            include_dirs=(root,),
             headers_id=native_headers_id(),
         )
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        objects = list(pool.map(build, sorted(sources.glob("*.cpp"))))
+        sources = runtime_sources()
+        objects = list(pool.map(build, sources, sources.values()))
     digest = hashlib.sha256()
     for built in objects:
         digest.update(built.path.read_bytes())

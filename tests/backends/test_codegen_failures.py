@@ -10,7 +10,7 @@ import torch
 
 from edgecompile.backends.codegen_failures import read_failure
 from edgecompile.errors import CompileError
-from edgecompile.explanation.kernels import generate, lower_program
+from edgecompile.explanation.program import generate, lower_program
 from edgecompile.export.export import export_model
 from edgecompile.loaders.load import load_model
 from edgecompile.models.source_lines import place_of_text

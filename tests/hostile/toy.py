@@ -64,7 +64,7 @@ def _compile(compiler: str, source: str, *more: str) -> bytes:
         "-Wextra", "-Werror", f"-I{NATIVE}",
     ]  # fmt: skip
     digest = hashlib.sha256(repr((command, more)).encode())
-    for path in (HERE / source, NATIVE / "edgecompile_abi.h", NATIVE / "export.h"):
+    for path in (HERE / source, *sorted((NATIVE / "base").glob("*.h"))):
         digest.update(path.read_bytes())
     target = BUILD / f"{digest.hexdigest()[:16]}-{source}.so"
     if not target.exists():

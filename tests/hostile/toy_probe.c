@@ -2,7 +2,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "export.h"
+#include "base/export.h"
 
 EC_API int32_t ec_probe(char* buffer, int32_t capacity) {
   static const char kFeatures[] = "toy";

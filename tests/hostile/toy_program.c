@@ -1,7 +1,7 @@
 /* A program for toy_runtime.c: how many inputs and outputs it has. */
 #include <stdint.h>
 
-#include "export.h"
+#include "base/export.h"
 
 #ifdef TOY_OTHER
 EC_API const int64_t toy_other = 1;

@@ -5,7 +5,7 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 
-#include "edgecompile_abi.h"
+#include "base/edgecompile_abi.h"
 
 enum { kInputs, kOutputs, kCounts };
 

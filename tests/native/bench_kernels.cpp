@@ -13,12 +13,12 @@
 #include <new>
 #include <vector>
 
-#include "attention.h"
-#include "convolution.h"
-#include "gemm.h"
-#include "gemm_narrow.h"
-#include "simd.h"
-#include "threads.h"
+#include "kernels/attention/attention.h"
+#include "kernels/convolution/convolution.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/gemm/narrow/gemm_narrow.h"
+#include "math/simd.h"
+#include "threads/threads.h"
 
 using namespace ec;
 

@@ -21,10 +21,12 @@ from tests.conftest import one_at_a_time
 from tests.needs import need
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-HOST = REPOSITORY / "edgecompile" / "runtime" / "native" / "host"
+SOURCES = REPOSITORY / "edgecompile" / "c_interface"
+HEADER = SOURCES / "include" / "edgecompile_runtime.h"
 EXAMPLE = REPOSITORY / "examples" / "c"
 HERE = Path(__file__).resolve().parent
 BUILD = REPOSITORY / "build" / "tests-native"
+INCLUDES = (f"-I{SOURCES}", f"-I{HEADER.parent}")
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Werror")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1")
 #: A leak ends a program with this.
@@ -82,9 +84,11 @@ def build(
 
     The library's own objects are compiled once for each architecture and set of flags.
     """
-    objects = [_compile(machine, path, flags) for path in [*sorted(HOST.glob("*.cpp")), *sources]]
+    objects = [
+        _compile(machine, path, flags) for path in [*sorted(SOURCES.rglob("*.cpp")), *sources]
+    ]
     static = ["-static-libstdc++", "-static-libgcc"] if "-fsanitize" not in str(flags) else []
-    script = ["-shared", f"-Wl,--version-script={HOST / 'edgecompile_runtime.map'}"]
+    script = ["-shared", f"-Wl,--version-script={SOURCES / 'edgecompile_runtime.map'}"]
     options = [*flags, *map(str, objects), *static, *link, *(script if shared else [])]
     target = _folder(machine, [name, *options]) / (f"lib{name}.so" if shared else name)
     _make(target, [machine.tool("g++"), *options, "-ldl", "-lm", "-pthread"])
@@ -96,11 +100,11 @@ def _compile(machine: Machine, source: Path, flags: Sequence[str]) -> Path:
     is_c = source.suffix == ".c"
     standard = ["-std=c99", "-D_POSIX_C_SOURCE=200809L"] if is_c else ["-std=c++17"]
     options = [*standard, "-O1", "-fPIC", "-fvisibility=hidden", *WARNINGS, *flags]
-    headers = [*sorted(HOST.glob("*.h")), *sorted(source.parent.glob("*.h"))]
+    headers = [*sorted(SOURCES.rglob("*.h")), *sorted(source.parent.glob("*.h"))]
     content = [hashlib.sha256(path.read_bytes()).hexdigest() for path in [source, *headers]]
     target = _folder(machine, [str(source), *options, *content]) / f"{source.name}.o"
     compiler = machine.tool("gcc" if is_c else "g++")
-    _make(target, [compiler, *options, f"-I{HOST}", "-c", str(source)])
+    _make(target, [compiler, *options, *INCLUDES, "-c", str(source)])
     return target
 
 

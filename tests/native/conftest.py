@@ -68,8 +68,7 @@ def _digest(command: Sequence[str]) -> str:
     h = hashlib.sha256("\0".join(command).encode())
     for folder in (NATIVE, HERE):
         for path in sorted([*folder.rglob("*.h"), *folder.rglob("*.cpp")]):
-            if NATIVE / "host" not in path.parents:
-                h.update(path.read_bytes())
+            h.update(path.read_bytes())
     return h.hexdigest()[:16]
 
 
@@ -118,9 +117,9 @@ def march(request: pytest.FixtureRequest) -> str:
 
 
 KERNEL_SOURCES = (
-    "threads.cpp", "thread_count.cpp", "gemm.cpp", "gemm_split.cpp", "gemm_pack.cpp",
-    "gemm_epilogue.cpp", "gemm_bf16.cpp", "gemm_int8.cpp", "attention.cpp",
-    "convolution.cpp", "convolution_channels.cpp", "allocator.cpp",
+    "threads/threads.cpp", "threads/thread_count.cpp", "kernels/gemm/gemm.cpp", "kernels/gemm/gemm_split.cpp", "kernels/gemm/gemm_pack.cpp",
+    "kernels/gemm/gemm_epilogue.cpp", "kernels/gemm/narrow/gemm_bf16.cpp", "kernels/gemm/narrow/gemm_int8.cpp", "kernels/attention/attention.cpp",
+    "kernels/convolution/convolution.cpp", "kernels/convolution/convolution_channels.cpp", "base/allocator.cpp",
 )  # fmt: skip
 
 

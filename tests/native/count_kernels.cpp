@@ -7,10 +7,10 @@
 #include <functional>
 #include <vector>
 
-#include "attention.h"
-#include "gemm.h"
-#include "gemm_narrow.h"
-#include "threads.h"
+#include "kernels/attention/attention.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/gemm/narrow/gemm_narrow.h"
+#include "threads/threads.h"
 
 using namespace ec;
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "edgecompile_abi.h"
+#include "base/edgecompile_abi.h"
 
 #ifdef ECHO_TAG
 

@@ -3,16 +3,16 @@
 #include <thread>
 #include <vector>
 
-#include "attention.h"
-#include "convolution.h"
-#include "export.h"
-#include "gemm.h"
-#include "gemm_bf16_pairs.h"
-#include "gemm_narrow.h"
-#include "patience.h"
-#include "threads.h"
+#include "base/export.h"
+#include "kernels/attention/attention.h"
+#include "kernels/convolution/convolution.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/gemm/narrow/gemm_bf16_pairs.h"
+#include "kernels/gemm/narrow/gemm_narrow.h"
+#include "threads/patience.h"
+#include "threads/threads.h"
 #if defined(__AMX_TILE__)
-#include "amx_tiles.h"
+#include "kernels/gemm/narrow/amx_tiles.h"
 #endif
 
 using namespace ec;

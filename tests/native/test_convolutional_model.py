@@ -17,6 +17,8 @@ from tests.factories.convolutional import CHANNELS, parts
 from tests.native.aoti import BUILD, load_shim, own_variant
 from tests.native.test_program import Host, host  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def model() -> LoadedModel:

@@ -10,15 +10,22 @@ from edgecompile.audit.instructions import InstructionEvidence, find_objdump, sc
 from edgecompile.targets.profile import load_variant
 from tests.native.conftest import Build
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64", reason="the native tests' compiler is another's"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        platform.machine() != "x86_64", reason="the native tests' compiler is another's"
+    ),
+]
 
 
 def products(build_native: Build, march: str) -> tuple[dict[str, int], InstructionEvidence]:
     """How often products built for a variant use each feature, of which it has all, and what was seen."""
     variant = load_variant(march)
-    library = build_native(march, ["gemm_bf16.cpp", "gemm_int8.cpp"], march=march)
+    library = build_native(
+        march,
+        ["kernels/gemm/narrow/gemm_bf16.cpp", "kernels/gemm/narrow/gemm_int8.cpp"],
+        march=march,
+    )
     objdump = find_objdump(variant.arch)
     assert objdump is not None
     evidence = scan_instructions(library, variant.arch, objdump)

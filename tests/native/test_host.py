@@ -278,7 +278,7 @@ def test_null_pointers_are_refused(library: HostLibrary, model: HostModel, path:
 
 
 def test_the_headers_version_is_checked(library: HostLibrary, path: str) -> None:
-    header = (c_host.HOST / "edgecompile_runtime.h").read_text()
+    header = c_host.HEADER.read_text()
     assert f"#define EC_HOST_ABI_VERSION {c_host.ABI_VERSION}\n" in header
     assert library.c.ecr_abi_version() == c_host.ABI_VERSION
     with pytest.raises(HostError, match="compiled for version 2") as caught:
@@ -485,7 +485,7 @@ def test_only_the_interface_is_exported(library: HostLibrary) -> None:
     from edgecompile.audit.elf import read_elf
 
     found = read_elf(Path(library.c._name))
-    header = (c_host.HOST / "edgecompile_runtime.h").read_text()
+    header = c_host.HEADER.read_text()
     exported = {name for name in found.exported}
     assert exported == {name for name in exported if name.startswith("ecr_")}
     assert all(f"{name}(" in header for name in exported)

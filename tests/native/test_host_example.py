@@ -22,6 +22,8 @@ from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, Machine
 from tests.needs import need
 
+pytestmark = pytest.mark.slow
+
 DOCUMENT = c_host.REPOSITORY / "docs" / "c-interface.md"
 SOURCES = [c_host.EXAMPLE / "run.c", c_host.EXAMPLE / "npz.c"]
 
@@ -139,7 +141,6 @@ def run_block(block: str, folder: Path, **variables: str) -> None:
     assert done.returncode == 0, f"{block}\n{done.stderr}"
 
 
-@pytest.mark.slow
 def test_the_documented_commands_work(bundle: Path, tmp_path: Path) -> None:
     MACHINES["aarch64"].tool("g++")
     (tmp_path / "examples").symlink_to(c_host.REPOSITORY / "examples")
@@ -149,7 +150,7 @@ def test_the_documented_commands_work(bundle: Path, tmp_path: Path) -> None:
     need("cmake", "cmake")
     # Each reader of the page runs those that apply; what the first defines the others use.
     library, example, cross, cmake = blocks
-    first = next(line for line in library.splitlines() if line.startswith("host="))
+    first = next(line for line in library.splitlines() if line.startswith("source="))
     run_block(library, tmp_path)
     run_block(example, tmp_path)
     run_block(f"{first}\n{cross}", tmp_path)
@@ -166,7 +167,7 @@ def test_the_documented_program_compiles(tmp_path: Path) -> None:
     for compiler, standard in (("gcc", "-std=c99"), ("g++", "-std=c++17")):
         language = ["-x", "c++"] if compiler == "g++" else []
         command = [MACHINES[NATIVE_ARCH].tool(compiler), standard, "-Wall", "-Wextra", "-Werror"]
-        command += [*language, f"-I{c_host.HOST}", "-fsyntax-only", str(source)]
+        command += [*language, f"-I{c_host.HEADER.parent}", "-fsyntax-only", str(source)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
@@ -174,7 +175,7 @@ def test_the_documented_program_compiles(tmp_path: Path) -> None:
 def test_status_codes_are_the_exit_codes() -> None:
     from edgecompile.runtime import errors
 
-    header = (c_host.HOST / "edgecompile_runtime.h").read_text()
+    header = c_host.HEADER.read_text()
     codes = {name: int(code) for name, code in re.findall(r"^  ECR_(\w+) = (\d+),", header, re.M)}
     wanted = {
         "BUNDLE": errors.BundleError,

@@ -19,6 +19,7 @@ import pytest
 from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.runtime.format.dtypes import INPUT_NAMES, value_range
 from edgecompile.runtime.model import open_bundle
+from edgecompile.toolchain.native import native_sources
 from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, HostError, HostLibrary
 from tests.runtime.bundles import DummyBundle
@@ -52,7 +53,7 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     }.items():
         target = folder / Path(name).name
         command = [compiler, "-std=gnu11", "-O1", "-shared", "-fPIC", *c_host.WARNINGS]
-        command += [f"-I{c_host.HOST.parent}", str(source), *options, "-o", str(target)]
+        command += [f"-I{native_sources()}", str(source), *options, "-o", str(target)]
         subprocess.run(command, check=True)
         result[name] = target.read_bytes()
     return result

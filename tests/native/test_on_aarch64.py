@@ -15,6 +15,7 @@ import pytest
 from tests.needs import need
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.emulated,
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the other tests run natively"),
 ]

@@ -48,7 +48,7 @@ def shim():
 def declared() -> list[str]:
     """Every function that aoti_abi.h declares, macros expanded."""
     done = subprocess.run(
-        [find_toolchain().cxx, "-std=c++20", "-E", "-P", str(NATIVE / "aoti_abi.h")],
+        [find_toolchain().cxx, "-std=c++20", "-E", "-P", str(NATIVE / "shim" / "aoti_abi.h")],
         check=True,
         capture_output=True,
         text=True,
@@ -76,7 +76,7 @@ def test_types_are_torchs(tmp_path: Path):
         "#include <torch/csrc/inductor/aoti_torch/c/shim.h>",
         "#include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>",
         "#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>",
-        '#include "aoti_abi.h"',
+        '#include "shim/aoti_abi.h"',
         "#include <type_traits>",
         *(f'extern "C" {shim.rstrip(";")};' for shim in shims),
     ]

@@ -14,7 +14,7 @@ from tests.native.conftest import Build
 from tests.native.vecmath_check import Harness
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = (Path(__file__).parent / "vecmath_harness.cpp", "vecmath_exports.cpp")
+SOURCES = (Path(__file__).parent / "vecmath_harness.cpp", "math/vecmath_exports.cpp")
 
 
 @pytest.fixture(scope="session")

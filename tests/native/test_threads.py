@@ -203,7 +203,13 @@ def test_busy_neighbours_cause_no_stalls(pool: ctypes.CDLL) -> None:
 
 # ---- OpenMP -------------------------------------------------------------------------------------
 
-OPENMP_SOURCES = ("openmp.cpp", "profile.cpp", "threads.cpp", "thread_count.cpp", "status.cpp")
+OPENMP_SOURCES = (
+    "threads/openmp.cpp",
+    "base/profile.cpp",
+    "threads/threads.cpp",
+    "threads/thread_count.cpp",
+    "base/status.cpp",
+)
 
 
 def build_openmp(folder: Path, flags: tuple[str, ...] = ()) -> Path:

@@ -24,7 +24,7 @@ from tests.native.vecmath_check import (
     worst_error,
 )
 
-SOURCES = (Path(__file__).parent / "vecmath_harness.cpp", "vecmath_exports.cpp")
+SOURCES = (Path(__file__).parent / "vecmath_harness.cpp", "math/vecmath_exports.cpp")
 
 
 @pytest.fixture(scope="session")
@@ -170,7 +170,7 @@ def test_remainders_of_any_quotient_are_exact(harness: Harness) -> None:
 
 
 def test_hypot_by_libm_s_names(build_native: Build) -> None:
-    library = ctypes.CDLL(str(build_native("vecmath_exports", ["vecmath_exports.cpp"])))
+    library = ctypes.CDLL(str(build_native("vecmath_exports", ["math/vecmath_exports.cpp"])))
     inf, nan = math.inf, math.nan
     pairs = [
         (3.0, -4.0),
@@ -243,7 +243,7 @@ def test_every_sleef_name_is_exported(build_native: Build, level: str, widths: s
     """Also compiles each level, those included that this CPU can't run."""
     if host_levels() == ["armv8-a"]:
         pytest.skip("an x86-64 compiler is needed")
-    library = build_native("vecmath_exports", ["vecmath_exports.cpp"], march=level)
+    library = build_native("vecmath_exports", ["math/vecmath_exports.cpp"], march=level)
     exported = defined_symbols(library)
     names = sleef_names_in_torch()
     assert len(names) > 150  # the search itself works: vec256 alone has some seventy
@@ -262,7 +262,9 @@ def test_every_sleef_name_is_exported(build_native: Build, level: str, widths: s
 
 def test_library_needs_nothing_but_libm(build_native: Build) -> None:
     # Linked as the runtime is: on aarch64 a long double's arithmetic is libgcc's.
-    library = build_native("vecmath_exports", ["vecmath_exports.cpp"], flags=["-static-libgcc"])
+    library = build_native(
+        "vecmath_exports", ["math/vecmath_exports.cpp"], flags=["-static-libgcc"]
+    )
     listing = subprocess.run(
         ["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True, check=True
     )
@@ -275,7 +277,7 @@ def test_library_needs_nothing_but_libm(build_native: Build) -> None:
 
 def test_no_intrinsics() -> None:
     """Written once for every instruction set: what is special to one stands behind an #if."""
-    for path in [NATIVE / "simd.h", *NATIVE.glob("vecmath*")]:
+    for path in (NATIVE / "math").iterdir():
         text = path.read_text()
         assert "immintrin" not in text
         assert "__builtin_ia32" not in text

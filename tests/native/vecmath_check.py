@@ -112,7 +112,7 @@ def host_levels() -> list[str]:
 
 def build(march: str, output: Path, compiler: str = "g++") -> Path:
     """Compile the harness with the entry points for `march`; returns the shared library."""
-    sources = [str(HERE / "vecmath_harness.cpp"), str(NATIVE / "vecmath_exports.cpp")]
+    sources = [str(HERE / "vecmath_harness.cpp"), str(NATIVE / "math/vecmath_exports.cpp")]
     command = [compiler, *FLAGS, f"-march={march}", f"-I{NATIVE}", "-shared", *sources]
     subprocess.run([*command, "-o", str(output)], check=True)
     return output

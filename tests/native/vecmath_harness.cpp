@@ -7,8 +7,8 @@
 #include <limits>
 #include <type_traits>
 
-#include "export.h"
-#include "vecmath.h"
+#include "base/export.h"
+#include "math/vecmath.h"
 
 // The attribute that templates ignore is the intrinsics types' may_alias.
 #pragma GCC diagnostic ignored "-Wignored-attributes"

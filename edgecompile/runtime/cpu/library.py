@@ -1,4 +1,4 @@
-"""Binds the native runtime library (native/edgecompile_abi.h) and runs compiled programs.
+"""Binds the native runtime library (native/base/edgecompile_abi.h) and runs compiled programs.
 
 A runtime library is loaded once per process and SONAME; its thread pool is shared by every program
 that was opened with it.

@@ -1,4 +1,4 @@
-"""Arrays as native code sees them: ec_tensor of native/edgecompile_abi.h."""
+"""Arrays as native code sees them: ec_tensor of native/base/edgecompile_abi.h."""
 
 import ctypes
 import struct

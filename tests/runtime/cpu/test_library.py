@@ -27,7 +27,7 @@ from edgecompile.runtime.errors import NativeError
 from edgecompile.runtime.format.manifest import Variant
 from tests.runtime.bundles import change_libraries
 
-HEADER = Path(edgecompile.runtime.__file__).parent / "native" / "edgecompile_abi.h"
+HEADER = Path(edgecompile.runtime.__file__).parent / "native" / "base" / "edgecompile_abi.h"
 
 
 @pytest.fixture(scope="module")

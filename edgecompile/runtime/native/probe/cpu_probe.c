@@ -12,7 +12,7 @@
  * those of Linux's /proc/cpuinfo, with lahf and lzcnt for lahf_lm and abm. */
 #include <stdint.h>
 
-#include "../export.h"
+#include "../base/export.h"
 
 /* Appends words separated by spaces; counts on when the buffer is full. */
 struct Writer {

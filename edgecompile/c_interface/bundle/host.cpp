@@ -1,0 +1,223 @@
+#include "bundle/host.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/text.h"
+#include "bundle/libraries.h"
+
+namespace ecr {
+namespace {
+
+constexpr int32_t kProbeBytes = 8192;
+
+// What this library was built for: that is what it can load.
+std::string architecture(const char* machine) {
+#if defined(__x86_64__) && defined(__LP64__)
+  (void)machine;
+  return "x86-64";
+#elif defined(__aarch64__) && defined(__LP64__)
+  (void)machine;
+  return "aarch64";
+#else
+  return machine;
+#endif
+}
+
+std::optional<std::pair<int64_t, int64_t>> glibc_version() {
+#ifdef _CS_GNU_LIBC_VERSION
+  char text[64] = "";
+  const size_t length = confstr(_CS_GNU_LIBC_VERSION, text, sizeof text);
+  if (length == 0 || length > sizeof text || std::strncmp(text, "glibc ", 6) != 0) {
+    return std::nullopt;
+  }
+  char* end = nullptr;
+  const long long major = std::strtoll(text + 6, &end, 10);
+  if (end == nullptr || *end != '.') return std::nullopt;
+  return std::pair<int64_t, int64_t>(major, std::strtoll(end + 1, nullptr, 10));
+#else
+  return std::nullopt;
+#endif
+}
+
+int32_t count_cpus() {
+  // Machines may have more CPUs than cpu_set_t has bits.
+  for (int most = 1024; most <= 1 << 20; most *= 4) {
+    cpu_set_t* const set = CPU_ALLOC(most);
+    if (set == nullptr) break;
+    const size_t size = CPU_ALLOC_SIZE(most);
+    const int count = sched_getaffinity(0, size, set) == 0 ? CPU_COUNT_S(size, set) : 0;
+    CPU_FREE(set);
+    if (count > 0) return count;
+  }
+  return 1;
+}
+
+std::string cpu_model() {
+  const Descriptor file(::open("/proc/cpuinfo", O_RDONLY | O_CLOEXEC));
+  if (!file.valid()) return "";
+  std::string text(1 << 16, '\0');
+  const ssize_t count = read(file.get(), text.data(), text.size());
+  text.resize(count < 0 ? 0 : static_cast<size_t>(count));
+  size_t begin = 0;
+  while (begin < text.size()) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string line = text.substr(begin, end - begin);
+    begin = end + 1;
+    const size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    const std::string key = line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1);
+    const size_t value = line.find_first_not_of(" \t", colon + 1);
+    if (key == "model name" || key == "Model" || key == "Hardware") {
+      return value == std::string::npos ? "" : line.substr(value);
+    }
+  }
+  return "";
+}
+
+std::set<std::string> probe_features(const BundleFolder& folder, const std::string& name) {
+  const PinnedLibrary& pinned = pin_library(folder, name);
+  void* const address = dlsym(load_library(pinned), "ec_probe");
+  if (address == nullptr) {
+    fail(ECR_NATIVE, pinned.label + ": has no ec_probe [native-functions]");
+  }
+  int32_t (*probe)(char*, int32_t) = nullptr;
+  static_assert(sizeof probe == sizeof address);
+  std::memcpy(&probe, &address, sizeof address);
+  std::string text(kProbeBytes, '\0');
+  if (probe(text.data(), kProbeBytes) < 0) {
+    fail(ECR_NATIVE, cat(pinned.label, ": the probe needs more than ", kProbeBytes, " bytes"));
+  }
+  text.resize(strnlen(text.c_str(), text.size()));
+  std::set<std::string> features;
+  size_t begin = 0;
+  while ((begin = text.find_first_not_of(' ', begin)) != std::string::npos) {
+    const size_t end = std::min(text.find(' ', begin), text.size());
+    features.insert(text.substr(begin, end - begin));
+    begin = end;
+  }
+  return features;
+}
+
+}  // namespace
+
+Host describe_host(const BundleFolder& folder) {
+  utsname names = {};
+  uname(&names);
+  Host host;
+  host.system = names.sysname;
+  host.kernel = names.release;
+  host.arch = architecture(names.machine);
+  host.glibc = glibc_version();
+  host.cpus = count_cpus();
+  const int64_t pages = sysconf(_SC_PHYS_PAGES);
+  if (pages > 0) host.memory = pages * sysconf(_SC_PAGESIZE);
+  host.model = cpu_model();
+  const auto probe = folder.manifest().probes.find(host.arch);
+  // No 32-bit process can load the probe, and no variant is for one anyway.
+  if (probe != folder.manifest().probes.end() && sizeof(void*) == 8) {
+    host.features = probe_features(folder, probe->second);
+  }
+  return host;
+}
+
+// Why only Python, with torch, runs a variant.
+constexpr const char* kNeedsTorch = "needs the backend torch, which this library doesn't have";
+constexpr const char* kTorchHint =
+    "run python -m edgecompile.torch_runtime with torch, or build without --runtime torch";
+
+// ECR_LOADER if one of the refused variants lacks nothing but torch, else ECR_HOST.
+int32_t code_of(const std::vector<Refusal>& refused, const std::optional<std::string>& wanted) {
+  for (const Refusal& item : refused) {
+    const bool meant = !wanted || item.name == wanted;
+    if (meant && item.reasons == std::vector<std::string>{kNeedsTorch}) return ECR_LOADER;
+  }
+  return ECR_HOST;
+}
+
+std::vector<std::string> find_lacks(const Variant& variant, const Host& host) {
+  std::vector<std::string> reasons;
+  if (host.system != "Linux") {
+    reasons.push_back("needs Linux, this is " + (host.system.empty() ? "unknown" : host.system));
+  }
+  if (sizeof(void*) != 8 || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__) {
+    reasons.push_back("needs a 64-bit little-endian process");
+  }
+  if (variant.arch != host.arch) {
+    reasons.push_back(cat("is for ", variant.arch, ", this is ", host.arch));
+    return reasons;
+  }
+  std::vector<std::string> absent;
+  for (const std::string& feature : variant.requires_) {
+    if (host.features.count(feature) == 0) absent.push_back(feature);
+  }
+  if (!absent.empty()) reasons.push_back("the CPU or the system lacks " + join(absent));
+  if (variant.glibc) {
+    const size_t dot = variant.glibc->find('.');
+    const std::pair<int64_t, int64_t> wanted(std::stoi(variant.glibc->substr(0, dot)),
+                                             std::stoi(variant.glibc->substr(dot + 1)));
+    if (!host.glibc) {
+      reasons.push_back(cat("needs glibc ", *variant.glibc, ", this C library isn't glibc"));
+    } else if (*host.glibc < wanted) {
+      reasons.push_back(cat("needs glibc ", *variant.glibc, ", this is ", host.glibc->first, ".",
+                            host.glibc->second));
+    }
+  }
+  // Last, and alone: what fits the machine otherwise is a matter of the loader.
+  if (reasons.empty() && variant.backend == kTorchBackend) {
+    reasons.push_back(kNeedsTorch);
+  } else if (reasons.empty() && variant.backend != kBackend) {
+    reasons.push_back(cat("needs the backend ", variant.backend, ", unknown here"));
+  }
+  return reasons;
+}
+
+size_t choose_variant(const Manifest& manifest, const Host& host,
+                      const std::optional<std::string>& wanted, std::vector<Refusal>* refused) {
+  const std::vector<Variant>& variants = manifest.variants;
+  std::optional<size_t> best;
+  std::optional<size_t> named;
+  for (size_t i = 0; i < variants.size(); ++i) {
+    std::vector<std::string> reasons = find_lacks(variants[i], host);
+    if (!reasons.empty()) {
+      refused->push_back({variants[i].name, std::move(reasons)});
+      continue;
+    }
+    if (variants[i].name == wanted) named = i;
+    if (!best || variants[i].rank > variants[*best].rank) best = i;
+  }
+  if (wanted) {
+    if (named) return *named;
+    for (const Refusal& item : *refused) {
+      if (item.name == wanted) {
+        const int32_t code = code_of(*refused, wanted);
+        fail(code, cat("the variant ", *wanted, " can't run here: ", join(item.reasons, "; ")),
+             code == ECR_LOADER ? kTorchHint
+                                : "leave the choice to the library, or build for this machine");
+      }
+    }
+    const auto name = [](const Variant& item) { return item.name; };
+    fail(ECR_HOST, cat("there is no variant ", quoted(*wanted)),
+         "the bundle has: " + join(variants, name));
+  }
+  if (!best) {
+    std::string text = "no variant of this bundle can run here";
+    for (const Refusal& item : *refused) {
+      text += cat("\n  ", item.name, ": ", join(item.reasons, "; "));
+    }
+    const int32_t code = code_of(*refused, wanted);
+    fail(code, text,
+         code == ECR_LOADER ? kTorchHint
+                            : "build the bundle for a target that includes this machine");
+  }
+  return *best;
+}
+
+}  // namespace ecr

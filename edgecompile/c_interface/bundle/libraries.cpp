@@ -1,0 +1,100 @@
+#include "bundle/libraries.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/text.h"
+#include "bundle/limits.h"
+
+namespace ecr {
+namespace {
+
+std::string absolute(const std::string& path) {
+  char* const found = realpath(path.c_str(), nullptr);
+  if (found == nullptr) return path;
+  const std::string result = found;
+  free(found);
+  return result;
+}
+
+}  // namespace
+
+Damage PinnedLibrary::find_damage() const {
+  const std::optional<FileState> now = state_of_path(path);
+  if (!now) return {"file-hash", "can't be read"};
+  if (now == state) return {};
+  if (!file.valid()) return {"file-hash", "isn't the file that was hashed"};
+  // A new name or mode changes the state too. A descriptor that somebody else closed and that names
+  // another file now has another content.
+  return find_hash_damage(file, entry, label);
+}
+
+void PinnedLibrary::check_again() const {
+  const Damage damage = find_damage();
+  if (damage.rule == nullptr) return;
+  fail(ECR_DAMAGED,
+       cat(label, ": ", damage.text, " [", damage.rule, "]; it changed since it was checked"),
+       "replace a bundle's files by renaming, don't write into them");
+}
+
+const PinnedLibrary& pin_library(const BundleFolder& folder, const std::string& name) {
+  // Never destroyed: other threads may still run when a process ends, and a library that was
+  // replaced may still be in use.
+  static std::mutex& mutex = *new std::mutex;
+  static auto& pinned = *new std::map<std::string, const PinnedLibrary*>;
+  static auto& kept = *new std::vector<std::unique_ptr<const PinnedLibrary>>;
+
+  const FileEntry& entry = folder.manifest().files.at(name);
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = pinned.find(entry.sha256);
+  // Of one hash and two sizes, one is wrong: folder.open says so.
+  if (found != pinned.end() && found->second->entry.size == entry.size &&
+      found->second->find_damage().rule == nullptr) {
+    return *found->second;
+  }
+
+  auto library = std::make_unique<PinnedLibrary>();
+  library->file = folder.open(name);
+  library->state = state_of_file(library->file);
+  folder.check_hash(name, library->file);
+  library->entry = entry;
+  library->label = folder.label(name);
+  library->path = cat("/proc/self/fd/", library->file.get());
+  // Without /proc the library is loaded by its name, and the folder has to be trusted not to change
+  // in between. By its name it may be another file the next time.
+  const bool has_proc = access(library->path.c_str(), F_OK) == 0;
+  if (!has_proc) {
+    library->path = absolute(library->label);
+    library->file = Descriptor();
+  }
+  kept.push_back(std::move(library));
+  if (has_proc) pinned[entry.sha256] = kept.back().get();
+  return *kept.back();
+}
+
+void* load_library(const PinnedLibrary& library) {
+  library.check_again();
+  void* const handle = dlopen(library.path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    const char* const told = dlerror();
+    const std::string reason = told == nullptr ? "no reason given" : told;
+    fail_if_loading_limit(reason, library.label, library.path);
+    fail(ECR_NATIVE, cat(library.label, ": can't be loaded: ", reason, " [native-load]"),
+         "the library was built for another system");
+  }
+  return handle;
+}
+
+void* find_loaded(const std::string& soname) {
+  void* const handle = dlopen(soname.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+  if (handle == nullptr) dlerror();  // of no interest to whoever asks next
+  return handle;
+}
+
+}  // namespace ecr

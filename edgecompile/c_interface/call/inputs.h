@@ -1,0 +1,36 @@
+// Checks what ecr_run is given before native code sees it.
+//
+// Native code trusts its inputs: a wrong count or an index outside its table ends the process, and
+// a wrong size gives wrong numbers. Everything that could do so is refused, all problems at once.
+#pragma once
+
+#include <vector>
+
+#include "call/arrays.h"
+#include "format/schema.h"
+
+namespace ecr {
+
+// Arrays in the manifest's order, aligned and of its types, and the size of every axis.
+struct CheckedInputs {
+  std::vector<Array> arrays;
+  Sizes sizes;
+};
+
+// Arrays borrow the tensors' memory unless they had to be widened or aligned, which caches of a
+// generative program may not have to. Whether the sizes lie in a bucket isn't checked. Throws Error
+// ECR_INPUT.
+CheckedInputs check_inputs(const Manifest& manifest, const ecr_tensor* tensors, int64_t count);
+
+// Checks which rows of its caches a generative program writes and reads, when the length is filled
+// up to `computed`; others have none. Throws Error ECR_INPUT.
+void check_rows(const Manifest& manifest, const CheckedInputs& inputs, int64_t computed);
+
+// Bytes of inputs of these sizes.
+int64_t input_bytes(const Manifest& manifest, const Sizes& sizes);
+
+// Valid inputs of these sizes: ones where the bounds allow it, else the nearest bound; a generative
+// program begins at row 0.
+std::vector<Array> make_inputs(const Manifest& manifest, const Sizes& sizes);
+
+}  // namespace ecr

@@ -1,0 +1,346 @@
+// For each head a block of keys at a time: keys are transposed and values copied into panels, then
+// for a few queries at a time register tiles (attention_products.h) compute scores, softmax
+// (attention_softmax.h) turns them into weights, and the tiles multiply with the values. With more
+// than one block the rows' maxima and sums are carried along and earlier results rescaled ("online"
+// softmax: Milakov and Gimelshein, arXiv:1805.02867).
+#include "kernels/attention/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/scratch.h"
+#include "kernels/attention/attention_products.h"
+#include "kernels/attention/attention_softmax.h"
+#include "kernels/gemm/gemm_kernel.h"
+#include "math/simd.h"
+#include "math/vecmath.h"
+#include "threads/threads.h"
+
+namespace ec {
+namespace {
+
+constexpr int kL = kFloatLanes;
+
+// Floats of transposed keys, and of values, per block: together half of a second-level cache.
+constexpr int64_t kBlockFloats = 16 * 1024;
+// Queries below which transposing the keys costs more than dot products with each of them.
+constexpr int64_t kFewQueries = 4;
+// Queries from which on pairs of bfloat16 pay: before, rounding takes longer than they save.
+[[maybe_unused]] constexpr int64_t kPairQueries = 8;
+// Bytes of a mask that one thread compares while the others wait: some tens of microseconds.
+constexpr int64_t kMostCompared = int64_t{1} << 20;
+// Multiply-adds below which fork and join cost more than they save.
+constexpr int64_t kSerialWork = 100'000;
+
+thread_local Scratch t_scratch;
+
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// One head of one batch entry.
+struct Head {
+  const float *q, *k, *v;
+  float* out;
+  const uint8_t* bool_mask;
+  const float* float_mask;
+};
+
+// Which keys the queries of a head see: those of [begin(i), end(i)).
+struct Sight {
+  bool causal;
+  int64_t offset, window, step, len_k;
+
+  int64_t end(int64_t query) const {
+    return causal ? std::clamp<int64_t>(offset + query * step + 1, 0, len_k) : len_k;
+  }
+  int64_t begin(int64_t query) const {
+    return causal && window > 0 ? std::clamp<int64_t>(offset + query * step + 1 - window, 0, len_k)
+                                : 0;
+  }
+};
+
+Head head_of(const AttentionArgs& a, int64_t b, int64_t h) {
+  const int64_t h_kv = h / (a.heads_q / a.heads_kv);
+  Head head{a.q + b * a.q_strides[0] + h * a.q_strides[1],
+            a.k + b * a.k_strides[0] + h_kv * a.k_strides[1],
+            a.v + b * a.v_strides[0] + h_kv * a.v_strides[1],
+            a.out + b * a.out_strides[0] + h * a.out_strides[1],
+            nullptr,
+            nullptr};
+  const int64_t mask = b * a.mask_strides[0] + h * a.mask_strides[1];
+  if (a.mask_kind == static_cast<int>(MaskKind::kBool)) {
+    head.bool_mask = static_cast<const uint8_t*>(a.mask) + mask;
+  } else if (a.mask_kind == static_cast<int>(MaskKind::kFloat)) {
+    head.float_mask = static_cast<const float*>(a.mask) + mask;
+  }
+  return head;
+}
+
+// Whether each head's mask is the same for all queries although it has a row for each of them, as
+// of models that write out what they might have broadcast. Most others differ in their first rows.
+bool same_for_all_queries(const AttentionArgs& a) {
+  if (a.len_q == 1 || a.len_k == 0 || a.mask_strides[2] == 0 || a.mask_strides[3] != 1)
+    return false;
+  const auto* const mask = static_cast<const char*>(a.mask);
+  const int64_t size = a.mask_kind == static_cast<int>(MaskKind::kBool) ? 1 : 4;
+  const int64_t batch = a.mask_strides[0] == 0 ? 1 : a.batch;
+  const int64_t heads = a.mask_strides[1] == 0 ? 1 : a.heads_q;
+  if (batch * heads * a.len_q * a.len_k * size > kMostCompared) return false;
+  const auto bytes = static_cast<size_t>(a.len_k * size);
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const char* const first = mask + (b * a.mask_strides[0] + h * a.mask_strides[1]) * size;
+      for (int64_t i = 1; i < a.len_q; ++i) {
+        if (std::memcmp(first, first + i * a.mask_strides[2] * size, bytes) != 0) return false;
+      }
+    }
+  }
+  return true;
+}
+
+// A mask's number as one to add to scores to base 2: finite ones stay finite.
+float to_base_2(float x) {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  return std::abs(x) <= kMost ? std::clamp(x * kLog2E, -kMost, kMost) : x;
+}
+
+// The mask of one query for keys [k0, k0 + n) as floats to add.
+void read_mask(const AttentionArgs& a, const Head& head, int64_t query, int64_t k0, int64_t n,
+               float* bias) {
+  const int64_t step = a.mask_strides[3];
+  const int64_t at = query * a.mask_strides[2] + k0 * step;
+  const auto read = [&](const auto* mask, const auto& number) {
+    if (step == 1) {
+      for (int64_t j = 0; j < n; ++j) bias[j] = number(mask[j]);
+    } else {
+      for (int64_t j = 0; j < n; ++j) bias[j] = number(mask[j * step]);
+    }
+  };
+  if (head.bool_mask != nullptr) {
+    read(head.bool_mask + at, [](uint8_t attend) { return attend ? 0.0f : kMinusInfinity; });
+  } else {
+    read(head.float_mask + at, [](float x) { return to_base_2(x); });
+  }
+}
+
+// Results of `rows` queries for one panel of values: out = (out·scale + sums)·factor.
+EC_INLINE void merge_panel(const float* sums, int64_t rows, int64_t columns, bool first,
+                           const RowState* state, bool last, float* out, int64_t ld) {
+  for (int64_t r = 0; r < rows; ++r, sums += kPanel, out += ld) {
+    const float factor = last ? (state[r].sum == 0.0f ? 1.0f : 1.0f / state[r].sum) : 1.0f;
+    const float scale = state[r].scale;
+    const auto merge = [&](vf32 sum, vf32 old) {
+      return (first ? sum : fma(old, broadcast(scale), sum)) * factor;
+    };
+    int64_t j = 0;
+    for (; j + kL <= columns; j += kL) {
+      store(out + j, merge(load(sums + j), first ? vf32{} : load(out + j)));
+    }
+    if (j < columns) {
+      const vf32 old = first ? vf32{} : load_partial(out + j, columns - j);
+      store_partial(out + j, merge(load(sums + j), old), columns - j);
+    }
+  }
+}
+
+// q·kᵀ·scale of a few queries by dot products, without copying the keys.
+void dot_scores(const AttentionArgs& a, const float* q, int64_t rows, const float* k, int64_t keys,
+                float* scores, int64_t ld) {
+  for (int64_t j = 0; j < keys; ++j, k += a.k_strides[2]) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* query = q + r * a.q_strides[2];
+      vf32 sum0{}, sum1{};
+      int64_t d = 0;
+      for (; d + 2 * kL <= a.dim; d += 2 * kL) {
+        sum0 = fma(load(query + d), load(k + d), sum0);
+        sum1 = fma(load(query + d + kL), load(k + d + kL), sum1);
+      }
+      for (; d < a.dim; d += kL) {
+        sum0 = fma(load_partial(query + d, a.dim - d), load_partial(k + d, a.dim - d), sum0);
+      }
+      scores[r * ld + j] = reduce_add(sum0 + sum1) * a.scale;
+    }
+  }
+}
+
+// out[rows, columns] = weights · values of a few queries, without copying the values.
+EC_INLINE void weigh_values(const float* weights, int64_t ld, int64_t rows, const float* v,
+                            int64_t v_stride, int64_t keys, int64_t columns, float* sums) {
+  constexpr int kParts = kPanel / kL;
+  for (int64_t r = 0; r < rows; ++r) {
+    vf32 sum[kParts] = {};
+    const float* const w = weights + r * ld;
+    const float* row = v;
+    if (columns == kPanel) {
+      for (int64_t j = 0; j < keys; ++j, row += v_stride) {
+        const vf32 weight = broadcast(w[j]);
+        for (int p = 0; p < kParts; ++p) sum[p] = fma(weight, load(row + p * kL), sum[p]);
+      }
+    } else {
+      for (int64_t j = 0; j < keys; ++j, row += v_stride) {
+        const vf32 weight = broadcast(w[j]);
+        for (int p = 0; p < kParts; ++p) {
+          const int64_t left = std::min<int64_t>(kL, columns - p * kL);
+          if (left > 0) sum[p] = fma(weight, load_partial(row + p * kL, left), sum[p]);
+        }
+      }
+    }
+    for (int p = 0; p < kParts; ++p) store(sums + r * kPanel + p * kL, sum[p]);
+  }
+}
+
+// s = softcap · tanh(s / softcap) · log2(e) of whole vectors.
+void cap_scores(float* s, int64_t n, float softcap) {
+  for (int64_t j = 0; j < n; j += kL) {
+    store(s + j, vtanh(load(s + j) * (1.0f / softcap)) * (softcap * kLog2E));
+  }
+}
+
+// Queries [q0, q1) of one head.
+template <class Products>
+void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, int64_t q0,
+                 int64_t q1) {
+  const int64_t queries = q1 - q0;
+  const int64_t first_key = sight.begin(q0), last_key = sight.end(q1 - 1);
+  const int64_t all_keys = std::max<int64_t>(0, last_key - first_key);
+  const int64_t widest = std::max<int64_t>({a.dim, a.dim_v, 1});
+  const int64_t most = std::max(kPanel, kBlockFloats / widest / kPanel * kPanel);
+  const int64_t blocks = std::max<int64_t>(1, (all_keys + most - 1) / most);
+  const int64_t block = std::max(kPanel, round_up((all_keys + blocks - 1) / blocks, kPanel));
+  const int64_t v_panels = (a.dim_v + kPanel - 1) / kPanel;
+  const bool few = Products::kExact && queries <= kFewQueries;
+
+  const int64_t state_floats = round_up(queries * 3, 16);
+  const int64_t k_floats = few ? 0 : block * a.dim;
+  const int64_t v_floats = few ? 0 : block * v_panels * kPanel;
+  float* const scratch =
+      t_scratch.get(state_floats + k_floats + v_floats + (kTileRows + 1) * block +
+                    (few ? 0 : Products::row_floats(a.dim, block)));
+  static_assert(sizeof(RowState) == 3 * sizeof(float));
+  RowState* const state = reinterpret_cast<RowState*>(scratch);
+  float* const k_panels = scratch + state_floats;
+  float* const v_copy = k_panels + k_floats;
+  float* const scores = v_copy + v_floats;
+  float* const bias_row = scores + kTileRows * block;
+  float* const rows_copy = bias_row + block;
+  std::fill_n(state, queries, RowState{kMinusInfinity, 0.0f, 0.0f});
+  const bool masked = head.bool_mask != nullptr || head.float_mask != nullptr;
+
+  for (int64_t k0 = first_key; k0 == first_key || k0 < last_key; k0 += block) {
+    const int64_t block_keys = std::max<int64_t>(0, std::min(block, last_key - k0));
+    const bool first = k0 == first_key, last = k0 + block >= last_key;
+    const float* const k = head.k + k0 * a.k_strides[2];
+    const float* const v = head.v + k0 * a.v_strides[2];
+    for (int64_t j = 0; !few && j < block_keys; j += kPanel) {
+      Products::pack_keys(a, k + j * a.k_strides[2], std::min(kPanel, block_keys - j), rows_copy,
+                          k_panels + j * a.dim);
+    }
+    for (int64_t p = 0; !few && p < v_panels; ++p) {
+      Products::pack_values(v + p * kPanel, a.v_strides[2], block_keys,
+                            std::min(kPanel, a.dim_v - p * kPanel), v_copy + p * block * kPanel);
+    }
+    bool biased = masked;
+    if (masked && a.mask_strides[2] == 0) {
+      std::fill_n(bias_row, block, 0.0f);
+      read_mask(a, head, 0, k0, block_keys, bias_row);
+      biased = std::any_of(bias_row, bias_row + block_keys, [](float x) { return x != 0.0f; });
+    }
+
+    const int64_t tiles = (queries + kTileRows - 1) / kTileRows;
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t r0 = queries * i / tiles, rows = queries * (i + 1) / tiles - r0;
+      const float* const q = head.q + (q0 + r0) * a.q_strides[2];
+      // The last of these rows sees this many keys of the block.
+      const int64_t keys = std::clamp<int64_t>(sight.end(q0 + r0 + rows - 1) - k0, 0, block_keys);
+      if (few) {
+        dot_scores(a, q, rows, k, keys, scores, block);
+      } else {
+        Products::score(a, q, rows, k_panels, keys, rows_copy, scores, block);
+      }
+      // Each step for all rows: the reductions of one are under way while the next is read.
+      float tops[kTileRows];
+      int64_t padded[kTileRows];
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t query = q0 + r0 + r;
+        const int64_t seen = std::clamp<int64_t>(sight.end(query) - k0, 0, keys);
+        const int64_t unseen = std::clamp<int64_t>(sight.begin(query) - k0, 0, seen);
+        if (biased && a.mask_strides[2] != 0) {
+          read_mask(a, head, query, k0, seen, bias_row);
+          std::fill_n(bias_row + seen, round_up(seen, kL) - seen, 0.0f);
+        }
+        float* const s = scores + r * block;
+        if (a.softcap > 0) cap_scores(s, seen, a.softcap);
+        std::fill_n(s, unseen, kMinusInfinity);
+        padded[r] = round_up(seen, Products::kPadded);
+        tops[r] = mask_scores(s, seen, padded[r], biased ? bias_row : nullptr, state[r0 + r].top);
+      }
+      for (int64_t r = 0; r < rows; ++r) {
+        Products::weigh_row(scores + r * block, padded[r], keys, tops[r], state[r0 + r], r,
+                            rows_copy);
+      }
+      for (int64_t p = 0; p < v_panels; ++p) {
+        alignas(64) float sums[kTileRows * kPanel];
+        const int64_t columns = std::min(kPanel, a.dim_v - p * kPanel);
+        if (few) {
+          weigh_values(scores, block, rows, v + p * kPanel, a.v_strides[2], keys, columns, sums);
+        } else {
+          Products::weigh(scores, block, rows, v_copy + p * block * kPanel, keys, columns,
+                          rows_copy, sums);
+        }
+        merge_panel(sums, rows, columns, first, state + r0, last,
+                    head.out + (q0 + r0) * a.out_strides[2] + p * kPanel, a.out_strides[2]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void attention(const AttentionArgs& given) {
+  if (given.batch <= 0 || given.heads_q <= 0 || given.len_q <= 0 || given.dim_v <= 0) return;
+  AttentionArgs a = given;
+  if (a.softcap <= 0) a.scale *= kLog2E;
+  if (a.mask_kind != static_cast<int>(MaskKind::kNone) && same_for_all_queries(a)) {
+    a.mask_strides[2] = 0;
+  }
+  Sight sight{a.causal, a.offset, a.window, 1, a.len_k};
+  const int64_t group = a.heads_q / a.heads_kv;
+  if (a.len_q == 1 && group > 1) {
+    // The heads of a group stand for queries of one head: their keys and values are read once.
+    a.len_q = group;
+    a.heads_q = a.heads_kv;
+    a.q_strides[2] = given.q_strides[1];
+    a.q_strides[1] = given.q_strides[1] * group;
+    a.out_strides[2] = given.out_strides[1];
+    a.out_strides[1] = given.out_strides[1] * group;
+    a.mask_strides[2] = given.mask_strides[1];
+    a.mask_strides[1] = given.mask_strides[1] * group;
+    sight.step = 0;
+  }
+  const int64_t heads = a.batch * a.heads_q;
+  int64_t chunks = 1;
+  const int64_t threads = num_threads();
+  const int64_t keys = sight.end(a.len_q - 1) - sight.begin(0);
+  const bool alone = threads == 1 || heads * a.len_q * keys * (a.dim + a.dim_v) < kSerialWork;
+  if (!alone && heads < 3 * threads) {
+    // Every chunk copies the keys and values, so it should have a few tiles of queries.
+    chunks = std::clamp<int64_t>(3 * threads / heads, 1, (a.len_q + 31) / 32);
+  }
+  auto run = run_queries<FloatProducts>;
+#if EC_BF16_PAIRS
+  if (a.narrow && given.len_q >= kPairQueries && pairs_pay()) run = run_queries<PairProducts>;
+#endif
+  const auto task = [&](int64_t i) {
+    const int64_t head = i / chunks, chunk = i % chunks;
+    run(a, head_of(a, head / a.heads_q, head % a.heads_q), sight, a.len_q * chunk / chunks,
+        a.len_q * (chunk + 1) / chunks);
+  };
+  if (alone) {
+    for (int64_t i = 0; i < heads * chunks; ++i) task(i);
+  } else {
+    parallel_for(heads * chunks, task);
+  }
+}
+
+}  // namespace ec

@@ -1,0 +1,261 @@
+// Convolutions whose groups have few outputs, depthwise ones above all: channel by channel, in the
+// lanes of vectors.
+#include <algorithm>
+#include <utility>
+
+#include "base/block.h"
+#include "kernels/convolution/convolution.h"
+#include "math/simd.h"
+#include "threads/threads.h"
+
+namespace ec {
+namespace {
+
+constexpr int kL = kFloatLanes;
+// A tile is kPixels outputs of one line by kVectors vectors of channels: more independent sums than
+// the latency of a multiply-add asks for (8), and with the weights fewer than 16 registers.
+constexpr int kVectors = 2;
+constexpr int kColumns = kVectors * kL;
+static_assert(kPanel % kColumns == 0);
+constexpr int kPixels = 6;
+constexpr int64_t kSerialWork = 100'000;  // multiply-adds below which fork and join cost more
+constexpr int64_t kTaskWork = 100'000;
+constexpr int64_t kCacheFloats = 24 * 1024 / 4;  // of the first cache
+
+// What a tile of one phase reads.
+struct Lines {
+  const Convolution& c;
+  const ConvPhase& phase;
+  const float* x;       // [batch, depth, height, width, planes, channels]; Mixed: without planes
+  int64_t planes;       // channels_in of a group
+  const float* packed;  // of this phase
+  int64_t panel;        // floats from one panel to the next
+  const float* bias;
+  Activation act;
+  float* out;
+};
+
+// Whether groups are as wide as they are deep and don't cross the border of a vector: then one
+// vector of a pixel holds all that a vector of outputs weighs, and is permuted for each of the
+// planes.
+bool is_mixed(const Convolution& c) {
+  return c.group_in() == c.group_out() && c.group_in() > 1 && kL % c.group_in() == 0;
+}
+
+// `Pixels` outputs from number j of the line on, with channels [column, column + kColumns) of
+// which only `valid` are there. Inside, every tap meets the image; Whole: all channels are there;
+// Mixed: see is_mixed().
+template <int Pixels, bool Inside, bool Whole, bool Mixed>
+void run_tile(const Lines& l, int64_t batch, int64_t jd, int64_t jh, int64_t j, int64_t column,
+              int64_t valid) {
+  const AxisPhase &d = *l.phase.axes[0], &h = *l.phase.axes[1], &w = *l.phase.axes[2];
+  const ConvAxis* const axes = l.c.axes;
+  const int64_t channels = l.c.channels_out;
+  const int64_t pixel = Mixed ? channels : l.planes * channels;
+  const int64_t step = w.advance * pixel;
+  const auto load_channels = [valid](const float* from, int v) __attribute__((always_inline)) {
+    const int64_t rest = valid - v * kL;
+    if (Whole || rest >= kL) return load(from + v * kL);
+    return rest > 0 ? load_partial(from + v * kL, rest) : vf32{};
+  };
+
+  vf32 sums[Pixels][kVectors];
+#pragma GCC unroll 2
+  for (int v = 0; v < kVectors; ++v) {
+    const vf32 start = l.bias != nullptr ? load_channels(l.bias + column, v) : vf32{};
+#pragma GCC unroll 8
+    for (int r = 0; r < Pixels; ++r) sums[r][v] = start;
+  }
+  // Which lane of a pixel each output weighs first; the next plane's is the next one.
+  const vi32 own = iota() - iota() % static_cast<int32_t>(Mixed ? l.planes : 1);
+  // `count` products for each sum: values `stride` apart (Mixed: planes of the same ones), weights
+  // a panel's row apart.
+  const auto add = [&](const float* from, const float* weights, int64_t count, int64_t stride,
+                       uint32_t there) __attribute__((always_inline)) {
+    for (int64_t i = 0; i < count; ++i, from += Mixed ? 0 : stride, weights += kPanel) {
+      const vi32 lanes = own + static_cast<int32_t>(i);
+      vf32 weight[kVectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) weight[v] = load(weights + v * kL);
+#pragma GCC unroll 8
+      for (int r = 0; r < Pixels; ++r) {
+        if (!Inside && (there >> r & 1) == 0) continue;
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          vf32 value = load_channels(from + r * step, v);
+          if constexpr (Mixed) value = permute(value, lanes);
+          sums[r][v] = fma(value, weight[v], sums[r][v]);
+        }
+      }
+    }
+  };
+  const auto taps = static_cast<int64_t>(w.offsets.size());
+  const int64_t first = taps > 0 ? j * w.advance + w.offsets[0] : 0;
+  const int64_t apart = taps > 1 ? w.offsets[1] - w.offsets[0] : 0;  // of all neighbouring taps
+  const int64_t tap_weights = l.planes * kPanel;
+  const float* weights = l.packed + column / kPanel * l.panel + column % kPanel;
+  for (const int64_t offset_d : d.offsets) {
+    const int64_t z = jd * d.advance + offset_d;
+    for (const int64_t offset_h : h.offsets) {
+      const int64_t y = jh * h.advance + offset_h;
+      const float* const row_weights = weights;
+      weights += taps * tap_weights;
+      if (z < 0 || z >= axes[0].in || y < 0 || y >= axes[1].in) continue;
+      const float* const from = l.x +
+                                ((batch * axes[0].in + z) * axes[1].in + y) * axes[2].in * pixel +
+                                column + first * pixel;
+      if constexpr (Inside && !Mixed) {
+        if (l.planes == 1) {
+          add(from, row_weights, taps, apart * pixel, 0);
+          continue;
+        }
+      }
+      for (int64_t t = 0; t < taps; ++t) {
+        uint32_t there = 0;  // which of the pixels, as bits
+        if constexpr (!Inside) {
+#pragma GCC unroll 8
+          for (int r = 0; r < Pixels; ++r) {
+            const int64_t place = first + t * apart + r * w.advance;
+            there |= static_cast<uint32_t>(place >= 0 && place < axes[2].in) << r;
+          }
+        }
+        add(from + t * apart * pixel, row_weights + t * tap_weights, l.planes, channels, there);
+      }
+    }
+  }
+
+  const int64_t z = d.first + jd * d.step, y = h.first + jh * h.step;
+  float* out =
+      l.out +
+      (((batch * axes[0].out + z) * axes[1].out + y) * axes[2].out + w.first + j * w.step) *
+          channels +
+      column;
+  for (int r = 0; r < Pixels; ++r, out += w.step * channels) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      if constexpr (Whole) {
+        store(out + v * kL, sums[r][v]);
+      } else {
+        store_partial(out + v * kL, sums[r][v], std::max<int64_t>(0, valid - v * kL));
+      }
+    }
+    activate(l.act, out, Whole ? kColumns : valid);
+  }
+}
+
+using RunTile = void (*)(const Lines&, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
+
+// run[inside][whole][pixels - 1]
+template <bool Mixed>
+struct TileTable {
+  RunTile run[2][2][kPixels];
+  constexpr TileTable() : TileTable(std::make_integer_sequence<int, kPixels>{}) {}
+
+ private:
+  template <int... P>
+  explicit constexpr TileTable(std::integer_sequence<int, P...>)
+      : run{{{run_tile<P + 1, false, false, Mixed>...}, {run_tile<P + 1, false, true, Mixed>...}},
+            {{run_tile<P + 1, true, false, Mixed>...}, {run_tile<P + 1, true, true, Mixed>...}}} {}
+};
+constexpr TileTable<false> kTable;
+constexpr TileTable<true> kMixedTable;
+
+// Channels that are computed for a whole piece of a line before the next ones: what a tile reads of
+// them, weights and pixels, should still be in the first cache for the next tile.
+int64_t block_channels(const Lines& l) {
+  const AxisPhase &d = *l.phase.axes[0], &h = *l.phase.axes[1], &w = *l.phase.axes[2];
+  const auto lines = static_cast<int64_t>(d.offsets.size() * h.offsets.size());
+  const auto taps = static_cast<int64_t>(w.offsets.size());
+  const int64_t pixels = taps + kPixels * w.advance;
+  const int64_t values = lines * (l.planes * taps + (is_mixed(l.c) ? 1 : l.planes) * pixels);
+  return std::max(kPanel, kCacheFloats / std::max<int64_t>(1, values) / kPanel * kPanel);
+}
+
+// Outputs [begin, end) of one line, with the channels [first, last).
+void run_line(const Lines& l, int64_t line, int64_t begin, int64_t end, int64_t first,
+              int64_t last) {
+  const AxisPhase &d = *l.phase.axes[0], &h = *l.phase.axes[1], &w = *l.phase.axes[2];
+  const int64_t jh = line % h.count, jd = line / h.count % d.count;
+  const int64_t batch = line / h.count / d.count;
+  const int64_t tiles = (end - begin + kPixels - 1) / kPixels;
+  const int64_t block = block_channels(l);
+  const auto& run = is_mixed(l.c) ? kMixedTable.run : kTable.run;
+  for (int64_t channel = first; channel < last; channel += block) {
+    const int64_t block_end = std::min(last, channel + block);
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t j = begin + (end - begin) * i / tiles;
+      const int64_t pixels = begin + (end - begin) * (i + 1) / tiles - j;
+      bool inside = true;
+      if (!w.offsets.empty()) {
+        const auto [low, high] = std::minmax(w.offsets.front(), w.offsets.back());
+        inside = j * w.advance + low >= 0 && (j + pixels - 1) * w.advance + high < l.c.axes[2].in;
+      }
+      for (int64_t column = channel; column < block_end; column += kColumns) {
+        const int64_t valid = std::min<int64_t>(kColumns, block_end - column);
+        run[inside][valid == kColumns][pixels - 1](l, batch, jd, jh, j, column, valid);
+      }
+    }
+  }
+}
+
+void run_phase(const Lines& l) {
+  const AxisPhase &d = *l.phase.axes[0], &h = *l.phase.axes[1], &w = *l.phase.axes[2];
+  const int64_t lines = l.c.batch * d.count * h.count, channels = l.c.channels_out;
+  if (lines * w.count == 0) return;
+  const int64_t work = lines * w.count * channels * std::max<int64_t>(l.phase.k, 1);
+  if (work < kSerialWork || num_threads() == 1) {
+    for (int64_t line = 0; line < lines; ++line) run_line(l, line, 0, w.count, 0, channels);
+    return;
+  }
+  // Lines are cut where there are too few of them, and then their channels divided; where lines are
+  // short, a task has several.
+  const int64_t wanted = std::clamp<int64_t>(work / kTaskWork, 1, 64 * num_threads());
+  const int64_t cuts = std::clamp<int64_t>(wanted / lines, 1, std::max<int64_t>(1, w.count / 16));
+  const int64_t panels = (channels + kPanel - 1) / kPanel;
+  const int64_t groups = std::clamp<int64_t>(wanted / (lines * cuts), 1, panels);
+  const int64_t pieces = lines * cuts * groups;
+  const int64_t tasks = std::min(pieces, wanted);
+  parallel_for(tasks, [&](int64_t task) {
+    for (int64_t i = pieces * task / tasks; i < pieces * (task + 1) / tasks; ++i) {
+      // Neighbouring lines read the same pixels.
+      const int64_t line = i % lines, cut = i / lines % cuts, group = i / lines / cuts;
+      run_line(l, line, w.count * cut / cuts, w.count * (cut + 1) / cuts,
+               panels * group / groups * kPanel,
+               std::min(channels, panels * (group + 1) / groups * kPanel));
+    }
+  });
+}
+
+// [places][planes][channels_out]: for each output channel the values that it weighs.
+void expand(const Convolution& c, const float* x, float* out) {
+  const int64_t places = c.places_in(), width = c.group_in(), repeat = c.group_out();
+  const int64_t tasks = std::clamp<int64_t>(places * c.channels_out * width / 16384, 1, places);
+  parallel_for(tasks, [&](int64_t task) {
+    for (int64_t i = places * task / tasks; i < places * (task + 1) / tasks; ++i) {
+      const float* const from = x + i * c.channels_in;
+      float* to = out + i * width * c.channels_out;
+      for (int64_t plane = 0; plane < width; ++plane) {
+        for (int64_t group = 0; group < c.groups; ++group, to += repeat) {
+          for (int64_t j = 0; j < repeat; ++j) to[j] = from[group * width + plane];
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void convolve_channels(const Convolution& c, const float* x, const float* packed, const float* bias,
+                       Activation act, float* out) {
+  const bool as_is = is_mixed(c) || (c.group_in() == 1 && c.group_out() == 1);
+  const Block expanded(as_is ? 0 : c.places_in() * c.group_in() * c.channels_out);
+  if (!as_is) expand(c, x, expanded.get());
+  std::vector<AxisPhase> phases[kMaxSpatial];
+  for (int i = 0; i < kMaxSpatial; ++i) phases[i] = phases_of(c.axes[i], c.transposed);
+  each_phase(phases, c.group_in(), [&](const ConvPhase& phase) {
+    run_phase({c, phase, as_is ? x : expanded.get(), c.group_in(), packed + phase.k0 * kPanel,
+               c.k() * kPanel, bias, act, out});
+  });
+}
+
+}  // namespace ec

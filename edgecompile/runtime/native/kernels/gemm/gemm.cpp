@@ -1,0 +1,238 @@
+#include "kernels/gemm/gemm.h"
+
+#include <algorithm>
+
+#include "base/scratch.h"
+#include "kernels/gemm/gemm_kernel.h"
+#include "kernels/gemm/gemm_pack.h"
+#include "kernels/gemm/gemm_split.h"
+#include "threads/threads.h"
+
+namespace ec {
+namespace {
+
+// K is cut into slices, partial sums going through C. Tiles read B well from the second-level
+// cache, so slices may be long; a tile's rows of A (18 KiB at kLongest) should stay in the first.
+constexpr int64_t kLongest = 768;
+constexpr int64_t kDepth = 512;  // when there is more than one
+// Floats of A that one task takes: half of a second-level cache of 512 KiB.
+constexpr int64_t kBlockA = 96 * kLongest;
+// Prefetching pays from this many tiles per panel on; before, the hardware's own keeps up.
+constexpr int64_t kPrefetchCalls = 2;
+
+struct Product {
+  int64_t m, n, k;
+  const float* a;
+  int64_t a_batch, a_row, a_col;
+  const float* b;
+  int64_t b_batch, b_row, b_col;
+  bool packed;  // B is in panels; b_row and b_col mean nothing
+  float* c;
+  int64_t c_batch, ldc;
+  Epilogue epilogue;
+  bool residual_in_c;   // the residual overlaps C, so C can't hold partial sums
+  int64_t b_panel = 0;  // of a packed B: from one panel to the next
+  int64_t bias_batch = 0;
+  const RowSource* rows = nullptr;  // gives A in place of `a`
+};
+
+// For copies of slices of A and B.
+thread_local Scratch t_scratch;
+
+// The rest of the epilogue, for a block of C that holds sums with the bias.
+void finish_block(const Epilogue& e, float* c, int64_t ldc, const float* residual, int64_t rows,
+                  int64_t columns) {
+  for (int64_t r = 0; r < rows; ++r, c += ldc) {
+    activate(e.act, c, columns);
+    if (residual == nullptr) continue;
+    const float* from = residual + r * e.ld_residual;
+    for (int64_t j = 0; j < columns; ++j) c[j] += e.beta * from[j];
+  }
+}
+
+// C[m0:m1, panels p0:p1] of one product of the batch.
+void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
+  const Epilogue& e = p.epilogue;
+  const int64_t slices = p.residual_in_c || p.k <= kLongest ? 1 : (p.k + kDepth - 1) / kDepth;
+  const int64_t depth = std::max<int64_t>(1, (p.k + slices - 1) / slices);
+  const int64_t rows = m1 - m0;
+  const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+
+  const int64_t calls = tiles * (kPanel / kTiles.columns[(rows + tiles - 1) / tiles - 1]);
+  // Rows that lie a multiple of a page apart compete for the same few places of the first cache.
+  const bool page_apart = p.a_row % 1024 == 0 && slices > 1 && p1 - p0 > 1;
+  const bool copy_a = p.rows != nullptr || p.a_col != 1 || e.alpha != 1.0f || page_apart;
+  const int64_t ld_copy = (depth + 31) / 16 * 16;
+  const int64_t a_floats = copy_a ? rows * ld_copy : 0;
+  const int64_t b_floats = p.packed ? 0 : depth * kPanel;
+  float* const scratch = a_floats + b_floats > 0 ? t_scratch.get(a_floats + b_floats) : nullptr;
+
+  const float* const all_bias = e.bias == nullptr ? nullptr : e.bias + batch * p.bias_batch;
+  const float* const a_base = p.a + batch * p.a_batch + m0 * p.a_row;
+  const float* const b_base = p.b + batch * p.b_batch;
+  float* const c_base = p.c + batch * p.c_batch + m0 * p.ldc;
+  const float* const residual_base =
+      e.residual == nullptr ? nullptr : e.residual + batch * e.residual_batch + m0 * e.ld_residual;
+  const int64_t all_panels = (p.n + kPanel - 1) / kPanel;
+  const int64_t step = takes_from_back() ? -1 : 1;  // so that the next task's panels come next
+  const bool add_in_tile = e.act == Activation::kNone && e.beta == 1.0f;
+
+  for (int64_t k0 = 0; k0 == 0 || k0 < p.k; k0 += depth) {
+    Tile t{};
+    t.k = std::min(depth, p.k - k0);
+    const bool first = k0 == 0, last = k0 + depth >= p.k;
+    const float* a = a_base + k0 * p.a_col;
+    int64_t lda = p.a_row;
+    if (p.rows != nullptr) {
+      lda = ld_copy;
+      a = p.rows->read(p.rows->ctx, batch, m0, rows, k0, t.k, scratch, &lda);
+    } else if (copy_a) {
+      copy_rows(a, p.a_row, p.a_col, rows, t.k, e.alpha, scratch, ld_copy);
+      a = scratch;
+      lda = ld_copy;
+    }
+    t.lda = lda;
+    // A panel is 8 lines per 4 steps: spread over the tiles that meet the panel before it.
+    t.prefetch_lines = prefetch_rate(static_cast<int>((8 + calls - 1) / calls));
+    for (int64_t i_panel = 0; i_panel < p1 - p0; ++i_panel) {
+      const int64_t panel = step > 0 ? p0 + i_panel : p1 - 1 - i_panel;
+      const int64_t n0 = panel * kPanel;
+      const int64_t columns = std::min(kPanel, p.n - n0);
+      const float* b;
+      const float* next = nullptr;  // what this thread reads after this panel
+      if (p.packed) {
+        b = b_base + panel * p.b_panel + k0 * kPanel;
+        if (i_panel + 1 == p1 - p0 && !last) {
+          next = b_base + (step > 0 ? p0 : p1 - 1) * p.b_panel + (k0 + depth) * kPanel;
+        } else if (const int64_t n_panel = panel + step; n_panel >= 0 && n_panel < all_panels) {
+          const bool ends = i_panel + 1 == p1 - p0;
+          next = b_base + n_panel * p.b_panel + (ends ? 0 : k0) * kPanel;
+        }
+      } else {
+        pack_panel(b_base + k0 * p.b_row + n0 * p.b_col, p.b_row, p.b_col, t.k, columns, 1.0f,
+                   scratch + a_floats);
+        b = scratch + a_floats;
+      }
+      t.prefetch = calls >= kPrefetchCalls ? next : nullptr;
+      alignas(64) float bias[kPanel] = {};
+      const float* bias_from = nullptr;
+      if (all_bias != nullptr) {
+        bias_from = all_bias + n0;
+        if (columns < kPanel || e.beta != 1.0f) {
+          for (int64_t j = 0; j < columns; ++j) bias[j] = e.beta * all_bias[n0 + j];
+          bias_from = bias;
+        }
+      }
+      int64_t done = 0;
+      for (int64_t i = 0; i < tiles; ++i) {
+        const int64_t r0 = done;
+        done = rows * (i + 1) / tiles;
+        const int64_t count = done - r0;
+        const int width = kTiles.columns[count - 1];
+        t.a = a + r0 * lda;
+        for (int64_t j = 0; j < columns; j += width) {
+          float* const c = c_base + r0 * p.ldc + n0 + j;
+          const float* const residual = last && residual_base != nullptr
+                                            ? residual_base + r0 * e.ld_residual + n0 + j
+                                            : nullptr;
+          const int64_t valid = std::min<int64_t>(width, columns - j);
+          t.b = b + j;
+          t.bias = first && bias_from != nullptr ? bias_from + j : nullptr;
+          t.accumulate = !first;
+          if (valid == width && !p.residual_in_c) {
+            t.c = c;
+            t.ldc = p.ldc;
+            t.residual = add_in_tile ? residual : nullptr;
+            t.ld_residual = e.ld_residual;
+            kTiles.run[count - 1](t);
+            if (last && !add_in_tile) finish_block(e, c, p.ldc, residual, count, valid);
+          } else {
+            alignas(64) float sums[kTileRows * kPanel];
+            t.c = sums;
+            t.ldc = kPanel;
+            t.residual = nullptr;
+            if (!first) {
+              for (int64_t r = 0; r < count; ++r) {
+                for (int64_t x = 0; x < width; ++x) {
+                  sums[r * kPanel + x] = x < valid ? c[r * p.ldc + x] : 0.0f;
+                }
+              }
+            }
+            kTiles.run[count - 1](t);
+            if (last) finish_block(e, sums, kPanel, residual, count, valid);
+            for (int64_t r = 0; r < count; ++r) {
+              std::copy_n(sums + r * kPanel, valid, c + r * p.ldc);
+            }
+          }
+          if (t.prefetch != nullptr) {  // the next part of the next panel
+            t.prefetch += t.k / kTileUnroll * t.prefetch_lines * 16;
+            if (t.prefetch - next >= t.k * kPanel) t.prefetch = nullptr;
+          }
+        }
+      }
+    }
+  }
+}
+
+bool overlaps(const float* x, int64_t x_count, const float* y, int64_t y_count) {
+  return x < y + y_count && y < x + x_count;
+}
+
+void run_grid(int64_t batch, const Product& p, const Grid& grid) {
+  const int64_t panels = (p.n + kPanel - 1) / kPanel;
+  const auto [chunks, groups] = grid;
+  parallel_for(batch * chunks * groups, [&, chunks = chunks, groups = groups](int64_t i) {
+    const int64_t group = i % groups, chunk = i / groups % chunks, matrix = i / groups / chunks;
+    run_block(p, matrix, p.m * chunk / chunks, p.m * (chunk + 1) / chunks, panels * group / groups,
+              panels * (group + 1) / groups);
+  });
+}
+
+int64_t most_rows(int64_t k) { return kBlockA / std::clamp<int64_t>(k, 64, kLongest); }
+
+// Divides the batch of products into tasks on a grid of row chunks and groups of panels.
+void run(int64_t batch, Product& p) {
+  if (batch <= 0 || p.m <= 0 || p.n <= 0) return;
+  p.residual_in_c =
+      p.epilogue.residual != nullptr &&
+      overlaps(p.c, (batch - 1) * p.c_batch + (p.m - 1) * p.ldc + p.n, p.epilogue.residual,
+               (batch - 1) * p.epilogue.residual_batch + (p.m - 1) * p.epilogue.ld_residual + p.n);
+  p.b_panel = p.k * kPanel;
+  run_grid(batch, p, divide(batch, p.m, p.n, p.k, {.most_rows = most_rows(p.k)}));
+}
+
+}  // namespace
+
+void gemm_gathered(const GatheredProduct& g) {
+  if (g.batch <= 0 || g.m <= 0 || g.n <= 0) return;
+  Product p{g.m, g.n, g.k,  nullptr, 0,         0,     1,  g.b,  g.b_batch,
+            0,   0,   true, g.c,     g.c_batch, g.ldc, {}, false};
+  p.epilogue.bias = g.bias;
+  p.epilogue.act = g.act;
+  p.b_panel = g.b_panel;
+  p.bias_batch = g.bias_batch;
+  p.rows = &g.a;
+  run_grid(g.batch, p, divide_gathered(g.batch, g.m, g.n, g.k, most_rows(g.k)));
+}
+
+void gemm_packed(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
+                 const float* b_packed, float* c, int64_t ldc, const Epilogue& epilogue) {
+  Product p{m, n, k, a, 0, lda, 1, b_packed, 0, 0, 0, true, c, 0, ldc, epilogue, false};
+  run(1, p);
+}
+
+void gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col,
+          const float* b, int64_t b_row, int64_t b_col, float* c, int64_t ldc,
+          const Epilogue& epilogue) {
+  gemm_batched(1, m, n, k, a, 0, a_row, a_col, b, 0, b_row, b_col, c, 0, ldc, epilogue);
+}
+
+void gemm_batched(int64_t batch, int64_t m, int64_t n, int64_t k, const float* a, int64_t a_batch,
+                  int64_t a_row, int64_t a_col, const float* b, int64_t b_batch, int64_t b_row,
+                  int64_t b_col, float* c, int64_t c_batch, int64_t ldc, const Epilogue& epilogue) {
+  Product p{m,     n,     k,     a, a_batch, a_row, a_col,    b,    b_batch,
+            b_row, b_col, false, c, c_batch, ldc,   epilogue, false};
+  run(batch, p);
+}
+
+}  // namespace ec

@@ -1,0 +1,161 @@
+// Products of int8 weights with rounded activations, summed in int32: the one step of which no
+// vector extension exists.
+//
+// Where the CPU multiplies four pairs of int8 in one instruction (VNNI, Arm's dot product),
+// activations are int8, too, those of blocks with outliers in two parts. Elsewhere they are int16.
+#pragma once
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include "kernels/gemm/gemm_kernel.h"
+
+namespace ec {
+
+// A Math has
+//   A                elements of a row of activations as prepared
+//   kParts           1; or 2, where they are int8
+//   kOffset          what add_products adds to each weight
+//   Acc              partial sums of kColumns columns, kPerVector of them for a vector of columns
+//   kSpare           registers needed beside the sums and a row of B
+//   start(x)         sums that begin with x for each column
+//   B load_b(b), V load_a(a): four k of kColumns columns, and of a row for all of them
+//   add_products(acc, a, b)
+//   vi32 total(acc)  the columns' sums
+#if defined(__AVX512VNNI__)
+struct Int8Math {
+  using A = int8_t;
+  using Acc = vi32;
+  static constexpr int kParts = 2;
+  static constexpr int32_t kOffset = 128;  // one factor is unsigned: the weight, made so here
+  static constexpr int kColumns = 16;
+  static constexpr int kPerVector = 1;
+  static constexpr int kSpare = 2;
+
+  EC_INLINE static Acc start(int32_t x) { return broadcast<vi32>(x); }
+  EC_INLINE static vi32 load_b(const char* b) {
+    return load<vi32>(reinterpret_cast<const int32_t*>(b)) ^ broadcast<vi32>(int32_t(0x80808080));
+  }
+  EC_INLINE static vi32 load_a(const int8_t* a) { return broadcast_from<vi32>(a); }
+  EC_INLINE static void add_products(Acc& acc, vi32 a, vi32 b) {
+    asm volatile("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(b), "v"(a));
+  }
+  EC_INLINE static vi32 total(const Acc (&acc)[1]) { return acc[0]; }
+};
+#elif defined(__ARM_FEATURE_DOTPROD)
+struct Int8Math {
+  using A = int8_t;
+  using Acc = int32x4_t;
+  static constexpr int kParts = 2;
+  static constexpr int32_t kOffset = 0;
+  static constexpr int kColumns = 4;
+  static constexpr int kPerVector = 1;
+  static constexpr int kSpare = 1;
+
+  EC_INLINE static Acc start(int32_t) { return vdupq_n_s32(0); }
+  EC_INLINE static int8x16_t load_b(const char* b) {
+    return vld1q_s8(reinterpret_cast<const int8_t*>(b));
+  }
+  EC_INLINE static int8x16_t load_a(const int8_t* a) {
+    return bits_as<int8x16_t>(broadcast_from<vi32>(a));
+  }
+  EC_INLINE static void add_products(Acc& acc, int8x16_t a, int8x16_t b) {
+    acc = vdotq_s32(acc, b, a);
+    asm volatile("" : "+w"(acc));
+  }
+  EC_INLINE static vi32 total(const Acc (&acc)[1]) { return bits_as<vi32>(acc[0]); }
+};
+#elif defined(__aarch64__)
+// Four sums for each column, in two registers for every two columns.
+struct Int8Math {
+  using A = int16_t;
+  struct Acc {
+    int32x4_t low, high;
+  };
+  using V = Vector<int16_t, 8>;
+  static constexpr int kParts = 1;
+  static constexpr int32_t kOffset = 0;
+  static constexpr int kColumns = 2;
+  static constexpr int kPerVector = 2;
+  static constexpr int kSpare = 2;
+
+  EC_INLINE static Acc start(int32_t) { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
+  EC_INLINE static V load_b(const char* b) {
+    return convert<V>(load<Vector<int8_t, 8>>(reinterpret_cast<const int8_t*>(b)));
+  }
+  EC_INLINE static V load_a(const int16_t* a) { return bits_as<V>(broadcast_from<vi64>(a)); }
+  EC_INLINE static void add_products(Acc& acc, V a, V b) {
+    const int16x8_t x = bits_as<int16x8_t>(a), y = bits_as<int16x8_t>(b);
+    acc = {vmlal_s16(acc.low, vget_low_s16(x), vget_low_s16(y)), vmlal_high_s16(acc.high, x, y)};
+    asm volatile("" : "+w"(acc.low));
+    asm volatile("" : "+w"(acc.high));
+  }
+  EC_INLINE static vi32 total(const Acc (&acc)[2]) {
+    return bits_as<vi32>(
+        vpaddq_s32(vpaddq_s32(acc[0].low, acc[0].high), vpaddq_s32(acc[1].low, acc[1].high)));
+  }
+};
+#else
+// Two sums beside each other for each column.
+struct Int8Math {
+  using A = int16_t;
+  using Acc = vi32;
+  using V = Vector<int16_t, kVectorBytes / 2>;
+  static constexpr int kParts = 1;
+  static constexpr int32_t kOffset = 0;
+  static constexpr int kColumns = kVectorBytes / 8;
+  static constexpr int kPerVector = 2;
+  static constexpr int kSpare = 2;
+
+  EC_INLINE static Acc start(int32_t) { return vi32{}; }
+  EC_INLINE static V load_b(const char* b) {
+#if defined(__AVX512BW__)  // GCC 12 converts by halves
+    return bits_as<V>(
+        _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(b))));
+#elif defined(__AVX2__)
+    return bits_as<V>(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b))));
+#elif defined(__SSE4_1__)
+    return bits_as<V>(_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(b))));
+#else
+    return convert<V>(load<Vector<int8_t, kVectorBytes / 2>>(reinterpret_cast<const int8_t*>(b)));
+#endif
+  }
+  EC_INLINE static V load_a(const int16_t* a) { return bits_as<V>(broadcast_from<vi64>(a)); }
+  EC_INLINE static void add_products(Acc& acc, V a, V b) {
+#if defined(__AVX512BW__)
+    acc += bits_as<Acc>(_mm512_madd_epi16((__m512i)a, (__m512i)b));
+    asm volatile("" : "+v"(acc));
+#elif defined(__AVX2__)
+    acc += bits_as<Acc>(_mm256_madd_epi16((__m256i)a, (__m256i)b));
+    asm volatile("" : "+x"(acc));
+#else
+    acc += bits_as<Acc>(_mm_madd_epi16((__m128i)a, (__m128i)b));
+    asm volatile("" : "+x"(acc));
+#endif
+  }
+  // Sums of neighbours, within 128 bits first: crossing them is dear. Then every other pair of
+  // columns comes from the one register, the others from the other.
+  EC_INLINE static vi32 total(const Acc (&acc)[2]) {
+    constexpr int n = kFloatLanes;
+    const vi32 x = acc[0], y = acc[1];
+    const vi32 sums = [&]<int... i>(std::integer_sequence<int, i...>)
+                          __attribute__((always_inline)) {
+                            return __builtin_shuffle(x, y, vi32{from_pairs(i)...}) +
+                                   __builtin_shuffle(x, y, vi32{from_pairs(i) + 1 ...});
+                          }(std::make_integer_sequence<int, n>{});
+    if constexpr (n == 4) return sums;
+    return [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
+      return __builtin_shuffle(sums, vi32{(i % (n / 2) / 2 * 4 + i / (n / 2) * 2 + i % 2)...});
+    }(std::make_integer_sequence<int, n>{});
+  }
+  // Where the i-th sum's first half comes from, lanes of y counted after those of x.
+  static constexpr int from_pairs(int i) {
+    return i / 4 * 4 + i % 2 * 2 + (i % 4 < 2 ? 0 : kFloatLanes);
+  }
+};
+#endif
+
+}  // namespace ec

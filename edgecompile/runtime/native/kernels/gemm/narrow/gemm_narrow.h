@@ -1,0 +1,45 @@
+// Products with a B in fewer bits: bfloat16, or int8 with scales. A, C and the
+// epilogue are single precision as in gemm.h, and so are strides, threads and what may overlap.
+//
+// The layouts are those of the disk, the same for every instruction set: panels of 32 columns,
+// [ceil(N/32)], in which groups of 4 bytes of each column lie beside each other.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/gemm/gemm.h"
+
+namespace ec {
+
+// [panels][ceil(K/2)][32 columns][2 k], the upper halves of floats; zeros beyond N and K. In
+// elements of 16 bits.
+int64_t packed_elements_bf16(int64_t n, int64_t k);
+
+// Inputs that share a scale.
+constexpr int64_t kInt8Block = 64;
+
+// For each panel and block of kInt8Block k, [16][32 columns][4 k] int8 with zeros beyond N and K,
+// fewer groups of 4 in the last block if K ends there, then 32 float scales: B[k, c] =
+// scale[block][c]·q[k, c]. In bytes.
+int64_t packed_elements_int8(int64_t n, int64_t k);
+
+// Whether rows of A are rounded to bfloat16, too: on AMX tiles and by vdpbf16ps.
+bool bf16_rounds_a();
+
+// C[M×N] from A[M×K] with contiguous rows. A stays single precision, unless bf16_rounds_a(): then
+// denormal numbers count as zero, too. Sums are single precision.
+void gemm_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
+               const uint16_t* b_packed, float* c, int64_t ldc, const Epilogue& epilogue);
+
+// Whether A is rounded to 8 bits where it has no outliers.
+bool int8_rounds_coarsely();
+
+// Each block of a row of A is rounded to whole multiples of its largest magnitude divided by 127;
+// or by 127·128, where the CPU has no instruction for four pairs of int8, and where the block's
+// largest value is over 12 times the row's root mean square, as far as the squares stay in the
+// range of single precision. Sums within a block are exact. A row with a NaN or an infinity gives
+// NaN.
+void gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const int8_t* b_packed,
+               float* c, int64_t ldc, const Epilogue& epilogue);
+
+}  // namespace ec

@@ -1,0 +1,32 @@
+#include "kernels/gemm/packed_weight.h"
+
+#include "kernels/gemm/narrow/gemm_narrow.h"
+
+namespace ec {
+
+int64_t packed_count(const Tensor& packed, int64_t n, int64_t k) {
+  switch (packed.dtype) {
+    case kFloat32:
+      return packed_elements(n, k);
+    case kBFloat16:
+      return packed_elements_bf16(n, k);
+    case kInt8:
+      return packed_elements_int8(n, k);
+    default:
+      fail("w_packed is %s, this kernel reads float32, bfloat16 and int8 only",
+           dtype_name(packed.dtype));
+  }
+}
+
+void gemm_weight(const Tensor& packed, int64_t offset, int64_t m, int64_t n, int64_t k,
+                 const float* a, int64_t lda, float* c, int64_t ldc, const Epilogue& epilogue) {
+  if (packed.dtype == kBFloat16) {
+    gemm_bf16(m, n, k, a, lda, packed.as<uint16_t>() + offset, c, ldc, epilogue);
+  } else if (packed.dtype == kInt8) {
+    gemm_int8(m, n, k, a, lda, packed.as<int8_t>() + offset, c, ldc, epilogue);
+  } else {
+    gemm_packed(m, n, k, a, lda, packed.as<float>() + offset, c, ldc, epilogue);
+  }
+}
+
+}  // namespace ec

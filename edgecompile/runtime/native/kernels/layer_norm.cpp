@@ -1,0 +1,76 @@
+#include "kernels/layer_norm.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "math/simd.h"
+#include "threads/threads.h"
+
+namespace ec {
+namespace {
+
+constexpr int kL = kFloatLanes;
+// Elements below which fork and join cost more than they save, and the least that a task takes.
+constexpr int64_t kSerialElements = 16 * 1024;
+constexpr int64_t kTaskElements = 4 * 1024;
+
+// Adds f(i, vector) over a row: four sums, since one would wait for itself.
+template <class F>
+EC_INLINE float sum_row(const float* x, int64_t n, const F& f) {
+  vf32 a{}, b{}, c{}, d{};
+  int64_t i = 0;
+  for (; i + 4 * kL <= n; i += 4 * kL) {
+    a += f(load(x + i));
+    b += f(load(x + i + kL));
+    c += f(load(x + i + 2 * kL));
+    d += f(load(x + i + 3 * kL));
+  }
+  for (; i + kL <= n; i += kL) a += f(load(x + i));
+  if (i < n) {
+    const vi32 valid = iota<vi32>() < static_cast<int32_t>(n - i);
+    b += select(valid, f(load_partial(x + i, n - i)), vf32{});
+  }
+  return reduce_add((a + b) + (c + d));
+}
+
+void normalise_row(int64_t n, const float* x, const float* weight, const float* bias, float eps,
+                   float* out) {
+  const float count = static_cast<float>(n);
+  const float mean = sum_row(x, n, [](vf32 v) { return v; }) / count;
+  // The squares of what lies about the mean: no digits are lost where the mean is large.
+  const float squares = sum_row(x, n, [mean](vf32 v) {
+    const vf32 d = v - mean;
+    return d * d;
+  });
+  const float factor = 1.0f / std::sqrt(squares / count + eps);
+  const auto result = [&](vf32 v, vf32 w, vf32 b) { return fma((v - mean) * factor, w, b); };
+  const vf32 one = broadcast(1.0f);
+  int64_t i = 0;
+  for (; i + kL <= n; i += kL) {
+    const vf32 w = weight != nullptr ? load(weight + i) : one;
+    const vf32 b = bias != nullptr ? load(bias + i) : vf32{};
+    store(out + i, result(load(x + i), w, b));
+  }
+  if (i < n) {
+    const vf32 w = weight != nullptr ? load_partial(weight + i, n - i) : one;
+    const vf32 b = bias != nullptr ? load_partial(bias + i, n - i) : vf32{};
+    store_partial(out + i, result(load_partial(x + i, n - i), w, b), n - i);
+  }
+}
+
+}  // namespace
+
+void layer_norm(int64_t rows, int64_t n, const float* x, int64_t ld_x, const float* weight,
+                const float* bias, float eps, float* out, int64_t ld_out) {
+  if (rows <= 0 || n <= 0) return;
+  const auto run = [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+      normalise_row(n, x + r * ld_x, weight, bias, eps, out + r * ld_out);
+    }
+  };
+  if (rows * n < kSerialElements || num_threads() == 1) return run(0, rows);
+  const int64_t tasks = std::clamp<int64_t>(rows * n / kTaskElements, 1, rows);
+  parallel_for(tasks, [&](int64_t i) { run(rows * i / tasks, rows * (i + 1) / tasks); });
+}
+
+}  // namespace ec

@@ -1,0 +1,45 @@
+// Checks and views that the compute kernels of the C ABI share.
+#pragma once
+
+#include <cstdint>
+
+#include "tensors/copies.h"
+#include "tensors/tensor.h"
+
+namespace ec {
+
+// Throws Error that names the dtype unless the tensor is float32. `role` is the argument's name.
+void require_float32(const Tensor& tensor, const char* role);
+void require_dims(const Tensor& tensor, int dims, const char* role);
+
+// A matrix or a batch of them, as gemm.h sees it.
+struct MatrixView {
+  float* data;
+  int64_t batch, rows, columns;
+  int64_t batch_stride, row_stride, column_stride;
+};
+MatrixView matrix_view(const Tensor& tensor);  // of a 2-D or 3-D float32 tensor
+
+// Views a tensor [..., K] as rows×K with contiguous rows; copies it if it can't be.
+class RowsView {
+ public:
+  explicit RowsView(const Tensor& tensor);
+  const float* data() const { return data_; }
+  int64_t rows() const { return rows_; }
+  int64_t columns() const { return columns_; }
+  int64_t row_stride() const { return row_stride_; }
+
+ private:
+  OwnedTensor copy_;
+  const float* data_;
+  int64_t rows_, columns_, row_stride_;
+};
+
+// The tensor itself if its last dimension is contiguous, else a row-major copy that `holder` owns.
+const Tensor& with_contiguous_last(const Tensor& tensor, OwnedTensor* holder);
+
+// The tensor broadcast to `dims` sizes: a view with stride 0 where it was repeated. Throws Error
+// if it can't be.
+Tensor* new_broadcast(const Tensor& tensor, int64_t dims, const int64_t* sizes, const char* role);
+
+}  // namespace ec

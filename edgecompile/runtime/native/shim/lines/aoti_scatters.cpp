@@ -1,0 +1,244 @@
+// Scatters, in AOTInductor's C ABI. Indices are checked; they are written in their order, so that
+// results don't depend on the number of threads.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "shim/aoti_abi.h"
+#include "shim/arguments.h"
+#include "shim/lines/lines.h"
+
+namespace {
+
+using ec::fail;
+using ec::OwnedTensor;
+using ec::Tensor;
+using ec::unwrap;
+
+enum class Reduce { kWrite, kSum, kProd, kMean, kAmax, kAmin };
+
+Reduce reduce_of(const char* name) {
+  const struct {
+    const char* name;
+    Reduce reduce;
+  } known[] = {{"sum", Reduce::kSum},   {"add", Reduce::kSum},       {"prod", Reduce::kProd},
+               {"mean", Reduce::kMean}, {"multiply", Reduce::kProd}, {"amax", Reduce::kAmax},
+               {"amin", Reduce::kAmin}};
+  for (const auto& [text, reduce] : known) {
+    if (std::strcmp(text, name) == 0) return reduce;
+  }
+  fail("the reduction %s isn't supported", name);
+}
+
+// NaN stays, whichever side it is on.
+template <class T>
+void combine(Reduce reduce, T value, T* at) {
+  switch (reduce) {
+    case Reduce::kWrite:
+      *at = value;
+      return;
+    case Reduce::kSum:
+    case Reduce::kMean:
+      if constexpr (std::is_same_v<T, bool>) {
+        *at = *at || value;
+      } else {
+        *at = static_cast<T>(*at + value);
+      }
+      return;
+    case Reduce::kProd:
+      if constexpr (std::is_same_v<T, bool>) {
+        *at = *at && value;
+      } else {
+        *at = static_cast<T>(*at * value);
+      }
+      return;
+    case Reduce::kAmax:
+      if (*at == *at && (value != value || value > *at)) *at = value;
+      return;
+    case Reduce::kAmin:
+      if (*at == *at && (value != value || value < *at)) *at = value;
+      return;
+  }
+}
+
+template <class T>
+T neutral(Reduce reduce) {
+  using Limits = std::numeric_limits<T>;
+  switch (reduce) {
+    case Reduce::kProd:
+      return T{1};
+    case Reduce::kAmax:
+      return Limits::has_infinity ? static_cast<T>(-Limits::infinity()) : Limits::lowest();
+    case Reduce::kAmin:
+      return Limits::has_infinity ? Limits::infinity() : Limits::max();
+    default:
+      return T{0};
+  }
+}
+
+// Rounded down, as aten divides integers here.
+template <class T>
+T mean_of(T sum, int64_t count) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return static_cast<T>(sum / static_cast<T>(count));
+  } else {
+    const auto wide = static_cast<int64_t>(sum);
+    const int64_t quotient = wide / count;
+    return static_cast<T>(wide % count < 0 ? quotient - 1 : quotient);
+  }
+}
+
+// f(target, source, counts): offsets of every index, in order; sizes are those of the index.
+template <class F>
+void each_index(const Tensor& index, const Tensor& target, const Tensor* source, int dim,
+                const F& f) {
+  const int64_t n = ec::size_along(index, dim);
+  const int64_t limit = ec::size_along(target, dim);
+  const ec::Lines lines(index, dim);
+  const int64_t step = ec::stride_along(index, dim);
+  const int64_t target_step = ec::stride_along(target, dim);
+  const int64_t source_step = source == nullptr ? 0 : ec::stride_along(*source, dim);
+  for (int64_t line = 0; line < lines.count(); ++line) {
+    const int64_t* indices = index.as<int64_t>() + lines.start(line, index);
+    const int64_t into = lines.start(line, target);
+    const int64_t from = source == nullptr ? 0 : lines.start(line, *source);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t at = indices[i * step];
+      if (at < 0 || at >= limit) {
+        fail("the index %lld is outside 0..%lld", static_cast<long long>(at),
+             static_cast<long long>(limit - 1));
+      }
+      f(into + at * target_step, from + i * source_step);
+    }
+  }
+}
+
+void check_fits(const Tensor& index, const Tensor& target, const Tensor* source, int dim) {
+  const bool same_dims =
+      std::max(index.dims, 1) == std::max(target.dims, 1) &&
+      (source == nullptr || std::max(source->dims, 1) == std::max(index.dims, 1));
+  if (!same_dims) fail("index, source and target have different numbers of dimensions");
+  for (int d = 0; d < index.dims; ++d) {
+    const bool too_large = (d != dim && index.sizes[d] > target.sizes[d]) ||
+                           (source != nullptr && index.sizes[d] > source->sizes[d]);
+    if (too_large)
+      fail("the index has size %lld in dimension %d, more than it may",
+           static_cast<long long>(index.sizes[d]), d);
+  }
+}
+
+// out = self, then out[index] = reduce(out[index], source) along `dim`.
+void scatter(Tensor* out, const Tensor& self, int64_t dim, const Tensor& given_index,
+             const Tensor* given_source, double value, Reduce reduce, bool include_self) {
+  const int along = ec::dimension_of(self, dim);
+  OwnedTensor index_holder, source_holder, apart, wide;
+  const Tensor& index = ec::converted(given_index, ec::kInt64, &index_holder);
+  Tensor* target = out;
+  if (ec::wide_dtype(out->dtype) != out->dtype) {
+    wide.reset(ec::new_contiguous(out->dims, out->sizes, ec::kFloat32));
+    target = wide.get();
+  }
+  const Tensor* source = given_source;
+  if (source != nullptr) {
+    source = &ec::converted(*source, target->dtype, &source_holder);
+    if (ec::shares_memory(*source, *target)) {
+      apart.reset(ec::new_contiguous_copy(*source));
+      source = apart.get();
+    }
+  }
+  if (target != &self) ec::copy_elements(self, target);
+  if (index.numel() > 0) {
+    check_fits(index, *target, source, along);
+    ec::visit_plain(target->dtype, "scattering", [&](auto zero) {
+      using T = decltype(zero);
+      T* into = target->as<T>();
+      if (!include_self) {
+        each_index(index, *target, source, along,
+                   [&](int64_t to, int64_t) { into[to] = neutral<T>(reduce); });
+      }
+      const T scalar = static_cast<T>(value);
+      each_index(index, *target, source, along, [&](int64_t to, int64_t from) {
+        combine(reduce, source == nullptr ? scalar : source->as<T>()[from], into + to);
+      });
+      if (reduce != Reduce::kMean) return;
+      if constexpr (!std::is_same_v<T, bool>) {
+        OwnedTensor counts(ec::new_empty(target->dims, target->sizes, target->strides, ec::kInt32));
+        ec::fill_elements(include_self ? 1 : 0, counts.get());
+        int32_t* const count = counts->as<int32_t>();
+        each_index(index, *target, source, along, [&](int64_t to, int64_t) { ++count[to]; });
+        // The first visit divides, and leaves 1 behind.
+        each_index(index, *target, source, along, [&](int64_t to, int64_t) {
+          into[to] = mean_of(into[to], count[to]);
+          count[to] = 1;
+        });
+      } else {
+        fail("means of bool aren't supported");
+      }
+    });
+  }
+  if (target != out) ec::copy_elements(*target, out);
+}
+
+}  // namespace
+
+AOTITorchError ec_aoti_torch_cpu_scatter_src_out(AtenTensorHandle out, AtenTensorHandle self,
+                                                 int64_t dim, AtenTensorHandle index,
+                                                 AtenTensorHandle src) {
+  return ec::unchecked("aoti_torch_cpu_scatter_src_out", [&] {
+    scatter(unwrap(out), *unwrap(self), dim, *unwrap(index), unwrap(src), 0, Reduce::kWrite, true);
+  });
+}
+
+AOTITorchError ec_aoti_torch_cpu_scatter_value_out(AtenTensorHandle out, AtenTensorHandle self,
+                                                   int64_t dim, AtenTensorHandle index,
+                                                   double value) {
+  return ec::unchecked("aoti_torch_cpu_scatter_value_out", [&] {
+    scatter(unwrap(out), *unwrap(self), dim, *unwrap(index), nullptr, value, Reduce::kWrite, true);
+  });
+}
+
+AOTITorchError ec_aoti_torch_cpu_scatter_reduce_two_out(AtenTensorHandle out, AtenTensorHandle self,
+                                                        int64_t dim, AtenTensorHandle index,
+                                                        AtenTensorHandle src, const char* reduce,
+                                                        int32_t include_self) {
+  return ec::unchecked("aoti_torch_cpu_scatter_reduce_two_out", [&] {
+    scatter(unwrap(out), *unwrap(self), dim, *unwrap(index), unwrap(src), 0, reduce_of(reduce),
+            include_self != 0);
+  });
+}
+
+AOTITorchError ec_aoti_torch_cpu_masked_scatter(AtenTensorHandle self, AtenTensorHandle mask,
+                                                AtenTensorHandle source, AtenTensorHandle* ret0) {
+  return ec::guarded("aoti_torch_cpu_masked_scatter", [&] {
+    const Tensor& given = *unwrap(self);
+    const Tensor& marks = *unwrap(mask);
+    if (marks.dtype != ec::kBool) fail("mask is %s", ec::dtype_name(marks.dtype));
+    // self and mask broadcast to each other.
+    int64_t sizes[ec::kMaxDims];
+    const int dims = std::max(given.dims, marks.dims);
+    for (int d = 0; d < dims; ++d) {
+      const int mine = d - (dims - given.dims), other = d - (dims - marks.dims);
+      const int64_t a = mine >= 0 ? given.sizes[mine] : 1;
+      const int64_t b = other >= 0 ? marks.sizes[other] : 1;
+      sizes[d] = a == 1 ? b : a;
+    }
+    OwnedTensor wide_self(ec::new_broadcast(given, dims, sizes, "self"));
+    OwnedTensor wide_mask(ec::new_broadcast(marks, dims, sizes, "mask"));
+    OwnedTensor result(ec::new_contiguous_copy(*wide_self));
+    OwnedTensor row_mask(ec::new_contiguous_copy(*wide_mask));
+    OwnedTensor values(ec::new_contiguous_copy(*unwrap(source)));
+    if (values->dtype != given.dtype) fail("source is %s", ec::dtype_name(values->dtype));
+    const int64_t item = ec::element_size(given.dtype);
+    const int64_t available = values->numel();
+    int64_t used = 0;
+    for (int64_t i = 0, n = result->numel(); i < n; ++i) {
+      if (!row_mask->as<bool>()[i]) continue;
+      if (used == available) {
+        fail("the mask takes more than the %lld values of the source",
+             static_cast<long long>(available));
+      }
+      std::memcpy(result->data + i * item, values->data + used++ * item, static_cast<size_t>(item));
+    }
+    *ret0 = ec::wrap(result.release());
+  });
+}

@@ -1,2 +1,0 @@
-// The runtime library's copy of _dl_find_object; model libraries have theirs in model/support.cpp.
-#include "find_object.h"
