@@ -24,6 +24,14 @@ else:
     register_profiles()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-variants",
+        action="store_true",
+        help="run native tests for every variant that this CPU can run, not for its best one alone",
+    )
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """What a test draws with torch doesn't depend on the tests that ran before it."""
