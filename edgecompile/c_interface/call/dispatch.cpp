@@ -1,3 +1,4 @@
+// Which bucket serves which sizes; inputs padded for it and outputs cut.
 #include "call/dispatch.h"
 
 #include <algorithm>

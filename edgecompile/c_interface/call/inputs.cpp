@@ -1,3 +1,4 @@
+// A caller's tensors, held against the signature before native code sees them.
 #include "call/inputs.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Values of a document, and the writer.
 #include <algorithm>
 #include <numeric>
 

@@ -1,3 +1,4 @@
+// Typed access to a document that collects its problems.
 #include "json/reader.h"
 
 #include <algorithm>
