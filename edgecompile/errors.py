@@ -77,6 +77,7 @@ __all__ = [
     "UnfinishedBundleError",
     "UnsupportedHostError",
     "UnsupportedOperatorError",
+    "UsageError",
     "VerificationError",
     "WrongDeviceError",
 ]
@@ -219,3 +220,9 @@ class OpsetError(EdgecompileError):
     """An ONNX graph's version of operators is one that the target's TensorRT doesn't take."""
 
     exit_code = 48
+
+
+class UsageError(EdgecompileError, ValueError):
+    """Arguments of the Python interface have a wrong type, contradict each other, or are missing."""
+
+    exit_code = 49

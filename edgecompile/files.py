@@ -1,14 +1,16 @@
-"""Hashes of files."""
+"""Hashes of files, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["file_sha256", "hash_tree", "write_json"]
+__all__ = ["file_sha256", "hash_tree", "write_json", "write_text"]
 
 #: What version control and downloads keep for themselves: no loader of models reads it.
 _FOREIGN = (".git", ".cache")
@@ -65,3 +67,47 @@ def write_json(path: Path, value: object) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(value, indent=1) + "\n")
     os.replace(partial, path)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """Writes a file beside its final name and renames it, so that no reader sees half of it.
+
+    Returns:
+        Its path.
+
+    Raises:
+        OSError: it can't be written; the file that stood there before still stands.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        # A pipe or /dev/stdout can't be replaced; what goes there is read as it comes.
+        target.write_text(text, encoding="utf-8")
+        return target
+    try:
+        _replace(target, text)
+    except OSError as error:
+        error.filename = str(target)  # nobody knows the temporary name
+        raise
+    return target
+
+
+def _replace(target: Path, text: str) -> None:
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _umask() -> int:
+    # The only way to read it is to set it.
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

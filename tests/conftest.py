@@ -1,4 +1,4 @@
-"""Fixtures that are dear to make and therefore made once for all tests."""
+"""Fixtures that take long to make and are therefore made once for all tests, and the tiers of tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_gpu.build import MODULES, FakeCudart, build_fake_cudart
-from tests.needs import lack, need
+from tests.needs import in_ci, lack, need, need_aarch64_compiler, need_variable, provide
 
 FACTORIES = Path(__file__).parent / "factories"
 
@@ -30,6 +30,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run native tests for every variant that this CPU can run, not for its best one alone",
     )
+
+
+@pytest.fixture(scope="session")
+def aarch64_compiler() -> str:
+    """The cross compiler for aarch64, with its binutils."""
+    return need_aarch64_compiler()
 
 
 @pytest.fixture(autouse=True)
@@ -60,16 +66,15 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def device_python() -> str:
     """An interpreter with numpy and without torch: a device's, as far as Python goes."""
-    return os.environ.get("EDGECOMPILE_DEVICE_PYTHON", sys.executable)
+    name = "EDGECOMPILE_DEVICE_PYTHON"
+    return os.environ.get(name) or provide(name) or sys.executable
 
 
 @pytest.fixture(scope="session")
 def arm64_python() -> str:
     """An emulated interpreter with numpy, as scripts/arm64-python makes it."""
     need("qemu-aarch64", "qemu-user")
-    wrapper = os.environ.get("EDGECOMPILE_ARM64_PYTHON", "")
-    if not wrapper:
-        lack("EDGECOMPILE_ARM64_PYTHON isn't set to what scripts/arm64-python DIR prints")
+    wrapper = need_variable("EDGECOMPILE_ARM64_PYTHON")
     assert Path(wrapper).is_file(), f"EDGECOMPILE_ARM64_PYTHON={wrapper} doesn't exist"
     return wrapper
 
@@ -171,7 +176,7 @@ def fake_device(
 def jetson_bundle(shared_folder: Path, tiny_model: Path) -> Path:
     """The tiny model built for jetson-orin-nano in fp16, in two padded buckets and an exact one."""
     pytest.importorskip("onnxruntime")
-    need("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
+    need_aarch64_compiler()
     from edgecompile.lengths.distribution import LengthDistribution
     from edgecompile.pipeline.pipeline import BuildRequest, build
     from edgecompile.planning.request import PlanRequest
@@ -198,7 +203,7 @@ def rtx_python() -> str:
     from edgecompile.tensorrt.rtx import has_rtx
 
     python = os.environ.get("EDGECOMPILE_RTX_PYTHON", sys.executable)
-    if not has_rtx(python):
-        # scripts/test installs it in CI alone: 100 MB, under a licence of its own.
+    # Installed in CI alone: 100 MB, under a licence of its own.
+    if not has_rtx(python) and not (in_ci() and provide("rtx") and has_rtx(python)):
         lack("TensorRT-RTX isn't installed (pip install 'edgecompile[rtx]')")
     return python

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import one_at_a_time
-from tests.needs import need
+from tests.needs import need, need_aarch64_compiler
 
 TIMEOUT = 600
 
@@ -77,7 +77,7 @@ def build_for_any(
     from edgecompile.pipeline.pipeline import BuildRequest, build
     from edgecompile.planning.request import PlanRequest
 
-    need("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
+    need_aarch64_compiler()
     output = folder / f"{name}.ecb"
     with one_at_a_time(folder / f"{name}.lock"):
         if not output.exists():

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.needs import lack, need
+from tests.needs import lack, need, provide
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TAG = "edgecompile-test"
@@ -98,6 +98,8 @@ def image(
 ) -> Iterator[Image]:
     need("buildah", "buildah")
     need("debootstrap", "debootstrap")
+    if not Path("/usr/share/keyrings/debian-archive-keyring.gpg").is_file():
+        provide("packages", "debian-archive-keyring")
     if os.geteuid() != 0:
         lack("making a Debian root needs root's rights")
     need_network()

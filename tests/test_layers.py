@@ -28,8 +28,8 @@ RUNTIME = [
 LIGHT = [
     "audit.elf",
     "audit.instructions",
-    "buckets.costs.sources",
-    "buckets.plan",
+    "buckets.costs.grid",
+    "buckets.planner",
     "errors",
     "lengths.distribution",
     "planning.roofline",

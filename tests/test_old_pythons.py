@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.needs import lack
+from tests.needs import need_variable
+
+pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 VARIABLE = "EDGECOMPILE_OLD_PYTHONS"
@@ -35,54 +37,42 @@ class Interpreter(NamedTuple):
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, cwd=bundle, timeout=300
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == 0, f"{self}: {done.stdout}{done.stderr}"
         return done.stdout
 
 
-def interpreters() -> list[Interpreter]:
-    """Those of the file; none if the variable isn't set."""
-    path = os.environ.get(VARIABLE)
-    lines = Path(path).read_text(encoding="utf-8").splitlines() if path else []
-    return [Interpreter(*line.split("\t")) for line in lines]
+@pytest.fixture(scope="module")
+def pythons() -> list[Interpreter]:
+    """Those that this machine has, oldest and newest numpy of both series."""
+    lines = Path(need_variable(VARIABLE)).read_text(encoding="utf-8").splitlines()
+    found = [Interpreter(*line.split("\t")) for line in lines]
+    assert {item.numpy.split(".")[0] for item in found} == {"1", "2"}
+    return found
 
 
-FOUND = interpreters()
-
-
-def test_old_and_new_ones_are_there() -> None:
-    """Else the tests below would pass by running nothing."""
-    if not os.environ.get(VARIABLE):
-        lack(f"{VARIABLE} isn't set to what scripts/old-pythons DIR prints")
-    assert FOUND
-    series = {item.numpy.split(".")[0] for item in FOUND}
-    assert series == {"1", "2"}
-
-
-def name(python: Interpreter) -> str:
-    return f"{python.version}-numpy{python.numpy}"
-
-
-@pytest.mark.parametrize("python", FOUND, ids=name)
-def test_the_self_test_passes(python: Interpreter, tiny_bundle: Path) -> None:
+def test_the_self_test_passes(pythons: list[Interpreter], tiny_bundle: Path) -> None:
     # What warns today is an error with some later Python or numpy.
     strict = ("-W", "error")
-    report = json.loads(python.run(tiny_bundle, "selftest", "--json", options=strict))
-    assert report["ok"] and len(report["cases"]) == 9
-    info = json.loads(python.run(tiny_bundle, "info", "--host", "--json", options=strict))
-    assert info["chosen"] == report["variant"]
-    versions = info["host"]["versions"]
-    assert versions["python"].startswith(python.version + ".")
-    assert versions["numpy"] == python.numpy
+    for python in pythons:
+        report = json.loads(python.run(tiny_bundle, "selftest", "--json", options=strict))
+        assert report["ok"] and len(report["cases"]) == 9, python
+        info = json.loads(python.run(tiny_bundle, "info", "--host", "--json", options=strict))
+        assert info["chosen"] == report["variant"], python
+        versions = info["host"]["versions"]
+        assert versions["python"].startswith(python.version + "."), python
+        assert versions["numpy"] == python.numpy, python
 
 
-@pytest.mark.parametrize("python", [*FOUND[:1], *FOUND[-1:]], ids=name)
-def test_the_oldest_and_the_newest_measure(python: Interpreter, tiny_bundle: Path) -> None:
+def test_the_oldest_and_the_newest_measure(pythons: list[Interpreter], tiny_bundle: Path) -> None:
     arguments = ("--seconds", "0.1", "--cold-runs", "1", "--json")
-    report = json.loads(python.run(tiny_bundle, "bench", *arguments))
-    assert report["lengths"]
+    for python in (pythons[0], pythons[-1]):
+        report = json.loads(python.run(tiny_bundle, "bench", *arguments))
+        assert report["lengths"], python
 
 
-@pytest.mark.parametrize("python", [*FOUND[:1], *FOUND[-1:]], ids=name)
-def test_the_oldest_and_the_newest_run_the_example(python: Interpreter, tiny_bundle: Path) -> None:
+def test_the_oldest_and_the_newest_run_the_example(
+    pythons: list[Interpreter], tiny_bundle: Path
+) -> None:
     program = REPOSITORY / "examples" / "serve.py"
-    assert "--connections" in python.run(tiny_bundle, str(program), "--help")
+    for python in (pythons[0], pythons[-1]):
+        assert "--connections" in python.run(tiny_bundle, str(program), "--help"), python

@@ -118,7 +118,7 @@ def command(
     """
     if not (files or stats):
         raise click.UsageError("Missing argument 'STATS...': the files that devices wrote.")
-    from edgecompile.buckets.costs.sources import MODES
+    from edgecompile.buckets.costs.grid import MODES
     from edgecompile.buckets.shipped import read_shipped_plan
     from edgecompile.drift.drift import check_drift, judge_drift
     from edgecompile.drift.report import Thresholds

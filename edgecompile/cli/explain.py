@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from edgecompile.explanation.report import Explanation
-    from edgecompile.explanation.request import ExplainRequest
     from edgecompile.models.loaded import LoadOptions
-    from edgecompile.targets.profile import TargetProfile
 
 __all__ = ["command"]
 
@@ -88,65 +86,27 @@ def command(
     outputs, and the FLOPs and bytes of a run by length and by module. Continues after failures;
     exits with 0 if it could report anything.
     """
-    from edgecompile.loaders.load import check_model
-    from edgecompile.targets.profile import load_target
-
-    check_model(model, load)
-
-    profile = load_target(target)
-    if profile.gpu is not None and precision != "fp32":
-        raise click.UsageError(f"--precision {precision} is for CPUs; {target} has a GPU.")
-
-    from edgecompile.explanation.request import ExplainRequest
-    from edgecompile.precision import Precision
-
-    request = ExplainRequest(
-        target=profile,
-        precision=Precision(precision),
-        max_length=max_length,
-        code=not no_code,
-        every=every,
-    )
-    explanation = _explain(session, model, load, batch, request)
-    if output is not None:
-        _write_page(output, explanation, profile)
-    session.emit(explanation.to_json(), lambda: _table(explanation))
-    if output is not None:
-        session.console.say(f"wrote {output}")
-
-
-def _explain(
-    session: Session,
-    model: str,
-    load: LoadOptions,
-    batch: tuple[int, int],
-    request: ExplainRequest,
-) -> Explanation:
-    from edgecompile.errors import ModelError
-    from edgecompile.explanation.explain import explain_load_failure, explain_model
-    from edgecompile.loaders.load import load_model
+    from edgecompile.api.explain import explain
 
     console = session.console
     sizes = {} if batch == (1, 1) else {"batch": f"{batch[0]}:{batch[1]}"}
-    console.options({"model": model, "target": request.target.name, **sizes})
-    try:
-        with console.step("load the model"):
-            loaded = load_model(model, load, batch=batch)
-    except ModelError as error:
-        return explain_load_failure(model, request, error)
-    return explain_model(loaded, request, console)
-
-
-def _write_page(output: Path, explanation: Explanation, profile: TargetProfile) -> None:
-    import torch
-
-    from edgecompile import __version__
-    from edgecompile.cli.terminal.output import write_text
-    from edgecompile.explanation.view import explain_page
-
-    facts = [("edgecompile", __version__), ("torch", str(torch.__version__))]
-    facts.append(("target", f"{profile.name}: {profile.description}"))
-    write_text(output, explain_page(explanation, facts=facts))
+    console.options({"model": model, "target": target, **sizes})
+    explanation = explain(
+        model,
+        target=target,
+        batch=batch,
+        max_length=max_length,
+        precision=precision,
+        every=every,
+        code=not no_code,
+        load_options=load,
+        progress=console,
+    )
+    if output is not None:
+        explanation.write_report(output)
+    session.emit(explanation.to_json(), lambda: _table(explanation.details))
+    if output is not None:
+        console.say(f"wrote {output}")
 
 
 def _table(explanation: Explanation) -> RenderableType:

@@ -31,9 +31,8 @@ from edgecompile.cli.terminal.session import Command, Session, output_options
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edgecompile.buckets.costs.curves import CostCurve, Mode
-    from edgecompile.buckets.costs.surfaces import CostSurface
-    from edgecompile.buckets.judgement import PlanJudgement
+    from edgecompile.buckets.assessment import PlanAssessment
+    from edgecompile.buckets.costs.grid import CostGrid, Mode
     from edgecompile.buckets.limits import BucketCost
     from edgecompile.buckets.plan import BucketPlan
     from edgecompile.export.store import ExportStore
@@ -150,15 +149,14 @@ def command(
     if source is None and texts is None and not stats and work_dir is not None:
         left = work_dir / "lengths.json"
         source = str(left) if left.exists() or model is None else None
-    from edgecompile.buckets.joint.judgement import judge
-    from edgecompile.buckets.judgement import rival_programs
+    from edgecompile.buckets.assessment import assess_plan
 
     costs = None
     if cost_points is not None:
         from edgecompile.buckets.costs.files import read_costs
 
         costs = read_costs(cost_points)
-    axes = getattr(costs, "axes", None)
+    axes = None if costs is None or len(costs.axes) == 1 else (costs.axes[0], costs.axes[1])
     traffic, joint = read_sizes(
         source,
         texts,
@@ -189,16 +187,8 @@ def command(
             return
         made = _plan_from_model(session, request, subject)
     modes = _modes(wanted["mode"])
-    judgement = judge(
-        made.plan,
-        traffic,
-        joint,
-        programs=rival_programs(made.plan),
-        modes=modes,
-        seed=seed,
-        cost=made.cost,
-    )
-    _write(session, judgement, joint or traffic, model, work_dir, output, report)
+    assessment = assess_plan(made.plan, joint or traffic, modes=modes, seed=seed, cost=made.cost)
+    _write(session, assessment, joint or traffic, model, work_dir, output, report)
 
 
 def _check_target(target: str, precision: str | None, kit: Path | None) -> bool:
@@ -278,13 +268,11 @@ def _refuse_model_options(
 def _plan_from_points(
     traffic: LengthDistribution,
     joint: JointDistribution | None,
-    costs: CostCurve | CostSurface,
+    costs: CostGrid,
     wanted: dict[str, Any],
 ) -> _Made:
-    from edgecompile.buckets.costs.surfaces import CostSurface
-    from edgecompile.buckets.joint.plan import plan_joint
     from edgecompile.buckets.limits import DEFAULT_MAX_BUCKETS, BucketLimits
-    from edgecompile.buckets.plan import plan_buckets
+    from edgecompile.buckets.planner import plan_buckets
     from edgecompile.errors import LengthsError
 
     BucketLimits().most(wanted["max_buckets"], wanted["buckets"])
@@ -297,16 +285,16 @@ def _plan_from_points(
         "modes": _modes(wanted["mode"]),
     }
     longest = wanted["max_length"]
-    if isinstance(costs, CostSurface):
-        if joint is None:
-            raise LengthsError(
-                f"the cost points are over {' and '.join(costs.axes)}, the sample only tells "
-                f"{costs.axes[0]}",
-                hint=f"give rows {','.join(costs.axes)},count",
-            )
-        sizes = None if longest is None else {costs.axes[0]: longest}
-        return _Made(plan_joint(joint, costs, max_sizes=sizes, **options))
-    return _Made(plan_buckets(traffic, costs, max_length=longest, **options))
+    if len(costs.axes) == 1:
+        joint = None
+    elif joint is None:
+        raise LengthsError(
+            f"the cost points are over {' and '.join(costs.axes)}, the sample only tells "
+            f"{costs.axes[0]}",
+            hint=f"give rows {','.join(costs.axes)},count",
+        )
+    max_sizes = None if longest is None else {costs.axes[0]: longest}
+    return _Made(plan_buckets(joint or traffic, costs, max_sizes=max_sizes, **options))
 
 
 def _write_precision(work_dir: Path, precision: Precision) -> None:
@@ -421,7 +409,7 @@ def _folder(work_dir: Path | None) -> Iterator[Path]:
 
 def _write(
     session: Session,
-    judgement: PlanJudgement,
+    assessment: PlanAssessment,
     sizes: LengthDistribution | JointDistribution,
     model: str | None,
     work_dir: Path | None,
@@ -431,7 +419,7 @@ def _write(
     from edgecompile.cli.terminal.output import write_json, write_text
     from edgecompile.cli.terminal.plan_table import plan_page, plan_table
 
-    document = judgement.to_json()
+    document = assessment.to_json()
     if work_dir is not None:
         work_dir.mkdir(parents=True, exist_ok=True)
         write_json(work_dir / "lengths.json", sizes.to_json())
@@ -441,6 +429,6 @@ def _write(
         write_json(output, document)
         session.console.say(f"wrote {output}")
     if report is not None:
-        write_text(report, plan_page(judgement, model))
+        write_text(report, plan_page(assessment, model))
         session.console.say(f"wrote {report}")
-    session.emit(document, lambda: plan_table(judgement))
+    session.emit(document, lambda: plan_table(assessment))

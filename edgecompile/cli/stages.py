@@ -107,14 +107,10 @@ def _canonical(request: object) -> str:
 
 def stage_lengths(work_dir: Path) -> LengthDistribution | JointDistribution | None:
     """The sizes that the plan was made from, if they were left there."""
-    from edgecompile.lengths.distribution import read_lengths
-    from edgecompile.lengths.joint import read_joint
-    from edgecompile.lengths.joint_files import joint_axes_of
+    from edgecompile.lengths.files import read_sizes
 
     path = work_dir / "lengths.json"
-    if not path.is_file():
-        return None
-    return read_joint(path) if joint_axes_of(path) is not None else read_lengths(path)
+    return read_sizes(path) if path.is_file() else None
 
 
 def load_for_plan(

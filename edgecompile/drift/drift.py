@@ -20,9 +20,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from edgecompile.buckets.costs.sources import MODES, CostCurve, Mode
+from edgecompile.buckets.costs.grid import MODES, CostGrid, Mode
 from edgecompile.buckets.evaluation import expected_cost, run_costs
-from edgecompile.buckets.plan import BucketPlan, plan_buckets
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.shipped import ShippedPlan
 from edgecompile.drift.kolmogorov import kolmogorov_distance, kolmogorov_p_value
 from edgecompile.drift.report import BucketDrift, CostDrift, DriftReport, LengthShift, Thresholds
@@ -181,12 +182,12 @@ def _cost(
     )
 
 
-def _costs(plan: BucketPlan) -> CostCurve | None:
+def _costs(plan: BucketPlan) -> CostGrid | None:
     """The plan's cost model, where it has costs for all buckets and the length alone decides."""
-    curve = plan.curve
-    if curve is None or not _one_axis(plan) or not set(_modes_of(plan)) <= set(curve.modes):
+    costs = plan.cost_model
+    if costs is None or len(costs.axes) > 1 or not _one_axis(plan):
         return None
-    return curve
+    return costs if set(_modes_of(plan)) <= set(costs.modes) else None
 
 
 def _considered(plan: BucketPlan) -> int | None:
@@ -204,7 +205,7 @@ def _modes_of(plan: BucketPlan) -> tuple[Mode, ...]:
 def _best(
     plan: BucketPlan,
     lengths: LengthDistribution,
-    curve: CostCurve,
+    curve: CostGrid,
     modes: tuple[Mode, ...],
     max_buckets: int | None,
 ) -> BucketPlan:
@@ -213,8 +214,8 @@ def _best(
         curve,
         max_buckets=max_buckets,
         price_per_bucket=plan.price_per_bucket,
-        min_length=plan.min_length,
-        max_length=plan.max_length,
+        min_sizes={plan.length_axis: plan.min_length},
+        max_sizes={plan.length_axis: plan.max_length},
         modes=modes,
         length_axis=plan.length_axis,
         other_axes=plan.buckets[0].other_axes,
@@ -222,7 +223,7 @@ def _best(
 
 
 def _excess(
-    plan: BucketPlan, optimum: BucketPlan, lengths: LengthDistribution, curve: CostCurve
+    plan: BucketPlan, optimum: BucketPlan, lengths: LengthDistribution, curve: CostGrid
 ) -> float:
     current, best = (
         expected_cost(item.buckets, lengths, curve) + plan.price_per_bucket * len(item.buckets)

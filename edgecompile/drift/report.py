@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from edgecompile.buckets.costs.sources import Mode
+from edgecompile.buckets.costs.grid import Mode
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.lengths.distribution import LengthDistribution

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from edgecompile.buckets.costs.work import ModelWork, fit_quadratic
+from edgecompile.buckets.costs.flops import FlopModel, fit_quadratic
 from edgecompile.errors import CostError
 from edgecompile.export.guards import quiet_torch
 from edgecompile.export.ladder import without_fast_path
@@ -38,7 +38,7 @@ def count_work(
     *,
     batch: int | None = None,
     sizes: Mapping[str, int] | None = None,
-) -> ModelWork:
+) -> FlopModel:
     """Counts a model's work as a function of the length.
 
     The model runs eagerly at the smallest, the middle and the largest of ``lengths``; of two
@@ -71,7 +71,7 @@ def count_work(
     deviation = max(
         abs(arithmetic(n) - count) / max(1, count) for n, count in zip(chosen, flops, strict=True)
     )
-    return ModelWork(
+    return FlopModel(
         model=model.name,
         length_axis=axis,
         sizes=tuple(sorted(fixed.items())),

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgecompile.backends.compilation import CompiledModel
-from edgecompile.buckets.joint.judgement import judge
-from edgecompile.buckets.judgement import rival_programs
+from edgecompile.buckets.assessment import assess_plan
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.bundle.assembly import built_by, stage
@@ -217,19 +216,17 @@ def _reports(
         if joint is not None:
             files["sizes.json"] = joint.to_json()
         if plan.cost_model is not None:
-            judgement = judge(
+            assessment = assess_plan(
                 plan,
-                lengths,
-                joint,
-                programs=rival_programs(plan),
+                joint or lengths,
                 modes=tuple(dict.fromkeys(bucket.mode for bucket in plan.buckets)),
                 cost=cost,
             )
-            files["plan.json"] = judgement.to_json()
+            files["plan.json"] = assessment.to_json()
             header = build_header(
                 manifest, source, compiled.audit, measured=plan.cost_model.kind == "measured"
             )
-            page = build_page(manifest.name, judgement, report, choice, header=header)
+            page = build_page(manifest.name, assessment, report, choice, header=header)
         else:
             header = build_header(manifest, source, compiled.audit, measured=False)
             page = plain_page(manifest.name, plan, lengths, report, choice, header=header)
@@ -254,11 +251,11 @@ def _plan_summary(plan: BucketPlan, precision: Precision) -> dict[str, object]:
 
 def _expected(plan: BucketPlan) -> dict[str, object]:
     """Milliseconds by length as planned with, so that a device can say how far it is off."""
-    curve = plan.curve
-    if curve is None:
+    costs = plan.cost_model
+    if costs is None or len(costs.axes) > 1:
         return {}
-    points = {str(p.length): p.exact_ms for p in curve.points if p.exact_ms is not None}
-    return {"kind": curve.kind, "ms_by_length": points, **dict(curve.provenance)}
+    points = {str(p.length): p.exact_ms for p in costs.points if p.exact_ms is not None}
+    return {"kind": costs.kind, "ms_by_length": points, **dict(costs.provenance)}
 
 
 __all__ = [

@@ -10,18 +10,17 @@ from __future__ import annotations
 import platform
 import re
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import edgecompile
-from edgecompile.buckets.costs.curves import MODES, CostCurve, Mode
-from edgecompile.buckets.costs.surfaces import CostSurface
+from edgecompile.buckets.costs.grid import MODES, CostGrid, Mode
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
 from edgecompile.export.store import ExportStore
 from edgecompile.export.workcount import count_work
-from edgecompile.machines.host import host_variants
+from edgecompile.machines.detection import host_variants
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.structure import model_structure
 from edgecompile.planning.calibration import check_calibration
@@ -30,7 +29,7 @@ from edgecompile.planning.cost_cache import cost_key, find_kept, keep_costs
 from edgecompile.planning.forms import Form, find_form
 from edgecompile.planning.gpu_roofline import gpu_curve
 from edgecompile.planning.kits import BuiltKit, KitScope, MeasuringKit, build_kit, make_kit
-from edgecompile.planning.measure import calibrate, cost_curve, cost_surface
+from edgecompile.planning.measure import calibrate, measured_costs
 from edgecompile.planning.request import PlanRequest, plan_scope
 from edgecompile.planning.roofline import modelled_curve
 from edgecompile.progress import NULL_STEP, StepHandle
@@ -55,7 +54,7 @@ class Costs:
         notes: what a person should know of the source.
     """
 
-    model: CostCurve | CostSurface
+    model: CostGrid
     scope: KitScope
     cost: BucketCost = field(default_factory=BucketCost)
     kit: MeasuringKit | None = None
@@ -92,10 +91,7 @@ def find_costs(
         reused = (
             f"costs that were measured here on {found.date} are used; --measure-again repeats it"
         )
-    second = form.scope.second
-    model = (
-        cost_curve(found, "measured") if second is None else cost_surface(found, second, "measured")
-    )
+    model = measured_costs(found, "measured", second=form.scope.second)
     notes = tuple(note for note in (form.note, reused) if note)
     return Costs(model, form.scope, found.bucket_cost, kit, notes)
 
@@ -159,12 +155,10 @@ def calibrated_costs(
         length_axis=scope.axis,
         precision=request.gpu_precision if profile.gpu else request.precision.label,
     )
-    if scope.second is None:
-        # Costs at another batch would make another plan.
-        at = {name: extent.lo for name, extent in scope.axes[1:]}
-        return Costs(_only(found.curve(at=at), _asked_modes(request)), scope, found.bucket_cost)
-    surface = cost_surface(found, scope.second, "calibrated")
-    return Costs(_only_surface(surface, _asked_modes(request)), scope, found.bucket_cost)
+    # Costs at another batch would make another plan.
+    at = {name: extent.lo for name, extent in scope.axes[1:]}
+    costs = measured_costs(found, "calibrated", second=scope.second, at=at)
+    return Costs(_only(costs, _asked_modes(request)), scope, found.bucket_cost)
 
 
 def _modelled(
@@ -188,7 +182,7 @@ def _modelled(
         note += f"; the profile states no peak for {precision}, so they are those of fp32"
         precision = "fp32"
 
-    def curve(sizes: dict[str, int]) -> CostCurve:
+    def curve(sizes: dict[str, int]) -> CostGrid:
         work = count_work(model, lengths, sizes=sizes)
         if gpu:
             one_shape = all(r.lo == r.hi for _, r in scope.axes[1:])
@@ -204,40 +198,28 @@ def _modelled(
     second = scope.second
     if second is None:
         return Costs(curve(fixed), scope, notes=(note,))
-    slices = tuple((size, curve({**fixed, second: size})) for size in scope.second_sizes())
-    provenance = dict(slices[0][1].provenance)
-    surface = CostSurface((scope.axis, second), slices, "modelled", provenance)
-    return Costs(surface, scope, notes=(note,))
+    lines = {size: curve({**fixed, second: size}) for size in scope.second_sizes()}
+    provenance = dict(next(iter(lines.values())).provenance)
+    grid = CostGrid.join((scope.axis, second), lines, provenance)
+    return Costs(grid, scope, notes=(note,))
 
 
 def _asked_modes(request: PlanRequest) -> tuple[Mode, ...]:
     return tuple(mode for mode in MODES if request.mode in (mode, "auto"))
 
 
-def _only(curve: CostCurve, modes: tuple[Mode, ...]) -> CostCurve:
+def _only(curve: CostGrid, modes: tuple[Mode, ...]) -> CostGrid:
     """The curve without the costs of other modes.
 
     Raises:
         CostError: nothing is left.
     """
-    left_out = [mode for mode in curve.modes if mode not in modes]
-    if len(left_out) == len(curve.modes):
+    if not set(modes) & set(curve.modes):
         raise CostError(
             f"--mode {' or '.join(modes)}: there are only costs of the mode {curve.modes[0]}",
             hint="calibrate with a kit made with the same --mode",
         )
-    points, provenance = curve.points, dict(curve.provenance)
-    for mode in left_out:
-        gone: dict[str, Any] = {f"{mode}_ms": None, f"{mode}_spread_ms": 0.0}
-        points = tuple(replace(point, **gone) for point in points)
-        provenance.pop(f"{mode}_measured_at", None)
-    return replace(curve, points=points, provenance=provenance)
-
-
-def _only_surface(surface: CostSurface, modes: tuple[Mode, ...]) -> CostSurface:
-    """:func:`_only` of every curve."""
-    slices = tuple((size, _only(curve, modes)) for size, curve in surface.slices)
-    return replace(surface, slices=slices)
+    return curve.only(modes)
 
 
 def runnable_variants(profile: TargetProfile, work: Path) -> list[VariantSpec]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from edgecompile.buckets.costs.curves import Mode
+from edgecompile.buckets.costs.grid import Mode
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import ExportError, ModelError, PlanError
 from edgecompile.export.store import ExportStore

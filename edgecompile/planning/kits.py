@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from edgecompile.backends.compilation import NATIVE, CompiledModel, compile_buckets
-from edgecompile.buckets.costs.curves import Mode
+from edgecompile.buckets.costs.grid import Mode
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.bundle.assembly import stage_kit

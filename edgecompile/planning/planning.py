@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgecompile.buckets.costs.curves import CostCurve
-from edgecompile.buckets.costs.surfaces import CostSurface
-from edgecompile.buckets.evidence import spread_warnings
-from edgecompile.buckets.joint.plan import plan_joint
+from edgecompile.buckets.confidence import spread_warnings
+from edgecompile.buckets.costs.grid import CostGrid
 from edgecompile.buckets.limits import DEFAULT_MAX_BUCKETS, BucketCost, BucketLimits
-from edgecompile.buckets.plan import Bucket, BucketPlan, plan_buckets
+from edgecompile.buckets.plan import Bucket, BucketPlan
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.errors import PlanError
 from edgecompile.export.store import ExportStore
 from edgecompile.models.loaded import LoadedModel
@@ -248,7 +247,7 @@ def _require_known(request: PlanRequest, cost: BucketCost) -> None:
 
 
 def _choose(
-    scope: KitScope, request: PlanRequest, costs: CostCurve | CostSurface, cost: BucketCost
+    scope: KitScope, request: PlanRequest, costs: CostGrid, cost: BucketCost
 ) -> tuple[BucketPlan, str]:
     """The best plan by these costs, and how its price came about if nobody gave one."""
     most = request.max_buckets
@@ -257,32 +256,18 @@ def _choose(
     limits = BucketLimits(request.max_size, request.max_build_s, cost)
 
     def plan(price: float, buckets: int | None, max_buckets: int | None) -> BucketPlan:
-        if isinstance(costs, CostSurface):
-            assert scope.joint is not None
-            return plan_joint(
-                scope.joint,
-                costs,
-                max_buckets=max_buckets,
-                buckets=buckets,
-                price_per_bucket=price,
-                min_sizes={name: r.lo for name, r in scope.axes if name in scope.joint.axes},
-                max_sizes={name: r.hi for name, r in scope.axes if name in scope.joint.axes},
-                modes=costs.modes,
-                limits=limits,
-                other_axes=tuple(a for a in scope.axes[1:] if a[0] != scope.second),
-            )
         return plan_buckets(
-            scope.traffic,
+            scope.joint or scope.traffic,
             costs,
             max_buckets=max_buckets,
             buckets=buckets,
             price_per_bucket=price,
-            min_length=scope.axes[0][1].lo,
-            max_length=scope.axes[0][1].hi,
+            min_sizes={name: extent.lo for name, extent in scope.pad_axes},
+            max_sizes={name: extent.hi for name, extent in scope.pad_axes},
             modes=costs.modes,
             limits=limits,
             length_axis=scope.axis,
-            other_axes=scope.axes[1:],
+            other_axes=tuple(item for item in scope.axes if item not in scope.pad_axes),
         )
 
     if request.price_per_bucket is not None:
@@ -308,22 +293,17 @@ def _choose(
     )
 
 
-def noise_price(costs: CostCurve | CostSurface) -> float:
+def noise_price(costs: CostGrid) -> float:
     """The share of the mean run that differs from nothing as far as the measurement can tell.
 
     The standard error of a median of n normal samples is 1.25·σ/√n, which is about an eighth of
     the distance of the quartiles (1.35·σ) for the some fifty samples of a point.
     """
-    curves = [curve for _, curve in costs.slices] if isinstance(costs, CostSurface) else [costs]
     spreads = [
-        spread / ms
-        for curve in curves
-        for point in curve.points
-        for ms, spread in (
-            (point.exact_ms, point.exact_spread_ms),
-            (point.pad_ms, point.pad_spread_ms),
-        )
-        if ms is not None and spread > 0
+        point.spread(mode) / ms
+        for point in costs.points
+        for mode in costs.modes
+        if (ms := point.value(mode)) is not None and point.spread(mode) > 0
     ]
     least, most = NOISE_PRICES
     return min(most, max(least, statistics.median(spreads) / 8 if spreads else 0.0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -126,9 +125,7 @@ def test_what_the_first_64_bit_cpus_lacked(
     assert seen == ({feature} if feature else set())
 
 
-needs_aarch64 = pytest.mark.skipif(
-    shutil.which("aarch64-linux-gnu-gcc") is None, reason="needs g++-aarch64-linux-gnu"
-)
+needs_aarch64 = pytest.mark.usefixtures("aarch64_compiler")
 
 
 @needs_aarch64

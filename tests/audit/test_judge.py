@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -76,9 +75,7 @@ def test_a_good_library_passes(build: Build) -> None:
     require([verdict])
 
 
-needs_aarch64 = pytest.mark.skipif(
-    shutil.which("aarch64-linux-gnu-gcc") is None, reason="needs g++-aarch64-linux-gnu"
-)
+needs_aarch64 = pytest.mark.usefixtures("aarch64_compiler")
 ARM = "aarch64-linux-gnu-"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -32,9 +31,7 @@ class Small(nn.Module):
 SHARED = ("ecpack_f_weight", "f.bias", "shift")
 
 
-needs_aarch64 = pytest.mark.skipif(
-    shutil.which("aarch64-linux-gnu-g++") is None, reason="needs g++-aarch64-linux-gnu"
-)
+needs_aarch64 = pytest.mark.usefixtures("aarch64_compiler")
 
 
 def generated(

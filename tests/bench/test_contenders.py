@@ -32,6 +32,8 @@ from edgecompile.runtime.errors import DamagedBundleError
 from tests.needs import lack
 from tests.runtime.bundles import DummyBundle
 
+pytestmark = pytest.mark.slow
+
 SPECS = [
     {"name": "ids", "dtype": "int64", "shape": ["batch", "length"], "bounds": [0, 30521]},
     {"name": "mask", "dtype": "int64", "shape": ["batch", "length"], "bounds": [0, 1]},
@@ -342,7 +344,6 @@ def test_a_contender_agrees_with_eager(name: str, workshop: Workshop, tmp_path: 
     check_agreement(name, workshop, tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["aoti", "torch-compile"])
 def test_a_compiled_contender_agrees_with_eager(
     name: str, workshop: Workshop, tmp_path: Path

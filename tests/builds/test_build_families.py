@@ -15,6 +15,8 @@ from edgecompile.cli import cli
 from edgecompile.loaders.load import load_model
 from edgecompile.runtime.model import open_bundle
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch")
 
 

@@ -26,6 +26,7 @@ from tests.emulation import (
 )
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.emulated,
     pytest.mark.skipif(platform.machine() != "x86_64", reason="cross builds start from x86-64"),
 ]

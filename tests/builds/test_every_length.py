@@ -32,6 +32,8 @@ from edgecompile.runtime import open_bundle
 from edgecompile.runtime.format.compare import compare_arrays
 from tests.factories import sizes
 
+pytestmark = pytest.mark.slow
+
 FACTORY = f"{Path(sizes.__file__)}:spec"
 
 

@@ -20,6 +20,8 @@ from edgecompile.runtime import Model, open_bundle
 from tests.conftest import one_at_a_time
 from tests.zoo.generation_families import LONGEST_RUN, TARGET, build_family, load_family
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="session")
 def gemma() -> LoadedModel:

@@ -14,6 +14,8 @@ import pytest
 
 from edgecompile.runtime.opening import VARIANT_VARIABLE
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -99,7 +101,6 @@ def test_other_costs_change_what_tells_of_them_alone(
     assert changed == {"plan", "expected", "files"}
 
 
-@pytest.mark.slow
 def test_two_builds_in_different_folders_are_the_same_bytes(
     first: Path, folder: Path, tiny_model: Path
 ) -> None:

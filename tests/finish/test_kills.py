@@ -13,6 +13,8 @@ import pytest
 from tests.fake_gpu.rig import Rig, wait_for_end, wait_for_pause
 from tests.finish.outcome import WHOLE, check_served
 
+pytestmark = pytest.mark.slow
+
 BUILDING = [
     "Builder:1",
     "create_network:1",

@@ -6,7 +6,11 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.fake_gpu.rig import Rig, wait_for_pause
+
+pytestmark = pytest.mark.slow
 
 
 def wait_until_it_waits(process: subprocess.Popen[str]) -> str:

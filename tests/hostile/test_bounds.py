@@ -23,6 +23,8 @@ from tests.hostile.fuzzer import MEMORY_MIB, build_programs
 from tests.hostile.loaders import Loader, NativeLoader, PythonLoader
 from tests.hostile.toy import WEIGHTS, ToyLibraries
 
+pytestmark = pytest.mark.slow
+
 #: Of resident memory, for the largest weights header; the largest manifest takes a quarter of it.
 MOST_MIB = 1024
 #: For opening one twice: the largest header takes some seconds.
@@ -128,7 +130,6 @@ def test_reading_stops_where_too_much_is_wrong(tmp_path: Path) -> None:
         read_constants(file.fileno(), 8 + len(header), "weights")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(DOCUMENTS))
 def test_large_manifests(corpus: Corpus, tmp_path: Path, loaders: list[Loader], name: str) -> None:
     case = corpus.valid()
@@ -140,7 +141,6 @@ def test_large_manifests(corpus: Corpus, tmp_path: Path, loaders: list[Loader], 
     assert answers[0].kib < MOST_MIB / 4 * 1024
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(DOCUMENTS))
 def test_large_headers(corpus: Corpus, tmp_path: Path, loaders: list[Loader], name: str) -> None:
     case = corpus.valid()

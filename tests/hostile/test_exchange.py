@@ -34,6 +34,8 @@ from tests.hostile.fuzzer import build_programs
 from tests.hostile.loaders import NativeLoader
 from tests.hostile.toy import PROBE, PROGRAMS, RUNTIME, WEIGHTS
 
+pytestmark = pytest.mark.slow
+
 LIBRARIES = (PROBE, RUNTIME, *PROGRAMS)
 
 

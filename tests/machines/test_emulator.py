@@ -24,7 +24,7 @@ from edgecompile.pipeline.pipeline import BuildRequest, BuildResult, build
 from edgecompile.planning.request import PlanRequest
 from edgecompile.targets.profile import load_variant
 from tests.cli.command import run
-from tests.needs import need
+from tests.needs import need, need_aarch64_compiler
 
 pytestmark = [
     pytest.mark.emulated,
@@ -34,7 +34,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def request_(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildRequest:
-    need("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
+    need_aarch64_compiler()
     folder = tmp_path_factory.mktemp("pi")
     lengths = LengthDistribution.from_samples([3, 4, 9, 9, 41])
     return BuildRequest(

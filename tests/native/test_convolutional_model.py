@@ -16,6 +16,8 @@ from tests.factories.convolutional import CHANNELS, parts
 from tests.native.aoti import load_shim, own_runtime, own_variant
 from tests.native.test_program import Host, host  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def model() -> LoadedModel:

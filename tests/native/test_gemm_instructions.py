@@ -10,9 +10,12 @@ from edgecompile.audit.instructions import InstructionEvidence, find_objdump, sc
 from edgecompile.targets.profile import load_variant
 from tests.native.conftest import Build
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64", reason="the native tests' compiler is another's"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        platform.machine() != "x86_64", reason="the native tests' compiler is another's"
+    ),
+]
 
 
 def products(build_native: Build, march: str) -> tuple[dict[str, int], InstructionEvidence]:

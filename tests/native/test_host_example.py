@@ -22,6 +22,8 @@ from tests.native import c_host
 from tests.native.c_host import MACHINES, NATIVE_ARCH, Machine
 from tests.needs import need
 
+pytestmark = pytest.mark.slow
+
 DOCUMENT = c_host.REPOSITORY / "docs" / "c-interface.md"
 SOURCES = [c_host.EXAMPLE / "run.c", c_host.EXAMPLE / "npz.c"]
 
@@ -139,7 +141,6 @@ def run_block(block: str, folder: Path, **variables: str) -> None:
     assert done.returncode == 0, f"{block}\n{done.stderr}"
 
 
-@pytest.mark.slow
 def test_the_documented_commands_work(bundle: Path, tmp_path: Path) -> None:
     MACHINES["aarch64"].tool("g++")
     (tmp_path / "examples").symlink_to(c_host.REPOSITORY / "examples")

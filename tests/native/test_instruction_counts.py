@@ -16,9 +16,12 @@ import pytest
 from tests.native.conftest import HERE, KERNEL_SOURCES, Build
 from tests.needs import need
 
-pytestmark = pytest.mark.skipif(
-    os.uname().machine != "x86_64", reason="the bounds are of x86-64's instructions"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        os.uname().machine != "x86_64", reason="the bounds are of x86-64's instructions"
+    ),
+]
 
 # Valgrind knows nothing newer than AVX2, and hides what the CPU has beyond it.
 MARCH = "x86-64-v3"

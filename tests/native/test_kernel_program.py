@@ -16,6 +16,8 @@ from torch import Tensor, nn  # noqa: E402
 from tests.native.aoti import load_shim  # noqa: E402
 from tests.native.test_program import LENGTHS, VOCABULARY, Host, build  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 EXPERTS, CHOSEN, WIDTH = 4, 2, 24
 
 

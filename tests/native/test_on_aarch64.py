@@ -16,6 +16,7 @@ from tests.native.sweep import EMULATED
 from tests.needs import need
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.emulated,
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the other tests run natively"),
 ]

@@ -25,7 +25,7 @@ from edgecompile.runtime.format.schema import BucketSpec, Extent, Manifest, Tens
 from edgecompile.targets.jetpack import load_jetpack
 from edgecompile.targets.profile import load_target
 from edgecompile.tensorrt.recipes import make_recipe, require_memory, shape_ranges
-from tests.needs import need
+from tests.needs import need_aarch64_compiler
 
 MIB = 1 << 20
 
@@ -101,7 +101,7 @@ def make():
 
 def test_padding_that_is_assumed_is_told_where_the_loader_alone_pads(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    need("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
+    need_aarch64_compiler()
     source = tmp_path / "choosing.py"
     source.write_text(CHOOSING)
     lengths = LengthDistribution.from_samples([3, 9, 20])

@@ -44,7 +44,7 @@ from edgecompile.progress import NullProgress, StepHandle
 from edgecompile.targets.profile import load_target
 from edgecompile.toolchain.compilers import find_toolchain
 from tests.cli.command import run
-from tests.needs import need
+from tests.needs import need, need_aarch64_compiler
 
 SHORT = LengthDistribution.from_samples([2, 5, 9])
 LONG = LengthDistribution.from_samples([5, 41])
@@ -292,7 +292,7 @@ def board(tmp_path: Path) -> str:
     """A target that this host can't run, of unknown speed."""
     if platform.machine() != "x86_64":
         pytest.skip("there it could be timed")
-    need("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
+    need_aarch64_compiler()
     profile = tmp_path / "board.toml"
     profile.write_text(
         'name = "board"\nkind = "cpu"\ndescription = "none"\nvariants = ["aarch64-neon"]\n'

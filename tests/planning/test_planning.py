@@ -15,16 +15,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgecompile.buckets.costs.curves import CostCurve, CostPoint
-from edgecompile.buckets.plan import BucketPlan, plan_buckets
-from edgecompile.buckets.policies import PolicyResult, compare_policies
+from edgecompile.buckets.baselines import BaselineResult, compare_baselines
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import CostError, PlanError
 from edgecompile.export.store import ExportStore, export_bucket
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.machines.host import host_variants
+from edgecompile.machines.detection import host_variants
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning import planning
 from edgecompile.planning.cost_sources import make_measuring_kit
@@ -192,7 +193,7 @@ def test_a_device_s_costs_make_the_plan(
 ) -> None:
     model = load_model(str(tiny_model))
     planned = plan_with(model, tmp_path, "cpu-x86-64-v3", calibration=calibration)
-    curve = planned.plan.curve
+    curve = planned.plan.cost_model
     assert curve is not None
     assert curve.kind == "calibrated"
     assert curve.modes == ("exact", "pad")
@@ -215,7 +216,7 @@ def test_a_mode_that_was_asked_for_holds_for_a_calibration_with_both(
     model = load_model(str(tiny_model))
     plan = plan_with(model, tmp_path, "cpu-x86-64-v3", calibration=file, mode=mode).plan
     assert {bucket.mode for bucket in plan.buckets} == {mode}
-    assert plan.curve is not None and plan.curve.modes == (mode,)
+    assert plan.cost_model is not None and plan.cost_model.modes == (mode,)
 
     document["points"] = [point for point in document["points"] if point["mode"] != mode]
     file.write_text(json.dumps(document))
@@ -238,8 +239,8 @@ def test_more_buckets_than_allowed_can_not_be_asked_for() -> None:
 
 
 def test_what_noise_could_save_is_no_reason_for_a_bucket() -> None:
-    def curve(spread: float) -> CostCurve:
-        return CostCurve((CostPoint(8, 2.0, None, exact_spread_ms=spread),), "measured")
+    def curve(spread: float) -> CostGrid:
+        return CostGrid((CostPoint(8, 2.0, None, exact_spread_ms=spread),), "measured")
 
     assert noise_price(curve(0.0)) == 0.01  # unknown
     assert noise_price(curve(0.48)) == pytest.approx(0.03)
@@ -301,7 +302,7 @@ def test_a_target_that_is_not_this_machine_gets_a_modelled_curve(
     if host_variants(target, build_probe("x86-64", tmp_path / "probe")):
         pytest.skip("this machine runs the code of every target")
     planned = plan_with(load_model(str(tiny_model)), tmp_path, "cpu-x86-64-v4")
-    curve = planned.plan.curve
+    curve = planned.plan.cost_model
     assert curve is not None
     assert curve.kind == "modelled"
     assert len(planned.plan.buckets) == 1  # a roofline alone never makes padding win
@@ -324,15 +325,15 @@ def test_a_modelled_plan_has_the_modes_that_the_model_and_the_caller_allow(
     assert {bucket.mode for bucket in asked.plan.buckets} == {"pad"}
 
 
-def compare(planned: Planned) -> Mapping[str, PolicyResult]:
-    assert planned.plan.curve is not None
-    return compare_policies(planned.plan, LENGTHS, planned.plan.curve, programs=8)
+def compare(planned: Planned) -> Mapping[str, BaselineResult]:
+    assert planned.plan.cost_model is not None
+    return compare_baselines(planned.plan, LENGTHS, planned.plan.cost_model, programs=8)
 
 
 def test_a_modelled_curve_of_a_long_range_has_few_points(tmp_path: Path) -> None:
     exports = ExportStore(load(Tokens(), limits={"length": (1, 100_000)}), tmp_path / "exported")
     request = PlanRequest(LENGTHS, max_length=90_000, mode="exact")
-    curve = plan_model(exports, load_target(FOREIGN), request, tmp_path).plan.curve
+    curve = plan_model(exports, load_target(FOREIGN), request, tmp_path).plan.cost_model
     assert curve is not None
     assert len(curve.points) == 64
     assert (curve.lengths[0], curve.lengths[-1]) == (1, 90_000)
@@ -419,9 +420,14 @@ def test_a_plan_that_was_given_is_taken_as_it_is(unmeasured: None, tmp_path: Pat
     model = load(Tokens())
     one = plan_with(model, tmp_path, "cpu-x86-64", quick=True).plan
     assert set(one.made_for) == {"structure", "target", "precision", "runtime", "threads"}
-    curve = CostCurve((CostPoint(1, 1.0, 1.0), CostPoint(32, 2.0, 2.0)), "measured", {})
+    curve = CostGrid((CostPoint(1, 1.0, 1.0), CostPoint(32, 2.0, 2.0)), "measured", {})
     two = plan_buckets(
-        LENGTHS, curve, buckets=2, max_length=32, modes=("pad",), other_axes=one.buckets[0].axes[1:]
+        LENGTHS,
+        curve,
+        buckets=2,
+        max_sizes={"length": 32},
+        modes=("pad",),
+        other_axes=one.buckets[0].axes[1:],
     )
     given = BucketPlan.from_json(replace(two, made_for=one.made_for).to_json())
     planned = plan_with(model, tmp_path, "cpu-x86-64", plan=given)

@@ -16,6 +16,8 @@ from edgecompile.tensorrt.rtx import STATUS, bucket_profiles, check_rtx
 from tests.onnx.int8.test_quantize import TWO, V, W
 from tests.onnx_graphs import graph_of
 
+pytestmark = pytest.mark.slow
+
 X = InputSpec("x", "float32", ("length", 24))
 BUCKETS = [Bucket("exact", (("length", AxisRange(lo, hi, hi)),)) for lo, hi in ((1, 8), (9, 40))]
 

@@ -38,6 +38,8 @@ from edgecompile.tensorrt.torch_tensorrt_worker import convert_options
 from tests.fake_gpu.build import MODULES, FakeCudart
 from tests.fake_gpu.servers import GPU, write_profile
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("onnxruntime")
 
 ROOT = Path(__file__).parents[2]

@@ -16,9 +16,7 @@ from edgecompile.audit.elf import read_elf, read_functions
 from edgecompile.errors import CompileError, DiskFullError, ToolchainError
 from edgecompile.toolchain import compilers as toolchain
 
-needs_aarch64 = pytest.mark.skipif(
-    shutil.which("aarch64-linux-gnu-g++") is None, reason="needs g++-aarch64-linux-gnu"
-)
+needs_aarch64 = pytest.mark.usefixtures("aarch64_compiler")
 
 SOURCE = b'extern "C" __attribute__((visibility("default"))) int f() { return OFFSET + 1; }\n'
 

@@ -9,6 +9,8 @@ import pytest
 from edgecompile.toolchain.compilers import compile_object, find_toolchain
 from edgecompile.toolchain.precompiled import VARIABLE
 
+pytestmark = pytest.mark.slow
+
 HEADER = """#pragma once
 #include <stdexcept>
 #include <string>

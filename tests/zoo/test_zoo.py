@@ -26,6 +26,7 @@ DOZEN = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DOZEN)
 def test_one_goes_all_the_way(name: str, tmp_path: Path, device_python: str) -> None:
     if ENTRIES[name].sources[0] == "transformers_entries":

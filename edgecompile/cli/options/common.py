@@ -302,7 +302,7 @@ def read_traffic(
     """
     check_traffic_options(lengths, texts, tokenizer, model)
     if lengths is not None:
-        from edgecompile.lengths.distribution import read_lengths
+        from edgecompile.lengths.files import read_lengths
 
         return read_lengths(lengths)
     from edgecompile.lengths.texts import read_text_lengths

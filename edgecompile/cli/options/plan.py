@@ -155,13 +155,13 @@ def read_sizes(
         if found is not None:
             return found, None
     if lengths is not None and texts is None and tokenizer is None:
-        from edgecompile.lengths.joint import read_joint
-        from edgecompile.lengths.joint_files import joint_axes_of
+        from edgecompile.lengths import files
+        from edgecompile.lengths.joint import JointDistribution
 
-        named = joint_axes_of(lengths, axes)
-        if named is not None and (axes or named[1] == "batch" or "length" in named[1]):
-            joint = read_joint(lengths, named)
-            return joint.marginal(joint.axes[0]), joint
+        sizes = files.read_sizes(lengths, axes)
+        if isinstance(sizes, JointDistribution):
+            return sizes.marginal(sizes.axes[0]), sizes
+        return sizes, None
     return read_traffic(lengths, texts, tokenizer, model), None
 
 
@@ -195,7 +195,7 @@ def _read_stats(
     stats: tuple[Path, ...], max_length: int | None
 ) -> tuple[LengthDistribution, JointDistribution | None]:
     from edgecompile.lengths.joint import JointDistribution
-    from edgecompile.lengths.joint_files import Sizes
+    from edgecompile.lengths.rows import Sizes
     from edgecompile.lengths.stats_files import read_stats
 
     served = read_stats(stats, max_length=max_length)
