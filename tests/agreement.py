@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 #: Sections of which the C interface checks less than Python does.
 SECTIONS = ("generation", "text", "labels", "golden", "plan", "expected")
-#: Those of them in which it may still find something.
-CHECKED = ("generation",)
+#: The one of them in which it may still find something.
+CHECKED = "generation"
 BUNDLE = 20
+#: The rule with that status which is about no manifest.
+BEHIND = "program-signature"
 
 _RULE = re.compile(r"\[([a-z0-9]+-[a-z0-9-]+)\]")
 _PLACE = re.compile(rf"(?:.*?manifest\.json: |\s*)({'|'.join(SECTIONS)})[.\[:]")
@@ -46,13 +48,15 @@ class Verdict(NamedTuple):
 def agree(python: Verdict, c: Verdict) -> bool:
     """Whether the C interface says of a bundle what it has to, where Python says this."""
     shared = frozenset(rule for rule in python.rules if ":" not in rule)
-    own = c.rules - shared
-    if c.sections() - set(CHECKED):
+    own = frozenset(rule for rule in c.rules if ":" in rule)
+    if c.sections() - {CHECKED}:
+        return False
+    # Both look at it closely only if nothing else is wrong; Python knows more of what else is.
+    if python.sections() <= {CHECKED} and not own <= python.rules:
         return False
     if shared or not python.rules:
-        # Python looks at a section closely only if nothing else is wrong.
-        return c.status == python.status and shared <= c.rules and own <= python.rules
-    if own and all(":" in rule for rule in own):
-        return c.status == python.status == BUNDLE and own <= python.rules
+        return c.status == python.status and c.rules - own == shared
+    if own:
+        return c.status == BUNDLE and c.rules == own
     # Refused for a section that the C interface leaves alone: it goes on to what comes next.
-    return c.status != BUNDLE
+    return c.status != BUNDLE or c.rules == {BEHIND}
