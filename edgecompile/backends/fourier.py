@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["TRANSFORMS", "Pair"]
-
 aten = torch.ops.aten
 
 Pair = tuple[Tensor, Tensor]

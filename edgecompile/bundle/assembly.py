@@ -19,8 +19,6 @@ from edgecompile.precision import TOLERANCES
 from edgecompile.runtime.format.manifest import TORCH, Manifest
 from edgecompile.runtime.format.schema import BucketSpec, Extent, TensorSpec
 
-__all__ = ["bucket_spec", "built_by", "stage", "stage_kit"]
-
 
 def stage_kit(
     model: LoadedModel,

@@ -60,7 +60,7 @@ def verify_bundle(
         python: the interpreter that runs the bundle; needs numpy.
         emulate: whether to run variants that this host can't run under qemu, where it is installed:
             those of ``cases`` that are golden vectors.
-        tell: is told what is being run where that takes long.
+        tell: takes notes on runs that take long.
 
     Raises:
         VerificationError: the runtime could not be started at all.
@@ -187,7 +187,7 @@ def _manifest(bundle: Path) -> Manifest:
 
 
 def runtime_command(bundle: Path) -> str:
-    """What ``python -m`` is given to run a bundle: the runtime, or that which brings torch."""
+    """The module that ``python -m`` runs a bundle with: the runtime, or the one that brings torch."""
     manifest = _manifest(bundle)
     packages = [PACKAGES[v.backend] for v in manifest.variants if v.backend in PACKAGES]
     return packages[0] if packages else RUNTIME_COMMAND
@@ -230,6 +230,3 @@ def _selftest(bundle: Path, cases: Path, variant: str, python: str) -> dict[str,
             + done.stderr.strip()
         ) from None
     return answer
-
-
-__all__ = ["verify_bundle"]

@@ -87,7 +87,7 @@ def command(
     folders = find_exports(plan, work_dir)
     with console.step("load the exported programs"):
         from edgecompile.backends.compilation import compile_buckets
-        from edgecompile.export.export import ExportedModel
+        from edgecompile.export.program import ExportedModel
 
         exported = [ExportedModel.load(folder) for folder in folders]
     with console.step("compile") as step:

@@ -93,7 +93,7 @@ def command(
     folders = find_exports(plan, work_dir)
     with console.step("load what was compiled"):
         from edgecompile.backends.compilation import load_compiled
-        from edgecompile.export.export import ExportedModel
+        from edgecompile.export.program import ExportedModel
         from edgecompile.export.store import ExportStore
         from edgecompile.narrowing.files import load_precision
 

@@ -1,4 +1,4 @@
-"""What a .pt2 archive may hold for torch to read it without running code from it.
+"""Limits on .pt2 archives, so that torch reads them without running code from them.
 
 torch.export.load of torch 2.13 runs what an archive says in these places, so each is held to a list of
 what is allowed; everything else is refused, whatever the archive says about it:
@@ -79,7 +79,7 @@ _MOST_NAMED = 5
 
 
 def find_dangers(stream: IO[bytes]) -> list[str]:
-    """What reading an archive would run, and what torch.export.save doesn't write; at most a few.
+    """Finds what reading an archive would run, and what torch.export.save doesn't write; at most a few.
 
     Raises:
         Exception: it isn't an archive, or a damaged one: whatever torch's reader raises.

@@ -166,7 +166,7 @@ def _within(sizes: Sizes, ranges: Mapping[str, Range]) -> bool:
 
 
 def _changed(loaded: LoadedModel, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What the model changes in place counts among its results."""
+    """The inputs that the model changes in place, which count among its results."""
     return {f"{s.name} afterwards": inputs[s.name] for s in loaded.inputs if s.in_place}
 
 
@@ -205,7 +205,7 @@ def compare_outputs(
 
 @dataclass(frozen=True)
 class SideEffects:
-    """What a model's forward does beside computing its outputs.
+    """Effects of a model's forward beside its outputs.
 
     Attributes:
         problem: what keeps it from being compiled, as the rest of a sentence; empty if nothing does.
@@ -219,7 +219,7 @@ class SideEffects:
 def find_side_effects(
     loaded: LoadedModel, sizes: Mapping[str, int], largest: Mapping[str, int] | None = None
 ) -> SideEffects:
-    """What a model does beside computing its outputs, found by running it before it is traced.
+    """Finds effects of a model beside its outputs, by running it before it is traced.
 
     A compiled program is a function of its inputs: it has no random numbers and keeps no state
     (its weights are mapped read-only). A table that only grows with the length, as positions often
@@ -282,12 +282,12 @@ def _plain_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _own_name(label: str) -> str:
-    """What the model itself calls what it has: the module around it is ours."""
+    """The model's own name of a part: the module around it is ours."""
     return label.removeprefix("model.").lstrip(".")
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, object]:
-    """What stands in the modules' plain attributes, as far as a change can be told."""
+    """Values of the modules' plain attributes, as far as a change shows in them."""
     found: dict[str, object] = {}
     for path, part in module.named_modules():
         for name, value in vars(part).items():

@@ -1,4 +1,4 @@
-"""From an exported program to an ONNX graph that TensorRT's parser takes.
+"""Translates an exported program to an ONNX graph that TensorRT's parser takes.
 
 torch's own exporter does the translation. Behind it the graph is brought to one form: axes have the
 model's names, nodes the names of the modules that they come from, constants are initializers, equal
@@ -7,26 +7,22 @@ initializers are one, and nothing tells of the machine that it was made on.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import os
 import re
-import warnings
 from ast import literal_eval
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edgecompile
 from edgecompile.errors import ExportError, MissingDependencyError
+from edgecompile.export.guards import quiet_torch
 from edgecompile.onnx.graph import Array, OnnxGraph, Place
 from edgecompile.onnx.weights import load_graph
 
 if TYPE_CHECKING:
     from edgecompile.export.program import ExportedModel
 
-__all__ = ["export_onnx", "need_onnx", "quiet_exporter", "translate"]
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _TRACE = "pkg.torch.onnx.stack_trace"
@@ -94,7 +90,7 @@ def export_onnx(exported: ExportedModel, opset: int, scratch: Path) -> OnnxGraph
 
 
 def _refusal(said: str, exported: ExportedModel) -> str:
-    """What the exporter couldn't do, in a line: the operator and where it stands, if it says so."""
+    """The exporter's failure in a line: the operator and its place, if it says so."""
     text = _COLOUR.sub("", said).strip()
     found = _UNKNOWN.search(text)
     if found is None:
@@ -120,7 +116,7 @@ def translate(exported: ExportedModel, target: Path, opset: int | None) -> None:
     """
     import torch
 
-    with quiet_exporter():
+    with quiet_torch():
         program = torch.onnx.export(
             exported.program,
             dynamo=True,
@@ -132,20 +128,6 @@ def translate(exported: ExportedModel, target: Path, opset: int | None) -> None:
         )
         assert program is not None
         program.save(str(target), external_data=True)
-
-
-@contextlib.contextmanager
-def quiet_exporter() -> Iterator[None]:
-    """The exporter speaks on stdout, and warns of optional packages and of torch's own code."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _inline(graph: OnnxGraph) -> None:

@@ -19,8 +19,8 @@ from edgecompile.installation import installation_id
 from edgecompile.machines.identity import cpu_identity, usable_cpus
 from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.runtime.format.manifest import MANIFEST_NAME, parse_manifest
-from edgecompile.targets.files import search_path
 from edgecompile.targets.profile import load_target
+from edgecompile.targets.schema import search_path
 from edgecompile.toolchain.compilers import find_toolchain
 
 __all__ = ["STAMP_NAME", "build_key", "find_built", "write_stamp"]

@@ -57,14 +57,12 @@ def main(request_path: str) -> int:
                 {
                     "node": error.node_name(),
                     "operator": error.node_operator(),
-                    "code": str(error.code()).rpartition(".")[2],
                     "text": error.desc(),
                 }
             )
         save()
         return 0
     answer["inputs"] = [network.get_input(i).name for i in range(network.num_inputs)]
-    answer["outputs"] = [network.get_output(i).name for i in range(network.num_outputs)]
     answer["layers"] = network.num_layers
     answer["stage"] = "profiles"
     save()

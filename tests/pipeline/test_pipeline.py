@@ -188,7 +188,7 @@ def test_a_failed_verification_leaves_no_bundle(
 
 
 def test_an_unfit_library_stops_the_build(tiny_model: Path, tmp_path: Path) -> None:
-    from edgecompile.targets.profile import search_path
+    from edgecompile.targets.schema import search_path
 
     shipped = next(f for f in search_path() if (f / "cpu-x86-64-v3.toml").is_file())
     profile = (
@@ -276,7 +276,7 @@ def test_the_variable_for_the_variant_does_not_reach_the_build(
 
 def test_programs_of_another_plan_are_not_packed(padded: BuildResult) -> None:
     from edgecompile.backends.compilation import load_compiled
-    from edgecompile.export.export import ExportedModel
+    from edgecompile.export.program import ExportedModel
     from edgecompile.targets.profile import load_target
 
     work = padded.bundle_path.parent / "work"

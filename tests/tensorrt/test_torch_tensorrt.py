@@ -33,7 +33,8 @@ from edgecompile.runtime.format.recipe import read_recipe
 from edgecompile.runtime.gpu.device import DeviceIdentity
 from edgecompile.tensorrt import torch_tensorrt as torch_tensorrt_build
 from edgecompile.tensorrt import torch_tensorrt_check
-from edgecompile.tensorrt.torch_tensorrt import build_engine, engine_profiles
+from edgecompile.tensorrt.recipes import engine_profiles
+from edgecompile.tensorrt.torch_tensorrt import build_engine
 from edgecompile.tensorrt.torch_tensorrt_worker import convert_options
 from tests.fake_gpu.build import MODULES, FakeCudart
 from tests.fake_gpu.servers import GPU, write_profile
@@ -190,7 +191,7 @@ def test_a_process_that_dies(
 
 
 def test_profiles_are_those_of_the_recipe(exported: ExportedModel, tiny_model: Path) -> None:
-    first, second = engine_profiles(exported, two_buckets(exported, tiny_model))
+    first, second = engine_profiles(exported.inputs, two_buckets(exported, tiny_model))
     assert first.keys() == {spec.name for spec in exported.inputs}
     assert (first["input_ids"].min, first["input_ids"].max) == ((1, 1), (1, 16))
     assert (second["input_ids"].min, second["input_ids"].max) == ((1, 17), (1, 32))

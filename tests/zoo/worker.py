@@ -24,7 +24,7 @@ from edgecompile.bundle.cases import Case
 from edgecompile.bundle.verdict import VerifyReport
 from edgecompile.bundle.verify import verify_bundle
 from edgecompile.errors import EdgecompileError, ExportError, MissingKernelError
-from edgecompile.export.export import ExportedModel
+from edgecompile.export.program import ExportedModel
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model

@@ -1,10 +1,8 @@
-"""What a graph changes in place, and whether a node may move past it."""
+"""Finds changes in place in a graph, and tells whether a node may move past them."""
 
 from __future__ import annotations
 
 from torch.fx import GraphModule, Node
-
-__all__ = ["ChangesInPlace", "changes_in_place"]
 
 
 def changes_in_place(gm: GraphModule) -> list[Node]:
@@ -26,7 +24,7 @@ def changes_in_place(gm: GraphModule) -> list[Node]:
 
 
 class ChangesInPlace:
-    """Where a graph has its changes, as it was when this was made."""
+    """The places of changes in a graph, as it was when this was made."""
 
     def __init__(self, gm: GraphModule) -> None:
         self._order = {node: i for i, node in enumerate(gm.graph.nodes)}

@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Coded", "Codes", "label", "mix", "uncode", "values_of"]
-
 # Multipliers of splitmix64, as signed numbers.
 _FIRST, _SECOND, _STEP = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15, -0x61C8864680B583EB
 #: Known values this close, relative to the largest of their tensor (or to 1), are one: kernels round
@@ -57,11 +55,13 @@ class Coded(torch.Tensor):
     def of(
         cls, value: torch.Tensor, unknown: torch.Tensor | None = None, code: Any = None
     ) -> Coded:
-        """A tensor of its own memory. What is NaN has another code than what isn't."""
+        """A tensor of its own memory, known where it has no code, and all unknown where nothing else
+        is said. What is NaN has another code than what isn't."""
         value = value.contiguous()
-        if unknown is None or code is None:
+        if code is None:
             none = torch.zeros(value.shape, dtype=torch.bool)
             return cls(value, none, torch.zeros(value.shape, dtype=torch.int64))
+        unknown = torch.ones((), dtype=torch.bool) if unknown is None else unknown
         unknown = unknown.expand(value.shape).clone(memory_format=torch.contiguous_format)
         code = code.expand(value.shape)
         if value.is_floating_point() and bool(value.isnan().any()):
@@ -144,7 +144,7 @@ class Codes:
             self._doubted = torch.unique(torch.cat([self._doubted, codes.reshape(-1)]))
 
     def doubted(self, codes: torch.Tensor) -> torch.Tensor:
-        """Which of some codes were noted so."""
+        """A mask of the codes that were noted so."""
         if not self._doubted.numel():
             return torch.zeros(codes.shape, dtype=torch.bool)
         return torch.isin(codes, self._doubted)

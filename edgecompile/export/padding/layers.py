@@ -108,7 +108,7 @@ def _gather(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor) 
     row = _row(codes, source, [dim])
     for other, size in enumerate(index.shape):
         row = row if other == dim else row.narrow(other, 0, size)
-    return Coded.of(value, torch.ones((), dtype=torch.bool), mix(label(name), codes.of(index), row))
+    return Coded.of(value, None, mix(label(name), codes.of(index), row))
 
 
 @rule("scatter")
@@ -123,7 +123,7 @@ def _scatter(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor)
         return whole(codes, name, arguments, value)
     row = mix(described(name, arguments), *(_row(codes, part, [dim]) for part in parts))
     code = ordered(row.expand(value.shape), [dim])
-    return Coded.of(value, torch.ones((), dtype=torch.bool), code)
+    return Coded.of(value, None, code)
 
 
 @rule("index")
@@ -135,7 +135,7 @@ def _index(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor) -
     row = mix(label(name), table, *map(codes.of, places))
     row = row.reshape([*row.shape, *([1] * (value.dim() - row.dim()))]).expand(value.shape)
     code = ordered(row, range(value.dim() - source.dim() + len(places), value.dim()))
-    return Coded.of(value, torch.ones((), dtype=torch.bool), code)
+    return Coded.of(value, None, code)
 
 
 @rule("embedding")
@@ -172,10 +172,9 @@ def _layer_norm(codes: Codes, name: str, arguments: Arguments, value: Any) -> An
     dims = list(range(first, source.dim()))
     row = mix(_weights(codes, arguments), _row(codes, source, dims))
     code = ordered(row.expand(source.shape), dims)
-    every = torch.ones((), dtype=torch.bool)
     return (
-        Coded.of(value[0], every, code),
-        *(Coded.of(part, every, mix(index, row)) for index, part in enumerate(value[1:])),
+        Coded.of(value[0], None, code),
+        *(Coded.of(part, None, mix(index, row)) for index, part in enumerate(value[1:])),
     )
 
 
@@ -187,10 +186,9 @@ def _group_norm(codes: Codes, name: str, arguments: Arguments, value: Any) -> An
     grouped = codes.of(source).reshape(source.shape[0], groups, -1)
     row = mix(_weights(codes, arguments), ordered(grouped, [2]).sum(2))
     code = ordered(row[:, :, None].expand(grouped.shape), [1, 2]).reshape(source.shape)
-    every = torch.ones((), dtype=torch.bool)
     return (
-        Coded.of(value[0], every, code),
-        *(Coded.of(part, every, mix(index, row)) for index, part in enumerate(value[1:])),
+        Coded.of(value[0], None, code),
+        *(Coded.of(part, None, mix(index, row)) for index, part in enumerate(value[1:])),
     )
 
 
@@ -200,8 +198,7 @@ def _batch_norm(codes: Codes, name: str, arguments: Arguments, value: Any) -> An
     if arguments.get("training") or _varies(arguments):
         return whole(codes, name, arguments, value)
     code = mix(_weights(codes, arguments), ordered(codes.of(source), [1]))
-    every = torch.ones((), dtype=torch.bool)
-    return (Coded.of(value[0], every, code), *(Coded.of(part) for part in value[1:]))
+    return (Coded.of(value[0], None, code), *(Coded.of(part) for part in value[1:]))
 
 
 @rule("view_as_complex")
