@@ -73,22 +73,24 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def plain(value: Any) -> Any:
-    """A value of JSON types: dataclasses as dicts of their fields, sequences as lists, and of paths
-    the last name. What has a ``to_json`` is what that gives."""
-    return value.to_json() if hasattr(value, "to_json") else plain_fields(value)
-
-
-def plain_fields(value: Any) -> Any:
-    """As :func:`plain`, for the ``to_json`` of a dataclass itself."""
+    """A value of JSON types: dataclasses as dicts of their fields, sequences as lists, NaN as None, and
+    of paths the last name. What has a ``to_json`` is what that gives."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
     if is_dataclass(value):
-        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+        return plain_fields(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, float) and value != value:
-        return None  # JSON has no NaN
+        return None
     return value.name if isinstance(value, Path) else value
+
+
+def plain_fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass as :func:`plain` values, for its own ``to_json``."""
+    return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
 
 
 def write_json(path: Path, value: object) -> None:

@@ -208,19 +208,19 @@ def _read_functions(elf: ELFFile, path: Path) -> tuple[tuple[int, int, str], ...
     if elf["e_type"] == "ET_REL":
         return ()
     sections = list(elf.iter_sections())
-    found = set()
+    functions = set()
     for table in (".symtab", ".dynsym"):
         present = any(section.name == table for section in sections)
         for _, symbol in _symbols(sections, table, path) if present else ():
             start, length = symbol["st_value"], symbol["st_size"]
             if symbol["st_info"]["type"] == "STT_FUNC" and length and symbol.name:
-                found.add((start, start + length, str(symbol.name)))
-    return tuple(sorted(found))
+                functions.add((start, start + length, str(symbol.name)))
+    return tuple(sorted(functions))
 
 
 def _dynamic(sections: list[Any]) -> dict[str, list[Any]]:
     """Values of the dynamic section by tag: names for the string tags, numbers for others."""
-    found: dict[str, list[Any]] = {}
+    values: dict[str, list[Any]] = {}
     texts = {
         "DT_NEEDED": "needed",
         "DT_SONAME": "soname",
@@ -232,8 +232,8 @@ def _dynamic(sections: list[Any]) -> dict[str, list[Any]]:
             for tag in itertools.islice(section.iter_tags(), _VERSION_LIMIT):
                 name = tag.entry.d_tag
                 value = getattr(tag, texts[name]) if name in texts else tag.entry.d_val
-                found.setdefault(str(name), []).append(value)
-    return found
+                values.setdefault(str(name), []).append(value)
+    return values
 
 
 def _symbols(sections: list[Any], name: str, path: Path) -> Iterator[tuple[int, Any]]:
@@ -263,7 +263,7 @@ def _versions(sections: list[Any]) -> dict[int, tuple[str, str]]:
     names = {}
     for index, library, version in itertools.islice(_needs(sections), _VERSION_LIMIT):
         names[index] = (library, version)
-    found = {}
+    versions = {}
     for section in sections:
         if isinstance(section, GNUVerSymSection):
             if section.num_symbols() > _SYMBOL_LIMIT:
@@ -271,8 +271,8 @@ def _versions(sections: list[Any]) -> dict[int, tuple[str, str]]:
             for i, symbol in enumerate(section.iter_symbols()):
                 index = symbol["ndx"]
                 if isinstance(index, int) and index & 0x7FFF in names:
-                    found[i] = names[index & 0x7FFF]
-    return found
+                    versions[i] = names[index & 0x7FFF]
+    return versions
 
 
 def _version_needs(sections: list[Any], undefined: Any) -> tuple[VersionNeed, ...]:

@@ -2,5 +2,11 @@
 
 from __future__ import annotations
 
+from edgecompile.runtime.format.manifest import TORCH
+
+#: What runs the programs: the library that comes with them, or torch where the host has it.
+NATIVE = "native"
+RUNTIMES = (NATIVE, TORCH)
+
 #: The only library that a program needs beside the system's where torch is the runtime.
 LIBTORCH = "libtorch_cpu.so"

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgecompile.audit.judge import AuditVerdict, baseline, judge, require
-from edgecompile.backends import LIBTORCH
+from edgecompile.backends import LIBTORCH, NATIVE
 from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.inductor_cpu import InductorCpuBackend, artifact_key
 from edgecompile.backends.inductor_torch import InductorTorchBackend, foreign_symbols
 from edgecompile.buckets.plan import Bucket
-from edgecompile.errors import CompileError, PlanError
+from edgecompile.errors import CompileError
 from edgecompile.export.program import ExportedModel
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
@@ -22,10 +22,6 @@ from edgecompile.runtime.format.manifest import TORCH
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 from edgecompile.toolchain.compilers import find_toolchain
 from edgecompile.toolchain.native import NativeRuntime, build_probe, build_runtime
-
-#: What runs the programs: the library that comes with them, or torch where the host has it.
-NATIVE = "native"
-RUNTIMES = (NATIVE, TORCH)
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class CompiledModel:
         compilers: version of each compiler used.
         exported: the exported program of each bucket.
         precision: of the linears' weights.
-        runtime: one of :data:`RUNTIMES`.
+        runtime: one of :data:`edgecompile.backends.RUNTIMES`.
     """
 
     variants: tuple[VariantSpec, ...]
@@ -64,40 +60,18 @@ class CompiledModel:
     def kinds(self, buckets: Sequence[Bucket]) -> dict[int, list[Mapping[str, int]]]:
         """Sizes at which the programs of ``buckets``, or the one that all of them share, have to be
         compared (:class:`Artifact`), by the bucket's index."""
-        found: dict[int, list[Mapping[str, int]]] = {}
+        sizes: dict[int, list[Mapping[str, int]]] = {}
         for artifacts in self.artifacts.values():
             shared = artifacts * len(buckets) if len(artifacts) == 1 else artifacts
             for index, (artifact, bucket) in enumerate(zip(shared, buckets, strict=True)):
-                known = found.setdefault(index, [])
+                known = sizes.setdefault(index, [])
                 known += [s for s in artifact.kinds if bucket.serves(s) and s not in known]
-        return found
+        return sizes
 
     def glibc(self, variant: str) -> str:
         """The newest glibc that any library of the variant needs."""
         versions = [v.glibc for v in self.audit if v.variant == variant and v.glibc]
         return max(versions, key=lambda text: [int(x) for x in text.split(".")], default="2.17")
-
-
-def check_runtime(runtime: str, profile: TargetProfile, precision: str) -> None:
-    """Refuses what a runtime can't do, before anything is built.
-
-    Raises:
-        PlanError: there is no such runtime, or it doesn't go with the target or the precision.
-    """
-    if runtime not in RUNTIMES:
-        raise PlanError(f"there is no runtime '{runtime}'", hint=f"one of: {', '.join(RUNTIMES)}")
-    if runtime == NATIVE:
-        return
-    if profile.gpu is not None:
-        raise PlanError(
-            f"--runtime {runtime} is for CPUs, and {profile.name} has a GPU",
-            hint="leave --runtime out, or name a target without a GPU",
-        )
-    if precision != FP32.name:
-        raise PlanError(
-            f"--precision {precision} is of the native runtime's kernels; torch's run fp32",
-            hint="leave --precision out",
-        )
 
 
 def compile_buckets(
@@ -124,7 +98,7 @@ def compile_buckets(
             earlier call left in ``folder`` are reused.
         variants: build these instead of all of the profile's.
         precision: of the linears' weights.
-        runtime: one of :data:`RUNTIMES`.
+        runtime: one of :data:`edgecompile.backends.RUNTIMES`.
         jobs: programs to compile side by side; None: one for each CPU.
         step: gets the progress.
 

@@ -89,13 +89,13 @@ def computes_in_vectors(kernels: str) -> bool:
 
 def only_file(paths: list[Path], suffix: str) -> Path:
     """The file whose name ends so; raises CompileError unless there is exactly one."""
-    found = [p for p in paths if p.name.endswith(suffix)]
-    if len(found) != 1:
+    matches = [p for p in paths if p.name.endswith(suffix)]
+    if len(matches) != 1:
         raise CompileError(
-            f"Inductor wrote {len(found)} files ending in {suffix}, expected one",
+            f"Inductor wrote {len(matches)} files ending in {suffix}, expected one",
             hint="this version of torch isn't supported; use torch 2.13",
         )
-    return found[0]
+    return matches[0]
 
 
 #: What operators without a C interface in AOTInductor are called through.

@@ -317,7 +317,7 @@ def _overflow_heeded() -> Iterator[list[str]]:
     simplifies them; torch's integers wrap around. What it would so have computed is listed.
     """
     start, original = IndexPropagation.__init__, IndexPropagation.propagate_sympy
-    found: list[str] = []
+    overflows: list[str] = []
 
     def begin(self: Any, inner: Any, loops: Mapping[Any, Any], indirect: Any) -> None:
         start(self, inner, loops, indirect)  # type: ignore[arg-type]
@@ -332,11 +332,11 @@ def _overflow_heeded() -> Iterator[list[str]]:
         value = getattr(result, "value", None)
         if not isinstance(value, TypedExpr) or _fits(value.expr, value.dtype, self.bounds):
             return result
-        found.append(str(value.expr))
+        overflows.append(str(value.expr))
         return self.fallback(name, args, kwargs)
 
     with _patched(IndexPropagation, __init__=begin, propagate_sympy=propagate):
-        yield found
+        yield overflows
 
 
 def _fits(expression: Any, dtype: torch.dtype, ranges: dict[Any, Any]) -> bool:
@@ -385,13 +385,13 @@ def find_breaks(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> list[T
     torch._dynamo.reset()
     try:
         with torch.no_grad():
-            found = torch._dynamo.explain(module)(**inputs)
+            explained = torch._dynamo.explain(module)(**inputs)
     except Exception as error:
         raise CompileError(f"torch can't trace it: {first_line(error)}") from error
     finally:
         torch._dynamo.reset()
     breaks = []
-    for item in found.break_reasons:
+    for item in explained.break_reasons:
         frames = [f"{x.filename}:{x.lineno} in {x.name}: {x.line}" for x in item.user_stack]
         reason = str(item.reason).strip().splitlines()[0]
         if reason.startswith("generic_jump"):

@@ -28,7 +28,7 @@ def modules_of_nodes(gm: GraphModule) -> dict[str, str]:
 
     ``encoder.layer.0.attention (BertAttention)``; nodes that export gave no module are left out.
     """
-    found = {}
+    modules = {}
     for node in gm.graph.nodes:
         stack = node.meta.get("nn_module_stack") or {}
         if not stack:
@@ -37,8 +37,8 @@ def modules_of_nodes(gm: GraphModule) -> dict[str, str]:
         path, kind = levels[-1]
         if levels[0][1] == "NamedModule":  # edgecompile's own, around the model
             path = path.partition(".")[2]
-        found[str(node.name).lower()] = f"{path} ({kind})" if path else f"the model ({kind})"
-    return found
+        modules[str(node.name).lower()] = f"{path} ({kind})" if path else f"the model ({kind})"
+    return modules
 
 
 def _short(kind: object) -> str:

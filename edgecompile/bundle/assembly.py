@@ -12,7 +12,8 @@ import edgecompile
 from edgecompile.backends.artifact import Artifact
 from edgecompile.backends.compilation import CompiledModel
 from edgecompile.buckets.plan import Bucket
-from edgecompile.bundle.writer import BundleWriter, VariantParts, manifest_name, merge_constants
+from edgecompile.bundle.names import manifest_name
+from edgecompile.bundle.writer import BundleWriter, VariantParts, merge_constants
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.structure import model_structure
 from edgecompile.precision import TOLERANCES

@@ -48,12 +48,12 @@ def golden_texts(model: LoadedModel, *, seed: int = 0) -> bytes:
     room = made.max_context
     if made.encoder is not None:
         return _golden_translations(model, made, made.encoder, random)
-    wanted = [1, min(7, room - 1), min(longest, room - 1), min(longest + 5, room - 1)]
+    lengths = [1, min(7, room - 1), min(longest, room - 1), min(longest + 5, room - 1)]
     cases = []
-    for length in dict.fromkeys(n for n in wanted[:_PROMPTS] if n >= 1):
+    for length in dict.fromkeys(n for n in lengths[:_PROMPTS] if n >= 1):
         prompt = random.integers(int(tokens[0]), int(tokens[1]) + 1, length).tolist()
-        found = made.greedy(prompt, min(_NEW_TOKENS, room - length))
-        cases.append({"prompt": prompt, "tokens": found})
+        generated = made.greedy(prompt, min(_NEW_TOKENS, room - length))
+        cases.append({"prompt": prompt, "tokens": generated})
     return (json.dumps({"cases": cases}) + "\n").encode()
 
 
@@ -85,11 +85,11 @@ def _golden_translations(
         begun = min(more[number], max(0, made.max_context - len(made.start) - 1))
         given = random.integers(int(tokens[0]), int(tokens[1]) + 1, begun).tolist()
         prompt = [*made.start, *given]
-        found = made.translate(source, prompt, min(_NEW_TOKENS, made.max_context - len(prompt)))
+        generated = made.translate(source, prompt, min(_NEW_TOKENS, made.max_context - len(prompt)))
         array = source[made.source].numpy()
         content: object = array.reshape(-1).tolist()
         if chief.dtype != "int64":
             data = base64.b64encode(np.ascontiguousarray(array, "<f4").tobytes())
             content = {"shape": list(array.shape), "float32": data.decode()}
-        cases.append({"source": content, "prompt": prompt, "tokens": found})
+        cases.append({"source": content, "prompt": prompt, "tokens": generated})
     return (json.dumps({"cases": cases}) + "\n").encode()

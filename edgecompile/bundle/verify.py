@@ -80,11 +80,11 @@ def verify_bundle(
         for variant in variants:
             answer = _selftest(bundle, folder, variant, python)
             if "refused" in answer:
-                found = _emulated(bundle, folder, known[variant], answer["refused"], emulate, tell)
-                if isinstance(found, str):
-                    refused[variant] = found
+                reply = _emulated(bundle, folder, known[variant], answer["refused"], emulate, tell)
+                if isinstance(reply, str):
+                    refused[variant] = reply
                     continue
-                emulator, answer = found
+                emulator, answer = reply
                 emulated[variant] = emulator.name
             torch_loaded = torch_loaded or "torch" in answer["imported"]
             results += [_result(variant, entry, min_cosine) for entry in answer["cases"]]
@@ -199,9 +199,9 @@ def device_environment(bundle: Path) -> dict[str, str]:
     Variables that change Python's or the runtime's behaviour stay behind: the result must not
     depend on who builds.
     """
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "EDGECOMPILE_"))}
+    rest = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "EDGECOMPILE_"))}
     return {
-        **kept,
+        **rest,
         "PYTHONPATH": str((bundle / "runtime").resolve()),
         "PYTHONDONTWRITEBYTECODE": "1",  # the bundle's folder is what ships
     }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,11 +54,6 @@ class VariantParts:
     artifacts: tuple[Artifact, ...]
     glibc: str
     torch: str = ""
-
-
-def manifest_name(text: str) -> str:
-    """``text`` made of the characters that a manifest allows in names, and beginning as it asks."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:200] or "model"
 
 
 class BundleWriter:

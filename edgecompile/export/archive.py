@@ -88,17 +88,17 @@ def find_dangers(stream: IO[bytes]) -> list[str]:
     names = reader.get_file_names()
     if PROGRAM not in names:
         return ["it holds no exported program"]
-    found = [f"it holds {_describe(name)}" for name in names if not _MEMBERS.fullmatch(name)]
+    dangers = [f"it holds {_describe(name)}" for name in names if not _MEMBERS.fullmatch(name)]
     # torch's reader finds names whatever their case.
     if len({name.lower() for name in names}) != len(names):
-        found.append("two of its files have one name")
-    if not found:
+        dangers.append("two of its files have one name")
+    if not dangers:
         for kind, payload in _PAYLOADS.items():
             config = f"data/{kind}/model_{kind}_config.json"
-            found += _pickled(_read_json(reader, config), payload)
-        found += _sample_dangers(reader.read_bytes("data/sample_inputs/model.pt"))
-        found += dict.fromkeys(_program_dangers(_read_json(reader, PROGRAM), ""))
-    return [*found[:_MOST_NAMED], *(["and more"] if found[_MOST_NAMED:] else [])]
+            dangers += _pickled(_read_json(reader, config), payload)
+        dangers += _sample_dangers(reader.read_bytes("data/sample_inputs/model.pt"))
+        dangers += dict.fromkeys(_program_dangers(_read_json(reader, PROGRAM), ""))
+    return [*dangers[:_MOST_NAMED], *(["and more"] if dangers[_MOST_NAMED:] else [])]
 
 
 def _describe(name: str) -> str:

@@ -53,15 +53,15 @@ def broken_conditions(
         return []
     check_inputs: Any = module.get_submodule(_GUARDS) if guards else None
     names = _names(module, inputs)
-    found = []
+    broken = []
     for sizes in every_size(ranges, centre):
         tensors = [_stand_in(spec, sizes) for spec in inputs]
         problem = _problem(module, checks, check_inputs, tensors)
         if problem:
             for theirs, ours in names.items():
                 problem = problem.replace(theirs, ours)
-            found.append((sizes, f"the program holds where {problem}"))
-    return found
+            broken.append((sizes, f"the program holds where {problem}"))
+    return broken
 
 
 def _names(gm: GraphModule, inputs: Sequence[InputSpec]) -> dict[str, str]:
@@ -261,5 +261,5 @@ def _evaluate(
 
 
 def _text(message: str) -> str:
-    found = _SUBJECT.search(message.strip().splitlines()[0])
-    return found[1] if found else message
+    subject = _SUBJECT.search(message.strip().splitlines()[0])
+    return subject[1] if subject else message

@@ -128,8 +128,8 @@ def quiet_torch() -> Iterator[None]:
     What matters comes back in exceptions.
     """
     names = [name for name in logging.Logger.manager.loggerDict if f"{name}.".startswith("torch.")]
-    found = {h for name in names for h in logging.getLogger(name).handlers}
-    handlers = [(h, h.level) for h in found if not isinstance(h, _Listener)]
+    attached = {h for name in names for h in logging.getLogger(name).handlers}
+    handlers = [(h, h.level) for h in attached if not isinstance(h, _Listener)]
     for handler, _ in handlers:
         handler.setLevel(logging.CRITICAL + 1)
     try:
@@ -188,8 +188,8 @@ def explain_failure(
 
 
 def _place_in(exc: BaseException) -> str:
-    found = re.search(r" \(at .+\)$", describe_error(exc))
-    return found[0] if found else ""
+    place = re.search(r" \(at .+\)$", describe_error(exc))
+    return place[0] if place else ""
 
 
 def axis_texts(text: str, inputs: Sequence[InputSpec]) -> str:

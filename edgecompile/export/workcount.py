@@ -56,10 +56,10 @@ def count_work(
     axis = model.length_axis
     if axis is None:
         raise CostError(f"{model.name} has no length axis, so its work has nothing to vary with")
-    wanted = sorted(set(lengths))
+    ascending = sorted(set(lengths))
     given = {**({} if batch is None else {"batch": batch}), **(sizes or {})}
-    fixed = _other_sizes(model, wanted, given)
-    chosen = _choose(wanted)
+    fixed = _other_sizes(model, ascending, given)
+    chosen = _choose(ascending)
     runs = [_run(model, {**fixed, axis: length}) for length in chosen]
 
     flops = [run.flops for run in runs]

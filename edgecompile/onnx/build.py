@@ -274,17 +274,17 @@ def scan_inputs(
 ) -> list[Arrays]:
     """The inputs whose values are looked at: all edges and hints, and real samples; where a bucket
     always pads, as the loader fills them up, too. Cases of random sizes have nothing more."""
-    found: list[Arrays] = []
+    arrays: list[Arrays] = []
     for case in cases:
         if case.name.startswith("random"):
             continue
-        found.append(case.inputs)
+        arrays.append(case.inputs)
         bucket = buckets[case.bucket]
         sizes = {name: bucket.range(name).hi for name in bucket.pad_axes}
         now = axis_sizes(inputs, case.inputs)
         if bucket.mode == "pad" and any(now.get(name, hi) < hi for name, hi in sizes.items()):
-            found.append(fill_up(case.inputs, inputs, sizes))
-    return found
+            arrays.append(fill_up(case.inputs, inputs, sizes))
+    return arrays
 
 
 def check_model(path: Path) -> None:

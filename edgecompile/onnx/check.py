@@ -83,8 +83,8 @@ class OnnxReport:
     @property
     def cosine(self) -> float | None:
         """The least cosine of all that counts."""
-        found = [r.cosine for r in self.results if r.counts and r.cosine is not None]
-        return min(found, default=None)
+        cosines = [r.cosine for r in self.results if r.counts and r.cosine is not None]
+        return min(cosines, default=None)
 
     @property
     def error(self) -> float:

@@ -92,10 +92,10 @@ def export_onnx(exported: ExportedModel, opset: int, scratch: Path) -> OnnxGraph
 def _refusal(said: str, exported: ExportedModel) -> str:
     """The exporter's failure in a line: the operator and its place, if it says so."""
     text = _COLOUR.sub("", said).strip()
-    found = _UNKNOWN.search(text)
-    if found is None:
+    unknown = _UNKNOWN.search(text)
+    if unknown is None:
         return (text.splitlines() or ["it doesn't say why"])[0]
-    name = found["name"]
+    name = unknown["name"]
     places = []
     for node in exported.program.graph.nodes:
         if str(node.target).rpartition(".")[0] == name:
@@ -141,20 +141,20 @@ def _inline(graph: OnnxGraph) -> None:
 def _take_places(graph: OnnxGraph) -> dict[str, Place]:
     """Places by node's name; nodes that the exporter added take those of the nodes around them."""
     _make_names_unique(graph)
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     for node in graph.nodes:
         entries = {entry.key: entry.value for entry in node.metadata_props}
         if _SCOPES in entries or _TRACE in entries:
-            found[node.name] = _place(entries)
+            places[node.name] = _place(entries)
     producers, consumers = graph.producers(), graph.consumers()
     for node in graph.nodes:
-        if node.name not in found:
+        if node.name not in places:
             near = [user.name for name in node.output for user in consumers.get(name, ())]
             near += [producers[name].name for name in node.input if name in producers]
-            place = next((found[name] for name in near if name in found), None)
+            place = next((places[name] for name in near if name in places), None)
             if place is not None:
-                found[node.name] = Place(place.module, place.line)
-    return found
+                places[node.name] = Place(place.module, place.line)
+    return places
 
 
 def _place(entries: Mapping[str, str]) -> Place:

@@ -64,7 +64,7 @@ def find_fills(graph: OnnxGraph) -> dict[str, Fill]:
     ends in a softmax; or if it is nothing but a bound that values are clipped to.
     """
     users = graph.consumers()
-    found = {}
+    fills = {}
     for name, array in graph.tensors.items():
         if array.dtype != np.float32 or not array.size:
             continue
@@ -73,12 +73,12 @@ def find_fills(graph: OnnxGraph) -> dict[str, Fill]:
             continue
         nearest = float(beyond[np.argmin(np.abs(beyond))])
         if all(_is_bound(node, name) for node in users.get(name, ())):
-            found[name] = Fill(name, nearest, float(np.sign(nearest)) * -_LOWEST, frozenset())
+            fills[name] = Fill(name, nearest, float(np.sign(nearest)) * -_LOWEST, frozenset())
             continue
         reached = _reach(graph, name, users) if bool((beyond < 0).all()) else None
         if reached is not None:
-            found[name] = Fill(name, nearest, FILL, frozenset(reached))
-    return found
+            fills[name] = Fill(name, nearest, FILL, frozenset(reached))
+    return fills
 
 
 def masked_values(fills: Mapping[str, Fill]) -> dict[str, float]:

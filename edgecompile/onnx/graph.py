@@ -104,11 +104,11 @@ class OnnxGraph:
 
     def consumers(self) -> dict[str, list[Any]]:
         """The nodes that take each value, those with it in an inner graph among them."""
-        found: dict[str, list[Any]] = {}
+        users: dict[str, list[Any]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(taken(node)):
-                found.setdefault(name, []).append(node)
-        return found
+                users.setdefault(name, []).append(node)
+        return users
 
     @property
     def large(self) -> dict[str, Array]:
@@ -272,13 +272,13 @@ def inner_graphs(node: Any) -> list[Any]:
     """The graphs that a node holds (If, Loop, Scan)."""
     import onnx
 
-    found = []
+    graphs = []
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
-            found.append(attribute.g)
+            graphs.append(attribute.g)
         elif attribute.type == onnx.AttributeProto.GRAPHS:
-            found.extend(attribute.graphs)
-    return found
+            graphs.extend(attribute.graphs)
+    return graphs
 
 
 def rename_inputs(node: Any, names: Mapping[str, str]) -> None:

@@ -168,16 +168,16 @@ def _behind(
     left = [node]
     while left:
         for name in left.pop().input:
-            found = producers.get(name)
-            if found is None or found.name in seen or dtypes.get(name) != "float32":
+            producer = producers.get(name)
+            if producer is None or producer.name in seen or dtypes.get(name) != "float32":
                 continue
-            seen.add(found.name)
-            if (only is not None and found.op_type not in only) or found.op_type in _ENDS:
+            seen.add(producer.name)
+            if (only is not None and producer.op_type not in only) or producer.op_type in _ENDS:
                 continue
-            if any(_is_matrix(graph, operand) for operand in found.input):
+            if any(_is_matrix(graph, operand) for operand in producer.input):
                 continue
-            yield found
-            left.append(found)
+            yield producer
+            left.append(producer)
 
 
 def _is_matrix(graph: OnnxGraph, name: str) -> bool:

@@ -86,8 +86,7 @@ class OpsReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        fields: dict[str, Any] = plain_fields(self)
-        return fields
+        return plain_fields(self)
 
     def check(self) -> None:
         """Raises an UnsupportedOperatorError that lists every violation, if there is any."""
@@ -124,12 +123,12 @@ def check_operators(graph: OnnxGraph, target: OnnxTarget) -> OpsReport:
             hint="export with an opset that it takes, or build for a newer JetPack (--jetpack)",
         )
     checker = _Checker(graph, target.tensorrt)
-    found = [*checker.network(), *checker.nodes(graph.proto.graph, None)]
+    violations = [*checker.network(), *checker.nodes(graph.proto.graph, None)]
     return OpsReport(
         tensorrt=target.tensorrt,
         opset=graph.opset,
         operators=dict(sorted(checker.counts.items())),
-        violations=tuple(found),
+        violations=tuple(violations),
         source=str(release["source"]),
     )
 

@@ -118,5 +118,4 @@ class OnnxArtifact:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for reports."""
-        fields: dict[str, Any] = plain_fields(self)
-        return fields
+        return plain_fields(self)

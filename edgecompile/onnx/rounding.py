@@ -73,7 +73,7 @@ def undefined_nodes(
         VerificationError: the graph can't be run.
     """
     got = scan_values(round_halves(graph), inputs, scratch)
-    found = {}
+    reasons = {}
     bad: set[str] = set()
     for node in graph.nodes:
         for name in node.output:
@@ -84,6 +84,6 @@ def undefined_nodes(
             # What only passes a bad value on isn't to blame.
             if not bad.intersection(node.input):
                 what = "NaN" if undefined else "an infinity"
-                found[node.name] = f"in float16 it gives {what}"
+                reasons[node.name] = f"in float16 it gives {what}"
             bad.add(name)
-    return found
+    return reasons

@@ -72,13 +72,13 @@ class OnnxRunner:
         names = list(self.outputs if outputs is None else outputs)
         fed = {name: np.ascontiguousarray(inputs[name]) for name in self.inputs}
         try:
-            found = self._session.run(names, fed)
+            results = self._session.run(names, fed)
         except Exception as error:
             sizes = ", ".join(f"{name} {list(array.shape)}" for name, array in fed.items())
             raise VerificationError(
                 f"the ONNX model fails for {sizes}: {_first_line(error)}"
             ) from error
-        return dict(zip(names, found, strict=True))
+        return dict(zip(names, results, strict=True))
 
 
 def _first_line(error: Exception) -> str:
@@ -140,9 +140,9 @@ class ValueVisitor:
             runner = self._runner(chosen)
             most = 1
             for arrays in ordered:
-                found = runner.run(arrays)
-                most = max(most, sum(array.nbytes for array in found.values()))
-                for name, array in found.items():
+                values = runner.run(arrays)
+                most = max(most, sum(array.nbytes for array in values.values()))
+                for name, array in values.items():
                     look(name, array)
             group = max(1, min(8 * group, group * self._budget // most))
 

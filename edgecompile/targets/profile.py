@@ -58,8 +58,7 @@ class VariantSpec:
 
     def to_json(self) -> dict[str, Any]:
         """A dict of JSON types; ``from_json`` reverses it."""
-        fields: dict[str, Any] = plain_fields(self)
-        return fields
+        return plain_fields(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> VariantSpec:
@@ -146,7 +145,7 @@ class TargetProfile:
 
     def to_json(self) -> dict[str, Any]:
         """A dict of JSON types; ``from_json`` reverses it. Holds no path of the build machine."""
-        data: dict[str, Any] = plain_fields(self)
+        data = plain_fields(self)
         for key in ("peak_gflops", "features", "sources"):
             data[key] = dict(data[key])
         # A profile of a CPU has no keys of GPUs.
@@ -192,8 +191,8 @@ def load_target(name_or_path: str | Path, folders: Sequence[Path] | None = None)
         path = Path(text)
         folders = (path.parent, *folders)  # the user's own variants lie beside the profile
     else:
-        found = [folder / f"{text}.toml" for folder in folders]
-        existing = [path for path in found if os.path.isfile(path)]
+        candidates = [folder / f"{text}.toml" for folder in folders]
+        existing = [path for path in candidates if os.path.isfile(path)]
         if not existing:
             meant = _did_you_mean(text, _names(folders))
             raise TargetError(
@@ -312,8 +311,8 @@ def _did_you_mean(name: str, known: Sequence[str]) -> str:
     short = [full for full in known if len(plain) > 2 and is_short_for(full)]
     short.sort(key=lambda full: len(full))
     close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    found = list(dict.fromkeys([*short, *close]))[:3]
-    return f"did you mean {' or '.join(found)}? " if found else ""
+    suggestions = list(dict.fromkeys([*short, *close]))[:3]
+    return f"did you mean {' or '.join(suggestions)}? " if suggestions else ""
 
 
 def _frozen(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,8 +89,7 @@ class RtxReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        fields: dict[str, Any] = plain_fields(self)
-        return fields
+        return plain_fields(self)
 
 
 def bucket_profiles(

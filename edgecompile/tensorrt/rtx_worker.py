@@ -15,8 +15,8 @@ from typing import Any
 
 def peak_bytes() -> int | None:
     """Largest resident memory of this process. Not getrusage's: that counts the parent's before exec."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
-    return 1024 * int(found[1]) if found else None
+    peak = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
+    return 1024 * int(peak[1]) if peak else None
 
 
 def main(request_path: str) -> int:

@@ -141,7 +141,7 @@ class Container:
         """The constants that have to be supplied, without those that constant folding computes."""
         result = []
         for i in range(self._count("AOTInductorModelContainerGetNumConstants")):
-            found: list[Any] = []
+            facts: list[Any] = []
             for what, value in (
                 ("FromFolded", ctypes.c_bool()),
                 ("Name", ctypes.c_char_p()),
@@ -151,8 +151,8 @@ class Container:
             ):
                 name = "AOTInductorModelContainerGetConstant" + what
                 self.call(name, self._container, i, ctypes.byref(value))
-                found.append(value.value)
-            folded, own, key, dtype, nbytes = found
+                facts.append(value.value)
+            folded, own, key, dtype, nbytes = facts
             if not folded:
                 name = (key or own).decode("utf-8")
                 result.append(WantedConstant(own, name, dtype, nbytes))

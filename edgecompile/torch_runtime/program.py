@@ -123,19 +123,19 @@ class TorchProgram:
         known = {item.name: item for item in weights.constants}
         missing, wrong, pairs = [], [], []
         for wanted in container.constants():
-            found = known.get(wanted.key)
-            if found is None:
+            stored = known.get(wanted.key)
+            if stored is None:
                 missing.append(wanted.key)
                 continue
-            rounded = (found.nbytes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
-            if found.type.code != wanted.dtype or rounded != wanted.nbytes:
-                wrong.append(f"{wanted.key} ({found.type.name}, {found.nbytes} bytes)")
+            rounded = (stored.nbytes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+            if stored.type.code != wanted.dtype or rounded != wanted.nbytes:
+                wrong.append(f"{wanted.key} ({stored.type.name}, {stored.nbytes} bytes)")
                 continue
             handle = container.borrow(
-                weights.address + found.offset,
-                found.type.code,
-                found.shape,
-                _row_major(found.shape),
+                weights.address + stored.offset,
+                stored.type.code,
+                stored.shape,
+                _row_major(stored.shape),
             )
             self._constants.append(handle)
             pairs.append((wanted.name, handle))

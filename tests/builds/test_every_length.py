@@ -27,7 +27,8 @@ from edgecompile.files import file_sha256
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.pipeline.pipeline import BuildRequest, build
+from edgecompile.pipeline.build import build
+from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.format.compare import compare_arrays

@@ -21,10 +21,10 @@ from edgecompile.export.program import ExportedModel
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.pipeline.pipeline import build
+from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
-from edgecompile.planning.kits import whole_bucket
-from edgecompile.planning.request import PlanRequest, plan_scope
+from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.scope import plan_scope
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.errors import SelftestError
 from edgecompile.runtime.finish.finish import finish_bundle
@@ -80,13 +80,13 @@ def exported(tiny_model: Path, shared_folder: Path) -> ExportedModel:
     """The tiny model for lengths up to 32."""
     model = load_model(str(tiny_model))
     scope = plan_scope(model, PlanRequest(LENGTHS, max_length=32))
-    return ExportStore(model, shared_folder / "torch-tensorrt-exports").get(whole_bucket(scope))
+    return ExportStore(model, shared_folder / "torch-tensorrt-exports").get(scope.whole_bucket)
 
 
 def two_buckets(exported: ExportedModel, tiny_model: Path) -> list[Any]:
     """One of lengths 1 to 16, one that is padded to 32."""
     scope = plan_scope(load_model(str(tiny_model)), PlanRequest(LENGTHS, max_length=32))
-    whole = whole_bucket(scope)
+    whole = scope.whole_bucket
     axes = dict(whole.axes)
     low, high = (replace(axes["length"], lo=lo, hi=hi, hint=hi) for lo, hi in ((1, 16), (17, 32)))
     rest = tuple(item for item in whole.axes if item[0] != "length")

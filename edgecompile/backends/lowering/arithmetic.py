@@ -124,10 +124,10 @@ def _lower_variance(gm: GraphModule, node: Node) -> bool:
     def run(*tensors: Tensor) -> Any:
         rest = iter(tensors)
         args = [next(rest).double() if isinstance(x, Node) else x for x in node.args]
-        found: Any = node.target(*args, **node.kwargs)  # type: ignore[operator]
-        if isinstance(found, Tensor):
-            return found.to(value.dtype)
-        return tuple(x.to(value.dtype) for x in found)
+        results: Any = node.target(*args, **node.kwargs)  # type: ignore[operator]
+        if isinstance(results, Tensor):
+            return results.to(value.dtype)
+        return tuple(x.to(value.dtype) for x in results)
 
     _replace(gm, node, inline(gm, node, run, operands))
     return True

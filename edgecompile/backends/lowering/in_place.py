@@ -7,7 +7,7 @@ from torch.fx import GraphModule, Node
 
 def changes_in_place(gm: GraphModule) -> list[Node]:
     """The nodes that may change a tensor that another node made; what isn't known may."""
-    found = []
+    nodes = []
     for node in gm.graph.nodes:
         if node.op == "call_module":
             # What export puts in front of a graph to check its inputs returns nothing.
@@ -19,8 +19,8 @@ def changes_in_place(gm: GraphModule) -> list[Node]:
         else:
             changes = node.op == "call_method"
         if changes:
-            found.append(node)
-    return found
+            nodes.append(node)
+    return nodes
 
 
 class ChangesInPlace:

@@ -27,10 +27,10 @@ def fuse_residuals(gm: GraphModule) -> int:
     for node in list(gm.graph.nodes):
         if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
             continue
-        found = _linear_and_other(node)
-        if found is None:
+        operands = _linear_and_other(node)
+        if operands is None:
             continue
-        linear, other = found
+        linear, other = operands
         # The product moves to the sum's place, so its inputs must still be what they were.
         if changes.between(linear, node):
             continue

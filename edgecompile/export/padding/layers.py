@@ -78,7 +78,7 @@ def _convolve(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor
     column = torch.where(code == 0, 0, mix(2, code, place)).sum(2)
     pads = [side for pad in reversed(arguments["padding"]) for side in (pad, pad)]
     column = torch.nn.functional.pad(column, pads)
-    found = torch.zeros(n, groups, *value.shape[2:], dtype=torch.int64)
+    sums = torch.zeros(n, groups, *value.shape[2:], dtype=torch.int64)
     taps = torch.cartesian_prod(*(torch.arange(k) for k in weight.shape[2:])).reshape(
         -1, len(sizes)
     )
@@ -89,14 +89,14 @@ def _convolve(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor
         ):
             stop = t * wide + step * (value.shape[2 + d] - 1) + 1
             part = part[(slice(None),) * (2 + d) + (slice(t * wide, stop, step),)]
-        found += torch.where(part == 0, 0, mix(3, part, label(tap)))
+        sums += torch.where(part == 0, 0, mix(3, part, label(tap)))
     out = weight.shape[0]
-    found = found.repeat_interleave(out // groups, 1)
+    sums = sums.repeat_interleave(out // groups, 1)
     channel = torch.arange(out).reshape(-1, *([1] * len(sizes)))
     given = arguments.get("bias")
     bias = 0 if given is None else codes.whole(given)
-    unknown = torch.ones_like(value, dtype=torch.bool) & ((found != 0) | (given is not None))
-    return Coded.of(value, unknown, mix(codes.whole(weight), found, channel, bias))
+    unknown = torch.ones_like(value, dtype=torch.bool) & ((sums != 0) | (given is not None))
+    return Coded.of(value, unknown, mix(codes.whole(weight), sums, channel, bias))
 
 
 @rule("gather")
@@ -159,8 +159,8 @@ def _varies(arguments: Arguments) -> bool:
 def _weights(codes: Codes, arguments: Arguments) -> int:
     """One code for all plain tensors among the arguments."""
     plain = {k: v for k, v in arguments.items() if _is_plain(v)}
-    found = [(k, codes.whole(v)) for k, v in plain.items()]
-    return label(found, described("", arguments))
+    hashes = [(k, codes.whole(v)) for k, v in plain.items()]
+    return label(hashes, described("", arguments))
 
 
 @rule("native_layer_norm _fused_rms_norm")

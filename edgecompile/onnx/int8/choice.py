@@ -86,7 +86,7 @@ class Int8Choice:
         """Everything about the choice."""
         chosen = {layer.node for layer in layers}
         rows = [(layer, self.scales[layer.value]) for layer in self.layers]
-        found = [
+        int8_layers = [
             Int8Layer(
                 node=layer.node,
                 place=self.wide.place(layer.node),
@@ -98,7 +98,7 @@ class Int8Choice:
             for layer, scale in rows
         ]
         tried = tuple((count, trial.error, trial.cosine) for count, trial in trials)
-        return Int8Report(tuple(found), calibrated_on, tried, error, cosine)
+        return Int8Report(tuple(int8_layers), calibrated_on, tried, error, cosine)
 
     def _try(self, layers: Sequence[Layer], cases: Sequence[Case]) -> Trial:
         path = self.scratch / "int8.onnx"

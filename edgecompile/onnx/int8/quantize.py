@@ -120,8 +120,8 @@ def choose_layers(
     trials: list[tuple[int, Trial]] = []
 
     def good(count: int) -> bool:
-        wanted = {layer.node for layer in ranked[:count]}
-        trial = attempt([layer for layer in layers if layer.node in wanted])
+        chosen = {layer.node for layer in ranked[:count]}
+        trial = attempt([layer for layer in layers if layer.node in chosen])
         trials.append((count, trial))
         return trial.ok
 
@@ -134,8 +134,8 @@ def choose_layers(
             low = middle
         else:
             high = middle
-    wanted = {layer.node for layer in ranked[:low]}
-    return [layer for layer in layers if layer.node in wanted], trials
+    chosen = {layer.node for layer in ranked[:low]}
+    return [layer for layer in layers if layer.node in chosen], trials
 
 
 def harm(layer: Layer, alone: Mapping[str, float]) -> float:
