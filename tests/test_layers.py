@@ -28,8 +28,8 @@ RUNTIME = [
 LIGHT = [
     "audit.elf",
     "audit.instructions",
-    "buckets.costs.sources",
-    "buckets.plan",
+    "buckets.costs.grid",
+    "buckets.planner",
     "errors",
     "lengths.distribution",
     "planning.roofline",
@@ -97,7 +97,7 @@ def test_light_modules_load_no_framework(module: str) -> None:
 
 def test_building_for_cpus_needs_no_onnx() -> None:
     """onnx is an extra, of targets with a GPU and of benchmarks."""
-    for module in ("pipeline.pipeline", "pipeline.gpu"):
+    for module in ("pipeline.stages", "pipeline.gpu"):
         found = loaded_by(f"edgecompile.{module}")
         assert "torch" in found and not found & {"onnx", "onnxruntime", "onnxscript"}
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from edgecompile.api.arguments import Callback, Model, PathLike
-    from edgecompile.buckets.costs.curves import Mode
+    from edgecompile.buckets.costs.grid import Mode
     from edgecompile.buckets.ranges import Bucket
     from edgecompile.bundle.cases import Case
     from edgecompile.bundle.verdict import VerifyReport

@@ -90,17 +90,7 @@ class CountedSamples:
         Raises:
             LengthsError: there are fewer than two samples.
         """
-        if not 0 < fraction < 1:
-            raise ValueError(f"fraction is {fraction}, not between 0 and 1")
-        if self.n < 2:
-            raise LengthsError(f"{self.source}: one sample can't be split in two")
-        rng = np.random.default_rng(seed)
-        held = min(max(round(self.n * fraction), 1), self.n - 1)
-        drawn: IntArray
-        if self.n < _HYPERGEOMETRIC_LIMIT:
-            drawn = rng.multivariate_hypergeometric(self.count_array, held, method="marginals")
-        else:  # so many samples that drawing each on its own gives the same share
-            drawn = rng.binomial(self.count_array, held / self.n)
+        drawn = draw_held_out(self.count_array, fraction, seed, self.source)
         return self._with_counts(self.count_array - drawn), self._with_counts(drawn)
 
     def resample(self, seed: int) -> Self:
@@ -293,3 +283,24 @@ def read_only(values: Sequence[Any]) -> IntArray:
     array = np.array(values, dtype=np.int64)
     array.flags.writeable = False
     return array
+
+
+def draw_held_out(counts: IntArray, fraction: float, seed: int, source: str) -> IntArray:
+    """How many samples of each kind a random part of about ``fraction`` takes; shape of ``counts``.
+
+    Raises:
+        LengthsError: there are fewer than two samples.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction is {fraction}, not between 0 and 1")
+    n = int(counts.sum())
+    if n < 2:
+        raise LengthsError(f"{source}: one sample can't be split in two")
+    rng = np.random.default_rng(seed)
+    held = min(max(round(n * fraction), 1), n - 1)
+    drawn: IntArray
+    if n < _HYPERGEOMETRIC_LIMIT:
+        drawn = rng.multivariate_hypergeometric(counts, held, method="marginals")
+    else:  # so many samples that drawing each on its own gives the same share
+        drawn = rng.binomial(counts, held / n)
+    return drawn

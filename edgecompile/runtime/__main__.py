@@ -128,12 +128,12 @@ def make_parser(
         sub.add_argument("--debug", action="store_true", help="show tracebacks")
         sub.add_argument("--variant", metavar="NAME", help="use this variant, not the best one")
         if name not in ("info", "finish"):
-            sub.add_argument("--threads", metavar="N", type=int, help="threads of one run")
+            sub.add_argument("--threads", metavar="N", type=int, help="use N threads for a run")
             sub.add_argument(
                 "--verify",
                 choices=("fast", "auto", "full"),
                 default=verify,
-                help="which files to hash first (default: {})".format(verify),
+                help="hash these files first (default: {})".format(verify),
             )
         return sub
 
@@ -161,13 +161,23 @@ def make_parser(
         "--inputs",
         metavar="FILE",
         required=True,
-        help=".npz with an array for each input, .npy for a model with one, or a .json object",
+        help="read the inputs: .npz with an array for each, .npy for a model with one, .json object",
     )
     run.add_argument("--output", metavar="FILE", help="write the outputs as .npz")
     encode = add("encode", _encode, "Run texts, with the bundle's tokenizer.", "auto")
-    encode.add_argument("--text", metavar="TEXT", action="append", default=[], help="one of them")
-    encode.add_argument("--file", metavar="FILE", help="a text a line; - reads standard input")
-    encode.add_argument("--prompt", metavar="NAME", help="which of the bundle's goes before each")
+    encode.add_argument(
+        "--text",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="run this text; may be given several times",
+    )
+    encode.add_argument(
+        "--file", metavar="FILE", help="read one text per line; - reads standard input"
+    )
+    encode.add_argument(
+        "--prompt", metavar="NAME", help="put this prompt of the bundle before each text"
+    )
     finish = add("finish", _finish, "Build this device's TensorRT engine and test it.", "full")
     finish.add_argument("--workspace", metavar="BYTES", type=int, help="memory for kernels to try")
     finish.add_argument("--level", metavar="N", type=int, choices=range(6), help="of optimization")

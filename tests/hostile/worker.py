@@ -33,6 +33,7 @@ from edgecompile.runtime.__main__ import main
 from edgecompile.runtime.cpu import library
 from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.runtime.model import open_bundle
+from tests.agreement import named_rules
 
 #: Audit events that no loader has a reason to cause.
 FORBIDDEN = re.compile(
@@ -41,7 +42,6 @@ FORBIDDEN = re.compile(
     r"(subprocess|socket|shutil|tempfile|pickle|webbrowser|urllib|ftplib|http|smtplib|pty|sqlite3)\."
 )
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_RULE = re.compile(r"\[([a-z0-9]+-[a-z0-9-]+)\]")
 #: Read to describe the machine; none of them depends on the bundle.
 _HARMLESS = ("/proc/cpuinfo", "/proc/meminfo", "/proc/self/statm", "/sys/devices/system/cpu")
 #: A descriptor that is open already: to find out why a library couldn't be mapped.
@@ -216,7 +216,7 @@ def attempt(watch: Watch, path: str) -> dict[str, Any]:
             text = str(error)
             if name == "open":
                 answer.update(code=error.exit_code, text=text[:2000])
-                answer["rules"] = sorted(set(_RULE.findall(text)))
+                answer["rules"] = sorted(named_rules(text))
             if len(text) > 200_000:
                 answer["crashes"].append(f"{name}: a message of {len(text)} characters")
         except BaseException as error:

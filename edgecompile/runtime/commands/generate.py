@@ -19,13 +19,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         action="append",
         default=[],
-        help="prompt; may be given several times. Needs the Python package tokenizers",
+        help="go on from this prompt; may be given several times. Needs the Python package tokenizers",
     )
-    add("--ids", metavar="N,N,...", help="prompt as token ids; text is printed as ids then")
+    add("--ids", metavar="N,N,...", help="go on from these token ids; text is printed as ids then")
     add(
         "--ids-file",
         metavar="FILE",
-        help="file with a prompt per line, ids separated by commas or spaces; - reads standard input",
+        help="read a prompt per line, ids separated by commas or spaces; - reads standard input",
     )
     add("--max-new-tokens", metavar="N", type=int, help="make at most N tokens")
     add(
@@ -47,7 +47,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
         type=float,
         help="make tokens of the text so far less likely; 1 changes nothing",
     )
-    add("--seed", metavar="N", type=int, help="random seed; the same one gives the same text")
+    add(
+        "--seed",
+        metavar="N",
+        type=int,
+        help="set the random seed; the same one gives the same text",
+    )
     add("--greedy", action="store_true", help="always take the likeliest token")
     add(
         "--stop",
