@@ -24,6 +24,14 @@ else:
     register_profiles()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-variants",
+        action="store_true",
+        help="run native tests for every variant that this CPU can run, not for its best one alone",
+    )
+
+
 @pytest.fixture(scope="session")
 def aarch64_compiler() -> str:
     """The cross compiler for aarch64, with its binutils."""

@@ -23,7 +23,7 @@ from edgecompile.bundle.verdict import CaseResult, LengthsRun, TextResult, Verif
 from edgecompile.bundle.writer import save_case
 from edgecompile.errors import UnsupportedHostError, VerificationError
 from edgecompile.machines.emulator import EmulatedModel, Emulator, emulator_for
-from edgecompile.runtime.commands.selftest import run_cases
+from edgecompile.runtime.call.replay import run_cases
 from edgecompile.runtime.cpu.loaders import PACKAGES
 from edgecompile.runtime.format.manifest import (
     AOTI_CPU,

@@ -225,17 +225,15 @@ def _info(options: argparse.Namespace) -> int:
     return 0
 
 
+def _opening(options: argparse.Namespace) -> Dict[str, Any]:
+    """The arguments of ``open_bundle``."""
+    return {key: getattr(options, key) for key in ("threads", "variant", "verify")}
+
+
 def _selftest(options: argparse.Namespace) -> int:
     from .commands.selftest import format_selftest, run_selftest
 
-    report = run_selftest(
-        options.bundle,
-        cases=options.cases,
-        threads=options.threads,
-        variant=options.variant,
-        verify=options.verify,
-        say=_say,
-    )
+    report = run_selftest(options.bundle, cases=options.cases, say=_say, **_opening(options))
     _show(options, report, format_selftest(report))
     return 0 if report["ok"] else SelftestError.exit_code
 
@@ -247,7 +245,7 @@ def _generate(options: argparse.Namespace) -> int:
         if not options.json:
             print(text, end="", flush=True)
 
-    report, lines = run_generate(options, show)
+    report, lines = run_generate(options, show, _opening(options))
     if options.json:
         _show(options, report, [])
     else:
@@ -263,9 +261,7 @@ def _encode(options: argparse.Namespace) -> int:
         options.bundle,
         read_texts(options.text, options.file),
         prompt=options.prompt,
-        threads=options.threads,
-        variant=options.variant,
-        verify=options.verify,
+        **_opening(options),
     )
     cut = sum(entry["truncated"] for entry in report["texts"])
     if cut:
@@ -277,14 +273,7 @@ def _encode(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from .commands.run import format_run, run_file
 
-    report = run_file(
-        options.bundle,
-        options.inputs,
-        output=options.output,
-        threads=options.threads,
-        variant=options.variant,
-        verify=options.verify,
-    )
+    report = run_file(options.bundle, options.inputs, output=options.output, **_opening(options))
     _show(options, report, format_run(report))
     return 0
 
@@ -292,9 +281,7 @@ def _run(options: argparse.Namespace) -> int:
 def _how(options: argparse.Namespace) -> Dict[str, Any]:
     """How a bundle is to be opened and run, as every kind of measurement takes it."""
     return {
-        "threads": options.threads,
-        "variant": options.variant,
-        "verify": options.verify,
+        **_opening(options),
         "seconds": options.seconds,
         "seed": options.seed,
         "say": _say,
@@ -370,9 +357,7 @@ def _coldstart(options: argparse.Namespace) -> int:
     if options.loads:
         loads = cold_load(
             options.bundle,
-            threads=options.threads,
-            variant=options.variant,
-            verify=options.verify,
+            **_opening(options),
         )
         print(json.dumps(loads))
         return 0
@@ -381,9 +366,7 @@ def _coldstart(options: argparse.Namespace) -> int:
         options.length,
         options.since,
         time.monotonic_ns(),
-        threads=options.threads,
-        variant=options.variant,
-        verify=options.verify,
+        **_opening(options),
     )
     print(json.dumps(report))
     return 0

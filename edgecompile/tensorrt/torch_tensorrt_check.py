@@ -11,7 +11,7 @@ from importlib import metadata
 
 from edgecompile.errors import GpuError, MissingDependencyError, TargetError
 from edgecompile.runtime.cpu.host import architecture
-from edgecompile.runtime.finish.workers import Workers
+from edgecompile.runtime.finish.worker import Workers
 from edgecompile.runtime.format.recipe import version_pair
 from edgecompile.runtime.gpu.device import DeviceIdentity
 from edgecompile.targets.jetpack import NO_JETPACK, load_jetpack

@@ -20,7 +20,7 @@ from .container import Container
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edgecompile.runtime.cpu.program import Shape
+    from edgecompile.runtime.cpu.tensors import Shape
     from edgecompile.runtime.format.weights import Weights
 
 _ALIGNMENT = 64  # to which generated code rounds the sizes of constants up

@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from ..errors import InputError
 from ..format.document import shorten
@@ -72,9 +72,11 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run_generate(
-    options: argparse.Namespace, show: Callable[[str], None]
+    options: argparse.Namespace, show: Callable[[str], None], how: Mapping[str, Any]
 ) -> Tuple[Dict[str, Any], List[str]]:
     """Generates for each prompt; ``show`` gets the ids of a text as they are made.
+
+    ``how`` has threads, variant and verify of ``open_bundle``.
 
     Returns:
         The report, plain JSON values: "bundle", "name", "variant", "threads" and "texts" (each with
@@ -101,9 +103,7 @@ def run_generate(
         "eos": () if options.ignore_eos else None,
     }
     texts, lines = [], []
-    with open_bundle(
-        options.bundle, threads=options.threads, variant=options.variant, verify=options.verify
-    ) as model:
+    with open_bundle(options.bundle, **how) as model:
         # One session: prompts that begin alike share what was run of them.
         session = model.session()
         tokenizer: Any = open_tokenizer(model) if options.text or options.stop_text else None
