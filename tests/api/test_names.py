@@ -58,6 +58,9 @@ def test_where_only_the_runtime_is_shipped(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE / "runtime", folder / "runtime", ignore=ignored)
     shutil.copy(PACKAGE / "__init__.py", folder)
     program = (
+        # An editable installation would lend its modules.
+        "import sys\n"
+        "sys.meta_path = [f for f in sys.meta_path if 'editable' not in f'{f.__module__}']\n"
         "import edgecompile\n"
         "assert edgecompile.open_bundle and edgecompile.errors.BundleError\n"
         "assert 'build' not in dir(edgecompile) and 'open_bundle' in dir(edgecompile)\n"
