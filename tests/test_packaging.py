@@ -282,5 +282,9 @@ def test_runtime_wheel_works_beside_numpy_alone(device: Environment) -> None:
 def test_version_is_a_literal() -> None:
     """Tools read it without running the file."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    (value,) = [node.value for node in tree.body if isinstance(node, ast.Assign)]
+    (value,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__"
+    ]
     assert ast.literal_eval(value) == edgecompile.__version__

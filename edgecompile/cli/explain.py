@@ -81,7 +81,9 @@ def command(
     exits with 0 if it could report anything.
     """
     from edgecompile.api.explain import explain
+    from edgecompile.loaders.load import check_model
 
+    check_model(model, load)
     console = session.console
     low, high = load.batch or (1, 1)
     sizes = {} if high == 1 else {"batch": f"{low}:{high}"}

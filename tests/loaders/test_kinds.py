@@ -251,4 +251,4 @@ def test_missing_lengths_are_told_once_the_model_is_known(folder: Path) -> None:
     (folder / "net.py").write_text(NET)
     result = run("build", "net.py:whole")
     assert result.exit_code == 2
-    assert "give --lengths FILE or --texts FILE" in result.stderr
+    assert "--lengths FILE, --texts FILE or --from-stats FILE" in result.stderr
