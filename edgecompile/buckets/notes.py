@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.search.problem import Problem
-from edgecompile.buckets.search.strips import StripPlans
+from edgecompile.buckets.search.strips import StripSearch
 from edgecompile.buckets.traffic import Traffic
 from edgecompile.units import format_share
 
@@ -20,7 +20,7 @@ def plan_notes(
     plan: BucketPlan,
     problem: Problem,
     traffic: Traffic,
-    searches: Sequence[StripPlans],
+    searches: Sequence[StripSearch],
     outer: int,
 ) -> BucketPlan:
     """The plan with notes that explain its choice.
@@ -73,7 +73,7 @@ def _saving(plan: BucketPlan, problem: Problem) -> str:
     )
 
 
-def _strips(searches: Sequence[StripPlans], axes: Sequence[str], outer: int, count: int) -> str:
+def _strips(searches: Sequence[StripSearch], axes: Sequence[str], outer: int, count: int) -> str:
     text = "Plans are strips: one axis is cut first, the other within each strip"
     if count > 1:
         text += f"; here {axes[outer]} is cut first"

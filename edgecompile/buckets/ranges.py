@@ -154,13 +154,6 @@ class Bucket:
         """The length at which the program runs for an input of ``length``."""
         return self.hi if self.mode == "pad" else length
 
-    def run_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The sizes at which the program runs for an input of these, one for each axis."""
-        return {
-            name: axis_range.hi if name in self.pad_axes else sizes[name]
-            for name, axis_range in self.axes
-        }
-
     def to_json(self) -> dict[str, Any]:
         """``{"lo", "hi", "hint", "mode", "axes": {name: {"lo", "hi", "hint"}}}``.
 
