@@ -42,7 +42,7 @@ from edgecompile.errors import BenchError
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.machines.host import host_variants
+from edgecompile.machines.detection import host_variants
 from edgecompile.machines.identity import describe_machine, load_average
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.planning import PlanRequest, plan_model

@@ -166,7 +166,7 @@ def detect_command(
 def _runnable(profile: TargetProfile) -> list[VariantSpec]:
     import platform
 
-    from edgecompile.machines.host import host_variants
+    from edgecompile.machines.detection import host_variants
     from edgecompile.runtime.cpu.host import architecture
     from edgecompile.toolchain.native import build_probe
 

@@ -20,7 +20,7 @@ from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
 from edgecompile.export.store import ExportStore
 from edgecompile.export.workcount import count_work
-from edgecompile.machines.host import host_variants
+from edgecompile.machines.detection import host_variants
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.structure import model_structure
 from edgecompile.planning.calibration import check_calibration

@@ -22,6 +22,7 @@ _DASHES: dict[str, Any] = {"exact": "-", "pad": "--"}
 # Ratios of the highest cost to the lowest: below the first a logarithmic axis may have no round
 # number to name, above the second a linear one presses the lower curves together.
 _DECADE, _WIDE = 10, 40
+_POINTS = 170  # height of a panel, about
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,7 @@ def cost_curve(
     """
     with matplotlib.rc_context(canvas.STYLE):
         figure, axes = canvas.new_figure(2.9)
-        low = min(line.lengths[0] for line in lines)
-        high = max(line.lengths[-1] for line in lines)
-        for edge in edges:
-            axes.axvline(edge, color=FAINT, linewidth=1.2, zorder=0)
-        for line in lines:
-            _draw_line(axes, line)
+        _draw_panel(axes, lines, lines, edges, log=(log, log and _ratio(lines) > _DECADE))
         handles = [
             Line2D(
                 [], [], color=MODE_COLOURS[line.mode], linestyle=_DASHES[line.mode], linewidth=1.4,
@@ -77,10 +73,6 @@ def cost_curve(
         ]  # fmt: skip
         if edges:
             handles.append(Line2D([], [], color=MID, linewidth=1.2, label="bucket edge"))
-        values = [ms for line in lines for ms in line.ms]
-        canvas.set_length_axis(axes, low, high, log=log)
-        log_ms = log and max(values) > _DECADE * min(values)
-        canvas.set_ms_axis(axes, min(values), _highest(lines), log=log_ms)
         canvas.label_axes(axes, f"length ({unit})", "ms per run")
         canvas.add_legend(figure, handles)
         return canvas.to_svg(figure, "cost", "Milliseconds per run against input length")
@@ -104,34 +96,57 @@ def cost_family(
         log: as in :func:`cost_curve`; both axes are logarithmic, too, where costs differ very much.
     """
     lines = [line for family in families for _, line in family]
-    values = [ms for line in lines for ms in line.ms]
-    low = min(line.lengths[0] for line in lines)
-    high = max(line.lengths[-1] for line in lines)
-    differ = max(values) / min(values)
-    log = log or differ > _WIDE
-    log_ms = log and differ > _DECADE
+    ratio = _ratio(lines)
+    logs = (log or ratio > _WIDE, (log and ratio > _DECADE) or ratio > _WIDE)
     with matplotlib.rc_context(canvas.STYLE):
-        height = 3.3
-        figure = Figure(figsize=(canvas.WIDTH, height))
-        # Shares of the figure: the places are given, so that it's known where names would touch.
-        left, margin, bottom, tall = 0.07, 0.105, 0.145, 0.755
-        room = (1 - left) / len(families)
-        for panel, family in enumerate(families):
+        figure = Figure(figsize=(canvas.WIDTH, 3.3), layout="constrained")
+        panels = figure.subplots(1, len(families), sharey=True, squeeze=False)[0]
+        for plot, family in zip(panels, families, strict=True):
+            _draw_panel(plot, [line for _, line in family], lines, edges, log=logs, most=8)
+            _name_lines(plot, family)
             mode = family[0][1].mode
-            plot = figure.add_axes((left + panel * room, bottom, room - margin, tall))
-            for edge in edges:
-                plot.axvline(edge, color=FAINT, linewidth=1.2, zorder=0)
-            for i, (_, line) in enumerate(family):
-                _draw_line(plot, line, alpha=1 - 0.6 * i / max(1, len(family) - 1))
-            canvas.set_length_axis(plot, low, high, log=log, most=8)
-            canvas.set_ms_axis(plot, min(values), _highest(lines), log=log_ms)
-            _name_lines(plot, family, log_ms, tall * height * 72)
             plot.set_title(f"{mode}, {kind}", loc="left", fontsize=9, color=MODE_COLOURS[mode])
-            canvas.label_axes(plot, axis, "ms per run" if panel == 0 else "")
-            if panel:
-                plot.tick_params(labelleft=False)
+            canvas.label_axes(plot, axis, "ms per run" if plot is panels[0] else "")
         text = f"Milliseconds per run against {axis}, at each size of the other axis"
         return canvas.to_svg(figure, "costs", text)
+
+
+def _draw_panel(
+    axes: Axes,
+    lines: Sequence[CostLine],
+    scale: Sequence[CostLine],
+    edges: Sequence[int],
+    *,
+    log: tuple[bool, bool],
+    most: int = 14,
+) -> None:
+    """Lines, paler from the first to the last of one mode, on axes that have room for ``scale``.
+
+    Args:
+        axes: to draw on.
+        lines: to draw.
+        scale: decide on the ends of both axes.
+        edges: upper edges of buckets.
+        log: whether the axes of sizes and of milliseconds are logarithmic.
+        most: number of ticks.
+    """
+    for edge in edges:
+        axes.axvline(edge, color=FAINT, linewidth=1.2, zorder=0)
+    named = len({line.mode for line in lines}) == 1
+    for i, line in enumerate(lines):
+        _draw_line(axes, line, alpha=1 - 0.6 * i / max(1, len(lines) - 1) if named else 1.0)
+    low = min(line.lengths[0] for line in scale)
+    high = max(line.lengths[-1] for line in scale)
+    canvas.set_length_axis(axes, low, high, log=log[0], most=most)
+    marks = [ms + spread / 2 for line in scale for _, ms, spread in line.measured]
+    values = [ms for line in scale for ms in line.ms]
+    canvas.set_ms_axis(axes, min(values), max([*marks, *values]), log=log[1])
+
+
+def _ratio(lines: Sequence[CostLine]) -> float:
+    """The highest cost by the lowest."""
+    values = [ms for line in lines for ms in line.ms]
+    return max(values) / min(values)
 
 
 def _draw_line(axes: Axes, line: CostLine, *, alpha: float = 1.0) -> None:
@@ -159,33 +174,21 @@ def _draw_line(axes: Axes, line: CostLine, *, alpha: float = 1.0) -> None:
         )  # fmt: skip
 
 
-def _highest(lines: Sequence[CostLine]) -> float:
-    """The top of lines and error bars."""
-    marks = [ms + spread / 2 for line in lines for _, ms, spread in line.measured]
-    return max([*marks, *(ms for line in lines for ms in line.ms)])
-
-
 def _marker(mode: str) -> dict[str, Any]:
     face = PAPER if mode == "pad" else MODE_COLOURS[mode]
     return {"marker": _MARKERS[mode], "markersize": 4.5, "markerfacecolor": face}
 
 
-def _name_lines(
-    plot: Axes, family: Sequence[tuple[str, CostLine]], log_ms: bool, points: float
-) -> None:
+def _name_lines(plot: Axes, family: Sequence[tuple[str, CostLine]]) -> None:
     """Names lines at their right ends; of names that would touch the upper line's stays."""
-    low, high = plot.get_ylim()
-
-    def height(ms: float) -> float:
-        share = math.log(ms / low) / math.log(high / low) if log_ms else (ms - low) / (high - low)
-        return share * points
-
     taken = math.inf
     for name, line in sorted(family, key=lambda item: -item[1].ms[-1]):
-        if taken - height(line.ms[-1]) < 10:
+        end = (line.lengths[-1], line.ms[-1])
+        height = _POINTS * (plot.transScale + plot.transLimits).transform(end)[1]
+        if taken - height < 10:
             continue
-        taken = height(line.ms[-1])
+        taken = height
         plot.annotate(
-            name, (line.lengths[-1], line.ms[-1]), xytext=(5, 0), textcoords="offset points",
-            va="center", fontsize=8, color=INK, annotation_clip=False,
+            name, end, xytext=(5, 0), textcoords="offset points", va="center", fontsize=8,
+            color=INK, annotation_clip=False,
         )  # fmt: skip

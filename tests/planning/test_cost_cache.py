@@ -21,7 +21,7 @@ from edgecompile.export import store
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.machines.host import host_variants
+from edgecompile.machines.detection import host_variants
 from edgecompile.planning import cost_cache, cost_sources
 from edgecompile.planning.cost_cache import cost_key, find_kept, keep_costs
 from edgecompile.planning.kits import KitScope, MeasuringKit, make_kit

@@ -28,7 +28,7 @@ from edgecompile.export.export import ExportedModel
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.machines.host import host_variants
+from edgecompile.machines.detection import host_variants
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.pipeline.packing import pack_bundle
 from edgecompile.planning.forms import find_form
