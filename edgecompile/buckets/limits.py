@@ -16,7 +16,7 @@ _MOST = 1e18
 
 @dataclass(frozen=True)
 class BucketCost:
-    """What buckets take where they are built and shipped; estimates from a few that were built.
+    """The cost of buckets where they are built and shipped; estimates from a few that were built.
 
     Attributes:
         base_size: bytes of the bundle without buckets (weights, runtime).
@@ -41,7 +41,7 @@ class BucketCost:
         return self.base_build_s + buckets * self.bucket_build_s
 
     def price(self, runs: float) -> float:
-        """What a bucket has to save in the mean run to be worth its cost, in milliseconds.
+        """The saving in the mean run that makes a bucket worth its cost, in milliseconds.
 
         (1000 · bucket_build_s + load_ms) / runs: the bucket's cost, spread over the runs of the time
         that the plan is in use.

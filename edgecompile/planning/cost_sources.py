@@ -1,4 +1,4 @@
-"""Where a model's costs come from: the best source that there is.
+"""The costs of a model, from the best source that there is.
 
 A calibration file of the device; else a measuring kit (:mod:`edgecompile.planning.kits`) run by the shipped
 runtime on this host; else, where this host can't run the target's code, a roofline. The cost model
@@ -80,20 +80,20 @@ def find_costs(
         return _modelled(exports.model, profile, request, form)
     kit, variant = make_kit(form.scope, form.modes), runnable[-1]
     key = cost_key(exports, kit, profile, variant, request)
-    found = None if key is None or request.measure_again else find_kept(key, kit)
+    calibration = None if key is None or request.measure_again else find_kept(key, kit)
     reused = ""
-    if found is None:
+    if calibration is None:
         document, cost = _measure(exports, profile, request, kit, variant, work, step)
         if key is not None:
             keep_costs(key, document, cost)
-        found = parse_calibration({**document, "bucket_cost": cost.to_json()}, "the measurement")
-    else:
-        reused = (
-            f"costs that were measured here on {found.date} are used; --measure-again repeats it"
+        calibration = parse_calibration(
+            {**document, "bucket_cost": cost.to_json()}, "the measurement"
         )
-    model = measured_costs(found, "measured", second=form.scope.second)
+    else:
+        reused = f"costs that were measured here on {calibration.date} are used; --measure-again repeats it"
+    model = measured_costs(calibration, "measured", second=form.scope.second)
     notes = tuple(note for note in (form.note, reused) if note)
-    return Costs(model, form.scope, found.bucket_cost, kit, notes)
+    return Costs(model, form.scope, calibration.bucket_cost, kit, notes)
 
 
 def _measure(
@@ -105,12 +105,12 @@ def _measure(
     work: Path,
     step: StepHandle,
 ) -> tuple[dict[str, Any], BucketCost]:
-    """What the runtime says of a kit, and what buckets take."""
+    """The runtime's measurements of a kit, and the cost of buckets."""
 
     def tell(text: str) -> None:
         # "12 rounds, 4 of 6 s"
-        found = re.search(r"(\d+) of ([\d.]+) s$", text)
-        done, total = (float(found[1]), float(found[2])) if found else (None, None)
+        match = re.search(r"(\d+) of ([\d.]+) s$", text)
+        done, total = (float(match[1]), float(match[2])) if match else (None, None)
         step.update(done, total, f"measuring {len(kit.runs)} sizes: {text}")
 
     scratch = work / "measured.ecb"
@@ -145,9 +145,9 @@ def calibrated_costs(
     Raises:
         CostError: they are another model's, machine's or version's; names every difference.
     """
-    found = read_calibration(file)
+    calibration = read_calibration(file)
     check_calibration(
-        found,
+        calibration,
         structure=model_structure(model),
         target=profile,
         edgecompile_version=edgecompile.__version__,
@@ -157,8 +157,8 @@ def calibrated_costs(
     )
     # Costs at another batch would make another plan.
     at = {name: extent.lo for name, extent in scope.axes[1:]}
-    costs = measured_costs(found, "calibrated", second=scope.second, at=at)
-    return Costs(_only(costs, _asked_modes(request)), scope, found.bucket_cost)
+    costs = measured_costs(calibration, "calibrated", second=scope.second, at=at)
+    return Costs(_only(costs, _asked_modes(request)), scope, calibration.bucket_cost)
 
 
 def _modelled(

@@ -104,11 +104,11 @@ def plan_model(
         notes += refused_prompts(whole, request)
     if request.plan is not None:
         scope = check_plan(request.plan, whole, request, profile)
-        plan, told = _given(request.plan, plan_subject(whole, request, profile))
+        plan, note = _given(request.plan, plan_subject(whole, request, profile))
         plan = with_padding(plan, whole, assume=request.assume_paddable)
         if whole.generation is None:
             notes += _refused_lengths(request, plan.max_length)
-        return Planned(plan, (*notes, *plan.notes, told), BucketCost(), scope)
+        return Planned(plan, (*notes, *plan.notes, note), BucketCost(), scope)
     if whole.generation is not None:
         exports, request = prompts_only(exports, request)
     scope = plan_scope(exports.model, request)
@@ -150,7 +150,7 @@ def plan_model(
 
 
 def _refused_lengths(request: PlanRequest, longest: int) -> list[str]:
-    """What becomes of longer traffic, if there is any."""
+    """A note on longer traffic, if there is any."""
     over = request.lengths.share_over(longest)
     if not over:
         return []
@@ -182,7 +182,7 @@ def _given(plan: BucketPlan, subject: Mapping[str, str]) -> tuple[BucketPlan, st
     """The plan that was given, without costs that aren't this build's, and what to say of it."""
     note = "the plan is the one that was given; nothing was measured for it"
     others = [
-        f"{name} {told}" for name, told in plan.made_for.items() if told != subject.get(name, told)
+        f"{name} {own}" for name, own in plan.made_for.items() if own != subject.get(name, own)
     ]
     if not others:
         return plan, note

@@ -126,13 +126,13 @@ class StripSearch:
 
     def _find_ends(self, rows: IntArray, limit: int) -> None:
         """Where strips may end: at each chosen row, and where a larger program is cheaper."""
-        found = [self._row_ends(int(row)) for row in rows]
-        if sum(map(len, found)) > limit:
+        by_row = [self._row_ends(int(row)) for row in rows]
+        if sum(map(len, by_row)) > limit:
             self.dropped = True
-            found = [ends[:1] for ends in found]
+            by_row = [ends[:1] for ends in by_row]
         self.ends: list[tuple[int, int]] = []  # index among the chosen rows from 1, outer size
         self.padded: list[FloatArray] = []  # costs of static programs of that size, [inner ends]
-        for index, ends in enumerate(found, start=1):
+        for index, ends in enumerate(by_row, start=1):
             for size, costs in ends:
                 self.ends.append((index, size))
                 self.padded.append(costs)
@@ -146,12 +146,12 @@ class StripSearch:
         between = self.problem.turns(self.outer, low, high)
         sizes = np.unique(np.concatenate([[low, high], between]))
         costs = self.problem.pad_costs(self.outer, sizes, self.inner_ends)
-        kept: list[int] = []
+        cheapest: list[int] = []
         for index in np.argsort(costs.sum(axis=1), kind="stable"):
             # One that is nowhere cheaper than another needn't be tried.
-            if not any((costs[other] <= costs[index]).all() for other in kept):
-                kept.append(int(index))
-        return [(int(sizes[index]), costs[index]) for index in kept]
+            if not any((costs[other] <= costs[index]).all() for other in cheapest):
+                cheapest.append(int(index))
+        return [(int(sizes[index]), costs[index]) for index in cheapest]
 
     def _steps(self) -> int:
         """How many cut points all strips have together."""
@@ -168,7 +168,7 @@ class StripSearch:
         return self.tried == self.possible and not self.dropped
 
     def _points(self, start: int, end: int) -> CutPoints:
-        """Where the inner axis can be cut in the strip of ``ends[end]`` from row ``start`` on."""
+        """The cut points of the inner axis in the strip of ``ends[end]`` from row ``start`` on."""
         row, _ = self.ends[end]
         counts = self.counts[row] - self.counts[start]
         used = counts > 0
@@ -181,7 +181,7 @@ class StripSearch:
         return CutPoints.of(self.columns[used], weights, exact, self.inner_ends, costs)
 
     def _counted(self, most: int) -> tuple[tuple[float, ...], tuple[tuple[Strip, ...], ...]]:
-        """The best strips of exactly 1, …, ``most`` boxes, as far as so many can be made."""
+        """The best strips of exactly 1, …, ``most`` boxes, as far as they can be made."""
         nodes = len(self.ends)
         if nodes == 1:
             points = self._points(0, 0)
@@ -194,9 +194,9 @@ class StripSearch:
             best_before = self._before(row, costs)
             for start, (before, sources) in best_before.items():
                 for q, cuts in enumerate(_cuts(self._points(start, end), most), start=1):
-                    found = np.append(np.full(q, _INFINITY), before[: most + 1 - q] + cuts.cost)
-                    better = found < costs[end] * (1 - 1e-15)
-                    costs[end][better] = found[better]
+                    totals = np.append(np.full(q, _INFINITY), before[: most + 1 - q] + cuts.cost)
+                    better = totals < costs[end] * (1 - 1e-15)
+                    costs[end][better] = totals[better]
                     origin[end, better, 0] = sources[: most + 1][np.flatnonzero(better) - q]
                     origin[end, better, 1] = q
         last = [end for end in range(nodes) if self.ends[end][0] == len(self.counts) - 1]
@@ -220,12 +220,12 @@ class StripSearch:
         """For each row at which a strip can start: least costs by boxes, and at which end."""
         start = np.full(costs.shape[1], _INFINITY)
         start[0] = 0.0
-        found = {0: (start, np.full(costs.shape[1], -1))}
+        starts = {0: (start, np.full(costs.shape[1], -1))}
         for index in range(1, row):
             at = [end for end, (own, _) in enumerate(self.ends) if own == index]
             which = np.argmin(costs[at], axis=0)
-            found[index] = (costs[at].min(axis=0), np.array(at)[which])
-        return found
+            starts[index] = (costs[at].min(axis=0), np.array(at)[which])
+        return starts
 
     def _strip(self, start: int, end: int, points: CutPoints, cuts: Segmentation) -> Strip:
         row, size = self.ends[end]
@@ -251,12 +251,11 @@ class StripSearch:
             strips.append(chosen)
         last = [end for end, (row, _) in enumerate(self.ends) if row == len(self.counts) - 1]
         end = min(last, key=lambda x: totals[x])
-        found = []
+        chain = []
         while end >= 0:
             end, strip = strips[end]
-            found.append(strip)
-        cost = sum(strip.cuts.cost for strip in found)
-        return (cost,), (tuple(reversed(found)),)
+            chain.append(strip)
+        return (sum(strip.cuts.cost for strip in chain),), (tuple(reversed(chain)),)
 
 
 def _cuts(points: CutPoints, most: int) -> tuple[Segmentation, ...]:
