@@ -223,6 +223,9 @@ class OpsetError(EdgecompileError):
 
 
 class UsageError(EdgecompileError, ValueError):
-    """Arguments of the Python interface have a wrong type, contradict each other, or are missing."""
+    """Options have a wrong type, contradict each other, don't fit the target, or are missing.
+
+    A command ends with 2, as it does where Click finds the wrong usage.
+    """
 
     exit_code = 49

@@ -29,7 +29,8 @@ PACKAGE = REPOSITORY / "edgecompile"
 # Run inside an environment: what the installed project says about itself.
 ASK = """
 import json, edgecompile, edgecompile.runtime
-from edgecompile.targets.profile import list_targets, load_target, search_path
+from edgecompile.targets.profile import list_targets, load_target
+from edgecompile.targets.schema import search_path
 print(json.dumps({
     "file": edgecompile.__file__,
     "version": edgecompile.__version__,

@@ -45,7 +45,9 @@ from edgecompile.loaders.load import load_model
 from edgecompile.machines.detection import host_variants
 from edgecompile.machines.identity import describe_machine, load_average
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.planning.planning import PlanRequest, plan_model
+from edgecompile.planning.planning import plan_model
+from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.subject import make_subject
 from edgecompile.runtime.cpu.host import architecture
 from edgecompile.targets.profile import TargetProfile, load_target
 from edgecompile.toolchain.native import build_probe
@@ -173,7 +175,7 @@ def predict(
         measure_again=True,
     )
     with console.step("measure and plan") as step:
-        planned = plan_model(exports, profile, request, work, compare=True, step=step)
+        planned = plan_model(make_subject(exports, profile, request, work), compare=True, step=step)
         curve = planned.plan.cost_model
         if not isinstance(curve, CostGrid) or curve.kind != "measured":
             raise BenchError(f"this machine can't run {profile.name}: nothing was measured")
@@ -181,7 +183,7 @@ def predict(
         for name, result in results.items():
             figures = result.evaluation
             step.note(f"{name}: {format_ms(figures.expected_ms)} ms, {figures.programs} programs")
-    return results, curve, planned.notes
+    return results, curve, tuple(planned.notes)
 
 
 def compare_batch(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgecompile.api import checks
-from edgecompile.api.models import Subject, find_subject, kept_state, model_folder
+from edgecompile.api.models import find_subject, kept_state, model_folder, require_lengths
 from edgecompile.api.options import (
     BuildOptions,
     LoadOptions,
@@ -18,10 +18,10 @@ from edgecompile.api.options import (
     read_batch,
     read_target,
 )
-from edgecompile.api.plan import Plan, read_plan
+from edgecompile.api.plan import Plan, plan_request, read_plan
 from edgecompile.api.progress import listen
 from edgecompile.api.shown import Shown
-from edgecompile.api.traffic import find_sources, whole_range
+from edgecompile.api.traffic import find_sources
 from edgecompile.errors import UsageError
 from edgecompile.units import format_bytes, format_duration
 
@@ -217,55 +217,29 @@ def build(
     listener = listen(progress)
     check_target(target, precision, options)
 
-    from edgecompile.pipeline.pipeline import BuildRequest
-    from edgecompile.pipeline.pipeline import build as run_build
-    from edgecompile.planning.request import PlanRequest
+    from edgecompile.pipeline.build import build as run_build
+    from edgecompile.pipeline.request import BuildRequest
 
     chosen: BucketPlan | None = read_plan(plan)
     with ExitStack() as held:
         held.enter_context(kept_state(subject.model))
-        source = subject.model
-        if sources.given:
-            traffic = held.enter_context(sources.read(longest))
-        else:
-            source = _load(subject, sizes)
-            traffic = whole_range(source)
+        if not sources.given:
+            require_lengths(subject, sizes)
+        traffic = held.enter_context(sources.read(longest))
         request = BuildRequest(
-            model=source,
-            target=read_target(target),
-            plan=PlanRequest(
-                traffic.lengths,
-                traffic.joint,
-                max_length=longest,
-                cut=traffic.texts is not None,
-                plan=chosen,
-                quick=quick,
-                threads=options.threads,
-                jobs=options.jobs,
-                **limits.fields(),
-            ),
+            subject.model,
+            read_target(target),
+            plan_request(traffic, limits, options, longest, precision, plan=chosen, quick=quick),
+            replace(subject.options, batch=sizes),
+            checks.path("work_dir", work_dir),
             output=checks.path("output", output) or Path(subject.name),
-            batch=sizes,
-            precision=precision,
-            max_error=options.max_error,
-            texts=traffic.texts,
-            work_dir=checks.path("work_dir", work_dir),
-            seed=options.seed,
             force=force,
             jetpack=options.jetpack,
             backend=options.backend,
             tokenizer=options.keep_tokenizer,
-            load=subject.options,
-            runtime=options.runtime,
             emulate=options.emulation,
         )
         return Bundle.from_json(run_build(request, listener).to_json())
-
-
-def _load(subject: Subject, batch: tuple[int, int]) -> Any:
-    from edgecompile.loaders.load import load_model
-
-    return load_model(subject.model, subject.options, batch=batch)
 
 
 def _check_choice(plan: Any, quick: bool, limits: PlanOptions) -> None:

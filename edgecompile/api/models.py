@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.api import checks
+from edgecompile.bundle.names import bundle_name
 from edgecompile.errors import UsageError
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM
 from edgecompile.runtime.format.schema import CAUSAL_LM
 
-__all__ = ["Subject", "bundle_name", "find_subject", "kept_state", "model_folder"]
+__all__ = ["Subject", "find_subject", "kept_state", "model_folder", "require_lengths"]
 
 _FORMS = (
     "give a folder's path, 'file.py:factory', 'package.module:factory', a .pt2 file's path, an "
@@ -128,16 +129,22 @@ def find_subject(
     return Subject(spec, options, bundle_name(options.name or spec.name or "model"))
 
 
-def bundle_name(model: str) -> str:
-    """A bundle's default name: the model's folder, its factory or its file, without the rest."""
-    from edgecompile.bundle.writer import manifest_name
+def require_lengths(subject: Subject, batch: tuple[int, int]) -> None:
+    """Refuses to go on without lengths where those of a model in memory vary.
 
-    path, _, factory = model.rpartition(":")
-    if path and factory:
-        name = factory.rpartition(".")[2]
-    else:
-        name = Path(model).expanduser().resolve().name.removesuffix(".pt2")
-    return manifest_name(name)
+    Raises:
+        UsageError: they do.
+    """
+    if not subject.in_memory:
+        return  # loading takes long, and the build does it anyway
+    from edgecompile.loaders.load import load_model
+    from edgecompile.planning.request import PlanRequest
+    from edgecompile.planning.scope import with_traffic
+
+    loaded = load_model(subject.model, subject.options, batch=batch)
+    generation = loaded.generation
+    encoder = None if generation is None else generation.encoder
+    with_traffic(PlanRequest(None), encoder or loaded)
 
 
 @contextmanager

@@ -6,21 +6,21 @@ import json
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from edgecompile.api import checks
-from edgecompile.api.models import find_subject, kept_state, model_folder
+from edgecompile.api.models import find_subject, kept_state, model_folder, require_lengths
 from edgecompile.api.options import (
     BuildOptions,
     LoadOptions,
     PlanOptions,
     check_target,
     read_batch,
+    read_target,
 )
 from edgecompile.api.progress import listen
 from edgecompile.api.shown import Shown
-from edgecompile.api.traffic import Traffic, find_sources, whole_range
+from edgecompile.api.traffic import Traffic, find_sources
 from edgecompile.errors import PlanError, UsageError
 from edgecompile.files import write_text
 from edgecompile.units import format_ms
@@ -30,14 +30,10 @@ if TYPE_CHECKING:
 
     from edgecompile.api.arguments import Callback, Lengths, Model, PathLike, Texts
     from edgecompile.buckets.assessment import PlanAssessment
-    from edgecompile.buckets.costs.grid import Mode
     from edgecompile.buckets.plan import BucketPlan
     from edgecompile.buckets.ranges import Bucket
-    from edgecompile.models.loaded import LoadedModel
     from edgecompile.planning.request import PlanRequest
-    from edgecompile.progress import Progress
     from edgecompile.report.page import Section
-    from edgecompile.targets.profile import TargetProfile
 
 __all__ = ["Plan", "plan", "read_plan"]
 
@@ -192,75 +188,49 @@ def plan(
     options.check_precision(precision)
     sizes, longest = read_batch(batch), checks.whole("max_length", max_length)
     listener = listen(progress)
-    profile = check_target(target, precision, options)
+    check_target(target, precision, options)
 
-    from edgecompile.loaders.load import load_model
-    from edgecompile.pipeline.preflight import check_plan
-    from edgecompile.planning.request import PlanRequest
+    from edgecompile.pipeline.plan import plan as run_plan
+    from edgecompile.pipeline.request import ModelRequest
 
     with kept_state(subject.model), ExitStack() as held:
-        traffic = held.enter_context(sources.read(longest)) if sources.given else None
-        with listener.step("load the model"):
-            loaded = load_model(subject.model, subject.options, batch=sizes).with_longest(longest)
-        traffic = traffic or whole_range(loaded)
-        request = PlanRequest(
-            traffic.lengths,
-            traffic.joint,
-            max_length=longest,
-            cut=traffic.texts is not None,
-            runtime=options.runtime,
-            threads=options.threads,
-            jobs=options.jobs,
-            **limits.fields(),
+        if not sources.given:
+            require_lengths(subject, sizes)
+        traffic = held.enter_context(sources.read(longest))
+        request = ModelRequest(
+            subject.model,
+            read_target(target),
+            plan_request(traffic, limits, options, longest, precision),
+            replace(subject.options, batch=sizes),
+            checks.path("work_dir", work_dir),
         )
-        if profile.gpu is not None:
-            request = replace(request, gpu_precision=precision or request.gpu_precision)
-            precision = "fp32"
-        folder = checks.path("work_dir", work_dir)
-        if folder is None:
-            folder = Path(held.enter_context(TemporaryDirectory(prefix="edgecompile-plan-")))
-        folder.mkdir(parents=True, exist_ok=True)
-        asked = (precision or "fp32", options.max_error, options.seed)
-        check_plan(subject.model, subject.options, profile, request, precision=asked[0])
-        return _plan(loaded, request, profile, traffic, asked, folder, listener)
+        result = run_plan(request, listener)
+    return Plan(result.plan, result.assessment)
 
 
-def _plan(
-    loaded: LoadedModel,
-    request: PlanRequest,
-    profile: TargetProfile,
+def plan_request(
     traffic: Traffic,
-    asked: tuple[str, float | None, int],
-    work: Path,
-    progress: Progress,
-) -> Plan:
-    from edgecompile.buckets.assessment import assess_plan
-    from edgecompile.export.store import ExportStore
-    from edgecompile.narrowing.choice import resolve_precision
-    from edgecompile.narrowing.rounded import rounding_notes
-    from edgecompile.planning.planning import plan_model
+    limits: PlanOptions,
+    options: BuildOptions,
+    longest: int | None,
+    precision: str | None,
+    **more: Any,
+) -> PlanRequest:
+    """The request that these arguments make; ``more`` are further fields."""
+    from edgecompile.planning.request import PlanRequest
 
-    precision, max_error, seed = asked
-    exports = ExportStore(loaded, work / "exported")
-    with progress.step("choose the precision") as step:
-        resolved, choice, _ = resolve_precision(
-            precision,
-            exports,
-            profile,
-            request,
-            traffic.texts,
-            work,
-            max_error=max_error,
-            seed=seed,
-            step=step,
-        )
-    request = replace(request, precision=resolved)
-    with progress.step("measure and plan") as step:
-        planned = plan_model(exports, profile, request, work, compare=True, step=step)
-    notes = (*(choice.notes if choice else ()), *rounding_notes(resolved), *planned.notes)
-    made = replace(planned.plan, notes=notes)
-    modes: tuple[Mode, ...] = ("exact", "pad")
-    if request.mode != "auto":
-        modes = ("pad",) if request.mode == "pad" else ("exact",)
-    sizes = traffic.joint or traffic.lengths
-    return Plan(made, assess_plan(made, sizes, modes=modes, seed=seed, cost=planned.cost))
+    return PlanRequest(
+        traffic.lengths,
+        traffic.joint,
+        max_length=longest,
+        cut=traffic.texts is not None,
+        texts=traffic.texts,
+        precision=precision,
+        max_error=options.max_error,
+        runtime=options.runtime,
+        threads=options.threads,
+        jobs=options.jobs,
+        seed=options.seed,
+        **limits.fields(),
+        **more,
+    )

@@ -16,15 +16,9 @@ from edgecompile.errors import LengthsError, UsageError
 if TYPE_CHECKING:
     from edgecompile.lengths.distribution import LengthDistribution
     from edgecompile.lengths.joint import JointDistribution
-    from edgecompile.models.loaded import LoadedModel
     from edgecompile.models.samples import SampleTexts
 
-__all__ = ["Sources", "Traffic", "find_sources", "whole_range"]
-
-_MISSING = (
-    "give lengths (a list, an array, a histogram {length: count} or a file), texts (a list or a "
-    "file) or stats"
-)
+__all__ = ["Sources", "Traffic", "find_sources"]
 
 
 @dataclass(frozen=True)
@@ -32,12 +26,12 @@ class Traffic:
     """The lengths of the traffic.
 
     Attributes:
-        lengths: their distribution.
+        lengths: their distribution; None: nothing but the batch varies.
         joint: the sizes on two axes, where they are known.
         texts: the texts that they come from.
     """
 
-    lengths: LengthDistribution
+    lengths: LengthDistribution | None
     joint: JointDistribution | None = None
     texts: SampleTexts | None = None
 
@@ -77,8 +71,10 @@ class Sources:
                 yield _from_texts(file, self.tokenizer, named=isinstance(self.texts, Path))
         elif self.stats:
             yield _from_stats(self.stats, max_length)
-        else:
+        elif self.lengths is not None:
             yield _from_lengths(self.lengths)
+        else:
+            yield Traffic(None)
 
 
 def find_sources(
@@ -109,26 +105,6 @@ def find_sources(
     files = (stats,) if _is_path(stats) else tuple(stats or ())
     paths = tuple(checks.path("stats", item) for item in files)
     return Sources(lengths, texts, tokenizer, tuple(path for path in paths if path is not None))
-
-
-def whole_range(loaded: LoadedModel) -> Traffic:
-    """Every batch size once, for a model of which nothing else varies.
-
-    Raises:
-        UsageError: something else varies, so lengths are needed.
-    """
-    from edgecompile.lengths.distribution import LengthDistribution
-
-    generation = loaded.generation
-    encoder = None if generation is None else generation.encoder
-    model = loaded if encoder is None else encoder
-    axis = model.length_axis
-    limits = None if axis is None else model.axes[axis]
-    if limits is None or (axis != "batch" and limits.lo != limits.hi):
-        raise UsageError("the lengths of the traffic are missing", hint=_MISSING)
-    sizes = range(limits.lo, (limits.hi or limits.lo) + 1)
-    source = "every batch size once" if len(sizes) > 1 else "the one size that there is"
-    return Traffic(LengthDistribution.from_counts(dict.fromkeys(sizes, 1), source))
 
 
 def _from_lengths(lengths: Any) -> Traffic:

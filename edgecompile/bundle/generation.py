@@ -1,4 +1,4 @@
-"""What a bundle says about generation: the manifest's entry, and texts to repeat."""
+"""A bundle's data about generation: the manifest's entry, and texts to repeat."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import numpy as np
 from edgecompile.models.loaded import Generation, LoadedModel
 from edgecompile.runtime.format.schema import GenerationSpec
 
-__all__ = ["ENCODER", "golden_texts", "manifest_generation"]
-
 _NEW_TOKENS = 24
 _PROMPTS = 4
-#: Where the bundle that reads sources lies in a bundle.
+#: The folder, in a bundle, of the bundle that reads sources.
 ENCODER = "encoder"
 # Numbers of all the sources together that aren't tokens: the file may have 4 MiB.
 _SOURCE_ELEMENTS = 500_000
@@ -50,12 +48,12 @@ def golden_texts(model: LoadedModel, *, seed: int = 0) -> bytes:
     room = made.max_context
     if made.encoder is not None:
         return _golden_translations(model, made, made.encoder, random)
-    wanted = [1, min(7, room - 1), min(longest, room - 1), min(longest + 5, room - 1)]
+    lengths = [1, min(7, room - 1), min(longest, room - 1), min(longest + 5, room - 1)]
     cases = []
-    for length in dict.fromkeys(n for n in wanted[:_PROMPTS] if n >= 1):
+    for length in dict.fromkeys(n for n in lengths[:_PROMPTS] if n >= 1):
         prompt = random.integers(int(tokens[0]), int(tokens[1]) + 1, length).tolist()
-        found = made.greedy(prompt, min(_NEW_TOKENS, room - length))
-        cases.append({"prompt": prompt, "tokens": found})
+        generated = made.greedy(prompt, min(_NEW_TOKENS, room - length))
+        cases.append({"prompt": prompt, "tokens": generated})
     return (json.dumps({"cases": cases}) + "\n").encode()
 
 
@@ -87,11 +85,11 @@ def _golden_translations(
         begun = min(more[number], max(0, made.max_context - len(made.start) - 1))
         given = random.integers(int(tokens[0]), int(tokens[1]) + 1, begun).tolist()
         prompt = [*made.start, *given]
-        found = made.translate(source, prompt, min(_NEW_TOKENS, made.max_context - len(prompt)))
+        generated = made.translate(source, prompt, min(_NEW_TOKENS, made.max_context - len(prompt)))
         array = source[made.source].numpy()
-        told: object = array.reshape(-1).tolist()
+        content: object = array.reshape(-1).tolist()
         if chief.dtype != "int64":
             data = base64.b64encode(np.ascontiguousarray(array, "<f4").tobytes())
-            told = {"shape": list(array.shape), "float32": data.decode()}
-        cases.append({"source": told, "prompt": prompt, "tokens": found})
+            content = {"shape": list(array.shape), "float32": data.decode()}
+        cases.append({"source": content, "prompt": prompt, "tokens": generated})
     return (json.dumps({"cases": cases}) + "\n").encode()

@@ -9,12 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options.common import (
-    complete_contenders,
-    lengths_options,
-    read_traffic,
-    seed_option,
-)
+from edgecompile.cli.options.common import complete_contenders, seed_option
+from edgecompile.cli.options.traffic import TrafficOptions, lengths_options
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
@@ -51,13 +47,13 @@ Examples:
 @click.option(
     "--model",
     metavar="MODEL",
-    help="The model that the bundle was built from; what isn't a bundle is made from it.",
+    help="Build contenders from this model, the one that the bundle was built from.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Threads that each contender may use. Default: every CPU that the process may use.",
+    help="Run each contender with N threads. Default: every CPU that the process may use.",
 )
 @click.option("--variant", metavar="NAME", help="Run this variant, not the best one.")
 @click.option(
@@ -65,26 +61,26 @@ Examples:
     type=click.IntRange(min=1),
     default=12,
     show_default=True,
-    help="Number of measured rounds.",
+    help="Measure this number of rounds.",
 )
 @click.option(
     "--runs",
     type=click.IntRange(min=1),
     default=100,
     show_default=True,
-    help="Runs of each contender in a round.",
+    help="Run each contender this often in a round.",
 )
 @click.option(
     "--cold-runs",
     type=click.IntRange(min=0),
     default=7,
     show_default=True,
-    help="Number of fresh processes that measure the cold start.",
+    help="Measure the cold start in this number of fresh processes.",
 )
 @click.option(
     "--profile",
     is_flag=True,
-    help="Also show where the bundle's time goes: by kernel, against what this machine can do.",
+    help="Show also where the bundle's time goes: by kernel, beside the limits of this machine.",
 )
 @seed_option
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page.")
@@ -93,9 +89,7 @@ Examples:
 def command(
     session: Session,
     bundle: Path,
-    lengths: str | None,
-    texts: str | None,
-    tokenizer: Path | None,
+    traffic: TrafficOptions,
     against: tuple[str, ...],
     model: str | None,
     threads: int | None,
@@ -113,9 +107,7 @@ def command(
     rounds, so that a machine that slows down slows all of them. Without --lengths every bucket is
     run at the length that it is tuned for.
     """
-    traffic = None
-    if lengths is not None or texts is not None:
-        traffic = read_traffic(lengths, texts, tokenizer, model)
+    lengths = traffic.read(model)[0] if traffic else None
 
     from edgecompile.bench.bench import bench_bundle, default_cache
     from edgecompile.bench.kernel_profile import profile_kernels
@@ -124,7 +116,7 @@ def command(
         bundle,
         against=[name for item in against for name in item.split(",") if name],
         model_spec=model,
-        lengths=traffic,
+        lengths=lengths,
         threads=threads,
         rounds=rounds,
         runs=runs,
@@ -141,7 +133,7 @@ def command(
         with session.console.step("profile"):
             kernels = profile_kernels(
                 bundle,
-                lengths=traffic,
+                lengths=lengths,
                 threads=threads,
                 variant=variant,
                 seed=seed,

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options.common import (
-    batch_option,
-    max_length_option,
-    model_argument,
-    target_option,
-)
-from edgecompile.cli.options.model import model_options
+from edgecompile.cli.options.common import max_length_option, target_option
+from edgecompile.cli.options.model import model_argument, model_options
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from edgecompile.explanation.report import Explanation
-    from edgecompile.models.loaded import LoadOptions
+    from edgecompile.models.options import LoadOptions
 
 __all__ = ["command"]
 
@@ -39,14 +35,13 @@ Examples:
 @model_argument
 @target_option
 @max_length_option
-@batch_option
 @model_options
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "bf16", "int8"]),
     default="fp32",
     show_default=True,
-    help="Data type of the linear layers' weights on a CPU; a GPU's figures are in fp32.",
+    help="Set the data type of the linear layers' weights on a CPU; a GPU's figures are in fp32.",
 )
 @click.option(
     "--every",
@@ -72,7 +67,6 @@ def command(
     model: str,
     target: str,
     max_length: int | None,
-    batch: tuple[int, int],
     load: LoadOptions,
     precision: str,
     every: bool,
@@ -89,17 +83,18 @@ def command(
     from edgecompile.api.explain import explain
 
     console = session.console
-    sizes = {} if batch == (1, 1) else {"batch": f"{batch[0]}:{batch[1]}"}
+    low, high = load.batch or (1, 1)
+    sizes = {} if high == 1 else {"batch": f"{low}:{high}"}
     console.options({"model": model, "target": target, **sizes})
     explanation = explain(
         model,
         target=target,
-        batch=batch,
+        batch=load.batch or 1,
         max_length=max_length,
         precision=precision,
         every=every,
         code=not no_code,
-        load_options=load,
+        load_options=replace(load, batch=None),
         progress=console,
     )
     if output is not None:

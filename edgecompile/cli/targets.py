@@ -115,7 +115,7 @@ def check_command(session: Session, target: str) -> None:
     "printed there.",
 )
 @click.option(
-    "--name", metavar="NAME", help="What to call it.  [default: the file's, or this-machine]"
+    "--name", metavar="NAME", help="Call it this.  [default: the file's, or this-machine]"
 )
 @click.option("--toml", is_flag=True, help="Print the profile as a TOML file.")
 @click.option(

@@ -25,8 +25,6 @@ from edgecompile.export.ladder import without_fast_path
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import run_module
 
-__all__ = ["FORMULAS", "byte_size", "count_work", "storage_of", "tensors_in"]
-
 _TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 _ROUNDING = 1e-12
 _LOOKUPS = ("embedding", "embedding_bag")
@@ -58,10 +56,10 @@ def count_work(
     axis = model.length_axis
     if axis is None:
         raise CostError(f"{model.name} has no length axis, so its work has nothing to vary with")
-    wanted = sorted(set(lengths))
+    ascending = sorted(set(lengths))
     given = {**({} if batch is None else {"batch": batch}), **(sizes or {})}
-    fixed = _other_sizes(model, wanted, given)
-    chosen = _choose(wanted)
+    fixed = _other_sizes(model, ascending, given)
+    chosen = _choose(ascending)
     runs = [_run(model, {**fixed, axis: length}) for length in chosen]
 
     flops = [run.flops for run in runs]
@@ -129,7 +127,7 @@ def _choose(lengths: Sequence[int]) -> list[int]:
 
 @dataclass
 class _Run:
-    """What was seen in one run.
+    """Counts of one run.
 
     Attributes:
         flops: operations that torch's counter knows.
@@ -314,15 +312,8 @@ def _notes(module: torch.nn.Module, runs: Sequence[_Run]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _matrix_vector(a: Sequence[int], _x: Sequence[int], *_more: Any, **_options: Any) -> int:
-    return 2 * a[0] * a[1]
-
-
-def _add_matrix_vector(
-    _y: Sequence[int], a: Sequence[int], _x: Sequence[int], *_more: Any, **_options: Any
-) -> int:
-    return 2 * a[0] * a[1]
-
-
 #: What torch's counter has no formula for.
-FORMULAS = {torch.ops.aten.mv: _matrix_vector, torch.ops.aten.addmv: _add_matrix_vector}
+FORMULAS = {
+    torch.ops.aten.mv: lambda a, *_, **__: 2 * a[0] * a[1],
+    torch.ops.aten.addmv: lambda _, a, *__, **___: 2 * a[0] * a[1],
+}

@@ -1,7 +1,6 @@
 """The sizes that traffic has on two axes at once: lengths with batches, or two lengths.
 
-The first axis is the length axis. What is said of lengths in :mod:`edgecompile.lengths.distribution` holds here
-too: quantiles are those of the sample, and randomness takes an explicit seed and nothing else.
+The first axis is the length axis. Randomness takes an explicit seed and nothing else.
 """
 
 from __future__ import annotations
@@ -127,13 +126,6 @@ class JointDistribution(CountedSamples):
                 hint="raise the limit, or truncate the inputs",
             )
         return JointDistribution.from_counts(self.axes, kept, self.source), share
-
-    def clip_all(self, max_sizes: Mapping[str, int]) -> JointDistribution:
-        """Truncates on every axis that ``max_sizes`` names."""
-        served = self
-        for axis, size in max_sizes.items():
-            served, _ = served.clip(axis, size)
-        return served
 
     def to_json(self) -> dict[str, Any]:
         """``{"axes", "sizes": [[…], …], "counts", "source"}``; read_sizes reads it, too."""

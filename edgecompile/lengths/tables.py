@@ -26,19 +26,25 @@ _REMEMBERED_ROWS = 1 << 17
 
 def display_name(source: str | os.PathLike[str]) -> str:
     """The name under which messages speak of a source."""
-    return "standard input" if source == "-" else os.fspath(source)
+    return "standard input" if str(source) == "-" else os.fspath(source)
 
 
 @contextmanager
-def open_source(source: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, str]]:
+def open_source(
+    source: str | os.PathLike[str], option: str = "--lengths"
+) -> Iterator[tuple[BinaryIO, str]]:
     """A file, or standard input where ``source`` is ``"-"``, and its name in messages.
+
+    Args:
+        source: the file.
+        option: the option that names it, for the hint of an error.
 
     Raises:
         LengthsError: the file can't be read.
     """
     name = display_name(source)
     try:
-        if source == "-":
+        if str(source) == "-":
             yield sys.stdin.buffer, name
         else:
             with Path(source).open("rb") as stream:
@@ -46,7 +52,7 @@ def open_source(source: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, str]
     except OSError as error:
         raise LengthsError(
             f"{name}: can't be read: {error.strerror or error}",
-            hint="--lengths takes a file, or - for standard input",
+            hint=f"{option} takes a file, or - for standard input",
         ) from error
     except ValueError as error:  # a NUL byte in the path
         raise LengthsError(f"{name!r}: not a path: {error}") from error

@@ -15,8 +15,8 @@ import torch
 
 from edgecompile.errors import ModelError
 from edgecompile.export.archive import load_program
-from edgecompile.export.index_bounds import fill_bounds
 from edgecompile.export.ladder import placeholder_values, upper_limit
+from edgecompile.export.program import fill_bounds
 from edgecompile.files import hash_tree
 from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.modules import NamedModule

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from edgecompile.report import canvas
 from edgecompile.report.canvas import FAINT, INK, MID, MODE_COLOURS, PAPER
 
-__all__ = ["CostLine", "cost_curve", "cost_family"]
+__all__ = ["CostLine", "cost_plot"]
 
 _MARKERS = {"exact": "o", "pad": "s"}
 _DASHES: dict[str, Any] = {"exact": "-", "pad": "--"}
@@ -43,110 +43,59 @@ class CostLine:
     known: tuple[int, int] = (1, 1 << 31)
 
 
-def cost_curve(
-    lines: Sequence[CostLine],
-    *,
-    edges: Sequence[int] = (),
-    kind: str = "measured",
-    unit: str = "tokens",
-    log: bool = False,
-) -> str:
-    """Milliseconds per run against length, for each mode.
-
-    Args:
-        lines: of each mode, one at least.
-        edges: upper edges of the plan's buckets, drawn as thin lines.
-        kind: ``measured``, ``calibrated`` or ``modelled``; named in the legend.
-        unit: what a length counts.
-        log: whether the axis of lengths is logarithmic; that of milliseconds then is, too, if the
-            costs differ by an order of magnitude.
-    """
-    with matplotlib.rc_context(canvas.STYLE):
-        figure, axes = canvas.new_figure(2.9)
-        _draw_panel(axes, lines, lines, edges, log=(log, log and _ratio(lines) > _DECADE))
-        handles = [
-            Line2D(
-                [], [], color=MODE_COLOURS[line.mode], linestyle=_DASHES[line.mode], linewidth=1.4,
-                label=f"{line.mode}, {kind}", **(_marker(line.mode) if line.measured else {}),
-            )
-            for line in lines
-        ]  # fmt: skip
-        if edges:
-            handles.append(Line2D([], [], color=MID, linewidth=1.2, label="bucket edge"))
-        canvas.label_axes(axes, f"length ({unit})", "ms per run")
-        canvas.add_legend(figure, handles)
-        return canvas.to_svg(figure, "cost", "Milliseconds per run against input length")
-
-
-def cost_family(
-    families: Sequence[Sequence[tuple[str, CostLine]]],
+def cost_plot(
+    panels: Sequence[Sequence[tuple[str, CostLine]]],
     *,
     axis: str,
     kind: str,
     edges: Sequence[int] = (),
     log: bool = False,
 ) -> str:
-    """Milliseconds per run against one axis, a panel for each mode, a line for each other size.
+    """Milliseconds per run against one axis, in one panel or in one for each mode.
 
     Args:
-        families: for each mode the names and lines of the other axis's sizes, ascending.
+        panels: names and lines: of each mode, unnamed, in a single panel, or of each size of
+            another axis, ascending, in a panel for each mode.
         axis: name of the horizontal axis.
-        kind: ``measured``, ``calibrated`` or ``modelled``; named above each panel.
+        kind: ``measured``, ``calibrated`` or ``modelled``; named in the legend.
         edges: upper edges of the plan's buckets on the horizontal axis, drawn as thin lines.
-        log: as in :func:`cost_curve`; both axes are logarithmic, too, where costs differ very much.
+        log: whether the axis of lengths is logarithmic; that of milliseconds then is, too, if the
+            costs differ by an order of magnitude. Of named lines both are where costs differ very
+            much.
     """
-    lines = [line for family in families for _, line in family]
-    ratio = _ratio(lines)
-    logs = (log or ratio > _WIDE, (log and ratio > _DECADE) or ratio > _WIDE)
-    with matplotlib.rc_context(canvas.STYLE):
-        figure = Figure(figsize=(canvas.WIDTH, 3.3), layout="constrained")
-        panels = figure.subplots(1, len(families), sharey=True, squeeze=False)[0]
-        for plot, family in zip(panels, families, strict=True):
-            _draw_panel(plot, [line for _, line in family], lines, edges, log=logs, most=8)
-            _name_lines(plot, family)
-            mode = family[0][1].mode
-            plot.set_title(f"{mode}, {kind}", loc="left", fontsize=9, color=MODE_COLOURS[mode])
-            canvas.label_axes(plot, axis, "ms per run" if plot is panels[0] else "")
-        text = f"Milliseconds per run against {axis}, at each size of the other axis"
-        return canvas.to_svg(figure, "costs", text)
-
-
-def _draw_panel(
-    axes: Axes,
-    lines: Sequence[CostLine],
-    scale: Sequence[CostLine],
-    edges: Sequence[int],
-    *,
-    log: tuple[bool, bool],
-    most: int = 14,
-) -> None:
-    """Lines, paler from the first to the last of one mode, on axes that have room for ``scale``.
-
-    Args:
-        axes: to draw on.
-        lines: to draw.
-        scale: decide on the ends of both axes.
-        edges: upper edges of buckets.
-        log: whether the axes of sizes and of milliseconds are logarithmic.
-        most: number of ticks.
-    """
-    for edge in edges:
-        axes.axvline(edge, color=FAINT, linewidth=1.2, zorder=0)
-    named = len({line.mode for line in lines}) == 1
-    for i, line in enumerate(lines):
-        _draw_line(axes, line, alpha=1 - 0.6 * i / max(1, len(lines) - 1) if named else 1.0)
-    low = min(line.lengths[0] for line in scale)
-    high = max(line.lengths[-1] for line in scale)
-    canvas.set_length_axis(axes, low, high, log=log[0], most=most)
-    marks = [ms + spread / 2 for line in scale for _, ms, spread in line.measured]
-    values = [ms for line in scale for ms in line.ms]
-    canvas.set_ms_axis(axes, min(values), max([*marks, *values]), log=log[1])
-
-
-def _ratio(lines: Sequence[CostLine]) -> float:
-    """The highest cost by the lowest."""
+    lines = [line for panel in panels for _, line in panel]
+    named = any(name for panel in panels for name, _ in panel)
+    low = min(line.lengths[0] for line in lines)
+    high = max(line.lengths[-1] for line in lines)
     values = [ms for line in lines for ms in line.ms]
-    return max(values) / min(values)
+    marks = [ms + spread / 2 for line in lines for _, ms, spread in line.measured]
+    ratio = max(values) / min(values)
+    log = log or (named and ratio > _WIDE)
+    with matplotlib.rc_context(canvas.STYLE):
+        figure = Figure(figsize=(canvas.WIDTH, 3.3 if named else 2.9), layout="constrained")
+        plots = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for plot, panel in zip(plots, panels, strict=True):
+            for edge in edges:
+                plot.axvline(edge, color=FAINT, linewidth=1.2, zorder=0)
+            for i, (name, line) in enumerate(panel):
+                fading = 0.6 * i / max(1, len(panel) - 1) if name else 0.0
+                _draw_line(plot, line, alpha=1 - fading)
+            canvas.set_length_axis(plot, low, high, log=log, most=14 // len(panels) + 1)
+            highest, log_ms = max([*marks, *values]), log and ratio > _DECADE
+            canvas.set_ms_axis(plot, min(values), highest, log=log_ms)
+            _name_lines(plot, panel)
+            canvas.label_axes(plot, axis, "ms per run" if plot is plots[0] else "")
+        handles = [
+            Line2D(
+                [], [], color=MODE_COLOURS[line.mode], linestyle=_DASHES[line.mode], linewidth=1.4,
+                label=f"{line.mode}, {kind}", **(_marker(line.mode) if line.measured else {}),
+            )
+            for line in {line.mode: line for line in lines}.values()
+        ]  # fmt: skip
+        if edges:
+            handles.append(Line2D([], [], color=MID, linewidth=1.2, label="bucket edge"))
+        canvas.add_legend(figure, handles)
+        return canvas.to_svg(figure, "cost", f"Milliseconds per run against {axis}")
 
 
 def _draw_line(axes: Axes, line: CostLine, *, alpha: float = 1.0) -> None:
@@ -179,13 +128,13 @@ def _marker(mode: str) -> dict[str, Any]:
     return {"marker": _MARKERS[mode], "markersize": 4.5, "markerfacecolor": face}
 
 
-def _name_lines(plot: Axes, family: Sequence[tuple[str, CostLine]]) -> None:
+def _name_lines(plot: Axes, panel: Sequence[tuple[str, CostLine]]) -> None:
     """Names lines at their right ends; of names that would touch the upper line's stays."""
     taken = math.inf
-    for name, line in sorted(family, key=lambda item: -item[1].ms[-1]):
+    for name, line in sorted(panel, key=lambda item: -item[1].ms[-1]):
         end = (line.lengths[-1], line.ms[-1])
         height = _POINTS * (plot.transScale + plot.transLimits).transform(end)[1]
-        if taken - height < 10:
+        if not name or taken - height < 10:
             continue
         taken = height
         plot.annotate(

@@ -16,9 +16,9 @@ from edgecompile.buckets.baselines import ONE_RANGE, OPTIMUM
 from edgecompile.buckets.costs.grid import CostGrid, CostPoint, Mode
 from edgecompile.buckets.figures import PlanFigures, plan_figures
 from edgecompile.buckets.plan import BucketPlan
-from edgecompile.report import cost_plots, plots, size_plots
+from edgecompile.report import plots, size_plots
 from edgecompile.report.canvas import is_skewed, left_end
-from edgecompile.report.cost_plots import CostLine
+from edgecompile.report.cost_plots import CostLine, cost_plot
 from edgecompile.report.page import Drawing, Section, Table
 from edgecompile.units import format_bytes, format_count, format_duration, format_ms, format_share
 
@@ -36,10 +36,7 @@ def plan_section(assessment: PlanAssessment, *, unit: str = "tokens") -> Section
     """
     plan = assessment.plan
     view = plan_figures(plan, assessment.served)
-    if len(view.axes) > 1:
-        traffic, costs = _size_map(assessment), _cost_family(assessment)
-    else:
-        traffic, costs = _histogram(assessment, unit), _cost_curve(assessment, unit)
+    traffic = _size_map(assessment) if len(view.axes) > 1 else _histogram(assessment, unit)
     fewer = assessment.fewer_programs()  # the verdict says so
     columns, rows = assessment.baseline_table()
     own = tuple(i for i, name in enumerate(assessment.results) if name == OPTIMUM)
@@ -55,7 +52,7 @@ def plan_section(assessment: PlanAssessment, *, unit: str = "tokens") -> Section
             Table("Buckets", *view.table(), words=2),
             _baseline_bars(assessment),
             Table("Against other ways to choose", columns, rows, strong=own, caption=caption),
-            costs,
+            _costs(assessment, unit),
             *_cost_by_count(plan),
         ),
     )
@@ -154,47 +151,33 @@ def _size_map(assessment: PlanAssessment) -> Drawing:
     )
 
 
-def _cost_curve(assessment: PlanAssessment, unit: str) -> Drawing:
-    plan, served, costs = assessment.plan, assessment.served.lengths, assessment.costs
-    measured = _measured_lengths(costs, costs)
-    log = is_skewed(served.lengths, served.counts, plan.max_length)
-    low = left_end(served.lengths, plan.max_length, plan.min_length, log=log)
-    extent = (low, plan.max_length)
-    svg = cost_plots.cost_curve(
-        [_cost_line(costs, mode, measured[mode], extent) for mode in costs.modes],
-        edges=[bucket.hi for bucket in plan.buckets],
-        kind=costs.kind,
-        unit=unit,
-        log=log,
-    )
+def _costs(assessment: PlanAssessment, unit: str) -> Drawing:
+    plan, costs, served = assessment.plan, assessment.costs, assessment.served.lengths
+    low, high = plan.extent(costs.axes[0])
+    log = is_skewed(served.lengths, served.counts, high)
+    extent = (left_end(served.lengths, high, low, log=log), high)
     title = f"Cost of one run, {COST_WORDS[costs.kind]}"
-    return Drawing(title, svg, _cost_caption([costs], [measured]))
-
-
-def _cost_family(assessment: PlanAssessment) -> Drawing:
-    plan, costs = assessment.plan, assessment.costs
-    axis, other = costs.axes
-    lines = costs.lines()
-    measured = [_measured_lengths(costs, line) for line in lines.values()]
-    extent = plan.extent(axis)
-    # The title names the axis as well; a long name has no room beside the lines.
-    prefix = f"{other} " if len(other) <= _SHORT_NAME else ""
-    families = [
-        [
-            (f"{prefix}{size}", _cost_line(line, mode, known[mode], extent))
-            for (size, line), known in zip(lines.items(), measured, strict=True)
+    if len(costs.axes) == 1:
+        measured = [_measured_lengths(costs, costs)]
+        lines = {0: costs}
+        axis = f"length ({unit})"
+        panels = [[("", _cost_line(costs, m, measured[0][m], extent)) for m in costs.modes]]
+    else:
+        axis, other = costs.axes
+        title = f"Cost of one run at each {other}, {COST_WORDS[costs.kind]}"
+        lines = costs.lines()
+        measured = [_measured_lengths(costs, line) for line in lines.values()]
+        # The title names the axis as well; a long name has no room beside the lines.
+        prefix = f"{other} " if len(other) <= _SHORT_NAME else ""
+        panels = [
+            [
+                (f"{prefix}{size}", _cost_line(line, mode, known[mode], extent))
+                for (size, line), known in zip(lines.items(), measured, strict=True)
+            ]
+            for mode in costs.modes
         ]
-        for mode in costs.modes
-    ]
-    lengths = assessment.served.lengths
-    svg = cost_plots.cost_family(
-        families,
-        axis=axis,
-        kind=costs.kind,
-        edges=sorted({bucket.hi for bucket in plan.buckets}),
-        log=is_skewed(lengths.lengths, lengths.counts, extent[1]),
-    )
-    title = f"Cost of one run at each {other}, {COST_WORDS[costs.kind]}"
+    edges = sorted({bucket.hi for bucket in plan.buckets})
+    svg = cost_plot(panels, axis=axis, kind=costs.kind, edges=edges, log=log)
     return Drawing(title, svg, _cost_caption(list(lines.values()), measured))
 
 

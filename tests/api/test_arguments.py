@@ -28,7 +28,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a build began")
 
-    monkeypatch.setattr("edgecompile.pipeline.pipeline.build", refuse)
+    monkeypatch.setattr("edgecompile.pipeline.build.build", refuse)
     monkeypatch.chdir(tmp_path)
 
 

@@ -43,7 +43,7 @@ def test_clipping(sample: JointDistribution, limit: int, axis: str) -> None:
             sample.clip(axis, limit, "drop")
     else:
         assert sample.clip(axis, limit, "drop")[0].n == sample.n - over
-    both = sample.clip_all({"length": limit, "batch": limit})
+    both = clipped.clip(AXES[1 - column], limit)[0]
     assert max(both.max_sizes.values()) <= limit
 
 

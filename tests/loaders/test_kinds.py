@@ -17,7 +17,8 @@ from edgecompile.errors import LengthsError, ModelError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.kinds import check_form, is_program_archive
 from edgecompile.loaders.load import load_model
-from edgecompile.planning.request import PlanRequest, plan_scope
+from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.scope import plan_scope
 from tests.cli.command import python, run
 
 

@@ -27,18 +27,16 @@ from edgecompile.lengths.joint import JointDistribution
 from edgecompile.loaders.load import load_model
 from edgecompile.machines.detection import host_variants
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.planning import planning
+from edgecompile.planning import planning, subject
 from edgecompile.planning.cost_sources import make_measuring_kit
-from edgecompile.planning.forms import find_form
 from edgecompile.planning.measure import run_calibration
+from edgecompile.planning.padding import require_paddable, with_padding
 from edgecompile.planning.planning import Planned, noise_price, plan_model
-from edgecompile.planning.request import (
-    PlanRequest,
-    plan_scope,
-    require_paddable,
-    with_padding,
-)
-from edgecompile.precision import Precision
+from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.scope import plan_scope
+from edgecompile.planning.serving_modes import find_serving_mode
+from edgecompile.planning.subject import make_subject
+from edgecompile.precision import FP32, Precision
 from edgecompile.targets.profile import load_target
 from edgecompile.toolchain.native import build_probe
 from tests.factories import tiny_models
@@ -100,12 +98,14 @@ def test_a_second_axis_is_padded_only_where_that_changes_nothing(tmp_path: Path)
     asked = PlanRequest(joint.marginal("length"), joint, max_length=32)
     for module, modes in ((Tokens(), ("exact", "pad")), (Centred(), ("exact",))):
         model = load(module, **WIDE)
-        form = find_form(ExportStore(model, tmp_path), asked, plan_scope(model, asked))
+        form = find_serving_mode(ExportStore(model, tmp_path), asked, plan_scope(model, asked))
         assert form.modes == modes
     assert "batch 1 padded to 8: outputs change" in form.note
     padded = replace(asked, mode="pad")
     with pytest.raises(PlanError, match="batch 1 padded to 8: outputs change"):
-        plan_model(ExportStore(model, tmp_path), load_target(FOREIGN), padded, tmp_path)
+        plan_model(
+            make_subject(ExportStore(model, tmp_path), load_target(FOREIGN), padded, tmp_path)
+        )
 
 
 def test_a_plan_s_own_word_on_padding_is_no_proof() -> None:
@@ -160,13 +160,9 @@ def calibration(
     """A kit of the tiny model, timed by a Python that has no torch."""
     folder = tmp_path_factory.mktemp("kit")
     exports = ExportStore(load_model(str(tiny_model)), folder / "exported")
-    kit = make_measuring_kit(
-        exports,
-        load_target("cpu-x86-64-v3"),
-        PlanRequest(LENGTHS, max_length=32),
-        folder / "kit.ecb",
-        folder,
-    )
+    request = PlanRequest(LENGTHS, max_length=32)
+    subject = make_subject(exports, load_target("cpu-x86-64-v3"), request, folder)
+    kit = make_measuring_kit(subject, FP32, folder / "kit.ecb")
     assert {bucket.mode for bucket in kit.kit.buckets} == {"exact", "pad"}
     assert kit.cost.bucket_size > 0
     assert kit.cost.bucket_build_s > 0
@@ -182,10 +178,12 @@ def calibration(
     return file
 
 
-def plan_with(model: LoadedModel, folder: Path, target: str, **wanted: Any) -> Planned:
+def plan_with(
+    model: LoadedModel, folder: Path, target: str, precision: Precision = FP32, **wanted: Any
+) -> Planned:
     exports = ExportStore(model, folder / "exported")
-    request = PlanRequest(LENGTHS, max_length=32, **wanted)
-    return plan_model(exports, load_target(target), request, folder)
+    request = PlanRequest(LENGTHS, **{"max_length": 32, **wanted})
+    return plan_model(make_subject(exports, load_target(target), request, folder), precision)
 
 
 def test_a_device_s_costs_make_the_plan(
@@ -333,7 +331,9 @@ def compare(planned: Planned) -> Mapping[str, BaselineResult]:
 def test_a_modelled_curve_of_a_long_range_has_few_points(tmp_path: Path) -> None:
     exports = ExportStore(load(Tokens(), limits={"length": (1, 100_000)}), tmp_path / "exported")
     request = PlanRequest(LENGTHS, max_length=90_000, mode="exact")
-    curve = plan_model(exports, load_target(FOREIGN), request, tmp_path).plan.cost_model
+    curve = plan_model(
+        make_subject(exports, load_target(FOREIGN), request, tmp_path)
+    ).plan.cost_model
     assert curve is not None
     assert len(curve.points) == 64
     assert (curve.lengths[0], curve.lengths[-1]) == (1, 90_000)
@@ -354,7 +354,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Measured
 
     monkeypatch.setattr(planning, "find_costs", refuse)
-    monkeypatch.setattr(planning, "runnable_variants", lambda *_: ["one"])
+    monkeypatch.setattr(subject, "runnable_variants", lambda *_: ["one"])
 
 
 @pytest.mark.parametrize(
@@ -396,14 +396,16 @@ def test_nothing_is_measured_where_there_is_nothing_to_choose(
         request = PlanRequest(LENGTHS, max_length=32, **wanted)
         exports = ExportStore(model, tmp_path / "again")
         with pytest.raises(Measured):
-            plan_model(exports, load_target("cpu-x86-64"), request, tmp_path, compare=True)
+            plan_model(
+                make_subject(exports, load_target("cpu-x86-64"), request, tmp_path), compare=True
+            )
 
 
 def test_one_length_leaves_nothing_to_choose(unmeasured: None, tmp_path: Path) -> None:
     model = load(Tokens(), limits={"length": (6, 6)})
     exports = ExportStore(model, tmp_path)
     request = PlanRequest(LengthDistribution.from_samples([6]))
-    planned = plan_model(exports, load_target("cpu-x86-64"), request, tmp_path)
+    planned = plan_model(make_subject(exports, load_target("cpu-x86-64"), request, tmp_path))
     assert [(b.mode, b.lo, b.hi) for b in planned.plan.buckets] == [("exact", 6, 6)]
 
 
@@ -412,7 +414,7 @@ def test_a_quick_program_is_padded_where_none_can_be_dynamic(
 ) -> None:
     exports = ExportStore(load_model(f"{tiny_models.__name__}:unrolled"), tmp_path)
     request = PlanRequest(LengthDistribution.from_samples([3, 9]), max_length=16, quick=True)
-    planned = plan_model(exports, load_target("cpu-x86-64"), request, tmp_path)
+    planned = plan_model(make_subject(exports, load_target("cpu-x86-64"), request, tmp_path))
     assert [b.mode for b in planned.plan.buckets] == ["pad"]
 
 
@@ -492,7 +494,7 @@ def test_a_plan_that_does_not_fit_is_refused(
     request = PlanRequest(LENGTHS, **{"max_length": 32, **wanted}, plan=given)
     exports = ExportStore(load(Tokens()), tmp_path)
     with pytest.raises(PlanError, match="the plan doesn't fit") as caught:
-        plan_model(exports, load_target("cpu-x86-64"), request, tmp_path)
+        plan_model(make_subject(exports, load_target("cpu-x86-64"), request, tmp_path))
     assert says in caught.value.message and "edgecompile plan" in (caught.value.hint or "")
 
 

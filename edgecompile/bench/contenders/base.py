@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edgecompile.errors import BenchError
 
 if TYPE_CHECKING:
-    from edgecompile.export.export import ExportedModel
+    from edgecompile.export.program import ExportedModel
     from edgecompile.models.loaded import LoadedModel
 
 __all__ = ["Contender", "Launch", "Parts", "Workshop"]

@@ -1,4 +1,4 @@
-"""In which form a model can be served: any length as it is, a part of the lengths, or padded.
+"""The mode in which a model can be served: any length as it is, a part of the lengths, or padded.
 
 What a model can do is found by exporting and running it, never assumed: a dynamic program for the
 whole range; else one for the part of the range where an export is right, if the traffic lies in it;
@@ -9,17 +9,18 @@ length that all the traffic has. What is left is refused with every reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edgecompile.buckets.costs.grid import Mode
-from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import ExportError, ModelError, PlanError
 from edgecompile.export.store import ExportStore
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.planning.kits import KitScope, whole_bucket
-from edgecompile.planning.request import PlanRequest, require_paddable
+from edgecompile.planning.padding import require_paddable
+from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.scope import PlanScope
 
-__all__ = ["Form", "find_form"]
+__all__ = ["ServingMode", "find_serving_mode"]
 
 #: So many different lengths are few enough to advise a static program for each.
 _FEW_LENGTHS = 8
@@ -31,8 +32,8 @@ Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Form:
-    """What can be planned with.
+class ServingMode:
+    """The lengths and modes that a model can be served in.
 
     Attributes:
         scope: what is served; narrower than what was asked about where the model allows no more.
@@ -40,42 +41,41 @@ class Form:
         note: why not all of it and in every mode; empty if nothing was left out.
     """
 
-    scope: KitScope
+    scope: PlanScope
     modes: tuple[Mode, ...]
     note: str = ""
 
     @property
     def bucket(self) -> Bucket:
         """The simplest program that serves the whole scope."""
-        if "exact" in self.modes:
-            return whole_bucket(self.scope)
-        return _padded_bucket(self.scope)
+        exact = "exact" in self.modes
+        return self.scope.whole_bucket if exact else self.scope.padded_bucket
 
 
-def find_form(exports: ExportStore, request: PlanRequest, scope: KitScope) -> Form:
-    """The form in which the model of ``exports`` can be served.
+def find_serving_mode(exports: ExportStore, request: PlanRequest, scope: PlanScope) -> ServingMode:
+    """The mode in which the model of ``exports`` can be served.
 
     Raises:
         ExportError: ``exact`` was asked for and the model can't be exported so, or a padded
             program can't be exported.
         PlanError: the model can run in neither mode; says why for both. Where ``pad`` was asked
-            for, nothing is tried: see :func:`edgecompile.planning.request.require_paddable`.
+            for, nothing is tried: see :func:`edgecompile.planning.padding.require_paddable`.
     """
     if request.mode == "pad":
-        return Form(scope, ("pad",))
+        return ServingMode(scope, ("pad",))
     try:
-        exports.get(whole_bucket(scope))
+        exports.get(scope.whole_bucket)
     except ExportError as error:
         return _without_the_whole(exports, request, scope, error)
     if request.quick:
-        return Form(scope, ("exact",))
+        return ServingMode(scope, ("exact",))
     modes, unpaddable = _modes(exports.model, request, scope)
     note = f"only dynamic programs were considered: {unpaddable}" if unpaddable else ""
-    return Form(scope, modes, note)
+    return ServingMode(scope, modes, note)
 
 
 def _modes(
-    model: LoadedModel, request: PlanRequest, scope: KitScope
+    model: LoadedModel, request: PlanRequest, scope: PlanScope
 ) -> tuple[tuple[Mode, ...], str]:
     """The modes in which a scope can be served if it can be exported, and why not padded."""
     extent = scope.axes[0][1]
@@ -93,9 +93,9 @@ def _modes(
 def _without_the_whole(
     exports: ExportStore,
     request: PlanRequest,
-    scope: KitScope,
+    scope: PlanScope,
     error: ExportError,
-) -> Form:
+) -> ServingMode:
     """What is left where no dynamic program serves the whole scope."""
     reason = error.message.splitlines()[0]
     part = _covering_part(error.served, request, scope)
@@ -104,21 +104,21 @@ def _without_the_whole(
         note = (
             f"{scope.axis} {span.lo}..{span.hi} is served, where all of the traffic lies: {reason}"
         )
-        return Form(part, _modes(exports.model, request, part)[0], note)
+        return ServingMode(part, _modes(exports.model, request, part)[0], note)
     works = _where_it_works(exports.model, scope) if request.mode == "auto" else scope
     modes, unpaddable = _modes(exports.model, request, works)
     if "pad" in modes:
-        exports.get(_padded_bucket(works))
+        exports.get(works.padded_bucket)
         note = f"padded programs, since {reason}"
         if works is not scope:
             note += f"; from {works.axis} {works.axes[0][1].lo} on, as the model fails below"
-        return Form(works, ("pad",), note)
+        return ServingMode(works, ("pad",), note)
     traffic = scope.traffic
-    single = _narrowed(scope, (traffic.min, traffic.max)) if traffic.min == traffic.max else None
+    single = scope.narrowed(traffic.min, traffic.max) if traffic.min == traffic.max else None
     asks_more = request.max_length is not None and request.max_length != traffic.max
     if single is not None and not asks_more and _exports(exports, single):
         note = f"{scope.axis} {traffic.max} alone is served, which all of the traffic has: {reason}"
-        return Form(single, ("exact",), note)
+        return ServingMode(single, ("exact",), note)
     if request.mode == "exact":
         raise error
     hints = ["the model needs a mask that it heeds, or a graph without the condition"]
@@ -135,7 +135,7 @@ def _without_the_whole(
     raise PlanError(f"{reason}; and {unpaddable}", hint="; ".join(hints)) from error
 
 
-def _where_it_works(model: LoadedModel, scope: KitScope) -> KitScope:
+def _where_it_works(model: LoadedModel, scope: PlanScope) -> PlanScope:
     """The scope from the least length on at which the eager model doesn't fail.
 
     As it is if that is longer than the traffic's least: padding will tell why.
@@ -146,21 +146,21 @@ def _where_it_works(model: LoadedModel, scope: KitScope) -> KitScope:
             model.run(model.make_example({**others, scope.axis: length}))
         except ModelError:
             continue
-        return scope if length == own.lo else _narrowed(scope, (length, own.hi))
+        return scope if length == own.lo else scope.narrowed(length, own.hi)
     return scope
 
 
-def _exports(exports: ExportStore, scope: KitScope) -> bool:
+def _exports(exports: ExportStore, scope: PlanScope) -> bool:
     try:
-        exports.get(whole_bucket(scope))
+        exports.get(scope.whole_bucket)
     except ExportError:
         return False
     return True
 
 
 def _covering_part(
-    served: Mapping[str, Range] | None, request: PlanRequest, scope: KitScope
-) -> KitScope | None:
+    served: Mapping[str, Range] | None, request: PlanRequest, scope: PlanScope
+) -> PlanScope | None:
     """The part of the scope that an export is right for, if it is all that was asked for."""
     if served is None or scope.joint is not None:
         return None
@@ -172,16 +172,4 @@ def _covering_part(
     enough = request.max_length is None or request.max_length <= hi
     if lo == hi or not enough or not lo <= traffic.min <= traffic.max <= hi:
         return None
-    return _narrowed(scope, (lo, hi))
-
-
-def _narrowed(scope: KitScope, span: Range) -> KitScope:
-    lo, hi = span
-    own = AxisRange(lo, hi, min(max(scope.axes[0][1].hint, lo), hi))
-    return replace(scope, axes=((scope.axis, own), *scope.axes[1:]))
-
-
-def _padded_bucket(scope: KitScope) -> Bucket:
-    own = scope.axes[0][1]
-    axes = ((scope.axis, AxisRange(own.lo, own.hi, own.hi)), *scope.axes[1:])
-    return Bucket("pad", axes)
+    return scope.narrowed(lo, hi)

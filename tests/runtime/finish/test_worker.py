@@ -1,4 +1,4 @@
-"""finish_progress: the time left, and a line that terminals overwrite."""
+"""The progress of a worker: the time left, and a line that terminals overwrite."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from edgecompile.runtime.finish import progress as finish_progress
-from edgecompile.runtime.finish.progress import ProgressLine, estimate_left
+from edgecompile.runtime.finish import worker
+from edgecompile.runtime.finish.worker import ProgressLine, estimate_left
 
 
 class Terminal(io.StringIO):
@@ -50,7 +50,7 @@ def test_a_terminal_has_one_line() -> None:
 
 def test_elsewhere_there_are_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(finish_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(worker.time, "monotonic", lambda: now[0])
     stream = io.StringIO()
     line = ProgressLine(None, stream)
     for second in range(61):

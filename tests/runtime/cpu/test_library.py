@@ -13,15 +13,15 @@ import pytest
 import edgecompile.runtime
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.call.inputs import make_inputs
-from edgecompile.runtime.cpu.aoti import (
+from edgecompile.runtime.cpu.libraries import pin_library
+from edgecompile.runtime.cpu.library import (
     _FUNCTIONS,
     _OPTIONAL,
     ABI_VERSION,
     ProfileRow,
+    Program,
     load_runtime,
 )
-from edgecompile.runtime.cpu.libraries import pin_library
-from edgecompile.runtime.cpu.program import Program
 from edgecompile.runtime.cpu.tensors import MAX_DIMS, NativeTensor
 from edgecompile.runtime.errors import NativeError
 from edgecompile.runtime.format.manifest import Variant
