@@ -1,4 +1,4 @@
-"""Costs over two axes, for tests."""
+"""Costs over two axes, and the plain definition of what serves a run, for tests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from edgecompile.buckets.costs.grid import CostGrid, CostKind, CostPoint, sort_points
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.ranges import Bucket
 
 
 def two_axes(
@@ -17,3 +19,16 @@ def two_axes(
     """Costs from points in any order, each with its size on the second axis."""
     placed = sort_points(replace(point, other=size) for size, point in points)
     return CostGrid(placed, kind, provenance or {}, axes)
+
+
+def find(plan: BucketPlan, sizes: Mapping[str, int]) -> int | None:
+    """Index of the first bucket that serves these sizes, None if there is none."""
+    serving = (index for index, bucket in enumerate(plan.buckets) if bucket.serves(sizes))
+    return next(serving, None)
+
+
+def run_sizes(bucket: Bucket, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The sizes at which the program runs for an input of these, one for each axis."""
+    return {
+        name: extent.hi if name in bucket.pad_axes else sizes[name] for name, extent in bucket.axes
+    }

@@ -107,7 +107,7 @@ class PlanAssessment:
         points = " × ".join(str(len(self.costs.sizes(i))) for i in range(len(self.costs.axes)))
         lines.append(f"Costs are {COST_WORDS[self.costs.kind]}, at {points} points.")
         lines.append(
-            f"The mean run lies between {format_ms(self.interval.low)} and "
+            f"The mean run is between {format_ms(self.interval.low)} and "
             f"{format_ms(self.interval.high)} ms in {100 * self.interval.level:.0f} % of resampled "
             "traffic."
         )
@@ -244,7 +244,7 @@ def assess_plan(
 
 
 def allowed_programs(plan: BucketPlan) -> int:
-    """How many programs a plan could have had itself.
+    """The number of programs that a plan could have had itself.
 
     A plan that was bounded knows the costs of one bucket more than it was allowed.
     """

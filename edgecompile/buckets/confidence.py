@@ -1,4 +1,4 @@
-"""How far a plan's promise can be trusted: held-out cost, bootstrap interval, thin tails, spread.
+"""Confidence in a plan's promise: held-out cost, bootstrap interval, thin tails, spread.
 
 A plan is chosen to be cheap on the sample that it is judged on, so its expected cost there is a
 little too good. Everything random takes a seed.
@@ -30,7 +30,7 @@ _SPREAD_LIMIT = 0.25
 
 @dataclass(frozen=True)
 class HeldOutCost:
-    """What a plan made from a part of the sample costs on the rest.
+    """The cost of a plan made from a part of the sample on the rest.
 
     Attributes:
         planned_ms: mean run on the part that was planned from.

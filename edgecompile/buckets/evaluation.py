@@ -1,4 +1,4 @@
-"""What given buckets cost on given traffic: every plan and baseline is judged by these functions."""
+"""The costs of buckets on traffic: every plan and baseline is judged by these functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each bucket of a plan serves, and the tables that show it."""
+"""The share of the traffic that each bucket serves, and the table that shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many buckets the constraints allow, and what a bucket costs where it is shipped."""
+"""The number of buckets that the constraints allow, and the cost of a bucket where it is shipped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST = 1e18
 
 @dataclass(frozen=True)
 class BucketCost:
-    """What buckets take where they are built and shipped; estimates from a few that were built.
+    """The cost of buckets where they are built and shipped; estimates from a few that were built.
 
     Attributes:
         base_size: bytes of the bundle without buckets (weights, runtime).
@@ -33,20 +33,25 @@ class BucketCost:
     load_ms: float = 0.0
 
     def size(self, buckets: int) -> int:
-        """Bytes of a bundle with so many buckets."""
+        """Bytes of a bundle with this number of buckets."""
         return self.base_size + buckets * self.bucket_size
 
     def build_s(self, buckets: int) -> float:
-        """Seconds to build a bundle with so many buckets."""
+        """Seconds to build a bundle with this number of buckets."""
         return self.base_build_s + buckets * self.bucket_build_s
 
     def price(self, runs: float) -> float:
-        """What a bucket has to save in the mean run if it serves so many runs, in milliseconds.
+        """The saving in the mean run that makes a bucket worth its cost, in milliseconds.
+
+        (1000 · bucket_build_s + load_ms) / runs: the bucket's cost, spread over the runs of the time
+        that the plan is in use.
 
         Raises:
             PlanError: ``runs`` isn't over 0.
         """
-        return price_per_bucket(runs=runs, build_s=self.bucket_build_s, load_ms=self.load_ms)
+        if not runs > 0:
+            raise PlanError(f"the number of runs is {runs}, not over 0")
+        return (1000.0 * self.bucket_build_s + self.load_ms) / runs
 
     def to_json(self) -> dict[str, float]:
         """A dict of plain numbers."""
@@ -143,35 +148,3 @@ class BucketLimits:
                 hint="raise the bound, or ask for fewer buckets or variants",
             )
         return min(bounds) if bounds else None
-
-
-def price_per_bucket(
-    *,
-    runs: float,
-    build_s: float = 0.0,
-    load_ms: float = 0.0,
-    size_mb: float = 0.0,
-    ms_per_mb: float = 0.0,
-) -> float:
-    """What a bucket has to save in the mean run to be worth its cost, in milliseconds.
-
-    (1000 · build_s + load_ms + size_mb · ms_per_mb) / runs: the bucket's cost over the time that
-    the plan is in use, spread over the runs of that time.
-
-    Args:
-        runs: how many runs the bundle will serve.
-        build_s: seconds to build the bucket.
-        load_ms: milliseconds that it adds to loading, over all loads.
-        size_mb: megabytes that it adds.
-        ms_per_mb: milliseconds of run time that a megabyte is held to be worth.
-
-    Raises:
-        PlanError: ``runs`` isn't over 0, or another number is negative.
-    """
-    if not runs > 0:
-        raise PlanError(f"the number of runs is {runs}, not over 0")
-    parts = {"build_s": build_s, "load_ms": load_ms, "size_mb": size_mb, "ms_per_mb": ms_per_mb}
-    bad = [f"{name} is {value}" for name, value in parts.items() if not 0 <= value < float("inf")]
-    if bad:
-        raise PlanError("a price needs numbers from 0 up: " + "; ".join(bad))
-    return (1000.0 * build_s + load_ms + size_mb * ms_per_mb) / runs

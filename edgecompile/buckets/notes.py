@@ -1,4 +1,4 @@
-"""What a person should know about a plan, in sentences: why these buckets, and what is doubtful."""
+"""Notes on a plan for people: the reasons for these buckets, and the doubts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.search.problem import Problem
-from edgecompile.buckets.search.strips import StripPlans
+from edgecompile.buckets.search.strips import StripSearch
 from edgecompile.buckets.traffic import Traffic
 from edgecompile.units import format_share
 
@@ -20,7 +20,7 @@ def plan_notes(
     plan: BucketPlan,
     problem: Problem,
     traffic: Traffic,
-    searches: Sequence[StripPlans],
+    searches: Sequence[StripSearch],
     outer: int,
 ) -> BucketPlan:
     """The plan with notes that explain its choice.
@@ -51,7 +51,7 @@ def plan_notes(
 
 
 def _saving(plan: BucketPlan, problem: Problem) -> str:
-    """What several buckets save against one, or why there is one; empty if that's unknown."""
+    """The saving of several buckets against one, or the reason for one; empty if that's unknown."""
     assert plan.expected_ms is not None
     first, count, chosen = plan.buckets[0], len(plan.buckets), ms_text(plan.expected_ms)
     if count == 1 and first.mode == "exact":
@@ -73,7 +73,7 @@ def _saving(plan: BucketPlan, problem: Problem) -> str:
     )
 
 
-def _strips(searches: Sequence[StripPlans], axes: Sequence[str], outer: int, count: int) -> str:
+def _strips(searches: Sequence[StripSearch], axes: Sequence[str], outer: int, count: int) -> str:
     text = "Plans are strips: one axis is cut first, the other within each strip"
     if count > 1:
         text += f"; here {axes[outer]} is cut first"
@@ -104,7 +104,7 @@ def _gap(plan: BucketPlan, bound: float, problem: Problem) -> str:
 
 
 def _next_bucket(plan: BucketPlan, problem: Problem) -> list[str]:
-    """What further buckets would save, and why they weren't made; empty if that's unknown."""
+    """The saving of further buckets, and why they weren't made; empty if that's unknown."""
     count, by_count, price = len(plan.buckets), plan.expected_by_count, plan.price_per_bucket
     if len(by_count) <= count:
         return []
@@ -124,7 +124,7 @@ def _next_bucket(plan: BucketPlan, problem: Problem) -> list[str]:
 
 
 def _doubts(index: int, problem: Problem, traffic: Traffic) -> list[str]:
-    """What isn't known of the sizes on one axis."""
+    """The doubts about the sizes on one axis."""
     notes = []
     axis, high, largest = problem.axes[index], problem.highs[index], traffic.most[index]
     share = traffic.share_over(index, high)

@@ -94,13 +94,6 @@ class BucketPlan:
         axes = () if self.cost_model is None else self.cost_model.axes
         return (self.length_axis, *axes[1:])
 
-    def find(self, sizes: Mapping[str, int]) -> int | None:
-        """Index of the first bucket that serves these sizes, None if there is none."""
-        for index, bucket in enumerate(self.buckets):
-            if bucket.serves(sizes):
-                return index
-        return None
-
     def to_json(self) -> dict[str, Any]:
         """Plain data; the same plan gives the same bytes. Left out is what is unknown."""
         value = {

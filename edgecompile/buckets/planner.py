@@ -21,7 +21,7 @@ from edgecompile.buckets.search.bound import cover_bound
 from edgecompile.buckets.search.boxes import make_buckets
 from edgecompile.buckets.search.cut_points import TIE
 from edgecompile.buckets.search.problem import Problem
-from edgecompile.buckets.search.strips import SearchBounds, Strip, StripPlans, best_strips
+from edgecompile.buckets.search.strips import SearchBounds, Strip, StripSearch
 from edgecompile.buckets.traffic import Sizes, Traffic
 from edgecompile.errors import PlanError
 from edgecompile.lengths.rows import MAX_LENGTH
@@ -93,7 +93,7 @@ def plan_buckets(
     low, high = (tuple(ends[axis] for axis in traffic.axes) for ends in (lows, highs))
     served = traffic.clip(high)
     problem = Problem(served, costs, usable, low, high, most, buckets, price_per_bucket)
-    searches = [best_strips(problem, outer, bounds or SearchBounds()) for outer in _orders(problem)]
+    searches = [StripSearch(problem, outer, bounds or SearchBounds()) for outer in _orders(problem)]
     by_count, search, strips = _choose(searches, problem)
     chosen = make_buckets(strips, search.outer, problem, other_axes)
     expected_ms = expected_cost(chosen, served, costs)
@@ -156,8 +156,8 @@ def _orders(problem: Problem) -> tuple[int, ...]:
 
 
 def _choose(
-    searches: list[StripPlans], problem: Problem
-) -> tuple[tuple[float, ...], StripPlans, tuple[Strip, ...]]:
+    searches: list[StripSearch], problem: Problem
+) -> tuple[tuple[float, ...], StripSearch, tuple[Strip, ...]]:
     """Mean costs by number of buckets; the search that found the best plan, and its strips."""
     most, buckets, price = problem.most, problem.count, problem.price
     if most is None:
@@ -174,7 +174,7 @@ def _choose(
             hint=f"ask for {reached} buckets at most",
         )
 
-    def cost(search: StripPlans, count: int) -> float:
+    def cost(search: StripSearch, count: int) -> float:
         return search.costs[count - 1] if count <= len(search.costs) else float("inf")
 
     by_count = tuple(min(cost(s, k) for s in searches) for k in range(1, reached + 1))

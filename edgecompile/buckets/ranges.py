@@ -1,4 +1,4 @@
-"""What one compiled program serves: ranges of axes, and buckets of them."""
+"""The sizes that one compiled program serves: ranges of axes, and buckets of them."""
 
 from __future__ import annotations
 
@@ -88,15 +88,15 @@ class Bucket:
             if self.pad_axes:
                 raise PlanError(f"an exact bucket pads nothing, but pads {_list(self.pad_axes)}")
             return ()
-        wanted = self.pad_axes or names[:1]
-        unknown = [name for name in wanted if name not in names]
+        padded = self.pad_axes or names[:1]
+        unknown = [name for name in padded if name not in names]
         if unknown:
             raise PlanError(f"pads {_list(unknown)}, but the bucket's axes are {_list(names)}")
-        if names[0] not in wanted:
-            raise PlanError(f"pads {_list(wanted)}, but not the length axis, {names[0]}")
-        if len(set(wanted)) != len(wanted):
-            raise PlanError(f"an axis occurs twice in {_list(wanted)}, which are padded")
-        return tuple(name for name in names if name in wanted)
+        if names[0] not in padded:
+            raise PlanError(f"pads {_list(padded)}, but not the length axis, {names[0]}")
+        if len(set(padded)) != len(padded):
+            raise PlanError(f"an axis occurs twice in {_list(padded)}, which are padded")
+        return tuple(name for name in names if name in padded)
 
     @property
     def length_axis(self) -> str:
@@ -153,13 +153,6 @@ class Bucket:
     def run_length(self, length: int) -> int:
         """The length at which the program runs for an input of ``length``."""
         return self.hi if self.mode == "pad" else length
-
-    def run_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The sizes at which the program runs for an input of these, one for each axis."""
-        return {
-            name: axis_range.hi if name in self.pad_axes else sizes[name]
-            for name, axis_range in self.axes
-        }
 
     def to_json(self) -> dict[str, Any]:
         """``{"lo", "hi", "hint", "mode", "axes": {name: {"lo", "hi", "hint"}}}``.

@@ -1,4 +1,4 @@
-"""What a bundle says of its own plan: the buckets, the costs, and the lengths it was made for."""
+"""A bundle's own plan: the buckets, the costs, and the lengths it was made for."""
 
 from __future__ import annotations
 
@@ -110,11 +110,6 @@ def _read(folder: BundleFolder, name: str) -> dict[str, Any]:
             hint="build it again with this edgecompile and --lengths"
             + (", or give them: --lengths FILE" if name == LENGTHS_REPORT else ""),
         )
-    fd = folder.open(name)
-    try:
-        folder.check_hash(name, fd)
-        with os.fdopen(os.dup(fd), "rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
-    finally:
-        os.close(fd)
+    with os.fdopen(folder.open_checked(name), "rb") as stream:
+        data = stream.read(_MAX_BYTES + 1)
     return parse_json(data, f"{folder.path}/{name}", _MAX_BYTES)

@@ -1,18 +1,16 @@
-"""Whether buckets serve every combination of sizes in their hull exactly once."""
+"""Checks that buckets serve every combination of sizes in their hull exactly once."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import combinations, pairwise
-
-import numpy as np
+from itertools import combinations, islice, pairwise, product
 
 from edgecompile.buckets.ranges import Bucket
 
 _PROBLEMS = 10
 # The search for a hole looks at a grid of the buckets' edges.
-_MOST_GRID_CELLS = 1 << 22
+_MOST_CELLS = 1 << 14
 
 
 def tiling_problems(buckets: Sequence[Bucket]) -> list[str]:
@@ -65,24 +63,16 @@ def _volume(edges: Sequence[tuple[int, int]]) -> int:
 def _hole(buckets: Sequence[Bucket]) -> str:
     """Sizes inside the hull that no bucket serves."""
     boxes = [_edges(bucket) for bucket in buckets]
-    starts = [
-        sorted({lo for lo, _ in axis} | {hi + 1 for _, hi in axis})
+    # Between two neighbouring edges on every axis a bucket serves all sizes or none.
+    steps = [
+        list(pairwise(sorted({lo for lo, _ in axis} | {hi + 1 for _, hi in axis})))
         for axis in zip(*boxes, strict=True)
     ]
-    shape = [len(axis) - 1 for axis in starts]
-    if math.prod(shape) > _MOST_GRID_CELLS:
-        return "all sizes in their hull"
-    free = np.ones(shape, dtype=bool)
-    for box in boxes:
-        free[
-            tuple(
-                slice(axis.index(lo), axis.index(hi + 1))
-                for axis, (lo, hi) in zip(starts, box, strict=True)
-            )
-        ] = False
-    at = np.argwhere(free)[0]
-    names = [name for name, _ in buckets[0].axes]
-    return ", ".join(
-        f"{name} {axis[i]}..{axis[i + 1] - 1}"
-        for name, axis, i in zip(names, starts, at, strict=True)
-    )
+    for cell in islice(product(*steps), _MOST_CELLS):
+        if not any(
+            all(lo <= start <= hi for (lo, hi), (start, _) in zip(box, cell, strict=True))
+            for box in boxes
+        ):
+            sizes = zip(buckets[0].axes, cell, strict=True)
+            return ", ".join(f"{name} {start}..{end - 1}" for (name, _), (start, end) in sizes)
+    return "all sizes in their hull"

@@ -1,6 +1,6 @@
 """Costs that this machine measured before, for every later plan and build of the same programs.
 
-They lie in the user's cache, a calibration file for each key (docs/runtime.md has the format). What
+They are in the user's cache, a calibration file for each key (docs/runtime.md has the format). What
 can't be read, or isn't what was asked for, counts as nothing: it is measured again.
 """
 
@@ -61,27 +61,27 @@ def cost_key(
             k: v for k, v in os.environ.items() if k.startswith(("OMP_", "MKL_", "KMP_"))
         },
         "cpu": cpu_identity(),
-        "compilers": [[found.cxx, found.version] for found in toolchains],
+        "compilers": [[item.cxx, item.version] for item in toolchains],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def find_kept(key: str, kit: MeasuringKit) -> Calibration | None:
-    """What was measured for ``key``; None where there is nothing, or no whole answer for the kit."""
+    """The costs measured for ``key``; None where there are none, or not all that the kit asks for."""
     path = _place(key)
     try:
         document = read_document(path)
         if document.get("key") != key:
             return None
-        found = parse_calibration(document, str(path))
+        calibration = parse_calibration(document, str(path))
     except CostError:
         return None
-    measured = {(point.bucket, point.sizes) for point in found.points}
+    measured = {(point.bucket, point.sizes) for point in calibration.points}
     if measured != {(index, tuple(sorted(sizes.items()))) for index, sizes in kit.runs}:
         return None
     with suppress(OSError):
         os.utime(path)
-    return found
+    return calibration
 
 
 def keep_costs(key: str, document: Mapping[str, Any], cost: BucketCost) -> None:
@@ -111,9 +111,9 @@ def _place(key: str) -> Path:
 
 def _drop_oldest(folder: Path) -> None:
     """Several processes may do so at once."""
-    found = []
+    files = []
     for path in folder.iterdir():
         with suppress(FileNotFoundError):
-            found.append((path.stat().st_mtime_ns, path))
-    for _, path in sorted(found, reverse=True)[MOST_KEPT:]:
+            files.append((path.stat().st_mtime_ns, path))
+    for _, path in sorted(files, reverse=True)[MOST_KEPT:]:
         path.unlink(missing_ok=True)

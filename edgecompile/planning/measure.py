@@ -25,7 +25,7 @@ __all__ = ["calibrate", "measured_costs", "run_calibration"]
 
 
 def run_calibration(bundle: Path, **options: Any) -> Calibration:
-    """What :func:`calibrate` finds, checked; the same arguments.
+    """The result of :func:`calibrate`, checked; the same arguments.
 
     Raises:
         VerificationError: as there.

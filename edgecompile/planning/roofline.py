@@ -38,16 +38,16 @@ class Efficiency:
     source: str
 
     def problems(self) -> list[str]:
-        """What is wrong with the numbers; empty if nothing is."""
+        """The faults of the numbers; empty if they have none."""
         parts = {"arithmetic": self.arithmetic, "bandwidth": self.bandwidth}
-        found = [
+        problems = [
             f"efficiency.{name} is {value}, not over 0 and at most 1"
             for name, value in parts.items()
             if not 0 < value <= 1
         ]
         if not 0 <= self.call_us < float("inf"):
-            found.append(f"efficiency.call_us is {self.call_us}, not 0 or more")
-        return found
+            problems.append(f"efficiency.call_us is {self.call_us}, not 0 or more")
+        return problems
 
 
 #: Fitted to the milliseconds of whole runs in docs/benchmarks/2026-11-21-minilm-fp32-first.md: least

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from edgecompile.buckets.limits import BucketCost, BucketLimits, price_per_bucket
+from edgecompile.buckets.limits import BucketCost, BucketLimits
 from edgecompile.errors import PlanError
 
 
@@ -39,16 +39,14 @@ def test_a_plan_has_a_bucket(most: int | None, wanted: int | None) -> None:
 
 
 def test_price_spreads_the_cost_over_the_runs() -> None:
-    price = price_per_bucket(runs=1000, build_s=20, load_ms=500, size_mb=10, ms_per_mb=50)
-    assert price == pytest.approx((20_000 + 500 + 500) / 1000)
+    cost = BucketCost(bucket_size=10, bucket_build_s=20, load_ms=500)
+    assert cost.price(1000) == pytest.approx((20_000 + 500) / 1000)
 
 
-@pytest.mark.parametrize(
-    "options", [{"runs": 0.0}, {"runs": math.nan}, {"build_s": -1.0}, {"load_ms": math.inf}]
-)
-def test_bad_prices_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(PlanError):
-        price_per_bucket(**{"runs": 1.0, **options})
+@pytest.mark.parametrize("runs", [0.0, -1.0, math.nan])
+def test_a_price_needs_runs(runs: float) -> None:
+    with pytest.raises(PlanError, match="not over 0"):
+        BucketCost(load_ms=1.0).price(runs)
 
 
 def test_what_buckets_take_adds_up_and_comes_back_from_json() -> None:

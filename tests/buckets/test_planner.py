@@ -18,6 +18,7 @@ from edgecompile.buckets.planner import plan_buckets
 from edgecompile.errors import CostError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 from tests.draws import examples
+from tests.grids import find
 
 BATCH = (("batch", AxisRange(1, 1, 1)),)
 ms = st.one_of(st.integers(1, 5).map(float), st.floats(0.1, 20))
@@ -80,7 +81,7 @@ def brute_force(
 def mean_cost(plan: BucketPlan, sample: LengthDistribution, curve: CostGrid) -> float:
     total = 0.0
     for length, n in zip(sample.lengths, sample.counts, strict=True):
-        index = plan.find({name: length for name, _ in plan.buckets[0].axes})
+        index = find(plan, {name: length for name, _ in plan.buckets[0].axes})
         assert index is not None
         bucket = plan.buckets[index]
         total += n * curve.cost(bucket.run_length(length), bucket.mode)
@@ -354,9 +355,9 @@ def test_product_buckets_of_two_axes() -> None:
             bucket(1, 128, "pad", batch=(2, 8)),
         ),
     )
-    assert plan.find({"length": 100, "batch": 1}) == 1
-    assert plan.find({"length": 100, "batch": 4}) == 2
-    assert plan.find({"length": 100, "batch": 9}) is None
+    assert find(plan, {"length": 100, "batch": 1}) == 1
+    assert find(plan, {"length": 100, "batch": 4}) == 2
+    assert find(plan, {"length": 100, "batch": 9}) is None
     assert plan.buckets[2].range("batch") == AxisRange(2, 8, 8)
     assert BucketPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 

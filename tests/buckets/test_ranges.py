@@ -3,9 +3,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
+from edgecompile.buckets.evaluation import find_buckets, run_sizes
 from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.buckets.traffic import Traffic
 from edgecompile.errors import PlanError
 
 AXES = (("length", AxisRange(5, 64, 32)), ("batch", AxisRange(2, 8, 8)))
@@ -19,11 +22,15 @@ def test_a_padded_bucket_pads_its_length_axis_unless_told_otherwise() -> None:
 
 
 def test_sizes_of_a_run() -> None:
-    sizes = {"length": 7, "batch": 3}
-    assert Bucket("exact", AXES).run_sizes(sizes) == sizes
-    assert Bucket("pad", AXES).run_sizes(sizes) == {"length": 64, "batch": 3}
-    both = Bucket("pad", AXES, ("length", "batch"))
-    assert both.run_sizes(sizes) == {"length": 64, "batch": 8}
+    traffic = Traffic(("length", "batch"), np.array([[7, 3]]), np.array([1]))
+
+    def run(bucket: Bucket) -> list[int]:
+        (sizes,) = run_sizes((bucket,), traffic, find_buckets((bucket,), traffic)).tolist()
+        return sizes
+
+    assert run(Bucket("exact", AXES)) == [7, 3]
+    assert run(Bucket("pad", AXES)) == [64, 3]
+    assert run(Bucket("pad", AXES, ("length", "batch"))) == [64, 8]
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""What a run costs by its sizes."""
+"""The costs of runs by their sizes."""

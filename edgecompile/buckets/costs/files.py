@@ -109,8 +109,8 @@ def _read_rows(text: str, kind: CostKind, name: str) -> CostGrid:
     points = []
     for number, cells in rows:
         if len(cells) <= max(columns.values()):
-            wanted = max(columns.values()) + 1
-            problems.append(f"line {number}: {len(cells)} columns where {wanted} were expected")
+            width = max(columns.values()) + 1
+            problems.append(f"line {number}: {len(cells)} columns where {width} were expected")
             continue
         point = CostPoint(**_fields(cells, columns))
         problems += [f"line {number}: {text}" for text in point.problems(axes[-1])]
@@ -124,7 +124,7 @@ def _read_rows(text: str, kind: CostKind, name: str) -> CostGrid:
 
 
 def _header_columns(line: int, names: list[str]) -> dict[str, int]:
-    """Where the header puts each known column."""
+    """The position of each known column in the header."""
     if _LENGTH not in names:
         raise CostError(f"line {line}: the header has no column {_LENGTH}")
     repeated = [name for name in names if names.count(name) > 1]

@@ -1,4 +1,4 @@
-"""What one run costs by its sizes and mode: a grid of points over one axis or two.
+"""The cost of one run by its sizes and mode: a grid of points over one axis or two.
 
 Times are milliseconds per run. A grid knows two costs of a size:
 
@@ -6,7 +6,7 @@ Times are milliseconds per run. A grid knows two costs of a size:
 - ``pad``: a static program of that size, whatever the size of the input it is padded from.
 
 Between points both are interpolated linearly along each axis (bilinearly in a cell of two axes), so
-a value never lies below the least of the measured points around it. Below the first point the first
+a value is never below the least of the measured points around it. Below the first point the first
 cost holds (an extrapolated line would go under the measured floor). Beyond the last point the last
 slope goes on, if it rises; a single point grows in proportion to the size. So costs are bilinear
 between the lines of the grid and beyond its last ones: the planner relies on it.
@@ -75,13 +75,13 @@ class CostPoint:
         return replace(self, **gone)
 
     def problems(self, other_axis: str = "other") -> list[str]:
-        """What is wrong with this point; empty if nothing is."""
-        found = []
+        """The faults of this point; empty if it has none."""
+        problems = []
         for name, size in (("length", self.length), (other_axis, self.other)):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                found.append(f"{name} {size!r} isn't a whole number from 1 up")
+                problems.append(f"{name} {size!r} isn't a whole number from 1 up")
             elif size > MAX_LENGTH:
-                found.append(f"{name} {size} is over the largest length, {MAX_LENGTH}")
+                problems.append(f"{name} {size} is over the largest length, {MAX_LENGTH}")
         for name in ("exact_ms", "pad_ms", "exact_spread_ms", "pad_spread_ms"):
             value = getattr(self, name)
             is_cost = not name.endswith("spread_ms")  # a cost of 0 is an error, a spread isn't
@@ -90,12 +90,12 @@ class CostPoint:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not (0 <= value < float("inf")) or (is_cost and value == 0):
                 kind = "positive number" if is_cost else "number from 0 up"
-                found.append(f"{name} {value!r} isn't a {kind}")
+                problems.append(f"{name} {value!r} isn't a {kind}")
             elif value > MOST_MS or (is_cost and value < LEAST_MS):
-                found.append(f"{name} isn't from {LEAST_MS:g} to {MOST_MS:g} ms")
+                problems.append(f"{name} isn't from {LEAST_MS:g} to {MOST_MS:g} ms")
         if self.exact_ms is None and self.pad_ms is None:
-            found.append("neither exact_ms nor pad_ms is given")
-        return found
+            problems.append("neither exact_ms nor pad_ms is given")
+        return problems
 
 
 _POINT_FIELDS = ("exact_ms", "pad_ms", "exact_spread_ms", "pad_spread_ms")

@@ -31,7 +31,7 @@ S may be taken from the observed sizes, as P(s,b) >= P(a,b) for the largest obse
 there are more observed sizes than groups, a size in S is moved down to the least observed size of
 its group, which lowers P, and the pairs of that group count as served by it: still a bound, only a
 weaker one. P itself is the suffix minimum over a table: costs are bilinear between the points of
-the costs, so the minimum over a rectangle lies at its corners or at points in it or on its edges.
+the costs, so the minimum over a rectangle is at its corners or at points in it or on its edges.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class _AxisBound:
 
 
 def _group_starts(size_of: IntArray, spent: FloatArray, n_sizes: int, groups: int) -> IntArray:
-    """Where each group of sizes begins: one per size, or groups of about the same cost."""
+    """The first size of each group: one per size, or groups of about the same cost."""
     if n_sizes <= groups:
         return np.arange(n_sizes)
     reached = np.cumsum(np.bincount(size_of, spent, minlength=n_sizes))
@@ -165,11 +165,11 @@ def _best_cuts(costs: FloatArray, alone: FloatArray | None, layers: int) -> Floa
         rest = np.append(np.cumsum(alone[::-1])[::-1], 0.0)
     best = np.full(n + 1, _INFINITY)
     best[0] = 0.0
-    found = np.empty(layers)
+    totals = np.empty(layers)
     least = rest[0] if alone is not None else _INFINITY
     for layer in range(layers):
         if layer < n:
             best = np.min(best[:, None] + segment, axis=0)
             least = min(least, float(np.min(best + rest)))
-        found[layer] = least
-    return found
+        totals[layer] = least
+    return totals

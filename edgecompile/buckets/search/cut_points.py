@@ -1,4 +1,4 @@
-"""Where one axis can be cut: the planner's cut points, and the ranges between chosen ones."""
+"""The planner's cut points on one axis, and the ranges between chosen ones."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class CutPoints:
         upper end.
         """
         modes = [self._mode(segment) for segment in cuts.segments]
-        found = []
+        ranges = []
         for index, (segment, mode) in enumerate(zip(cuts.segments, modes, strict=True)):
             last = segment.end - 1
             if mode == "pad":
@@ -78,9 +78,9 @@ class CutPoints:
                 before_padded = index + 1 < len(modes) and modes[index + 1] == "pad"
                 hi = int(self.sizes[last + 1] - 1 if before_padded else self.sizes[last])
                 hint = self._hint(segment, hi)
-            found.append((mode, AxisRange(low, hi, hint)))
+            ranges.append((mode, AxisRange(low, hi, hint)))
             low = hi + 1
-        return found
+        return ranges
 
     def _mode(self, segment: Segment) -> Mode:
         """The mode of a segment; one that pads and gains nothing by it runs exact."""

@@ -17,7 +17,7 @@ from edgecompile.buckets.traffic import IntArray, Traffic
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be planned.
+    """Traffic, costs and bounds of a plan.
 
     Attributes:
         served: the traffic; its sizes don't pass the largest ones served.

@@ -68,44 +68,22 @@ class Strip:
     cuts: Segmentation
 
 
-@dataclass(frozen=True)
-class StripPlans:
-    """The best strips of one order.
+class StripSearch:
+    """The cheapest strips with one axis cut first.
 
     Attributes:
         outer: the axis that is cut first, 0 or 1.
-        costs: mean cost of the best strips of exactly 1, 2, … boxes; of the best number if there
-            was a price and no bound.
+        costs: mean cost of the best strips of exactly 1, 2, … boxes, up to one box more than the
+            problem allows, so that notes can say what the next one would save; of a problem
+            without a bound that of the best number under its price.
         plans: these strips.
         tried, possible: at how many outer sizes strips could end, and how many there are.
-        whole: whether every end was tried that may be best, so that the plans are the optimum.
     """
 
-    outer: int
     costs: tuple[float, ...]
     plans: tuple[tuple[Strip, ...], ...]
-    tried: int
-    possible: int
-    whole: bool
 
-
-def best_strips(problem: Problem, outer: int, bounds: SearchBounds) -> StripPlans:
-    """The cheapest strips with the axis ``outer`` (0 or 1) cut first.
-
-    Of a problem with a bound on its buckets these are the strips of exactly 1, 2, … boxes, one box
-    more than allowed, so that notes can say what the next one would save; of one without a bound
-    those of the best number under its price.
-    """
-    most = None if problem.most is None else problem.most + 1
-    search = _Search(problem, outer, most or 1, bounds)
-    costs, plans = search.priced() if most is None else search.counted(most)
-    return StripPlans(outer, costs, plans, search.tried, search.possible, search.whole)
-
-
-class _Search:
-    """The tables of one order, and the recurrence over them."""
-
-    def __init__(self, problem: Problem, outer: int, most: int, bounds: SearchBounds) -> None:
+    def __init__(self, problem: Problem, outer: int, bounds: SearchBounds) -> None:
         self.problem, self.outer = problem, outer
         self.dropped = False
         self.rows = problem.reached(outer)
@@ -117,6 +95,7 @@ class _Search:
         spent = np.zeros(len(self.rows))
         np.add.at(spent, self._row_of, problem.weights * problem.least)
         self.possible = len(self.rows)
+        most = 1 if problem.most is None else problem.most + 1
         limit = min(self.possible, bounds.ends)
         while True:
             rows = _spread(spent, limit)
@@ -126,6 +105,7 @@ class _Search:
             limit = max(2, int(limit * 0.8))
         self.tried = len(rows)
         self._find_ends(rows, limit=2 * len(rows) if self.tried == self.possible else len(rows))
+        self.costs, self.plans = self._priced() if problem.most is None else self._counted(most)
 
     def _add_up(self, rows: IntArray) -> None:
         """Numbers of samples and exact costs up to each chosen row, by inner size."""
@@ -146,13 +126,13 @@ class _Search:
 
     def _find_ends(self, rows: IntArray, limit: int) -> None:
         """Where strips may end: at each chosen row, and where a larger program is cheaper."""
-        found = [self._row_ends(int(row)) for row in rows]
-        if sum(map(len, found)) > limit:
+        by_row = [self._row_ends(int(row)) for row in rows]
+        if sum(map(len, by_row)) > limit:
             self.dropped = True
-            found = [ends[:1] for ends in found]
+            by_row = [ends[:1] for ends in by_row]
         self.ends: list[tuple[int, int]] = []  # index among the chosen rows from 1, outer size
         self.padded: list[FloatArray] = []  # costs of static programs of that size, [inner ends]
-        for index, ends in enumerate(found, start=1):
+        for index, ends in enumerate(by_row, start=1):
             for size, costs in ends:
                 self.ends.append((index, size))
                 self.padded.append(costs)
@@ -166,12 +146,12 @@ class _Search:
         between = self.problem.turns(self.outer, low, high)
         sizes = np.unique(np.concatenate([[low, high], between]))
         costs = self.problem.pad_costs(self.outer, sizes, self.inner_ends)
-        kept: list[int] = []
+        cheapest: list[int] = []
         for index in np.argsort(costs.sum(axis=1), kind="stable"):
             # One that is nowhere cheaper than another needn't be tried.
-            if not any((costs[other] <= costs[index]).all() for other in kept):
-                kept.append(int(index))
-        return [(int(sizes[index]), costs[index]) for index in kept]
+            if not any((costs[other] <= costs[index]).all() for other in cheapest):
+                cheapest.append(int(index))
+        return [(int(sizes[index]), costs[index]) for index in cheapest]
 
     def _steps(self) -> int:
         """How many cut points all strips have together."""
@@ -187,8 +167,8 @@ class _Search:
         """Whether every end was tried that may be best."""
         return self.tried == self.possible and not self.dropped
 
-    def points(self, start: int, end: int) -> CutPoints:
-        """Where the inner axis can be cut in the strip of ``ends[end]`` from row ``start`` on."""
+    def _points(self, start: int, end: int) -> CutPoints:
+        """The cut points of the inner axis in the strip of ``ends[end]`` from row ``start`` on."""
         row, _ = self.ends[end]
         counts = self.counts[row] - self.counts[start]
         used = counts > 0
@@ -200,11 +180,11 @@ class _Search:
         costs = self.padded[end] if self.problem.pads else None
         return CutPoints.of(self.columns[used], weights, exact, self.inner_ends, costs)
 
-    def counted(self, most: int) -> tuple[tuple[float, ...], tuple[tuple[Strip, ...], ...]]:
-        """The best strips of exactly 1, …, ``most`` boxes, as far as so many can be made."""
+    def _counted(self, most: int) -> tuple[tuple[float, ...], tuple[tuple[Strip, ...], ...]]:
+        """The best strips of exactly 1, …, ``most`` boxes, as far as they can be made."""
         nodes = len(self.ends)
         if nodes == 1:
-            points = self.points(0, 0)
+            points = self._points(0, 0)
             strips = [self._strip(0, 0, points, cuts) for cuts in _cuts(points, most)]
             return tuple(strip.cuts.cost for strip in strips), tuple((item,) for item in strips)
         costs = np.full((nodes, most + 1), _INFINITY)
@@ -213,10 +193,10 @@ class _Search:
             row = self.ends[end][0]
             best_before = self._before(row, costs)
             for start, (before, sources) in best_before.items():
-                for q, cuts in enumerate(_cuts(self.points(start, end), most), start=1):
-                    found = np.append(np.full(q, _INFINITY), before[: most + 1 - q] + cuts.cost)
-                    better = found < costs[end] * (1 - 1e-15)
-                    costs[end][better] = found[better]
+                for q, cuts in enumerate(_cuts(self._points(start, end), most), start=1):
+                    totals = np.append(np.full(q, _INFINITY), before[: most + 1 - q] + cuts.cost)
+                    better = totals < costs[end] * (1 - 1e-15)
+                    costs[end][better] = totals[better]
                     origin[end, better, 0] = sources[: most + 1][np.flatnonzero(better) - q]
                     origin[end, better, 1] = q
         last = [end for end in range(nodes) if self.ends[end][0] == len(self.counts) - 1]
@@ -230,7 +210,7 @@ class _Search:
             while end >= 0:
                 source, q = (int(value) for value in origin[end, left])
                 first = 0 if source < 0 else self.ends[source][0]
-                points = self.points(first, end)
+                points = self._points(first, end)
                 strips.append(self._strip(first, end, points, _cuts(points, q)[q - 1]))
                 end, left = source, left - q
             plans.append(tuple(reversed(strips)))
@@ -240,18 +220,18 @@ class _Search:
         """For each row at which a strip can start: least costs by boxes, and at which end."""
         start = np.full(costs.shape[1], _INFINITY)
         start[0] = 0.0
-        found = {0: (start, np.full(costs.shape[1], -1))}
+        starts = {0: (start, np.full(costs.shape[1], -1))}
         for index in range(1, row):
             at = [end for end, (own, _) in enumerate(self.ends) if own == index]
             which = np.argmin(costs[at], axis=0)
-            found[index] = (costs[at].min(axis=0), np.array(at)[which])
-        return found
+            starts[index] = (costs[at].min(axis=0), np.array(at)[which])
+        return starts
 
     def _strip(self, start: int, end: int, points: CutPoints, cuts: Segmentation) -> Strip:
         row, size = self.ends[end]
         return Strip(self.row_numbers[start], self.row_numbers[row], size, points, cuts)
 
-    def priced(self) -> tuple[tuple[float], tuple[tuple[Strip, ...]]]:
+    def _priced(self) -> tuple[tuple[float], tuple[tuple[Strip, ...]]]:
         """The best strips of any number of boxes, each of which costs the price."""
         price = self.problem.price
         totals: list[float] = []
@@ -260,7 +240,7 @@ class _Search:
             best, chosen = _INFINITY, None
             for before in (-1, *(x for x in range(end) if self.ends[x][0] < row)):
                 start = 0 if before < 0 else self.ends[before][0]
-                points = self.points(start, end)
+                points = self._points(start, end)
                 cuts = best_priced_segmentation(points.weights, points.exact, points.padded, price)
                 total = cuts.cost + price * len(cuts.segments)
                 total += 0.0 if before < 0 else totals[before]
@@ -271,12 +251,11 @@ class _Search:
             strips.append(chosen)
         last = [end for end, (row, _) in enumerate(self.ends) if row == len(self.counts) - 1]
         end = min(last, key=lambda x: totals[x])
-        found = []
+        chain = []
         while end >= 0:
             end, strip = strips[end]
-            found.append(strip)
-        cost = sum(strip.cuts.cost for strip in found)
-        return (cost,), (tuple(reversed(found)),)
+            chain.append(strip)
+        return (sum(strip.cuts.cost for strip in chain),), (tuple(reversed(chain)),)
 
 
 def _cuts(points: CutPoints, most: int) -> tuple[Segmentation, ...]:

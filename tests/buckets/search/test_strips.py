@@ -25,7 +25,7 @@ from edgecompile.buckets.traffic import Traffic
 from edgecompile.errors import PlanError
 from edgecompile.lengths.joint import JointDistribution
 from tests.draws import examples
-from tests.grids import two_axes
+from tests.grids import find, run_sizes, two_axes
 
 AXES = ("length", "batch")
 # Few distinct values make ties and plateaus common.
@@ -196,9 +196,9 @@ def slow_cost(plan: BucketPlan, sample: JointDistribution, found: CostGrid) -> f
     total = 0.0
     for cell, n in zip(sample.sizes, sample.counts, strict=True):
         sizes = dict(zip(AXES, cell, strict=True))
-        index = plan.find(sizes)
+        index = find(plan, sizes)
         assert index is not None
-        run = plan.buckets[index].run_sizes(sizes)
+        run = run_sizes(plan.buckets[index], sizes)
         total += n * found.cost(run["length"], plan.buckets[index].mode, run["batch"])
     return total / sample.n
 
