@@ -139,10 +139,12 @@ TEST omp_dynamic_loops(int64_t n) {
     for (int64_t i = n - 1; i >= 0; --i) b[static_cast<size_t>(i)]++;
 #pragma omp for schedule(guided) nowait
     for (uint64_t i = 0; i < static_cast<uint64_t>(n); ++i) c[i]++;
+    if (n > 0) {  // of an empty loop g++ lets every thread write `last`
 #pragma omp for schedule(guided, 3) lastprivate(last)
-    for (int64_t i = 0; i < 3 * n; i += 3) {
-      d[static_cast<size_t>(i / 3)]++;
-      last = i;
+      for (int64_t i = 0; i < 3 * n; i += 3) {
+        d[static_cast<size_t>(i / 3)]++;
+        last = i;
+      }
     }
 #pragma omp for schedule(monotonic : dynamic, 2)
     for (int i = 0; i < static_cast<int>(n); ++i) e[static_cast<size_t>(i)]++;
