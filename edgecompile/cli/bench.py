@@ -1,4 +1,4 @@
-"""``edgecompile bench``: how fast a bundle runs on this machine, alone or against others."""
+"""``edgecompile bench``: measures a bundle on this machine, alone or beside others."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from edgecompile.cli.options.common import (
-    complete_contenders,
     lengths_options,
     read_traffic,
     seed_option,
@@ -28,11 +28,19 @@ __all__ = ["command"]
 _EPILOG = """\b
 Examples:
   edgecompile bench minilm.ecb
-  edgecompile bench minilm.ecb --model ./minilm --against eager,onnxruntime
+  edgecompile bench minilm.ecb --model ./minilm --against eager
+  edgecompile bench minilm.ecb --against "mine=python3 worker.py"
   edgecompile bench minilm.ecb --lengths lengths.txt --threads 2 --report bench.html
   edgecompile bench new.ecb --against old.ecb --json
   edgecompile bench minilm.ecb --lengths lengths.txt --profile
 """
+
+
+def _complete_baselines(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    names = [name for name in ("eager",) if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
 
 
 @click.command("bench", cls=Command, epilog=_EPILOG, short_help="Measure a bundle on this machine.")
@@ -42,22 +50,21 @@ Examples:
     "--against",
     "-a",
     multiple=True,
-    metavar="NAME",
-    shell_complete=complete_contenders,
-    help="Measure this as well: eager, torch-compile, aoti, onnxruntime, onnxruntime-opset23, "
-    "onnxruntime-int8, onnxruntime-int8-reduced, openvino, openvino-bf16, openvino-int8, "
-    "executorch, or another bundle. Several with commas, or by repeating it.",
+    metavar="BASELINE",
+    shell_complete=_complete_baselines,
+    help="Measure this as well: eager, another bundle, or NAME=COMMAND for a process that answers "
+    "requests as edgecompile.bench.worker says. Repeatable.",
 )
 @click.option(
     "--model",
     metavar="MODEL",
-    help="The model that the bundle was built from; what isn't a bundle is made from it.",
+    help="The model that the bundle was built from; eager is made from it, and outputs are compared with its.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Threads that each contender may use. Default: every CPU that the process may use.",
+    help="Limit the threads of each process. Default: every CPU that the process may use.",
 )
 @click.option("--variant", metavar="NAME", help="Run this variant, not the best one.")
 @click.option(
@@ -65,21 +72,21 @@ Examples:
     type=click.IntRange(min=1),
     default=12,
     show_default=True,
-    help="Number of measured rounds.",
+    help="Set the number of measured rounds.",
 )
 @click.option(
     "--runs",
     type=click.IntRange(min=1),
     default=100,
     show_default=True,
-    help="Runs of each contender in a round.",
+    help="Set the number of runs of each process in a round.",
 )
 @click.option(
     "--cold-runs",
     type=click.IntRange(min=0),
     default=7,
     show_default=True,
-    help="Number of fresh processes that measure the cold start.",
+    help="Set the number of fresh processes that measure the cold start.",
 )
 @click.option(
     "--profile",
@@ -109,28 +116,32 @@ def command(
 ) -> None:
     """Measure BUNDLE through its own runtime: milliseconds, cold start, memory, size.
 
-    Each contender runs in a process of its own, the bundle's without torch. They take turns in
-    rounds, so that a machine that slows down slows all of them. Without --lengths every bucket is
+    Each runs in a process of its own, the bundle's without torch. They take turns in rounds, so
+    that a machine that slows down slows all of them. Without --lengths every bucket is
     run at the length that it is tuned for.
     """
     traffic = None
     if lengths is not None or texts is not None:
         traffic = read_traffic(lengths, texts, tokenizer, model)
 
-    from edgecompile.bench.bench import bench_bundle, default_cache
+    from edgecompile.bench.bench import BenchSettings, bench_bundle, default_cache
     from edgecompile.bench.kernel_profile import profile_kernels
+    from edgecompile.machines.identity import usable_cpus
 
-    result = bench_bundle(
-        bundle,
-        against=[name for item in against for name in item.split(",") if name],
-        model_spec=model,
-        lengths=traffic,
-        threads=threads,
+    settings = BenchSettings(
+        threads=usable_cpus() if threads is None else threads,
         rounds=rounds,
         runs=runs,
         cold_runs=cold_runs,
-        variant=variant,
         seed=seed,
+        variant=variant,
+    )
+    result = bench_bundle(
+        bundle,
+        settings,
+        against=against,
+        model_spec=model,
+        lengths=traffic,
         command=_command_line(),
         progress=session.console,
     )
@@ -139,14 +150,7 @@ def command(
     kernels = None
     if profile:
         with session.console.step("profile"):
-            kernels = profile_kernels(
-                bundle,
-                lengths=traffic,
-                threads=threads,
-                variant=variant,
-                seed=seed,
-                cache=default_cache(),
-            )
+            kernels = profile_kernels(bundle, settings, lengths=traffic, cache=default_cache())
     if report is not None:
         from edgecompile.cli.terminal.output import write_text
 
@@ -179,10 +183,10 @@ def _cells(result: BenchReport) -> list[tuple[str, ...]]:
             f"{item.times.mean_ms / mine:.2f}",
             "–" if item.cold is None else format_duration(item.cold.total_s),
             "–" if item.memory is None else format_bytes(item.memory.resident * 1e6),
-            format_bytes(item.bytes),
+            format_bytes(item.bytes) if item.parts else "–",
             "–" if item.cosine is None else f"{item.cosine:.6f}",
         )
-        for item in result.contenders
+        for item in result.results
     ]
 
 
@@ -228,18 +232,18 @@ def _page(result: BenchReport, kernels: KernelProfile | None) -> str:
     if subject.cold is not None:
         figures.append(("cold start", format_duration(subject.cold.total_s)))
     figures.append(("beside numpy", format_bytes(subject.bytes)))
-    shown = [result.best_other, result.best_alike]
-    for best in dict.fromkeys(item.name for item in shown if item is not None):
+    if result.best_other is not None:
+        best = result.best_other.name
         share = result.ratios[subject.name][best].median
         figures.append((f"of {best}'s time", f"{100 * share:.0f} %"))
     section = bench_section(
-        [item.name for item in result.contenders],
+        [item.name for item in result.results],
         {
-            "median": [item.times.p50 for item in result.contenders],
-            "p99": [item.times.p99 for item in result.contenders],
+            "median": [item.times.p50 for item in result.results],
+            "p99": [item.times.p99 for item in result.results],
         },
         figures=figures,
-        table=Table("Contenders", _COLUMNS, tuple(_cells(result)), strong=(0,)),
+        table=Table("Baselines", _COLUMNS, tuple(_cells(result)), strong=(0,)),
         notes=result.notes,
         warnings=result.warnings,
     )

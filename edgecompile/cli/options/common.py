@@ -19,7 +19,6 @@ __all__ = [
     "check_max_error",
     "check_precision",
     "check_traffic_options",
-    "complete_contenders",
     "complete_target",
     "backend_option",
     "jetpack_option",
@@ -70,18 +69,6 @@ def _complete_jetpack(
     from edgecompile.targets.jetpack import list_jetpacks
 
     return [CompletionItem(name) for name in list_jetpacks() if name.startswith(incomplete)]
-
-
-def complete_contenders(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """What a bundle can be measured against, behind commas as well, for the shell."""
-    from edgecompile.bench.contenders import CONTENDERS
-
-    before, comma, last = incomplete.rpartition(",")
-    names = [name for name in CONTENDERS if name.startswith(last)]
-    files = [] if names else [CompletionItem(incomplete, type="file")]
-    return files or [CompletionItem(before + comma + name) for name in names]
 
 
 def _complete_model(
