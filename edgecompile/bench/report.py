@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from edgecompile.bench.timings import Ratio, TimeSummary
@@ -137,23 +137,17 @@ class BaselineResult:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; times in ms and s, memory in MB, sizes in bytes."""
-        memory, cold = self.memory, self.cold
         return {
             "precision": self.precision,
-            "mean_ms": self.times.mean_ms,
-            "p50": self.times.p50,
-            "p90": self.times.p90,
-            "p99": self.times.p99,
-            "spread": self.times.spread,
-            "cold_s": None if cold is None else cold.total_s,
-            "rss_mb": None if memory is None else memory.resident,
+            **asdict(self.times),
+            "cold_s": None if self.cold is None else self.cold.total_s,
+            "rss_mb": None if self.memory is None else self.memory.resident,
             "cosine": _finite(self.cosine),
             "max_abs_error": _finite(self.max_abs_error),
             "bytes": self.bytes if self.parts else None,
             "bytes_by_part": dict(self.parts),
-            "memory_mb": None if memory is None else dict(vars(memory)),
-            "cold_start": None if cold is None else _plain(cold),
-            "round_means_ms": list(self.times.round_means_ms),
+            "memory_mb": None if self.memory is None else asdict(self.memory),
+            "cold_start": None if self.cold is None else asdict(self.cold),
             "facts": dict(self.facts),
             "notes": list(self.notes),
         }
@@ -212,37 +206,15 @@ class BenchReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, without NaN or infinities."""
+        document = asdict(self)
+        del document["results"]
         best = self.best_other
         return {
             "version": REPORT_VERSION,
-            "bundle": self.bundle,
-            "manifest_sha256": self.manifest_sha256,
-            "model": self.model,
-            "model_sha256": dict(self.model_sha256),
-            "started": self.started,
-            "command": list(self.command),
-            "settings": dict(vars(self.settings)),
-            "lengths": dict(self.lengths),
+            **document,
             "contenders": {item.name: item.to_json() for item in self.results},
             "best_other": None if best is None else best.name,
-            "ratios": {
-                name: {other: ratio.to_json() for other, ratio in row.items()}
-                for name, row in self.ratios.items()
-            },
-            "by_length": {
-                name: {str(length): ms for length, ms in row.items()}
-                for name, row in self.by_length.items()
-            },
-            "machine": dict(self.machine),
-            "versions": dict(self.versions),
-            "load": dict(self.load),
-            "warnings": list(self.warnings),
-            "notes": list(self.notes),
         }
-
-
-def _plain(value: ColdStart) -> dict[str, Any]:
-    return {**vars(value), "all_total_s": list(value.all_total_s)}
 
 
 def _finite(value: float | None) -> float | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -62,10 +61,6 @@ class Ratio:
     median: float
     p10: float
     p90: float
-
-    def to_json(self) -> dict[str, Any]:
-        """A dict of plain numbers."""
-        return dict(vars(self))
 
 
 def stream(distribution: LengthDistribution, runs: int) -> tuple[int, ...]:
