@@ -1,4 +1,4 @@
-"""One build with a given plan, in a process of its own: the stages of edgecompile.pipeline.pipeline, timed.
+"""One build with a given plan, in a process of its own: the stages of edgecompile.pipeline.stages, timed.
 
     builds_child.py MODEL TARGET PLAN.json WORK OUTPUT.ecb
 
@@ -21,7 +21,7 @@ from edgecompile.backends.compilation import compile_buckets  # noqa: E402
 from edgecompile.buckets.plan import BucketPlan  # noqa: E402
 from edgecompile.export.store import ExportStore, export_buckets  # noqa: E402
 from edgecompile.loaders.load import load_model  # noqa: E402
-from edgecompile.pipeline.packing import pack_bundle  # noqa: E402
+from edgecompile.pipeline.packing import Contents, pack_bundle  # noqa: E402
 from edgecompile.targets.profile import load_target  # noqa: E402
 from edgecompile.toolchain.compilers import cache_directory  # noqa: E402
 
@@ -62,7 +62,9 @@ def build(
         "compile",
         lambda: compile_buckets(exported, plan.buckets, profile, work / "artifacts", keys=keys),
     )
-    timed("verify and pack", lambda: pack_bundle(model, plan, compiled, output, force=True))
+    timed(
+        "verify and pack", lambda: pack_bundle(Contents(model, plan, compiled), output, force=True)
+    )
     made = {name for name, when in descriptions(work).items() if before.get(name) != when}
     inside: dict[str, float] = defaultdict(float)
     for items in compiled.artifacts.values():

@@ -24,7 +24,8 @@ from edgecompile.cli.terminal.output import write_json, write_text
 from edgecompile.errors import BenchError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.machines.identity import load_average
-from edgecompile.pipeline.pipeline import BuildRequest, build
+from edgecompile.pipeline.build import build
+from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 from edgecompile.precision import PRECISIONS
 
@@ -116,9 +117,10 @@ def build_bundle(
     request = BuildRequest(
         model=str(model),
         target=options.target,
-        plan=PlanRequest(lengths, max_length=PRESETS[options.preset].max_length),
+        plan=PlanRequest(
+            lengths, max_length=PRESETS[options.preset].max_length, precision=options.precision
+        ),
         output=folder / f"{options.preset}-{options.precision}.ecb",
-        precision=options.precision,
         force=True,
     )
     return build(request, console).bundle_path

@@ -17,7 +17,8 @@ from benchmarks.generation_worker import CONTENDERS
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.machines.identity import load_average
 from edgecompile.models.loaded import LoadOptions
-from edgecompile.pipeline.pipeline import BuildRequest, build
+from edgecompile.pipeline.build import build
+from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -74,11 +75,16 @@ def make_bundle(model: Path, options: argparse.Namespace) -> Path:
             BuildRequest(
                 model=str(model),
                 target="cpu-x86-64",
-                plan=PlanRequest(lengths, max_length=longest, mode="exact", buckets=1),
+                plan=PlanRequest(
+                    lengths,
+                    max_length=longest,
+                    mode="exact",
+                    buckets=1,
+                    precision=options.precision,
+                ),
                 output=output,
-                precision=options.precision,
                 work_dir=model.with_name(model.name + "-work"),
-                load=LoadOptions(task="causal-lm"),
+                load=LoadOptions(task="causal-lm", batch=(1, 1)),
             )
         )
     return output

@@ -22,8 +22,8 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np  # noqa: E402
 
-from edgecompile.buckets.costs.sources import CostCurve, CostPoint  # noqa: E402
-from edgecompile.buckets.plan import plan_buckets  # noqa: E402
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint  # noqa: E402
+from edgecompile.buckets.planner import plan_buckets  # noqa: E402
 from edgecompile.lengths.distribution import LengthDistribution  # noqa: E402
 
 
@@ -34,7 +34,7 @@ def make_samples(n: int, distinct: int, seed: int) -> np.ndarray[Any, Any]:
     return rng.permutation(np.concatenate([drawn.astype(np.int64), np.arange(1, distinct + 1)]))
 
 
-def make_curve(distinct: int, seed: int, modes: str) -> CostCurve:
+def make_curve(distinct: int, seed: int, modes: str) -> CostGrid:
     """A noisy, non-monotone curve of 64 points: the case that needs the general recurrence."""
     rng = np.random.default_rng(seed)
     lengths = np.unique(np.geomspace(8, distinct, 64).astype(int))
@@ -44,7 +44,7 @@ def make_curve(distinct: int, seed: int, modes: str) -> CostCurve:
         CostPoint(n, e if modes == "both" else None, p)
         for n, e, p in zip(lengths.tolist(), exact.tolist(), padded.tolist(), strict=True)
     )
-    return CostCurve(tuple(points), "measured")
+    return CostGrid(tuple(points), "measured")
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:

@@ -121,9 +121,7 @@ def measure(layers: int, folder: Path) -> dict[str, Any]:
         lambda: generate_cpp(
             graph,
             inputs,
-            arch=variant.arch,
-            march=variant.march,
-            simdlen=variant.simdlen,
+            variant,
             cache_dir=folder / f"inductor-{layers}",
             shared=shared,
         ),
@@ -143,7 +141,7 @@ def compile_parts(clock: Clock, generated: GeneratedCpp, variant: VariantSpec, c
     What belongs to every program (support.cpp) is in both.
     """
     toolchain = find_toolchain(variant.arch)
-    support = inductor_cpu._support_source()
+    support = inductor_cpu.InductorCpuBackend().support(generated)
     parts = {
         "wrapper": GeneratedCpp(generated.wrapper, "", {}, generated.isa),
         "all files": generated,
@@ -178,9 +176,7 @@ def try_regions(folder: Path) -> str:
         generate_cpp(
             graph,
             {"x": x},
-            arch=variant.arch,
-            march=variant.march,
-            simdlen=variant.simdlen,
+            variant,
             cache_dir=folder / "regions",
             shared=set(program.state_dict),
         )

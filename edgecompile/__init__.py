@@ -1,6 +1,62 @@
 """edgecompile: ahead-of-time compiled, length-bucketed PyTorch models that run without PyTorch.
 
-This module is shipped to devices inside every bundle, so it imports nothing.
+    bundle = edgecompile.build("./minilm", texts="queries.txt", output="minilm.ecb")
+    outputs = edgecompile.open_bundle("minilm.ecb").run(inputs)
+
+This module is shipped to devices inside every bundle, so it imports nothing: a name is imported when
+it is first used. The stub beside it has the types.
 """
 
 __version__ = "0.1.0"
+
+_RUNTIME = {
+    "Model": "edgecompile.runtime",
+    "open_bundle": "edgecompile.runtime",
+}
+_BUILD = {
+    "BuildOptions": "edgecompile.api.options",
+    "Bundle": "edgecompile.api.build",
+    "Explanation": "edgecompile.api.explain",
+    "LoadOptions": "edgecompile.models.options",
+    "ModelSpec": "edgecompile.loaders.factory_specs",
+    "Plan": "edgecompile.api.plan",
+    "PlanOptions": "edgecompile.api.options",
+    "ProgressEvent": "edgecompile.api.progress",
+    "Verification": "edgecompile.api.verify",
+    "build": "edgecompile.api.build",
+    "explain": "edgecompile.api.explain",
+    "plan": "edgecompile.api.plan",
+    "verify": "edgecompile.api.verify",
+}
+
+
+def __getattr__(name):
+    from importlib import import_module
+
+    if name == "errors":
+        try:
+            return import_module("edgecompile.errors")
+        except ImportError:  # a device has the runtime alone
+            return import_module("edgecompile.runtime.errors")
+    where = _RUNTIME.get(name) or _BUILD.get(name)
+    if where is None:
+        raise AttributeError(f"module 'edgecompile' has no attribute {name!r}")
+    try:
+        module = import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name is None or not where.startswith(error.name):
+            raise
+        raise ImportError(
+            f"edgecompile.{name} belongs to the build tools, and this is the runtime alone: "
+            "build on a machine with edgecompile and torch"
+        ) from None
+    value = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    from importlib.util import find_spec
+
+    names = {"errors", *_RUNTIME, *globals()}
+    return sorted(names.union(_BUILD) if find_spec("edgecompile.api") else names)

@@ -77,6 +77,7 @@ __all__ = [
     "UnfinishedBundleError",
     "UnsupportedHostError",
     "UnsupportedOperatorError",
+    "UsageError",
     "VerificationError",
     "WrongDeviceError",
 ]
@@ -219,3 +220,12 @@ class OpsetError(EdgecompileError):
     """An ONNX graph's version of operators is one that the target's TensorRT doesn't take."""
 
     exit_code = 48
+
+
+class UsageError(EdgecompileError, ValueError):
+    """Options have a wrong type, contradict each other, don't fit the target, or are missing.
+
+    A command ends with 2, as it does where Click finds the wrong usage.
+    """
+
+    exit_code = 49

@@ -1,14 +1,26 @@
-"""Hashes of files."""
+"""Hashes of files, files that are written whole or not at all, and values as JSON has them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
-__all__ = ["file_sha256", "hash_tree", "write_json"]
+__all__ = [
+    "file_sha256",
+    "hash_tree",
+    "plain",
+    "plain_fields",
+    "replacing",
+    "write_json",
+    "write_text",
+]
 
 #: What version control and downloads keep for themselves: no loader of models reads it.
 _FOREIGN = (".git", ".cache")
@@ -60,8 +72,69 @@ def _files(folder: Path) -> Iterator[Path]:
         yield from (file for name in names if (file := Path(place, name)).is_file())
 
 
+def plain(value: Any) -> Any:
+    """A value of JSON types: dataclasses as dicts of their fields, sequences as lists, NaN as None, and
+    of paths the last name. What has a ``to_json`` is what that gives."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value):
+        return plain_fields(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and value != value:
+        return None
+    return value.name if isinstance(value, Path) else value
+
+
+def plain_fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass as :func:`plain` values, for its own ``to_json``."""
+    return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+
+
 def write_json(path: Path, value: object) -> None:
-    """Writes a stage's file; a reader sees the old one or the new one."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(partial, path)
+    """Writes a JSON file; a reader sees the old one or the new one, whole."""
+    with replacing(path) as file:
+        file.write((json.dumps(value, indent=1) + "\n").encode())
+
+
+@contextmanager
+def replacing(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
+    """A file that gets its name when it is whole, and with ``sync`` on the disk; else nothing is left.
+
+    Several may write the same file at once, in threads or processes.
+    """
+    partial = path.with_name(f".{uuid.uuid4().hex}.{path.name}.partial")
+    try:
+        with partial.open("xb") as file:
+            yield file
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """Writes a file beside its final name and renames it, so that no reader sees half of it.
+
+    Returns:
+        Its path.
+
+    Raises:
+        OSError: it can't be written; the file that stood there before still stands.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        # A pipe or /dev/stdout can't be replaced; what goes there is read as it comes.
+        target.write_text(text, encoding="utf-8")
+        return target
+    try:
+        with replacing(target, sync=True) as file:
+            file.write(text.encode())
+    except OSError as error:
+        error.filename = str(target)  # nobody knows the temporary name
+        raise
+    return target

@@ -24,6 +24,14 @@ else:
     register_profiles()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-variants",
+        action="store_true",
+        help="run native tests for every variant that this CPU can run, not for its best one alone",
+    )
+
+
 @pytest.fixture(scope="session")
 def aarch64_compiler() -> str:
     """The cross compiler for aarch64, with its binutils."""
@@ -89,7 +97,9 @@ def tiny_model(shared_folder: Path) -> Path:
 def tiny_bundle(shared_folder: Path, tiny_model: Path) -> Path:
     """The tiny model built for both variants of cpu-x86-64, in three exact buckets, batch 1 or 2."""
     from edgecompile.lengths.distribution import LengthDistribution
-    from edgecompile.pipeline.pipeline import BuildRequest, build
+    from edgecompile.models.options import LoadOptions
+    from edgecompile.pipeline.build import build
+    from edgecompile.pipeline.request import BuildRequest
     from edgecompile.planning.request import PlanRequest
 
     output = shared_folder / "tiny.ecb"
@@ -102,7 +112,7 @@ def tiny_bundle(shared_folder: Path, tiny_model: Path) -> Path:
                     target="cpu-x86-64",
                     plan=PlanRequest(lengths, buckets=3, mode="exact", max_length=32),
                     output=output,
-                    batch=(1, 2),
+                    load=LoadOptions(batch=(1, 2)),
                     work_dir=shared_folder / "tiny.work",
                 )
             )
@@ -170,7 +180,8 @@ def jetson_bundle(shared_folder: Path, tiny_model: Path) -> Path:
     pytest.importorskip("onnxruntime")
     need_aarch64_compiler()
     from edgecompile.lengths.distribution import LengthDistribution
-    from edgecompile.pipeline.pipeline import BuildRequest, build
+    from edgecompile.pipeline.build import build
+    from edgecompile.pipeline.request import BuildRequest
     from edgecompile.planning.request import PlanRequest
 
     output = shared_folder / "jetson.ecb"

@@ -74,7 +74,9 @@ def build_for_any(
 ) -> Path:
     """A model for all five variants of cpu-any, lengths to 32, once for all processes of a run."""
     from edgecompile.lengths.distribution import LengthDistribution
-    from edgecompile.pipeline.pipeline import BuildRequest, build
+    from edgecompile.models.options import LoadOptions
+    from edgecompile.pipeline.build import build
+    from edgecompile.pipeline.request import BuildRequest
     from edgecompile.planning.request import PlanRequest
 
     need_aarch64_compiler()
@@ -88,7 +90,7 @@ def build_for_any(
                     target="cpu-any",
                     plan=PlanRequest(lengths, buckets=buckets, mode="exact", max_length=32),
                     output=output,
-                    batch=batch,
+                    load=LoadOptions(batch=batch),
                     work_dir=folder / f"{name}.work",
                     emulate=False,  # that is what the tests do
                 )

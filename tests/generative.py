@@ -51,7 +51,7 @@ def build_decoder(output: Path, work: Path) -> None:
     from edgecompile.export.store import ExportStore, export_buckets
     from edgecompile.loaders.load import load_model
     from edgecompile.models.modules import NamedModule
-    from edgecompile.pipeline.packing import pack_bundle
+    from edgecompile.pipeline.packing import Contents, pack_bundle
     from edgecompile.targets.profile import load_target
     from tests.factories import decoder as d
 
@@ -72,7 +72,9 @@ def build_decoder(output: Path, work: Path) -> None:
     keys = [store.key(bucket) for bucket in buckets]
     profile = load_target("cpu-x86-64-v3")
     compiled = compile_buckets(exported, buckets, profile, work / "artifacts", keys=keys)
-    made = pack_bundle(model, BucketPlan("length", buckets), compiled, work / "packed.ecb")
+    made = pack_bundle(
+        Contents(model, BucketPlan("length", buckets), compiled), work / "packed.ecb"
+    )
     make_generative(made.path, model.module)
     os.rename(made.path, output)
 

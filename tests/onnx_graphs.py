@@ -31,7 +31,7 @@ def run(graph: OnnxGraph, tmp_path: Path, **inputs: Array) -> dict[str, Any]:
     """Writes a graph as it would ship, lets ONNX's checker look at it, and runs it."""
     import onnx
 
-    from edgecompile.onnx.runs import OnnxRunner
+    from edgecompile.onnx.scan import OnnxRunner
     from edgecompile.onnx.weights import write_onnx
 
     write_onnx(graph, tmp_path / "m.onnx", tmp_path / "m.weights")

@@ -29,7 +29,8 @@ PACKAGE = REPOSITORY / "edgecompile"
 # Run inside an environment: what the installed project says about itself.
 ASK = """
 import json, edgecompile, edgecompile.runtime
-from edgecompile.targets.profile import list_targets, load_target, search_path
+from edgecompile.targets.profile import list_targets, load_target
+from edgecompile.targets.schema import search_path
 print(json.dumps({
     "file": edgecompile.__file__,
     "version": edgecompile.__version__,
@@ -281,5 +282,9 @@ def test_runtime_wheel_works_beside_numpy_alone(device: Environment) -> None:
 def test_version_is_a_literal() -> None:
     """Tools read it without running the file."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    (value,) = [node.value for node in tree.body if isinstance(node, ast.Assign)]
+    (value,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__"
+    ]
     assert ast.literal_eval(value) == edgecompile.__version__

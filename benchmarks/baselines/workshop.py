@@ -14,7 +14,8 @@ from typing import Any
 
 from edgecompile.bench.baselines import read_bundle
 from edgecompile.errors import BenchError
-from edgecompile.export.export import ExportedModel, export_model
+from edgecompile.export.export import export_model
+from edgecompile.export.program import ExportedModel
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel, LoadOptions
 

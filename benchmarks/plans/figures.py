@@ -16,10 +16,10 @@ from edgecompile.bench.timings import (
     median_by_length,
     summarise,
 )
-from edgecompile.buckets.costs.curves import CostCurve, Mode
+from edgecompile.buckets.baselines import BaselineResult
+from edgecompile.buckets.costs.grid import CostGrid, Mode
 from edgecompile.buckets.evaluation import expected_cost
 from edgecompile.buckets.plan import Bucket
-from edgecompile.buckets.policies import PolicyResult
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.units import format_ms
 
@@ -120,7 +120,7 @@ class BatchFigures:
     batch: int
     traffic: LengthDistribution
     lengths: LengthDistribution
-    curve: CostCurve
+    curve: CostGrid
     notes: tuple[str, ...]
     policies: tuple[PolicyFigures, ...]
     programs: tuple[ProgramFigures, ...]
@@ -185,10 +185,10 @@ class PlansReport:
 
 
 def judge_policies(
-    results: Mapping[str, PolicyResult],
+    results: Mapping[str, BaselineResult],
     rounds: Rounds,
     lengths: LengthDistribution,
-    curve: CostCurve,
+    curve: CostGrid,
 ) -> tuple[PolicyFigures, ...]:
     """Puts predictions beside measurements.
 
@@ -224,7 +224,7 @@ def judge_policies(
 
 
 def pool_programs(
-    policies: Mapping[str, Sequence[Bucket]], rounds: Rounds, curve: CostCurve
+    policies: Mapping[str, Sequence[Bucket]], rounds: Rounds, curve: CostGrid
 ) -> tuple[ProgramFigures, ...]:
     """What each size cost, whichever policy ran it: dynamic programs by length, then static ones.
 

@@ -33,8 +33,8 @@ from benchmarks.plans.process import measure_rounds
 from benchmarks.plans.record import render_record
 from edgecompile.bench.bench import default_cache
 from edgecompile.bench.timings import stream
-from edgecompile.buckets.costs.curves import CostCurve
-from edgecompile.buckets.policies import PolicyResult, compare_policies
+from edgecompile.buckets.baselines import BaselineResult, compare_baselines
+from edgecompile.buckets.costs.grid import CostGrid
 from edgecompile.cli.terminal.console import Console
 from edgecompile.cli.terminal.failures import describe_failure
 from edgecompile.cli.terminal.output import write_json, write_text
@@ -42,10 +42,12 @@ from edgecompile.errors import BenchError
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.machines.host import host_variants
+from edgecompile.machines.detection import host_variants
 from edgecompile.machines.identity import describe_machine, load_average
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.planning.planning import PlanRequest, plan_model
+from edgecompile.planning.planning import plan_model
+from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.subject import make_subject
 from edgecompile.runtime.cpu.host import architecture
 from edgecompile.targets.profile import TargetProfile, load_target
 from edgecompile.toolchain.native import build_probe
@@ -163,7 +165,7 @@ def predict(
     options: argparse.Namespace,
     work: Path,
     console: Console,
-) -> tuple[dict[str, PolicyResult], CostCurve, tuple[str, ...]]:
+) -> tuple[dict[str, BaselineResult], CostGrid, tuple[str, ...]]:
     """What a user of the planner gets: the policies, the measured costs, and its notes."""
     request = PlanRequest(
         lengths=subject.traffic,
@@ -173,15 +175,15 @@ def predict(
         measure_again=True,
     )
     with console.step("measure and plan") as step:
-        planned = plan_model(exports, profile, request, work, compare=True, step=step)
+        planned = plan_model(make_subject(exports, profile, request, work), compare=True, step=step)
         curve = planned.plan.cost_model
-        if not isinstance(curve, CostCurve) or curve.kind != "measured":
+        if not isinstance(curve, CostGrid) or curve.kind != "measured":
             raise BenchError(f"this machine can't run {profile.name}: nothing was measured")
-        results = compare_policies(planned.plan, subject.traffic, curve, programs=options.programs)
+        results = compare_baselines(planned.plan, subject.traffic, curve, programs=options.programs)
         for name, result in results.items():
             figures = result.evaluation
             step.note(f"{name}: {format_ms(figures.expected_ms)} ms, {figures.programs} programs")
-    return results, curve, planned.notes
+    return results, curve, tuple(planned.notes)
 
 
 def compare_batch(

@@ -5,32 +5,20 @@ Only facts are gathered here; edgecompile.audit.judge judges them.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from elftools.common.exceptions import ELFError
-from elftools.construct import ConstructError
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
 from elftools.elf.sections import SymbolTableSection
 
 from edgecompile.errors import ElfError
-
-__all__ = [
-    "ElfInfo",
-    "UndefinedSymbol",
-    "VersionNeed",
-    "read_elf",
-    "read_functions",
-    "version_key",
-]
 
 _MACHINES = {"EM_X86_64": "x86-64", "EM_AARCH64": "aarch64"}
 _KINDS = {"ET_REL": "object", "ET_DYN": "shared", "ET_EXEC": "executable"}
@@ -41,22 +29,6 @@ _DF_STATIC_TLS = 16
 _SYMBOL_LIMIT = 1_000_000
 _VERSION_LIMIT = 10_000
 
-# What pyelftools is known to let through on damaged files, beside its own two.
-_DAMAGE = (
-    ELFError,
-    ConstructError,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RecursionError,
-    TypeError,
-    ValueError,
-    struct.error,
-)
-
 
 @dataclass(frozen=True)
 class UndefinedSymbol:
@@ -64,7 +36,7 @@ class UndefinedSymbol:
 
     Attributes:
         name: as linked, not demangled.
-        weak: the loader leaves it null where nobody provides it.
+        weak: the loader leaves it null where no library provides it.
         version: symbol version asked for, such as GLIBC_2.34; "" if none.
         library: DT_NEEDED name that is to provide that version; "" if unversioned.
     """
@@ -86,7 +58,7 @@ class VersionNeed:
 
 @dataclass(frozen=True)
 class ElfInfo:
-    """What an ELF file says about itself.
+    """The facts that an ELF file states about itself.
 
     Attributes:
         name: the file's name, without its folder.
@@ -103,7 +75,6 @@ class ElfInfo:
             its segments. 0 if it has none.
         undefined: sorted by name.
         exported: defined symbols that others can bind to, sorted.
-        section_sizes: (name, bytes) of the sections that have a name, in file order.
     """
 
     name: str
@@ -119,7 +90,6 @@ class ElfInfo:
     page_size: int
     undefined: tuple[UndefinedSymbol, ...]
     exported: tuple[str, ...]
-    section_sizes: tuple[tuple[str, int], ...]
 
     def highest_version(self, prefix: str) -> str | None:
         """The highest version needed of a series: "2.34" for ``GLIBC`` and GLIBC_2.34."""
@@ -130,16 +100,6 @@ class ElfInfo:
         ]
         numbered = [version for version in versions if version[:1].isdigit()]
         return max(numbered, key=version_key, default=None)
-
-    def section_size(self, name: str) -> int:
-        """Bytes of all sections of this name; 0 if there is none."""
-        return sum(size for section, size in self.section_sizes if section == name)
-
-    def to_json(self) -> dict[str, Any]:
-        """A dict of JSON types."""
-        data = dataclasses.asdict(self)
-        data["section_sizes"] = dict(self.section_sizes)
-        return data
 
 
 def version_key(version: str) -> tuple[int, ...]:
@@ -189,7 +149,7 @@ def _open(path: str | os.PathLike[str], read: Callable[[ELFFile, Path], _Result]
             return read(ELFFile(file), path)
         except ElfError:
             raise
-        except _DAMAGE as error:
+        except Exception as error:  # pyelftools lets many kinds through on damaged files
             reason = str(error) or type(error).__name__
             raise ElfError(
                 f"{path} ({size} bytes) is a damaged ELF file: {reason}",
@@ -241,7 +201,6 @@ def _read(elf: ELFFile, path: Path) -> ElfInfo:
         ),
         undefined=tuple(undefined[name] for name in sorted(undefined)),
         exported=tuple(sorted(exported)),
-        section_sizes=tuple((s.name, s["sh_size"]) for s in sections if s.name),
     )
 
 
@@ -249,19 +208,19 @@ def _read_functions(elf: ELFFile, path: Path) -> tuple[tuple[int, int, str], ...
     if elf["e_type"] == "ET_REL":
         return ()
     sections = list(elf.iter_sections())
-    found = set()
+    functions = set()
     for table in (".symtab", ".dynsym"):
         present = any(section.name == table for section in sections)
         for _, symbol in _symbols(sections, table, path) if present else ():
             start, length = symbol["st_value"], symbol["st_size"]
             if symbol["st_info"]["type"] == "STT_FUNC" and length and symbol.name:
-                found.add((start, start + length, str(symbol.name)))
-    return tuple(sorted(found))
+                functions.add((start, start + length, str(symbol.name)))
+    return tuple(sorted(functions))
 
 
 def _dynamic(sections: list[Any]) -> dict[str, list[Any]]:
     """Values of the dynamic section by tag: names for the string tags, numbers for others."""
-    found: dict[str, list[Any]] = {}
+    values: dict[str, list[Any]] = {}
     texts = {
         "DT_NEEDED": "needed",
         "DT_SONAME": "soname",
@@ -273,8 +232,8 @@ def _dynamic(sections: list[Any]) -> dict[str, list[Any]]:
             for tag in itertools.islice(section.iter_tags(), _VERSION_LIMIT):
                 name = tag.entry.d_tag
                 value = getattr(tag, texts[name]) if name in texts else tag.entry.d_val
-                found.setdefault(str(name), []).append(value)
-    return found
+                values.setdefault(str(name), []).append(value)
+    return values
 
 
 def _symbols(sections: list[Any], name: str, path: Path) -> Iterator[tuple[int, Any]]:
@@ -304,7 +263,7 @@ def _versions(sections: list[Any]) -> dict[int, tuple[str, str]]:
     names = {}
     for index, library, version in itertools.islice(_needs(sections), _VERSION_LIMIT):
         names[index] = (library, version)
-    found = {}
+    versions = {}
     for section in sections:
         if isinstance(section, GNUVerSymSection):
             if section.num_symbols() > _SYMBOL_LIMIT:
@@ -312,8 +271,8 @@ def _versions(sections: list[Any]) -> dict[int, tuple[str, str]]:
             for i, symbol in enumerate(section.iter_symbols()):
                 index = symbol["ndx"]
                 if isinstance(index, int) and index & 0x7FFF in names:
-                    found[i] = names[index & 0x7FFF]
-    return found
+                    versions[i] = names[index & 0x7FFF]
+    return versions
 
 
 def _version_needs(sections: list[Any], undefined: Any) -> tuple[VersionNeed, ...]:

@@ -1,4 +1,4 @@
-"""Which instruction sets a library's machine code uses, by disassembling it.
+"""Finds the instruction sets that a library's machine code uses, by disassembling it.
 
 The evidence works in one direction: an instruction that was seen is there. One that was not seen
 may still be, as data between functions can throw a disassembler off, and the patterns below name
@@ -19,8 +19,6 @@ from typing import Any
 
 from edgecompile.audit.elf import read_functions
 from edgecompile.errors import ElfError
-
-__all__ = ["FeatureUse", "InstructionEvidence", "find_objdump", "scan_instructions"]
 
 # Mnemonics or operands that betray a feature, by architecture; features as the probe names them.
 # What needs the EVEX encoding: wide, masked or upper registers, and mnemonics that have no other.
@@ -116,7 +114,7 @@ class FeatureUse:
 
 @dataclass(frozen=True)
 class InstructionEvidence:
-    """What the disassembly shows.
+    """Counts from the disassembly.
 
     Attributes:
         total: instructions read.

@@ -9,23 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 from edgecompile.audit.elf import ElfInfo, read_elf, version_key
 from edgecompile.audit.instructions import InstructionEvidence, find_objdump, scan_instructions
-from edgecompile.audit.verdicts import AuditVerdict, Finding, require
+from edgecompile.errors import AuditError
+from edgecompile.files import plain_fields
 from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.native import BASELINE_MARCH
-
-__all__ = [
-    "SYSTEM_LIBRARIES",
-    "AuditVerdict",
-    "Finding",
-    "System",
-    "baseline",
-    "judge",
-    "require",
-]
 
 # On every glibc system of the architecture; libgcc_s and libstdc++ are not among them.
 SYSTEM_LIBRARIES: tuple[str, ...] = (
@@ -49,8 +41,88 @@ _INSTALL = {"x86-64": "install binutils", "aarch64": "install binutils-aarch64-l
 _SHOWN = 12
 
 
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to say about a library.
+
+    Attributes:
+        severity: an ``error`` stops the build; a ``note`` says what could not be checked.
+        rule: a fixed word by which programs tell findings apart.
+        what: the fact, with names and numbers.
+        cure: what to do about it, or "".
+    """
+
+    severity: Severity
+    rule: str
+    what: str
+    cure: str = ""
+
+
+@dataclass(frozen=True)
+class AuditVerdict:
+    """All findings about one library, and the facts that they rest on.
+
+    Attributes:
+        library: the file's name.
+        variant: name of the variant that it was judged for; the architecture for a CPU probe.
+        target: name of the system.
+        findings: errors first.
+        machine: what it is built for.
+        glibc: highest glibc version needed, or None where none is.
+        glibcxx: likewise of libstdc++; anything but None is an error.
+        needed: DT_NEEDED entries.
+        vectorised: whether packed arithmetic was looked for.
+        instructions: what the disassembly showed, or None if it wasn't made.
+    """
+
+    library: str
+    variant: str
+    target: str
+    findings: tuple[Finding, ...]
+    machine: str = ""
+    glibc: str | None = None
+    glibcxx: str | None = None
+    needed: tuple[str, ...] = ()
+    vectorised: bool = False
+    instructions: InstructionEvidence | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether no finding is an error."""
+        return not any(finding.severity == "error" for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of JSON types."""
+        return {"ok": self.ok, **plain_fields(self)}
+
+
+def require(verdicts: Iterable[AuditVerdict]) -> None:
+    """Passes if every verdict is without errors.
+
+    Raises:
+        AuditError: names every error of every library, each with its cure.
+    """
+    lines = []
+    failed = [verdict for verdict in verdicts if not verdict.ok]
+    for verdict in failed:
+        lines.append(f"{verdict.library} ({verdict.variant}):")
+        for finding in verdict.findings:
+            if finding.severity == "error":
+                cure = f" — {finding.cure}" if finding.cure else ""
+                lines.append(f"  {finding.rule}: {finding.what}{cure}")
+    if failed:
+        noun = "library isn't" if len(failed) == 1 else "libraries aren't"
+        raise AuditError(
+            "\n".join([f"{len(failed)} {noun} fit for the target:", *lines]),
+            hint="nothing was packed; the compile commands stand in the work folder",
+        )
+
+
 class System(Protocol):
-    """What a library is judged for; a ``TargetProfile`` is one.
+    """The system that a library is judged for; a ``TargetProfile`` is one.
 
     ``name`` is for messages, ``glibc`` the oldest glibc that has to load it, such as "2.34".
     """
@@ -63,7 +135,7 @@ class System(Protocol):
 
 
 def baseline(arch: str) -> VariantSpec:
-    """What every CPU of an architecture can run: the CPU probe is built and judged as this.
+    """The variant that every CPU of an architecture can run, as which the CPU probe is built and judged.
 
     Its name is the architecture's, as the probe's folder in a bundle is.
     """
@@ -147,18 +219,14 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _loading(info: ElfInfo, arch: str, allowed_needed: Collection[str]) -> list[Finding]:
-    """What the dynamic loader would do to the process, or fail at."""
+    """Harm that the dynamic loader would do to the process, and its failures."""
     findings = []
     allowed = {*SYSTEM_LIBRARIES, *allowed_needed}
     unexpected = [name for name in info.needed if name not in allowed]
     if unexpected:
-        findings.append(
-            _error(
-                "needed",
-                f"it needs {_listed(unexpected)}, which a device may not have",
-                "link statically (-static-libstdc++ -static-libgcc), or leave -l out",
-            )
-        )
+        what = f"it needs {_listed(unexpected)}, which a device may not have"
+        cure = "link statically (-static-libstdc++ -static-libgcc), or leave -l out"
+        findings.append(_error("needed", what, cure))
     if info.rpath:
         what = f"it looks for libraries in {_listed(info.rpath)} (RPATH or RUNPATH)"
         findings.append(_error("rpath", what, "link without -rpath"))
@@ -212,7 +280,7 @@ def _versions(info: ElfInfo, profile: System, allowed_needed: Collection[str]) -
 def _symbols(
     info: ElfInfo, allowed_needed: Collection[str], runtime_exports: Collection[str]
 ) -> list[Finding]:
-    """Symbols that nobody will provide: dlopen with RTLD_NOW would fail."""
+    """Symbols that no library will provide: dlopen with RTLD_NOW would fail."""
     exports = frozenset(runtime_exports)
     # The system's symbols are versioned; what other libraries would provide is reported with them.
     providers = {"", *allowed_needed}

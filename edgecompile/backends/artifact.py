@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from edgecompile.errors import CompileError
-from edgecompile.files import file_sha256
+from edgecompile.files import file_sha256, plain, plain_fields, replacing, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,9 +47,6 @@ class StoredTensor:
     sha256: str
     dtype: str
     shape: tuple[int, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"sha256": self.sha256, "dtype": self.dtype, "shape": list(self.shape)}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> StoredTensor:
@@ -87,9 +82,8 @@ class TensorStore:
         path = self.path(stored)
         if not path.is_file():
             # Programs are compiled side by side, and two may bring the same tensor at once.
-            partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
-            partial.write_bytes(raw)
-            os.replace(partial, path)
+            with replacing(path) as file:
+                file.write(raw)
         return stored
 
     def path(self, tensor: StoredTensor) -> Path:
@@ -152,27 +146,14 @@ class Artifact:
     kinds: tuple[Mapping[str, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "key": self.key,
-            "bucket": self.bucket,
-            "variant": self.variant,
-            "library": self.library.name,
-            "sha256": self.sha256,
-            "isa": self.isa,
-            "vectorised": self.vectorised,
-            "constants": {k: v.to_json() for k, v in sorted(self.constants.items())},
-            "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
-            "commands": list(self.commands),
-            "lowering": dict(self.lowering),
-            "kinds": [dict(sizes) for sizes in self.kinds],
-        }
+        seconds = {name: round(value, 3) for name, value in self.seconds.items()}
+        constants = plain(dict(sorted(self.constants.items())))
+        return {**plain_fields(self), "seconds": seconds, "constants": constants}
 
     def save(self) -> Path:
         """Writes the description beside the library."""
         path = self.library.with_suffix(".json")
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps(self.to_json(), indent=1) + "\n")
-        os.replace(partial, path)
+        write_json(path, self.to_json())
         return path
 
     @staticmethod
@@ -184,22 +165,16 @@ class Artifact:
         """
         try:
             data = json.loads(path.read_text())
-            artifact = Artifact(
-                key=str(data["key"]),
-                bucket=int(data["bucket"]),
-                variant=str(data["variant"]),
+            constants = {k: StoredTensor.from_json(v) for k, v in data["constants"].items()}
+            data.update(
                 library=path.parent / Path(data["library"]).name,
-                sha256=str(data["sha256"]),
-                isa=str(data["isa"]),
-                vectorised=bool(data["vectorised"]),
-                constants={k: StoredTensor.from_json(v) for k, v in data["constants"].items()},
-                seconds=dict(data["seconds"]),
+                constants=constants,
                 commands=tuple(data["commands"]),
-                lowering=dict(data["lowering"]),
                 kinds=tuple(dict(sizes) for sizes in data["kinds"]),
             )
+            artifact = Artifact(**data)
             actual = file_sha256(artifact.library)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CompileError(
                 f"{path} isn't a usable artifact: {error}", hint="run the compile stage again"
             ) from error

@@ -1,14 +1,12 @@
-"""Why torch's Inductor generated no code for a graph, in words, with the line of the model."""
+"""Explains why torch's Inductor generated no code for a graph, with the line of the model."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from edgecompile.export.guard_texts import readable_guard
+from edgecompile.export.guards import readable_guard
 from edgecompile.models.source_lines import Place, place_of_trace
-
-__all__ = ["CodegenFailure", "first_line", "read_failure"]
 
 #: Inductor puts the operator's own stack trace last, behind those of the operator's arguments.
 _OWN_TRACE = "Found from"
@@ -24,7 +22,7 @@ _ALL_POSITIONS = (
 
 @dataclass(frozen=True)
 class CodegenFailure:
-    """What stopped code generation.
+    """The reason that code generation stopped.
 
     Attributes:
         text: in words.

@@ -5,26 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgecompile.audit.judge import AuditVerdict, baseline, judge, require
-from edgecompile.backends import LIBTORCH, get_backend
+from edgecompile.backends import LIBTORCH, NATIVE
 from edgecompile.backends.artifact import Artifact, TensorStore
-from edgecompile.backends.inductor_cpu import artifact_key
+from edgecompile.backends.inductor_cpu import InductorCpuBackend, artifact_key
+from edgecompile.backends.inductor_torch import InductorTorchBackend, foreign_symbols
 from edgecompile.buckets.plan import Bucket
-from edgecompile.errors import CompileError, PlanError
-from edgecompile.export.export import ExportedModel
+from edgecompile.errors import CompileError
+from edgecompile.export.program import ExportedModel
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
-from edgecompile.runtime.format.manifest import AOTI_CPU, TORCH
+from edgecompile.runtime.format.manifest import TORCH
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 from edgecompile.toolchain.compilers import find_toolchain
 from edgecompile.toolchain.native import NativeRuntime, build_probe, build_runtime
-
-#: What runs the programs: the library that comes with them, or torch where the host has it.
-NATIVE = "native"
-RUNTIMES = (NATIVE, TORCH)
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class CompiledModel:
         compilers: version of each compiler used.
         exported: the exported program of each bucket.
         precision: of the linears' weights.
-        runtime: one of :data:`RUNTIMES`.
+        runtime: one of :data:`edgecompile.backends.RUNTIMES`.
     """
 
     variants: tuple[VariantSpec, ...]
@@ -63,40 +60,18 @@ class CompiledModel:
     def kinds(self, buckets: Sequence[Bucket]) -> dict[int, list[Mapping[str, int]]]:
         """Sizes at which the programs of ``buckets``, or the one that all of them share, have to be
         compared (:class:`Artifact`), by the bucket's index."""
-        found: dict[int, list[Mapping[str, int]]] = {}
+        sizes: dict[int, list[Mapping[str, int]]] = {}
         for artifacts in self.artifacts.values():
             shared = artifacts * len(buckets) if len(artifacts) == 1 else artifacts
             for index, (artifact, bucket) in enumerate(zip(shared, buckets, strict=True)):
-                known = found.setdefault(index, [])
+                known = sizes.setdefault(index, [])
                 known += [s for s in artifact.kinds if bucket.serves(s) and s not in known]
-        return found
+        return sizes
 
     def glibc(self, variant: str) -> str:
         """The newest glibc that any library of the variant needs."""
         versions = [v.glibc for v in self.audit if v.variant == variant and v.glibc]
         return max(versions, key=lambda text: [int(x) for x in text.split(".")], default="2.17")
-
-
-def check_runtime(runtime: str, profile: TargetProfile, precision: str) -> None:
-    """Refuses what a runtime can't do, before anything is built.
-
-    Raises:
-        PlanError: there is no such runtime, or it doesn't go with the target or the precision.
-    """
-    if runtime not in RUNTIMES:
-        raise PlanError(f"there is no runtime '{runtime}'", hint=f"one of: {', '.join(RUNTIMES)}")
-    if runtime == NATIVE:
-        return
-    if profile.gpu is not None:
-        raise PlanError(
-            f"--runtime {runtime} is for CPUs, and {profile.name} has a GPU",
-            hint="leave --runtime out, or name a target without a GPU",
-        )
-    if precision != FP32.name:
-        raise PlanError(
-            f"--precision {precision} is of the native runtime's kernels; torch's run fp32",
-            hint="leave --precision out",
-        )
 
 
 def compile_buckets(
@@ -123,20 +98,17 @@ def compile_buckets(
             earlier call left in ``folder`` are reused.
         variants: build these instead of all of the profile's.
         precision: of the linears' weights.
-        runtime: one of :data:`RUNTIMES`.
+        runtime: one of :data:`edgecompile.backends.RUNTIMES`.
         jobs: programs to compile side by side; None: one for each CPU.
-        step: told what is being built.
+        step: gets the progress.
 
     Raises:
         CompileError, ToolchainError: something could not be built.
         AuditError: a library isn't fit for the target; names every problem of every library.
     """
-    chosen = tuple(variants if variants is not None else profile.variants)
-    store = TensorStore(folder / "tensors")
-    natives = _natives(chosen, folder, runtime)
-    archs = sorted({v.arch for v in chosen})
-    probes = {arch: build_probe(arch, folder / arch) for arch in archs}
-    backend = get_backend(TORCH if runtime == TORCH else AOTI_CPU)
+    made = _prepare(exported, profile, folder, variants, precision, runtime)
+    backend = InductorTorchBackend() if runtime == TORCH else InductorCpuBackend()
+    chosen = made.variants
     tasks = [(i, v) for i in range(len(buckets)) for v in chosen]
     done = 0
 
@@ -146,10 +118,10 @@ def compile_buckets(
             exported[index],
             buckets[index],
             variant,
-            natives.get(variant.name),
+            made.natives.get(variant.name),
             folder / variant.name / f"bucket-{index}.so",
             scratch=folder / "inductor" / variant.name,
-            store=store,
+            store=made.store,
             index=index,
             export_key=keys[index] if keys else None,
             precision=precision,
@@ -166,9 +138,7 @@ def compile_buckets(
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    return _assemble(
-        chosen, natives, artifacts, probes, store, profile, exported, precision, runtime
-    )
+    return _audited(made, artifacts, profile)
 
 
 def load_compiled(
@@ -182,7 +152,7 @@ def load_compiled(
     precision: Precision = FP32,
     runtime: str = NATIVE,
 ) -> CompiledModel:
-    """What an earlier :func:`compile_buckets` left in ``folder``, judged anew.
+    """Reads the programs that an earlier :func:`compile_buckets` left in ``folder``, and judges them again.
 
     Args:
         exported, buckets, profile, folder, variants, precision, runtime: as they were compiled.
@@ -193,80 +163,66 @@ def load_compiled(
             the stage again.
         AuditError: a library isn't fit for the target.
     """
-    chosen = tuple(variants if variants is not None else profile.variants)
-    natives = _natives(chosen, folder, runtime)
-    probes = {arch: build_probe(arch, folder / arch) for arch in sorted({v.arch for v in chosen})}
+    made = _prepare(exported, profile, folder, variants, precision, runtime)
+    indices = range(len(buckets))
     artifacts = {
-        v.name: [
-            Artifact.load(folder / v.name / f"bucket-{index}.json") for index in range(len(buckets))
-        ]
-        for v in chosen
+        v.name: [Artifact.load(folder / v.name / f"bucket-{index}.json") for index in indices]
+        for v in made.variants
     }
     stale = [
         f"bucket {index}, {v.name}"
-        for v in chosen
+        for v in made.variants
         for index, (bucket, key) in enumerate(zip(buckets, keys, strict=True))
         if artifacts[v.name][index].key
-        != artifact_key(key, bucket, v, natives.get(v.name), precision)
+        != artifact_key(key, bucket, v, made.natives.get(v.name), precision)
     ]
     if stale:
         raise CompileError(
             f"in {folder} these programs were compiled from something else: {', '.join(stale)}",
             hint="run the compile stage again",
         )
-    store = TensorStore(folder / "tensors")
-    return _assemble(
-        chosen, natives, artifacts, probes, store, profile, exported, precision, runtime
-    )
+    return _audited(made, artifacts, profile)
 
 
-def _assemble(
-    variants: tuple[VariantSpec, ...],
-    natives: Mapping[str, NativeRuntime],
-    artifacts: Mapping[str, Sequence[Artifact]],
-    probes: Mapping[str, Path],
-    store: TensorStore,
-    profile: TargetProfile,
+def _prepare(
     exported: Sequence[ExportedModel],
+    profile: TargetProfile,
+    folder: Path,
+    variants: Sequence[VariantSpec] | None,
     precision: Precision,
     runtime: str,
 ) -> CompiledModel:
-    verdicts = _audit(variants, natives, artifacts, probes, profile)
-    require(verdicts)
+    """All but the programs and the verdicts: what they are compiled against and kept in."""
+    chosen = tuple(profile.variants if variants is None else variants)
+    native = () if runtime == TORCH else chosen
+    archs = sorted({variant.arch for variant in chosen})
     return CompiledModel(
-        variants=variants,
-        natives=natives,
-        artifacts={name: tuple(items) for name, items in artifacts.items()},
-        probes=probes,
-        store=store,
-        audit=tuple(verdicts),
-        compilers=frozenset(find_toolchain(arch).version for arch in probes),
+        variants=chosen,
+        natives={v.name: build_runtime(v, folder / v.name) for v in native},
+        artifacts={},
+        probes={arch: build_probe(arch, folder / arch) for arch in archs},
+        store=TensorStore(folder / "tensors"),
+        audit=(),
+        compilers=frozenset(find_toolchain(arch).version for arch in archs),
         exported=tuple(exported),
         precision=precision,
         runtime=runtime,
     )
 
 
-def _natives(
-    variants: Sequence[VariantSpec], folder: Path, runtime: str
-) -> dict[str, NativeRuntime]:
-    if runtime == TORCH:
-        return {}
-    return {v.name: build_runtime(v, folder / v.name) for v in variants}
+def _audited(
+    made: CompiledModel, artifacts: Mapping[str, Sequence[Artifact]], profile: TargetProfile
+) -> CompiledModel:
+    """With its programs and a verdict on every library.
 
-
-def _audit(
-    variants: Sequence[VariantSpec],
-    natives: Mapping[str, NativeRuntime],
-    artifacts: Mapping[str, Sequence[Artifact]],
-    probes: Mapping[str, Path],
-    profile: TargetProfile,
-) -> list[AuditVerdict]:
+    Raises:
+        AuditError: a library isn't fit for the target.
+    """
     verdicts = [
-        judge(path, baseline(arch), profile, vectorised=False) for arch, path in probes.items()
+        judge(path, baseline(arch), profile, vectorised=False) for arch, path in made.probes.items()
     ]
-    for variant in variants:
-        native = natives.get(variant.name)
+    for variant in made.variants:
+        native = made.natives.get(variant.name)
         if native is not None:
             verdicts.append(judge(native.path, variant, profile))
         for artifact in artifacts[variant.name]:
@@ -281,13 +237,13 @@ def _audit(
                     vectorised=artifact.vectorised,
                 )
             )
-    return verdicts
+    require(verdicts)
+    programs = {name: tuple(items) for name, items in artifacts.items()}
+    return replace(made, artifacts=programs, audit=tuple(verdicts))
 
 
 def _exports(library: Path, variant: VariantSpec, native: NativeRuntime | None) -> frozenset[str]:
-    """What a program may expect of the library that it needs beside the system's."""
+    """The symbols that a program may expect of the library that it needs beside the system's."""
     if native is not None:
         return native.exports
-    from edgecompile.backends.inductor_torch import foreign_symbols
-
     return foreign_symbols(find_toolchain(variant.arch), library)

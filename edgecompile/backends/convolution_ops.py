@@ -19,21 +19,13 @@ from torch import Tensor
 
 from edgecompile.backends import ops
 
-__all__ = [
-    "CONVOLUTION",
-    "Geometry",
-    "canonical_weight",
-    "is_channel_wise",
-    "pack_convolution",
-    "tap_order",
-]
-
+_Sizes = Sequence[int]
 _CHANNEL_WISE = 8  # outputs of a group up to which vectors run over channels
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a convolution does to sizes; one number for each spatial dimension.
+    """The geometry of a convolution; one number for each spatial dimension.
 
     Attributes:
         kernel, stride, dilation: as torch has them.
@@ -51,6 +43,22 @@ class Geometry:
     dilation: tuple[int, ...]
     transposed: bool = False
     groups: int = 1
+
+    @classmethod
+    def of(
+        cls, kernel: _Sizes, stride: _Sizes, padding: _Sizes, dilation: _Sizes, *rest: Any
+    ) -> Geometry:
+        """From the arguments of the operator; ``padding`` has all begins, then all ends."""
+        half = len(kernel)
+        begins, ends = padding[:half], padding[half:]
+        sizes: Any = map(tuple, (kernel, stride, begins, ends, dilation))
+        return cls(*sizes, *rest)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments that :meth:`of` reads."""
+        sizes = self.kernel, self.stride, (*self.begins, *self.ends), self.dilation
+        return *map(list, sizes), self.transposed, self.groups
 
     @property
     def pointwise(self) -> bool:
@@ -124,83 +132,44 @@ def _unpack(packed: Tensor, geometry: Geometry, n: int, width: int) -> Tensor:
     return weight
 
 
-def _geometry(
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    groups: int,
-) -> Geometry:
-    half = len(kernel)
-    begins, ends = tuple(padding[:half]), tuple(padding[half:])
-    return Geometry(tuple(kernel), tuple(stride), begins, ends, tuple(dilation), transposed, groups)
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    """The same values in the memory order of the operator's contract."""
-    sizes = x.movedim(1, -1).shape
-    return x.new_empty(sizes).movedim(-1, 1).copy_(x)
-
-
-def _convolution_cpu(
-    x: Tensor,
-    w_packed: Tensor,
-    bias: Tensor | None,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    groups: int,
-    n: int,
-    act: int,
-) -> Tensor:
-    g = _geometry(kernel, stride, padding, dilation, transposed, groups)
-    weight = _unpack(w_packed, g, n, x.shape[1] // groups)
-    functional = torch.nn.functional
-    sign = -1 if transposed else 1
-    widths = [
-        sign * w for pair in zip(reversed(g.begins), reversed(g.ends), strict=True) for w in pair
-    ]
-    dims = len(g.kernel) - 1
-    if transposed:
-        outputs = n // groups
-        plain = weight.reshape(groups, outputs, -1, *g.kernel).transpose(1, 2)
-        transpose: Any = (
-            functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d
-        )[dims]  # fmt: skip
-        y = transpose(x, plain.flatten(0, 1), None, g.stride, groups=groups, dilation=g.dilation)
+def _convolution_cpu(x: Tensor, w_packed: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    *settings, n, act = rest
+    g = Geometry.of(*settings)
+    weight = _unpack(w_packed, g, n, x.shape[1] // g.groups)
+    functional: Any = torch.nn.functional
+    dims = len(g.kernel)
+    sign = -1 if g.transposed else 1
+    pairs = zip(reversed(g.begins), reversed(g.ends), strict=True)
+    widths = [sign * width for pair in pairs for width in pair]
+    if g.transposed:
+        plain = weight.reshape(g.groups, n // g.groups, -1, *g.kernel).transpose(1, 2)
+        transpose = getattr(functional, f"conv_transpose{dims}d")
+        y = transpose(x, plain.flatten(0, 1), None, g.stride, groups=g.groups, dilation=g.dilation)
         y = functional.pad(y, widths)
         if bias is not None:
-            y = y + bias.reshape(-1, *[1] * len(g.kernel))
+            y = y + bias.reshape(-1, *[1] * dims)
     else:
-        convolve: Any = (functional.conv1d, functional.conv2d, functional.conv3d)[dims]
-        y = convolve(functional.pad(x, widths), weight, bias, g.stride, 0, g.dilation, groups)
-    return _channels_last(ops.activate(y, act))
+        convolve = getattr(functional, f"conv{dims}d")
+        y = convolve(functional.pad(x, widths), weight, bias, g.stride, 0, g.dilation, g.groups)
+    return _channels_last(x, y.shape[2:], n).copy_(ops.activate(y, act))
 
 
-def _convolution_fake(
-    x: Tensor,
-    w_packed: Tensor,
-    bias: Tensor | None,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    groups: int,
-    n: int,
-    act: int,
-) -> Tensor:
+def _convolution_fake(x: Tensor, w_packed: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    *settings, n, _ = rest
+    g = Geometry.of(*settings)
     sizes = []
     for i, size in enumerate(x.shape[2:]):
-        span = dilation[i] * (kernel[i] - 1)
-        pads = padding[i] + padding[len(kernel) + i]
-        if transposed:
-            sizes.append((size - 1) * stride[i] - pads + span + 1)
+        span = g.dilation[i] * (g.kernel[i] - 1)
+        pads = g.begins[i] + g.ends[i]
+        if g.transposed:
+            sizes.append((size - 1) * g.stride[i] - pads + span + 1)
         else:
-            sizes.append((size + pads - span - 1) // stride[i] + 1)
+            sizes.append((size + pads - span - 1) // g.stride[i] + 1)
+    return _channels_last(x, sizes, n)
+
+
+def _channels_last(x: Tensor, sizes: Sequence[int], n: int) -> Tensor:
+    """An empty result in the memory order of the operator's contract."""
     return x.new_empty((x.shape[0], *sizes, n)).movedim(-1, 1)
 
 
@@ -209,7 +178,4 @@ CONVOLUTION = ops.define(
     "int[] padding, int[] dilation, bool transposed, int groups, int n, int act) -> Tensor",
     _convolution_cpu,
     _convolution_fake,
-    "AOTITorchError aoti_torch_cpu_ec_convolution(AtenTensorHandle, AtenTensorHandle, "
-    "AtenTensorHandle*, const int64_t*, int64_t, const int64_t*, int64_t, const int64_t*, int64_t, "
-    "const int64_t*, int64_t, int32_t, int64_t, int64_t, int64_t, AtenTensorHandle*)",
 )

@@ -14,14 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["TRANSFORMS", "Pair"]
-
 aten = torch.ops.aten
 
 Pair = tuple[Tensor, Tensor]
-
-#: Both tables have a row for each element that goes in and a column for each that comes out.
-_Tables = Callable[[Any, Any, bool], Pair]
 
 
 def _transform(
@@ -149,12 +144,11 @@ def _sizes(x: Any, s: Any, dim: Sequence[int] | None) -> list[tuple[int, Any]]:
     return list(zip(dim, sizes, strict=True))
 
 
-def _irfft(x: Any, n: Any = None, dim: int = -1, norm: str | None = None) -> Tensor:
-    return _to_real(x, n, dim, norm, inverse=True)
+def _one_to_real(inverse: bool) -> Callable[..., Tensor]:
+    def run(x: Any, n: Any = None, dim: int = -1, norm: str | None = None) -> Tensor:
+        return _to_real(x, n, dim, norm, inverse)
 
-
-def _hfft(x: Any, n: Any = None, dim: int = -1, norm: str | None = None) -> Tensor:
-    return _to_real(x, n, dim, norm, inverse=False)
+    return run
 
 
 #: By the operators that export leaves of torch.fft's functions.
@@ -163,8 +157,8 @@ TRANSFORMS: dict[Any, Callable[..., Any]] = {
     aten.fft_ifft.default: _one(inverse=True),
     aten.fft_rfft.default: _one(inverse=False, half=True),
     aten.fft_ihfft.default: _one(inverse=True, half=True),
-    aten.fft_irfft.default: _irfft,
-    aten.fft_hfft.default: _hfft,
+    aten.fft_irfft.default: _one_to_real(inverse=True),
+    aten.fft_hfft.default: _one_to_real(inverse=False),
     aten.fft_fftn.default: _many(inverse=False),
     aten.fft_ifftn.default: _many(inverse=True),
     aten.fft_rfftn.default: _many(inverse=False, half=True),

@@ -1,14 +1,29 @@
-"""The C++ that Inductor generates: found, divided and read."""
+"""The C++ that Inductor generates: found, divided and read for what it calls from outside.
+
+Inductor writes above each such call which nodes of the graph it stands for, so every call leads back
+to the model's modules and lines.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+import tempfile
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from edgecompile.errors import CompileError
+from edgecompile.toolchain.native import runtime_sources
 
-__all__ = ["computes_in_vectors", "split_source"]
-
+#: What a command line that shlex splits can't hold as it is.
+_TO_BE_QUOTED = re.compile(r"""[\s'"\\]""")
 
 #: The line that Inductor writes before each generated kernel. Everything before the first one is
 #: the model's wrapper (tensor handles, calls); everything after it is kernels alone.
@@ -73,10 +88,131 @@ def computes_in_vectors(kernels: str) -> bool:
 
 
 def only_file(paths: list[Path], suffix: str) -> Path:
-    found = [p for p in paths if p.name.endswith(suffix)]
-    if len(found) != 1:
+    """The file whose name ends so; raises CompileError unless there is exactly one."""
+    matches = [p for p in paths if p.name.endswith(suffix)]
+    if len(matches) != 1:
         raise CompileError(
-            f"Inductor wrote {len(found)} files ending in {suffix}, expected one",
+            f"Inductor wrote {len(matches)} files ending in {suffix}, expected one",
             hint="this version of torch isn't supported; use torch 2.13",
         )
-    return found[0]
+    return matches[0]
+
+
+#: What operators without a C interface in AOTInductor are called through.
+PROXY = "aoti_torch_proxy_executor_call_function"
+
+_PREFIX = "aoti_torch_cpu_"
+#: Inductor writes such a line before each call: nodes of the graph and, where it knows them, operators.
+_COMMENT = re.compile(
+    r"// Topologically Sorted Source Nodes: \[(.*?)\](?:, Original ATen: \[(.*?)\])?"
+)
+_CALL = re.compile(r"\b(aoti_torch_\w+)\(")
+_DEFINED = re.compile(rf"^AOTITorchError ec_({_PREFIX}\w+)\(", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class ExternCall:
+    """One call.
+
+    Attributes:
+        symbol: the C function.
+        nodes: names of the graph's nodes that it stands for, the operator itself last.
+        operators: their operators, such as ``aten.addmm``.
+    """
+
+    symbol: str
+    nodes: tuple[str, ...]
+    operators: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The function without its prefix; an operator's name for what has no C interface."""
+        if self.symbol != PROXY:
+            return self.symbol.removeprefix(_PREFIX)
+        # What only checks its inputs has no operator's name, but it stands for a node.
+        return [*self.nodes, *self.operators][-1] if self.nodes or self.operators else "an operator"
+
+    @property
+    def native(self) -> bool:
+        """Whether the native runtime has it."""
+        return self.symbol in runtime_kernels()
+
+
+def all_calls(wrapper: str) -> Iterator[ExternCall]:
+    """The calls of AOTInductor's C interface in its C++ of a model, in their order."""
+    nodes: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    for line in wrapper.splitlines():
+        comment = _COMMENT.search(line)
+        if comment is not None:
+            nodes, operators = _listed(comment[1]), _listed(comment[2] or "")
+            continue
+        code = line.partition("//")[0]
+        if "extern " in code or code.lstrip().startswith("AOTITorchError "):
+            continue  # a declaration
+        for symbol in _CALL.findall(code):
+            yield ExternCall(symbol, nodes, operators)
+
+
+def extern_calls(wrapper: str) -> tuple[ExternCall, ...]:
+    """Those of them that compute something: kernels, and what has no C interface."""
+    calls = all_calls(wrapper)
+    return tuple(x for x in calls if x.symbol == PROXY or x.symbol.startswith(_PREFIX))
+
+
+@cache
+def runtime_kernels() -> frozenset[str]:
+    """The kernels for generated code that the native runtime's sources define."""
+    texts = [path.read_text(encoding="utf-8") for path in runtime_sources().values()]
+    return frozenset(name for text in texts for name in _DEFINED.findall(text))
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+@contextmanager
+def without_spaces(path: Path) -> Iterator[Path]:
+    """The folder under a path that torch's compiler commands can hold: it doesn't quote them.
+
+    Raises:
+        CompileError: every folder for temporary files has such a path, too.
+    """
+    if not _TO_BE_QUOTED.search(str(path)):
+        yield path
+        return
+    folders = (tempfile.gettempdir(), "/tmp", "/var/tmp")
+    usable = [x for x in folders if not _TO_BE_QUOTED.search(x) and os.access(x, os.W_OK | os.X_OK)]
+    if not usable:
+        raise CompileError(
+            f"torch's compiler commands can't hold the path {path}: it has spaces or quotes",
+            hint="use a --work-dir without them",
+        )
+    with tempfile.TemporaryDirectory(prefix="edgecompile-", dir=usable[0]) as folder:
+        link = Path(folder) / "inductor"
+        link.symlink_to(path.resolve())
+        yield link
+
+
+def name_by_content(
+    wrapper: str, constants: Mapping[str, Tensor], shared: Container[str]
+) -> tuple[str, dict[str, Tensor]]:
+    """Renames the constants that aren't shared among programs, in the code and in the mapping."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in constants.items():
+        if name in shared:
+            renamed[name] = tensor
+            continue
+        flat = tensor.detach().contiguous().reshape(-1)
+        content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        text = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+        fresh = f"{name}.{hashlib.sha256(text + content).hexdigest()[:12]}"
+        old = f'.original_fqn = "{name}"'
+        if wrapper.count(old) != 1:
+            raise CompileError(
+                f"the generated code names the constant {name} {wrapper.count(old)} times",
+                hint="this version of torch isn't supported; use torch 2.13",
+            )
+        wrapper = wrapper.replace(old, f'.original_fqn = "{fresh}"')
+        renamed[fresh] = tensor
+    return wrapper, renamed

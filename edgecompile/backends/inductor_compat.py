@@ -7,14 +7,11 @@ changes what is relied on here.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
-import tempfile
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,20 +22,18 @@ import torch._dynamo
 import torch._inductor
 import torch._inductor.config
 import torch._inductor.cpu_vec_isa as cpu_vec_isa
-import torch._inductor.lowering as inductor_lowering
 from torch import Tensor
 from torch._decomp import decompositions
+from torch._inductor import lowering as inductor_lowering
 from torch._inductor.index_propagation import IndexPropagation, TypedExpr
 from torch.fx import GraphModule
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from edgecompile.backends import ops
 from edgecompile.backends.codegen_failures import first_line, read_failure
-from edgecompile.backends.generated import only_file, split_source
+from edgecompile.backends.generated import name_by_content, only_file, split_source, without_spaces
 from edgecompile.errors import CompileError
-
-#: What a command line that shlex splits can't hold as it is.
-_TO_BE_QUOTED = re.compile(r"""[\s'"\\]""")
+from edgecompile.targets.profile import VariantSpec
 
 #: To be held from an exported program to its C++: the graph's tracing and code generation patch
 #: and read global state of torch, so only one thread of a process may be at it.
@@ -47,7 +42,7 @@ GENERATING = threading.Lock()
 
 @dataclass(frozen=True)
 class GeneratedCpp:
-    """What AOTInductor generated for one program.
+    """AOTInductor's code for one program.
 
     Attributes:
         wrapper: C++ of the model class and the AOTI container's C entry points.
@@ -86,69 +81,49 @@ def vector_isa(arch: str, simdlen: int) -> cpu_vec_isa.VecISA:
         ("x86-64", 512): cpu_vec_isa.VecAVX512,
         ("aarch64", 128): cpu_vec_isa.VecNEON,
     }
-    try:
-        return table[(arch, simdlen)]()
-    except KeyError:
+    if (arch, simdlen) not in table:
         raise CompileError(
             f"torch's Inductor has no {simdlen}-bit vector code for {arch}",
             hint="use a variant with one of: " + ", ".join(f"{a} {b} bit" for a, b in table),
-        ) from None
+        )
+    return table[arch, simdlen]()
 
 
 @contextmanager
-def _forced_isa(isa: cpu_vec_isa.VecISA) -> Iterator[None]:
+def _patched(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Sets attributes of a module or class for as long as the context lasts."""
+    before = {name: getattr(owner, name) for name in attributes}
+    for name, value in attributes.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+def _forced_isa(isa: cpu_vec_isa.VecISA) -> AbstractContextManager[None]:
     """Makes ``isa`` the only instruction set that Inductor sees; none, if it's false.
 
     Inductor otherwise offers what the build host's CPU has, so AVX-512 or NEON code could not be
     generated elsewhere. The function is looked up at each call, hence patched and restored.
     """
-    original = cpu_vec_isa.valid_vec_isa_list
-    none = isinstance(isa, cpu_vec_isa.InvalidVecISA)
-    cpu_vec_isa.valid_vec_isa_list = lambda: [] if none else [isa]  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        cpu_vec_isa.valid_vec_isa_list = original
+    visible = [] if isinstance(isa, cpu_vec_isa.InvalidVecISA) else [isa]
+    return _patched(cpu_vec_isa, valid_vec_isa_list=lambda: visible)
 
 
-@contextmanager
-def _ordered_sums() -> Iterator[None]:
+def _ordered_sums() -> AbstractContextManager[None]:
     """Leaves sums at indices (``index_add``) to the runtime, which adds in the order of the indices.
 
     Inductor's own loops add atomically from several threads, in another order in each run.
     """
     module: Any = inductor_lowering
     original = module.needs_fallback_due_to_atomic_add_limitations
-    module.needs_fallback_due_to_atomic_add_limitations = lambda dtype: (
-        dtype.is_floating_point or original(dtype)
-    )
-    try:
-        yield
-    finally:
-        module.needs_fallback_due_to_atomic_add_limitations = original
 
+    def falls_back(dtype: torch.dtype) -> bool:
+        return dtype.is_floating_point or original(dtype)
 
-@contextmanager
-def _without_spaces(path: Path) -> Iterator[Path]:
-    """The folder under a path that torch's compiler commands can hold: it doesn't quote them.
-
-    Raises:
-        CompileError: every folder for temporary files has such a path, too.
-    """
-    if not _TO_BE_QUOTED.search(str(path)):
-        yield path
-        return
-    folders = (tempfile.gettempdir(), "/tmp", "/var/tmp")
-    usable = [x for x in folders if not _TO_BE_QUOTED.search(x) and os.access(x, os.W_OK | os.X_OK)]
-    if not usable:
-        raise CompileError(
-            f"torch's compiler commands can't hold the path {path}: it has spaces or quotes",
-            hint="use a --work-dir without them",
-        )
-    with tempfile.TemporaryDirectory(prefix="edgecompile-", dir=usable[0]) as folder:
-        link = Path(folder) / "inductor"
-        link.symlink_to(path.resolve())
-        yield link
+    return _patched(module, needs_fallback_due_to_atomic_add_limitations=falls_back)
 
 
 @contextmanager
@@ -158,19 +133,18 @@ def _cache_directory(path: Path) -> Iterator[None]:
     One directory per variant: a shared one can hand back C++ of another instruction set.
     """
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    saved = {name: os.environ.get(name) for name in names}
+    before = {name: os.environ.get(name) for name in names}
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(path)
     try:
         yield
     finally:
-        for name, value in saved.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
                 os.environ[name] = value
 
 
-def _options(march: str, simdlen: int, cxx: str) -> dict[str, Any]:
+def _options(variant: VariantSpec, cxx: str) -> dict[str, Any]:
     return {
         "aot_inductor.package": True,
         "aot_inductor.package_cpp_only": True,
@@ -186,8 +160,8 @@ def _options(march: str, simdlen: int, cxx: str) -> dict[str, Any]:
         "cpp.vec_isa_ok": True,
         # Inductor assembles an empty constants section, which isn't used, but must succeed.
         "cpp.cxx": (None, cxx),
-        "cpp.march": march,
-        "cpp.simdlen": simdlen,
+        "cpp.march": variant.march,
+        "cpp.simdlen": variant.simdlen,
         # Team sizes are asked for at run time instead of being baked in.
         "cpp.dynamic_threads": True,
     }
@@ -196,10 +170,8 @@ def _options(march: str, simdlen: int, cxx: str) -> dict[str, Any]:
 def generate_cpp(
     gm: GraphModule,
     kwargs: Mapping[str, Tensor],
+    variant: VariantSpec,
     *,
-    arch: str,
-    march: str,
-    simdlen: int,
     cache_dir: Path,
     shared: Container[str] = (),
     cxx: str = "g++",
@@ -209,20 +181,18 @@ def generate_cpp(
     Args:
         gm: an exported program's module after :func:`~edgecompile.backends.lowering.lower.lower_graph`.
         kwargs: example inputs by name.
-        arch: ``x86-64`` or ``aarch64``.
-        march: value of ``-march`` that the code will be compiled with.
-        simdlen: vector width in bits.
+        variant: that the code will be compiled for.
         cache_dir: scratch directory of this variant.
         shared: names of constants that mean the same tensor in every program of the model. Any
             other (lifted or folded by the compiler, and perhaps different from program to
             program) is renamed after its content.
-        cxx: the compiler that ``march`` is meant for.
+        cxx: the compiler of the variant's architecture.
 
     Raises:
         CompileError: Inductor failed, caused by what it raised (:mod:`codegen_failures`), fixed a
             size that varies, or did not vectorise for the instruction set asked for.
     """
-    isa = vector_isa(arch, simdlen)
+    isa = vector_isa(variant.arch, variant.simdlen)
     sizes = _varying_sizes(gm)
     environment = next((size.node.shape_env for size, _ in sizes), None)
     _assume_no_ones(sizes)
@@ -231,7 +201,7 @@ def generate_cpp(
     with (
         _forced_isa(isa),
         _ordered_sums(),
-        _without_spaces(cache_dir) as folder,
+        without_spaces(cache_dir) as folder,
         _cache_directory(folder),
         _equal_sizes_copied(),
         _overflow_heeded() as overflows,
@@ -239,7 +209,7 @@ def generate_cpp(
     ):
         try:
             files: Any = torch._inductor.aot_compile(
-                gm, (), dict(kwargs), options=_options(march, simdlen, cxx)
+                gm, (), dict(kwargs), options=_options(variant, cxx)
             )
         except Exception as error:
             failure = read_failure(error)
@@ -252,10 +222,8 @@ def generate_cpp(
         paths = [Path(item).resolve() for item in files if isinstance(item, str)]
     new = [] if environment is None else environment.guards[known:]
     _refuse_fixed(sizes, new)
-    constants: dict[str, Tensor] = {}
-    for item in files:
-        if not isinstance(item, str):
-            constants.update({name: pair[0].detach() for name, pair in item.items()})
+    tables = [item for item in files if not isinstance(item, str)]
+    constants = {name: pair[0].detach() for table in tables for name, pair in table.items()}
     wrapper_path = only_file(paths, ".wrapper.cpp")
     metadata = json.loads(only_file(paths, ".wrapper_metadata.json").read_text())
     used = str(metadata.get("AOTI_CPU_ISA", ""))
@@ -265,7 +233,7 @@ def generate_cpp(
             hint="this is a defect of edgecompile with this version of torch; please report it",
         )
     wrapper, kernels = split_source(wrapper_path.read_text())
-    wrapper, constants = _name_by_content(wrapper, constants, shared)
+    wrapper, constants = name_by_content(wrapper, constants, shared)
     calls = [path.read_text() for path in paths if path.name.endswith(".wrapper.json")]
     # Whether an instance is true is a compiler run of torch's, in a folder of its own.
     vectorised = not isinstance(isa, cpu_vec_isa.InvalidVecISA)
@@ -308,9 +276,9 @@ def _refuse_fixed(sizes: Sequence[tuple[torch.SymInt, str]], guards: Sequence[An
     for size, place in sizes:
         symbol = size.node._expr
         number = size.node.shape_env.replacements.get(symbol)
-        told = [guard for guard in guards if symbol in guard.expr.free_symbols]
-        if told and number is not None and number.is_number:
-            where = str(told[-1].sloc).strip("()").rpartition(" in ")[2].lstrip("_")
+        own = [guard for guard in guards if symbol in guard.expr.free_symbols]
+        if own and number is not None and number.is_number:
+            where = str(own[-1].sloc).strip("()").rpartition(" in ")[2].lstrip("_")
             raise CompileError(
                 f"torch's Inductor fixes {place} to {number}, the size that it tunes for: "
                 f"{where or 'an operator'} can't be compiled for sizes that vary",
@@ -319,8 +287,7 @@ def _refuse_fixed(sizes: Sequence[tuple[torch.SymInt, str]], guards: Sequence[An
             )
 
 
-@contextmanager
-def _equal_sizes_copied() -> Iterator[None]:
+def _equal_sizes_copied() -> AbstractContextManager[None]:
     """Makes linear interpolation by a factor copy its input where the output has as many elements.
 
     torch's own kernels do (a factor of 1.3 makes 3 of 3); its decomposition, which Inductor compiles,
@@ -330,23 +297,16 @@ def _equal_sizes_copied() -> Iterator[None]:
     compute_scale: Any = decompositions._compute_scale
 
     def scale(inner: Any, outer: Any, align_corners: bool, factor: float | None = None) -> Any:
-        found = compute_scale(inner, outer, align_corners, factor)
+        usual = compute_scale(inner, outer, align_corners, factor)
         if align_corners or factor is None or not 1 < factor < 1.5:  # never as many, or one
-            return found
-        return torch.where(torch.scalar_tensor(outer - inner) == 0, 1.0, found)
+            return usual
+        return torch.where(torch.scalar_tensor(outer - inner) == 0, 1.0, usual)
 
     def interpolate_linearly(*args: Any) -> Any:
-        decompositions._compute_scale = scale
-        try:
+        with _patched(decompositions, _compute_scale=scale):
             return interpolate(*args)
-        finally:
-            decompositions._compute_scale = compute_scale
 
-    decompositions._upsample_linear = interpolate_linearly
-    try:
-        yield
-    finally:
-        decompositions._upsample_linear = interpolate
+    return _patched(decompositions, _upsample_linear=interpolate_linearly)
 
 
 @contextmanager
@@ -357,7 +317,7 @@ def _overflow_heeded() -> Iterator[list[str]]:
     simplifies them; torch's integers wrap around. What it would so have computed is listed.
     """
     start, original = IndexPropagation.__init__, IndexPropagation.propagate_sympy
-    found: list[str] = []
+    overflows: list[str] = []
 
     def begin(self: Any, inner: Any, loops: Mapping[Any, Any], indirect: Any) -> None:
         start(self, inner, loops, indirect)  # type: ignore[arg-type]
@@ -372,16 +332,11 @@ def _overflow_heeded() -> Iterator[list[str]]:
         value = getattr(result, "value", None)
         if not isinstance(value, TypedExpr) or _fits(value.expr, value.dtype, self.bounds):
             return result
-        found.append(str(value.expr))
+        overflows.append(str(value.expr))
         return self.fallback(name, args, kwargs)
 
-    IndexPropagation.__init__ = begin  # type: ignore[method-assign, assignment]
-    IndexPropagation.propagate_sympy = propagate  # type: ignore[method-assign]
-    try:
-        yield found
-    finally:
-        IndexPropagation.__init__ = start  # type: ignore[method-assign]
-        IndexPropagation.propagate_sympy = original  # type: ignore[method-assign]
+    with _patched(IndexPropagation, __init__=begin, propagate_sympy=propagate):
+        yield overflows
 
 
 def _fits(expression: Any, dtype: torch.dtype, ranges: dict[Any, Any]) -> bool:
@@ -394,30 +349,6 @@ def _fits(expression: Any, dtype: torch.dtype, ranges: dict[Any, Any]) -> bool:
     bounds, limits = bound_sympy(sympy.sympify(expression), ranges), torch.iinfo(dtype)
     # Bounds beyond 64 bits are infinite.
     return bool(limits.min <= bounds.lower and bounds.upper <= limits.max)
-
-
-def _name_by_content(
-    wrapper: str, constants: Mapping[str, Tensor], shared: Container[str]
-) -> tuple[str, dict[str, Tensor]]:
-    """Renames the constants that aren't shared among programs, in the code and in the mapping."""
-    renamed: dict[str, Tensor] = {}
-    for name, tensor in constants.items():
-        if name in shared:
-            renamed[name] = tensor
-            continue
-        flat = tensor.detach().contiguous().reshape(-1)
-        content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-        text = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
-        fresh = f"{name}.{hashlib.sha256(text + content).hexdigest()[:12]}"
-        old = f'.original_fqn = "{name}"'
-        if wrapper.count(old) != 1:
-            raise CompileError(
-                f"the generated code names the constant {name} {wrapper.count(old)} times",
-                hint="this version of torch isn't supported; use torch 2.13",
-            )
-        wrapper = wrapper.replace(old, f'.original_fqn = "{fresh}"')
-        renamed[fresh] = tensor
-    return wrapper, renamed
 
 
 def torch_constant(kind: str, number: int) -> str:
@@ -454,18 +385,16 @@ def find_breaks(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> list[T
     torch._dynamo.reset()
     try:
         with torch.no_grad():
-            found = torch._dynamo.explain(module)(**inputs)
+            explained = torch._dynamo.explain(module)(**inputs)
     except Exception as error:
         raise CompileError(f"torch can't trace it: {first_line(error)}") from error
     finally:
         torch._dynamo.reset()
     breaks = []
-    for item in found.break_reasons:
-        frames = list(item.user_stack)
-        last = frames[-1] if frames else None
-        place = f"{last.filename}:{last.lineno} in {last.name}: {last.line}" if last else ""
+    for item in explained.break_reasons:
+        frames = [f"{x.filename}:{x.lineno} in {x.name}: {x.line}" for x in item.user_stack]
         reason = str(item.reason).strip().splitlines()[0]
         if reason.startswith("generic_jump"):
             reason = "control flow depends on the values of a tensor"
-        breaks.append(TracingBreak(reason, place))
+        breaks.append(TracingBreak(reason, frames[-1] if frames else ""))
     return breaks

@@ -6,19 +6,21 @@ import dataclasses
 import hashlib
 import json
 import re
+import tempfile
 import time
 import uuid
+from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch.fx import GraphModule
 
-from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore
+from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.generated import computes_in_vectors
 from edgecompile.backends.inductor_compat import GENERATING, GeneratedCpp, generate_cpp
 from edgecompile.backends.lowering.constants import PACKED_PREFIX
-from edgecompile.backends.lowering.lower import LoweringReport, lower_graph
+from edgecompile.backends.lowering.lower import lower_graph
 from edgecompile.backends.missing_kernels import (
     missing_symbols_error,
     modules_of_nodes,
@@ -27,11 +29,10 @@ from edgecompile.backends.missing_kernels import (
 from edgecompile.buckets.plan import Bucket
 from edgecompile.errors import CompileError
 from edgecompile.export.conditions import unlike_sizes
-from edgecompile.export.export import ExportedModel
+from edgecompile.export.program import ExportedModel
 from edgecompile.files import file_sha256
 from edgecompile.installation import installation_id
 from edgecompile.precision import FP32, Precision
-from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.compilers import (
     BuiltObject,
@@ -57,10 +58,7 @@ _DEFINES = (
 
 #: With this, torch's NEON headers call vector functions by Sleef's names instead of the C library's
 #: for each element.
-_KERNEL_DEFINES: dict[str, tuple[str, ...]] = {
-    "x86-64": (),
-    "aarch64": ("-DAT_BUILD_ARM_VEC256_WITH_SLEEF",),
-}
+_KERNEL_DEFINES = {"aarch64": ("-DAT_BUILD_ARM_VEC256_WITH_SLEEF",)}
 
 #: What Inductor compiles its own code with, as far as it bears on results: no reassociation, no
 #: contraction (the kernels call fma explicitly), no assumption about NaN or infinity.
@@ -80,7 +78,7 @@ _KERNEL_FLAGS = (
 
 #: Loops that Inductor wrote with vectors gain nothing from the compiler's own vectorizer, which only
 #: blows up their tails. Scalar code (SSE) is left to it.
-_LOOP_FLAGS: dict[bool, tuple[str, ...]] = {True: ("-fno-tree-loop-vectorize",), False: ()}
+_VECTOR_FLAGS = ("-fno-tree-loop-vectorize",)
 
 #: The wrapper is cold: it only calls kernels. -O1 compiles it in half the time of -O3, and built
 #: for the baseline one object serves every variant of an architecture.
@@ -105,8 +103,6 @@ FOREIGN = re.compile(r"^(aoti_torch_|Sleef_|GOMP_|omp_|hypotf?$)")
 class InductorCpuBackend:
     """Compiles exported programs to shared libraries that need only our runtime library."""
 
-    name = "aoti-cpu"
-
     def compile_program(
         self,
         exported: ExportedModel,
@@ -120,7 +116,6 @@ class InductorCpuBackend:
         index: int = 0,
         export_key: str | None = None,
         precision: Precision = FP32,
-        step: StepHandle = NULL_STEP,
     ) -> Artifact:
         """Builds the library of ``bucket`` for ``variant`` at ``output``.
 
@@ -137,7 +132,6 @@ class InductorCpuBackend:
                 ``output`` for the same key, precision, variant, runtime and versions is returned
                 as it is.
             precision: of the linears' weights.
-            step: told what is being done.
 
         Raises:
             CompileError: code generation, compiling or linking failed.
@@ -168,9 +162,7 @@ class InductorCpuBackend:
             generated = generate_cpp(
                 module,
                 example,
-                arch=variant.arch,
-                march=variant.march,
-                simdlen=variant.simdlen,
+                variant,
                 cache_dir=scratch,
                 shared=own | packed,
                 cxx=toolchain.cxx,
@@ -178,17 +170,13 @@ class InductorCpuBackend:
         seconds["generate"] = time.perf_counter() - start
         if native is not None:
             refuse_missing_kernels(generated.wrapper, modules, native.exports)
-        step.update(text=f"bucket {index}, {variant.name}: compiling")
         start = time.perf_counter()
         objects = _compile_objects(toolchain, generated, variant, self.support(generated))
         seconds["compile"] = time.perf_counter() - start
         start = time.perf_counter()
         output.parent.mkdir(parents=True, exist_ok=True)
-        self.link(toolchain, objects, generated, native, output)
+        self.link(toolchain, objects, native, output)
         seconds["link"] = time.perf_counter() - start
-        constants: dict[str, StoredTensor] = {
-            name: store.add(tensor) for name, tensor in generated.constants.items()
-        }
         artifact = Artifact(
             key=key,
             bucket=index,
@@ -197,7 +185,7 @@ class InductorCpuBackend:
             sha256=file_sha256(output),
             isa=generated.isa,
             vectorised=computes_in_vectors(generated.kernels),
-            constants=constants,
+            constants={name: store.add(item) for name, item in generated.constants.items()},
             seconds=seconds,
             commands=tuple(sorted({" ".join(o.command) for o in objects})),
             lowering=report,
@@ -208,31 +196,33 @@ class InductorCpuBackend:
 
     def lower(self, module: GraphModule, precision: Precision) -> dict[str, object]:
         """Rewrites the graph to the runtime's operators; returns what was rewritten."""
-        return _report_json(lower_graph(module, precision))
+        return dataclasses.asdict(lower_graph(module, precision))
 
     def support(self, generated: GeneratedCpp) -> bytes:
         """C++ that is linked into every program."""
-        return _support_source()
+        return (native_sources() / "generated" / "support.cpp").read_bytes()
 
     def link(
         self,
         toolchain: Toolchain,
-        objects: list[BuiltObject],
-        generated: GeneratedCpp,
+        objects: Sequence[BuiltObject],
         native: NativeRuntime | None,
         output: Path,
     ) -> None:
-        """Links a program at ``output``.
+        """Links a program at ``output``, with every call pointed to the runtime's symbols.
+
+        The runtime exports ``ec_X`` for each ``X`` that generated code calls. Renaming at this point
+        means that torch, libgomp or Sleef in the same process can never be called instead.
 
         Raises:
             MissingKernelError: it calls what the runtime library lacks; lists all of it.
         """
         assert native is not None
-        _link(toolchain, objects, native, output)
-
-
-def _report_json(report: LoweringReport) -> dict[str, object]:
-    return dataclasses.asdict(report)
+        foreign = set(filter(FOREIGN.match, called_symbols(toolchain, objects)))
+        missing = sorted(s for s in foreign if f"ec_{s}" not in native.exports)
+        if missing:
+            raise missing_symbols_error(missing)
+        link_renamed(toolchain, objects, foreign, output, native.path)
 
 
 def artifact_key(
@@ -275,10 +265,6 @@ def torch_include_dirs() -> tuple[Path, ...]:
     return (root, root / "torch" / "csrc" / "api" / "include")
 
 
-def _support_source() -> bytes:
-    return (native_sources() / "generated" / "support.cpp").read_bytes()
-
-
 def _compile_objects(
     toolchain: Toolchain, generated: GeneratedCpp, variant: VariantSpec, support: bytes
 ) -> list[BuiltObject]:
@@ -287,32 +273,26 @@ def _compile_objects(
     first = (own,) if own.is_dir() else ()
     include_dirs = (*first, *torch_include_dirs(), native_sources())
     headers_id = f"torch {torch.__version__}, native {native_headers_id()}"
-    capability = variant.cpu_capability
-    units = [
-        (
-            "wrapper.cpp",
-            _SLIM.encode() + generated.wrapper.encode(),
-            (
-                *_WRAPPER_FLAGS,
-                *_DEFINES,
-                f"-march={BASELINE_MARCH[variant.arch]}",
-                "-DCPU_CAPABILITY=DEFAULT",
-                "-DCPU_CAPABILITY_DEFAULT",
-            ),
-        ),
+    wrapper_flags = (
+        *_WRAPPER_FLAGS,
+        *_DEFINES,
+        f"-march={BASELINE_MARCH[variant.arch]}",
+        *_capability("DEFAULT"),
+    )
+    units: list[tuple[str, bytes, tuple[str, ...]]] = [
+        ("wrapper.cpp", _SLIM.encode() + generated.wrapper.encode(), wrapper_flags),
         # What belongs to every model library: the throwing check, the empty constants section.
         ("support.cpp", support, ("-std=c++20", "-O1")),
     ]
     if generated.kernels:
         flags = (
             *_KERNEL_FLAGS,
-            *_LOOP_FLAGS[bool(generated.isa)],
+            *(_VECTOR_FLAGS if generated.isa else ()),
             *(("-fwrapv",) if generated.overflows else ()),
             *_DEFINES,
-            *_KERNEL_DEFINES[variant.arch],
+            *_KERNEL_DEFINES.get(variant.arch, ()),
             f"-march={variant.march}",
-            f"-DCPU_CAPABILITY={capability}",
-            f"-DCPU_CAPABILITY_{capability}",
+            *_capability(variant.cpu_capability),
             *variant.extra_flags,
         )
         units.append(("kernels.cpp", generated.kernels.encode(), flags))
@@ -333,37 +313,30 @@ def _compile_objects(
         return list(pool.map(build, units))
 
 
-def _link(
-    toolchain: Toolchain,
-    objects: list[BuiltObject],
-    native: NativeRuntime,
-    output: Path,
-) -> None:
-    """Points every call to the runtime's symbols and links.
+def _capability(name: str) -> tuple[str, str]:
+    return f"-DCPU_CAPABILITY={name}", f"-DCPU_CAPABILITY_{name}"
 
-    The runtime exports ``ec_X`` for each ``X`` that generated code calls. Renaming at this point
-    means that torch, libgomp or Sleef in the same process can never be called instead.
-    """
-    needed = {o.path: undefined_symbols(toolchain, o.path) for o in objects}
-    foreign = {s for symbols in needed.values() for s in symbols if FOREIGN.match(s)}
-    missing = sorted(s for s in foreign if f"ec_{s}" not in native.exports)
-    if missing:
-        raise missing_symbols_error(missing)
-    renamed: list[Path] = []
-    try:
-        for number, built in enumerate(objects):
-            table = {s: f"ec_{s}" for s in needed[built.path] if s in foreign}
-            target = output.with_name(f"{output.name}.{number}.o")
-            rename_symbols(toolchain, built.path, target, table)
-            renamed.append(target)
+
+def called_symbols(toolchain: Toolchain, objects: Sequence[BuiltObject]) -> set[str]:
+    """The symbols that some objects want from outside."""
+    return {s for built in objects for s in undefined_symbols(toolchain, built.path)}
+
+
+def link_renamed(
+    toolchain: Toolchain,
+    objects: Sequence[BuiltObject],
+    renamed: Container[str],
+    output: Path,
+    library: Path,
+    exports: Sequence[str] = ("AOTInductor*",),
+) -> None:
+    """Links objects at ``output`` that call ``ec_X`` of ``library`` for each ``X`` in ``renamed``."""
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as folder:
+        copies = [Path(folder) / f"{number}.o" for number in range(len(objects))]
+        for built, copy in zip(objects, copies, strict=True):
+            wanted = undefined_symbols(toolchain, built.path)
+            table = {symbol: f"ec_{symbol}" for symbol in wanted if symbol in renamed}
+            rename_symbols(toolchain, built.path, copy, table)
         link_shared(
-            toolchain,
-            renamed,
-            output,
-            exports=["AOTInductor*"],
-            soname=output.name,
-            libraries=[native.path],
+            toolchain, copies, output, exports=exports, soname=output.name, libraries=[library]
         )
-    finally:
-        for path in renamed:
-            path.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch.fx import GraphModule
@@ -18,7 +19,12 @@ from torch.fx import GraphModule
 import edgecompile
 from edgecompile.backends import LIBTORCH
 from edgecompile.backends.inductor_compat import GeneratedCpp
-from edgecompile.backends.inductor_cpu import FOREIGN, InductorCpuBackend
+from edgecompile.backends.inductor_cpu import (
+    FOREIGN,
+    InductorCpuBackend,
+    called_symbols,
+    link_renamed,
+)
 from edgecompile.backends.torch_calls import list_calls
 from edgecompile.errors import CompileError
 from edgecompile.precision import Precision
@@ -29,12 +35,9 @@ from edgecompile.toolchain.compilers import (
     Toolchain,
     compile_object,
     link_shared,
-    rename_symbols,
     undefined_symbols,
 )
 from edgecompile.toolchain.native import NativeRuntime, native_headers_id, native_sources
-
-__all__ = ["InductorTorchBackend", "foreign_symbols", "torch_sources"]
 
 #: What support.cpp does instead of torch.
 _OWN = ("aoti_torch_check", "aoti_torch_proxy_executor_call_function")
@@ -48,25 +51,19 @@ def torch_sources() -> Path:
 
 
 def foreign_symbols(toolchain: Toolchain, library: Path) -> frozenset[str]:
-    """What a program calls in torch, and in the libraries that torch brings along."""
-    return frozenset(s for s in undefined_symbols(toolchain, library, dynamic=True) if _is_torch(s))
-
-
-def _is_torch(symbol: str) -> bool:
-    return FOREIGN.match(symbol) is not None
+    """The symbols that a program calls in torch and in the libraries that torch brings along."""
+    return frozenset(filter(FOREIGN.match, undefined_symbols(toolchain, library, dynamic=True)))
 
 
 class InductorTorchBackend(InductorCpuBackend):
     """Compiles exported programs to shared libraries that need torch's."""
-
-    name = TORCH
 
     def lower(self, module: GraphModule, precision: Precision) -> dict[str, object]:
         """Leaves the graph as it is: its kernels are torch's."""
         return {"runtime": TORCH}
 
     def support(self, generated: GeneratedCpp) -> bytes:
-        """What every program needs beside its own code, and its list of operators."""
+        """C++ that every program needs beside its own code, and its list of operators."""
         text = list_calls(generated.calls)
         pieces = [text[i : i + _PIECE] for i in range(0, len(text), _PIECE)]
         literal = "\n".join(json.dumps(piece) for piece in pieces)
@@ -82,8 +79,7 @@ class InductorTorchBackend(InductorCpuBackend):
     def link(
         self,
         toolchain: Toolchain,
-        objects: list[BuiltObject],
-        generated: GeneratedCpp,
+        objects: Sequence[BuiltObject],
         native: NativeRuntime | None,
         output: Path,
     ) -> None:
@@ -92,30 +88,16 @@ class InductorTorchBackend(InductorCpuBackend):
         Raises:
             CompileError: torch here lacks some of it.
         """
-        needed = {o.path: undefined_symbols(toolchain, o.path) for o in objects}
-        called = {s for symbols in needed.values() for s in symbols if _is_torch(s)} - {*_OWN}
+        called = set(filter(FOREIGN.match, called_symbols(toolchain, objects))) - {*_OWN}
         if architecture(platform.machine()) == toolchain.arch:
             _require(called)
         stub = output.with_name(f"{output.name}.{LIBTORCH}")
-        renamed: list[Path] = []
         try:
             _link_stub(toolchain, called, stub)
-            for number, built in enumerate(objects):
-                table = {s: f"ec_{s}" for s in needed[built.path] if s in _OWN}
-                target = output.with_name(f"{output.name}.{number}.o")
-                rename_symbols(toolchain, built.path, target, table)
-                renamed.append(target)
-            link_shared(
-                toolchain,
-                renamed,
-                output,
-                exports=["AOTInductor*", "ec_torch_calls"],
-                soname=output.name,
-                libraries=[stub],
-            )
+            exports = ("AOTInductor*", "ec_torch_calls")
+            link_renamed(toolchain, objects, _OWN, output, stub, exports)
         finally:
-            for path in (*renamed, stub):
-                path.unlink(missing_ok=True)
+            stub.unlink(missing_ok=True)
 
 
 def _require(called: set[str]) -> None:

@@ -1,17 +1,14 @@
-"""What a program calls that the native runtime hasn't got, known before anything is compiled."""
+"""Refuses programs that call what the native runtime lacks, before anything is compiled."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from torch.fx import GraphModule
 
-from edgecompile.backends.extern_calls import PROXY, all_calls
+from edgecompile.backends.generated import PROXY, all_calls
 from edgecompile.errors import MissingKernelError
-
-__all__ = ["missing_symbols_error", "modules_of_nodes", "refuse_missing_kernels"]
 
 #: Why some kernels will never be there.
 _REASONS: tuple[tuple[str, str], ...] = (
@@ -26,20 +23,12 @@ _REASONS: tuple[tuple[str, str], ...] = (
 _MOST = 6
 
 
-@dataclass
-class _Missing:
-    """One kernel: how often it is called, and from where."""
-
-    count: int = 0
-    modules: dict[str, None] = field(default_factory=dict)  # an ordered set
-
-
 def modules_of_nodes(gm: GraphModule) -> dict[str, str]:
     """The module of the model that each node of an exported graph comes from, by node name.
 
     ``encoder.layer.0.attention (BertAttention)``; nodes that export gave no module are left out.
     """
-    found = {}
+    modules = {}
     for node in gm.graph.nodes:
         stack = node.meta.get("nn_module_stack") or {}
         if not stack:
@@ -48,8 +37,8 @@ def modules_of_nodes(gm: GraphModule) -> dict[str, str]:
         path, kind = levels[-1]
         if levels[0][1] == "NamedModule":  # edgecompile's own, around the model
             path = path.partition(".")[2]
-        found[str(node.name).lower()] = f"{path} ({kind})" if path else f"the model ({kind})"
-    return found
+        modules[str(node.name).lower()] = f"{path} ({kind})" if path else f"the model ({kind})"
+    return modules
 
 
 def _short(kind: object) -> str:
@@ -66,29 +55,28 @@ def refuse_missing_kernels(
         modules: from :func:`modules_of_nodes`.
         exports: the runtime's symbols, ``ec_`` and the called name each.
     """
-    missing: dict[str, _Missing] = {}
+    missing: dict[str, list[Iterable[str]]] = {}
     for call in all_calls(wrapper):
         if f"ec_{call.symbol}" in exports:
             continue
         label = call.symbol
         if call.symbol == PROXY:
             label = f"{', '.join(call.operators) or 'an operator'} (no C interface)"
-        entry = missing.setdefault(label, _Missing())
-        entry.count += 1
         names = [name.lower() for name in call.nodes]
-        entry.modules.update((modules[n], None) for n in names if n in modules)
+        places = dict.fromkeys(modules[name] for name in names if name in modules)
+        missing.setdefault(label, []).append(places)
     if missing:
         raise _error(missing)
 
 
-def _error(missing: Mapping[str, _Missing]) -> MissingKernelError:
-    """One error for all of it."""
+def _error(missing: Mapping[str, Sequence[Iterable[str]]]) -> MissingKernelError:
+    """One error for all of it: by kernel, the modules of each call."""
     lines = []
-    for name, entry in sorted(missing.items()):
-        times = "once" if entry.count == 1 else f"{entry.count} times"
-        shown = list(entry.modules)[:_MOST]
-        rest = len(entry.modules) - len(shown)
-        places = ", ".join(shown) + (f" and {rest} more" if rest else "")
+    for name, calls in sorted(missing.items()):
+        times = "once" if len(calls) == 1 else f"{len(calls)} times"
+        modules = list(dict.fromkeys(module for call in calls for module in call))
+        rest = len(modules) - _MOST
+        places = ", ".join(modules[:_MOST]) + (f" and {rest} more" if rest > 0 else "")
         reason = next((text for pattern, text in _REASONS if re.search(pattern, name)), "")
         line = f"  {name}, {times}" + (f", in {places}" if places else "")
         lines.append(line + (f": {reason}" if reason else ""))
@@ -102,4 +90,4 @@ def _error(missing: Mapping[str, _Missing]) -> MissingKernelError:
 
 def missing_symbols_error(names: list[str]) -> MissingKernelError:
     """The same for symbols that the linker would miss: vector functions, OpenMP."""
-    return _error({name: _Missing(1) for name in names})
+    return _error({name: [()] for name in names})

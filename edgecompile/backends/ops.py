@@ -19,24 +19,27 @@ One layout serves every vector width, so a bundle stores each weight once for al
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from edgecompile.export.operators import recurrence
-from edgecompile.export.operators.cached_attention import CACHED_ATTENTION, cached_attention
+from edgecompile.export.operators import library, recurrence
+from edgecompile.export.operators.cached_attention import (
+    CACHED_ATTENTION,
+    cached_attention,
+    per_token,
+)
 
 PANEL = 32
 
 #: Inputs of an int8 product that share a scale.
 BLOCK = 64
 
-#: A block of activations whose largest value is over so many times its row's root mean square is
+#: A block of activations whose largest value is over this many times its row's root mean square is
 #: rounded more finely: a few channels of a transformer are that large in every row, and the others'
-#: values would drown in a step of theirs (Dettmers et al., "LLM.int8()", 2022).
+#: values would be lost in their coarse steps (Dettmers et al., "LLM.int8()", 2022).
 OUTLIER = 12.0
 
 #: Values of one column that stand side by side in a panel.
@@ -52,24 +55,6 @@ ACTIVATIONS: Mapping[str, int] = {
     "tanh": 5,
     "sigmoid": 6,
 }
-
-# torch.library's functions carry no annotations.
-_LIBRARY: Any = torch.library.Library("edgecompile", "DEF")  # type: ignore[no-untyped-call]
-_LIBRARY.define(
-    "ec_linear(Tensor x, Tensor w_packed, Tensor? bias, Tensor? residual, int n, int act) -> Tensor"
-)
-_LIBRARY.define(
-    "ec_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool narrow) "
-    "-> Tensor"
-)
-_LIBRARY.define("ec_layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor")
-_LIBRARY.define("ec_copy(Tensor x) -> Tensor")
-_LIBRARY.define("ec_grouped_linear(Tensor x, Tensor w_packed, Tensor offs, int n) -> Tensor")
-_LIBRARY.define("ec_grouped_mm(Tensor x, Tensor w, Tensor offs) -> Tensor")
-_LIBRARY.define(
-    "ec_recurrence(Tensor gates, Tensor w_packed, Tensor? bias, Tensor h0, Tensor? c0, int kind, "
-    "bool reverse) -> (Tensor, Tensor, Tensor)"
-)
 
 
 def pack_weight(weight: Tensor, precision: str = "fp32") -> Tensor:
@@ -151,7 +136,7 @@ def _unpack_int8(packed: Tensor, n: int, k: int) -> Tensor:
 
 
 def unpack_weight(packed: Tensor, n: int, k: int) -> Tensor:
-    """What :func:`pack_weight` packed, as far as the precision kept it: float32 ``[n, k]``."""
+    """The matrix that :func:`pack_weight` packed, as rounded by the precision: float32 ``[n, k]``."""
     if packed.dtype == torch.int8:
         return _unpack_int8(packed, n, k)
     if packed.dtype == torch.bfloat16:
@@ -161,7 +146,7 @@ def unpack_weight(packed: Tensor, n: int, k: int) -> Tensor:
 
 
 def round_activations(x: Tensor) -> Tensor:
-    """What int8 products take rows of ``x [..., K]`` for, at the coarsest of any variant.
+    """Rounds rows of ``x [..., K]`` as int8 products do, at the coarsest of any variant.
 
     Each block of :data:`BLOCK` values is rounded to multiples of a 127th of its largest magnitude;
     where that is over :data:`OUTLIER` times the row's root mean square, of a 128th of that. A row
@@ -188,18 +173,20 @@ def _linear_int8(x: Tensor, packed: Tensor, n: int) -> Tensor:
     return torch.nn.functional.linear(round_activations(x), weight).to(torch.float32)
 
 
+_ACTIVATE: Mapping[int, Callable[[Tensor], Tensor]] = {
+    0: lambda t: t,
+    1: torch.relu,
+    2: torch.nn.functional.gelu,
+    3: lambda t: torch.nn.functional.gelu(t, approximate="tanh"),
+    4: torch.nn.functional.silu,
+    5: torch.tanh,
+    6: torch.sigmoid,
+}
+
+
 def activate(x: Tensor, act: int) -> Tensor:
     """Applies an activation by its code."""
-    functions: dict[int, Callable[[Tensor], Tensor]] = {
-        0: lambda t: t,
-        1: torch.relu,
-        2: torch.nn.functional.gelu,
-        3: lambda t: torch.nn.functional.gelu(t, approximate="tanh"),
-        4: torch.nn.functional.silu,
-        5: torch.tanh,
-        6: torch.sigmoid,
-    }
-    return functions[act](x)
+    return _ACTIVATE[act](x)
 
 
 def _linear_cpu(
@@ -214,180 +201,107 @@ def _linear_cpu(
     return y if residual is None else y + residual
 
 
-def _linear_fake(
-    x: Tensor, w_packed: Tensor, bias: Tensor | None, residual: Tensor | None, n: int, act: int
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], n))
-
-
-def _attention_cpu(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    narrow: bool,
-) -> Tensor:
+def _attention_cpu(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    mask, causal, scale, _ = rest
     # Operands that may be narrowed are so on few CPUs, and hardly count beside the weights.
     y = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
-    # The native kernel writes [B, L, H, D]; the strides are part of the operator's contract.
-    return y.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def _attention_fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    narrow: bool,
-) -> Tensor:
-    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])).transpose(1, 2)
+    # The strides of the native kernel's result are part of the operator's contract.
+    return per_token(q, v).copy_(y)
 
 
 def _layer_norm_cpu(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps).contiguous()
 
 
-def _layer_norm_fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def _copy_cpu(x: Tensor) -> Tensor:
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-def _copy_fake(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def _grouped_mm_cpu(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
-    """Rows ``offs[e-1]..offs[e]`` of ``x [S, K]`` times ``w[e]`` of ``[E, K, N]``; then zeros."""
-    y, start = x.new_zeros(x.shape[0], w.shape[2]), 0
-    for matrix, end in zip(w, offs.tolist(), strict=True):
-        y[start:end] = x[start:end] @ matrix
-        start = end
-    return y
-
-
-def _grouped_mm_fake(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
-    return x.new_empty((x.shape[0], w.shape[2]))
-
-
-def _grouped_linear_cpu(x: Tensor, w_packed: Tensor, offs: Tensor, n: int) -> Tensor:
+def _grouped_cpu(
+    x: Tensor, offs: Tensor, weights: Tensor, n: int, multiply: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Rows ``offs[e-1]..offs[e]`` of ``x [S, K]`` times the matrix of ``weights[e]``; then zeros."""
     y, start = x.new_zeros(x.shape[0], n), 0
-    for packed, end in zip(w_packed, offs.tolist(), strict=True):
-        y[start:end] = _linear_cpu(x[start:end], packed, None, None, n, 0)
+    for weight, end in zip(weights, offs.tolist(), strict=True):
+        y[start:end] = multiply(x[start:end], weight)
         start = end
     return y
 
 
-def _grouped_linear_fake(x: Tensor, w_packed: Tensor, offs: Tensor, n: int) -> Tensor:
-    return x.new_empty((x.shape[0], n))
+def _recurrence_cpu(gates: Tensor, w_packed: Tensor, bias: Tensor | None, *rest: Any) -> Any:
+    def project(h: Tensor) -> Tensor:
+        return _linear_cpu(h, w_packed, bias, None, gates.shape[2], 0)
+
+    return recurrence.run_steps(gates, project, *rest)
 
 
-def _recurrence_cpu(
-    gates: Tensor,
-    w_packed: Tensor,
-    bias: Tensor | None,
-    h0: Tensor,
-    c0: Tensor | None,
-    kind: int,
-    reverse: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    n = gates.shape[2]
-    return recurrence.run_steps(
-        gates, lambda h: _linear_cpu(h, w_packed, bias, None, n, 0), h0, c0, kind, reverse
-    )
-
-
-def _recurrence_fake(
-    gates: Tensor,
-    w_packed: Tensor,
-    bias: Tensor | None,
-    h0: Tensor,
-    c0: Tensor | None,
-    kind: int,
-    reverse: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return recurrence.empty_results(gates, h0, kind)
-
-
-#: What each operator computes, as a function of torch's own operators, by its name.
-IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {"ec_cached_attention": cached_attention}
-
-for _name, _cpu, _fake in (
-    ("ec_linear", _linear_cpu, _linear_fake),
-    ("ec_attention", _attention_cpu, _attention_fake),
-    ("ec_layer_norm", _layer_norm_cpu, _layer_norm_fake),
-    ("ec_copy", _copy_cpu, _copy_fake),
-    ("ec_grouped_linear", _grouped_linear_cpu, _grouped_linear_fake),
-    ("ec_grouped_mm", _grouped_mm_cpu, _grouped_mm_fake),
-    ("ec_recurrence", _recurrence_cpu, _recurrence_fake),
-):
-    _LIBRARY.impl(_name, _cpu, "CPU")
-    torch.library.register_fake(f"edgecompile::{_name}", _fake, lib=_LIBRARY)
-    IMPLEMENTATIONS[_name] = _cpu
-
-LINEAR = torch.ops.edgecompile.ec_linear.default
-ATTENTION = torch.ops.edgecompile.ec_attention.default
-COPY = torch.ops.edgecompile.ec_copy.default
-LAYER_NORM = torch.ops.edgecompile.ec_layer_norm.default
-GROUPED_LINEAR = torch.ops.edgecompile.ec_grouped_linear.default
-GROUPED_MM = torch.ops.edgecompile.ec_grouped_mm.default
-RECURRENCE = torch.ops.edgecompile.ec_recurrence.default
-
+#: Computes each operator with torch's own ones, by its name.
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
 #: Declarations that Inductor copies into the generated C++ for direct calls.
-C_SHIMS = {
-    LINEAR: [
-        "AOTITorchError aoti_torch_cpu_ec_linear(AtenTensorHandle, AtenTensorHandle, "
-        "AtenTensorHandle*, AtenTensorHandle*, int64_t, int64_t, AtenTensorHandle*)"
-    ],
-    ATTENTION: [
-        "AOTITorchError aoti_torch_cpu_ec_attention(AtenTensorHandle, AtenTensorHandle, "
-        "AtenTensorHandle, AtenTensorHandle*, int32_t, double, int32_t, AtenTensorHandle*)"
-    ],
-    CACHED_ATTENTION: [
-        "AOTITorchError aoti_torch_cpu_ec_cached_attention(AtenTensorHandle, AtenTensorHandle, "
-        "AtenTensorHandle, AtenTensorHandle, int64_t, double, double, AtenTensorHandle*)"
-    ],
-    COPY: ["AOTITorchError aoti_torch_cpu_ec_copy(AtenTensorHandle, AtenTensorHandle*)"],
-    LAYER_NORM: [
-        "AOTITorchError aoti_torch_cpu_ec_layer_norm(AtenTensorHandle, AtenTensorHandle*, "
-        "AtenTensorHandle*, double, AtenTensorHandle*)"
-    ],
-    GROUPED_LINEAR: [
-        "AOTITorchError aoti_torch_cpu_ec_grouped_linear(AtenTensorHandle, AtenTensorHandle, "
-        "AtenTensorHandle, int64_t, AtenTensorHandle*)"
-    ],
-    GROUPED_MM: [
-        "AOTITorchError aoti_torch_cpu_ec_grouped_mm(AtenTensorHandle, AtenTensorHandle, "
-        "AtenTensorHandle, AtenTensorHandle*)"
-    ],
-    RECURRENCE: [
-        "AOTITorchError aoti_torch_cpu_ec_recurrence(AtenTensorHandle, AtenTensorHandle, "
-        "AtenTensorHandle*, AtenTensorHandle, AtenTensorHandle*, int64_t, int32_t, "
-        "AtenTensorHandle*, AtenTensorHandle*, AtenTensorHandle*)"
-    ],
+C_SHIMS: dict[Any, list[str]] = {}
+
+#: Parameters of torch's C interface by the type of the argument.
+_C_TYPES = {
+    "Tensor": "AtenTensorHandle",
+    "Optional[Tensor]": "AtenTensorHandle*",
+    "List[int]": "const int64_t*, int64_t",
+    "int": "int64_t",
+    "bool": "int32_t",
+    "float": "double",
 }
 
 
-def define(schema: str, cpu: Any, fake: Any, shim: str) -> Any:
-    """Adds an operator with its CPU and fake implementations and the C shim behind it."""
-    name = schema.partition("(")[0]
-    _LIBRARY.define(schema)
-    _LIBRARY.impl(name, cpu, "CPU")
-    torch.library.register_fake(f"edgecompile::{name}", fake, lib=_LIBRARY)
-    operator = getattr(torch.ops.edgecompile, name).default
-    C_SHIMS[operator] = [shim]
+def _register(operator: Any, cpu: Callable[..., Any]) -> Any:
+    schema = operator._schema
+    name = schema.name.partition("::")[2]
+    parameters = [_C_TYPES[str(argument.type)] for argument in schema.arguments]
+    parameters += ["AtenTensorHandle*"] * len(schema.returns)
+    C_SHIMS[operator] = [f"AOTITorchError aoti_torch_cpu_{name}({', '.join(parameters)})"]
     IMPLEMENTATIONS[name] = cpu
     return operator
 
 
-def default_scale(head_dim: int) -> float:
-    """The scale that scaled_dot_product_attention uses when none is given: ``1/sqrt(D)``."""
-    return 1.0 / math.sqrt(head_dim)
+def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Adds an operator, as :func:`library.define`, that the native runtime has a C function for."""
+    return _register(library.define(schema, cpu, fake), cpu)
+
+
+_register(CACHED_ATTENTION, cached_attention)
+LINEAR = define(
+    "ec_linear(Tensor x, Tensor w_packed, Tensor? bias, Tensor? residual, int n, int act) -> Tensor",
+    _linear_cpu,
+    lambda x, w, bias, residual, n, act: x.new_empty((*x.shape[:-1], n)),
+)
+ATTENTION = define(
+    "ec_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool narrow) "
+    "-> Tensor",
+    _attention_cpu,
+    lambda q, k, v, *_: per_token(q, v),
+)
+COPY = define(
+    "ec_copy(Tensor x) -> Tensor",
+    lambda x: x.clone(memory_format=torch.contiguous_format),
+    lambda x: x.new_empty(x.shape),
+)
+LAYER_NORM = define(
+    "ec_layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor",
+    _layer_norm_cpu,
+    lambda x, *_: x.new_empty(x.shape),
+)
+GROUPED_LINEAR = define(
+    "ec_grouped_linear(Tensor x, Tensor w_packed, Tensor offs, int n) -> Tensor",
+    lambda x, w, offs, n: _grouped_cpu(
+        x, offs, w, n, lambda rows, packed: _linear_cpu(rows, packed, None, None, n, 0)
+    ),
+    lambda x, w, offs, n: x.new_empty((x.shape[0], n)),
+)
+#: With matrices ``[E, K, N]`` that aren't packed.
+GROUPED_MM = define(
+    "ec_grouped_mm(Tensor x, Tensor w, Tensor offs) -> Tensor",
+    lambda x, w, offs: _grouped_cpu(x, offs, w, w.shape[2], torch.matmul),
+    lambda x, w, offs: x.new_empty((x.shape[0], w.shape[2])),
+)
+RECURRENCE = define(
+    "ec_recurrence(Tensor gates, Tensor w_packed, Tensor? bias, Tensor h0, Tensor? c0, int kind, "
+    "bool reverse) -> (Tensor, Tensor, Tensor)",
+    _recurrence_cpu,
+    recurrence.empty_results,
+)

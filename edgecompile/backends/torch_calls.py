@@ -14,8 +14,6 @@ from typing import Any
 from edgecompile.backends.inductor_compat import torch_constant
 from edgecompile.errors import CompileError
 
-__all__ = ["list_calls"]
-
 _PLAIN = ("as_float", "as_floats", "as_bool", "as_bools", "as_string", "as_strings")
 _KEYWORD = 2
 

@@ -1,4 +1,4 @@
-"""What given buckets cost on a given sample: every policy is judged by these functions."""
+"""What given buckets cost on given traffic: every plan and baseline is judged by these functions."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from edgecompile.buckets.costs.sources import CostModel, FloatArray
+from edgecompile.buckets.costs.grid import MODES, CostGrid, FloatArray
 from edgecompile.buckets.ranges import Bucket
+from edgecompile.buckets.traffic import IntArray, Sizes, Traffic
 from edgecompile.errors import PlanError
-from edgecompile.lengths.distribution import LengthDistribution
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Figures of one set of buckets under one cost model and sample.
+    """Figures of one set of buckets under one grid of costs and traffic.
 
     Attributes:
         expected_ms: mean milliseconds of a run.
-        p50_ms, p99_ms: what 50 % and 99 % of the runs don't exceed, as far as the length decides.
+        p50_ms, p99_ms: what 50 % and 99 % of the runs don't exceed, as far as the sizes decide.
         padding_waste: share of the computed elements that are padding, 0 where nothing is padded.
+            A run has as many elements as the product of its sizes.
         programs: number of buckets.
     """
 
@@ -37,90 +37,110 @@ class Evaluation:
         return dict(vars(self))
 
 
-def evaluate_buckets(
-    buckets: Sequence[Bucket], distribution: LengthDistribution, cost_model: CostModel
-) -> Evaluation:
-    """Judges buckets of one axis, ascending, that serve the whole sample.
+def evaluate_buckets(buckets: Sequence[Bucket], sizes: Sizes, costs: CostGrid) -> Evaluation:
+    """The figures of buckets that serve all of the traffic.
+
+    Args:
+        buckets: the first one that holds a run's sizes serves it.
+        sizes: the traffic, over the axes of the costs; of lengths alone, over the buckets' length
+            axis.
+        costs: milliseconds by sizes and mode.
 
     Raises:
-        PlanError: some lengths lie outside every bucket.
-        CostError: the cost model has no costs in a bucket's mode.
+        PlanError: some sizes are outside every bucket, or the buckets lack an axis.
+        CostError: there are no costs in a bucket's mode.
     """
-    costs = run_costs(buckets, distribution, cost_model)
-    counts = distribution.count_array
-    lengths = distribution.length_array
-    run_lengths = _run_lengths(buckets, lengths)
-    real = float(np.dot(lengths, counts))
-    computed = float(np.dot(run_lengths, counts))
+    traffic = Traffic.of(sizes, buckets[0].length_axis)
+    which = find_buckets(buckets, traffic)
+    run = run_sizes(buckets, traffic, which)
+    ms = _costs(buckets, run, which, costs)
+    computed, real = (
+        float(x.prod(axis=1, dtype=np.float64) @ traffic.counts) for x in (run, traffic.sizes)
+    )
     return Evaluation(
-        expected_ms=_mean(costs, distribution),
-        p50_ms=weighted_quantile(costs, counts, 0.5),
-        p99_ms=weighted_quantile(costs, counts, 0.99),
+        expected_ms=float(ms @ traffic.counts) / traffic.n,
+        p50_ms=_quantile(ms, traffic.counts, 0.5),
+        p99_ms=_quantile(ms, traffic.counts, 0.99),
         padding_waste=(computed - real) / computed,
         programs=len(buckets),
     )
 
 
-def expected_cost(
-    buckets: Sequence[Bucket], distribution: LengthDistribution, cost_model: CostModel
-) -> float:
-    """Mean milliseconds of one run over the sample; see :func:`evaluate_buckets`."""
-    return _mean(run_costs(buckets, distribution, cost_model), distribution)
+def expected_cost(buckets: Sequence[Bucket], sizes: Sizes, costs: CostGrid) -> float:
+    """Mean milliseconds of one run over the traffic; see :func:`evaluate_buckets`."""
+    traffic = Traffic.of(sizes, buckets[0].length_axis)
+    return float(run_costs(buckets, traffic, costs) @ traffic.counts) / traffic.n
 
 
-def run_costs(
-    buckets: Sequence[Bucket], distribution: LengthDistribution, cost_model: CostModel
-) -> FloatArray:
-    """Milliseconds of one run at each distinct length of the sample, shape [distinct].
+def run_costs(buckets: Sequence[Bucket], sizes: Sizes, costs: CostGrid) -> FloatArray:
+    """Milliseconds of one run at each distinct combination of sizes, shape [cells].
 
     Raises:
-        PlanError: some lengths lie outside every bucket.
-        CostError: the cost model has no costs in a bucket's mode.
+        PlanError, CostError: as :func:`evaluate_buckets` does.
     """
-    lengths = distribution.length_array
-    run_lengths = _run_lengths(buckets, lengths)
-    padded = _padded(buckets, lengths)
-    costs = np.empty(len(lengths))
-    if padded.any():
-        costs[padded] = cost_model.cost(run_lengths[padded], "pad")
-    if not padded.all():
-        costs[~padded] = cost_model.cost(run_lengths[~padded], "exact")
-    return costs
+    traffic = Traffic.of(sizes, buckets[0].length_axis)
+    which = find_buckets(buckets, traffic)
+    return _costs(buckets, run_sizes(buckets, traffic, which), which, costs)
 
 
-def weighted_quantile(costs: FloatArray, counts: npt.NDArray[np.int64], q: float) -> float:
-    """The least cost that a share ``q`` of the samples doesn't exceed; both of shape [cells]."""
-    order = np.argsort(costs, kind="stable")
-    reached = np.cumsum(counts[order])
-    return float(costs[order][np.searchsorted(reached, np.ceil(q * int(counts.sum()) - 1e-6))])
+def find_buckets(buckets: Sequence[Bucket], traffic: Traffic, partly: bool = False) -> IntArray:
+    """Index of the first bucket that serves each distinct combination of sizes, shape [cells].
 
+    Args:
+        buckets: in any order; axes that the traffic doesn't have are of no account.
+        traffic: the traffic.
+        partly: give −1 for sizes outside every bucket instead of refusing them.
 
-def _mean(costs: FloatArray, distribution: LengthDistribution) -> float:
-    return float(np.dot(costs, distribution.count_array) / distribution.n)
-
-
-def _index(buckets: Sequence[Bucket], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
-    his = np.array([bucket.hi for bucket in buckets])
-    index = np.searchsorted(his, lengths)
-    outside = (index == len(buckets)) | (lengths < buckets[0].lo)
-    if outside.any():
-        shown = ", ".join(str(length) for length in lengths[outside][:5])
+    Raises:
+        PlanError: some sizes are outside every bucket, or the buckets lack an axis.
+    """
+    names = [name for name, _ in buckets[0].axes]
+    missing = [axis for axis in traffic.axes if axis not in names]
+    if missing:
         raise PlanError(
-            f"the buckets serve {buckets[0].lo}..{his[-1]}, but the sample has the lengths {shown}"
-            + (" and others" if outside.sum() > 5 else ""),
-            hint="clip the sample, or plan with a larger --max-length",
+            f"the buckets have the axes {', '.join(names)}, but the sample has sizes of "
+            f"{' and '.join(missing)}"
         )
-    return index
+    which = np.full(len(traffic.sizes), -1, dtype=np.int64)
+    for index in range(len(buckets) - 1, -1, -1):
+        ranges = [buckets[index].range(axis) for axis in traffic.axes]
+        los, his = ([getattr(own, end) for own in ranges] for end in ("lo", "hi"))
+        which[((traffic.sizes >= los) & (traffic.sizes <= his)).all(axis=1)] = index
+    outside = which < 0
+    if outside.any() and not partly:
+        shown = "; ".join(
+            ", ".join(f"{axis} {n}" for axis, n in zip(traffic.axes, cell, strict=True))
+            for cell in traffic.sizes[outside][:5].tolist()
+        )
+        raise PlanError(
+            f"no bucket serves {shown}" + (" and others" if outside.sum() > 5 else ""),
+            hint="clip the sample, or plan with larger sizes",
+        )
+    return which
 
 
-def _padded(buckets: Sequence[Bucket], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    modes = np.array([bucket.mode == "pad" for bucket in buckets])
-    padded: npt.NDArray[np.bool_] = modes[_index(buckets, lengths)]
-    return padded
+def run_sizes(buckets: Sequence[Bucket], traffic: Traffic, which: IntArray) -> IntArray:
+    """The sizes at which each combination runs, shape [cells, axes]; ``which`` as found above."""
+    ends = np.array(
+        [[b.range(a).hi if a in b.pad_axes else 0 for a in traffic.axes] for b in buckets]
+    )
+    run: IntArray = np.maximum(traffic.sizes, ends[which])
+    return run
 
 
-def _run_lengths(
-    buckets: Sequence[Bucket], lengths: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    his = np.array([bucket.hi for bucket in buckets], dtype=np.int64)
-    return np.where(_padded(buckets, lengths), his[_index(buckets, lengths)], lengths)
+def _costs(
+    buckets: Sequence[Bucket], run: IntArray, which: IntArray, costs: CostGrid
+) -> FloatArray:
+    ms = np.empty(len(run))
+    for mode in MODES:
+        where = np.array([bucket.mode == mode for bucket in buckets])[which]
+        if where.any():
+            ms[where] = costs.at(run[where], mode)
+    return ms
+
+
+def _quantile(ms: FloatArray, counts: IntArray, q: float) -> float:
+    """The least cost that a share ``q`` of the samples doesn't exceed."""
+    order = np.argsort(ms, kind="stable")
+    reached = np.cumsum(counts[order])
+    return float(ms[order][np.searchsorted(reached, np.ceil(q * int(counts.sum()) - 1e-6))])

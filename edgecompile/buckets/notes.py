@@ -3,87 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from edgecompile.buckets.costs.sources import CostCurve, Mode
-from edgecompile.buckets.ranges import Bucket
-from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.search.problem import Problem
+from edgecompile.buckets.search.strips import StripPlans
+from edgecompile.buckets.traffic import Traffic
 from edgecompile.units import format_share
+
+# A saving or a gap of less than this share is none: rounding mustn't decide.
+_NOTHING = 1e-9
+_MET = 1e-6
 
 
 def plan_notes(
-    buckets: Sequence[Bucket],
-    *,
-    sample: LengthDistribution,
-    curve: CostCurve,
-    modes: tuple[Mode, ...],
-    expected_by_count: Sequence[float],
-    expected_ms: float,
-    price: float,
-    most: int | None,
-    forced: bool,
-) -> tuple[str, ...]:
-    """Explains the choice of :func:`edgecompile.buckets.plan.plan_buckets`.
+    plan: BucketPlan,
+    problem: Problem,
+    traffic: Traffic,
+    searches: Sequence[StripPlans],
+    outer: int,
+) -> BucketPlan:
+    """The plan with notes that explain its choice.
 
     Args:
-        buckets: the chosen buckets.
-        sample: the lengths as they were given, before clipping.
-        curve: the costs that were planned with.
-        modes: the modes that were allowed and have costs.
-        expected_by_count: mean cost of the best plan of 1, 2, … buckets, without their price.
-        expected_ms: mean cost of the chosen buckets.
-        price: what a bucket has to save.
-        most: the most buckets allowed, None for no bound.
-        forced: whether the number of buckets was given.
+        plan: what was chosen.
+        problem: what it was chosen for.
+        traffic: the sizes as they were given, before clipping.
+        searches: the best strips of each order.
+        outer: the axis that is cut first in the chosen plan.
     """
-    max_length = buckets[-1].hi
-    notes = [_why_one(buckets[0], expected_ms)] if len(buckets) == 1 else []
-    if len(buckets) > 1 and expected_by_count:
-        notes.append(saving_note(len(buckets), expected_ms, expected_by_count[0], buckets))
-    notes += next_bucket_note(len(buckets), expected_by_count, price, most, forced)
-    if modes == ("pad",):
-        why = "the cost curve has no exact costs" if "exact" not in curve.modes else "as asked for"
-        notes.append(f"Every bucket is padded to a fixed length: {why}.")
-    if curve.kind == "modelled":
+    notes = [_saving(plan, problem)]
+    if plan.lower_bound_ms is not None:
+        notes += [_strips(searches, problem.axes, outer, len(plan.buckets))]
+        notes += [_gap(plan, plan.lower_bound_ms, problem)]
+    notes += _next_bucket(plan, problem)
+    costs = problem.costs
+    if problem.modes == ("pad",):
+        why = "there are no exact costs" if "exact" not in costs.modes else "as asked for"
+        notes.append(f"Every bucket is padded to fixed sizes: {why}.")
+    if costs.kind == "modelled":
         notes.append(
             "The costs are modelled, not measured: a run on the target may rank otherwise."
         )
-    share = sample.share_over(max_length)
-    if share:
-        notes.append(
-            f"{format_share(share)} of the samples are longer than {max_length} and count as "
-            f"{max_length} here; at run time the caller must truncate them, or they are refused."
-        )
-    if sample.max < max_length:
-        notes.append(
-            f"No sample is longer than {sample.max}; the lengths from {sample.max + 1} to "
-            f"{max_length} are served, but nothing is known of how often they come."
-        )
-    if curve.extrapolates(max_length):
-        notes.append(
-            f"The last cost point is at {curve.points[-1].length}; the costs of longer inputs, up "
-            f"to {max_length}, are extrapolated."
-        )
-    return tuple(notes)
+    for index in range(len(problem.axes)):
+        notes += _doubts(index, problem, traffic)
+    return replace(plan, notes=tuple(note for note in notes if note))
 
 
-def _why_one(bucket: Bucket, expected_ms: float) -> str:
-    if bucket.mode == "exact":
-        return (
-            "One dynamic range is best: it runs every length unpadded, for "
-            f"{ms_text(expected_ms)} on average."
-        )
-    return (
-        f"One static program is best: it pads every input to {bucket.hi} and takes "
-        f"{ms_text(expected_ms)}."
-    )
-
-
-def saving_note(count: int, chosen: float, single: float, buckets: Sequence[Bucket]) -> str:
-    """What several buckets save against one: mean costs in ms, ``single`` of the best one."""
-    padded = sum(bucket.mode == "pad" for bucket in buckets)
+def _saving(plan: BucketPlan, problem: Problem) -> str:
+    """What several buckets save against one, or why there is one; empty if that's unknown."""
+    assert plan.expected_ms is not None
+    first, count, chosen = plan.buckets[0], len(plan.buckets), ms_text(plan.expected_ms)
+    if count == 1 and first.mode == "exact":
+        return f"One dynamic range is best: it runs every input unpadded, for {chosen} on average."
+    if count == 1:
+        sizes = " and ".join(f"{axis} {first.range(axis).hi}" for axis in problem.axes)
+        return f"One static program is best: it pads every input to {sizes} and takes {chosen}."
+    if not plan.expected_by_count:
+        return ""
+    single = plan.expected_by_count[0]
+    padded = sum(bucket.mode == "pad" for bucket in plan.buckets)
     kinds = {0: "all exact", count: "all padded"}.get(padded, f"{padded} of them padded")
-    saved = single - chosen
-    if saved <= 1e-9 * single:
+    saved = single - plan.expected_ms
+    if saved <= _NOTHING * single:
         return f"{count} buckets ({kinds}) save nothing against the best single bucket."
     return (
         f"{count} buckets ({kinds}) save {ms_text(saved)} a run ({format_share(saved / single)}) against "
@@ -91,26 +73,78 @@ def saving_note(count: int, chosen: float, single: float, buckets: Sequence[Buck
     )
 
 
-def next_bucket_note(
-    count: int, by_count: Sequence[float], price: float, most: int | None, forced: bool
-) -> list[str]:
+def _strips(searches: Sequence[StripPlans], axes: Sequence[str], outer: int, count: int) -> str:
+    text = "Plans are strips: one axis is cut first, the other within each strip"
+    if count > 1:
+        text += f"; here {axes[outer]} is cut first"
+    partial = [search for search in searches if not search.whole]
+    if not partial:
+        return f"{text}. This is the best of them."
+    limits = " and ".join(
+        f"at {search.tried} of {search.possible} sizes of {axes[search.outer]}"
+        for search in partial
+    )
+    return f"{text}. Strips were tried only {limits}, so this is a heuristic."
+
+
+def _gap(plan: BucketPlan, bound: float, problem: Problem) -> str:
+    assert plan.expected_ms is not None
+    count, most = len(plan.buckets), problem.most
+    gap = (plan.expected_ms + plan.price_per_bucket * count) / bound - 1.0
+    number = f"{count} " if problem.count else "" if most is None else f"up to {most} "
+    if gap <= _MET:
+        return (
+            f"Proven optimal: no other set of {number}buckets of any shape, overlapping or not, "
+            "costs less."
+        )
+    return (
+        f"At most {format_share(gap)} over the best set of {number}buckets of any shape: the "
+        f"lower bound is {ms_text(bound)}."
+    )
+
+
+def _next_bucket(plan: BucketPlan, problem: Problem) -> list[str]:
     """What further buckets would save, and why they weren't made; empty if that's unknown."""
+    count, by_count, price = len(plan.buckets), plan.expected_by_count, plan.price_per_bucket
     if len(by_count) <= count:
         return []
-    # Two more buckets can save where one can't, so the best of all larger counts is told.
+    # Two more buckets can save where one can't, so the best of all larger counts is named.
     further = min(range(count, len(by_count)), key=lambda k: by_count[k] + price * (k - count))
     saved = by_count[count - 1] - by_count[further]
     more = further + 1 - count
-    noun = "a further bucket" if more == 1 else f"{more} further buckets"
-    if saved <= 1e-9 * by_count[count - 1]:
+    if saved <= _NOTHING * by_count[count - 1]:
         return ["More buckets would save nothing."]
-    text = f"{noun[0].upper()}{noun[1:]} would save {ms_text(saved)} a run"
-    text += f" ({format_share(saved / by_count[count - 1])})"
-    if forced:
+    noun = "A further bucket" if more == 1 else f"{more} further buckets"
+    text = f"{noun} would save {ms_text(saved)} a run ({format_share(saved / by_count[count - 1])})"
+    if problem.count is not None:
         return [f"{text}, but the number of buckets was given."]
-    if most is not None and count + more > most:
-        return [f"{text}, but {most} is the most allowed."]
+    if problem.most is not None and count + more > problem.most:
+        return [f"{text}, but {problem.most} is the most allowed."]
     return [f"{text}, less than the {ms_text(price * more)} that it has to save."]
+
+
+def _doubts(index: int, problem: Problem, traffic: Traffic) -> list[str]:
+    """What isn't known of the sizes on one axis."""
+    notes = []
+    axis, high, largest = problem.axes[index], problem.highs[index], traffic.most[index]
+    share = traffic.share_over(index, high)
+    if share:
+        notes.append(
+            f"{format_share(share)} of the samples have a {axis} over {high} and count as {high} "
+            "here; at run time the caller must truncate them, or they are refused."
+        )
+    if largest < high:
+        notes.append(
+            f"No sample has a {axis} over {largest}; those from {largest + 1} to {high} are "
+            "served, but nothing is known of how often they come."
+        )
+    last = problem.costs.sizes(index)[-1]
+    if high > last:
+        notes.append(
+            f"The last cost point on the axis {axis} is at {last}; the costs of larger inputs, up "
+            f"to {high}, are extrapolated."
+        )
+    return notes
 
 
 def ms_text(value: float) -> str:

@@ -1,29 +1,17 @@
-"""Plans of buckets: which lengths are compiled together, and how; and the best plan there is.
-
-:func:`plan_buckets` is exact: no other choice of boundaries and modes has a lower expected cost
-under its cost model. :mod:`edgecompile.buckets.segments` has the recurrence and the reason.
-"""
+"""Plans of buckets: the sizes that are compiled together, and how."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgecompile.buckets.costs.sources import MODES, CostCurve, Mode
-from edgecompile.buckets.costs.surfaces import CostSurface, cost_model_from_json
-from edgecompile.buckets.evaluation import expected_cost
-from edgecompile.buckets.limits import BucketLimits
-from edgecompile.buckets.notes import plan_notes
-from edgecompile.buckets.positions import TIE, find_positions, make_buckets
-from edgecompile.buckets.ranges import AxisRange, Bucket, OtherAxes
-from edgecompile.buckets.segments import best_priced_segmentation, best_segmentations
+from edgecompile.buckets.costs.grid import CostGrid
+from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.buckets.tiling import tiling_problems
 from edgecompile.errors import PlanError
-from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.lengths.rows import MAX_LENGTH
 
-__all__ = ["AxisRange", "Bucket", "BucketLimits", "BucketPlan", "plan_buckets"]
+__all__ = ["AxisRange", "Bucket", "BucketPlan"]
 
 
 @dataclass(frozen=True)
@@ -36,9 +24,10 @@ class BucketPlan:
             or overlap. Where they divide the length axis alone they are ascending in length.
         expected_ms: mean cost of one run under the cost model and the sample, without the price
             of buckets; None for a plan made by hand.
-        policy: the rule that made the plan; ``optimum`` for :func:`plan_buckets`.
-        cost_model: the costs that were planned with, if any: a curve, or a surface where the
-            buckets divide two axes.
+        policy: the rule that made the plan; ``optimum`` for
+            :func:`edgecompile.buckets.planner.plan_buckets`.
+        cost_model: the costs that were planned with, if any; over two axes where the buckets
+            divide two.
         price_per_bucket: what a bucket had to save, in milliseconds of the mean run.
         expected_by_count: expected_ms of the best plan of exactly 1, 2, … buckets, as far as
             these were computed.
@@ -56,7 +45,7 @@ class BucketPlan:
     buckets: tuple[Bucket, ...]
     expected_ms: float | None = None
     policy: str = "manual"
-    cost_model: CostCurve | CostSurface | None = None
+    cost_model: CostGrid | None = None
     price_per_bucket: float = 0.0
     expected_by_count: tuple[float, ...] = ()
     source: str = ""
@@ -68,48 +57,42 @@ class BucketPlan:
     def __post_init__(self) -> None:
         if not self.buckets:
             raise PlanError("a plan needs a bucket")
-        problems = []
         names = [name for name, _ in self.buckets[0].axes]
-        for index, bucket in enumerate(self.buckets):
-            if [name for name, _ in bucket.axes] != names or names[0] != self.length_axis:
-                axes = ", ".join(name for name, _ in bucket.axes)
-                problems.append(f"bucket {index} has the axes {axes}, not {', '.join(names)}")
+        problems = [
+            f"bucket {index} has the axes {', '.join(own)}, not {', '.join(names)}"
+            for index, bucket in enumerate(self.buckets)
+            if (own := [name for name, _ in bucket.axes]) != names
+        ]
         if names[0] != self.length_axis:
             problems.append(f"the buckets divide {names[0]}, the plan {self.length_axis}")
         problems = problems or tiling_problems(self.buckets)
         if problems:
             raise PlanError("bad plan: " + "; ".join(problems[:10]))
 
+    def extent(self, axis: str) -> tuple[int, int]:
+        """Smallest and largest size served on an axis.
+
+        Raises:
+            KeyError: the buckets have no such axis.
+        """
+        ranges = [bucket.range(axis) for bucket in self.buckets]
+        return min(own.lo for own in ranges), max(own.hi for own in ranges)
+
     @property
     def min_length(self) -> int:
         """Shortest length served."""
-        return min(bucket.lo for bucket in self.buckets)
+        return self.extent(self.length_axis)[0]
 
     @property
     def max_length(self) -> int:
         """Longest length served."""
-        return max(bucket.hi for bucket in self.buckets)
+        return self.extent(self.length_axis)[1]
 
     @property
-    def curve(self) -> CostCurve | None:
-        """The cost model if the length alone decides, None if there is none or a surface."""
-        return self.cost_model if isinstance(self.cost_model, CostCurve) else None
-
-    @property
-    def surface(self) -> CostSurface | None:
-        """The cost model if two axes decide, None if there is none or a curve."""
-        return self.cost_model if isinstance(self.cost_model, CostSurface) else None
-
-    @property
-    def divides(self) -> tuple[str, ...]:
-        """The axes that tell its buckets apart, and the length axis; other axes are the same."""
-        first = self.buckets[0]
-        return tuple(
-            name
-            for name, own in first.axes
-            if name == self.length_axis
-            or any((b.range(name).lo, b.range(name).hi) != (own.lo, own.hi) for b in self.buckets)
-        )
+    def divided(self) -> tuple[str, ...]:
+        """The axes that it was planned over, the length axis first: those of its costs."""
+        axes = () if self.cost_model is None else self.cost_model.axes
+        return (self.length_axis, *axes[1:])
 
     def find(self, sizes: Mapping[str, int]) -> int | None:
         """Index of the first bucket that serves these sizes, None if there is none."""
@@ -149,45 +132,24 @@ class BucketPlan:
         """
         if not isinstance(value, dict) or not isinstance(value.get("buckets"), list):
             raise PlanError('a plan needs a list of "buckets"', hint="write one: edgecompile plan")
-        axis = value.get("length_axis", "length")
-        expected = value.get("expected_ms")
-        price = value.get("price_per_bucket", 0.0)
-        by_count = value.get("expected_by_count", [])
-        notes = value.get("notes", [])
-        bound = value.get("lower_bound_ms")
-        made_for = value.get("made_for", {})
-        if not isinstance(axis, str):
-            raise PlanError(f"length_axis is {axis!r}, not a name")
-        if not (expected is None or _is_number(expected)) or not _is_number(price):
-            raise PlanError("expected_ms or price_per_bucket isn't a number")
-        if not (bound is None or _is_number(bound)):
-            raise PlanError("lower_bound_ms isn't a number")
-        if not isinstance(by_count, list) or not all(_is_number(item) for item in by_count):
-            raise PlanError("expected_by_count isn't a list of numbers")
-        if not isinstance(notes, list):
-            raise PlanError("notes isn't a list")
-        if not isinstance(made_for, dict):
-            raise PlanError("made_for isn't an object")
-        padding = value.get("padding", "")
-        if padding not in ("", "proven", "assumed"):
-            raise PlanError(f"padding is {padding!r}, neither proven nor assumed")
-        model = value.get("cost_model")
+        known = {name: value[name] for name in _FIELDS if name in value}
+        for name, item in known.items():
+            is_right, kind = _FIELDS[name]
+            if not is_right(item):
+                raise PlanError(f"{name} is {item!r}, not {kind}")
+        axis, model = known.get("length_axis", "length"), value.get("cost_model")
+        for name in ("expected_by_count", "notes"):
+            known[name] = tuple(known.get(name, ()))
         return cls(
-            length_axis=axis,
-            buckets=tuple(
-                Bucket.from_json(item, axis, f"buckets[{index}]")
-                for index, item in enumerate(value["buckets"])
-            ),
-            expected_ms=expected,
-            policy=str(value.get("policy", "manual")),
-            cost_model=None if model is None else cost_model_from_json(model),
-            price_per_bucket=price,
-            expected_by_count=tuple(by_count),
-            source=str(value.get("source", "")),
-            notes=tuple(str(note) for note in notes),
-            lower_bound_ms=bound,
-            made_for={str(key): str(text) for key, text in made_for.items()},
-            padding=padding,
+            **{
+                **known,
+                "length_axis": axis,
+                "buckets": tuple(
+                    Bucket.from_json(item, axis, f"buckets[{index}]")
+                    for index, item in enumerate(value["buckets"])
+                ),
+                "cost_model": None if model is None else CostGrid.from_json(model),
+            }
         )
 
 
@@ -195,129 +157,33 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def plan_buckets(
-    distribution: LengthDistribution,
-    cost_model: CostCurve,
-    *,
-    max_buckets: int | None = 8,
-    buckets: int | None = None,
-    price_per_bucket: float = 0.0,
-    min_length: int = 1,
-    max_length: int | None = None,
-    modes: tuple[Mode, ...] = MODES,
-    limits: BucketLimits | None = None,
-    length_axis: str = "length",
-    other_axes: OtherAxes = (),
-) -> BucketPlan:
-    """The buckets of least expected cost that serve every length from min to max.
-
-    The cost of a plan is the mean cost of one run over the sample plus ``price_per_bucket`` for
-    each bucket. In ``exact`` mode a sample costs what its own length costs, in ``pad`` mode what
-    the bucket's upper end costs. Boundaries may lie at any whole number, also where no sample
-    is: a static program ends at the cheapest size before the next observed length. Every bucket
-    serves samples, but for the last if ``max_length`` lies beyond the sample. Of plans that cost
-    the same the one of fewest buckets is given. The same input gives the same plan.
-
-    Hints are explained at :func:`edgecompile.buckets.positions.make_buckets`.
-
-    Args:
-        distribution: the sample; lengths over ``max_length`` count as ``max_length``.
-        cost_model: milliseconds by length and mode.
-        max_buckets: the most buckets allowed; None leaves it to the price and the limits.
-        buckets: exactly how many buckets to make, instead of the best number up to max_buckets.
-        price_per_bucket: milliseconds of the mean run that a bucket has to save.
-        min_length: the shortest length to serve.
-        max_length: the longest length to serve; None means the longest of the sample.
-        modes: the modes allowed; without ``exact`` every bucket is padded.
-        limits: bounds on size and build time.
-        length_axis: name of the axis that is divided.
-        other_axes: further axes, the same in every bucket.
-
-    Raises:
-        PlanError: the arguments or constraints can't be met; says which, and by how much.
-        CostError: the cost model has no costs in any of ``modes``.
-    """
-    if max_length is None:
-        max_length = distribution.max
-    usable = tuple(mode for mode in MODES if mode in modes and mode in cost_model.modes)
-    _check_arguments(distribution, usable, modes, min_length, max_length, price_per_bucket)
-    most = (limits or BucketLimits()).most(max_buckets if buckets is None else None, buckets)
-    if buckets is not None:
-        most = buckets
-    if most is None and price_per_bucket == 0:
-        raise PlanError(
-            "without a limit and with free buckets every length would get its own",
-            hint="give --max-buckets or a price per bucket",
-        )
-    served, _ = distribution.clip(max_length)
-    positions = find_positions(served, cost_model, usable, max_length)
-    if buckets is not None and buckets > len(positions.lengths):
-        raise PlanError(
-            f"{buckets} buckets are wanted, but the sample has only {len(positions.lengths)} "
-            "lengths at which a bucket can end",
-            hint=f"ask for {len(positions.lengths)} buckets at most",
-        )
-    problem = (positions.weights, positions.exact, positions.padded)
-    if most is None:
-        by_count: tuple[float, ...] = ()
-        segments = best_priced_segmentation(*problem, price_per_bucket).segments
-    else:
-        # One count more than allowed, so that the notes can say what the next bucket would save.
-        best = best_segmentations(*problem, most + 1)
-        by_count = tuple(found.cost for found in best)
-        totals = [found.cost + price_per_bucket * k for k, found in enumerate(best[:most], 1)]
-        count = buckets or next(
-            k for k, total in enumerate(totals, 1) if total <= min(totals) * (1 + TIE)
-        )
-        segments = best[count - 1].segments
-    chosen = make_buckets(segments, positions, min_length, length_axis, other_axes)
-    expected_ms = expected_cost(chosen, served, cost_model)
-    notes = plan_notes(
-        chosen,
-        sample=distribution,
-        curve=cost_model,
-        modes=usable,
-        expected_by_count=by_count,
-        expected_ms=expected_ms,
-        price=price_per_bucket,
-        most=most,
-        forced=buckets is not None,
-    )
-    return BucketPlan(
-        length_axis=length_axis,
-        buckets=chosen,
-        expected_ms=expected_ms,
-        policy="optimum",
-        cost_model=cost_model,
-        price_per_bucket=price_per_bucket,
-        expected_by_count=by_count,
-        source=distribution.source,
-        notes=notes,
-    )
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
-def _check_arguments(
-    distribution: LengthDistribution,
-    usable: tuple[Mode, ...],
-    modes: tuple[Mode, ...],
-    min_length: int,
-    max_length: int,
-    price: float,
-) -> None:
-    problems = []
-    if not usable:
-        problems.append(f"there are no costs for the mode {' or '.join(modes) or '(none allowed)'}")
-    if not 1 <= min_length <= max_length <= MAX_LENGTH:
-        problems.append(
-            f"the range {min_length}..{max_length} isn't one of lengths from 1 to {MAX_LENGTH}"
-        )
-    elif distribution.min < min_length:
-        below = distribution.n - round(distribution.share_over(min_length - 1) * distribution.n)
-        problems.append(
-            f"{below} of {distribution.n} samples are shorter than the shortest length served, "
-            f"{min_length}; the shortest has {distribution.min}"
-        )
-    if not 0 <= price < float("inf"):
-        problems.append(f"the price per bucket is {price}, not 0 or more")
-    if problems:
-        raise PlanError("can't plan: " + "; ".join(problems))
+def _is_number_or_none(value: object) -> bool:
+    return value is None or _is_number(value)
+
+
+# Fields of a plan's JSON beside its buckets and costs: the check, and the kind of value for people.
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "length_axis": (_is_text, "a name"),
+    "policy": (_is_text, "a text"),
+    "source": (_is_text, "a text"),
+    "expected_ms": (_is_number_or_none, "a number"),
+    "lower_bound_ms": (_is_number_or_none, "a number"),
+    "price_per_bucket": (_is_number, "a number"),
+    "expected_by_count": (
+        lambda value: isinstance(value, list) and all(map(_is_number, value)),
+        "a list of numbers",
+    ),
+    "notes": (
+        lambda value: isinstance(value, list) and all(map(_is_text, value)),
+        "a list of texts",
+    ),
+    "made_for": (
+        lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
+        "an object of texts",
+    ),
+    "padding": (lambda value: value in ("", "proven", "assumed"), "proven or assumed"),
+}

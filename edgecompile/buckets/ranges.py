@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from edgecompile.buckets.costs.sources import MODES, Mode
+from edgecompile.buckets.costs.grid import MODES, Mode
 from edgecompile.errors import PlanError
 
 OtherAxes = tuple[tuple[str, "AxisRange"], ...]

@@ -12,14 +12,12 @@ import edgecompile
 from edgecompile.backends.artifact import Artifact
 from edgecompile.backends.compilation import CompiledModel
 from edgecompile.buckets.plan import Bucket
-from edgecompile.bundle.writer import BundleWriter, VariantParts, manifest_name, merge_constants
-from edgecompile.models.loaded import LoadedModel
-from edgecompile.models.structure import model_structure
+from edgecompile.bundle.names import manifest_name
+from edgecompile.bundle.writer import BundleWriter, VariantParts, merge_constants
+from edgecompile.models.loaded import LoadedModel, model_structure
 from edgecompile.precision import TOLERANCES
 from edgecompile.runtime.format.manifest import TORCH, Manifest
 from edgecompile.runtime.format.schema import BucketSpec, Extent, TensorSpec
-
-__all__ = ["bucket_spec", "built_by", "stage", "stage_kit"]
 
 
 def stage_kit(

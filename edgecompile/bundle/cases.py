@@ -18,20 +18,6 @@ from edgecompile.errors import CostError, ModelError
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import Samples
 
-__all__ = [
-    "GOLDEN_CASES",
-    "LENGTH",
-    "MOST_LENGTHS",
-    "RANDOM_LENGTHS",
-    "SPREAD_LENGTHS",
-    "Arrays",
-    "Case",
-    "length_cases",
-    "make_cases",
-    "pad_array",
-    "sample_cases",
-]
-
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 #: Which of the cases travel with the bundle as golden vectors.
@@ -56,7 +42,7 @@ _CASE_S = 1e-3
 LENGTH = "length"
 #: Where the estimate is wrong by more than this, the rest is left out.
 _PATIENCE = 6.0
-#: Generated loops go in steps of so many elements.
+#: Generated loops go in steps of these numbers of elements.
 _STEPS = (8, 16, 32)
 
 
@@ -107,7 +93,7 @@ def length_cases(
     Args:
         model: what is compiled.
         buckets: the programs.
-        also: sizes that are run whatever they take, by bucket.
+        also: sizes that are run at any cost, by bucket.
         seed: of the inputs and the random lengths.
     """
     for index, wanted in (also or {}).items():
@@ -217,9 +203,10 @@ def _padded_cases(
     """
     import torch
 
-    if not model.has_mask or bucket.hi == bucket.lo:
+    axis = model.length_axis
+    if not model.has_mask or axis is None or bucket.hi == bucket.lo:
         return
-    if bucket.mode == "pad" and any(model.length_axis in spec.shape for spec in model.outputs):
+    if bucket.mode == "pad" and any(axis in spec.shape for spec in model.outputs):
         # The bucket pads further than eager did, and what stands at padded positions of such an
         # output may depend on how far. The shorter lengths above have shown the real positions.
         return
@@ -228,7 +215,7 @@ def _padded_cases(
     inputs = _to_numpy(model.make_example(sizes, seed=int(random.integers(1 << 31))))
     for width in sorted({length + 1, bucket.hi}):
         padded = {
-            spec.name: pad_array(inputs[spec.name], spec.shape, model.length_axis, width, spec.pad)
+            spec.name: pad_array(inputs[spec.name], spec.shape, {axis: width}, spec.pad)
             for spec in model.inputs
         }
         want = _eager(model, {name: torch.from_numpy(array) for name, array in padded.items()})
@@ -256,19 +243,17 @@ def _most_rows(model: LoadedModel, axis: str) -> int:
 
 
 def pad_array(
-    array: npt.NDArray[np.generic],
+    array: npt.NDArray[Any],
     shape: Sequence[int | str],
-    axis: str | None,
-    width: int,
+    sizes: Mapping[str, int],
     value: float | None,
-) -> npt.NDArray[np.generic]:
-    """Fills an array up at the end of every dimension that is the axis."""
-    if value is None:
-        value = 0
+) -> npt.NDArray[Any]:
+    """Fills an array up at the end of every dimension whose axis has a larger one of ``sizes``."""
     widths = [
-        (0, width - n if name == axis else 0) for name, n in zip(shape, array.shape, strict=True)
+        (0, max(0, sizes.get(str(name), size) - size))
+        for name, size in zip(shape, array.shape, strict=True)
     ]
-    return np.pad(array, widths, constant_values=value)
+    return np.pad(array, widths, constant_values=0 if value is None else value)
 
 
 def _to_numpy(tensors: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:

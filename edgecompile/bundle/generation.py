@@ -1,4 +1,4 @@
-"""What a bundle says about generation: the manifest's entry, and texts to repeat."""
+"""A bundle's data about generation: the manifest's entry, and texts to repeat."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from dataclasses import fields
 
 import numpy as np
 
-from edgecompile.models.loaded import Generation, LoadedModel
+from edgecompile.models.loaded import LoadedModel, Seq2SeqGeneration
 from edgecompile.runtime.format.schema import GenerationSpec
-
-__all__ = ["ENCODER", "golden_texts", "manifest_generation"]
 
 _NEW_TOKENS = 24
 _PROMPTS = 4
-#: Where the bundle that reads sources lies in a bundle.
+#: The folder, in a bundle, of the bundle that reads sources.
 ENCODER = "encoder"
 # Numbers of all the sources together that aren't tokens: the file may have 4 MiB.
 _SOURCE_ELEMENTS = 500_000
@@ -31,8 +29,8 @@ def manifest_generation(model: LoadedModel) -> GenerationSpec | None:
     assert model.length_axis is not None
     known = {item.name for item in fields(GenerationSpec)}
     values = {name: value for name, value in vars(made).items() if name in known}
-    values["encoder"] = "" if made.encoder is None else ENCODER
-    return GenerationSpec(length_axis=model.length_axis, **values)
+    values["encoder"] = "" if model.encoder is None else ENCODER
+    return GenerationSpec(length_axis=model.length_axis, kind=made.kind, **values)
 
 
 def golden_texts(model: LoadedModel, *, seed: int = 0) -> bytes:
@@ -48,24 +46,25 @@ def golden_texts(model: LoadedModel, *, seed: int = 0) -> bytes:
     assert tokens is not None
     random = np.random.default_rng([seed, 7])
     room = made.max_context
-    if made.encoder is not None:
-        return _golden_translations(model, made, made.encoder, random)
-    wanted = [1, min(7, room - 1), min(longest, room - 1), min(longest + 5, room - 1)]
+    if isinstance(made, Seq2SeqGeneration):
+        return _golden_translations(model, made, random)
+    lengths = [1, min(7, room - 1), min(longest, room - 1), min(longest + 5, room - 1)]
     cases = []
-    for length in dict.fromkeys(n for n in wanted[:_PROMPTS] if n >= 1):
+    for length in dict.fromkeys(n for n in lengths[:_PROMPTS] if n >= 1):
         prompt = random.integers(int(tokens[0]), int(tokens[1]) + 1, length).tolist()
-        found = made.greedy(prompt, min(_NEW_TOKENS, room - length))
-        cases.append({"prompt": prompt, "tokens": found})
+        generated = made.greedy(prompt, min(_NEW_TOKENS, room - length))
+        cases.append({"prompt": prompt, "tokens": generated})
     return (json.dumps({"cases": cases}) + "\n").encode()
 
 
 def _golden_translations(
-    model: LoadedModel, made: Generation, encoder: LoadedModel, random: np.random.Generator
+    model: LoadedModel, made: Seq2SeqGeneration, random: np.random.Generator
 ) -> bytes:
     """The same behind random sources: short ones and the longest, and texts that begin with more than
     the start tokens, one of them in pieces.
     """
-    assert made.translate is not None and model.length_axis is not None
+    assert model.length_axis is not None
+    encoder = made.encoder
     tokens = next(spec.bounds for spec in model.inputs if spec.name == made.input)
     chief = next(spec for spec in encoder.inputs if spec.name == made.source)
     assert tokens is not None
@@ -87,11 +86,11 @@ def _golden_translations(
         begun = min(more[number], max(0, made.max_context - len(made.start) - 1))
         given = random.integers(int(tokens[0]), int(tokens[1]) + 1, begun).tolist()
         prompt = [*made.start, *given]
-        found = made.translate(source, prompt, min(_NEW_TOKENS, made.max_context - len(prompt)))
+        generated = made.translate(source, prompt, min(_NEW_TOKENS, made.max_context - len(prompt)))
         array = source[made.source].numpy()
-        told: object = array.reshape(-1).tolist()
+        content: object = array.reshape(-1).tolist()
         if chief.dtype != "int64":
             data = base64.b64encode(np.ascontiguousarray(array, "<f4").tobytes())
-            told = {"shape": list(array.shape), "float32": data.decode()}
-        cases.append({"source": told, "prompt": prompt, "tokens": found})
+            content = {"shape": list(array.shape), "float32": data.decode()}
+        cases.append({"source": content, "prompt": prompt, "tokens": generated})
     return (json.dumps({"cases": cases}) + "\n").encode()

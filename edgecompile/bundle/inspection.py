@@ -1,15 +1,15 @@
-"""Looking at a bundle from outside: who could run it, and whether its libraries are what it says.
+"""Inspects a bundle from outside: the devices that could run it, and an audit of its libraries.
 
 Nothing of the bundle is loaded here. The questions of the loader (:mod:`edgecompile.runtime.cpu.host`)
-are asked about a target's devices instead of this machine, and the libraries are audited anew
-against what the manifest promises of them.
+are asked about a target's devices instead of this machine, and the libraries are audited again
+against the promises of the manifest.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,6 @@ from edgecompile.runtime.errors import UnsupportedHostError
 from edgecompile.runtime.format.manifest import AOTI_CPU, TORCH, Manifest, Variant
 from edgecompile.targets.profile import TargetProfile, VariantSpec, load_variant
 from edgecompile.toolchain.native import BASELINE_MARCH
-
-__all__ = ["OLDEST_PYTHON", "audit_bundle", "judge_target"]
 
 #: The oldest Python that the runtime works on.
 OLDEST_PYTHON = "3.8"
@@ -85,7 +83,7 @@ def _least_device(profile: TargetProfile, arch: str) -> Host:
 
 @dataclass(frozen=True)
 class _Promise:
-    """What the manifest says that a variant needs, as a system to be judged for."""
+    """The needs of a variant by the manifest, as a system to be judged for."""
 
     name: str
     glibc: str
@@ -141,37 +139,13 @@ def audit_bundle(
     return tuple(verdicts)
 
 
-def _judge(
-    path: Path,
-    spec: VariantSpec,
-    system: System,
-    *,
-    vectorised: bool,
-    allowed_needed: Collection[str] = (),
-    runtime_exports: Collection[str] = (),
-) -> AuditVerdict:
+def _judge(path: Path, spec: VariantSpec, system: System, **options: Any) -> AuditVerdict:
+    """As :func:`judge`; a file that it can't read is a finding."""
     try:
-        return judge(
-            path,
-            spec,
-            system,
-            vectorised=vectorised,
-            allowed_needed=allowed_needed,
-            runtime_exports=runtime_exports,
-        )
+        return judge(path, spec, system, **options)
     except ElfError as error:
         finding = Finding("error", "elf", error.message, error.hint or "")
-        return AuditVerdict(
-            library=path.name,
-            variant=spec.name,
-            target=system.name,
-            findings=(finding,),
-            machine="",
-            glibc=None,
-            glibcxx=None,
-            needed=(),
-            vectorised=vectorised,
-        )
+        return AuditVerdict(path.name, spec.name, system.name, (finding,))
 
 
 def _offered(library: Path) -> tuple[str, tuple[str, ...]]:
@@ -184,7 +158,7 @@ def _offered(library: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def _unversioned(program: Path) -> tuple[str, ...]:
-    """What a program asks of torch: whether torch has it is known only where torch is."""
+    """The symbols that a program asks of torch: whether torch has them is known only where torch is."""
     try:
         return tuple(symbol.name for symbol in read_elf(program).undefined if not symbol.library)
     except ElfError:
@@ -211,13 +185,13 @@ def _spec(variant: Variant) -> tuple[VariantSpec, bool]:
 def _vectorised(bundle: Path) -> Mapping[tuple[str, str], bool]:
     """By variant and library, whether the build expected arithmetic in it: a model of linear
     layers alone has none of its own. Empty if the bundle's report of it can't be read."""
-    found: dict[tuple[str, str], bool] = {}
     try:
         with (bundle / _REPORT).open("rb") as stream:
             document = json.loads(stream.read(_MAX_AUDIT_BYTES))
     except (OSError, ValueError, RecursionError):
-        return found
-    for item in document if isinstance(document, list) else ():
-        if isinstance(item, dict) and item.get("vectorised") is True:
-            found[str(item.get("variant")), str(item.get("library"))] = True
-    return found
+        return {}
+    items = (
+        [item for item in document if isinstance(item, dict)] if isinstance(document, list) else []
+    )
+    calculating = [item for item in items if item.get("vectorised") is True]
+    return {(str(item.get("variant")), str(item.get("library"))): True for item in calculating}

@@ -9,28 +9,15 @@ import shutil
 from pathlib import Path
 from types import TracebackType
 
+from edgecompile.bundle.names import bundle_path
 from edgecompile.errors import BundleWriteError, DiskFullError
 from edgecompile.runtime.format.manifest import MANIFEST_NAME
 from edgecompile.units import format_bytes
 
-__all__ = ["SUFFIX", "Staging", "bundle_path", "disk_full", "free_space", "nearest_folder"]
+__all__ = ["Staging", "disk_full", "free_space", "nearest_folder"]
 
-SUFFIX = ".ecb"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _BUSY = (errno.EWOULDBLOCK, errno.EACCES)
-
-
-def bundle_path(output: Path) -> Path:
-    """``output`` with the suffix of bundles.
-
-    Raises:
-        BundleWriteError: it ends in no name.
-    """
-    if output.name in ("", ".."):
-        raise BundleWriteError(
-            f"--output {output} ends in no name", hint="name it, as in model.ecb"
-        )
-    return output if output.suffix == SUFFIX else output.with_name(output.name + SUFFIX)
 
 
 class Staging:

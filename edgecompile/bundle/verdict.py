@@ -1,22 +1,16 @@
-"""What a verification found, and whether a bundle may be named."""
+"""The results of a verification, and whether they allow to name the bundle."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgecompile.bundle.cases import (
-    LENGTH,
-)
+from edgecompile.bundle.cases import LENGTH
 from edgecompile.errors import VerificationError
-from edgecompile.runtime.format.manifest import (
-    Tolerance,
-)
-
-__all__ = ["CaseResult", "LengthsRun", "TextResult", "VerifyReport", "check_report"]
+from edgecompile.files import plain, plain_fields
+from edgecompile.runtime.format.manifest import Tolerance
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ class LengthsRun:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What was run and how it came out.
+    """The runs and their results.
 
     Attributes:
         results: by variant, bucket and case.
@@ -152,7 +146,7 @@ class VerifyReport:
 
     @property
     def summary(self) -> str:
-        """Which variants were run, how, and why the others weren't, in a line."""
+        """The variants that were run, how, and why the others weren't, in a line."""
         here = dict.fromkeys(r.variant for r in self.results if r.variant not in self.emulated)
         parts = [f"{name}: run on the build host" for name in here]
         parts += [f"{name}: run under {how}" for name, how in self.emulated.items()]
@@ -160,23 +154,14 @@ class VerifyReport:
         return "; ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        worst = self.worst
         return {
+            **plain_fields(self),
             # Nothing that was run is neither right nor wrong.
             "ok": self.ok if self.results else None,
-            "tolerance": self.tolerance.to_json(),
             "cosine": self.cosine,
-            "min_cosine": self.min_cosine,
-            "torch_loaded": self.torch_loaded,
-            "torch_wanted": self.torch_wanted,
             "cases": len(self.results),
-            "lengths": None if self.lengths is None else dataclasses.asdict(self.lengths),
-            "worst": None if worst is None else _result_json(worst),
-            "emulated": dict(self.emulated),
-            "not_executed": dict(self.not_executed),
-            "results": [_result_json(r) for r in self.listed],
-            "texts": [dataclasses.asdict(text) for text in self.texts],
-            "notes": list(self.notes),
+            "worst": plain(self.worst),
+            "results": plain(self.listed),
         }
 
 
@@ -185,7 +170,7 @@ _FAMILIES = (("avx512", "AVX-512"), ("amx", "AMX"), ("avx", "AVX"))
 
 
 def _plain(variant: str, reason: str) -> str:
-    """Why a host can't run a variant, in few words."""
+    """The reason that a host can't run a variant, in few words."""
     text = reason.removeprefix(f"the variant {variant} can't run here: ")
     lacking = re.fullmatch(r"the CPU or the system lacks ([^;]+)", text)
     if lacking is None:
@@ -195,12 +180,6 @@ def _plain(variant: str, reason: str) -> str:
         for feature in lacking[1].split(", ")
     ]
     return f"this CPU has no {' and no '.join(dict.fromkeys(names))}"
-
-
-def _result_json(result: CaseResult) -> dict[str, Any]:
-    """JSON has no NaN."""
-    values = dataclasses.asdict(result)
-    return {k: None if isinstance(v, float) and v != v else v for k, v in values.items()}
 
 
 def check_report(report: VerifyReport, *, reused: bool = False, unrun: bool = False) -> None:

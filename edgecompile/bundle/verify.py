@@ -23,7 +23,7 @@ from edgecompile.bundle.verdict import CaseResult, LengthsRun, TextResult, Verif
 from edgecompile.bundle.writer import save_case
 from edgecompile.errors import UnsupportedHostError, VerificationError
 from edgecompile.machines.emulator import EmulatedModel, Emulator, emulator_for
-from edgecompile.runtime.commands.selftest import run_cases
+from edgecompile.runtime.call.replay import run_cases
 from edgecompile.runtime.cpu.loaders import PACKAGES
 from edgecompile.runtime.format.manifest import (
     AOTI_CPU,
@@ -60,7 +60,7 @@ def verify_bundle(
         python: the interpreter that runs the bundle; needs numpy.
         emulate: whether to run variants that this host can't run under qemu, where it is installed:
             those of ``cases`` that are golden vectors.
-        tell: is told what is being run where that takes long.
+        tell: takes notes on runs that take long.
 
     Raises:
         VerificationError: the runtime could not be started at all.
@@ -80,11 +80,11 @@ def verify_bundle(
         for variant in variants:
             answer = _selftest(bundle, folder, variant, python)
             if "refused" in answer:
-                found = _emulated(bundle, folder, known[variant], answer["refused"], emulate, tell)
-                if isinstance(found, str):
-                    refused[variant] = found
+                reply = _emulated(bundle, folder, known[variant], answer["refused"], emulate, tell)
+                if isinstance(reply, str):
+                    refused[variant] = reply
                     continue
-                emulator, answer = found
+                emulator, answer = reply
                 emulated[variant] = emulator.name
             torch_loaded = torch_loaded or "torch" in answer["imported"]
             results += [_result(variant, entry, min_cosine) for entry in answer["cases"]]
@@ -187,7 +187,7 @@ def _manifest(bundle: Path) -> Manifest:
 
 
 def runtime_command(bundle: Path) -> str:
-    """What ``python -m`` is given to run a bundle: the runtime, or that which brings torch."""
+    """The module that ``python -m`` runs a bundle with: the runtime, or the one that brings torch."""
     manifest = _manifest(bundle)
     packages = [PACKAGES[v.backend] for v in manifest.variants if v.backend in PACKAGES]
     return packages[0] if packages else RUNTIME_COMMAND
@@ -199,9 +199,9 @@ def device_environment(bundle: Path) -> dict[str, str]:
     Variables that change Python's or the runtime's behaviour stay behind: the result must not
     depend on who builds.
     """
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "EDGECOMPILE_"))}
+    rest = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "EDGECOMPILE_"))}
     return {
-        **kept,
+        **rest,
         "PYTHONPATH": str((bundle / "runtime").resolve()),
         "PYTHONDONTWRITEBYTECODE": "1",  # the bundle's folder is what ships
     }
@@ -230,6 +230,3 @@ def _selftest(bundle: Path, cases: Path, variant: str, python: str) -> dict[str,
             + done.stderr.strip()
         ) from None
     return answer
-
-
-__all__ = ["verify_bundle"]

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
-import numpy.typing as npt
 
 import edgecompile
 import edgecompile.runtime
 from edgecompile.backends.artifact import Artifact, StoredTensor, TensorStore
+from edgecompile.bundle.cases import Arrays
 from edgecompile.bundle.staging import FULL, Staging, disk_full, free_space
 from edgecompile.bundle.weights import write_weights
 from edgecompile.errors import BundleWriteError
@@ -44,7 +43,7 @@ LAUNCHER = "launcher.py"
 
 @dataclass(frozen=True)
 class VariantParts:
-    """What a bundle holds for one variant: its runtime library and one program per bucket.
+    """The parts of a bundle for one variant: its runtime library and one program per bucket.
 
     Without a library torch runs the programs, of the version ``torch``. Buckets may share a program:
     then it is listed, and stored, once for all of them.
@@ -55,11 +54,6 @@ class VariantParts:
     artifacts: tuple[Artifact, ...]
     glibc: str
     torch: str = ""
-
-
-def manifest_name(text: str) -> str:
-    """``text`` made of the characters that a manifest allows in names, and beginning as it asks."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:200] or "model"
 
 
 class BundleWriter:
@@ -116,11 +110,8 @@ class BundleWriter:
 
     def add_file(self, source: Path, name: str) -> str:
         """Copies a file in under the relative path ``name``; returns ``name``."""
-        target = self._new(name)
-        with self._writing(name, source.stat().st_size):
-            shutil.copyfile(source, target)
-        self._record(name)
-        return name
+        size = source.stat().st_size
+        return self._add(name, lambda target: shutil.copyfile(source, target), size)
 
     def add_bundle(self, source: Path, folder: str) -> str:
         """Copies a bundle in, all of its files, under ``folder``; returns ``folder``."""
@@ -131,22 +122,15 @@ class BundleWriter:
 
     def add_bytes(self, data: bytes, name: str) -> str:
         """Writes a file; returns ``name``."""
-        target = self._new(name)
-        with self._writing(name, len(data)):
-            target.write_bytes(data)
-        self._record(name)
-        return name
+        return self._add(name, lambda target: target.write_bytes(data), len(data))
 
     def add_weights(
         self, tensors: Mapping[str, StoredTensor], store: TensorStore, precision: str
     ) -> str:
         """Writes ``weights.<precision>``; returns its name."""
-        name = f"weights.{precision}"
-        target = self._new(name)
-        with self._writing(name):
-            write_weights(target, tensors, store)
-        self._record(name)
-        return name
+        return self._add(
+            f"weights.{precision}", lambda target: write_weights(target, tensors, store)
+        )
 
     def add_variant(self, parts: VariantParts) -> Variant:
         """Copies a variant's libraries in; returns its manifest entry."""
@@ -173,19 +157,10 @@ class BundleWriter:
             torch=parts.torch,
         )
 
-    def add_golden(
-        self,
-        bucket: int,
-        case: str,
-        inputs: Mapping[str, npt.NDArray[np.generic]],
-        outputs: Mapping[str, npt.NDArray[np.generic]],
-    ) -> GoldenCase:
+    def add_golden(self, bucket: int, case: str, inputs: Arrays, outputs: Arrays) -> GoldenCase:
         """Writes one golden vector; returns its manifest entry."""
         name = f"golden/{bucket}-{case}.npz"
-        target = self._new(name)
-        with self._writing(name):
-            save_case(target, inputs, outputs)
-        self._record(name)
+        self._add(name, lambda target: save_case(target, inputs, outputs))
         return GoldenCase(bucket, case, name)
 
     def add_runtime(self, *, torch: bool = False) -> None:
@@ -212,7 +187,7 @@ class BundleWriter:
 
     @property
     def files(self) -> dict[str, FileEntry]:
-        """What was added so far."""
+        """The files added so far."""
         return dict(self._files)
 
     def write_manifest(self, manifest: Manifest) -> None:
@@ -241,25 +216,21 @@ class BundleWriter:
             _sync_tree(self.staging)
             return self._claim.commit()
 
-    def _new(self, name: str) -> Path:
+    def _add(self, name: str, write: Callable[[Path], object], size: int | None = None) -> str:
+        """Writes a file that takes ``size`` bytes, if that is known; returns ``name``."""
         if name in self._files:
             raise BundleWriteError(f"the bundle already holds {name}")
         target = self.staging / name
         with self._writing(name):
             target.parent.mkdir(parents=True, exist_ok=True)
-        return target
-
-    def _record(self, name: str) -> None:
-        path = self.staging / name
+        with self._writing(name, size):
+            write(target)
         with self._writing(name):
-            self._files[name] = FileEntry(path.stat().st_size, file_sha256(path))
+            self._files[name] = FileEntry(target.stat().st_size, file_sha256(target))
+        return name
 
 
-def save_case(
-    path: Path,
-    inputs: Mapping[str, npt.NDArray[np.generic]],
-    outputs: Mapping[str, npt.NDArray[np.generic]],
-) -> None:
+def save_case(path: Path, inputs: Arrays, outputs: Arrays) -> None:
     """Writes a test case as .npz: ``in.<name>`` and ``out.<name>`` arrays, uncompressed.
 
     numpy writes a fixed date into the archive, so equal cases are equal bytes.
@@ -279,8 +250,7 @@ def merge_constants(artifacts: Sequence[Artifact]) -> dict[str, StoredTensor]:
     merged: dict[str, StoredTensor] = {}
     for artifact in artifacts:
         for name, tensor in artifact.constants.items():
-            known = merged.setdefault(name, tensor)
-            if known != tensor:
+            if merged.setdefault(name, tensor) != tensor:
                 raise BundleWriteError(
                     f"the constant {name} differs between the programs of bucket "
                     f"{artifact.bucket} and an earlier one"

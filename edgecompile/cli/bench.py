@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from edgecompile.cli.options.common import (
-    lengths_options,
-    read_traffic,
-    seed_option,
-)
+from edgecompile.cli.options.common import seed_option
+from edgecompile.cli.options.traffic import TrafficOptions, lengths_options
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
@@ -58,13 +55,13 @@ def _complete_baselines(
 @click.option(
     "--model",
     metavar="MODEL",
-    help="The model that the bundle was built from; eager is made from it, and outputs are compared with its.",
+    help="Compare outputs with those of this model, which the bundle was built from; eager needs it.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Limit the threads of each process. Default: every CPU that the process may use.",
+    help="Run each process with N threads. Default: every CPU that the process may use.",
 )
 @click.option("--variant", metavar="NAME", help="Run this variant, not the best one.")
 @click.option(
@@ -72,26 +69,26 @@ def _complete_baselines(
     type=click.IntRange(min=1),
     default=12,
     show_default=True,
-    help="Set the number of measured rounds.",
+    help="Measure this number of rounds.",
 )
 @click.option(
     "--runs",
     type=click.IntRange(min=1),
     default=100,
     show_default=True,
-    help="Set the number of runs of each process in a round.",
+    help="Run each process this often in a round.",
 )
 @click.option(
     "--cold-runs",
     type=click.IntRange(min=0),
     default=7,
     show_default=True,
-    help="Set the number of fresh processes that measure the cold start.",
+    help="Measure the cold start in this number of fresh processes.",
 )
 @click.option(
     "--profile",
     is_flag=True,
-    help="Also show where the bundle's time goes: by kernel, against what this machine can do.",
+    help="Show also where the bundle's time goes: by kernel, beside the limits of this machine.",
 )
 @seed_option
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page.")
@@ -100,9 +97,7 @@ def _complete_baselines(
 def command(
     session: Session,
     bundle: Path,
-    lengths: str | None,
-    texts: str | None,
-    tokenizer: Path | None,
+    traffic: TrafficOptions,
     against: tuple[str, ...],
     model: str | None,
     threads: int | None,
@@ -120,9 +115,7 @@ def command(
     that a machine that slows down slows all of them. Without --lengths every bucket is
     run at the length that it is tuned for.
     """
-    traffic = None
-    if lengths is not None or texts is not None:
-        traffic = read_traffic(lengths, texts, tokenizer, model)
+    lengths = traffic.read(model)[0] if traffic else None
 
     from edgecompile.bench.bench import BenchSettings, bench_bundle, default_cache
     from edgecompile.bench.kernel_profile import profile_kernels
@@ -141,7 +134,7 @@ def command(
         settings,
         against=against,
         model_spec=model,
-        lengths=traffic,
+        lengths=lengths,
         command=_command_line(),
         progress=session.console,
     )
@@ -150,7 +143,7 @@ def command(
     kernels = None
     if profile:
         with session.console.step("profile"):
-            kernels = profile_kernels(bundle, settings, lengths=traffic, cache=default_cache())
+            kernels = profile_kernels(bundle, settings, lengths=lengths, cache=default_cache())
     if report is not None:
         from edgecompile.cli.terminal.output import write_text
 

@@ -8,15 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgecompile.cli.options.common import (
-    check_runtime_options,
     jobs_option,
+    plan_file_option,
     runtime_option,
     target_option,
-)
-from edgecompile.cli.stages import (
-    find_exports,
-    plan_option,
-    read_plan,
+    variants_option,
     work_dir_option,
 )
 from edgecompile.cli.terminal.session import Command, Session, output_options
@@ -25,7 +21,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from edgecompile.backends.compilation import CompiledModel
-    from edgecompile.precision import Precision
 
 __all__ = ["command"]
 
@@ -36,22 +31,17 @@ Example:
 
 
 @click.command(
-    "compile", cls=Command, epilog=_EPILOG, short_help="Compile what was exported, and audit it."
+    "compile", cls=Command, epilog=_EPILOG, short_help="Compile and audit the exported programs."
 )
 @work_dir_option
-@plan_option
+@plan_file_option
 @target_option
-@click.option(
-    "--variant",
-    "variants",
-    multiple=True,
-    metavar="NAME",
-    help="Build only this variant of the target.",
-)
+@variants_option
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "bf16", "int8"]),
-    help="Data type of the linear layers' weights. Default: DIR/precision.json, which plan leaves.",
+    help="Set the data type of the linear layers' weights. Default: DIR/precision.json, which plan "
+    "leaves.",
 )
 @runtime_option
 @jobs_option
@@ -72,57 +62,16 @@ def command(
     The libraries are left in DIR/artifacts. Each is audited: instructions, glibc, libraries and
     symbols that it needs.
     """
-    from edgecompile.targets.profile import load_target
+    from edgecompile.pipeline.request import ModelRequest
+    from edgecompile.pipeline.work_files import request_plan
 
-    profile = load_target(target)
-    if profile.gpu is not None:
-        raise click.UsageError(
-            f"{target} has a GPU, which is built for in one go: edgecompile build --target {target}."
-        )
-    chosen = [profile.variant(name) for name in variants] or None
-    plan = read_plan(plan_file, work_dir)
-    chosen_precision = _precision(precision, work_dir)
-    check_runtime_options(runtime, chosen_precision.label, gpu=False)
-    console = session.console
-    folders = find_exports(plan, work_dir)
-    with console.step("load the exported programs"):
-        from edgecompile.backends.compilation import compile_buckets
-        from edgecompile.export.export import ExportedModel
+    ModelRequest(None, target).check_stage()  # before the plan, which a GPU's build doesn't leave
+    plan = request_plan(plan_file, work_dir, precision=precision, runtime=runtime, jobs=jobs)
+    request = ModelRequest(None, target, plan, work_dir=work_dir)
+    from edgecompile.pipeline.single import compile_exports
 
-        exported = [ExportedModel.load(folder) for folder in folders]
-    with console.step("compile") as step:
-        compiled = compile_buckets(
-            exported,
-            plan.buckets,
-            profile,
-            work_dir / "artifacts",
-            keys=[folder.name for folder in folders],
-            variants=chosen,
-            precision=chosen_precision,
-            runtime=runtime,
-            jobs=jobs,
-            step=step,
-        )
+    compiled = compile_exports(request, variants, session.console)
     session.emit(_document(compiled, target), lambda: _table(compiled))
-
-
-def _precision(given: str | None, work_dir: Path) -> Precision:
-    """What was asked for, left for the stages that follow; or what was left by those before."""
-    from edgecompile.errors import CompileError
-    from edgecompile.narrowing.files import load_precision, save_precision
-    from edgecompile.precision import Precision
-
-    if given is None:
-        return load_precision(work_dir)
-    try:
-        left = load_precision(work_dir)
-    except CompileError:
-        left = None
-    if left is not None and left.label == given:
-        return left  # with its weights' rounding
-    precision = Precision(given)
-    save_precision(work_dir, precision)
-    return precision
 
 
 def _document(compiled: CompiledModel, target: str) -> dict[str, Any]:

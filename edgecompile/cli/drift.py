@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options.common import read_traffic
-from edgecompile.cli.options.plan import traffic_options
+from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     default=0.05,
     show_default=True,
     metavar="SHARE",
-    help="Share by which the plan may cost more than the best for this traffic.",
+    help="Allow the plan to cost this share more than the best for this traffic.",
 )
 @click.option(
     "--max-refused",
@@ -45,7 +45,7 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     default=0.01,
     show_default=True,
     metavar="SHARE",
-    help="Share of the calls that may be refused for their sizes, beyond what was planned.",
+    help="Allow this share of the calls to be refused for their sizes, beyond what was planned.",
 )
 @click.option(
     "--level",
@@ -53,7 +53,7 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     default=0.01,
     show_default=True,
     metavar="P",
-    help="Significance level of the test whether the lengths have changed.",
+    help="Test at this significance level whether the lengths have changed.",
 )
 @click.option(
     "--distance",
@@ -61,7 +61,7 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     default=0.1,
     show_default=True,
     metavar="D",
-    help="Kolmogorov-Smirnov distance from which the lengths count as changed.",
+    help="Count lengths as changed from this Kolmogorov-Smirnov distance on.",
 )
 @click.option(
     "--min-runs",
@@ -69,20 +69,20 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     default=1000,
     show_default=True,
     metavar="N",
-    help="With fewer calls nothing is judged.",
+    help="Judge only if there are N calls or more.",
 )
 @click.option(
     "--max-buckets",
     type=click.IntRange(min=1),
     metavar="K",
-    help="Most programs of a new plan. Default: as many as the bundle's plan could have.",
+    help="Plan at most K programs. Default: as many as the bundle's plan could have.",
 )
 @click.option(
     "--mode",
     type=click.Choice(["auto", "exact", "pad"]),
     default="auto",
     show_default=True,
-    help="Modes of a new plan; auto: those that the bundle's plan could choose from.",
+    help="Plan with these modes; auto: those that the bundle's plan could choose from.",
 )
 @click.option(
     "--any-bundle",
@@ -95,10 +95,7 @@ def command(
     session: Session,
     bundle: Path,
     files: tuple[Path, ...],
-    lengths: str | None,
-    texts: str | None,
-    tokenizer: Path | None,
-    stats: tuple[Path, ...],
+    traffic: TrafficOptions,
     tolerance: float,
     max_refused: float,
     level: float,
@@ -116,21 +113,24 @@ def command(
     length distribution has changed. With too few calls to tell, a warning is given and the exit
     code is 0. What the bundle was planned for is in the bundle; --lengths or --texts replace it.
     """
-    if not (files or stats):
+    if not (files or traffic.stats):
         raise click.UsageError("Missing argument 'STATS...': the files that devices wrote.")
-    from edgecompile.buckets.costs.sources import MODES
+    from edgecompile.buckets.costs.grid import MODES
     from edgecompile.buckets.shipped import read_shipped_plan
     from edgecompile.drift.drift import check_drift, judge_drift
     from edgecompile.drift.report import Thresholds
     from edgecompile.lengths.stats_files import read_stats
 
     planned = None
-    if lengths is not None or texts is not None or tokenizer is not None:
-        planned = read_traffic(lengths, texts, tokenizer or _tokenizer_of(bundle), None)
+    planned_for = replace(traffic, stats=())
+    if planned_for:
+        if traffic.texts is not None and traffic.tokenizer is None:
+            planned_for = replace(planned_for, tokenizer=_tokenizer_of(bundle))
+        planned, _ = planned_for.read()
     shipped = read_shipped_plan(bundle, planned)
     report = judge_drift(
         shipped,
-        read_stats((*files, *stats), any_bundle=any_bundle, max_length=shipped.hi),
+        read_stats((*files, *traffic.stats), any_bundle=any_bundle, max_length=shipped.hi),
         thresholds=Thresholds(tolerance, max_refused, level, distance, min_runs),
         any_bundle=any_bundle,
         modes=None if mode == "auto" else tuple(item for item in MODES if item == mode),

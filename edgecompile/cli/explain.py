@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options.common import (
-    batch_option,
-    max_length_option,
-    model_argument,
-    target_option,
-)
-from edgecompile.cli.options.model import model_options
+from edgecompile.cli.options.common import max_length_option, target_option
+from edgecompile.cli.options.model import model_argument, model_options
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from edgecompile.explanation.report import Explanation
-    from edgecompile.explanation.request import ExplainRequest
-    from edgecompile.models.loaded import LoadOptions
-    from edgecompile.targets.profile import TargetProfile
+    from edgecompile.models.options import LoadOptions
 
 __all__ = ["command"]
 
@@ -41,14 +35,13 @@ Examples:
 @model_argument
 @target_option
 @max_length_option
-@batch_option
 @model_options
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "bf16", "int8"]),
     default="fp32",
     show_default=True,
-    help="Data type of the linear layers' weights on a CPU; a GPU's figures are in fp32.",
+    help="Set the data type of the linear layers' weights on a CPU; a GPU's figures are in fp32.",
 )
 @click.option(
     "--every",
@@ -74,7 +67,6 @@ def command(
     model: str,
     target: str,
     max_length: int | None,
-    batch: tuple[int, int],
     load: LoadOptions,
     precision: str,
     every: bool,
@@ -88,65 +80,30 @@ def command(
     outputs, and the FLOPs and bytes of a run by length and by module. Continues after failures;
     exits with 0 if it could report anything.
     """
+    from edgecompile.api.explain import explain
     from edgecompile.loaders.load import check_model
-    from edgecompile.targets.profile import load_target
 
     check_model(model, load)
-
-    profile = load_target(target)
-    if profile.gpu is not None and precision != "fp32":
-        raise click.UsageError(f"--precision {precision} is for CPUs; {target} has a GPU.")
-
-    from edgecompile.explanation.request import ExplainRequest
-    from edgecompile.precision import Precision
-
-    request = ExplainRequest(
-        target=profile,
-        precision=Precision(precision),
-        max_length=max_length,
-        code=not no_code,
-        every=every,
-    )
-    explanation = _explain(session, model, load, batch, request)
-    if output is not None:
-        _write_page(output, explanation, profile)
-    session.emit(explanation.to_json(), lambda: _table(explanation))
-    if output is not None:
-        session.console.say(f"wrote {output}")
-
-
-def _explain(
-    session: Session,
-    model: str,
-    load: LoadOptions,
-    batch: tuple[int, int],
-    request: ExplainRequest,
-) -> Explanation:
-    from edgecompile.errors import ModelError
-    from edgecompile.explanation.explain import explain_load_failure, explain_model
-    from edgecompile.loaders.load import load_model
-
     console = session.console
-    sizes = {} if batch == (1, 1) else {"batch": f"{batch[0]}:{batch[1]}"}
-    console.options({"model": model, "target": request.target.name, **sizes})
-    try:
-        with console.step("load the model"):
-            loaded = load_model(model, load, batch=batch)
-    except ModelError as error:
-        return explain_load_failure(model, request, error)
-    return explain_model(loaded, request, console)
-
-
-def _write_page(output: Path, explanation: Explanation, profile: TargetProfile) -> None:
-    import torch
-
-    from edgecompile import __version__
-    from edgecompile.cli.terminal.output import write_text
-    from edgecompile.explanation.view import explain_page
-
-    facts = [("edgecompile", __version__), ("torch", str(torch.__version__))]
-    facts.append(("target", f"{profile.name}: {profile.description}"))
-    write_text(output, explain_page(explanation, facts=facts))
+    low, high = load.batch or (1, 1)
+    sizes = {} if high == 1 else {"batch": f"{low}:{high}"}
+    console.options({"model": model, "target": target, **sizes})
+    explanation = explain(
+        model,
+        target=target,
+        batch=load.batch or 1,
+        max_length=max_length,
+        precision=precision,
+        every=every,
+        code=not no_code,
+        load_options=replace(load, batch=None),
+        progress=console,
+    )
+    if output is not None:
+        explanation.write_report(output)
+    session.emit(explanation.to_json(), lambda: _table(explanation.details))
+    if output is not None:
+        console.say(f"wrote {output}")
 
 
 def _table(explanation: Explanation) -> RenderableType:

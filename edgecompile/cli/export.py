@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgecompile.cli.options.common import batch_option, model_argument
-from edgecompile.cli.options.model import model_options
-from edgecompile.cli.stages import load_for_plan, plan_option, read_plan, work_dir_option
+from edgecompile.cli.options.common import plan_file_option, work_dir_option
+from edgecompile.cli.options.model import model_argument, model_options
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.models.loaded import LoadOptions
+    from edgecompile.models.options import LoadOptions
+    from edgecompile.pipeline.single import ExportedPlan
 
 __all__ = ["command"]
 
@@ -29,18 +29,12 @@ Example:
 @click.command("export", cls=Command, epilog=_EPILOG, short_help="Export the model's buckets.")
 @model_argument
 @work_dir_option
-@plan_option
-@batch_option
+@plan_file_option
 @model_options
 @output_options
 @click.pass_obj
 def command(
-    session: Session,
-    model: str,
-    work_dir: Path,
-    plan_file: Path | None,
-    batch: tuple[int, int],
-    load: LoadOptions,
+    session: Session, model: str, work_dir: Path, plan_file: Path | None, load: LoadOptions
 ) -> None:
     """Export MODEL for each bucket of the plan, and check each program against eager.
 
@@ -48,20 +42,24 @@ def command(
     used again.
     """
     from edgecompile.loaders.load import check_model
+    from edgecompile.pipeline.request import ModelRequest
+    from edgecompile.pipeline.work_files import request_plan
 
     check_model(model, load)
-    plan = read_plan(plan_file, work_dir)
+    request = ModelRequest(
+        model, plan=request_plan(plan_file, work_dir), load=load, work_dir=work_dir
+    )
+    from edgecompile.pipeline.single import export_plan
 
-    from edgecompile.export.store import ExportStore, export_buckets
-    from edgecompile.planning.request import with_padding
+    exported = export_plan(request, session.console)
+    session.console.say_notes(exported.notes)
+    rows = _rows(exported)
+    session.emit({"model": exported.model, "programs": rows}, lambda: _table(rows))
 
-    console = session.console
-    loaded = load_for_plan(console, model, load, batch, plan.max_length)
-    with console.step("export") as step:
-        with_padding(plan, loaded)  # what can't be padded is refused before it is exported
-        exports = ExportStore(loaded, work_dir / "exported")
-        exported = export_buckets(exports, plan.buckets, step=step)
-    rows: list[dict[str, Any]] = [
+
+def _rows(exported: ExportedPlan) -> list[dict[str, Any]]:
+    programs = zip(exported.plan.buckets, exported.programs, exported.folders, strict=True)
+    return [
         {
             "bucket": index,
             "mode": bucket.mode,
@@ -69,12 +67,11 @@ def command(
             "strategy": program.strategy,
             "max_error": program.max_error,
             "checked": len(program.checked),
-            "path": str(exports.folder / exports.key(bucket)),
+            "path": str(folder),
             "notes": list(program.notes),
         }
-        for index, (bucket, program) in enumerate(zip(plan.buckets, exported, strict=True))
+        for index, (bucket, program, folder) in enumerate(programs)
     ]
-    session.emit({"model": loaded.name, "programs": rows}, lambda: _table(rows))
 
 
 def _table(rows: list[dict[str, Any]]) -> RenderableType:

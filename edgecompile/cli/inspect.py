@@ -30,12 +30,12 @@ Examples:
     "-t",
     metavar="NAME",
     shell_complete=complete_target,
-    help="Whether these devices could run it: a name from 'edgecompile targets list', or a TOML file.",
+    help="Check whether these devices could run it: a name from 'edgecompile targets list', or a TOML file.",
 )
 @click.option(
     "--host",
     is_flag=True,
-    help="Whether this machine could run it: loads the bundle's CPU probe.  [default without "
+    help="Check whether this machine could run it: loads the bundle's CPU probe.  [default without "
     "--target]",
 )
 @click.option(

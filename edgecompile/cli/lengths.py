@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgecompile.cli.options.common import read_traffic
-from edgecompile.cli.options.plan import read_sizes, traffic_options
+from edgecompile.cli.options.traffic import TrafficOptions, traffic_options
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
@@ -31,7 +30,9 @@ Examples:
 )
 @click.argument("file", type=click.Path(allow_dash=True), required=False)
 @traffic_options
-@click.option("--model", metavar="MODEL", help="Folder of the model whose tokenizer --texts uses.")
+@click.option(
+    "--model", metavar="MODEL", help="Use the tokenizer of this model's folder for --texts."
+)
 @click.option(
     "--max-length",
     type=click.IntRange(min=1),
@@ -50,10 +51,7 @@ Examples:
 def command(
     session: Session,
     file: str | None,
-    lengths: str | None,
-    texts: str | None,
-    tokenizer: Path | None,
-    stats: tuple[Path, ...],
+    traffic: TrafficOptions,
     model: str | None,
     max_length: int | None,
     output: Path | None,
@@ -63,12 +61,7 @@ def command(
     FILE is what --lengths takes: .txt, .csv (length or length,count), .jsonl, .json histogram,
     .npy, or - for standard input. Every bad row is named.
     """
-    if file is not None and lengths is not None:
-        raise click.UsageError("FILE and --lengths are the same thing; give one of them.")
-    if stats:
-        distribution, _ = read_sizes(file or lengths, texts, tokenizer, model, stats)
-    else:
-        distribution = read_traffic(file or lengths, texts, tokenizer, model)
+    distribution, _ = traffic.or_file(file).read(model)
     over = 0.0
     if max_length is not None:
         distribution, over = distribution.clip(max_length)

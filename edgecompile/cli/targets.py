@@ -115,7 +115,7 @@ def check_command(session: Session, target: str) -> None:
     "printed there.",
 )
 @click.option(
-    "--name", metavar="NAME", help="What to call it.  [default: the file's, or this-machine]"
+    "--name", metavar="NAME", help="Call it this.  [default: the file's, or this-machine]"
 )
 @click.option("--toml", is_flag=True, help="Print the profile as a TOML file.")
 @click.option(
@@ -166,7 +166,7 @@ def detect_command(
 def _runnable(profile: TargetProfile) -> list[VariantSpec]:
     import platform
 
-    from edgecompile.machines.host import host_variants
+    from edgecompile.machines.detection import host_variants
     from edgecompile.runtime.cpu.host import architecture
     from edgecompile.toolchain.native import build_probe
 

@@ -1,6 +1,6 @@
-"""Whether a bundle's traffic has moved away from what it was planned for, and whether that costs.
+"""Whether a bundle's traffic has moved away from its plan, and whether that costs.
 
-Two questions, told apart. *Has it moved?* A two-sample Kolmogorov-Smirnov test between the lengths
+Two separate questions. *Has it moved?* A two-sample Kolmogorov-Smirnov test between the lengths
 that the bundle was planned for and those that devices were asked for, and a threshold for the
 distance D as well: with millions of calls p is tiny for differences that nobody would notice, and
 with few calls D is large by chance. Only p < level together with D over the threshold is a move.
@@ -14,15 +14,14 @@ the same constraints. Traffic may move without cost, and a small move may cost m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-from edgecompile.buckets.costs.sources import MODES, CostCurve, Mode
+from edgecompile.buckets.costs.grid import MODES, CostGrid, FloatArray, Mode
 from edgecompile.buckets.evaluation import expected_cost, run_costs
-from edgecompile.buckets.plan import BucketPlan, plan_buckets
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.shipped import ShippedPlan
 from edgecompile.drift.kolmogorov import kolmogorov_distance, kolmogorov_p_value
 from edgecompile.drift.report import BucketDrift, CostDrift, DriftReport, LengthShift, Thresholds
@@ -156,37 +155,49 @@ def _cost(
     modes: tuple[Mode, ...] | None,
     max_buckets: int | None,
 ) -> CostDrift | None:
-    curve = _costs(plan)
-    if curve is None or served is None:
+    costs = _costs(plan)
+    if costs is None or served is None:
         return None
-    if max_buckets is None:
-        max_buckets = _considered(plan)
+    most = _considered(plan) if max_buckets is None else max_buckets
+
+    def compare(
+        lengths: LengthDistribution, modes: tuple[Mode, ...]
+    ) -> tuple[BucketPlan, float, float]:
+        """The best plan, the mean run in the current buckets, the share by which these cost more."""
+        best = plan_buckets(
+            lengths,
+            costs,
+            max_buckets=most,
+            price_per_bucket=plan.price_per_bucket,
+            min_sizes={plan.length_axis: plan.min_length},
+            max_sizes={plan.length_axis: plan.max_length},
+            modes=modes,
+            length_axis=plan.length_axis,
+            other_axes=plan.buckets[0].other_axes,
+        )
+        price = plan.price_per_bucket
+        own_ms, best_ms = (expected_cost(p.buckets, lengths, costs) for p in (plan, best))
+        total, least = own_ms + price * len(plan.buckets), best_ms + price * len(best.buckets)
+        return best, own_ms, total / least - 1.0
+
     planned_excess = 0.0
+    used = tuple(mode for mode in MODES if any(bucket.mode == mode for bucket in plan.buckets))
+    allowed = modes or used
     if planned is not None:
-        for allowed in dict.fromkeys([modes] if modes else [curve.modes, _modes_of(plan)]):
-            best = _best(plan, planned, curve, allowed, max_buckets)
-            planned_excess = _excess(plan, best, planned, curve)
+        for allowed in dict.fromkeys([modes] if modes else [costs.modes, used]):
+            planned_excess = compare(planned, allowed)[2]
             if planned_excess < _NOT_OPTIMAL:
                 break
-        modes = allowed
-    modes = modes or _modes_of(plan)
-    optimum = _best(plan, served, curve, modes, max_buckets)
-    return CostDrift(
-        current_ms=expected_cost(plan.buckets, served, curve),
-        optimum=optimum,
-        excess=_excess(plan, optimum, served, curve),
-        planned_excess=planned_excess,
-        modes=modes,
-        max_buckets=max_buckets,
-    )
+    optimum, current_ms, excess = compare(served, allowed)
+    return CostDrift(current_ms, optimum, excess, planned_excess, allowed, most)
 
 
-def _costs(plan: BucketPlan) -> CostCurve | None:
+def _costs(plan: BucketPlan) -> CostGrid | None:
     """The plan's cost model, where it has costs for all buckets and the length alone decides."""
-    curve = plan.curve
-    if curve is None or not _one_axis(plan) or not set(_modes_of(plan)) <= set(curve.modes):
+    costs = plan.cost_model
+    if costs is None or len(costs.axes) > 1 or not _one_axis(plan):
         return None
-    return curve
+    return costs if {bucket.mode for bucket in plan.buckets} <= set(costs.modes) else None
 
 
 def _considered(plan: BucketPlan) -> int | None:
@@ -194,41 +205,6 @@ def _considered(plan: BucketPlan) -> int | None:
     if plan.expected_by_count:
         return max(len(plan.buckets), len(plan.expected_by_count) - 1)
     return None if plan.price_per_bucket > 0 else len(plan.buckets)
-
-
-def _modes_of(plan: BucketPlan) -> tuple[Mode, ...]:
-    used = {bucket.mode for bucket in plan.buckets}
-    return tuple(mode for mode in MODES if mode in used)
-
-
-def _best(
-    plan: BucketPlan,
-    lengths: LengthDistribution,
-    curve: CostCurve,
-    modes: tuple[Mode, ...],
-    max_buckets: int | None,
-) -> BucketPlan:
-    return plan_buckets(
-        lengths,
-        curve,
-        max_buckets=max_buckets,
-        price_per_bucket=plan.price_per_bucket,
-        min_length=plan.min_length,
-        max_length=plan.max_length,
-        modes=modes,
-        length_axis=plan.length_axis,
-        other_axes=plan.buckets[0].other_axes,
-    )
-
-
-def _excess(
-    plan: BucketPlan, optimum: BucketPlan, lengths: LengthDistribution, curve: CostCurve
-) -> float:
-    current, best = (
-        expected_cost(item.buckets, lengths, curve) + plan.price_per_bucket * len(item.buckets)
-        for item in (plan, optimum)
-    )
-    return current / best - 1.0
 
 
 def _one_axis(plan: BucketPlan) -> bool:
@@ -242,39 +218,29 @@ def _buckets(
     served: LengthDistribution | None,
     counted: ServedTraffic | None,
 ) -> tuple[BucketDrift, ...]:
-    def shares(lengths: LengthDistribution | None) -> Mapping[int, float]:
-        if lengths is None or not _one_axis(plan):
-            return {}
-        samples = np.bincount(_index(plan, lengths), lengths.count_array, len(plan.buckets))
-        return dict(enumerate((samples / lengths.n).tolist()))
+    ends = [bucket.hi for bucket in plan.buckets]
 
-    planned_shares, served_shares = shares(planned), shares(served)
-    expected = _expected(plan, served)
+    def sums(lengths: LengthDistribution, each: FloatArray | float = 1.0) -> FloatArray:
+        """By bucket, of the samples or of something for each."""
+        index = np.searchsorted(ends, lengths.length_array)
+        return np.bincount(index, lengths.count_array * each, len(ends)).astype(np.float64)
+
+    unknown: list[float | None] = [None] * len(ends)
+    shares = [
+        (sums(lengths) / lengths.n).tolist() if lengths and _one_axis(plan) else unknown
+        for lengths in (planned, served)
+    ]
+    costs, expected = _costs(plan), unknown
+    if costs is not None and served is not None:
+        totals, samples = sums(served, run_costs(plan.buckets, served, costs)), sums(served)
+        expected = [float(ms / n) if n else None for ms, n in zip(totals, samples, strict=True)]
     return tuple(
         BucketDrift(
             bucket=bucket,
-            planned_share=planned_shares.get(i),
-            served_share=served_shares.get(i),
-            expected_ms=expected.get(i),
+            planned_share=shares[0][i],
+            served_share=shares[1][i],
+            expected_ms=expected[i],
             observed_ms=None if counted is None else counted.buckets[i].mean_ms,
         )
         for i, bucket in enumerate(plan.buckets)
     )
-
-
-def _expected(plan: BucketPlan, served: LengthDistribution | None) -> Mapping[int, float]:
-    """Mean run of each bucket that serves any of the lengths, under the plan's cost model."""
-    curve = _costs(plan)
-    if curve is None or served is None:
-        return {}
-    index, counts = _index(plan, served), served.count_array
-    costs = run_costs(plan.buckets, served, curve)
-    samples = np.bincount(index, counts, len(plan.buckets))
-    totals = np.bincount(index, counts * costs, len(plan.buckets))
-    return {int(i): float(totals[i] / samples[i]) for i in np.flatnonzero(samples)}
-
-
-def _index(plan: BucketPlan, lengths: LengthDistribution) -> npt.NDArray[np.intp]:
-    his = np.array([bucket.hi for bucket in plan.buckets])
-    index: npt.NDArray[np.intp] = np.searchsorted(his, lengths.length_array)
-    return index

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from edgecompile.buckets.costs.curves import FloatArray
+from edgecompile.buckets.costs.grid import FloatArray
 from edgecompile.lengths.distribution import LengthDistribution
 
 __all__ = ["kolmogorov_distance", "kolmogorov_p_value", "kolmogorov_tail"]

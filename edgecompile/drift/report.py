@@ -1,11 +1,11 @@
-"""What a comparison of a bundle's traffic with its plan found, and the verdict that follows."""
+"""The result of comparing a bundle's traffic with its plan, and the verdict that follows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from edgecompile.buckets.costs.sources import Mode
+from edgecompile.buckets.costs.grid import Mode
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.lengths.distribution import LengthDistribution
@@ -20,7 +20,7 @@ MIN_CALLS = 1000
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What counts as a move, and what is worth acting on; all shares are 0 to 1.
+    """The limits from which on traffic has moved or a new plan pays; all shares are 0 to 1.
 
     Attributes:
         tolerance: by which the plan may cost more than the best for the new traffic.
@@ -60,12 +60,8 @@ class LengthShift:
 
     def to_json(self) -> dict[str, Any]:
         """The test's figures, and a summary of both samples."""
-        return {
-            "distance": self.distance,
-            "p_value": self.p_value,
-            "planned": self.planned.summary().to_json(),
-            "asked": self.asked.summary().to_json(),
-        }
+        samples = {"planned": self.planned, "asked": self.asked}
+        return {**vars(self), **{k: v.summary().to_json() for k, v in samples.items()}}
 
 
 @dataclass(frozen=True)
@@ -92,15 +88,14 @@ class CostDrift:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the optimum with its buckets."""
+        figures = dict(vars(self))
+        optimum = figures.pop("optimum")
         return {
-            "current_ms": self.current_ms,
-            "optimum_ms": self.optimum.expected_ms,
-            "excess": self.excess,
-            "planned_excess": self.planned_excess,
-            "optimum_buckets": [bucket.to_json() for bucket in self.optimum.buckets],
+            **figures,
             "modes": list(self.modes),
-            "max_buckets": self.max_buckets,
-            "price_per_bucket": self.optimum.price_per_bucket,
+            "optimum_ms": optimum.expected_ms,
+            "optimum_buckets": [bucket.to_json() for bucket in optimum.buckets],
+            "price_per_bucket": optimum.price_per_bucket,
         }
 
 
@@ -126,8 +121,8 @@ class BucketDrift:
 
     def to_json(self) -> dict[str, Any]:
         """The bucket's own JSON and these figures beside it."""
-        figures = {key: value for key, value in vars(self).items() if key != "bucket"}
-        return {**self.bucket.to_json(), **figures}
+        figures = dict(vars(self))
+        return {**figures.pop("bucket").to_json(), **figures}
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,16 @@ from edgecompile.explanation.eager import error_text
 from edgecompile.explanation.report import Condition, ExportAttempt, FixedAxis
 from edgecompile.explanation.request import Subject
 from edgecompile.export.checks import CheckResult, Range, Sizes, check_program
-from edgecompile.export.guard_texts import fixed_size, readable_guard
-from edgecompile.export.guards import axis_texts, explain_failure, watch_guards
-from edgecompile.export.ladder import LADDER, STATIC_LADDER, Rung, program_ranges
+from edgecompile.export.guards import (
+    axis_texts,
+    explain_failure,
+    fixed_size,
+    readable_guard,
+    watch_guards,
+)
+from edgecompile.export.ladder import LADDER, STATIC_LADDER, ExportStrategy, program_ranges
 from edgecompile.export.operators.recurrence import has_recurrences
-from edgecompile.export.unguarded import export_rung
+from edgecompile.export.unguarded import export_with
 from edgecompile.models.source_lines import Place, place_of_text
 from edgecompile.progress import StepHandle
 
@@ -65,18 +70,20 @@ def climb_ladder(subject: Subject, *, every: bool = False, step: StepHandle) -> 
     attempts: list[ExportAttempt] = []
     best: tuple[int, Program, Mapping[str, Range]] | None = None
     done = partly = False
-    for rung in LADDER if subject.varies else STATIC_LADDER:
-        if rung.recurrences and not has_recurrences(subject.loaded.module):
+    for strategy in LADDER if subject.varies else STATIC_LADDER:
+        if strategy.recurrences and not has_recurrences(subject.loaded.module):
             continue
-        if rung.unguarded and not (done or partly):
+        if strategy.unguarded and not (done or partly):
             continue  # no program came of the same way with its conditions
         if done and not every:
-            attempts.append(ExportAttempt(rung.name, "not tried", "an earlier one was accepted"))
+            attempts.append(
+                ExportAttempt(strategy.name, "not tried", "an earlier one was accepted")
+            )
             continue
-        step.update(text=rung.name)
-        attempt, program = climber.attempt(rung)
+        step.update(text=strategy.name)
+        attempt, program = climber.attempt(strategy)
         attempts.append(attempt)
-        partly = partly or (rung.deferred and program is not None)
+        partly = partly or (strategy.deferred and program is not None)
         if program is None or done:
             continue
         done = attempt.outcome == "accepted"
@@ -100,33 +107,33 @@ class _Climber:
         # Lines of ours that a trace may name as the model's, since they called it.
         self._callers = {(f.filename, f.lineno or 0) for f in traceback.extract_stack()}
 
-    def attempt(self, rung: Rung) -> tuple[ExportAttempt, Program | None]:
+    def attempt(self, strategy: ExportStrategy) -> tuple[ExportAttempt, Program | None]:
         """What one strategy gives, and its program if there is one."""
         ranges, inputs = dict(self.subject.ranges), self.loaded.inputs
         error: Exception | None = None
         with watch_guards() as watch:
             try:
-                program, also, compared = export_rung(
-                    self.loaded, ranges, self.subject.traced, rung
+                program, also, compared = export_with(
+                    self.loaded, ranges, self.subject.traced, strategy
                 )
             except Exception as exc:  # torch raises whatever the model or the tracer raises
                 error = exc
         names = {symbol: axis_texts(source, inputs) for symbol, source in watch.symbols.items()}
-        conditions = self._conditions(watch.found, names, rung)
+        conditions = self._conditions(watch.found, names, strategy)
         if error is not None:
             line = watch.place_of(inputs)
-            return self._refused(rung, error, line, conditions), None
+            return self._refused(strategy, error, line, conditions), None
         real = program_ranges(program, inputs, ranges)
         fixed = [a for a, (lo, hi) in real.items() if lo == hi and ranges[a][0] < ranges[a][1]]
         for axis in fixed:
-            self._fix(axis, real[axis][0], rung, None)
-        attempt = ExportAttempt(rung.name, "accepted", "", conditions, ranges=real)
+            self._fix(axis, real[axis][0], strategy, None)
+        attempt = ExportAttempt(strategy.name, "accepted", "", conditions, ranges=real)
         if real != ranges:
             outcome = "specialised" if fixed else "narrower"
             shown = [f"{a} {_span_text(span)}" for a, span in real.items() if span != ranges[a]]
             text, place = f"only for {', '.join(shown)}", _first_place(conditions)
             attempt = replace(attempt, outcome=outcome, text=text, place=place)
-        if rung.unguarded:
+        if strategy.unguarded:
             text = "its conditions are dropped, as it agrees with eager at sizes of every kind"
             attempt = replace(attempt, text=text, conditions=())
         done = compared if real == ranges else None
@@ -148,19 +155,19 @@ class _Climber:
             merged[item.axis, item.size] = replace(old, strategies=names, place=place)
         return tuple(merged.values())
 
-    def _fix(self, axis: str, size: int, rung: Rung, place: Place | None) -> None:
-        if not any(i.axis == axis and rung.name in i.strategies for i in self._fixed):
-            self._fixed.append(FixedAxis(axis, size, (rung.name,), place))
+    def _fix(self, axis: str, size: int, strategy: ExportStrategy, place: Place | None) -> None:
+        if not any(i.axis == axis and strategy.name in i.strategies for i in self._fixed):
+            self._fixed.append(FixedAxis(axis, size, (strategy.name,), place))
 
     def _conditions(
-        self, guards: Sequence[tuple[str, str]], names: Mapping[str, str], rung: Rung
+        self, guards: Sequence[tuple[str, str]], names: Mapping[str, str], strategy: ExportStrategy
     ) -> tuple[Condition, ...]:
         conditions = []
         for text, line in guards:
             place = self._place(line)
             fixed = fixed_size(text, names)
             if fixed is not None:
-                self._fixed.append(FixedAxis(*fixed, (rung.name,), place))
+                self._fixed.append(FixedAxis(*fixed, (strategy.name,), place))
             readable = readable_guard(text, names)
             left, operator, right = readable.partition(" == ")
             if not operator or left != right:  # two symbols may stand for one axis
@@ -168,7 +175,11 @@ class _Climber:
         return tuple(dict.fromkeys(conditions))[:_MOST_CONDITIONS]
 
     def _refused(
-        self, rung: Rung, error: Exception, line: str | None, conditions: tuple[Condition, ...]
+        self,
+        strategy: ExportStrategy,
+        error: Exception,
+        line: str | None,
+        conditions: tuple[Condition, ...],
     ) -> ExportAttempt:
         reason = explain_failure(error, self.loaded.inputs, line)
         place = self._place(reason.text) or _first_place(conditions)
@@ -176,10 +187,10 @@ class _Climber:
         if reason.kind == "specialised":
             axis, _, size = reason.guards[0].partition(" == ")
             if size.isdigit():
-                self._fix(axis, int(size), rung, place)
+                self._fix(axis, int(size), strategy, place)
         if not conditions and reason.kind == "guard":
             conditions = tuple(Condition(guard, place) for guard in reason.guards)
-        return ExportAttempt(rung.name, "refused", text, conditions, place)
+        return ExportAttempt(strategy.name, "refused", text, conditions, place)
 
     def _check(
         self,

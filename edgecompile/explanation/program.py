@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends.codegen_failures import CodegenFailure, read_failure
-from edgecompile.backends.extern_calls import ExternCall, extern_calls
+from edgecompile.backends.generated import ExternCall, extern_calls
 from edgecompile.backends.inductor_compat import GENERATING, GeneratedCpp, generate_cpp
 from edgecompile.backends.lowering.lower import LoweringReport, lower_graph
 from edgecompile.errors import CompileError, EdgecompileError
@@ -121,9 +121,7 @@ def generate(
         return generate_cpp(
             lowered.gm,
             example,
-            arch=variant.arch,
-            march=variant.march,
-            simdlen=variant.simdlen,
+            variant,
             cache_dir=scratch,
             shared=lowered.constants,
             cxx=cxx,

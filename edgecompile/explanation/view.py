@@ -10,7 +10,7 @@ from edgecompile.report.page import Drawing, Section, Table, render_page
 from edgecompile.report.plots import bars
 from edgecompile.units import format_bytes, format_count, format_duration, format_share
 
-__all__ = ["explain_page", "explanation_tables", "format_flops"]
+__all__ = ["explain_page", "explanation_tables", "format_flops", "summary_section"]
 
 _MOST_ROWS = 24
 _MOST_CALLS = 8
@@ -21,7 +21,7 @@ def explain_page(explanation: Explanation, *, facts: Sequence[tuple[str, str]] =
     """The whole page; ``facts`` are (name, value) pairs: versions and machine."""
     ranges = ", ".join(f"{a} {lo}–{hi}" for a, (lo, hi) in (explanation.eager.ranges or {}).items())
     lead = f"looked at for {explanation.target} in {explanation.precision}"
-    sections = [_summary(explanation)]
+    sections = [summary_section(explanation)]
     for title, tables in _tables(explanation).items():
         parts: list[Drawing | Table] = [table for table in tables if table.rows]
         notes: tuple[str, ...] = ()
@@ -57,7 +57,8 @@ def _tables(explanation: Explanation) -> dict[str, list[Table]]:
     return {title: [maker(explanation) for maker in part] for title, part in makers.items()}
 
 
-def _summary(explanation: Explanation) -> Section:
+def summary_section(explanation: Explanation) -> Section:
+    """The verdict, the figures of the longest run, and the causes."""
     rows = [(c.kind, c.text, c.cure or "–", _short(c.place)) for c in explanation.causes]
     bad = [i for i, cause in enumerate(explanation.causes) if cause.kind == "refused"]
     figures = []

@@ -1,4 +1,4 @@
-"""What a .pt2 archive may hold for torch to read it without running code from it.
+"""Limits on .pt2 archives, so that torch reads them without running code from them.
 
 torch.export.load of torch 2.13 runs what an archive says in these places, so each is held to a list of
 what is allowed; everything else is refused, whatever the archive says about it:
@@ -79,7 +79,7 @@ _MOST_NAMED = 5
 
 
 def find_dangers(stream: IO[bytes]) -> list[str]:
-    """What reading an archive would run, and what torch.export.save doesn't write; at most a few.
+    """Finds what reading an archive would run, and what torch.export.save doesn't write; at most a few.
 
     Raises:
         Exception: it isn't an archive, or a damaged one: whatever torch's reader raises.
@@ -88,17 +88,17 @@ def find_dangers(stream: IO[bytes]) -> list[str]:
     names = reader.get_file_names()
     if PROGRAM not in names:
         return ["it holds no exported program"]
-    found = [f"it holds {_describe(name)}" for name in names if not _MEMBERS.fullmatch(name)]
+    dangers = [f"it holds {_describe(name)}" for name in names if not _MEMBERS.fullmatch(name)]
     # torch's reader finds names whatever their case.
     if len({name.lower() for name in names}) != len(names):
-        found.append("two of its files have one name")
-    if not found:
+        dangers.append("two of its files have one name")
+    if not dangers:
         for kind, payload in _PAYLOADS.items():
             config = f"data/{kind}/model_{kind}_config.json"
-            found += _pickled(_read_json(reader, config), payload)
-        found += _sample_dangers(reader.read_bytes("data/sample_inputs/model.pt"))
-        found += dict.fromkeys(_program_dangers(_read_json(reader, PROGRAM), ""))
-    return [*found[:_MOST_NAMED], *(["and more"] if found[_MOST_NAMED:] else [])]
+            dangers += _pickled(_read_json(reader, config), payload)
+        dangers += _sample_dangers(reader.read_bytes("data/sample_inputs/model.pt"))
+        dangers += dict.fromkeys(_program_dangers(_read_json(reader, PROGRAM), ""))
+    return [*dangers[:_MOST_NAMED], *(["and more"] if dangers[_MOST_NAMED:] else [])]
 
 
 def _describe(name: str) -> str:

@@ -15,7 +15,7 @@ from edgecompile.errors import ModelError
 from edgecompile.export.conditions import broken_conditions
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import describe_error, run_module
-from edgecompile.models.writes import WriteWatch
+from edgecompile.models.probing import WriteWatch
 
 # Largest |got - want| / max |want| of an output. The graph runs eager's own kernels on the same
 # machine: a right one differs by rounding, a wrong one by orders of magnitude more.
@@ -166,7 +166,7 @@ def _within(sizes: Sizes, ranges: Mapping[str, Range]) -> bool:
 
 
 def _changed(loaded: LoadedModel, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What the model changes in place counts among its results."""
+    """The inputs that the model changes in place, which count among its results."""
     return {f"{s.name} afterwards": inputs[s.name] for s in loaded.inputs if s.in_place}
 
 
@@ -181,23 +181,23 @@ def compare_outputs(
         return f"gives the outputs {list(got)}, not {list(want)}"
     worst = 0.0
     for name, expected in want.items():
-        found = got[name]
-        if found.shape != expected.shape:
-            return f"'{name}' has the shape {list(found.shape)}, not {list(expected.shape)}"
-        if found.dtype != expected.dtype:
-            return f"'{name}' is {found.dtype}, not {expected.dtype}"
+        actual = got[name]
+        if actual.shape != expected.shape:
+            return f"'{name}' has the shape {list(actual.shape)}, not {list(expected.shape)}"
+        if actual.dtype != expected.dtype:
+            return f"'{name}' is {actual.dtype}, not {expected.dtype}"
         if expected.numel() == 0:
             continue
         if not expected.dtype.is_floating_point:
-            if not torch.equal(found, expected):
+            if not torch.equal(actual, expected):
                 return f"'{name}' has other values than eager"
             continue
         finite = expected.isfinite()
-        same = torch.where(finite, found.isfinite(), _same_special(found, expected))
+        same = torch.where(finite, actual.isfinite(), _same_special(actual, expected))
         if not bool(same.all()):
             return f"'{name}' has NaN or infinity where eager hasn't, or the other way round"
         if bool(finite.any()):
-            difference = (found - expected)[finite].abs().max().item()
+            difference = (actual - expected)[finite].abs().max().item()
             scale = expected[finite].abs().max().item()
             worst = max(worst, difference / scale if scale > 0 else difference)
     return worst
@@ -205,7 +205,7 @@ def compare_outputs(
 
 @dataclass(frozen=True)
 class SideEffects:
-    """What a model's forward does beside computing its outputs.
+    """Effects of a model's forward beside its outputs.
 
     Attributes:
         problem: what keeps it from being compiled, as the rest of a sentence; empty if nothing does.
@@ -219,7 +219,7 @@ class SideEffects:
 def find_side_effects(
     loaded: LoadedModel, sizes: Mapping[str, int], largest: Mapping[str, int] | None = None
 ) -> SideEffects:
-    """What a model does beside computing its outputs, found by running it before it is traced.
+    """Finds effects of a model beside its outputs, by running it before it is traced.
 
     A compiled program is a function of its inputs: it has no random numbers and keeps no state
     (its weights are mapped read-only). A table that only grows with the length, as positions often
@@ -282,33 +282,33 @@ def _plain_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _own_name(label: str) -> str:
-    """What the model itself calls what it has: the module around it is ours."""
+    """The model's own name of a part: the module around it is ours."""
     return label.removeprefix("model.").lstrip(".")
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, object]:
-    """What stands in the modules' plain attributes, as far as a change can be told."""
-    found: dict[str, object] = {}
+    """Values of the modules' plain attributes, as far as a change shows in them."""
+    values: dict[str, object] = {}
     for path, part in module.named_modules():
         for name, value in vars(part).items():
             if not name.startswith("_") and name != "training":
                 label = _own_name(f"{path}.{name}")
                 if isinstance(value, (bool, int, float, str, bytes, type(None))):
-                    found[label] = value
+                    values[label] = value
                 elif isinstance(value, torch.Tensor):
-                    found[label] = (id(value), value._version)
+                    values[label] = (id(value), value._version)
                 elif isinstance(value, (list, dict, set)):
-                    found[label] = len(value)
-    return found
+                    values[label] = len(value)
+    return values
 
 
 def _values(span: Range, hint: int | None) -> list[int]:
     lo, hi = span
     middle = (lo + hi) // 2
     centre = middle if hint is None else hint
-    wanted = {lo, lo + 1, centre, centre + 1, middle, middle + 1, hi - 1, hi}
-    return sorted(value for value in wanted if lo <= value <= hi)
+    sizes = {lo, lo + 1, centre, centre + 1, middle, middle + 1, hi - 1, hi}
+    return sorted(value for value in sizes if lo <= value <= hi)
 
 
-def _same_special(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    return (found == expected) | (found.isnan() & expected.isnan())
+def _same_special(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    return (actual == expected) | (actual.isnan() & expected.isnan())

@@ -1,23 +1,21 @@
-"""What an exported program takes for given about its sizes, tried at every size that it is to serve.
+"""Tries the conditions of an exported program on its sizes at every size that it is to serve.
 
 Tracing follows one branch of a condition on sizes. Where the condition can't be a range (the length
 is no multiple of 8), some ways to export keep it as a check of the inputs or within the graph, which
-generated code doesn't have: at other sizes it would take the wrong branch without a word. Sizes that
+generated code doesn't have: at other sizes it would take the wrong branch silently. Sizes that
 are sampled need not meet it, so the conditions alone are tried, at all of them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from edgecompile.models.specs import InputSpec
-
-__all__ = ["broken_conditions", "drop_conditions", "every_size", "unlike_sizes"]
 
 aten = torch.ops.aten
 
@@ -55,15 +53,15 @@ def broken_conditions(
         return []
     check_inputs: Any = module.get_submodule(_GUARDS) if guards else None
     names = _names(module, inputs)
-    found = []
+    broken = []
     for sizes in every_size(ranges, centre):
         tensors = [_stand_in(spec, sizes) for spec in inputs]
         problem = _problem(module, checks, check_inputs, tensors)
         if problem:
             for theirs, ours in names.items():
                 problem = problem.replace(theirs, ours)
-            found.append((sizes, f"the program holds where {problem}"))
-    return found
+            broken.append((sizes, f"the program holds where {problem}"))
+    return broken
 
 
 def _names(gm: GraphModule, inputs: Sequence[InputSpec]) -> dict[str, str]:
@@ -103,18 +101,18 @@ def drop_conditions(
         return []
     given = {str(name) for name in program.graph_signature.user_inputs}
     first = [n for n in gm.graph.nodes if n.op == "placeholder" and n.name in given]
-    kinds: dict[tuple[bool, ...], list[dict[str, int]]] = {}
-    for sizes in every_size(ranges, centre):
+
+    def held(sizes: Mapping[str, int]) -> tuple[bool, ...]:
         tensors = [_stand_in(spec, sizes) for spec in inputs]
-        held = tuple(
-            holds for _, holds in _evaluate(checks, dict(zip(first, tensors, strict=True)))
-        )
-        kinds.setdefault(held, []).append(sizes)
+        values: dict[Node, Any] = dict(zip(first, tensors, strict=True))
+        return tuple(holds for _, holds in _evaluate(checks, values))
+
+    chosen = _of_each_kind(every_size(ranges, centre), held)
     for check, _ in checks:
         gm.graph.erase_node(check)
     gm.graph.eliminate_dead_code()
     gm.recompile()
-    return [sizes for kind in kinds.values() for sizes in _some(kind)]
+    return chosen
 
 
 def unlike_sizes(
@@ -140,20 +138,29 @@ def unlike_sizes(
     }
     # What depends on values, too, isn't known here.
     ours = [condition for condition in assumed if condition.free_symbols <= symbols.keys()]
-    kinds: dict[tuple[bool, ...], list[dict[str, int]]] = {}
-    for sizes in every_size(ranges, centre) if ours else ():
+
+    def held(sizes: Mapping[str, int]) -> tuple[bool, ...]:
         values = {symbol: sizes[axis] for symbol, axis in symbols.items()}
-        held = tuple(bool(condition.xreplace(values)) for condition in ours)
-        if not all(held):
-            kinds.setdefault(held, []).append(sizes)
-    return [sizes for kind in kinds.values() for sizes in _some(kind)]
+        return tuple(bool(condition.xreplace(values)) for condition in ours)
+
+    sizes = every_size(ranges, centre) if ours else ()
+    return _of_each_kind((item for item in sizes if not all(held(item))), held)
 
 
-def _some(sizes: Sequence[dict[str, int]]) -> list[dict[str, int]]:
-    """The ends and a few between; the first ones, too, as conditions on small sizes are usual."""
-    step = max(1, len(sizes) // _OF_EACH_KIND)
-    chosen = [*sizes[:_OF_EACH_KIND], *sizes[::step], sizes[-1]]
-    return list({tuple(item.items()): item for item in chosen}.values())
+def _of_each_kind(
+    sizes: Iterable[dict[str, int]], held: Callable[[Mapping[str, int]], tuple[bool, ...]]
+) -> list[dict[str, int]]:
+    """Of the sizes at which the same conditions hold: the ends, a few between, and the first ones,
+    as conditions on small sizes are usual."""
+    kinds: dict[tuple[bool, ...], list[dict[str, int]]] = {}
+    for item in sizes:
+        kinds.setdefault(held(item), []).append(item)
+    chosen: dict[object, dict[str, int]] = {}
+    for kind in kinds.values():
+        step = max(1, len(kind) // _OF_EACH_KIND)
+        some = [*kind[:_OF_EACH_KIND], *kind[::step], kind[-1]]
+        chosen.update({tuple(item.items()): item for item in some})
+    return list(chosen.values())
 
 
 def every_size(
@@ -164,7 +171,7 @@ def every_size(
     Args:
         ranges: the axes' smallest and largest sizes.
         centre: what the other axes are while one goes through its sizes.
-        most: sizes of an axis; of a longer one the first half of so many, then some of each kind.
+        most: sizes of an axis; of a longer one the first half of that number, then some of each kind.
     """
     middle = {axis: min(max(centre.get(axis, hi), lo), hi) for axis, (lo, hi) in ranges.items()}
     varying = {axis: span for axis, span in ranges.items() if span[0] < span[1]}
@@ -254,5 +261,5 @@ def _evaluate(
 
 
 def _text(message: str) -> str:
-    found = _SUBJECT.search(message.strip().splitlines()[0])
-    return found[1] if found else message
+    subject = _SUBJECT.search(message.strip().splitlines()[0])
+    return subject[1] if subject else message

@@ -14,32 +14,29 @@ import torch
 from edgecompile.errors import ExportError, ModelError
 from edgecompile.export.checks import CheckResult, Range, Sizes, check_program, find_side_effects
 from edgecompile.export.guards import Reason, explain_failure, watch_guards
-from edgecompile.export.index_bounds import fill_bounds
 from edgecompile.export.ladder import (
     LADDER,
     STATIC_LADDER,
-    Rung,
+    ExportStrategy,
     placeholder_values,
     program_ranges,
     trace_sizes,
 )
 from edgecompile.export.operators.recurrence import has_recurrences
-from edgecompile.export.program import ExportedModel
-from edgecompile.export.unguarded import export_rung
+from edgecompile.export.program import ExportedModel, fill_bounds
+from edgecompile.export.unguarded import export_with
 from edgecompile.models.loaded import LoadedModel
-
-__all__ = ["ExportedModel", "export_model"]
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """What one rung gave: a program and the sizes it allows, or why there is none.
+    """The result of one strategy: a program and the sizes it allows, or a reason for none.
 
     ``also`` are sizes at which it has to be checked beside the usual ones, ``result`` is what came of
     it over all of the wanted range if that is done.
     """
 
-    rung: Rung
+    strategy: ExportStrategy
     problem: str
     raw: str = ""
     program: torch.export.ExportedProgram | None = None
@@ -68,7 +65,7 @@ def export_model(
     *,
     hint: Mapping[str, int] | None = None,
     allow_narrower: bool = False,
-    ladder: Sequence[Rung] | None = None,
+    ladder: Sequence[ExportStrategy] | None = None,
 ) -> ExportedModel:
     """Exports ``loaded`` for all sizes within ``ranges``.
 
@@ -78,9 +75,9 @@ def export_model(
             own limits. An axis with equal ends is fixed in the program: padded buckets are
             exported so.
         hint: the size per axis to trace with, which generated kernels are tuned for.
-        allow_narrower: if no rung serves the whole range, take the one that is right for the
+        allow_narrower: if no strategy serves the whole range, take the one that is right for the
             widest part of it; ``ranges`` of the result then says which.
-        ladder: the rungs to try; None: all.
+        ladder: the strategies to try; None: all.
 
     Raises:
         ExportError: nothing worked, or the model isn't deterministic or keeps state; names the
@@ -99,14 +96,14 @@ def export_model(
     dynamic = any(lo < hi for lo, hi in spans.values())
     attempts: list[_Attempt] = []
     eager: ModelError | None = None
-    for rung in ladder or (LADDER if dynamic else STATIC_LADDER):
-        if ladder is None and _in_vain(rung, attempts, loaded):
+    for strategy in ladder or (LADDER if dynamic else STATIC_LADDER):
+        if ladder is None and _in_vain(strategy, attempts, loaded):
             continue
-        attempt = _try_rung(loaded, traced, spans, rung)
+        attempt = _try(loaded, traced, spans, strategy)
         if attempt.program is not None and attempt.ranges == spans:
             result = attempt.result or check_program(attempt.program, loaded, spans, traced)
             if result.ok:
-                return _finish(loaded, attempt.program, rung, spans, result, effects.notes)
+                return _finish(loaded, attempt.program, strategy, spans, result, effects.notes)
             if result.only_eager:
                 # No other way to export can be right where the model itself fails.
                 attempts = [replace(attempt, problem=f"{result.describe()}")]
@@ -120,7 +117,9 @@ def export_model(
     if part is not None and allow_narrower:
         chosen = part.attempt
         assert chosen.program is not None
-        return _finish(loaded, chosen.program, chosen.rung, part.ranges, part.result, effects.notes)
+        return _finish(
+            loaded, chosen.program, chosen.strategy, part.ranges, part.result, effects.notes
+        )
     raise _refusal(loaded, traced, spans, attempts, part)
 
 
@@ -140,34 +139,37 @@ def _resolve_ranges(loaded: LoadedModel, ranges: Mapping[str, Range]) -> dict[st
     return result
 
 
-def _try_rung(
-    loaded: LoadedModel, traced: Mapping[str, int], spans: dict[str, Range], rung: Rung
+def _try(
+    loaded: LoadedModel,
+    traced: Mapping[str, int],
+    spans: dict[str, Range],
+    strategy: ExportStrategy,
 ) -> _Attempt:
     try:
-        program, also, result = export_rung(loaded, spans, traced, rung)
+        program, also, result = export_with(loaded, spans, traced, strategy)
     except Exception as exc:  # torch raises whatever the model or the tracer raises
         reason = explain_failure(exc, loaded.inputs)
-        return _Attempt(rung, reason.text, f"{type(exc).__name__}: {exc}", reason=reason)
+        return _Attempt(strategy, reason.text, f"{type(exc).__name__}: {exc}", reason=reason)
     real = program_ranges(program, loaded.inputs, spans)
     narrower = [f"{axis} {_span_text(real[axis])}" for axis in spans if real[axis] != spans[axis]]
     problem = f"only for {', '.join(narrower)}" if narrower else ""
-    return _Attempt(rung, problem, problem, program, real, also=also, result=result)
+    return _Attempt(strategy, problem, problem, program, real, also=also, result=result)
 
 
-def _in_vain(rung: Rung, attempts: Sequence[_Attempt], loaded: LoadedModel) -> bool:
-    """Whether a rung is for other models, or could only give a program for the size it traced.
+def _in_vain(strategy: ExportStrategy, attempts: Sequence[_Attempt], loaded: LoadedModel) -> bool:
+    """Whether a strategy is for other models, or could only give a program for the size it traced.
 
     Where tracing the model fixes a size, AUTO lets it: the export succeeds and serves that size
     alone. Such models (loops over the length) are slow to trace.
     """
-    if rung.recurrences and not has_recurrences(loaded.module):
+    if strategy.recurrences and not has_recurrences(loaded.module):
         return True
-    if rung.unguarded:
+    if strategy.unguarded:
         # Dropping conditions helps where a program came of the same way with them.
-        return not any(a.program is not None and a.rung.deferred for a in attempts)
+        return not any(a.program is not None and a.strategy.deferred for a in attempts)
     first = attempts[0].reason if attempts else None
     fixed = first is not None and first.kind == "specialised"
-    return fixed and (rung.auto or (rung.strict and rung.deferred))
+    return fixed and (strategy.auto or (strategy.strict and strategy.deferred))
 
 
 def _best_part(
@@ -212,7 +214,7 @@ def _shrink(
 def _finish(
     loaded: LoadedModel,
     program: torch.export.ExportedProgram,
-    rung: Rung,
+    strategy: ExportStrategy,
     spans: Mapping[str, Range],
     result: CheckResult,
     known: Sequence[str],
@@ -222,9 +224,9 @@ def _finish(
     for spec, name in zip(loaded.inputs, program.graph_signature.user_inputs, strict=True):
         if not nodes[str(name)].users:
             notes.append(f"the input '{spec.name}' has no influence on the outputs")
-    if rung not in (LADDER[0], STATIC_LADDER[0]):
-        notes.append(f"torch.export's plain form was refused; '{rung.name}' served")
-    if rung.unguarded:
+    if strategy not in (LADDER[0], STATIC_LADDER[0]):
+        notes.append(f"torch.export's plain form was refused; '{strategy.name}' served")
+    if strategy.unguarded:
         notes.append(
             "conditions on sizes that tracing made were dropped: the program agrees with eager at "
             f"{len(result.passed)} sizes, of every kind that they tell apart"
@@ -237,7 +239,7 @@ def _finish(
         outputs=loaded.outputs,
         ranges=dict(spans),
         length_axis=loaded.length_axis,
-        strategy=rung.name,
+        strategy=strategy.name,
         checked=tuple({tuple(s.items()): s for s in result.passed}.values()),
         max_error=result.max_error,
         notes=tuple(notes),
@@ -251,20 +253,21 @@ def _refusal(
     attempts: Sequence[_Attempt],
     part: _Part | None,
 ) -> ExportError:
-    """The error that says why nothing worked; the first rung's reason tells the most."""
-    text = next((a.problem for a in attempts if a.reason is not None), attempts[0].problem)
+    """The error that says why nothing worked; the first strategy's reason tells the most."""
     first = next((a for a in attempts if a.reason is not None), None)
-    if first is not None and first.reason is not None and first.reason.kind != "other":
+    text = (first or attempts[0]).problem
+    kind = "" if first is None or first.reason is None else first.reason.kind
+    if first is not None and kind != "other":
         with watch_guards() as watch:
-            again = _raised(loaded, traced, spans, first.rung)
+            again = _raised(loaded, traced, spans, first.strategy)
         if again is not None:
             text = explain_failure(again, loaded.inputs, watch.place_of(loaded.inputs)).text
     wanted = ", ".join(f"{axis} {_span_text(span)}" for axis, span in spans.items())
-    details = "\n\n".join(f"[{a.rung.name}] {a.problem}\n{a.raw}".rstrip() for a in attempts)
+    details = "\n\n".join(f"[{a.strategy.name}] {a.problem}\n{a.raw}".rstrip() for a in attempts)
     hints = []
-    if first is not None and first.reason is not None and first.reason.kind == "data":
+    if kind == "data":
         hints.append("choose between results with torch.where instead of between lines of code")
-    elif first is not None and first.reason is not None and first.reason.kind == "operator":
+    elif kind == "operator":
         hints.append("write the operator with torch's own, or leave it outside the model")
     elif any(lo < hi for lo, hi in spans.values()):
         hints.append("padded buckets have one fixed length each and may still work: --mode pad")
@@ -281,10 +284,13 @@ def _refusal(
 
 
 def _raised(
-    loaded: LoadedModel, traced: Mapping[str, int], spans: dict[str, Range], rung: Rung
+    loaded: LoadedModel,
+    traced: Mapping[str, int],
+    spans: dict[str, Range],
+    strategy: ExportStrategy,
 ) -> Exception | None:
     try:
-        export_rung(loaded, spans, traced, rung)
+        export_with(loaded, spans, traced, strategy)
     except Exception as exc:
         return exc
     return None

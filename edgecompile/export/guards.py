@@ -1,4 +1,4 @@
-"""Why torch.export refused a model, in words: which axis, which condition, which line of code.
+"""Says why torch.export refused a model: which axis, which condition, which line of code.
 
 torch says it in messages of several forms; :func:`explain_failure` reads the common ones and
 keeps the others as they are. Where the condition arose torch tells only its log, so
@@ -14,9 +14,10 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from edgecompile.models.modules import describe_error, is_user_code
 from edgecompile.models.specs import InputSpec
@@ -35,9 +36,27 @@ _CREATED = re.compile(r"create_symbol (\w+) = \S+ for (\S+) ")
 _ADDED = re.compile(r"eval (.+?) \[guard added\]")
 
 
+_COMPARISONS: Mapping[str, type[ast.cmpop]] = {
+    "Eq": ast.Eq,
+    "Ne": ast.NotEq,
+    "Lt": ast.Lt,
+    "Le": ast.LtE,
+    "Gt": ast.Gt,
+    "Ge": ast.GtE,
+}
+_OPERATORS: Mapping[str, type[ast.operator]] = {
+    "Mod": ast.Mod,
+    "PythonMod": ast.Mod,
+    "FloorDiv": ast.FloorDiv,
+    "CleanDiv": ast.FloorDiv,
+    "IntTrueDiv": ast.Div,
+}
+_FIXED = re.compile(r"^Eq\((\w+), (\d+)\)$")
+
+
 @dataclass(frozen=True)
 class Reason:
-    """Why an export failed.
+    """The reason of a failed export.
 
     Attributes:
         kind: ``specialised`` (the code fixes a size), ``guard`` (a condition doesn't hold for all
@@ -62,8 +81,8 @@ class GuardWatch:
     found: list[tuple[str, str]] = field(default_factory=list)
 
     def place_of(self, inputs: Sequence[InputSpec]) -> str | None:
-        """Where the most telling condition arose: one that fixes a size, else the first."""
-        names = {symbol: _axis_name(source, inputs) for symbol, source in self.symbols.items()}
+        """The line of the most informative condition: one that fixes a size, else the first."""
+        names = {symbol: axis_texts(source, inputs) for symbol, source in self.symbols.items()}
         known = [(expr, place) for expr, place in self.found if place]
         fixing = [place for expr, place in known if re.fullmatch(r"Eq\(\w+, \d+\)", expr)]
         if fixing:
@@ -109,8 +128,8 @@ def quiet_torch() -> Iterator[None]:
     What matters comes back in exceptions.
     """
     names = [name for name in logging.Logger.manager.loggerDict if f"{name}.".startswith("torch.")]
-    found = {h for name in names for h in logging.getLogger(name).handlers}
-    handlers = [(h, h.level) for h in found if not isinstance(h, _Listener)]
+    attached = {h for name in names for h in logging.getLogger(name).handlers}
+    handlers = [(h, h.level) for h in attached if not isinstance(h, _Listener)]
     for handler, _ in handlers:
         handler.setLevel(logging.CRITICAL + 1)
     try:
@@ -169,8 +188,8 @@ def explain_failure(
 
 
 def _place_in(exc: BaseException) -> str:
-    found = re.search(r" \(at .+\)$", describe_error(exc))
-    return found[0] if found else ""
+    place = re.search(r" \(at .+\)$", describe_error(exc))
+    return place[0] if place else ""
 
 
 def axis_texts(text: str, inputs: Sequence[InputSpec]) -> str:
@@ -187,31 +206,60 @@ def _guards(raw: str, inputs: Sequence[InputSpec]) -> Iterator[str]:
     for line in raw.splitlines():
         match = _GUARD.search(line)
         if match is not None:
-            yield tidy(axis_texts(match[1], inputs))
+            yield readable_guard(axis_texts(match[1], inputs))
 
 
-def tidy(expression: str) -> str:
-    """A condition without needless parentheses; unchanged if it isn't plain Python."""
+def readable_guard(expression: str, names: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A condition as people write it: ``length % 16 == 0`` for ``Eq(Mod(s77, 16), 0)``.
+
+    Args:
+        expression: as torch's log has it; what isn't an expression stays as it is.
+        names: what each of torch's symbols stands for.
+    """
     try:
         tree = ast.parse(expression, mode="eval")
-    except SyntaxError:
+    except (SyntaxError, ValueError):
         return expression
-    # Each side of "a <= x and x <= b" is an expression of its own and stays one.
-    return ast.unparse(_Tidy().visit(tree))
+    return ast.unparse(ast.fix_missing_locations(_Operators(names).visit(tree)))
 
 
-class _Tidy(ast.NodeTransformer):
+def fixed_size(expression: str, names: Mapping[str, str]) -> tuple[str, int] | None:
+    """(axis, size) if the condition says that an axis has one size only."""
+    match = _FIXED.match(expression)
+    if match is None or match[1] not in names:
+        return None
+    return names[match[1]], int(match[2])
+
+
+class _Operators(ast.NodeTransformer):
+    """Calls of sympy's functions as operators, symbols as axes."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name(self._names.get(node.id, node.id), node.ctx)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if len(node.args) == 2 and name in _COMPARISONS:
+            return ast.Compare(node.args[0], [_COMPARISONS[name]()], [node.args[1]])
+        if len(node.args) == 2 and name in _OPERATORS:
+            return ast.BinOp(node.args[0], _OPERATORS[name](), node.args[1])
+        if len(node.args) == 1 and name == "Not":
+            return ast.UnaryOp(ast.Not(), node.args[0])
+        return node
+
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
         left = node.left
         # torch writes (-1) + x for x - 1
-        if not isinstance(node.op, ast.Add) or not isinstance(left, ast.UnaryOp):
-            return node
-        return (
-            ast.BinOp(node.right, ast.Sub(), left.operand)
-            if isinstance(left.op, ast.USub)
-            else node
-        )
+        negative = isinstance(left, ast.UnaryOp) and isinstance(left.op, ast.USub)
+        if isinstance(node.op, ast.Add) and negative:
+            assert isinstance(left, ast.UnaryOp)
+            return ast.BinOp(node.right, ast.Sub(), left.operand)
+        return node
 
 
 def _axis_of(match: re.Match[str], inputs: Sequence[InputSpec]) -> str:
@@ -223,10 +271,6 @@ def _axis_of(match: re.Match[str], inputs: Sequence[InputSpec]) -> str:
         return match[0]
     size = spec.shape[dim]
     return size if isinstance(size, str) else f"{spec.name}.shape[{dim}]"
-
-
-def _axis_name(source: str, inputs: Sequence[InputSpec]) -> str:
-    return axis_texts(source, inputs)
 
 
 def _user_line() -> str:

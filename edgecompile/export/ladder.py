@@ -21,7 +21,7 @@ Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Rung:
+class ExportStrategy:
     """One way to export.
 
     Attributes:
@@ -45,16 +45,16 @@ class Rung:
 
 # In a survey of 266 architectures 214 pass the first; of the others deferred checks rescue 15,
 # AUTO 12 and strict tracing 2.
-LADDER: tuple[Rung, ...] = (
-    Rung("dim"),
-    Rung("recurrences", recurrences=True),
-    Rung("recurrences-deferred", deferred=True, recurrences=True),
-    Rung("deferred", deferred=True),
-    Rung("auto", auto=True),
-    Rung("strict", strict=True),
-    Rung("auto-deferred", auto=True, deferred=True),
-    Rung("strict-deferred", strict=True, deferred=True),
-    Rung("unguarded", deferred=True, unguarded=True),
+LADDER: tuple[ExportStrategy, ...] = (
+    ExportStrategy("dim"),
+    ExportStrategy("recurrences", recurrences=True),
+    ExportStrategy("recurrences-deferred", deferred=True, recurrences=True),
+    ExportStrategy("deferred", deferred=True),
+    ExportStrategy("auto", auto=True),
+    ExportStrategy("strict", strict=True),
+    ExportStrategy("auto-deferred", auto=True, deferred=True),
+    ExportStrategy("strict-deferred", strict=True, deferred=True),
+    ExportStrategy("unguarded", deferred=True, unguarded=True),
 )
 # The argument that says whether a mask is causal, by name and position; None: to be found out.
 _CAUSAL_HINTS: dict[type[torch.nn.Module], tuple[str, int]] = {
@@ -62,7 +62,10 @@ _CAUSAL_HINTS: dict[type[torch.nn.Module], tuple[str, int]] = {
     torch.nn.TransformerDecoder: ("tgt_is_causal", 6),
 }
 # With every size fixed the first three are the same.
-STATIC_LADDER: tuple[Rung, ...] = (Rung("static"), Rung("static-strict", strict=True))
+STATIC_LADDER: tuple[ExportStrategy, ...] = (
+    ExportStrategy("static"),
+    ExportStrategy("static-strict", strict=True),
+)
 
 
 def export_program(
@@ -70,12 +73,12 @@ def export_program(
     example: Mapping[str, torch.Tensor],
     inputs: Sequence[InputSpec],
     ranges: Mapping[str, Range],
-    rung: Rung,
+    strategy: ExportStrategy,
 ) -> torch.export.ExportedProgram:
     """Calls torch.export with the inputs as keyword arguments; raises whatever it raises."""
-    if rung.recurrences and not has_recurrences(module):
+    if strategy.recurrences and not has_recurrences(module):
         raise ValueError("the model has no LSTM, GRU or RNN")
-    recurrences = WholeRecurrences() if rung.recurrences else nullcontext()
+    recurrences = WholeRecurrences() if strategy.recurrences else nullcontext()
     with (
         torch.no_grad(),
         quiet_torch(),
@@ -87,9 +90,9 @@ def export_program(
             module,
             (),
             dict(example),
-            dynamic_shapes=_dynamic_shapes(inputs, ranges, rung.auto),
-            strict=rung.strict,
-            prefer_deferred_runtime_asserts_over_guards=rung.deferred,
+            dynamic_shapes=_dynamic_shapes(inputs, ranges, strategy.auto),
+            strict=strategy.strict,
+            prefer_deferred_runtime_asserts_over_guards=strategy.deferred,
         )
     _make_storable(program)
     return program
@@ -109,7 +112,7 @@ def _make_storable(program: torch.export.ExportedProgram) -> None:
 
 
 def _rounded(node: torch.fx.Node) -> torch.fx.Node:
-    """What gives the same as a node that rounds a size, put where the graph's nodes go."""
+    """Nodes that compute the same as one that rounds a size, inserted where the graph inserts."""
 
     def add(function: Callable[..., Any], *args: Any) -> torch.fx.Node:
         made = node.graph.call_function(function, args)
@@ -173,7 +176,7 @@ def without_fast_path() -> Iterator[None]:
 def without_mask_detection(module: torch.nn.Module) -> Iterator[None]:
     """Keeps nn.TransformerEncoder and nn.TransformerDecoder from reading their masks' values.
 
-    Unless told, they compare a mask with the causal one, which is a branch on values. What they
+    Without a hint, they compare a mask with the causal one, which is a branch on values. What they
     find out is a hint to choose a quicker kernel by; the mask is applied all the same.
     """
     hooks = []
@@ -193,8 +196,7 @@ def _say_not_causal(
     word: str, position: int, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if len(args) > position:
-        told = args[position]
-        return (*args[:position], bool(told), *args[position + 1 :]), kwargs
+        return (*args[:position], bool(args[position]), *args[position + 1 :]), kwargs
     return args, {**kwargs, word: bool(kwargs.get(word))}
 
 

@@ -1,11 +1,10 @@
-"""What an export gives: a program with its verified ranges, and the files it is kept in."""
+"""Exported programs with their verified ranges, and the files that hold them."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,11 @@ import torch
 
 from edgecompile.errors import ExportError
 from edgecompile.export.archive import check_archive, load_program
-from edgecompile.files import hash_tree
+from edgecompile.files import hash_tree, plain_fields, replacing, write_json
 from edgecompile.models.examples import make_example
 from edgecompile.models.specs import InputSpec, OutputSpec
+
+aten = torch.ops.aten
 
 PROGRAM_FILE = "program.pt2"
 RECORD_FILE = "exported.json"
@@ -36,13 +37,13 @@ class ExportedModel:
     Attributes:
         name: the model's.
         source: the program, or the file that it is read from when it is first asked for: where
-            nothing has to be compiled anew, nobody waits for that.
+            every artifact is reused, it is never read.
         inputs: with the bounds of index inputs filled in from the graph where unknown before.
         outputs: as of the model.
         ranges: smallest and largest size of every axis, verified; an axis with both equal is
             static in the program.
         length_axis: the model's.
-        strategy: name of the rung that served.
+        strategy: name of the strategy that served.
         checked: sizes at which the program was compared with eager.
         max_error: largest difference seen, relative to an output's scale.
         notes: what a person may want to know.
@@ -85,19 +86,9 @@ class ExportedModel:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the program, as plain values."""
-        return {
-            "version": _RECORD_VERSION,
-            "name": self.name,
-            "torch": torch.__version__,
-            "inputs": [spec.to_json() for spec in self.inputs],
-            "outputs": [spec.to_json() for spec in self.outputs],
-            "ranges": {axis: list(span) for axis, span in self.ranges.items()},
-            "length_axis": self.length_axis,
-            "strategy": self.strategy,
-            "checked": [dict(sizes) for sizes in self.checked],
-            "max_error": self.max_error,
-            "notes": list(self.notes),
-        }
+        record = {"version": _RECORD_VERSION, "torch": torch.__version__, **plain_fields(self)}
+        del record["source"]
+        return record
 
     def save(self, folder: Path) -> None:
         """Writes ``program.pt2`` and ``exported.json``; the record comes last, when all is there.
@@ -108,10 +99,9 @@ class ExportedModel:
         """
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RECORD_FILE).unlink(missing_ok=True)
-        scratch = folder / f".{os.getpid()}.{PROGRAM_FILE}"
-        try:
+        with replacing(folder / PROGRAM_FILE) as file:
             try:
-                torch.export.save(self.program, scratch)
+                torch.export.save(self.program, file)
             except RuntimeError as exc:
                 if type(exc).__name__ != "SerializeError":  # of torch's private parts
                     raise
@@ -120,16 +110,8 @@ class ExportedModel:
                     + str(exc).splitlines()[0],
                     hint="compute sizes with + - * // % and min, max and comparisons alone",
                 ) from exc
-            os.replace(scratch, folder / PROGRAM_FILE)
-        finally:
-            scratch.unlink(missing_ok=True)
-        record = {**self.to_json(), "sha256": hash_tree(folder / PROGRAM_FILE)}
-        scratch = folder / f".{os.getpid()}.{RECORD_FILE}"
-        try:
-            scratch.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-            os.replace(scratch, folder / RECORD_FILE)
-        finally:
-            scratch.unlink(missing_ok=True)
+        digest = hash_tree(folder / PROGRAM_FILE)
+        write_json(folder / RECORD_FILE, {**self.to_json(), "sha256": digest})
 
     @classmethod
     def load(cls, folder: Path) -> ExportedModel:
@@ -152,20 +134,51 @@ class ExportedModel:
                     hint="export the model again",
                 )
             check_archive(folder / PROGRAM_FILE)
-            return cls(
-                name=record["name"],
-                source=folder / PROGRAM_FILE,
+            known = {item.name for item in fields(cls)} - {"source"}
+            record.update(
                 inputs=tuple(InputSpec.from_json(item) for item in record["inputs"]),
                 outputs=tuple(OutputSpec.from_json(item) for item in record["outputs"]),
                 ranges={axis: (span[0], span[1]) for axis, span in record["ranges"].items()},
-                length_axis=record["length_axis"],
-                strategy=record["strategy"],
                 checked=tuple(record["checked"]),
-                max_error=record["max_error"],
                 notes=tuple(record["notes"]),
             )
+            return cls(source=folder / PROGRAM_FILE, **{name: record[name] for name in known})
         except (OSError, KeyError, TypeError, AttributeError, ValueError) as exc:
             raise ExportError(
                 f"'{folder}' holds no exported model that can be read: {exc}",
                 hint="it is written by 'edgecompile export'",
             ) from exc
+
+
+_SAME_VALUES = {
+    *(aten.alias.default, aten.clone.default, aten.contiguous.default, aten.reshape.default),
+    *(aten.slice.Tensor, aten.to.dtype, aten.unsqueeze.default, aten.view.default),
+}
+
+
+def fill_bounds(
+    program: torch.export.ExportedProgram, inputs: Sequence[InputSpec]
+) -> tuple[InputSpec, ...]:
+    """The inputs with the bounds of indices into tables, where the graph tells and none were known.
+
+    An index outside its table aborts the compiled program, so the runtime checks bounds before each
+    run; a factory or a saved program need not declare them.
+    """
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    result = []
+    for spec, name in zip(inputs, program.graph_signature.user_inputs, strict=True):
+        rows = _table_rows(nodes[str(name)]) if spec.bounds is None else []
+        result.append(replace(spec, bounds=(0, min(rows) - 1)) if rows else spec)
+    return tuple(result)
+
+
+def _table_rows(node: torch.fx.Node) -> list[int]:
+    rows = []
+    for user in node.users:
+        if user.target is aten.embedding.default and user.args[1] is node:
+            table = user.args[0]
+            assert isinstance(table, torch.fx.Node)
+            rows.append(int(table.meta["val"].shape[0]))
+        elif user.target in _SAME_VALUES:
+            rows.extend(_table_rows(user))
+    return rows

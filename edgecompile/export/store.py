@@ -10,7 +10,8 @@ from pathlib import Path
 
 from edgecompile.buckets.plan import Bucket
 from edgecompile.errors import CompileError, ExportError, PlanError
-from edgecompile.export.export import ExportedModel, export_model
+from edgecompile.export.export import export_model
+from edgecompile.export.program import ExportedModel
 from edgecompile.installation import installation_id
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.progress import NULL_STEP, StepHandle

@@ -16,14 +16,12 @@ import torch
 
 from edgecompile.export.checks import CheckResult, Range, Sizes, check_program
 from edgecompile.export.conditions import drop_conditions, every_size
-from edgecompile.export.ladder import Rung, export_program
+from edgecompile.export.ladder import ExportStrategy, export_program
 from edgecompile.models.loaded import LoadedModel
-
-__all__ = ["export_rung", "trace_example"]
 
 #: How many branches are traced before the last one stands.
 _MOST_TRACES = 4
-#: Sizes of an axis at which a program is compared, where the axis has so many.
+#: Most sizes of an axis at which a program is compared.
 _MOST_SIZES = 512
 
 
@@ -37,16 +35,19 @@ def trace_example(loaded: LoadedModel, sizes: Mapping[str, int]) -> dict[str, to
     return loaded.make_example(sizes, seed=1, padding=sizes[axis] // 3 if masked and axis else 0)
 
 
-def export_rung(
-    loaded: LoadedModel, spans: Mapping[str, Range], traced: Mapping[str, int], rung: Rung
+def export_with(
+    loaded: LoadedModel,
+    spans: Mapping[str, Range],
+    traced: Mapping[str, int],
+    strategy: ExportStrategy,
 ) -> tuple[torch.export.ExportedProgram, list[Sizes], CheckResult | None]:
-    """Exports by one rung.
+    """Exports by one strategy.
 
     Args:
         loaded: the model.
         spans: the sizes that are wanted.
         traced: those to trace with.
-        rung: the way to export.
+        strategy: the way to export.
 
     Returns:
         The program; at which sizes it has to be checked beside the usual ones; and what came of
@@ -55,8 +56,8 @@ def export_rung(
     Raises:
         Exception: whatever torch, or the model, raises.
     """
-    program = _export(loaded, spans, traced, rung)
-    if not rung.unguarded:
+    program = _export(loaded, spans, traced, strategy)
+    if not strategy.unguarded:
         return program, [], None
     tried: list[Mapping[str, int]] = [traced]
     while True:
@@ -70,16 +71,19 @@ def export_rung(
             return program, also, result
         tried.append(other)
         try:
-            program = _export(loaded, spans, other, rung)
+            program = _export(loaded, spans, other, strategy)
         except Exception:  # that branch is for a few sizes alone
             return program, also, result
 
 
 def _export(
-    loaded: LoadedModel, spans: Mapping[str, Range], sizes: Mapping[str, int], rung: Rung
+    loaded: LoadedModel,
+    spans: Mapping[str, Range],
+    sizes: Mapping[str, int],
+    strategy: ExportStrategy,
 ) -> torch.export.ExportedProgram:
     example = trace_example(loaded, sizes)
-    return export_program(loaded.module, example, loaded.inputs, spans, rung)
+    return export_program(loaded.module, example, loaded.inputs, spans, strategy)
 
 
 def _untried(

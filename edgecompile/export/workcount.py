@@ -18,14 +18,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from edgecompile.buckets.costs.work import ModelWork, fit_quadratic
+from edgecompile.buckets.costs.flops import FlopModel, fit_quadratic
 from edgecompile.errors import CostError
 from edgecompile.export.guards import quiet_torch
 from edgecompile.export.ladder import without_fast_path
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import run_module
-
-__all__ = ["FORMULAS", "byte_size", "count_work", "storage_of", "tensors_in"]
 
 _TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 _ROUNDING = 1e-12
@@ -38,7 +36,7 @@ def count_work(
     *,
     batch: int | None = None,
     sizes: Mapping[str, int] | None = None,
-) -> ModelWork:
+) -> FlopModel:
     """Counts a model's work as a function of the length.
 
     The model runs eagerly at the smallest, the middle and the largest of ``lengths``; of two
@@ -58,10 +56,10 @@ def count_work(
     axis = model.length_axis
     if axis is None:
         raise CostError(f"{model.name} has no length axis, so its work has nothing to vary with")
-    wanted = sorted(set(lengths))
+    ascending = sorted(set(lengths))
     given = {**({} if batch is None else {"batch": batch}), **(sizes or {})}
-    fixed = _other_sizes(model, wanted, given)
-    chosen = _choose(wanted)
+    fixed = _other_sizes(model, ascending, given)
+    chosen = _choose(ascending)
     runs = [_run(model, {**fixed, axis: length}) for length in chosen]
 
     flops = [run.flops for run in runs]
@@ -71,7 +69,7 @@ def count_work(
     deviation = max(
         abs(arithmetic(n) - count) / max(1, count) for n, count in zip(chosen, flops, strict=True)
     )
-    return ModelWork(
+    return FlopModel(
         model=model.name,
         length_axis=axis,
         sizes=tuple(sorted(fixed.items())),
@@ -129,7 +127,7 @@ def _choose(lengths: Sequence[int]) -> list[int]:
 
 @dataclass
 class _Run:
-    """What was seen in one run.
+    """Counts of one run.
 
     Attributes:
         flops: operations that torch's counter knows.
@@ -314,15 +312,8 @@ def _notes(module: torch.nn.Module, runs: Sequence[_Run]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _matrix_vector(a: Sequence[int], _x: Sequence[int], *_more: Any, **_options: Any) -> int:
-    return 2 * a[0] * a[1]
-
-
-def _add_matrix_vector(
-    _y: Sequence[int], a: Sequence[int], _x: Sequence[int], *_more: Any, **_options: Any
-) -> int:
-    return 2 * a[0] * a[1]
-
-
 #: What torch's counter has no formula for.
-FORMULAS = {torch.ops.aten.mv: _matrix_vector, torch.ops.aten.addmv: _add_matrix_vector}
+FORMULAS = {
+    torch.ops.aten.mv: lambda a, *_, **__: 2 * a[0] * a[1],
+    torch.ops.aten.addmv: lambda _, a, *__, **___: 2 * a[0] * a[1],
+}

@@ -1,4 +1,4 @@
-"""The lengths that traffic has: read, summarise, clip, split, sample.
+"""Distributions of traffic: summarise, clip, split, sample.
 
 Quantiles are those of the sample itself (the smallest length that at least a share q of the
 samples doesn't exceed), so every number that a summary prints did occur. Randomness takes an
@@ -7,25 +7,96 @@ explicit seed and nothing else; the same seed gives the same draw for one numpy 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from edgecompile.errors import LengthsError
-from edgecompile.lengths.files import count_json, count_lengths, count_values
-from edgecompile.lengths.rows import MAX_TOTAL, check_count, check_length, whole_number
-from edgecompile.lengths.tables import display_name
+from edgecompile.lengths.documents import count_array, count_document
+from edgecompile.lengths.rows import LENGTH, MAX_TOTAL, AxisRule, Sizes, make_row
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 IntArray = npt.NDArray[np.int64]
 
 # numpy's hypergeometric draws refuse populations from here on.
 _HYPERGEOMETRIC_LIMIT = 10**9
+
+
+class CountedSamples:
+    """Samples of traffic, counted by their sizes; on one axis or on two.
+
+    Attributes:
+        counts: how many samples have each size, each from 1 up, 2^53 at most in all.
+        source: where the samples come from, for people to read.
+    """
+
+    counts: tuple[int, ...]
+    source: str
+
+    def _with_counts(self, counts: IntArray) -> Self:
+        """The same sizes with other counts; those that occur no longer are left out."""
+        raise NotImplementedError
+
+    def _check(self, axes: Sequence[str], sizes: Sequence[Any], noun: str) -> None:
+        """Raises a LengthsError if sizes or counts are bad, unordered or too many."""
+        if not sizes:
+            raise LengthsError(f"{self.source}: holds no {noun}s")
+        if len(sizes) != len(self.counts):
+            raise LengthsError(f"{self.source}: {len(sizes)} {noun}s but {len(self.counts)} counts")
+        problems = []
+        for item, count in zip(sizes, self.counts, strict=True):
+            cell = item if len(axes) == 2 else (item,)
+            row = make_row(axes, cell, count)
+            if isinstance(row, str):
+                problems.append(f"{item!r} {row}")
+            elif any(type(value) is not int for value in (*cell, count)):
+                problems.append(f"{item!r}, {count!r} times, isn't an int")
+        if problems:
+            raise LengthsError(
+                f"{self.source}: {len(problems)} bad values: " + "; ".join(problems[:10])
+            )
+        if any(a >= b for a, b in pairwise(sizes)):
+            raise LengthsError(f"{self.source}: the distinct {noun}s aren't in ascending order")
+        if sum(self.counts) > MAX_TOTAL:
+            raise LengthsError(f"{self.source}: over {MAX_TOTAL} samples")
+
+    @cached_property
+    def count_array(self) -> IntArray:
+        """``counts`` as a read-only int64 array, shape [distinct]."""
+        return read_only(self.counts)
+
+    @cached_property
+    def n(self) -> int:
+        """Number of samples."""
+        return sum(self.counts)
+
+    def split(self, fraction: float, seed: int) -> tuple[Self, Self]:
+        """Splits the samples at random in two: a part to plan from, and a part held out.
+
+        Args:
+            fraction: share of the samples to hold out, over 0 and under 1.
+            seed: seed of the draw.
+
+        Returns:
+            (rest, held out); each has one sample at least.
+
+        Raises:
+            LengthsError: there are fewer than two samples.
+        """
+        drawn = draw_held_out(self.count_array, fraction, seed, self.source)
+        return self._with_counts(self.count_array - drawn), self._with_counts(drawn)
+
+    def resample(self, seed: int) -> Self:
+        """A bootstrap sample: as many samples, drawn with replacement."""
+        rng = np.random.default_rng(seed)
+        return self._with_counts(rng.multinomial(self.n, self.count_array / self.n))
 
 
 @dataclass(frozen=True)
@@ -47,7 +118,7 @@ class LengthSummary:
 
 
 @dataclass(frozen=True)
-class LengthDistribution:
+class LengthDistribution(CountedSamples):
     """How often each length occurs.
 
     Attributes:
@@ -64,26 +135,7 @@ class LengthDistribution:
     source: str = "samples"
 
     def __post_init__(self) -> None:
-        if not self.lengths:
-            raise LengthsError(f"{self.source}: holds no lengths")
-        if len(self.lengths) != len(self.counts):
-            raise LengthsError(
-                f"{self.source}: {len(self.lengths)} lengths but {len(self.counts)} counts"
-            )
-        problems = [
-            f"{value!r} {reason}"
-            for values, check in ((self.lengths, check_length), (self.counts, check_count))
-            for value in values
-            if (reason := _reason(value, check)) is not None
-        ]
-        if problems:
-            raise LengthsError(
-                f"{self.source}: {len(problems)} bad values: " + "; ".join(problems[:10])
-            )
-        if any(a >= b for a, b in pairwise(self.lengths)):
-            raise LengthsError(f"{self.source}: the distinct lengths aren't in ascending order")
-        if sum(self.counts) > MAX_TOTAL:
-            raise LengthsError(f"{self.source}: over {MAX_TOTAL} samples")
+        self._check((LENGTH,), self.lengths, "length")
 
     @classmethod
     def from_samples(
@@ -95,11 +147,14 @@ class LengthDistribution:
             LengthsError: there are none, or some aren't lengths.
         """
         array = samples if isinstance(samples, np.ndarray) else np.array(list(samples))
-        if array.ndim != 1 or array.size == 0:
+        if array.size == 0:
             raise LengthsError(f"{source}: holds no lengths")
-        if array.dtype.kind not in "iu":
-            raise LengthsError(f"{source}: lengths of type {array.dtype}, not integers")
-        return cls.from_counts(count_values(array), source)
+        return cls.from_sizes(count_array(array, source, "give whole numbers").counts, source)
+
+    @classmethod
+    def from_sizes(cls, counts: Mapping[Sizes, int], source: str) -> LengthDistribution:
+        """A distribution from the counts of a source that has one axis."""
+        return cls.from_counts({length: count for (length,), count in counts.items()}, source)
 
     @classmethod
     def from_counts(cls, counts: Mapping[int, int], source: str = "samples") -> LengthDistribution:
@@ -110,17 +165,7 @@ class LengthDistribution:
     @cached_property
     def length_array(self) -> IntArray:
         """``lengths`` as a read-only int64 array, shape [distinct]."""
-        return _frozen(self.lengths)
-
-    @cached_property
-    def count_array(self) -> IntArray:
-        """``counts`` as a read-only int64 array, shape [distinct]."""
-        return _frozen(self.counts)
-
-    @cached_property
-    def n(self) -> int:
-        """Number of samples."""
-        return sum(self.counts)
+        return read_only(self.lengths)
 
     @property
     def min(self) -> int:
@@ -142,8 +187,8 @@ class LengthDistribution:
         if not 0 <= q <= 1:
             raise ValueError(f"q is {q}, not in 0..1")
         # A share like 0.9 of 10 samples must mean 9, not 9.000000000000002.
-        wanted = max(1, int(np.ceil(q * self.n - 1e-9 * self.n * q)))
-        index = int(np.searchsorted(np.cumsum(self.count_array), wanted))
+        rank = max(1, int(np.ceil(q * self.n - 1e-9 * self.n * q)))
+        index = int(np.searchsorted(np.cumsum(self.count_array), rank))
         return self.lengths[min(index, len(self.lengths) - 1)]
 
     def summary(self) -> LengthSummary:
@@ -182,43 +227,22 @@ class LengthDistribution:
         if share == 0:
             return self, 0.0
         index = int(np.searchsorted(self.length_array, max_length, side="right"))
-        kept = dict(zip(self.lengths[:index], self.counts[:index], strict=True))
+        counts = dict(zip(self.lengths[:index], self.counts[:index], strict=True))
         if over == "truncate":
-            kept[max_length] = kept.get(max_length, 0) + sum(self.counts[index:])
-        if not kept:
+            counts[max_length] = counts.get(max_length, 0) + sum(self.counts[index:])
+        if not counts:
             raise LengthsError(
                 f"{self.source}: all {self.n} samples are longer than {max_length}; "
                 f"the shortest has {self.min}",
                 hint="raise --max-length, or truncate the inputs",
             )
-        return LengthDistribution.from_counts(kept, self.source), share
-
-    def split(self, fraction: float, seed: int) -> tuple[LengthDistribution, LengthDistribution]:
-        """Splits the samples at random in two: a part to plan from, and a part held out.
-
-        Args:
-            fraction: share of the samples to hold out, over 0 and under 1.
-            seed: seed of the draw.
-
-        Returns:
-            (rest, held out); each has one sample at least.
-
-        Raises:
-            LengthsError: there are fewer than two samples.
-        """
-        drawn = draw_held_out(self.count_array, fraction, seed, self.source)
-        return self._with_counts(self.count_array - drawn), self._with_counts(drawn)
+        return LengthDistribution.from_counts(counts, self.source), share
 
     def sample(self, n: int, seed: int) -> IntArray:
         """Draws ``n`` lengths with replacement, in random order; int64, shape [n]."""
         rng = np.random.default_rng(seed)
         drawn: IntArray = rng.choice(self.length_array, size=n, p=self.count_array / self.n)
         return drawn
-
-    def resample(self, seed: int) -> LengthDistribution:
-        """A bootstrap sample: as many samples, drawn with replacement."""
-        rng = np.random.default_rng(seed)
-        return self._with_counts(rng.multinomial(self.n, self.count_array / self.n))
 
     def sparkline(self, width: int = 40) -> str:
         """The histogram in one line of ``width`` block characters, from min to max length."""
@@ -244,28 +268,21 @@ class LengthDistribution:
         Raises:
             LengthsError: the value has another form, or holds bad lengths or counts.
         """
-        found = count_json(value, name)
-        return cls.from_counts(found.counts, found.recorded_source or name)
+        counted = count_document(value, name, AxisRule(pairs=False))
+        return cls.from_sizes(counted.counts, counted.recorded_source or name)
 
     def _with_counts(self, counts: IntArray) -> LengthDistribution:
-        kept = counts > 0
+        left = counts > 0
         return LengthDistribution(
-            tuple(self.length_array[kept].tolist()), tuple(counts[kept].tolist()), self.source
+            tuple(self.length_array[left].tolist()), tuple(counts[left].tolist()), self.source
         )
 
 
-def read_lengths(source: str | os.PathLike[str]) -> LengthDistribution:
-    """Reads a lengths file, or standard input where ``source`` is ``"-"``.
-
-    The forms are listed in :mod:`edgecompile.lengths.files`; the content decides, not the name.
-
-    Raises:
-        LengthsError: see :func:`edgecompile.lengths.files.count_lengths`.
-    """
-    found = count_lengths(source)
-    return LengthDistribution.from_counts(
-        found.counts, found.recorded_source or display_name(source)
-    )
+def read_only(values: Sequence[Any]) -> IntArray:
+    """The values as an int64 array that can't be changed."""
+    array = np.array(values, dtype=np.int64)
+    array.flags.writeable = False
+    return array
 
 
 def draw_held_out(counts: IntArray, fraction: float, seed: int, source: str) -> IntArray:
@@ -287,19 +304,3 @@ def draw_held_out(counts: IntArray, fraction: float, seed: int, source: str) -> 
     else:  # so many samples that drawing each on its own gives the same share
         drawn = rng.binomial(counts, held / n)
     return drawn
-
-
-def _frozen(values: tuple[int, ...]) -> IntArray:
-    array = np.array(values, dtype=np.int64)
-    array.flags.writeable = False
-    return array
-
-
-def _reason(value: object, check: Any) -> str | None:
-    number = whole_number(value)
-    if isinstance(number, str):
-        return number
-    if not isinstance(value, int):
-        return "isn't an int"
-    reason: str | None = check(number)
-    return reason

@@ -1,32 +1,30 @@
 """The sizes that traffic has on two axes at once: lengths with batches, or two lengths.
 
-The first axis is the length axis. What is said of lengths in :mod:`edgecompile.lengths.distribution` holds here
-too: quantiles are those of the sample, and randomness takes an explicit seed and nothing else.
+The first axis is the length axis. Randomness takes an explicit seed and nothing else.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from edgecompile.errors import LengthsError
-from edgecompile.lengths.distribution import LengthDistribution, draw_held_out
-from edgecompile.lengths.joint_files import CountedSizes, Sizes, count_joint, count_joint_json
-from edgecompile.lengths.rows import MAX_TOTAL, check_count, check_size, whole_number
-from edgecompile.lengths.tables import display_name
-
-IntArray = npt.NDArray[np.int64]
+from edgecompile.lengths.distribution import (
+    CountedSamples,
+    IntArray,
+    LengthDistribution,
+    read_only,
+)
+from edgecompile.lengths.documents import count_document
+from edgecompile.lengths.rows import FORMS_HINT, AxisRule, Sizes
 
 
 @dataclass(frozen=True)
-class JointDistribution:
+class JointDistribution(CountedSamples):
     """How often each pair of sizes occurs.
 
     Attributes:
@@ -47,32 +45,7 @@ class JointDistribution:
     def __post_init__(self) -> None:
         if len(self.axes) != 2 or len(set(self.axes)) != 2:
             raise LengthsError(f"{self.source}: needs two axes, not {', '.join(self.axes) or 0}")
-        if not self.sizes:
-            raise LengthsError(f"{self.source}: holds no sizes")
-        if len(self.sizes) != len(self.counts):
-            raise LengthsError(
-                f"{self.source}: {len(self.sizes)} pairs of sizes but {len(self.counts)} counts"
-            )
-        problems = []
-        for cell, count in zip(self.sizes, self.counts, strict=True):
-            if len(cell) != 2:
-                problems.append(f"{cell!r} isn't a pair")
-                continue
-            for value in cell:
-                reason = _reason(value, check_size)
-                if reason is not None:
-                    problems.append(f"{value!r} in {cell!r} {reason}")
-            reason = _reason(count, check_count)
-            if reason is not None:
-                problems.append(f"the count {count!r} of {cell!r} {reason}")
-        if problems:
-            raise LengthsError(
-                f"{self.source}: {len(problems)} bad values: " + "; ".join(problems[:10])
-            )
-        if any(a >= b for a, b in pairwise(self.sizes)):
-            raise LengthsError(f"{self.source}: the distinct sizes aren't in ascending order")
-        if sum(self.counts) > MAX_TOTAL:
-            raise LengthsError(f"{self.source}: over {MAX_TOTAL} samples")
+        self._check(self.axes, self.sizes, "size")
 
     @classmethod
     def from_counts(
@@ -85,17 +58,7 @@ class JointDistribution:
     @cached_property
     def size_array(self) -> IntArray:
         """``sizes`` as a read-only int64 array, shape [cells, 2]."""
-        return _frozen(self.sizes)
-
-    @cached_property
-    def count_array(self) -> IntArray:
-        """``counts`` as a read-only int64 array, shape [cells]."""
-        return _frozen(self.counts)
-
-    @cached_property
-    def n(self) -> int:
-        """Number of samples."""
-        return sum(self.counts)
+        return read_only(self.sizes)
 
     def index(self, axis: str) -> int:
         """Position of an axis, 0 or 1.
@@ -164,33 +127,8 @@ class JointDistribution:
             )
         return JointDistribution.from_counts(self.axes, kept, self.source), share
 
-    def clip_all(self, max_sizes: Mapping[str, int]) -> JointDistribution:
-        """Truncates on every axis that ``max_sizes`` names."""
-        served = self
-        for axis, size in max_sizes.items():
-            served, _ = served.clip(axis, size)
-        return served
-
-    def split(self, fraction: float, seed: int) -> tuple[JointDistribution, JointDistribution]:
-        """Splits the samples at random: (rest, held out); each has one sample at least.
-
-        Args:
-            fraction: share of the samples to hold out, over 0 and under 1.
-            seed: seed of the draw.
-
-        Raises:
-            LengthsError: there are fewer than two samples.
-        """
-        drawn = draw_held_out(self.count_array, fraction, seed, self.source)
-        return self._with_counts(self.count_array - drawn), self._with_counts(drawn)
-
-    def resample(self, seed: int) -> JointDistribution:
-        """A bootstrap sample: as many samples, drawn with replacement."""
-        rng = np.random.default_rng(seed)
-        return self._with_counts(rng.multinomial(self.n, self.count_array / self.n))
-
     def to_json(self) -> dict[str, Any]:
-        """``{"axes", "sizes": [[…], …], "counts", "source"}``; read_joint reads it, too."""
+        """``{"axes", "sizes": [[…], …], "counts", "source"}``; read_sizes reads it, too."""
         return {
             "axes": list(self.axes),
             "sizes": [list(cell) for cell in self.sizes],
@@ -205,43 +143,12 @@ class JointDistribution:
         Raises:
             LengthsError: the value has another form, or holds bad sizes or counts.
         """
-        return _counted(count_joint_json(value, name), name)
+        counted = count_document(value, name, AxisRule())
+        if len(counted.axes) != 2:
+            raise LengthsError(f'{name}: not an object with two "axes"', hint=FORMS_HINT)
+        return cls.from_counts(counted.axes, counted.counts, counted.recorded_source or name)
 
     def _with_counts(self, counts: IntArray) -> JointDistribution:
-        kept = counts > 0
-        sizes = tuple((a, b) for a, b in self.size_array[kept].tolist())
-        return JointDistribution(self.axes, sizes, tuple(counts[kept].tolist()), self.source)
-
-
-def read_joint(
-    source: str | os.PathLike[str], axes: Sequence[str] | None = None
-) -> JointDistribution:
-    """Reads a file of joint sizes, or standard input where ``source`` is ``"-"``.
-
-    Args:
-        source: the file; :mod:`edgecompile.lengths.joint_files` lists the forms, the content decides.
-        axes: the model's axes that may vary, the length axis first; None accepts any.
-
-    Raises:
-        LengthsError: see :func:`edgecompile.lengths.joint_files.count_joint`.
-    """
-    return _counted(count_joint(source, axes), display_name(source))
-
-
-def _counted(found: CountedSizes, name: str) -> JointDistribution:
-    source = found.recorded_source or name
-    return JointDistribution.from_counts(found.axes, found.counts, source)
-
-
-def _frozen(values: tuple[Any, ...]) -> IntArray:
-    array = np.array(values, dtype=np.int64)
-    array.flags.writeable = False
-    return array
-
-
-def _reason(value: object, check: Any) -> str | None:
-    number = whole_number(value)
-    if isinstance(number, str):
-        return number
-    reason: str | None = check(number) if isinstance(value, int) else "isn't an int"
-    return reason
+        left = counts > 0
+        sizes = tuple((a, b) for a, b in self.size_array[left].tolist())
+        return JointDistribution(self.axes, sizes, tuple(counts[left].tolist()), self.source)

@@ -1,4 +1,8 @@
-"""One row of a lengths file: its grammar, the checks of its values, and the report of bad ones."""
+"""One row of traffic: its sizes and its count, the checks of both, and the report of bad rows.
+
+A row has the size of one axis, a length, or of two: lengths with batches, or two lengths. Which axes
+they are, the names of columns or keys say (:func:`choose_columns`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import csv
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,23 +23,28 @@ MAX_TOTAL = 2**53  # beyond this, sums of counts are no longer exact in float64
 PROBLEMS_SHOWN = 10
 WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-FORMS_HINT = (
-    'give one length per line ("12"), rows "length,count", JSON lines {"length": 12, "count": 3}, '
-    'a JSON list or histogram {"12": 3}, or a one-dimensional integer .npy file'
-)
+_NOT_FINITE = ("nan", "inf", "-inf")
 
+LENGTH = "length"
+COUNT = "count"
+FORMS_HINT = (
+    'give one length per line ("12"), rows with a header "length,count" or "length,batch,count", '
+    'JSON lines {"length": 12, "count": 3}, a JSON list or histogram {"12": 3}, '
+    '{"axes": [...], "sizes": [[...]], "counts": [...]}, or a one-dimensional integer .npy file'
+)
 _TEXTS_HINT = (
     "is this a file of texts? Give it as --texts FILE, and the model or --tokenizer FILE, to count "
     "their tokens"
 )
 _WORDS = re.compile(r"[^\W\d]+\s+\w")
 
-Row = tuple[int, int]  # length, count
+Sizes = tuple[int, ...]
+Row = tuple[Sizes, int]
 
 
 @dataclass
 class Problems:
-    """Collects what is wrong with one file; the first ten are shown, all are counted."""
+    """Collects what is wrong with one source; the first ten are shown, all are counted."""
 
     name: str
     hint: str = FORMS_HINT
@@ -58,6 +68,82 @@ class Problems:
         raise LengthsError("\n".join(lines), hint=self.hint)
 
 
+@dataclass(frozen=True)
+class AxisRule:
+    """Which axes a source may be about.
+
+    Attributes:
+        axes: the model's axes that may vary, the length axis first; None accepts "length" with
+            "batch", or with another name that has "length" in it. A column "length" stands for the
+            length axis whatever its name.
+        pairs: whether a source that names two of them is about both; else about lengths alone.
+    """
+
+    axes: Sequence[str] | None = None
+    pairs: bool = True
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The axes of a source, the length axis first, and their positions among its names."""
+
+    axes: tuple[str, ...]
+    at: tuple[int, ...]
+
+
+LENGTHS_ALONE = Columns((LENGTH,), (0,))
+
+
+def choose_columns(names: Sequence[str], rule: AxisRule) -> Columns | None:
+    """The columns that names of columns or keys stand for; None if there are none."""
+    pair = find_pair(names, rule.axes) if rule.pairs else None
+    if pair and (rule.axes or pair.axes[1] == "batch" or LENGTH in pair.axes[1]):
+        return pair
+    lower = [name.lower() for name in names]
+    if lower.count(LENGTH) != 1 or lower.count(COUNT) > 1:
+        return None
+    return Columns((LENGTH,), (lower.index(LENGTH),))
+
+
+def find_pair(names: Sequence[str], axes: Sequence[str] | None) -> Columns | None:
+    """The two axes that names stand for, of ``axes`` or whatever they are; None without such."""
+    lower = [name.lower() for name in names]
+    if axes is None:
+        others = [name for name in lower if name not in (LENGTH, COUNT)]
+        first, present = LENGTH, others
+    else:
+        first, present = axes[0], [axis for axis in axes[1:] if axis.lower() in lower]
+        if first.lower() not in lower and LENGTH in [axis.lower() for axis in axes[1:]]:
+            return None
+    first_name = first.lower() if first.lower() in lower else LENGTH
+    used = (first_name, *(axis.lower() for axis in present))
+    if len(present) != 1 or any(lower.count(name) != 1 for name in used) or lower.count(COUNT) > 1:
+        return None
+    return Columns((first, present[0]), tuple(lower.index(name) for name in used))
+
+
+def make_row(axes: Sequence[str], sizes: Sequence[object], count: object) -> Row | str:
+    """Checked sizes and count, or the reasons of all that are bad."""
+    if len(sizes) != len(axes):
+        return "isn't a pair of sizes" if len(axes) == 2 else "isn't a number"
+    values: list[int] = []
+    reasons = []
+    for axis, value in zip((*axes, COUNT), (*sizes, count), strict=True):
+        number = whole_number(value)
+        if isinstance(number, int):
+            values.append(number)
+            noun = COUNT if axis is COUNT else "length" if len(axes) == 1 else "size"
+            number = _check_range(number, noun)
+        if isinstance(number, str):
+            if value is None or value == "":
+                reasons.append(f"has no {axis}")
+            elif len(axes) == 1 and axis is not COUNT:
+                reasons.append(number)
+            else:
+                reasons.append(f"has the {axis} {quote(spell(value))}, which {number}")
+    return "; ".join(reasons) if reasons else (tuple(values[:-1]), values[-1])
+
+
 def whole_number(value: object) -> int | str:
     """``value`` as an int, or the reason why it isn't a whole number."""
     if type(value) is int:
@@ -72,109 +158,94 @@ def whole_number(value: object) -> int | str:
     return int(value)
 
 
-def check_length(length: int) -> str | None:
-    """The reason why ``length`` can't be a sequence length, or None."""
-    if length < 1:
-        return "is no length: lengths start at 1"
-    if length > MAX_LENGTH:
-        return f"is over the largest length, {MAX_LENGTH}"
-    return None
+def _check_range(number: int, noun: str) -> str | int:
+    """The number, or the reason why it can't be a length, a size or a count."""
+    largest = MAX_TOTAL if noun == COUNT else MAX_LENGTH
+    if number < 1:
+        return f"is no {noun}: {noun}s start at 1"
+    return number if number <= largest else f"is over the largest {noun}, {largest}"
 
 
-def check_size(size: int) -> str | None:
-    """The reason why ``size`` can't be the size of an axis, or None."""
-    if size < 1:
-        return "is no size: sizes start at 1"
-    if size > MAX_LENGTH:
-        return f"is over the largest size, {MAX_LENGTH}"
-    return None
-
-
-def check_count(count: int) -> str | None:
-    """The reason why ``count`` can't be a number of samples, or None."""
-    if count < 1:
-        return "is no count: counts start at 1"
-    if count > MAX_TOTAL:
-        return f"is over the largest count, {MAX_TOTAL}"
-    return None
-
-
-def make_row(length: object, count: object) -> Row | str:
-    """Checked length and count, or the reason of the first that is bad."""
-    number = whole_number(length)
-    reason = number if isinstance(number, str) else check_length(number)
-    if reason is None:
-        times = whole_number(count)
-        reason = times if isinstance(times, str) else check_count(times)
-        if reason is None:
-            return int(number), int(times)
-        reason = f"has the count {quote(spell(count))}, which {reason}"
-    return reason
-
-
-def row_from_object(value: dict[str, object]) -> Row | str:
-    """Checked length and count of a JSON object, or the reason why it has none."""
-    if "length" not in value:
-        return 'has no "length"'
-    return make_row(value["length"], value.get("count", 1))
-
-
-@dataclass
 class RowReader:
-    """The grammar of one row; the first data row decides which columns there are."""
+    """The grammar of the rows of a file; the first row that isn't blank decides on the columns.
 
-    n_columns: int = 0
-    length_at: int = 0
-    count_at: int | None = None
+    Attributes:
+        columns: of the file; None before the first row, or where it can't be one.
+    """
+
+    def __init__(self, rule: AxisRule) -> None:
+        self.columns: Columns | None = None
+        self._rule = rule
+        self._n_columns = 1
+        self._count_at: int | None = None
+        self._objects: list[str] = []  # keys of the sizes, where rows of two axes are JSON objects
 
     def start(self, line: bytes) -> bool | str:
-        """Learns the columns from the first data row.
+        """Learns the columns from the first row.
 
         Returns:
             True if that row is a header, False if it is data, else the reason why it is neither;
-            the other rows can still be judged if ``n_columns`` isn't 0 then.
+            the other rows can still be judged if ``columns`` isn't None then.
         """
         text = strip_comment(line)
-        if text.startswith("{"):
-            self.n_columns = 1
+        is_object = text.startswith("{")
+        names = list(_object_of(text) or ()) if is_object else split_cells(text)
+        columns = choose_columns(names, self._rule)
+        if is_object:
+            pair = columns if columns and len(columns.axes) == 2 else None
+            self._objects = [names[i].lower() for i in pair.at] if pair else []
+            self.columns = pair or LENGTHS_ALONE
             return False
-        cells = split_cells(text)
-        if _NUMBER.fullmatch(cells[0]) or cells[0].lower() in ("nan", "inf", "-inf", ""):
-            self.n_columns = len(cells)
-            self.count_at = 1 if len(cells) > 1 else None
-            if len(cells) > 2:
-                return f"has {len(cells)} columns and no header that names them"
+        self._n_columns = len(names)
+        if _NUMBER.fullmatch(names[0]) or names[0].lower() in (*_NOT_FINITE, ""):
+            self.columns = LENGTHS_ALONE
+            self._count_at = 1 if len(names) > 1 else None
+            if len(names) > 2:
+                return f"has {len(names)} columns and no header that names them"
             return False
-        names = [cell.lower() for cell in cells]
-        if len(names) == 1 and names[0] != "length":
-            self.n_columns = 1  # no header that could be meant: the other rows can be judged
-        if names.count("length") != 1 or names.count("count") > 1:
+        if columns is None:
+            if len(names) == 1 and names[0].lower() != LENGTH:
+                self.columns = LENGTHS_ALONE  # no header that could be meant: judge the other rows
             return 'is neither a length nor a header with one "length" column'
-        self.n_columns = len(names)
-        self.length_at = names.index("length")
-        self.count_at = names.index("count") if "count" in names else None
+        lower = [name.lower() for name in names]
+        self.columns = columns
+        self._count_at = lower.index(COUNT) if COUNT in lower else None
         return True
 
     def parse(self, line: bytes) -> Row | str | None:
-        """Length and count; None for a blank or comment; else the reason of refusal."""
-        if self.n_columns == 1 and len(line) < 10 and line.isdigit():
+        """Sizes and count; None for a blank or comment; else the reason of refusal."""
+        assert self.columns is not None
+        axes, at = self.columns.axes, self.columns.at
+        if self._n_columns == 1 and len(line) < 10 and line.isdigit() and len(axes) == 1:
             length = int(line)  # the common row, read quickly
             if length:
-                return length, 1
+                return (length,), 1
         text = strip_comment(line)
         if not text:
             return None
-        if text.startswith("{"):
-            try:
-                value = json.loads(text)
-            except (ValueError, RecursionError):
+        is_object = text.startswith("{")
+        if len(axes) == 2 and is_object != bool(self._objects):
+            return "isn't a row of the kind that the first row is"
+        if is_object:
+            value = _object_of(text)
+            if value is None:
                 return "isn't valid JSON"
-            return row_from_object(value)
+            named = {key.lower(): item for key, item in value.items()}
+            sizes = [named.get(key) for key in self._objects or (LENGTH,)]
+            return make_row(axes, sizes, named.get(COUNT, 1))
         cells = split_cells(text)
-        if len(cells) != self.n_columns:
-            return f"has {len(cells)} columns where the first row has {self.n_columns}"
-        count = 1 if self.count_at is None else spelled_number(cells[self.count_at])
-        return make_row(spelled_number(cells[self.length_at]), count)
+        if len(cells) != self._n_columns:
+            return f"has {len(cells)} columns where the first row has {self._n_columns}"
+        count = 1 if self._count_at is None else spelled_number(cells[self._count_at])
+        return make_row(axes, [spelled_number(cells[i]) for i in at], count)
+
+
+def _object_of(text: str) -> dict[str, object] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def strip_comment(line: bytes) -> str:
@@ -208,7 +279,7 @@ def spelled_number(text: str) -> object:
     if WHOLE.fullmatch(text):
         digits = text.split(".", 1)[0]
         return int(digits) if len(digits) <= 30 else MAX_TOTAL + 1
-    if _NUMBER.fullmatch(text) or text.lower() in ("nan", "inf", "-inf"):
+    if _NUMBER.fullmatch(text) or text.lower() in _NOT_FINITE:
         return float(text)
     return text
 

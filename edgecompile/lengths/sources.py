@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from edgecompile.errors import LengthsError
-from edgecompile.lengths.distribution import LengthDistribution, read_lengths
-from edgecompile.lengths.joint import JointDistribution, read_joint
-from edgecompile.lengths.joint_files import Sizes, joint_axes_of
-from edgecompile.lengths.rows import whole_number
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.documents import count_array, count_elements
+from edgecompile.lengths.files import read_sizes
+from edgecompile.lengths.joint import JointDistribution
+from edgecompile.lengths.rows import LENGTH, LENGTHS_ALONE, Columns
 
 __all__ = ["TrafficSource", "read_traffic"]
 
@@ -55,53 +55,37 @@ def read_traffic(
     if isinstance(source, LengthDistribution | JointDistribution):
         return source
     if isinstance(source, str | os.PathLike):
-        return _read_file(source, axes)
+        return read_sizes(source, axes)
     if isinstance(source, bytes | bytearray) or not isinstance(source, Iterable):
         raise LengthsError(f"lengths of type {type(source).__name__}", hint=_HINT)
-    try:
-        counts = _count(source)
-    except (TypeError, ValueError) as error:
-        raise LengthsError(f"the lengths can't be counted: {error}", hint=_HINT) from error
-    if not any(isinstance(key, tuple) for key in counts):
-        return LengthDistribution.from_counts(counts, "lengths")
-    bad = [key for key in counts if not (isinstance(key, tuple) and len(key) == 2)]
-    if bad:
-        raise LengthsError(
-            f"{bad[0]!r} isn't a pair (batch, length), as other elements are", hint=_HINT
-        )
-    names = tuple(axes or ("length", "batch"))[:2]
-    pairs: dict[Sizes, int] = {(length, batch): count for (batch, length), count in counts.items()}
-    return JointDistribution.from_counts(names, pairs, "pairs of sizes")
-
-
-def _read_file(
-    path: str | os.PathLike[str], axes: Sequence[str] | None
-) -> LengthDistribution | JointDistribution:
-    named = joint_axes_of(path, axes)
-    if named is not None and (axes or named[1] == "batch" or "length" in named[1]):
-        return read_joint(path, named)
-    return read_lengths(path)
-
-
-def _count(source: Iterable[Any]) -> dict[Any, int]:
-    """Samples by length or pair; whole numbers of any type become integers.
-
-    Raises:
-        TypeError, ValueError: elements aren't whole numbers or sequences of these.
-    """
     if isinstance(source, Mapping):
-        return {_plain(key): _plain(count) for key, count in source.items()}
-    if isinstance(source, np.ndarray):
-        if source.dtype.kind not in "iuf" or source.ndim not in (1, 2):
-            raise TypeError(f"an array of shape {source.shape} and type {source.dtype}")
-        source = source.tolist()
-    return dict(Counter(_plain(item) for item in source))
+        return _count(list(source.items()), axes)
+    try:
+        array = np.asarray(source if isinstance(source, np.ndarray) else list(source))
+    except ValueError as error:
+        raise LengthsError("the lengths and pairs don't have one shape", hint=_HINT) from error
+    if array.ndim == 2 and array.shape[1] == 2 and array.dtype.kind in "iuf":
+        pairs, counts = np.unique(array, axis=0, return_counts=True)
+        cells = map(tuple, pairs.tolist())
+        return _count(list(zip(cells, counts.tolist(), strict=True)), axes)
+    if array.ndim == 1 and not array.size:
+        raise LengthsError("the source holds no lengths", hint=_HINT)
+    return LengthDistribution.from_sizes(count_array(array, "lengths", _HINT).counts, "lengths")
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | list | tuple):
-        return tuple(_plain(item) for item in value)
-    number = whole_number(value)  # before counting, in which True and 1 would be one key
-    if isinstance(number, str):
-        raise ValueError(f"{value!r} {number}")
-    return number
+def _count(
+    items: list[tuple[Any, Any]], axes: Sequence[str] | None
+) -> LengthDistribution | JointDistribution:
+    """The distribution of (length or pair, count)."""
+    if not items:
+        raise LengthsError("the source holds no lengths", hint=_HINT)
+    if not isinstance(items[0][0], tuple):
+        lengths = count_elements(_named(items), LENGTHS_ALONE, "lengths", _HINT)
+        return LengthDistribution.from_sizes(lengths, "lengths")
+    columns = Columns(tuple(axes or (LENGTH, "batch"))[:2], (1, 0))  # (batch, length)
+    pairs = count_elements(_named(items), columns, "pairs of sizes", _HINT)
+    return JointDistribution.from_counts(columns.axes, pairs, "pairs of sizes")
+
+
+def _named(items: list[tuple[Any, Any]]) -> Iterator[tuple[str, Any, Any]]:
+    return ((f"element {i}", sizes, count) for i, (sizes, count) in enumerate(items))

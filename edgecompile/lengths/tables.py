@@ -1,7 +1,7 @@
-"""Reading rows and JSON documents from files of samples, whatever a row holds.
+"""Streams of rows and of JSON documents.
 
 Rows are read in blocks and each distinct row is parsed once, because ten million rows hold only
-some thousand different ones. What a row means is up to a :class:`Reader`.
+some thousand different ones.
 """
 
 from __future__ import annotations
@@ -10,50 +10,41 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO
 
 from edgecompile.errors import LengthsError
-from edgecompile.lengths.rows import Problems, quote, strip_comment
+from edgecompile.lengths.rows import Problems, Row, RowReader, Sizes, quote, strip_comment
 
 _BLOCK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 16
 _MAX_JSON_BYTES = 1 << 30
 _REMEMBERED_ROWS = 1 << 17
 
-Key = TypeVar("Key", bound=Hashable)
-Found = TypeVar("Found", bound=Hashable, covariant=True)
-
-
-class Reader(Protocol[Found]):
-    """The grammar of the rows of one file."""
-
-    n_columns: int
-
-    def start(self, line: bytes) -> bool | str:
-        """Learns the columns; True for a header, False for data, else the reason of refusal."""
-
-    def parse(self, line: bytes) -> tuple[Found, int] | str | None:
-        """What the row counts, and how often; None for a blank; else the reason of refusal."""
-
 
 def display_name(source: str | os.PathLike[str]) -> str:
     """The name under which messages speak of a source."""
-    return "standard input" if source == "-" else os.fspath(source)
+    return "standard input" if str(source) == "-" else os.fspath(source)
 
 
 @contextmanager
-def open_source(source: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, str]]:
+def open_source(
+    source: str | os.PathLike[str], option: str = "--lengths"
+) -> Iterator[tuple[BinaryIO, str]]:
     """A file, or standard input where ``source`` is ``"-"``, and its name in messages.
+
+    Args:
+        source: the file.
+        option: the option that names it, for the hint of an error.
 
     Raises:
         LengthsError: the file can't be read.
     """
     name = display_name(source)
     try:
-        if source == "-":
+        if str(source) == "-":
             yield sys.stdin.buffer, name
         else:
             with Path(source).open("rb") as stream:
@@ -61,7 +52,7 @@ def open_source(source: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, str]
     except OSError as error:
         raise LengthsError(
             f"{name}: can't be read: {error.strerror or error}",
-            hint="--lengths takes a file, or - for standard input",
+            hint=f"{option} takes a file, or - for standard input",
         ) from error
     except ValueError as error:  # a NUL byte in the path
         raise LengthsError(f"{name!r}: not a path: {error}") from error
@@ -106,16 +97,16 @@ def _refuse_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def count_rows(
-    head: bytes, stream: BinaryIO, name: str, reader: Reader[Key], hint: str
-) -> dict[Key, int]:
-    """Counts what the rows hold: those of ``head``, the first block, and of the rest.
+    head: bytes, stream: BinaryIO, name: str, reader: RowReader, hint: str
+) -> dict[Sizes, int]:
+    """Samples by sizes in the rows of ``head``, the first block, and of the rest.
 
     Raises:
         LengthsError: rows are bad; the first ten are shown with their line numbers.
     """
     problems = Problems(name, hint)
-    known: dict[bytes, tuple[Key, int] | str | None] = {}
-    found: Counter[Key] = Counter()
+    known: dict[bytes, Row | str | None] = {}
+    counts: Counter[Sizes] = Counter()
     line_number = 1  # of the first line of the block
     rest = b""
     block = head
@@ -129,7 +120,7 @@ def count_rows(
                 f"{name}: line {line_number + len(lines)} is longer than {_MAX_LINE_BYTES} bytes",
                 hint=hint,
             )
-        if not reader.n_columns:
+        if reader.columns is None:
             lines, line_number = _start_reader(reader, lines, line_number, problems)
         bad = False
         for line, times in Counter(lines).items():
@@ -137,7 +128,7 @@ def count_rows(
             if row == "unknown":
                 row = known[line] = reader.parse(line)
             if isinstance(row, tuple):
-                found[row[0]] += row[1] * times
+                counts[row[0]] += row[1] * times
             elif row is not None:
                 bad = True
         if bad:
@@ -150,11 +141,11 @@ def count_rows(
             known.clear()
         block = read_block(stream)
     problems.raise_if_any()
-    return dict(found)
+    return dict(counts)
 
 
 def _start_reader(
-    reader: Reader[Key], lines: list[bytes], line_number: int, problems: Problems
+    reader: RowReader, lines: list[bytes], line_number: int, problems: Problems
 ) -> tuple[list[bytes], int]:
     """Shows the first data row to the reader; gives the rows that remain, and their number."""
     for index, line in enumerate(lines):
@@ -163,7 +154,7 @@ def _start_reader(
         outcome = reader.start(line)
         if isinstance(outcome, str):
             problems.add(f"line {line_number + index}", strip_comment(line), outcome)
-            if not reader.n_columns:  # without columns every other row would be blamed as well
+            if reader.columns is None:  # without columns every other row would be blamed as well
                 problems.raise_if_any()
         skipped = index + 1 if outcome else index
         return lines[skipped:], line_number + skipped

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 from edgecompile.errors import LengthsError, MissingDependencyError, ModelError
 from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.tables import open_source
 
 # A line longer than this is no text of one request, but a file without line ends.
 MAX_LINE_BYTES = 16 << 20
@@ -38,17 +38,12 @@ def read_text_lengths(source: str | Path, tokenizer: Path) -> LengthDistribution
     """
     encoder = load_tokenizer(tokenizer)
     lower = wants_lower_case(tokenizer.parent)
-    name = "standard input" if str(source) == "-" else str(source)
     counts: Counter[int] = Counter()
-    try:
-        with nullcontext(sys.stdin.buffer) if str(source) == "-" else open(source, "rb") as lines:
-            for batch in _batches(read_lines(lines, name)):
-                texts = [text.lower() for text in batch] if lower else batch
-                counts.update(len(item.ids) for item in encoder.encode_batch_fast(texts))
-    except FileNotFoundError as exc:
-        raise LengthsError(f"{name}: there is no such file") from exc
-    except OSError as exc:
-        raise LengthsError(f"{name}: {exc.strerror or exc}") from exc
+    with open_source(source, "--texts") as (stream, name):
+        lines = read_lines(stream, name)
+        while batch := list(islice(lines, _BATCH)):
+            texts = [text.lower() for text in batch] if lower else batch
+            counts.update(len(item.ids) for item in encoder.encode_batch_fast(texts))
     counts.pop(0, None)  # a line of which the tokenizer leaves nothing is no request
     if not counts:
         raise LengthsError(f"{name}: holds no text", hint="one text per line, UTF-8")
@@ -110,19 +105,8 @@ def read_lines(stream: IO[bytes], name: str) -> Iterator[str]:
         )
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for text in texts:
-        batch.append(text)
-        if len(batch) == _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
 def wants_lower_case(folder: Path) -> bool:
-    # sentence-transformers can lower the text before its tokenizer sees it.
+    """Whether texts are lowered before the tokenizer sees them, as sentence-transformers can ask."""
     path = folder / "sentence_bert_config.json"
     if not path.is_file():
         return False

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from edgecompile.errors import LengthsError
 from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.joint import JointDistribution
 
 __all__ = ["BucketTraffic", "Cells", "ServedTraffic", "merge_traffic", "parse_time"]
 
@@ -91,6 +92,16 @@ class ServedTraffic:
                 f"{self.describe()}: no call was counted yet", hint="wait for traffic"
             )
         return LengthDistribution.from_counts(counts, self.describe())
+
+    def sizes(self) -> tuple[LengthDistribution, JointDistribution | None]:
+        """The lengths that were asked for, and with another axis where it was counted, too."""
+        lengths = self.demand()
+        if not self.cells or not self.cell_axes:
+            return lengths, None
+        joint = JointDistribution.from_counts(
+            self.cell_axes, dict(self.cells.items()), lengths.source
+        )
+        return lengths, joint
 
     def describe(self) -> str:
         """Where the lengths come from, for people; used as the source of distributions."""

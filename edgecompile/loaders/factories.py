@@ -33,10 +33,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from edgecompile.errors import ModelError
 from edgecompile.loaders.factory_specs import ModelSpec, build_model, find_problems
+from edgecompile.loaders.saved_programs import load_program_object
 from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.modules import describe_error, is_user_code
 from edgecompile.models.tasks import SEQ2SEQ_LM
@@ -67,12 +69,14 @@ def load_factory(where: str, factory: str, options: LoadOptions) -> LoadedModel:
 
 
 def load_object(value: object, options: LoadOptions) -> LoadedModel:
-    """A model from what a factory would return; see :class:`ModelSpec`.
+    """A model from an ExportedProgram, or from what a factory would return; see :class:`ModelSpec`.
 
     Raises:
         ModelError: see :func:`load_factory`.
     """
     source = ModelSource("object", type(value).__name__)
+    if isinstance(value, torch.export.ExportedProgram):
+        return load_program_object(value, source, "model", options)
     generator = _generator(value, "the model", "model", source, options)
     if generator is not None:
         return generator

@@ -13,7 +13,14 @@ from typing import Any
 from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.files import read_object, weight_files
 
-__all__ = ["check_config", "check_form", "first_module", "is_program_archive", "split_factory"]
+__all__ = [
+    "check_config",
+    "check_form",
+    "find_tokenizer",
+    "first_module",
+    "is_program_archive",
+    "split_factory",
+]
 
 _FACTORY = re.compile(r"^(?P<where>.+):(?P<factory>[A-Za-z_][\w.]*)$", re.DOTALL)
 _URL = re.compile(r"(?:hf|https?)://\S+")
@@ -160,6 +167,19 @@ def first_module(folder: Path) -> Path:
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return folder  # there is none, or loading says what is wrong with it
     return inner if inner.resolve().is_relative_to(folder.resolve()) else folder
+
+
+def find_tokenizer(model: str | Path) -> Path | None:
+    """The tokenizer of a model folder, or of the transformer in a pipeline's folder; None: no folder.
+
+    Where a folder has none, the path at which it should be: reading it says so.
+    """
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return None
+    inner = sorted(path.parent / "tokenizer.json" for path in folder.glob("*/config.json"))
+    there = [path for path in (folder / "tokenizer.json", *inner) if path.is_file()]
+    return there[0] if there else folder / "tokenizer.json"
 
 
 def _refuse_without_config(folder: Path) -> None:

@@ -23,7 +23,8 @@ def load_model(
 
     Args:
         spec: a folder in Hugging Face layout, ``file.py:factory``, ``package.module:factory``, a
-            ``.pt2`` file, or what a factory returns (:mod:`edgecompile.loaders.factories`).
+            ``.pt2`` file, a ``torch.export.ExportedProgram``, or what a factory returns
+            (:mod:`edgecompile.loaders.factories`).
         options: how; None: the defaults.
         changes: fields of :class:`LoadOptions` by name, over those of ``options``.
 

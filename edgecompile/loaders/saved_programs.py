@@ -1,6 +1,6 @@
-"""Saved ExportedPrograms (.pt2) as models: inputs and axes are read from their signature.
+"""ExportedPrograms as models, saved (.pt2) or in memory: their signature has the inputs and axes.
 
-Reading such a file is as safe as running the model it holds: load only what you trust. Archives
+Reading a saved one is as safe as running the model it holds: load only what you trust. Archives
 from which torch would run code while it reads them are refused before (``export.archive``).
 """
 
@@ -15,8 +15,8 @@ import torch
 
 from edgecompile.errors import ModelError
 from edgecompile.export.archive import load_program
-from edgecompile.export.index_bounds import fill_bounds
 from edgecompile.export.ladder import placeholder_values, upper_limit
+from edgecompile.export.program import fill_bounds
 from edgecompile.files import hash_tree
 from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.modules import NamedModule
@@ -26,7 +26,19 @@ from edgecompile.runtime.format.dtypes import INPUT_NAMES
 
 
 def load_saved_program(path: Path, options: LoadOptions) -> LoadedModel:
-    """A saved ExportedProgram as a model.
+    """A saved ExportedProgram as a model; see :func:`load_program_object`.
+
+    Raises:
+        ModelError: the file can't be read, or its signature can't be expressed.
+    """
+    source = ModelSource("pt2", str(path), hash_tree(path))
+    return load_program_object(load_program(path), source, path.stem, options)
+
+
+def load_program_object(
+    program: torch.export.ExportedProgram, source: ModelSource, name: str, options: LoadOptions
+) -> LoadedModel:
+    """An ExportedProgram as a model.
 
     Inputs keep their names. Sizes that may vary become axes: one that is the first dimension of
     an input with two dimensions or more is ``batch``, the first other one ``length``, further
@@ -34,19 +46,20 @@ def load_saved_program(path: Path, options: LoadOptions) -> LoadedModel:
     whose name ends in ``mask`` count as masks; pad values of others are given with
     ``options.pad`` (0 for integers that are looked up in a table).
 
+    Args:
+        program: with its example inputs; weights in float32 on the CPU.
+        source: where it came from.
+        name: what to call it where the options don't say.
+        options: how to load it.
+
     Raises:
-        ModelError: the file can't be read, or its signature can't be expressed.
+        ModelError: its signature can't be expressed, or its weights aren't float32 on the CPU.
     """
-    program = load_program(path)
-    inputs, axes, positional = _read_signature(path, program, options)
-    floats = {str(t.dtype) for t in program.state_dict.values() if t.is_floating_point()}
-    if floats - {"torch.float32"}:
-        raise ModelError(
-            f"'{path}' has weights of {', '.join(sorted(floats))}; only float32 is supported",
-            hint="export the model after module.float()",
-        )
-    name = options.name or path.stem
-    module = NamedModule(program.module(), [spec.name for spec in inputs], positional=positional)
+    spec = source.spec
+    inputs, axes, positional = _read_signature(spec, program, options)
+    _check_weights(spec, program)
+    name = options.name or name
+    module = NamedModule(program.module(), [item.name for item in inputs], positional=positional)
     known = _known_sizes(program, inputs)
     copied = copy_changed_inputs(module, inputs, axes, name, known)
     return LoadedModel(
@@ -57,9 +70,25 @@ def load_saved_program(path: Path, options: LoadOptions) -> LoadedModel:
         axes=axes,
         # Where nothing else varies, what varies with traffic is how much comes at once.
         length_axis=next((axis for axis in ("length", "batch") if axis in axes), None),
-        source=ModelSource("pt2", str(path), hash_tree(path)),
+        source=source,
         notes=(*_axis_notes(inputs, axes), *copied),
     )
+
+
+def _check_weights(spec: str, program: torch.export.ExportedProgram) -> None:
+    weights = program.state_dict.values()
+    devices = {t.device.type for t in weights} - {"cpu"}
+    if devices:
+        raise ModelError(
+            f"'{spec}' has weights on {', '.join(sorted(devices))}: they must have values on the CPU",
+            hint="export the model after module.cpu()",
+        )
+    floats = {str(t.dtype) for t in weights if t.is_floating_point()} - {"torch.float32"}
+    if floats:
+        raise ModelError(
+            f"'{spec}' has weights of {', '.join(sorted(floats))}; only float32 is supported",
+            hint="export the model after module.float()",
+        )
 
 
 def _axis_notes(inputs: Sequence[InputSpec], axes: Mapping[str, AxisLimits]) -> tuple[str, ...]:
@@ -76,11 +105,11 @@ def _axis_notes(inputs: Sequence[InputSpec], axes: Mapping[str, AxisLimits]) -> 
 
 
 def _read_signature(
-    path: Path, program: torch.export.ExportedProgram, options: LoadOptions
+    spec: str, program: torch.export.ExportedProgram, options: LoadOptions
 ) -> tuple[tuple[InputSpec, ...], dict[str, AxisLimits], int]:
     names = [str(name) for name in program.graph_signature.user_inputs]
     values = placeholder_values(program)
-    called, positional = _arguments(path, program, names)
+    called, positional = _arguments(spec, program, names)
     problems = []
     for name, value in zip(called, values, strict=True):
         if not isinstance(value, torch.Tensor):
@@ -93,7 +122,7 @@ def _read_signature(
     if unknown:
         problems.append(f"pad values for inputs that don't exist: {', '.join(unknown)}")
     if problems:
-        raise ModelError(f"'{path}': " + "; ".join(problems))
+        raise ModelError(f"'{spec}': " + "; ".join(problems))
     symbols = _name_symbols(values)
     specs = [_input_spec(name, value, symbols) for name, value in zip(called, values, strict=True)]
     filled = fill_bounds(program, specs)
@@ -106,7 +135,7 @@ def _read_signature(
         found = [r for e, r in program.range_constraints.items() if str(e) == symbol]
         if not found:
             raise ModelError(
-                f"'{path}': a size is computed from others ({symbol}), which isn't supported",
+                f"'{spec}': a size is computed from others ({symbol}), which isn't supported",
                 hint="export it with one Dim per size that varies",
             )
         upper = upper_limit(found[0])
@@ -114,34 +143,34 @@ def _read_signature(
             upper = min(upper or options.max_length, options.max_length)
         lower = max(1, int(found[0].lower))
         if axis == "batch":
-            lower, upper = _narrow(path, lower, upper, options.batch or (lower, lower))
+            lower, upper = _narrow(spec, lower, upper, options.batch or (lower, lower))
         axes[axis] = AxisLimits(lower, upper)
     return inputs, axes, positional
 
 
-def _narrow(path: Path, lower: int, upper: int | None, wanted: tuple[int, int]) -> tuple[int, int]:
+def _narrow(spec: str, lower: int, upper: int | None, wanted: tuple[int, int]) -> tuple[int, int]:
     if wanted[0] < lower or (upper is not None and wanted[1] > upper):
         raise ModelError(
-            f"'{path}': the batch {wanted[0]}..{wanted[1]} isn't within the program's "
+            f"'{spec}': the batch {wanted[0]}..{wanted[1]} isn't within the program's "
             f"{AxisLimits(lower, upper)}"
         )
     return wanted
 
 
 def _arguments(
-    path: Path, program: torch.export.ExportedProgram, names: Sequence[str]
+    spec: str, program: torch.export.ExportedProgram, names: Sequence[str]
 ) -> tuple[list[str], int]:
     """Names of the arguments and how many of them are positional; those have graph names."""
     example = program.example_inputs
     if example is None:
         raise ModelError(
-            f"'{path}' has no example inputs", hint="save it with torch.export.save again"
+            f"'{spec}' has no example inputs", hint="save it with torch.export.save again"
         )
     args, kwargs = example
     values = [*args, *kwargs.values()]
     if len(values) != len(names) or not all(isinstance(v, torch.Tensor) for v in values):
         raise ModelError(
-            f"'{path}' takes arguments that aren't tensors, or are nested in lists or dicts",
+            f"'{spec}' takes arguments that aren't tensors, or are nested in lists or dicts",
             hint="export a module whose forward takes tensors only",
         )
     return [*names[: len(args)], *map(str, kwargs)], len(args)

@@ -1,4 +1,6 @@
-"""Describing a machine as a target profile: this one, or another that described itself.
+"""The machine that builds: the features of its CPU, the variants that it runs, its target profile.
+
+Another machine that described itself gets a profile as well.
 
 Features come from the CPU probe, as everywhere: /proc tells what a kernel or an emulator likes to.
 What can't be asked for is left out (bandwidth, peak): costs are measured then, or a calibration
@@ -7,6 +9,7 @@ brings them.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import platform
@@ -15,18 +18,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgecompile.errors import TargetError
+from edgecompile.errors import TargetError, ToolchainError
 from edgecompile.json_files import read_object
-from edgecompile.machines.host import probe_features
 from edgecompile.runtime.cpu.host import architecture, describe_host
 from edgecompile.runtime.format.document import shorten
-from edgecompile.targets.profile import TargetProfile, list_variants, load_variant
+from edgecompile.targets.profile import TargetProfile, VariantSpec, list_variants, load_variant
 from edgecompile.targets.schema import FEATURES
 from edgecompile.toolchain.native import build_probe
 
-__all__ = ["DEFAULT_NAME", "describe_device", "describe_here", "detect_target", "format_profile"]
+__all__ = [
+    "DEFAULT_NAME",
+    "describe_device",
+    "describe_here",
+    "detect_target",
+    "format_profile",
+    "host_variants",
+    "probe_features",
+]
 
-#: What a detected machine is called unless it gets a name.
+#: The name of a detected machine that isn't given one.
 DEFAULT_NAME = "this-machine"
 
 _MAX_BYTES = 1 << 20
@@ -38,6 +48,37 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "glibc": (str, type(None)),
     "versions": (dict,),
 }
+
+
+def probe_features(probe: Path) -> frozenset[str]:
+    """The features of this CPU, from a probe library that was just built.
+
+    Raises:
+        ToolchainError: the probe can't be loaded or fails.
+    """
+    try:
+        function = ctypes.CDLL(str(probe)).ec_probe
+    except (OSError, AttributeError) as error:
+        raise ToolchainError(f"the CPU probe can't be loaded: {error}") from error
+    function.restype = ctypes.c_int32
+    function.argtypes = [ctypes.c_char_p, ctypes.c_int32]
+    buffer = ctypes.create_string_buffer(4096)
+    length = function(buffer, len(buffer))
+    if length < 0:
+        raise ToolchainError(f"the CPU probe failed with {length}")
+    return frozenset(buffer.value.decode("ascii").split())
+
+
+def host_variants(profile: TargetProfile, probe: Path) -> list[VariantSpec]:
+    """The profile's variants that this host can run, the best one last.
+
+    Raises:
+        ToolchainError: the probe can't be loaded or fails.
+    """
+    arch = architecture(platform.machine())
+    features = probe_features(probe)
+    usable = [v for v in profile.variants if v.arch == arch and features.issuperset(v.requires)]
+    return sorted(usable, key=lambda v: v.rank)
 
 
 def describe_here() -> dict[str, Any]:
@@ -58,7 +99,7 @@ def describe_here() -> dict[str, Any]:
 
 
 def describe_device(path: Path) -> dict[str, Any]:
-    """What ``python -m edgecompile.runtime info BUNDLE --host --json`` printed on a device.
+    """A device's output of ``python -m edgecompile.runtime info BUNDLE --host --json``.
 
     Raises:
         TargetError: the file can't be read, or isn't that.

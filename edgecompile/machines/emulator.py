@@ -141,7 +141,7 @@ def _system_root(toolchain: Toolchain) -> Path:
 
 
 class EmulatedModel:
-    """An open bundle in an emulated process: what :func:`edgecompile.runtime.commands.selftest.run_cases`
+    """An open bundle in an emulated process: what :func:`edgecompile.runtime.call.replay.run_cases`
     takes; a context manager.
 
     Args:

@@ -1,4 +1,4 @@
-"""The machine that something is measured on: what it is, and who else is using it."""
+"""The identity of the machine that measures, and the load that other processes put on it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load_average() -> tuple[float, float, float]:
 def describe_machine() -> dict[str, Any]:
     """CPU, memory and system as plain values; what can't be read is left out."""
     info = _cpuinfo()
-    memory = _meminfo()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     governor = _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     found: dict[str, Any] = {
         "cpu": info.get("model name") or platform.processor() or platform.machine(),
@@ -58,7 +58,7 @@ def describe_machine() -> dict[str, Any]:
         "threads_per_core": _threads_per_core(),
         "virtual": "hypervisor" in _flags(info),
         "governor": governor,
-        "memory_gb": None if memory is None else round(memory / 1e9, 1),
+        "memory_gb": round(memory / 1e9, 1),
         "architecture": platform.machine(),
         "system": _distribution(),
         "kernel": platform.release(),
@@ -140,13 +140,6 @@ def _cpuinfo() -> dict[str, str]:
 
 def _flags(info: dict[str, str]) -> set[str]:
     return set((info.get("flags") or info.get("Features") or "").split())
-
-
-def _meminfo() -> int | None:
-    for line in (_read("/proc/meminfo") or "").splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 def _caches() -> dict[str, str]:

@@ -7,25 +7,30 @@ a model does.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from edgecompile.errors import ModelError
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.specs import AxisLimits, InputSpec, OutputSpec
-from edgecompile.runtime.format.schema import CAUSAL_LM
+from edgecompile.runtime.format.schema import CAUSAL_LM, SEQ2SEQ
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
     "CONTEXT_STEP",
+    "CausalGeneration",
     "Generation",
     "LoadOptions",
     "LoadedModel",
     "ModelSource",
+    "Seq2SeqGeneration",
+    "model_structure",
 ]
 
 #: Callers of a model that generates pass whole multiples of so many rows of a cache.
@@ -69,24 +74,12 @@ class Generation:
 
     Attributes:
         input, position, last, caches: names of its inputs: the new tokens, the place of the first
-            one, which one's logits are wanted, and what is changed in place.
+            one, which one's logits are wanted, and the tensors that it changes in place.
         logits: its output's name.
         context_axis: the axis of the caches' rows.
         max_context: the most rows.
         eos, bos, pad: token ids; ``eos`` end a text.
         defaults: how its author wants to sample; names as in a manifest's "generation".
-        greedy: gives the tokens that follow a prompt, at most so many, by the library that the
-            model comes from.
-        kind: ``causal-lm``, or ``seq2seq`` for a decoder that attends to a source; the others
-            are for this one.
-        cross: names of the inputs with the source's keys and values, which are only read.
-        start: tokens that every text begins with.
-        source: name of the encoder's input that is the source.
-        suppress: tokens that are never chosen.
-        suppress_first: tokens that aren't chosen first.
-        encoder: makes what ``cross`` names of a source: its outputs have these names.
-        translate: gives the tokens that follow the encoder's inputs and a beginning, at most so
-            many, by the library that the model comes from.
     """
 
     input: str
@@ -100,15 +93,44 @@ class Generation:
     bos: int | None
     pad: int
     defaults: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class CausalGeneration(Generation):
+    """Generation behind a prompt.
+
+    Attributes:
+        greedy: gives the tokens that follow a prompt, up to a number, by the library that the model
+            comes from.
+    """
+
     greedy: Callable[[Sequence[int], int], list[int]]
-    kind: str = CAUSAL_LM
-    cross: tuple[str, ...] = ()
-    start: tuple[int, ...] = ()
-    source: str = ""
-    suppress: tuple[int, ...] = ()
-    suppress_first: tuple[int, ...] = ()
-    encoder: LoadedModel | None = None
-    translate: Callable[[Mapping[str, torch.Tensor], Sequence[int], int], list[int]] | None = None
+    kind: ClassVar[str] = CAUSAL_LM
+
+
+@dataclass(frozen=True)
+class Seq2SeqGeneration(Generation):
+    """Generation by a decoder that attends to a source.
+
+    Attributes:
+        cross: names of the inputs with the source's keys and values, which are only read.
+        start: tokens that every text begins with.
+        source: name of the encoder's input that is the source.
+        suppress: tokens that are never chosen.
+        suppress_first: tokens that aren't chosen first.
+        encoder: makes the ``cross`` inputs of a source: its outputs have these names.
+        translate: gives the tokens that follow the encoder's inputs and a beginning, up to a number,
+            by the library that the model comes from.
+    """
+
+    cross: tuple[str, ...]
+    start: tuple[int, ...]
+    source: str
+    suppress: tuple[int, ...]
+    suppress_first: tuple[int, ...]
+    encoder: LoadedModel
+    translate: Callable[[Mapping[str, torch.Tensor], Sequence[int], int], list[int]]
+    kind: ClassVar[str] = SEQ2SEQ
 
 
 @dataclass(frozen=True)
@@ -143,7 +165,13 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     load: Mapping[str, Any] = field(default_factory=dict)
-    generation: Generation | None = None
+    generation: CausalGeneration | Seq2SeqGeneration | None = None
+
+    @property
+    def encoder(self) -> LoadedModel | None:
+        """The model of the sources, where this one generates from a source."""
+        made = self.generation
+        return made.encoder if isinstance(made, Seq2SeqGeneration) else None
 
     @property
     def has_mask(self) -> bool:
@@ -187,7 +215,7 @@ class LoadedModel:
             ModelError: the context is smaller, or less than two tokens were asked for.
         """
         made, axis = self.generation, self.length_axis
-        if made is None or made.encoder is not None or axis is None or length is None:
+        if not isinstance(made, CausalGeneration) or axis is None or length is None:
             return self
         if not 2 <= length <= made.max_context:
             raise ModelError(
@@ -207,7 +235,7 @@ class LoadedModel:
     def with_sources(self, lo: int, hi: int) -> LoadedModel:
         """The model as it is for sources of these lengths, if they vary; else itself."""
         made = self.generation
-        if made is None or made.encoder is None:
+        if not isinstance(made, Seq2SeqGeneration):
             return self
         rows = next(spec.shape[0] for spec in self.inputs if spec.name == made.cross[0])
         encoder, limits = made.encoder, AxisLimits(lo, hi)
@@ -221,3 +249,24 @@ class LoadedModel:
         """The same inputs, with copies of those that the module changes."""
         changed = {spec.name for spec in self.inputs if spec.in_place}
         return {name: t.clone() if name in changed else t for name, t in inputs.items()}
+
+
+def model_structure(model: LoadedModel) -> str:
+    """A SHA-256, in hexadecimal, of the model's modules, tensors, inputs and outputs.
+
+    Modules count by name, class and printed options, tensors by name, shape and dtype. Values
+    don't count: a model that was trained further costs the same, so measured costs stay good. An
+    axis' upper limit doesn't count either, as it bounds what is served, not what it costs.
+    """
+    modules = []
+    for name, module in model.module.named_modules():
+        kind = type(module)
+        modules.append([name, kind.__module__, kind.__qualname__, module.extra_repr()])
+    tensors = sorted(
+        [name, list(tensor.shape), str(tensor.dtype)]
+        for name, tensor in model.module.state_dict().items()
+    )
+    inputs = [[i.name, i.dtype, list(i.shape)] for i in model.inputs]
+    outputs = [[o.name, o.dtype, list(o.shape)] for o in model.outputs]
+    text = json.dumps([modules, tensors, inputs, outputs], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,6 @@ _NO_CODE = re.compile(r"Could not run '([^']+)' with arguments from the 'CPU' ba
 
 class NamedModule(torch.nn.Module):
     """Calls ``model`` with keyword arguments and names what it returns.
-
-    ``forward`` gets a signature with the given names: torch.export takes the names of a program's
-    inputs from there, and can't handle ``**kwargs`` with dynamic sizes.
 
     Args:
         model: the module itself.
@@ -57,18 +54,32 @@ class NamedModule(torch.nn.Module):
         constants = dict(constants or {})
         names = tuple(names)
 
-        def forward(*args: torch.Tensor, **kwargs: torch.Tensor) -> dict[str, torch.Tensor]:
-            bound = {**dict(zip(names, args, strict=False)), **kwargs}
+        def run(bound: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             for name in self.copied:
                 bound[name] = bound[name].clone()
             first = [bound.pop(name) for name in names[:positional]]
-            found = name_outputs(self.model(*first, **bound, **constants), output_names)
-            return found if only is None else {name: found[name] for name in only}
+            outputs = name_outputs(self.model(*first, **bound, **constants), output_names)
+            return outputs if only is None else {name: outputs[name] for name in only}
 
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
-        forward.__signature__ = signature  # type: ignore[attr-defined]
-        self.forward = forward
+        self.forward = named_forward(names, run)
+
+
+def named_forward(
+    names: Sequence[str], run: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+) -> Callable[..., dict[str, torch.Tensor]]:
+    """A ``forward`` with arguments of these names, which calls ``run`` with them as a dict.
+
+    torch.export takes the names of a program's inputs from the signature, and can't handle
+    ``**kwargs`` with dynamic sizes.
+    """
+
+    def forward(*args: torch.Tensor, **kwargs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return run({**dict(zip(names, args, strict=False)), **kwargs})
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+    forward.__signature__ = signature  # type: ignore[attr-defined]
+    return forward
 
 
 def name_outputs(value: Any, names: Sequence[str] | None = None) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,23 +19,19 @@ import numpy.typing as npt
 import torch
 
 from edgecompile.backends.compilation import compile_buckets
-from edgecompile.buckets.plan import Bucket
 from edgecompile.bundle.assembly import stage_kit
 from edgecompile.bundle.cases import Case
 from edgecompile.bundle.verify import verify_bundle
 from edgecompile.errors import PlanError, VerificationError
-from edgecompile.export.store import ExportStore
-from edgecompile.models.samples import Samples, SampleTexts, add_drawn, draw_samples, text_samples
+from edgecompile.models.samples import Samples, add_drawn, draw_samples, text_samples
 from edgecompile.narrowing.program import Deviation, NarrowedProgram, fewest_kept
-from edgecompile.narrowing.rounded import round_for
+from edgecompile.narrowing.rounded import round_for, rounding_notes
 from edgecompile.narrowing.trials import PrecisionChoice, Trial
-from edgecompile.planning.cost_sources import runnable_variants
-from edgecompile.planning.forms import find_form
 from edgecompile.planning.measure import run_calibration
-from edgecompile.planning.request import PlanRequest, plan_scope, served_length
+from edgecompile.planning.request import AUTO_PRECISION
+from edgecompile.planning.subject import Subject
 from edgecompile.precision import COSINES, FP32, TOLERANCES, Precision, Rounded
 from edgecompile.progress import NULL_STEP, StepHandle
-from edgecompile.targets.profile import TargetProfile, VariantSpec
 
 __all__ = [
     "DEFAULT_MAX_ERROR",
@@ -58,28 +54,73 @@ _MARGIN = 0.6
 _MAX_RETRIES = 4
 
 
+@dataclass(frozen=True)
+class ResolvedPrecision:
+    """What a request's precision means for a model.
+
+    Attributes:
+        precision: of the linear layers' weights.
+        choice: how ``auto`` chose it; None: it was named.
+        samples: inputs to verify with; None: there are no texts, and nothing was tried.
+    """
+
+    precision: Precision
+    choice: PrecisionChoice | None = None
+    samples: Samples | None = None
+
+
+def resolve_precision(
+    subject: Subject, *, rounding: bool = True, step: StepHandle = NULL_STEP
+) -> ResolvedPrecision:
+    """What the request's precision means: itself, or the choice that ``auto`` is.
+
+    Args:
+        subject: the model, its target and its traffic.
+        rounding: round int8 weights for the model's inputs (:mod:`edgecompile.narrowing.rounded`).
+        step: told what is being done.
+
+    Raises:
+        As :func:`choose_precision` and :func:`edgecompile.models.samples.text_samples`.
+    """
+    request, model = subject.request, subject.model
+    name = request.precision_for(subject.profile)
+    samples = None
+    if request.texts is not None and model.length_axis is not None:
+        samples = text_samples(model, request.texts, subject.scope.axes[0][1].hi)
+    rounded = None
+    if rounding and name in (AUTO_PRECISION, "int8"):
+        rounded = round_for(subject, judges=samples, step=step)
+    if name != AUTO_PRECISION:
+        precision = Precision(name, rounded=rounded)
+        subject.notes.add(*rounding_notes(precision))
+        return ResolvedPrecision(precision, samples=samples)
+    served = subject.serving.scope.axes[0][1]
+    if samples is None:
+        samples = draw_samples(
+            model, request.traffic, served.hi, shortest=served.lo, seed=request.seed
+        )
+    # What is chosen has to pass the bundle's verification, which draws inputs too.
+    tried = add_drawn(samples, model, served.hi, shortest=served.lo, seed=request.seed)
+    choice = choose_precision(subject, tried, rounded=rounded, step=step)
+    subject.notes.add(*choice.notes, *rounding_notes(choice.precision))
+    return ResolvedPrecision(choice.precision, choice, samples)
+
+
 def choose_precision(
-    exports: ExportStore,
-    profile: TargetProfile,
-    request: PlanRequest,
+    subject: Subject,
     samples: Samples,
-    work: Path,
     *,
-    max_error: float = DEFAULT_MAX_ERROR,
     rounded: Rounded | None = None,
     step: StepHandle = NULL_STEP,
 ) -> PrecisionChoice:
     """Tries int8, bf16 and fp32, and mixtures where a pure one is too coarse.
 
+    The least cosine of each precision (:data:`edgecompile.precision.COSINES`) has to hold as well as
+    the request's bound on the error.
+
     Args:
-        exports: of the model.
-        profile: the target.
-        request: the traffic, the longest length and the threads.
+        subject: the model, its target and its traffic.
         samples: real inputs.
-        work: for programs.
-        max_error: largest difference that is allowed, relative to the largest magnitude of its
-            output. The least cosine of each precision (:data:`edgecompile.precision.COSINES`) has to
-            hold as well.
         rounded: weights to use where a product is int8.
         step: told what is being done.
 
@@ -88,91 +129,28 @@ def choose_precision(
         PlanError: this host can't run the target's code, so there is nothing to try.
         ExportError, CompileError: a program can't be built.
     """
-    variants = runnable_variants(profile, work)
-    if not variants:
+    if not subject.runnable:
         raise PlanError(
             f"--precision auto tries what it chooses from, and this host can't run the code of "
-            f"{profile.name}",
+            f"{subject.profile.name}",
             hint="name a precision: --precision bf16 or int8; verify on the device",
         )
-    trials = _Trials(
-        exports, profile, request, samples, work, variants[-1], max_error, rounded, step
-    )
-    return trials.choose()
-
-
-#: The precision, how it was chosen if it was, and samples if there are some.
-ResolvedPrecision = tuple[Precision, PrecisionChoice | None, Samples | None]
-
-
-def resolve_precision(
-    name: str,
-    exports: ExportStore,
-    profile: TargetProfile,
-    request: PlanRequest,
-    texts: SampleTexts | None,
-    work: Path,
-    *,
-    max_error: float | None = None,
-    rounding: bool = True,
-    seed: int = 0,
-    step: StepHandle = NULL_STEP,
-) -> ResolvedPrecision:
-    """What a name of a precision means: itself, or the choice that ``auto`` is.
-
-    int8 weights are rounded for the model's inputs (:mod:`edgecompile.narrowing.rounded`) unless
-    ``rounding`` is False.
-
-    Returns:
-        The precision, how it was chosen if it was, and the samples if there are texts or there
-        was a choice.
-
-    Raises:
-        As :func:`choose_precision` and :func:`edgecompile.models.samples.text_samples`.
-    """
-    model = exports.model
-    samples = None
-    if texts is not None and model.length_axis is not None:
-        samples = text_samples(model, texts, served_length(model, request))
-    rounded = None
-    if rounding and name in ("auto", "int8"):
-        rounded = round_for(exports, request, texts, work, judges=samples, seed=seed, step=step)
-    if name != "auto":
-        return Precision(name, rounded=rounded), None, samples
-    served = find_form(exports, request, plan_scope(model, request)).scope.axes[0][1]
-    if samples is None:
-        samples = draw_samples(model, request.lengths, served.hi, shortest=served.lo, seed=seed)
-    bound = DEFAULT_MAX_ERROR if max_error is None else max_error
-    # What is chosen has to pass the bundle's verification, which draws inputs too.
-    tried = add_drawn(samples, model, served.hi, shortest=served.lo, seed=seed)
-    choice = choose_precision(
-        exports, profile, request, tried, work, max_error=bound, rounded=rounded, step=step
-    )
-    return choice.precision, choice, samples
+    return _Trials(subject, samples, rounded, step).choose()
 
 
 class _Trials:
-    """The candidates of one choice, their programs and what was found."""
+    """The candidates of one choice, their programs and their results."""
 
     def __init__(
-        self,
-        exports: ExportStore,
-        profile: TargetProfile,
-        request: PlanRequest,
-        samples: Samples,
-        work: Path,
-        variant: VariantSpec,
-        max_error: float,
-        rounded: Rounded | None,
-        step: StepHandle,
+        self, subject: Subject, samples: Samples, rounded: Rounded | None, step: StepHandle
     ) -> None:
-        self.exports, self.profile, self.request = exports, profile, request
-        self.samples, self.variant, self.max_error = samples, variant, max_error
-        self.rounded, self.step, self.folder = rounded, step, work / "precisions"
-        form = find_form(exports, request, plan_scope(exports.model, request))
-        scope = form.scope
+        request, exports, scope = subject.request, subject.exports, subject.serving.scope
+        self.subject, self.exports, self.samples = subject, exports, samples
+        self.variant, self.rounded, self.step = subject.runnable[-1], rounded, step
+        self.max_error = DEFAULT_MAX_ERROR if request.max_error is None else request.max_error
+        self.folder = subject.work / "precisions"
         # The only program that serves every length: the dynamic one, or the longest static one.
-        self.bucket: Bucket = form.bucket
+        self.bucket = subject.serving.bucket
         fixed = {name: extent.lo for name, extent in scope.axes}
         lengths = {scope.traffic.quantile(q) for q in _QUANTILES}
         if self.bucket.mode == "pad":
@@ -181,11 +159,10 @@ class _Trials:
         self.sizes = [
             {**fixed, scope.axis: n} for n in sorted({min(max(n, lo), hi) for n in lengths})
         ]
-        model = exports.model
         self.wanted: list[Mapping[str, npt.NDArray[np.generic]]] = [
             {
                 name: np.ascontiguousarray(tensor.detach().numpy())
-                for name, tensor in model.run(
+                for name, tensor in subject.model.run(
                     {name: torch.from_numpy(array) for name, array in inputs.items()}
                 ).items()
             }
@@ -326,12 +303,12 @@ class _Trials:
         compiled = compile_buckets(
             [exported],
             [self.bucket],
-            self.profile,
+            self.subject.profile,
             self.folder / precision.label,
             keys=[self.exports.key(self.bucket)],
             variants=[self.variant],
             precision=precision,
-            jobs=self.request.jobs,
+            jobs=self.subject.request.jobs,
         )
         runs = [(0, sizes) for sizes in self.sizes]
         return stage_kit(self.exports.model, [self.bucket], compiled, path, runs, force=True)
@@ -346,7 +323,7 @@ class _Trials:
                 self.tell(f"timing {trial.precision}, {number + 1} of {_ROUNDS}")
                 result = run_calibration(
                     self._bundle(trial.precision),
-                    threads=self.request.threads,
+                    threads=self.subject.request.threads,
                     seconds=_SECONDS,
                 )
                 found[trial.precision.label].append(

@@ -6,26 +6,23 @@ import contextlib
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from edgecompile.errors import CompileError
-from edgecompile.export.store import ExportStore
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import (
     DEFAULT_SAMPLES,
     Samples,
-    SampleTexts,
     add_drawn,
     draw_samples,
     text_samples,
 )
 from edgecompile.narrowing.program import NarrowedProgram
 from edgecompile.narrowing.rounding import RoundedWeights
-from edgecompile.planning.forms import find_form
-from edgecompile.planning.request import PlanRequest, plan_scope
+from edgecompile.planning.request import AUTO_PRECISION
+from edgecompile.planning.subject import Subject
 from edgecompile.precision import Precision
 from edgecompile.progress import NULL_STEP, StepHandle
 
@@ -46,7 +43,7 @@ def can_round(model: LoadedModel) -> bool:
 
 def resolving_title(asked: str, model: LoadedModel) -> str | None:
     """What the step is called that finds out what a name of a precision means; None: it is no work."""
-    if asked == "auto":
+    if asked == AUTO_PRECISION:
         return "choose the precision"
     return "round the weights" if asked == "int8" and can_round(model) else None
 
@@ -58,27 +55,17 @@ def rounding_notes(precision: Precision) -> tuple[str, ...]:
 
 
 def round_for(
-    exports: ExportStore,
-    request: PlanRequest,
-    texts: SampleTexts | None,
-    work: Path,
-    *,
-    judges: Samples | None = None,
-    seed: int = 0,
-    step: StepHandle = NULL_STEP,
+    subject: Subject, *, judges: Samples | None = None, step: StepHandle = NULL_STEP
 ) -> RoundedWeights | None:
     """int8 weights of a model's products, rounded with inputs in mind that it may get.
 
     These are texts, where there are some, and drawn inputs of all lengths, both of the same
-    weight: not those that the bundle is judged by, which would be praising oneself.
+    weight: never those that the bundle is judged by.
 
     Args:
-        exports: of the model.
-        request: the traffic and the longest length.
-        texts: real ones.
-        work: what was rounded for the same program and inputs before is found there again.
+        subject: the model and its traffic; weights that were rounded for the same program and inputs
+            are read from its work folder.
         judges: the texts that the bundle is judged by.
-        seed: of drawn inputs.
         step: told what is being done.
 
     Returns:
@@ -87,57 +74,53 @@ def round_for(
         them; where there are no products.
 
     Raises:
-        ExportError: the model can't be exported.
-        PlanError: as :func:`find_form`.
+        ExportError, PlanError: as :attr:`Subject.serving`.
         LengthsError, ModelError, MissingDependencyError: as :func:`text_samples`.
     """
-    model = exports.model
+    model, exports = subject.model, subject.exports
     if not can_round(model):
         return None
-    form = find_form(exports, request, plan_scope(model, request))
-    exported = exports.get(form.bucket)
+    bucket = subject.serving.bucket
+    exported = exports.get(bucket)
     if exported.static:
         return None
-    served = form.scope.axes[0][1]
-    samples, shares = _samples(model, request, texts, judges, served.lo, served.hi, seed + _SEED)
-    kept = work / f"rounding-{_key(exports.key(form.bucket), samples)}.npz"
+    samples, shares = _samples(subject, judges)
+    kept = subject.work / f"rounding-{_key(exports.key(bucket), samples)}.npz"
     if kept.is_file():
-        with contextlib.suppress(CompileError):  # a damaged one is made anew
+        with contextlib.suppress(CompileError):  # a damaged one is made again
             return replace(RoundedWeights.load(kept), inputs=samples.source)
     program = NarrowedProgram(model, exported, samples.inputs, [{}] * len(samples.inputs))
     count = len(program.groups)
-
-    def tell(done: int) -> None:
-        step.update(text=f"rounding weights, {done} of {count} products")
-
     step.update(text=f"running {samples.source}")
-    rounded = program.round_weights(shares, tell)
+    rounded = program.round_weights(
+        shares, lambda done: step.update(text=f"rounding weights, {done} of {count} products")
+    )
     if not rounded.packed:
         return None
-    for other in work.glob("rounding-*.npz"):
+    for other in subject.work.glob("rounding-*.npz"):
         other.unlink()
     rounded.save(kept)
     return replace(rounded, inputs=samples.source)
 
 
-def _samples(
-    model: LoadedModel,
-    request: PlanRequest,
-    texts: SampleTexts | None,
-    judges: Samples | None,
-    shortest: int,
-    longest: int,
-    seed: int,
-) -> tuple[Samples, list[float]]:
+def _samples(subject: Subject, judges: Samples | None) -> tuple[Samples, list[float]]:
     """The inputs, and what a row of each counts."""
-    usual = None if texts is None else text_samples(model, texts, longest, 2 * DEFAULT_SAMPLES)
+    model, request = subject.model, subject.request
+    own, seed = subject.serving.scope.axes[0][1], request.seed + _SEED
+    usual = None
+    if request.texts is not None:
+        usual = text_samples(model, request.texts, own.hi, 2 * DEFAULT_SAMPLES)
     if usual is not None and judges is not None:
         usual = _without(usual, judges)
     if usual is None or not usual.inputs:
-        usual = draw_samples(model, request.lengths, longest, shortest=shortest, seed=seed)
-    nothing = Samples((), (), "")
+        usual = draw_samples(model, request.traffic, own.hi, shortest=own.lo, seed=seed)
     unusual = add_drawn(
-        nothing, model, longest, shortest=shortest, count=_DRAWN, seed=seed + len(usual.inputs)
+        Samples((), (), ""),
+        model,
+        own.hi,
+        shortest=own.lo,
+        count=_DRAWN,
+        seed=seed + len(usual.inputs),
     )
     both = Samples(
         usual.inputs + unusual.inputs,

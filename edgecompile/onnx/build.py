@@ -1,9 +1,10 @@
-"""From a loaded model to the ONNX file that a device finishes, verified."""
+"""Builds and verifies the ONNX file of a model, from which a device builds its engine."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgecompile.buckets.plan import Bucket
@@ -24,13 +25,10 @@ from edgecompile.onnx.kept import SENSITIVE, find_kept
 from edgecompile.onnx.operators import OnnxTarget, check_operators
 from edgecompile.onnx.report import Int8Report, KeptNode, OnnxArtifact
 from edgecompile.onnx.rounding import round_halves, undefined_nodes
-from edgecompile.onnx.runs import Arrays
-from edgecompile.onnx.scan import Scan, scan_values
+from edgecompile.onnx.scan import Arrays, Scan, scan_values
 from edgecompile.onnx.weights import write_onnx
 from edgecompile.precision import COSINES, TOLERANCES
 from edgecompile.progress import NULL_STEP, StepHandle
-
-__all__ = ["ONNX_PRECISIONS", "build_onnx"]
 
 #: What a file for TensorRT can calculate in, the widest first.
 ONNX_PRECISIONS = ("fp32", "fp16", "int8")
@@ -67,7 +65,7 @@ def build_onnx(
         samples: inputs such as the model will see, to find ranges of activations with and to verify
             with; None: drawn ones at the buckets' sizes.
         folder: where the files go; made if missing.
-        step: told what is being done.
+        step: gets the progress.
         exported: the program for at least the buckets' whole range, if there is one already.
         also: further releases whose operators are compared.
 
@@ -88,31 +86,30 @@ def build_onnx(
     need_onnx()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as name:
-        return _Build(model, tuple(buckets), precision, cap, samples, Path(name), step).run(
-            folder, exported, also
-        )
+        build = _Build(model, tuple(buckets), precision, cap, samples, Path(name), step)
+        return build.run(folder, exported, also)
 
 
+@dataclass
 class _Build:
-    """The steps, and what they share."""
+    """The steps, and what they share.
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        buckets: tuple[Bucket, ...],
-        precision: str,
-        cap: OnnxTarget,
-        samples: Samples | None,
-        scratch: Path,
-        step: StepHandle,
-    ) -> None:
-        self.model = model
-        self.buckets = buckets
-        self.precision = precision
-        self.cap = cap
-        self.samples = samples
-        self.scratch = scratch
-        self.step = step
+    Attributes:
+        model, buckets, precision, cap, samples, step: as of :func:`build_onnx`.
+        scratch: a folder for files.
+        cases: inputs with eager's answers.
+        inputs: those whose values are looked at.
+    """
+
+    model: LoadedModel
+    buckets: tuple[Bucket, ...]
+    precision: str
+    cap: OnnxTarget
+    samples: Samples | None
+    scratch: Path
+    step: StepHandle
+    cases: Sequence[Case] = ()
+    inputs: Sequence[Arrays] = ()
 
     def run(
         self, folder: Path, exported: ExportedModel | None, also: Sequence[OnnxTarget]
@@ -125,23 +122,21 @@ class _Build:
         for target in (*also, self.cap):
             check_operators(graph, target).check()
         self._say("eager's answers")
-        cases = self._cases()
-        inputs = scan_inputs(cases, self.buckets, self.model.inputs)
+        self.cases = self._cases()
+        self.inputs = scan_inputs(self.cases, self.buckets, self.model.inputs)
         kept: tuple[KeptNode, ...] = ()
         fills: Mapping[str, Fill] = {}
         int8: Int8Report | None = None
         if self.precision == "fp32":
-            report = self._verify(graph, cases, "fp32")
+            report = self._verify(graph, "fp32")
         else:
             fills = find_fills(graph)
-            self._say("ranges of values")
-            scan = scan_values(graph, inputs, self.scratch, masked=masked_values(fills))
-            narrowed, report = self._narrow(graph, scan, fills, inputs, cases)
+            narrowed, report = self._narrow(graph, fills)
             if not report.ok:
                 raise refusal(report, "fp16")
             wide, graph, kept = graph, narrowed.graph, narrowed.kept
             if self.precision == "int8":
-                graph, report, int8 = self._quantize(wide, graph, inputs, cases)
+                graph, report, int8 = self._quantize(wide, graph)
         if not report.ok:
             raise refusal(report, self.precision)
         for target in (*also, self.cap):
@@ -166,35 +161,27 @@ class _Build:
             check=report,
         )
 
-    def _narrow(
-        self,
-        graph: OnnxGraph,
-        scan: Scan,
-        fills: Mapping[str, Fill],
-        inputs: Sequence[Arrays],
-        cases: Sequence[Case],
-    ) -> tuple[Narrowed, OnnxReport]:
+    def _narrow(self, graph: OnnxGraph, fills: Mapping[str, Fill]) -> tuple[Narrowed, OnnxReport]:
         """The float16 graph with as few nodes in float32 as agree with eager."""
+        self._say("ranges of values")
+        scan = scan_values(graph, self.inputs, self.scratch, masked=masked_values(fills))
         reasons = find_kept(graph, scan, fills)
         for wider in (False, True):
             if wider:
-                self._note("float16 as such differs from eager: norms and softmax stay in float32")
+                self.step.note(
+                    "float16 as such differs from eager: norms and softmax stay in float32"
+                )
                 for node in graph.nodes:
                     if node.op_type in SENSITIVE:
                         reasons.setdefault(node.name, "without it the outputs differ from eager's")
-            narrowed = self._keep_undefined(graph, scan, fills, reasons, inputs)
-            report = self._verify(narrowed.graph, cases, "fp16")
+            narrowed = self._keep_undefined(graph, scan, fills, reasons)
+            report = self._verify(narrowed.graph, "fp16")
             if report.ok:
                 break
         return narrowed, report
 
     def _keep_undefined(
-        self,
-        graph: OnnxGraph,
-        scan: Scan,
-        fills: Mapping[str, Fill],
-        reasons: dict[str, str],
-        inputs: Sequence[Arrays],
+        self, graph: OnnxGraph, scan: Scan, fills: Mapping[str, Fill], reasons: dict[str, str]
     ) -> Narrowed:
         """Narrows, runs the result, and keeps what gives infinities or NaNs that float32 doesn't.
 
@@ -204,51 +191,37 @@ class _Build:
         for _ in range(_ROUNDS):
             narrowed = narrow(graph, reasons, fills)
             self._say("float16's values")
-            found = undefined_nodes(narrowed.graph, scan, inputs, self.scratch)
-            fresh = {name: why for name, why in found.items() if name not in reasons}
-            if not found:
+            undefined = undefined_nodes(narrowed.graph, scan, self.inputs, self.scratch)
+            if not undefined:
                 return narrowed
-            if not fresh:
+            if undefined.keys() <= reasons.keys():
                 break
-            reasons.update(fresh)
-        lines = [f"  {graph.place(name)}: {why}" for name, why in found.items()]
+            reasons.update({n: why for n, why in undefined.items() if n not in reasons})
+        lines = [f"  {graph.place(name)}: {why}" for name, why in undefined.items()]
         raise VerificationError(
             "the ONNX model in float16 has infinities or NaNs:\n" + "\n".join(lines[:20]),
             hint="--precision fp32",
         )
 
     def _quantize(
-        self,
-        wide: OnnxGraph,
-        narrow: OnnxGraph,
-        inputs: Sequence[Arrays],
-        cases: Sequence[Case],
+        self, wide: OnnxGraph, narrow: OnnxGraph
     ) -> tuple[OnnxGraph, OnnxReport, Int8Report]:
         """The float16 graph with as many layers in int8 as agree with eager."""
-        plain = [case for case in cases if not case.name.startswith(("random", "padded"))]
-        choice = Int8Choice(
-            wide,
-            narrow,
-            inputs,
-            plain,
-            TOLERANCES["int8"],
-            COSINES["int8"],
-            self.scratch,
-            self._say,
-        )
+        plain = [case for case in self.cases if not case.name.startswith(("random", "padded"))]
+        choice = Int8Choice(wide, narrow, self.inputs, plain, self.scratch, self._say)
         layers, trials = choice.choose()
         graph = choice.graph(layers)
-        report = self._verify(graph, cases, "int8")
+        report = self._verify(graph, "int8")
         while not report.ok and layers:
             layers = choice.without_worst(layers)
             graph = choice.graph(layers)
-            report = self._verify(graph, cases, "int8")
-        self._note(f"int8: {len(layers)} of {len(choice.layers)} layers, the others in float16")
+            report = self._verify(graph, "int8")
+        self.step.note(f"int8: {len(layers)} of {len(choice.layers)} layers, the others in float16")
         calibrated_on = self.samples.source if self.samples is not None else "drawn inputs"
-        found = choice.report(layers, trials, calibrated_on, report.error, report.cosine)
-        return graph, report, found
+        made = choice.report(layers, trials, calibrated_on, report.error, report.cosine)
+        return graph, report, made
 
-    def _verify(self, graph: OnnxGraph, cases: Sequence[Case], precision: str) -> OnnxReport:
+    def _verify(self, graph: OnnxGraph, precision: str) -> OnnxReport:
         """Writes the graph as it would ship and runs it, then with every float16 value rounded.
 
         Returns:
@@ -259,12 +232,12 @@ class _Build:
         weights = self.scratch / f"weights.{self.precision}"
         write_onnx(graph, path, weights)
         check_model(path)
-        report = self._check(path, cases, precision)
+        report = self._check(path, precision)
         if precision == "fp32" or not report.ok:
             return report
         self._say("check against eager, rounded")
         write_onnx(round_halves(graph), path, weights)
-        return self._check(path, cases, precision)
+        return self._check(path, precision)
 
     def _export(self) -> ExportedModel:
         ranges = {}
@@ -281,10 +254,10 @@ class _Build:
             cases += sample_cases(self.model, self.buckets, self.samples)
         return cases
 
-    def _check(self, path: Path, cases: Sequence[Case], precision: str) -> OnnxReport:
+    def _check(self, path: Path, precision: str) -> OnnxReport:
         return check_onnx(
             path,
-            cases,
+            self.cases,
             self.buckets,
             self.model.inputs,
             self.model.outputs,
@@ -295,26 +268,23 @@ class _Build:
     def _say(self, text: str) -> None:
         self.step.update(text=f"ONNX: {text}")
 
-    def _note(self, text: str) -> None:
-        self.step.note(text)
-
 
 def scan_inputs(
     cases: Sequence[Case], buckets: Sequence[Bucket], inputs: Sequence[InputSpec]
 ) -> list[Arrays]:
     """The inputs whose values are looked at: all edges and hints, and real samples; where a bucket
     always pads, as the loader fills them up, too. Cases of random sizes have nothing more."""
-    found: list[Arrays] = []
+    arrays: list[Arrays] = []
     for case in cases:
         if case.name.startswith("random"):
             continue
-        found.append(case.inputs)
+        arrays.append(case.inputs)
         bucket = buckets[case.bucket]
         sizes = {name: bucket.range(name).hi for name in bucket.pad_axes}
         now = axis_sizes(inputs, case.inputs)
         if bucket.mode == "pad" and any(now.get(name, hi) < hi for name, hi in sizes.items()):
-            found.append(fill_up(case.inputs, inputs, sizes))
-    return found
+            arrays.append(fill_up(case.inputs, inputs, sizes))
+    return arrays
 
 
 def check_model(path: Path) -> None:

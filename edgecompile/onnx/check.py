@@ -8,21 +8,22 @@ proves the graph and its weights, not what TensorRT makes of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from edgecompile.buckets.plan import Bucket
-from edgecompile.bundle.cases import Case
+from edgecompile.bundle.cases import Case, pad_array
+from edgecompile.files import plain_fields
 from edgecompile.models.specs import InputSpec, OutputSpec
-from edgecompile.onnx.runs import OnnxRunner
+from edgecompile.onnx.scan import OnnxRunner
 from edgecompile.runtime.format.compare import Agreement, compare_arrays
 from edgecompile.runtime.format.manifest import Tolerance
 
-__all__ = ["BucketAgreement", "OnnxReport", "check_onnx", "cut_back", "fill_up"]
+#: By case of a bucket, how its outputs agree.
+_Runs = list[tuple[str, list[Agreement]]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class BucketAgreement:
 
 @dataclass(frozen=True)
 class OnnxReport:
-    """What was run and how it came out.
+    """The runs and their results.
 
     Attributes:
         results: by bucket, unpadded and then padded.
@@ -82,8 +83,8 @@ class OnnxReport:
     @property
     def cosine(self) -> float | None:
         """The least cosine of all that counts."""
-        found = [r.cosine for r in self.results if r.counts and r.cosine is not None]
-        return min(found, default=None)
+        cosines = [r.cosine for r in self.results if r.counts and r.cosine is not None]
+        return min(cosines, default=None)
 
     @property
     def error(self) -> float:
@@ -97,21 +98,13 @@ class OnnxReport:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What was wrong with what counts."""
+        """The faults that count."""
         return tuple(text for r in self.results if r.counts for text in r.reasons)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "ok": self.ok,
-            "cosine": self.cosine,
-            "min_cosine": self.min_cosine,
-            "error": self.error,
-            "tolerance": self.tolerance.to_json(),
-            "padding": self.padding,
-            "padding_reason": self.padding_reason,
-            "results": [{**asdict(r), "reasons": list(r.reasons)} for r in self.results],
-        }
+        figures = {"ok": self.ok, "cosine": self.cosine, "error": self.error}
+        return {**figures, **plain_fields(self)}
 
 
 def check_onnx(
@@ -139,8 +132,8 @@ def check_onnx(
         VerificationError: onnxruntime can't load or run the model.
     """
     runner = OnnxRunner(path)
-    plain: dict[int, list[tuple[str, list[Agreement]]]] = {}
-    filled: dict[int, list[tuple[str, list[Agreement]]]] = {}
+    plain: dict[int, _Runs] = {}
+    filled: dict[int, _Runs] = {}
     refusal = _padding_refusal(buckets, inputs, outputs) if padded else "it wasn't tried"
     for case in cases:
         got = runner.run(case.inputs)
@@ -152,12 +145,10 @@ def check_onnx(
         more = fill_up(case.inputs, inputs, upper)
         cut = cut_back(runner.run(more), outputs, sizes)
         filled.setdefault(case.bucket, []).append((case.name, _compare(cut, case, tolerance)))
-    results = [
-        _sum_up(index, False, True, found, min_cosine) for index, found in sorted(plain.items())
-    ]
+    results = [_sum_up(i, False, True, runs, min_cosine) for i, runs in sorted(plain.items())]
     padding = [
-        _sum_up(index, True, buckets[index].mode == "pad", found, min_cosine)
-        for index, found in sorted(filled.items())
+        _sum_up(i, True, buckets[i].mode == "pad", runs, min_cosine)
+        for i, runs in sorted(filled.items())
     ]
     wrong = [text for item in padding for text in item.reasons]
     return OnnxReport(
@@ -185,38 +176,23 @@ def fill_up(
     arrays: Mapping[str, npt.NDArray[Any]], inputs: Sequence[InputSpec], upper: Mapping[str, int]
 ) -> dict[str, npt.NDArray[Any]]:
     """Every input filled up with its pad value to ``upper`` sizes of the axes named there."""
-    result = {}
-    for spec in inputs:
-        array = arrays[spec.name]
-        widths = [
-            (0, max(0, upper.get(dim, size) - size) if isinstance(dim, str) else 0)
-            for dim, size in zip(spec.shape, array.shape, strict=True)
-        ]
-        if any(after for _, after in widths):
-            assert spec.pad is not None
-            array = np.pad(array, widths, constant_values=spec.pad)
-        result[spec.name] = array
-    return result
+    return {s.name: pad_array(arrays[s.name], s.shape, upper, s.pad) for s in inputs}
 
 
 def cut_back(
     arrays: Mapping[str, npt.NDArray[Any]], outputs: Sequence[OutputSpec], sizes: Mapping[str, int]
 ) -> dict[str, npt.NDArray[Any]]:
     """Every output's dimensions that are axes, cut to ``sizes``."""
-    result = {}
-    for spec in outputs:
-        index = tuple(
-            slice(sizes[dim]) if isinstance(dim, str) and dim in sizes else slice(None)
-            for dim in spec.shape
-        )
-        result[spec.name] = arrays[spec.name][index]
-    return result
+    return {
+        spec.name: arrays[spec.name][tuple(slice(sizes.get(str(dim))) for dim in spec.shape)]
+        for spec in outputs
+    }
 
 
 def _padding_refusal(
     buckets: Sequence[Bucket], inputs: Sequence[InputSpec], outputs: Sequence[OutputSpec]
 ) -> str:
-    """Why inputs can't be filled up at all; empty if they can."""
+    """The reason that inputs can't be filled up at all; empty if they can."""
     varying = {name for b in buckets for name, span in b.axes if span.lo < span.hi}
     without = [s.name for s in inputs if s.pad is None and varying & set(s.shape)]
     if without:
@@ -234,33 +210,27 @@ def _compare(
 
 
 def _sum_up(
-    bucket: int,
-    padded: bool,
-    counts: bool,
-    found: Sequence[tuple[str, list[Agreement]]],
-    least: float | None,
+    bucket: int, padded: bool, counts: bool, runs: _Runs, least: float | None
 ) -> BucketAgreement:
     reasons = []
-    worst, share, worst_name = found[0][1][0], -1.0, found[0][0]
-    for name, agreements in found:
-        for agreement in agreements:
-            reason = agreement.reason or ""
-            cosine = agreement.cosine
-            if not reason and least is not None and cosine is not None and cosine < least:
-                reason = f"cosine {cosine:.6f}, at least {least:g} is asked for"
-            if reason:
-                how = ", padded" if padded else ""
-                reasons.append(f"bucket {bucket}, {name}{how}: {reason}")
-            used = agreement.max_abs_error / agreement.limit if agreement.limit else 0.0
-            used = float("inf") if reason else used
-            if used > share:
-                worst, share, worst_name = agreement, used, name
-    cosines = [a.cosine for _, agreements in found for a in agreements if a.cosine is not None]
+    worst, share, worst_name = runs[0][1][0], -1.0, runs[0][0]
+    cosines = [a.cosine for _, agreements in runs for a in agreements if a.cosine is not None]
+    for name, agreement in ((name, a) for name, agreements in runs for a in agreements):
+        reason, cosine = agreement.reason or "", agreement.cosine
+        if not reason and least is not None and cosine is not None and cosine < least:
+            reason = f"cosine {cosine:.6f}, at least {least:g} is asked for"
+        if reason:
+            how = ", padded" if padded else ""
+            reasons.append(f"bucket {bucket}, {name}{how}: {reason}")
+        used = agreement.max_abs_error / agreement.limit if agreement.limit else 0.0
+        used = float("inf") if reason else used
+        if used > share:
+            worst, share, worst_name = agreement, used, name
     return BucketAgreement(
         bucket=bucket,
         padded=padded,
         counts=counts,
-        cases=len(found),
+        cases=len(runs),
         ok=not reasons,
         worst=worst_name,
         max_abs_error=worst.max_abs_error,

@@ -1,4 +1,4 @@
-"""From an exported program to an ONNX graph that TensorRT's parser takes.
+"""Translates an exported program to an ONNX graph that TensorRT's parser takes.
 
 torch's own exporter does the translation. Behind it the graph is brought to one form: axes have the
 model's names, nodes the names of the modules that they come from, constants are initializers, equal
@@ -7,26 +7,22 @@ initializers are one, and nothing tells of the machine that it was made on.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import os
 import re
-import warnings
 from ast import literal_eval
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edgecompile
 from edgecompile.errors import ExportError, MissingDependencyError
+from edgecompile.export.guards import quiet_torch
 from edgecompile.onnx.graph import Array, OnnxGraph, Place
 from edgecompile.onnx.weights import load_graph
 
 if TYPE_CHECKING:
     from edgecompile.export.program import ExportedModel
 
-__all__ = ["export_onnx", "need_onnx", "quiet_exporter", "translate"]
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _TRACE = "pkg.torch.onnx.stack_trace"
@@ -94,12 +90,12 @@ def export_onnx(exported: ExportedModel, opset: int, scratch: Path) -> OnnxGraph
 
 
 def _refusal(said: str, exported: ExportedModel) -> str:
-    """What the exporter couldn't do, in a line: the operator and where it stands, if it says so."""
+    """The exporter's failure in a line: the operator and its place, if it says so."""
     text = _COLOUR.sub("", said).strip()
-    found = _UNKNOWN.search(text)
-    if found is None:
+    unknown = _UNKNOWN.search(text)
+    if unknown is None:
         return (text.splitlines() or ["it doesn't say why"])[0]
-    name = found["name"]
+    name = unknown["name"]
     places = []
     for node in exported.program.graph.nodes:
         if str(node.target).rpartition(".")[0] == name:
@@ -120,7 +116,7 @@ def translate(exported: ExportedModel, target: Path, opset: int | None) -> None:
     """
     import torch
 
-    with quiet_exporter():
+    with quiet_torch():
         program = torch.onnx.export(
             exported.program,
             dynamo=True,
@@ -134,20 +130,6 @@ def translate(exported: ExportedModel, target: Path, opset: int | None) -> None:
         program.save(str(target), external_data=True)
 
 
-@contextlib.contextmanager
-def quiet_exporter() -> Iterator[None]:
-    """The exporter speaks on stdout, and warns of optional packages and of torch's own code."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
 def _inline(graph: OnnxGraph) -> None:
     """Functions of the model's own are no operators for TensorRT's list; their bodies are."""
     if graph.proto.functions:
@@ -159,20 +141,20 @@ def _inline(graph: OnnxGraph) -> None:
 def _take_places(graph: OnnxGraph) -> dict[str, Place]:
     """Places by node's name; nodes that the exporter added take those of the nodes around them."""
     _make_names_unique(graph)
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     for node in graph.nodes:
         entries = {entry.key: entry.value for entry in node.metadata_props}
         if _SCOPES in entries or _TRACE in entries:
-            found[node.name] = _place(entries)
+            places[node.name] = _place(entries)
     producers, consumers = graph.producers(), graph.consumers()
     for node in graph.nodes:
-        if node.name not in found:
+        if node.name not in places:
             near = [user.name for name in node.output for user in consumers.get(name, ())]
             near += [producers[name].name for name in node.input if name in producers]
-            place = next((found[name] for name in near if name in found), None)
+            place = next((places[name] for name in near if name in places), None)
             if place is not None:
-                found[node.name] = Place(place.module, place.line)
-    return found
+                places[node.name] = Place(place.module, place.line)
+    return places
 
 
 def _place(entries: Mapping[str, str]) -> Place:

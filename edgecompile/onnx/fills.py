@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from edgecompile.onnx.graph import OnnxGraph, attribute
 
-__all__ = ["FILL", "Fill", "find_fills", "masked_values"]
-
 #: What "masked" becomes: half of float16's lowest, so that a score that is added to it can't make it
 #: infinite (a row of them would be NaN), nor can a second mask.
 FILL = -32752.0
@@ -25,30 +23,9 @@ _LOWEST = -65504.0
 _ENDS = ("Softmax", "LogSoftmax")
 #: What a mask goes through on its way: it picks, moves or adds up entries.
 _PASSES = (
-    "Add",
-    "Cast",
-    "Concat",
-    "Expand",
-    "Gather",
-    "GatherElements",
-    "GatherND",
-    "Identity",
-    "Max",
-    "Min",
-    "Mul",
-    "Pad",
-    "Reshape",
-    "ScatterElements",
-    "ScatterND",
-    "Slice",
-    "Split",
-    "Squeeze",
-    "Sum",
-    "Tile",
-    "Transpose",
-    "Trilu",
-    "Unsqueeze",
-    "Where",
+    *("Add", "Cast", "Concat", "Expand", "Gather", "GatherElements", "GatherND", "Identity"),
+    *("Max", "Min", "Mul", "Pad", "Reshape", "ScatterElements", "ScatterND", "Slice", "Split"),
+    *("Squeeze", "Sum", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where"),
 )
 _BOUNDS = ("Clip", "Max", "Min")
 
@@ -87,7 +64,7 @@ def find_fills(graph: OnnxGraph) -> dict[str, Fill]:
     ends in a softmax; or if it is nothing but a bound that values are clipped to.
     """
     users = graph.consumers()
-    found = {}
+    fills = {}
     for name, array in graph.tensors.items():
         if array.dtype != np.float32 or not array.size:
             continue
@@ -96,12 +73,12 @@ def find_fills(graph: OnnxGraph) -> dict[str, Fill]:
             continue
         nearest = float(beyond[np.argmin(np.abs(beyond))])
         if all(_is_bound(node, name) for node in users.get(name, ())):
-            found[name] = Fill(name, nearest, float(np.sign(nearest)) * -_LOWEST, frozenset())
+            fills[name] = Fill(name, nearest, float(np.sign(nearest)) * -_LOWEST, frozenset())
             continue
         reached = _reach(graph, name, users) if bool((beyond < 0).all()) else None
         if reached is not None:
-            found[name] = Fill(name, nearest, FILL, frozenset(reached))
-    return found
+            fills[name] = Fill(name, nearest, FILL, frozenset(reached))
+    return fills
 
 
 def masked_values(fills: Mapping[str, Fill]) -> dict[str, float]:
@@ -120,7 +97,7 @@ def _is_bound(node: Any, name: str) -> bool:
 
 
 def _reach(graph: OnnxGraph, name: str, users: Mapping[str, list[Any]]) -> set[str] | None:
-    """What is made of a constant on its ways to softmaxes; None if there is another end."""
+    """The values made of a constant on its ways to softmaxes; None if there is another end."""
     reached = {name}
     left = [name]
     ended = False

@@ -7,6 +7,7 @@ Inputs and outputs keep their dtypes.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,16 @@ from typing import Any
 import numpy as np
 
 from edgecompile.onnx.fills import Fill
-from edgecompile.onnx.graph import OnnxGraph, Place, inner_graphs, rename_inputs, retarget, taken
+from edgecompile.onnx.graph import (
+    OnnxGraph,
+    Place,
+    inner_graphs,
+    rename_inputs,
+    retarget,
+    schema_of,
+    taken,
+)
 from edgecompile.onnx.report import KeptNode
-from edgecompile.onnx.values import schema_of, value_dtypes
-
-__all__ = ["Narrowed", "narrow"]
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,8 @@ class _Narrowing:
         self.old = graph
         self.kept = kept
         self.fills = fills
-        self.dtypes = value_dtypes(graph)
-        self.result = OnnxGraph(_without_nodes(graph), {}, dict(graph.places))
+        self.dtypes = graph.dtypes()
+        self.result = graph.without_nodes({})
         # What each float value is in the new graph, as float16 and as float32.
         self.halves: dict[str, str] = {}
         self.singles: dict[str, str] = {name: name for name in graph.inputs}
@@ -67,8 +73,7 @@ class _Narrowing:
 
         kept = []
         for old in self.old.nodes:
-            node = onnx.NodeProto()
-            node.CopyFrom(old)
+            node = copy.deepcopy(old)
             floats = [n for n in (*old.input, *old.output) if self.dtypes.get(n) == "float32"]
             stays = old.name in self.kept and bool(floats)
             if stays:
@@ -103,7 +108,7 @@ class _Narrowing:
             retarget(node, onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 
     def _take_outer(self, node: Any, place: Place) -> None:
-        """What a node with an inner graph takes from outside stays as it was."""
+        """Keeps the values that a node with an inner graph takes from outside."""
         names = {}
         for name in taken(node):
             if self.dtypes.get(name) == "float32":
@@ -129,52 +134,38 @@ class _Narrowing:
         import onnx
 
         if name not in self.halves:
-            if name in self.old.tensors:
-                array = self.old.tensors[name]
-                fill = self.fills.get(name)
-                self.halves[name] = self._fresh(f"{name}/fp16") if name in self.singles else name
-                array = array if fill is None else fill.apply(array)
-                self.result.tensors[self.halves[name]] = array.astype(np.float16)
-            else:
+            array = self.old.tensors.get(name)
+            if array is None:
                 self.halves[name] = self._fresh(f"{name}/fp16")
                 self._cast(self.singles[name], self.halves[name], onnx.TensorProto.FLOAT16, place)
+            else:
+                self.halves[name] = self._fresh(f"{name}/fp16") if name in self.singles else name
+                fill = self.fills.get(name)
+                array = array if fill is None else fill.apply(array)
+                self.result.tensors[self.halves[name]] = array.astype(np.float16)
         return self.halves[name]
 
     def _single(self, name: str, place: Place) -> str:
         import onnx
 
         if name not in self.singles:
-            if name in self.old.tensors:
-                self.singles[name] = self._fresh(f"{name}/fp32") if name in self.halves else name
-                self.result.tensors[self.singles[name]] = self.old.tensors[name]
-            else:
+            array = self.old.tensors.get(name)
+            if array is None:
                 self.singles[name] = self._fresh(f"{name}/fp32")
                 self._cast(self.halves[name], self.singles[name], onnx.TensorProto.FLOAT, place)
+            else:
+                self.singles[name] = self._fresh(f"{name}/fp32") if name in self.halves else name
+                self.result.tensors[self.singles[name]] = array
         return self.singles[name]
 
     def _cast(self, source: str, target: str, to: int, place: Place) -> None:
-        import onnx
-
-        name = f"{target}/Cast"
-        self.result.nodes.append(
-            onnx.helper.make_node("Cast", [source], [target], name=name, to=to)
-        )
-        self.result.places[name] = place
+        self.result.add("Cast", [source], target, place, to=to)
 
     def _fresh(self, name: str) -> str:
         while name in self.taken:
             name += "_"
         self.taken.add(name)
         return name
-
-
-def _without_nodes(graph: OnnxGraph) -> Any:
-    import onnx
-
-    proto = onnx.ModelProto()
-    proto.CopyFrom(graph.proto)
-    del proto.graph.node[:]
-    return proto
 
 
 def _single_inputs(node: Any) -> set[int]:

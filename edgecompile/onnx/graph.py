@@ -15,20 +15,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from edgecompile.errors import ExportError
+
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["EXTERNAL_ABOVE", "OnnxGraph", "Place"]
 
 Array = npt.NDArray[Any]
 
-#: Initializers of more bytes than this lie in the weights file, smaller ones in the graph.
+#: Operators are looked up at the opset that graphs are made in.
+_OPSET = 20
+
+#: Initializers of more bytes than this are in the weights file, smaller ones in the graph.
 EXTERNAL_ABOVE = 1024
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the model a node comes from.
+    """The origin of a node in the model.
 
     Attributes:
         module: path of the torch module, as in its state's names; empty: the outermost one.
@@ -78,12 +82,14 @@ class OnnxGraph:
         return next(int(o.version) for o in self.proto.opset_import if o.domain in ("", "ai.onnx"))
 
     def place(self, node: str) -> Place:
-        """Where a node comes from."""
+        """The origin of a node."""
         return self.places.get(node, Place())
 
     def copy(self) -> OnnxGraph:
         """A copy that shares the arrays."""
-        return OnnxGraph(copy.deepcopy(self.proto), dict(self.tensors), dict(self.places))
+        result = self.without_nodes()
+        result.nodes.extend(self.nodes)
+        return result
 
     def values(self) -> set[str]:
         """Every name of a value."""
@@ -98,11 +104,77 @@ class OnnxGraph:
 
     def consumers(self) -> dict[str, list[Any]]:
         """The nodes that take each value, those with it in an inner graph among them."""
-        found: dict[str, list[Any]] = {}
+        users: dict[str, list[Any]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(taken(node)):
-                found.setdefault(name, []).append(node)
-        return found
+                users.setdefault(name, []).append(node)
+        return users
+
+    @property
+    def large(self) -> dict[str, Array]:
+        """The initializers that are stored in a file of weights."""
+        return {n: array for n, array in self.tensors.items() if array.nbytes > EXTERNAL_ABOVE}
+
+    def without_nodes(self, tensors: Mapping[str, Array] | None = None) -> OnnxGraph:
+        """A graph of the same inputs and outputs that has no nodes yet, with its own initializers
+        or with ``tensors``."""
+        result = OnnxGraph(
+            copy.deepcopy(self.proto),
+            dict(self.tensors if tensors is None else tensors),
+            dict(self.places),
+        )
+        del result.nodes[:]
+        return result
+
+    def add(
+        self,
+        operator: str,
+        inputs: list[str],
+        output: str,
+        place: Place | None = None,
+        *,
+        name: str = "",
+        **attributes: Any,
+    ) -> None:
+        """Appends a node with one output."""
+        import onnx
+
+        name = name or f"{output}/{operator}"
+        self.nodes.append(
+            onnx.helper.make_node(operator, inputs, [output], name=name, **attributes)
+        )
+        if place is not None:
+            self.places[name] = place
+
+    def dtypes(self) -> dict[str, str]:
+        """numpy's name of the dtype of every value that ONNX's rules tell one of."""
+        return {name: dtype for name, (dtype, _) in self.infer().items()}
+
+    def infer(self) -> dict[str, tuple[str, int | None]]:
+        """The dtype of every value by ONNX's own rules, and its rank where they tell it.
+
+        Raises:
+            ExportError: the graph contradicts the rules.
+        """
+        import onnx
+
+        # The rules read small initializers (axes, shapes) alone; others need not be there.
+        external = dict.fromkeys(self.large, ("none", 0))
+        try:
+            proto = onnx.shape_inference.infer_shapes(
+                self.model(external), check_type=True, strict_mode=True
+            )
+        except Exception as error:  # the rules' errors have no common class
+            raise ExportError(f"the ONNX graph breaks ONNX's rules: {error}") from error
+        values: dict[str, tuple[str, int | None]] = {
+            name: (array.dtype.name, array.ndim) for name, array in self.tensors.items()
+        }
+        for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+            kind = value.type.tensor_type
+            if kind.elem_type:
+                rank = len(kind.shape.dim) if kind.HasField("shape") else None
+                values[value.name] = _dtype(value), rank
+        return values
 
     def drop_unused(self) -> None:
         """Takes out nodes and initializers that no output depends on."""
@@ -141,7 +213,7 @@ class OnnxGraph:
         """The whole model.
 
         Args:
-            external: file's name and offset of the initializers that lie in a file; the others'
+            external: file's name and offset of the initializers that are in a file; the others'
                 bytes are in the model.
         """
         import onnx
@@ -186,17 +258,27 @@ def taken(node: Any) -> Iterator[str]:
                 yield value.name
 
 
+def schema_of(node: Any) -> Any:
+    """ONNX's definition of a node's operator; None if it has none."""
+    import onnx
+
+    try:
+        return onnx.defs.get_schema(node.op_type, max_inclusive_version=_OPSET, domain=node.domain)
+    except Exception:  # the class of the error differs between versions of onnx
+        return None
+
+
 def inner_graphs(node: Any) -> list[Any]:
     """The graphs that a node holds (If, Loop, Scan)."""
     import onnx
 
-    found = []
+    graphs = []
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
-            found.append(attribute.g)
+            graphs.append(attribute.g)
         elif attribute.type == onnx.AttributeProto.GRAPHS:
-            found.extend(attribute.graphs)
-    return found
+            graphs.extend(attribute.graphs)
+    return graphs
 
 
 def rename_inputs(node: Any, names: Mapping[str, str]) -> None:

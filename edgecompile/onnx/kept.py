@@ -1,4 +1,4 @@
-"""Which nodes of a float32 graph don't bear float16, and why."""
+"""Finds the nodes of a float32 graph that have to stay in float32, with reasons."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from typing import Any
 import numpy as np
 
 from edgecompile.onnx.fills import Fill
-from edgecompile.onnx.graph import OnnxGraph, inner_graphs
+from edgecompile.onnx.graph import OnnxGraph, inner_graphs, schema_of
 from edgecompile.onnx.scan import Scan
-from edgecompile.onnx.values import schema_of, value_dtypes
-
-__all__ = ["LIMIT", "SENSITIVE", "find_kept"]
 
 _TOP = 65504.0
 
@@ -22,22 +19,9 @@ LIMIT = _TOP / 4
 
 #: What is kept in float32 beside where the outputs would differ too much otherwise.
 SENSITIVE = (
-    "Exp",
-    "GroupNormalization",
-    "InstanceNormalization",
-    "LayerNormalization",
-    "Log",
-    "LogSoftmax",
-    "LpNormalization",
-    "Pow",
-    "ReduceL2",
-    "ReduceLogSumExp",
-    "ReduceMean",
-    "ReduceSum",
-    "ReduceSumSquare",
-    "Reciprocal",
-    "Softmax",
-    "Sqrt",
+    *("Exp", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "Log"),
+    *("LogSoftmax", "LpNormalization", "Pow", "ReduceL2", "ReduceLogSumExp", "ReduceMean"),
+    *("ReduceSum", "ReduceSumSquare", "Reciprocal", "Softmax", "Sqrt"),
 )
 
 #: A constant that float16 changes by more than this share of itself isn't that constant any more.
@@ -46,15 +30,8 @@ _CONSTANT_ERROR = 0.01
 _SMALL = "its constant"
 _DIVIDES = ("Div", "Reciprocal", "Log")
 _HANDS_ON = (
-    "Concat",
-    "Expand",
-    "Identity",
-    "Reshape",
-    "Slice",
-    "Sqrt",
-    "Squeeze",
-    "Transpose",
-    "Unsqueeze",
+    *("Concat", "Expand", "Identity", "Reshape", "Slice", "Sqrt", "Squeeze", "Transpose"),
+    *("Unsqueeze"),
 )
 
 #: Operators that end a walk back from a delicate value: what goes into them isn't calculated from
@@ -74,7 +51,7 @@ def find_kept(graph: OnnxGraph, scan: Scan, fills: Mapping[str, Fill]) -> dict[s
         fills: constants that will be cut down to fit.
     """
     reasons: dict[str, str] = {}
-    dtypes = value_dtypes(graph)
+    dtypes = graph.dtypes()
     for node in graph.nodes:
         names = [n for n in (*node.input, *node.output) if dtypes.get(n) == "float32"]
         if not names:
@@ -92,7 +69,7 @@ def find_kept(graph: OnnxGraph, scan: Scan, fills: Mapping[str, Fill]) -> dict[s
 
 
 def _form_problem(node: Any) -> str:
-    """Why an operator has no float16 form at all; empty if it has one."""
+    """The reason that an operator has no float16 form at all; empty if it has one."""
     if inner_graphs(node):
         return "it holds a graph of its own"
     schema = schema_of(node)
@@ -127,7 +104,7 @@ def _constant_problem(node: Any, graph: OnnxGraph, fills: Mapping[str, Fill]) ->
 
 
 def _divided(graph: OnnxGraph, reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """What divides by a value that a tiny constant keeps from zero: rounded to float16 on its way it
+    """Divisions by a value that a tiny constant keeps from zero: rounded to float16 on its way it
     would be zero again."""
     users = graph.consumers()
     for start in graph.nodes:
@@ -191,16 +168,16 @@ def _behind(
     left = [node]
     while left:
         for name in left.pop().input:
-            found = producers.get(name)
-            if found is None or found.name in seen or dtypes.get(name) != "float32":
+            producer = producers.get(name)
+            if producer is None or producer.name in seen or dtypes.get(name) != "float32":
                 continue
-            seen.add(found.name)
-            if (only is not None and found.op_type not in only) or found.op_type in _ENDS:
+            seen.add(producer.name)
+            if (only is not None and producer.op_type not in only) or producer.op_type in _ENDS:
                 continue
-            if any(_is_matrix(graph, operand) for operand in found.input):
+            if any(_is_matrix(graph, operand) for operand in producer.input):
                 continue
-            yield found
-            left.append(found)
+            yield producer
+            left.append(producer)
 
 
 def _is_matrix(graph: OnnxGraph, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What memory a TensorRT engine is likely to take: estimates from its ONNX, before any device.
+"""Estimates the memory of a TensorRT engine from its ONNX, before any device.
 
 TensorRT decides itself what it fuses and keeps; nobody outside can know. The estimates are upper
 bounds for what a run needs (nothing fused), and rules of thumb for a build, with their sources.
@@ -19,7 +19,6 @@ from edgecompile.runtime.format.recipe_schema import Predicted
 if TYPE_CHECKING:  # onnx is an extra: bundles for CPUs are packed without it
     from onnx import ModelProto, ValueInfoProto
 
-__all__ = ["MemoryEstimate", "estimate_memory", "peak_live_bytes"]
 
 #: TensorRT aligns what it places in its scratch memory.
 _ALIGNMENT = 256
@@ -41,7 +40,7 @@ _ENGINE_PER_PROFILE = 5 << 20
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """What is predicted for a module.
+    """Predictions for a module.
 
     Attributes:
         predicted: as the recipe has it.

@@ -6,7 +6,6 @@ same on the device, one operator at a time.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.errors import OpsetError, TargetError, UnsupportedOperatorError
+from edgecompile.files import plain_fields
 from edgecompile.onnx.graph import OnnxGraph, attribute, inner_graphs
-from edgecompile.onnx.values import infer_values
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-__all__ = ["OnnxTarget", "OpsReport", "Violation", "check_operators", "known_releases"]
+from edgecompile.targets.schema import read_toml
 
 _FILE = Path(__file__).with_name("tensorrt_operators.toml")
 _NEWEST_OPSET = 20
@@ -31,7 +24,7 @@ _NEWEST_OPSET = 20
 
 @dataclass(frozen=True)
 class OnnxTarget:
-    """What an ONNX file is made for.
+    """The target of an ONNX file.
 
     Attributes:
         tensorrt: release as major.minor, such as 10.3.
@@ -75,7 +68,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class OpsReport:
-    """What was compared.
+    """The result of a comparison with a release.
 
     Attributes:
         tensorrt: the release.
@@ -93,13 +86,7 @@ class OpsReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "tensorrt": self.tensorrt,
-            "opset": self.opset,
-            "operators": dict(sorted(self.operators.items())),
-            "violations": [str(item) for item in self.violations],
-            "source": self.source,
-        }
+        return plain_fields(self)
 
     def check(self) -> None:
         """Raises an UnsupportedOperatorError that lists every violation, if there is any."""
@@ -136,12 +123,12 @@ def check_operators(graph: OnnxGraph, target: OnnxTarget) -> OpsReport:
             hint="export with an opset that it takes, or build for a newer JetPack (--jetpack)",
         )
     checker = _Checker(graph, target.tensorrt)
-    found = [*checker.network(), *checker.nodes(graph.proto.graph, None)]
+    violations = [*checker.network(), *checker.nodes(graph.proto.graph, None)]
     return OpsReport(
         tensorrt=target.tensorrt,
         opset=graph.opset,
-        operators=dict(checker.counts),
-        violations=tuple(found),
+        operators=dict(sorted(checker.counts.items())),
+        violations=tuple(violations),
         source=str(release["source"]),
     )
 
@@ -153,13 +140,13 @@ class _Checker:
         self.graph = graph
         self.tensorrt = tensorrt
         self.table = _table()
-        self.values = infer_values(graph)
+        self.values = graph.infer()
         self.counts: Counter[str] = Counter()
         self.constants = {*graph.tensors, *_inner_constants(graph.proto.graph)}
         self.used = {*graph.outputs, *graph.consumers()}
 
     def network(self) -> Iterator[Violation]:
-        """What is wrong with inputs and outputs."""
+        """Problems of inputs and outputs."""
         allowed = self.table["network"]["types"]
         for kind, values in (("input", self.graph.inputs), ("output", self.graph.outputs)):
             for name, dtype in values.items():
@@ -167,7 +154,7 @@ class _Checker:
                     yield Violation("", "", "", f"the {kind} '{name}' is {dtype}")
 
     def nodes(self, proto: Any, outer: str | None) -> Iterator[Violation]:
-        """What is wrong with nodes; ``outer`` is the node whose inner graph they are in."""
+        """Problems of nodes; ``outer`` is the node whose inner graph they are in."""
         for node in proto.node:
             self.counts[node.op_type] += 1
             where = node.name if outer is None else outer
@@ -261,7 +248,7 @@ def _inner_constants(proto: Any) -> Iterator[str]:
 
 
 def _release(tensorrt: str) -> Mapping[str, Any]:
-    """What is known of a release: of the newest known one that isn't newer.
+    """The facts about a release: those of the newest known one that isn't newer.
 
     Raises:
         TargetError: it is older than all of them.
@@ -278,8 +265,7 @@ def _release(tensorrt: str) -> Mapping[str, Any]:
 
 @cache
 def _table() -> Mapping[str, Any]:
-    with _FILE.open("rb") as file:
-        return tomllib.load(file)
+    return read_toml(_FILE)
 
 
 @cache

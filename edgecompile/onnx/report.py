@@ -1,4 +1,4 @@
-"""What comes of building an ONNX file, and what was found on the way."""
+"""The results of building an ONNX file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgecompile.files import plain_fields
 from edgecompile.onnx.check import OnnxReport
 from edgecompile.onnx.graph import Place
 from edgecompile.onnx.operators import OpsReport
-
-__all__ = ["Int8Layer", "Int8Report", "KeptNode", "OnnxArtifact"]
 
 
 @dataclass(frozen=True)
@@ -32,16 +31,6 @@ class KeptNode:
 
     def __str__(self) -> str:
         return f"{self.operator} in {self.place}: {self.reason}"
-
-    def to_json(self) -> dict[str, str]:
-        """Plain values."""
-        return {
-            "node": self.node,
-            "operator": self.operator,
-            "module": self.place.module,
-            "line": self.place.line,
-            "reason": self.reason,
-        }
 
 
 @dataclass(frozen=True)
@@ -64,21 +53,10 @@ class Int8Layer:
     clipped: float
     quantized: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "node": self.node,
-            "module": self.place.module,
-            "error": self.error,
-            "scale": self.scale,
-            "clipped": self.clipped,
-            "quantized": self.quantized,
-        }
-
 
 @dataclass(frozen=True)
 class Int8Report:
-    """Which layers are in int8.
+    """The layers in int8.
 
     Attributes:
         layers: every product with a constant matrix, in the graph's order.
@@ -101,14 +79,7 @@ class Int8Report:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "layers": [layer.to_json() for layer in self.layers],
-            "quantized": self.quantized,
-            "calibrated_on": self.calibrated_on,
-            "trials": [list(trial) for trial in self.trials],
-            "error": self.error,
-            "cosine": self.cosine,
-        }
+        return {"quantized": self.quantized, **plain_fields(self)}
 
 
 @dataclass(frozen=True)
@@ -147,19 +118,4 @@ class OnnxArtifact:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for reports."""
-        return {
-            "onnx": self.path.name,
-            "weights": self.weights.name,
-            "opset": self.opset,
-            "precision": self.precision,
-            "inputs": [{"name": k, "dtype": v} for k, v in self.inputs.items()],
-            "outputs": [{"name": k, "dtype": v} for k, v in self.outputs.items()],
-            "unused_inputs": list(self.unused_inputs),
-            "nodes": self.nodes,
-            "kept": [item.to_json() for item in self.kept],
-            "fills": list(self.fills),
-            "int8": None if self.int8 is None else self.int8.to_json(),
-            "ops": self.ops.to_json(),
-            "check": self.check.to_json(),
-            "notes": list(self.notes),
-        }
+        return plain_fields(self)

@@ -8,17 +8,14 @@ two of them: calculated exactly, then rounded, as a GPU does that adds up in flo
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from edgecompile.onnx.graph import OnnxGraph, inner_graphs, rename_inputs, retarget
-from edgecompile.onnx.runs import Arrays
-from edgecompile.onnx.scan import Scan, scan_values
-from edgecompile.onnx.values import value_dtypes
-
-__all__ = ["round_halves", "undefined_nodes"]
+from edgecompile.onnx.scan import Arrays, Scan, scan_values
 
 
 def round_halves(graph: OnnxGraph) -> OnnxGraph:
@@ -26,29 +23,21 @@ def round_halves(graph: OnnxGraph) -> OnnxGraph:
     import onnx
 
     single, half = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
-    dtypes = value_dtypes(graph)
-    proto = onnx.ModelProto()
-    proto.CopyFrom(graph.proto)
-    del proto.graph.node[:]
-    tensors = {
-        name: array.astype(np.float32) if array.dtype == np.float16 else array
-        for name, array in graph.tensors.items()
-    }
-    result = OnnxGraph(proto, tensors, dict(graph.places))
+    dtypes = graph.dtypes()
+    halves = {n: a.astype(np.float32) for n, a in graph.tensors.items() if a.dtype == np.float16}
+    result = graph.without_nodes({**graph.tensors, **halves})
     # A network's own float16 inputs and outputs keep their dtype under their names.
     names: dict[str, str] = {}
 
     def cast(source: str, target: str, to: int) -> None:
-        node = onnx.helper.make_node("Cast", [source], [target], name=f"{target}/Cast*", to=to)
-        result.nodes.append(node)
+        result.add("Cast", [source], target, name=f"{target}/Cast*", to=to)
 
     for name, dtype in graph.inputs.items():
         if dtype == "float16":
             names[name] = f"{name}/single*"
             cast(name, names[name], single)
     for old in graph.nodes:
-        node = onnx.NodeProto()
-        node.CopyFrom(old)
+        node = copy.deepcopy(old)
         rename_inputs(node, names)
         rounded = []
         # What is inside an inner graph stayed in float32.
@@ -84,7 +73,7 @@ def undefined_nodes(
         VerificationError: the graph can't be run.
     """
     got = scan_values(round_halves(graph), inputs, scratch)
-    found = {}
+    reasons = {}
     bad: set[str] = set()
     for node in graph.nodes:
         for name in node.output:
@@ -95,6 +84,6 @@ def undefined_nodes(
             # What only passes a bad value on isn't to blame.
             if not bad.intersection(node.input):
                 what = "NaN" if undefined else "an infinity"
-                found[node.name] = f"in float16 it gives {what}"
+                reasons[node.name] = f"in float16 it gives {what}"
             bad.add(name)
-    return found
+    return reasons

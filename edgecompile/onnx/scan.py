@@ -1,4 +1,7 @@
-"""What every value of a graph reaches while it runs on given inputs.
+"""Runs ONNX graphs on this machine's CPU as they are written, and looks at their values.
+
+onnxruntime's own rewriting is switched off: it would fuse what is to be looked at, calculate the
+halves of a graph in float32, and turn quantized products into integer ones of its own.
 
 All values of a large model at once wouldn't fit in memory: they are asked for in groups, each a run
 of its own of as much of the graph as the group needs.
@@ -14,12 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgecompile.onnx.graph import EXTERNAL_ABOVE, OnnxGraph, attribute
-from edgecompile.onnx.runs import Arrays, OnnxRunner
-from edgecompile.onnx.values import value_dtypes
+from edgecompile.errors import VerificationError
+from edgecompile.onnx.graph import OnnxGraph, attribute
 from edgecompile.onnx.weights import write_graph, write_tensors
 
-__all__ = ["Scan", "ValueVisitor", "scan_values"]
+Arrays = Mapping[str, npt.NDArray[Any]]
 
 #: How many bytes of values one run may give; a single value may be larger.
 BUDGET = 256 << 20
@@ -27,6 +29,60 @@ _FIRST_GROUP = 16
 
 _SUMS = ("ReduceSum", "ReduceMean", "ReduceL1")
 _SQUARES = ("ReduceSumSquare", "ReduceL2", "LpNormalization", "LayerNormalization")
+
+
+class OnnxRunner:
+    """A model that is loaded once and run often.
+
+    Raises:
+        VerificationError: onnxruntime can't load it; says what it says.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 4
+        # What is kept for the next run would add up over the sizes that are tried.
+        options.enable_cpu_mem_arena = False
+        options.enable_mem_pattern = False
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime's errors share no class but this
+            raise VerificationError(
+                f"onnxruntime can't load '{path.name}': {_first_line(error)}",
+                hint="this is a defect of edgecompile; please report it with the model",
+            ) from error
+        self.inputs = tuple(value.name for value in self._session.get_inputs())
+        self.outputs = tuple(value.name for value in self._session.get_outputs())
+
+    def run(self, inputs: Arrays, outputs: Sequence[str] | None = None) -> dict[str, Any]:
+        """Runs it; inputs that the model hasn't are left out.
+
+        Args:
+            inputs: by name.
+            outputs: the wanted ones; None: all.
+
+        Raises:
+            VerificationError: it can't run with these inputs.
+        """
+        names = list(self.outputs if outputs is None else outputs)
+        fed = {name: np.ascontiguousarray(inputs[name]) for name in self.inputs}
+        try:
+            results = self._session.run(names, fed)
+        except Exception as error:
+            sizes = ", ".join(f"{name} {list(array.shape)}" for name, array in fed.items())
+            raise VerificationError(
+                f"the ONNX model fails for {sizes}: {_first_line(error)}"
+            ) from error
+        return dict(zip(names, results, strict=True))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @dataclass
@@ -58,11 +114,10 @@ class ValueVisitor:
         self._graph = graph
         self._scratch = scratch
         self._budget = budget
-        self._dtypes = value_dtypes(graph)
+        self._dtypes = graph.dtypes()
         scratch.mkdir(parents=True, exist_ok=True)
         weights = scratch / "scan.weights"
-        large = {n: a for n, a in graph.tensors.items() if a.nbytes > EXTERNAL_ABOVE}
-        offsets = write_tensors(large, weights)
+        offsets = write_tensors(graph.large, weights)
         self._external = {name: (weights.name, offset) for name, offset in offsets.items()}
 
     def visit(
@@ -85,9 +140,9 @@ class ValueVisitor:
             runner = self._runner(chosen)
             most = 1
             for arrays in ordered:
-                found = runner.run(arrays)
-                most = max(most, sum(array.nbytes for array in found.values()))
-                for name, array in found.items():
+                values = runner.run(arrays)
+                most = max(most, sum(array.nbytes for array in values.values()))
+                for name, array in values.items():
                     look(name, array)
             group = max(1, min(8 * group, group * self._budget // most))
 
@@ -128,7 +183,7 @@ def scan_values(
     """
     scan = Scan()
     masked = masked or {}
-    dtypes = value_dtypes(graph)
+    dtypes = graph.dtypes()
     users = graph.consumers()
     names = [
         name
@@ -161,7 +216,7 @@ def scan_values(
 
 
 def _inner_sum(node: Any, name: str, array: npt.NDArray[Any], graph: OnnxGraph) -> float | None:
-    """What a node adds up of its first input: magnitudes or squares; None: nothing."""
+    """The largest sum over its first input inside a node, of magnitudes or squares; None: it has none."""
     if node.input[0] != name or not array.size:
         return None
     axes = _axes(node, array, graph)

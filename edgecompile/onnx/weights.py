@@ -7,41 +7,36 @@ the bundle's weights can check it too.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgecompile.bundle.layout import lay_out
+from edgecompile.bundle.weights import lay_out
 from edgecompile.errors import ExportError
-from edgecompile.onnx.graph import EXTERNAL_ABOVE, Array, OnnxGraph
+from edgecompile.files import replacing
+from edgecompile.onnx.graph import Array, OnnxGraph
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["load_graph", "open_tensors", "write_graph", "write_onnx", "write_tensors"]
-
 
 def write_onnx(graph: OnnxGraph, model: Path, weights: Path) -> None:
-    """Writes ``model`` and ``weights``, which must lie in one folder; the same graph gives the same
+    """Writes ``model`` and ``weights``, which must be in one folder; the same graph gives the same
     bytes. Files of these names are replaced, the weights first.
 
     Raises:
         OSError: a file can't be written; none is left half-written under its name.
     """
-    offsets = write_tensors(
-        {n: a for n, a in graph.tensors.items() if a.nbytes > EXTERNAL_ABOVE}, weights
-    )
+    offsets = write_tensors(graph.large, weights)
     write_graph(graph, model, {name: (weights.name, offset) for name, offset in offsets.items()})
 
 
 def write_tensors(tensors: Mapping[str, Array], path: Path) -> Mapping[str, int]:
     """Writes a container and tells where each tensor begins, from the start of the file."""
     layout = lay_out({name: (a.dtype.name, a.shape) for name, a in tensors.items()})
-    with _replacing(path) as file:
+    with replacing(path, sync=True) as file:
         file.write(layout.header)
         for name in layout.order:
             if layout.sizes[name]:
@@ -53,12 +48,12 @@ def write_tensors(tensors: Mapping[str, Array], path: Path) -> Mapping[str, int]
 
 def write_graph(graph: OnnxGraph, path: Path, external: Mapping[str, tuple[str, int]]) -> None:
     """Writes the graph; ``external`` as for :meth:`OnnxGraph.model`."""
-    with _replacing(path) as file:
+    with replacing(path, sync=True) as file:
         file.write(graph.model(external).SerializeToString(deterministic=True))
 
 
 def load_graph(path: Path) -> OnnxGraph:
-    """Reads a model; what lies in files beside it is mapped, so they have to stay.
+    """Reads a model; files beside it are mapped, so they have to stay.
 
     Raises:
         ExportError: it can't be read.
@@ -98,17 +93,3 @@ def open_tensors(proto: onnx.ModelProto, folder: Path) -> dict[str, Array]:
 
 def _bytes(tensor: Any, dtype: Any) -> int:
     return int(np.prod(tuple(tensor.dims), dtype=np.int64)) * int(dtype.itemsize)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name when it is whole and on the disk."""
-    partial = path.with_name(f".{os.getpid()}.{path.name}.partial")
-    try:
-        with partial.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

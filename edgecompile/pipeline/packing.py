@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from edgecompile.backends.compilation import CompiledModel
-from edgecompile.buckets.joint.judgement import judge
-from edgecompile.buckets.judgement import rival_programs
+from edgecompile.buckets.assessment import assess_plan
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.bundle.assembly import built_by, stage
-from edgecompile.bundle.cases import GOLDEN_CASES, length_cases, make_cases, sample_cases
+from edgecompile.bundle.cases import GOLDEN_CASES, Case, length_cases, make_cases, sample_cases
 from edgecompile.bundle.generation import ENCODER, golden_texts, manifest_generation
 from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.verdict import VerifyReport, check_report
@@ -23,8 +23,9 @@ from edgecompile.files import file_sha256
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.loaders.folders.text_settings import describe_texts
-from edgecompile.models.loaded import LoadedModel, ModelSource
+from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import Samples
+from edgecompile.narrowing.trials import PrecisionChoice
 from edgecompile.precision import FP32, Precision, min_cosine
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.report.pages import build_header, build_page, plain_page
@@ -32,8 +33,47 @@ from edgecompile.runtime.format.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, 
 from edgecompile.runtime.generation.golden import FILE as GENERATION_FILE
 from edgecompile.tensorrt.parts import GpuParts, add_gpu, try_engine, with_gpu
 
-if TYPE_CHECKING:
-    from edgecompile.narrowing.trials import PrecisionChoice
+__all__ = ["Contents", "PackedBundle", "pack_bundle", "run_notes"]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What goes into a bundle.
+
+    Attributes:
+        model: what was compiled.
+        plan: its buckets.
+        compiled: of these buckets; or of one that all of them share.
+        sizes: the traffic that the plan was made for, for the reports.
+        cost: what buckets take, likewise.
+        samples: inputs to verify with beside those of :func:`edgecompile.bundle.cases.make_cases`.
+        choice: how the precision was chosen, for the reports.
+        gpu: what a GPU's engine will be built from, verified.
+        tokenizer: whether the model's tokenizer travels along, if it has one.
+        encoder: the bundle that reads its sources, if it goes on from some.
+    """
+
+    model: LoadedModel
+    plan: BucketPlan
+    compiled: CompiledModel
+    sizes: LengthDistribution | JointDistribution | None = None
+    cost: BucketCost | None = None
+    samples: Samples | None = None
+    choice: PrecisionChoice | None = None
+    gpu: GpuParts | None = None
+    tokenizer: bool = True
+    encoder: Path | None = None
+
+    def without_folders(self) -> Contents:
+        """The same; what names the files of the lengths names no folders.
+
+        The same file in another folder makes the same bundle, and nobody learns where it was.
+        """
+        plan = replace(self.plan, source=_file_names(self.plan.source))
+        sizes = self.sizes
+        if sizes is not None:
+            sizes = replace(sizes, source=_file_names(sizes.source))
+        return replace(self, plan=plan, sizes=sizes)
 
 
 @dataclass(frozen=True)
@@ -46,43 +86,33 @@ class PackedBundle:
     verify: VerifyReport
     notes: tuple[str, ...]
 
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain values."""
+        return {
+            "bundle": str(self.path),
+            "size_bytes": self.size_bytes,
+            "sha256": self.sha256,
+            "verify": self.verify.to_json(),
+            "notes": list(self.notes),
+        }
+
 
 def pack_bundle(
-    model: LoadedModel,
-    plan: BucketPlan,
-    compiled: CompiledModel,
-    output: Path,
+    contents: Contents,
+    output: Path | Staging,
     *,
-    lengths: LengthDistribution | JointDistribution | None = None,
-    cost: BucketCost | None = None,
-    samples: Samples | None = None,
-    choice: PrecisionChoice | None = None,
-    gpu: GpuParts | None = None,
     seed: int = 0,
     force: bool = False,
-    tokenizer: bool = True,
-    encoder: Path | None = None,
-    claimed: Staging | None = None,
     emulate: bool = True,
     step: StepHandle = NULL_STEP,
 ) -> PackedBundle:
     """Writes a bundle and verifies it before it gets its name.
 
     Args:
-        model: what was compiled.
-        plan: its buckets.
-        compiled: of these buckets; or of one that all of them share.
-        output: the bundle to write.
-        lengths: what the plan was made for, for the reports.
-        cost: what buckets take, likewise.
-        samples: inputs to verify with beside those of :func:`edgecompile.bundle.cases.make_cases`.
-        choice: how the precision was chosen, for the reports.
-        gpu: what a GPU's engine will be built from, verified.
+        contents: what goes in.
+        output: the bundle to write, or its claimed place.
         seed: of the inputs that are drawn.
         force: replace a bundle of the same name.
-        tokenizer: whether the model's tokenizer travels along, if it has one.
-        encoder: the bundle that reads its sources, if it goes on from some.
-        claimed: the place of ``output``, where a build has claimed it.
         emulate: whether variants that this host can't run are run under an emulator; see
             :func:`edgecompile.bundle.verify.verify_bundle`.
         step: told what is being done.
@@ -92,80 +122,108 @@ def pack_bundle(
         VerificationError: an output differs from eager; nothing stands under the final name.
         BundleWriteError, DiskFullError: it could not be written.
     """
-
-    def tell(text: str) -> None:
-        step.update(text=text)
-
-    # The same file in another folder makes the same bundle, and nobody learns where it lay.
-    plan = replace(plan, source=_file_names(plan.source))
-    lengths = None if lengths is None else replace(lengths, source=_file_names(lengths.source))
-    with BundleWriter(output, force=force, claimed=claimed) as writer:
-        tell("copying")
-        manifest = replace(
-            stage(writer, model, plan.buckets, compiled, built_by(model, compiled)),
-            plan={
-                **_plan_summary(plan, compiled.precision),
-                **({"load": dict(model.load)} if model.load else {}),
-            },
-            expected=_expected(plan),
-            labels=model.labels,
-        )
-        said: tuple[str, ...] = ()
-        if tokenizer:
-            text, said = describe_texts(model, manifest.axes)
-            if text is not None and model.tokenizer is not None:
-                writer.add_file(model.tokenizer, text.tokenizer)
-                manifest = replace(manifest, text=text)
-        if gpu is not None:
-            manifest = add_gpu(writer, manifest, gpu)
-        if encoder is not None:
-            writer.add_bundle(encoder, ENCODER)
-        tell("running eager")
-        cases = list(make_cases(model, plan.buckets, seed=seed))
-        # Of narrower weights the bounds are those of the usual cases; places in a cache are drawn
-        # for the usual lengths.
-        sweep = compiled.precision == FP32 and model.generation is None
-        swept = plan.buckets if sweep else ()
-        cases += length_cases(model, swept, also=compiled.kinds(plan.buckets), seed=seed)
-        if samples is not None and samples.real:
-            cases += sample_cases(model, plan.buckets, samples)
+    contents = contents.without_folders()
+    claimed = output if isinstance(output, Staging) else None
+    path = output.output if isinstance(output, Staging) else output
+    with BundleWriter(path, force=force, claimed=claimed) as writer:
+        step.update(text="copying")
+        manifest, notes = _fill(writer, contents)
+        step.update(text="running eager")
+        cases, always = _cases(contents, seed)
         golden = tuple(
             writer.add_golden(c.bucket, c.name, c.inputs, c.outputs)
             for c in cases
-            if c.name in (GOLDEN_CASES if model.generation is None else GOLDEN_CASES[1:2])
+            if c.name in always
         )
-        manifest = replace(manifest, golden=golden, generation=manifest_generation(model))
+        manifest = replace(manifest, golden=golden, generation=manifest_generation(contents.model))
         texts = None
-        if model.generation is not None:
-            tell("generating with transformers")
-            texts = golden_texts(model, seed=seed)
+        if contents.model.generation is not None:
+            step.update(text="generating with transformers")
+            texts = golden_texts(contents.model, seed=seed)
             writer.add_bytes(texts, GENERATION_FILE)
         writer.write_manifest(manifest)
-        tested = () if gpu is None else try_engine(writer.staging, gpu, tell)
-        tell("running the bundle")
-        report = verify_bundle(
-            writer.staging,
-            cases,
-            [v.name for v in manifest.variants if v.backend in (AOTI_CPU, TORCH)],
-            manifest.tolerance,
-            min_cosine=min_cosine(manifest.precision),
-            texts=texts,
-            emulate=emulate,
-            tell=tell,
-        )
-        if gpu is not None:
-            report = with_gpu(report, gpu, tested)
-        check_report(report, reused=compiled.reused, unrun=True)
+        report = _verify(writer, contents, manifest, cases, texts, emulate, step)
         manifest = replace(manifest, built_by={**manifest.built_by, "verified": report.summary})
-        found = _reports(manifest, model.source, plan, lengths, cost, compiled, report, choice, gpu)
-        for name, data in found.items():
+        for name, data in _reports(manifest, contents, report).items():
             writer.add_bytes(data, f"reports/{name}")
         writer.write_manifest(manifest)
-        tell("naming it")
+        step.update(text="naming it")
         path = writer.commit()
-    notes = (*said, *run_notes(report))
     size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
-    return PackedBundle(path, size, file_sha256(path / MANIFEST_NAME), report, notes)
+    sha256 = file_sha256(path / MANIFEST_NAME)
+    return PackedBundle(path, size, sha256, report, (*notes, *run_notes(report)))
+
+
+def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str, ...]]:
+    """Adds code, weights, tokenizer and parts; gives the manifest so far, and notes on texts."""
+    model, plan, compiled = contents.model, contents.plan, contents.compiled
+    manifest = replace(
+        stage(writer, model, plan.buckets, compiled, built_by(model, compiled)),
+        plan={
+            **_plan_summary(plan, compiled.precision),
+            **({"load": dict(model.load)} if model.load else {}),
+        },
+        expected=_expected(plan),
+        labels=model.labels,
+    )
+    notes: tuple[str, ...] = ()
+    if contents.tokenizer:
+        text, notes = describe_texts(model, manifest.axes)
+        if text is not None and model.tokenizer is not None:
+            writer.add_file(model.tokenizer, text.tokenizer)
+            manifest = replace(manifest, text=text)
+    if contents.gpu is not None:
+        manifest = add_gpu(writer, manifest, contents.gpu)
+    if contents.encoder is not None:
+        writer.add_bundle(contents.encoder, ENCODER)
+    return manifest, notes
+
+
+def _cases(contents: Contents, seed: int) -> tuple[list[Case], Sequence[str]]:
+    """What the bundle is compared on, and the names of the cases that are its golden vectors."""
+    model, compiled, buckets = contents.model, contents.compiled, contents.plan.buckets
+    cases = list(make_cases(model, buckets, seed=seed))
+    # Of narrower weights the bounds are those of the usual cases; places in a cache are drawn
+    # for the usual lengths.
+    sweep = compiled.precision == FP32 and model.generation is None
+    swept = buckets if sweep else ()
+    cases += length_cases(model, swept, also=compiled.kinds(buckets), seed=seed)
+    if contents.samples is not None and contents.samples.real:
+        cases += sample_cases(model, buckets, contents.samples)
+    return cases, GOLDEN_CASES if model.generation is None else GOLDEN_CASES[1:2]
+
+
+def _verify(
+    writer: BundleWriter,
+    contents: Contents,
+    manifest: Manifest,
+    cases: Sequence[Case],
+    texts: bytes | None,
+    emulate: bool,
+    step: StepHandle,
+) -> VerifyReport:
+    """Runs the staged bundle; raises VerificationError where it differs from eager."""
+
+    def show(text: str) -> None:
+        step.update(text=text)
+
+    gpu = contents.gpu
+    tested = () if gpu is None else try_engine(writer.staging, gpu, show)
+    show("running the bundle")
+    report = verify_bundle(
+        writer.staging,
+        cases,
+        [v.name for v in manifest.variants if v.backend in (AOTI_CPU, TORCH)],
+        manifest.tolerance,
+        min_cosine=min_cosine(manifest.precision),
+        texts=texts,
+        emulate=emulate,
+        tell=show,
+    )
+    if gpu is not None:
+        report = with_gpu(report, gpu, tested)
+    check_report(report, reused=contents.compiled.reused, unrun=True)
+    return report
 
 
 def run_notes(report: VerifyReport) -> tuple[str, ...]:
@@ -183,21 +241,13 @@ def _file_names(source: str) -> str:
     return ", ".join(part.rpartition("/")[2] for part in source.split(", "))
 
 
-def _reports(
-    manifest: Manifest,
-    source: ModelSource,
-    plan: BucketPlan,
-    sizes: LengthDistribution | JointDistribution | None,
-    cost: BucketCost | None,
-    compiled: CompiledModel,
-    report: VerifyReport,
-    choice: PrecisionChoice | None,
-    gpu: GpuParts | None,
-) -> dict[str, bytes]:
+def _reports(manifest: Manifest, contents: Contents, report: VerifyReport) -> dict[str, bytes]:
     """What the bundle says about itself: JSON for programs, one page for people."""
+    plan, choice, gpu = contents.plan, contents.choice, contents.gpu
+    audit = contents.compiled.audit
     files: dict[str, object] = {
         "verify.json": report.to_json(),
-        "audit.json": [verdict.to_json() for verdict in compiled.audit],
+        "audit.json": [verdict.to_json() for verdict in audit],
         "plan.json": plan.to_json(),
     }
     if choice is not None:
@@ -208,31 +258,27 @@ def _reports(
             files["rtx.json"] = gpu.rtx.to_json()
         if gpu.engine is not None:
             files["engine.json"] = gpu.engine.to_json()
-    joint = sizes if isinstance(sizes, JointDistribution) else None
-    lengths = joint.marginal(joint.axes[0]) if joint is not None else sizes
+    joint = contents.sizes if isinstance(contents.sizes, JointDistribution) else None
+    lengths = joint.marginal(joint.axes[0]) if joint is not None else contents.sizes
     page = None
     if isinstance(lengths, LengthDistribution):
         # What the plan was made for: edgecompile drift compares the traffic with it.
         files["lengths.json"] = lengths.to_json()
         if joint is not None:
             files["sizes.json"] = joint.to_json()
-        if plan.cost_model is not None:
-            judgement = judge(
-                plan,
-                lengths,
-                joint,
-                programs=rival_programs(plan),
-                modes=tuple(dict.fromkeys(bucket.mode for bucket in plan.buckets)),
-                cost=cost,
-            )
-            files["plan.json"] = judgement.to_json()
-            header = build_header(
-                manifest, source, compiled.audit, measured=plan.cost_model.kind == "measured"
-            )
-            page = build_page(manifest.name, judgement, report, choice, header=header)
-        else:
-            header = build_header(manifest, source, compiled.audit, measured=False)
+        measured = plan.cost_model is not None and plan.cost_model.kind == "measured"
+        header = build_header(manifest, contents.model.source, audit, measured=measured)
+        if plan.cost_model is None:
             page = plain_page(manifest.name, plan, lengths, report, choice, header=header)
+        else:
+            assessment = assess_plan(
+                plan,
+                joint or lengths,
+                modes=tuple(dict.fromkeys(bucket.mode for bucket in plan.buckets)),
+                cost=contents.cost,
+            )
+            files["plan.json"] = assessment.to_json()
+            page = build_page(manifest.name, assessment, report, choice, header=header)
     result = {file: (json.dumps(value, indent=1) + "\n").encode() for file, value in files.items()}
     if page is not None:
         result["report.html"] = page.encode()
@@ -254,14 +300,8 @@ def _plan_summary(plan: BucketPlan, precision: Precision) -> dict[str, object]:
 
 def _expected(plan: BucketPlan) -> dict[str, object]:
     """Milliseconds by length as planned with, so that a device can say how far it is off."""
-    curve = plan.curve
-    if curve is None:
+    costs = plan.cost_model
+    if costs is None or len(costs.axes) > 1:
         return {}
-    points = {str(p.length): p.exact_ms for p in curve.points if p.exact_ms is not None}
-    return {"kind": curve.kind, "ms_by_length": points, **dict(curve.provenance)}
-
-
-__all__ = [
-    "PackedBundle",
-    "pack_bundle",
-]
+    points = {str(p.length): p.exact_ms for p in costs.points if p.exact_ms is not None}
+    return {"kind": costs.kind, "ms_by_length": points, **dict(costs.provenance)}

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from edgecompile.backends.compilation import NATIVE, check_runtime
+from edgecompile.backends import NATIVE
 from edgecompile.bundle.staging import FULL, Staging, free_space, nearest_folder
 from edgecompile.errors import (
     BundleWriteError,
@@ -31,25 +31,25 @@ from edgecompile.loaders.folders.files import (
 )
 from edgecompile.loaders.folders.position_limits import stored_positions
 from edgecompile.loaders.kinds import first_module
+from edgecompile.loaders.load import check_model
 from edgecompile.machines.emulator import emulator_for
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM, architecture_of, find_task
 from edgecompile.onnx.export import need_onnx
-from edgecompile.pipeline.request import AUTO, BuildRequest
+from edgecompile.pipeline.request import BuildRequest, ModelRequest
+from edgecompile.pipeline.run import Run
 from edgecompile.pipeline.seq2seq import refuse_auto
-from edgecompile.pipeline.stages import Stages
-from edgecompile.planning.cost_sources import runnable_variants
-from edgecompile.planning.request import PlanRequest, longest_served
+from edgecompile.planning.request import AUTO_PRECISION, PlanRequest
+from edgecompile.planning.scope import longest_served
+from edgecompile.planning.subject import runnable_variants
 from edgecompile.progress import StepHandle
 from edgecompile.runtime.format.schema import CAUSAL_LM
-from edgecompile.targets.gpu import GPU_PRECISION
 from edgecompile.targets.jetpack import find_jetpack
 from edgecompile.targets.profile import TargetProfile
-from edgecompile.tensorrt.torch_tensorrt_check import need_torch_tensorrt
 from edgecompile.toolchain.compilers import find_toolchain
 from edgecompile.units import format_bytes
 
-__all__ = ["Preflight", "begin_build", "check_plan"]
+__all__ = ["Preflight", "begin_build", "begin_plan"]
 
 #: Bytes by weight that a bundle holds at least. Half of the weights are taken for granted only:
 #: heads that nobody asked for are left out.
@@ -89,13 +89,12 @@ class Preflight:
 
 
 @contextmanager
-def begin_build(request: BuildRequest, profile: TargetProfile, stages: Stages) -> Iterator[Staging]:
+def begin_build(run: Run, request: BuildRequest) -> Iterator[Staging]:
     """Checks everything that a build needs and claims its output, for as long as the context lasts.
 
     Args:
+        run: the build; its first stage notes what is worth knowing.
         request: what is asked for.
-        profile: its target.
-        stages: runs the step, which notes what is worth knowing.
 
     Yields:
         Where the bundle will grow.
@@ -103,111 +102,95 @@ def begin_build(request: BuildRequest, profile: TargetProfile, stages: Stages) -
     Raises:
         EdgecompileError: of the class of the first problem; the message has them all.
     """
-    staging = Staging(request.output, force=request.force)
+    profile, staging = run.profile, Staging(request.bundle, force=request.force)
     held = ExitStack()
 
     def check(step: StepHandle) -> None:
-        found = Preflight()
-        temporary = _check_temporary(found)
-        _check_options(found, request, profile)
-        _check_target(found, request, profile)
-        weights = _check_model(found, request.model, request.load, request.plan)
-        _check_texts(found, request)
-        with found.finding():
+        preflight = Preflight()
+        temporary = _check_temporary(preflight)
+        _check_options(preflight, request, profile)
+        _check_target(preflight, request, profile)
+        weights = _check_model(preflight, request)
+        _check_texts(preflight, request.plan)
+        with preflight.finding():
             held.enter_context(staging)
         work = request.work_dir or temporary
         if work != temporary:
-            _check_writable(found, work)
-        if not any(isinstance(problem, BundleWriteError) for problem in found.problems):
-            _check_space(found, _least_bytes(request, profile, weights), staging.output, work)
-        found.raise_if_any()
+            _check_writable(preflight, work)
+        if not any(isinstance(problem, BundleWriteError) for problem in preflight.problems):
+            _check_space(preflight, _least_bytes(request, profile, weights), staging.output, work)
+        preflight.raise_if_any()
         made = ", ".join(str(folder) for folder in staging.made[-1:])
-        for note in (*([f"made the folder {made}"] if made else []), *found.notes):
+        for note in (*([f"made the folder {made}"] if made else []), *preflight.notes):
             step.note(note)
 
     with held:
-        stages.run("check what is needed", check)
+        run.stage("check what is needed", check)
         yield staging
 
 
-def check_plan(
-    model: str,
-    load: LoadOptions,
-    profile: TargetProfile,
-    request: PlanRequest,
-    *,
-    precision: str,
-    files: tuple[Path, ...] = (),
-) -> None:
+def begin_plan(run: Run, request: ModelRequest, files: Iterable[Path] = ()) -> None:
     """Checks everything that a plan needs.
 
     Args:
-        model, load: the model, and how it is loaded.
-        profile: the target.
-        request: the traffic, and what decides the buckets.
-        precision: what is asked for on a CPU.
-        files: what will be written.
+        run: the plan.
+        request: what is asked for.
+        files: what will be written beside those of the work folder.
 
     Raises:
         EdgecompileError: of the class of the first problem; the message has them all.
     """
-    found = Preflight()
-    _check_temporary(found)
-    runnable = _runnable(found, profile)
+    preflight = Preflight()
+    _check_temporary(preflight)
+    runnable = _runnable(preflight, run.profile)
     if runnable is not None:
-        _check_costs(found, profile, request, precision, bool(runnable))
-    _check_model(found, model, load, request)
-    for file in files:
-        _check_writable(found, file.parent)
-    found.raise_if_any()
+        _check_costs(preflight, run.profile, request.plan, bool(runnable))
+    _check_model(preflight, request)
+    folders = [] if request.work_dir is None else [request.work_dir]
+    for folder in dict.fromkeys([*folders, *(file.parent for file in files)]):
+        _check_writable(preflight, folder)
+    preflight.raise_if_any()
 
 
-def _check_options(found: Preflight, request: BuildRequest, profile: TargetProfile) -> None:
-    precision = request.precision or (GPU_PRECISION if profile.gpu is not None else "fp32")
-    with found.finding():
-        check_runtime(request.runtime, profile, precision)
-    if request.backend != AUTO:
-        with found.finding():
-            need_torch_tensorrt(profile, precision)
+def _check_options(preflight: Preflight, request: BuildRequest, profile: TargetProfile) -> None:
     if request.load.task == SEQ2SEQ_LM:
-        with found.finding():
-            refuse_auto(precision)
+        with preflight.finding():
+            refuse_auto(request.plan.precision_for(profile))
     if profile.gpu is not None:
-        with found.finding():
+        with preflight.finding():
             find_jetpack(profile, request.jetpack)
-        with found.finding():
+        with preflight.finding():
             need_onnx()
 
 
-def _runnable(found: Preflight, profile: TargetProfile) -> frozenset[str] | None:
+def _runnable(preflight: Preflight, profile: TargetProfile) -> frozenset[str] | None:
     """Names of the variants that this host can run; None where that can't be found out."""
     compilers = Preflight()
     for arch in profile.archs:
         with compilers.finding():
             find_toolchain(arch)
-    found.problems += compilers.problems
-    if compilers.problems or any(isinstance(p, BundleWriteError) for p in found.problems):
+    preflight.problems += compilers.problems
+    if compilers.problems or any(isinstance(p, BundleWriteError) for p in preflight.problems):
         return None
     names = None
-    with found.finding(), tempfile.TemporaryDirectory(prefix="edgecompile-probe-") as folder:
+    with preflight.finding(), tempfile.TemporaryDirectory(prefix="edgecompile-probe-") as folder:
         names = frozenset(v.name for v in runnable_variants(profile, Path(folder)))
     return names
 
 
-def _check_target(found: Preflight, request: BuildRequest, profile: TargetProfile) -> None:
+def _check_target(preflight: Preflight, request: BuildRequest, profile: TargetProfile) -> None:
     """That the target can be compiled for, and what will run its code."""
-    runnable = _runnable(found, profile)
-    precision = request.precision or "fp32"
+    runnable = _runnable(preflight, profile)
     if runnable is None:
         return
-    _check_costs(found, profile, request.plan, precision, bool(runnable))
-    if request.runtime != NATIVE:
+    _check_costs(preflight, profile, request.plan, bool(runnable))
+    if request.plan.runtime != NATIVE:
         return
     for variant in profile.variants:
         if variant.name in runnable:
             continue
         emulator = emulator_for(variant, request.emulate)
-        found.notes.append(
+        preflight.notes.append(
             f"this host can't run {variant.name}: it is packed without having been run ({emulator})"
             if isinstance(emulator, str)
             else f"this host can't run {variant.name}: {emulator.name} will, the golden vectors alone"
@@ -215,13 +198,13 @@ def _check_target(found: Preflight, request: BuildRequest, profile: TargetProfil
 
 
 def _check_costs(
-    found: Preflight, profile: TargetProfile, request: PlanRequest, precision: str, here: bool
+    preflight: Preflight, profile: TargetProfile, request: PlanRequest, here: bool
 ) -> None:
     """That there is something to plan by, where the target's code can't be timed on this host."""
     if here or profile.gpu is not None:
         return
-    if precision == "auto":
-        found.problems.append(
+    if request.precision == AUTO_PRECISION:
+        preflight.problems.append(
             PlanError(
                 f"--precision auto tries what it chooses from, and this host can't run the code of "
                 f"{profile.name}",
@@ -231,7 +214,7 @@ def _check_costs(
     if request.quick or request.plan is not None or request.calibration is not None:
         return  # neither measured nor modelled
     if not (profile.peak_gflops and profile.bandwidth_gbs):
-        found.problems.append(
+        preflight.problems.append(
             CostError(
                 f"this host can't run the code of {profile.name}, so nothing can be measured, and "
                 "its profile doesn't say how fast it is",
@@ -241,14 +224,20 @@ def _check_costs(
         )
 
 
-def _check_model(found: Preflight, model: object, load: LoadOptions, request: PlanRequest) -> int:
-    """That a model folder has what it needs and takes the lengths; gives the number of its weights, 0
-    for other forms of models."""
+def _check_model(preflight: Preflight, request: ModelRequest) -> int:
+    """That a model is there, and that a folder has what it needs and takes the lengths; gives the
+    number of its weights, 0 for other forms of models."""
+    model, load = request.model, request.load
+    if isinstance(model, str | Path):
+        with preflight.finding():
+            check_model(model, load)
+        if preflight.problems[-1:] and isinstance(preflight.problems[-1], ModelError):
+            return 0
     folder = Path(model).expanduser() if isinstance(model, str | Path) else None
     if folder is None or not folder.is_dir():
         return 0  # loading it says at once what is wrong
     weights = 0
-    with found.finding():
+    with preflight.finding():
         inner = first_module(folder)
         config = read_object(inner / "config.json", "the model's configuration")
         shapes = stored_shapes(find_weights(inner))
@@ -260,7 +249,9 @@ def _check_model(found: Preflight, model: object, load: LoadOptions, request: Pl
             usual = load.max_length or settings.get("max_seq_length")
             limits = [stored_positions(config, shapes), usual if isinstance(usual, int) else None]
             known = [limit for limit in limits if limit is not None]
-            longest_served(folder.resolve().name, min(known, default=None), request)
+            if request.plan.lengths is not None:
+                name = folder.resolve().name
+                longest_served(name, min(known, default=None), request.plan)
     return weights
 
 
@@ -274,26 +265,26 @@ def _reads_texts_whole(folder: Path, config: Mapping[str, Any], load: LoadOption
     ).is_file()  # fmt: skip
 
 
-def _check_texts(found: Preflight, request: BuildRequest) -> None:
+def _check_texts(preflight: Preflight, request: PlanRequest) -> None:
     texts = request.texts
     if texts is None:
         return
     for path, what in ((texts.file, "file of texts"), (texts.tokenizer, "tokenizer")):
         if not os.access(path, os.R_OK):
-            found.problems.append(ModelError(f"there is no {what} '{path}' that can be read"))
+            preflight.problems.append(ModelError(f"there is no {what} '{path}' that can be read"))
 
 
-def _check_temporary(found: Preflight) -> Path:
+def _check_temporary(preflight: Preflight) -> Path:
     """That compilers can write their temporary files; gives the folder.
 
     Python passes over a TMPDIR that is full or missing, compilers don't.
     """
     folder = Path(os.environ.get("TMPDIR") or tempfile.gettempdir())
-    _check_writable(found, folder)
+    _check_writable(preflight, folder)
     return folder
 
 
-def _check_writable(found: Preflight, folder: Path) -> None:
+def _check_writable(preflight: Preflight, folder: Path) -> None:
     """That files can be made in a folder, or the folder itself."""
     try:
         with tempfile.TemporaryFile(dir=nearest_folder(folder)) as file:
@@ -301,7 +292,7 @@ def _check_writable(found: Preflight, folder: Path) -> None:
             file.flush()
     except OSError as error:
         kind = DiskFullError if error.errno in FULL else BundleWriteError
-        found.problems.append(
+        preflight.problems.append(
             kind(
                 f"{folder} can't be written: {error.strerror}",
                 hint="name another place; TMPDIR is where temporary files go",
@@ -311,11 +302,11 @@ def _check_writable(found: Preflight, folder: Path) -> None:
 
 def _least_bytes(request: BuildRequest, profile: TargetProfile, weights: int) -> int:
     """What the bundle will have, and the work beside it, at the very least."""
-    width = _WIDTHS.get(request.precision or "fp32", 1)  # auto may choose int8
+    width = _WIDTHS.get(request.plan.precision_for(profile), 1)  # auto may choose int8
     return int(_USED * width * weights) + _CODE_BYTES * len(profile.variants)
 
 
-def _check_space(found: Preflight, needed: int, output: Path, work: Path) -> None:
+def _check_space(preflight: Preflight, needed: int, output: Path, work: Path) -> None:
     """That the disks have room for a bundle of so many bytes, and for what it is made from."""
     places = {output.parent: needed, work: needed}
     disks = {place: nearest_folder(place).stat().st_dev for place in places}
@@ -324,7 +315,7 @@ def _check_space(found: Preflight, needed: int, output: Path, work: Path) -> Non
         free = free_space(place)
         if free < wanted:
             what = "the bundle" if place == output.parent else "the work"
-            found.problems.append(
+            preflight.problems.append(
                 DiskFullError(
                     f"{place}: too little space for {what} (needs {format_bytes(wanted)} or more, "
                     f"has {format_bytes(free)})",

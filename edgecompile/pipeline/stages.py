@@ -1,64 +1,134 @@
-"""What every build has: named, timed steps, and a folder for the files that they leave."""
+"""The stages of plans and builds, each a function that hands its result on to the next.
+
+load → subject (scope, serving mode) → precision → plan → export → compile → pack and verify.
+"""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from edgecompile.errors import BundleWriteError
-from edgecompile.models.loaded import ModelSource
-from edgecompile.progress import Progress, StepHandle
+from edgecompile.backends.compilation import CompiledModel, compile_buckets
+from edgecompile.buckets.ranges import Bucket
+from edgecompile.bundle.staging import Staging
+from edgecompile.export.program import ExportedModel
+from edgecompile.export.store import ExportStore, export_buckets
+from edgecompile.files import write_json
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.narrowing.choice import ResolvedPrecision, resolve_precision
+from edgecompile.narrowing.files import save_precision
+from edgecompile.narrowing.rounded import resolving_title
+from edgecompile.pipeline.packing import Contents, PackedBundle, pack_bundle
+from edgecompile.pipeline.request import BuildRequest, ModelRequest
+from edgecompile.pipeline.run import Run
+from edgecompile.planning.planning import Planned, plan_model
+from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.subject import Subject, make_subject
+from edgecompile.precision import FP32, Precision
 
 __all__ = [
-    "Stages",
-    "work_folder",
+    "choose_precision",
+    "compile_programs",
+    "export_programs",
+    "find_subject",
+    "load",
+    "make_plan",
+    "pack",
 ]
 
-T = TypeVar("T")
+
+def load(run: Run, request: ModelRequest) -> LoadedModel:
+    """Loads the model, for runs as long as are asked for."""
+    model = run.stage("load the model", lambda _: load_model(request.model, request.load))
+    run.notes.add(*model.notes)
+    return model.with_longest(request.plan.max_length)
 
 
-class Stages:
-    """Runs steps one after the other and notes their wall times, in ``seconds`` by title."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.seconds: dict[str, float] = {}
-
-    def run(self, title: str, action: Callable[[StepHandle], T]) -> T:
-        """The result of ``action``, which is given the step to tell what it is doing."""
-        start = time.perf_counter()
-        with self.progress.step(title) as step:
-            result = action(step)
-        self.seconds[title] = time.perf_counter() - start
-        return result
+def find_subject(run: Run, model: LoadedModel, request: PlanRequest, work: Path) -> Subject:
+    """What is planned for a model; leaves the traffic in ``lengths.json``."""
+    exports = ExportStore(model, work / "exported")
+    subject = make_subject(exports, run.profile, request, work, run.notes)
+    write_json(work / "lengths.json", subject.asked.sizes.to_json())
+    return subject
 
 
-@contextmanager
-def work_folder(given: Path | None, source: ModelSource) -> Iterator[Path]:
-    """The work folder that was named, or a temporary one that goes when the build ends.
+def choose_precision(run: Run, subject: Subject, *, rounding: bool = True) -> ResolvedPrecision:
+    """The precision that was asked for, or the choice that ``auto`` is; leaves it in the work folder."""
+    title = resolving_title(subject.request.precision_for(run.profile), subject.model)
+    if title is None or not rounding:
+        resolved = resolve_precision(subject, rounding=rounding)
+    else:
+        resolved = run.stage(title, lambda step: resolve_precision(subject, step=step))
+    save_precision(subject.work, resolved.precision)
+    return resolved
 
-    It stays where the build's last step fails for the place that the bundle goes to, and another
-    build can use the model's exports: the error's hint then says how to go on from it.
-    """
-    if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
-        yield given
-        return
-    folder = Path(tempfile.mkdtemp(prefix="edgecompile-work-"))
-    kept = False
-    try:
-        yield folder
-    except BundleWriteError as error:
-        kept = error.destination is not None and source.lasting
-        if kept:
-            hint = f"the work is kept: --work-dir {folder} goes on from it"
-            error.hint = f"{error.hint}; {hint}" if error.hint else hint
-        raise
-    finally:
-        if not kept:
-            shutil.rmtree(folder, ignore_errors=True)
+
+def make_plan(
+    run: Run, subject: Subject, precision: Precision = FP32, *, compare: bool = False
+) -> Planned:
+    """The costs and the plan, which is left in ``plan.json``."""
+    planned = run.stage(
+        "plan" if run.profile.gpu is not None else "measure and plan",
+        lambda step: plan_model(subject, precision, compare=compare, step=step),
+    )
+    write_json(subject.work / "plan.json", planned.plan.to_json())
+    return planned
+
+
+def export_programs(
+    run: Run, exports: ExportStore, buckets: Sequence[Bucket], *, of: str = ""
+) -> tuple[ExportedModel, ...]:
+    """A program for each bucket; ``of`` names the part of a model of several."""
+    exported = run.stage(
+        f"export {of}".strip(), lambda step: export_buckets(exports, buckets, step=step)
+    )
+    run.notes.add(*(note for program in exported for note in program.notes))
+    return exported
+
+
+def compile_programs(
+    run: Run,
+    exports: ExportStore,
+    exported: Sequence[ExportedModel],
+    buckets: Sequence[Bucket],
+    request: PlanRequest,
+    work: Path,
+    *,
+    precision: Precision = FP32,
+    title: str = "compile",
+) -> CompiledModel:
+    """A library for each bucket and variant, judged."""
+    return run.stage(
+        title,
+        lambda step: compile_buckets(
+            exported,
+            buckets,
+            run.profile,
+            work / "artifacts",
+            keys=[exports.key(bucket) for bucket in buckets],
+            precision=precision,
+            runtime=request.runtime,
+            jobs=request.jobs,
+            step=step,
+        ),
+    )
+
+
+def pack(
+    run: Run,
+    contents: Contents,
+    request: BuildRequest,
+    staging: Staging,
+    *,
+    title: str = "verify and pack",
+) -> PackedBundle:
+    """The bundle, verified before it gets the name that ``staging`` claims."""
+    packed = run.stage(
+        title,
+        lambda step: pack_bundle(
+            contents, staging, seed=request.plan.seed, emulate=request.emulate, step=step
+        ),
+    )
+    run.notes.add(*packed.notes)
+    return packed

@@ -7,20 +7,25 @@ framework, so that a build with nothing to do is over before torch would have be
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgecompile.files import file_sha256, hash_tree
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.files import file_sha256, hash_tree, write_json
 from edgecompile.installation import installation_id
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.joint import JointDistribution
 from edgecompile.machines.identity import cpu_identity, usable_cpus
+from edgecompile.pipeline.request import BuildRequest
+from edgecompile.pipeline.result import BuildResult
 from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.runtime.format.manifest import MANIFEST_NAME, parse_manifest
-from edgecompile.targets.files import search_path
 from edgecompile.targets.profile import load_target
+from edgecompile.targets.schema import search_path
 from edgecompile.toolchain.compilers import find_toolchain
 
 __all__ = ["STAMP_NAME", "build_key", "find_built", "write_stamp"]
@@ -28,64 +33,74 @@ __all__ = ["STAMP_NAME", "build_key", "find_built", "write_stamp"]
 STAMP_NAME = "built.json"
 
 
-def build_key(
-    model: str, target: str, options: Mapping[str, Any], files: Mapping[str, Path | None]
-) -> str | None:
+def build_key(request: BuildRequest) -> str | None:
     """A hash of all that shapes a bundle; equal keys mean that a build would make the same again.
 
-    Args:
-        model: a model specification.
-        target: name or path of a target profile.
-        options: plain values: lengths, limits, batch, precision, seed.
-        files: what is read beside them (calibrations, texts), by what it is for; None: nothing.
-
     Returns:
-        None for a model whose files don't tell all of it: a factory's code may do anything.
-
-    Raises:
-        TargetError, ToolchainError: the target can't be built for.
-        OSError: a file can't be read.
+        None for a model whose files don't tell all of it: a factory's code may do anything; and where
+        a file can't be read, which the build itself will say.
     """
-    where = Path(model).expanduser()
+    if not isinstance(request.model, (str, Path)):
+        return None
+    where = Path(request.model).expanduser()
     if not (where.is_dir() or (where.is_file() and where.suffix == ".pt2")):
         return None
-    profile = load_target(target)
+    try:
+        parts = _parts(request, where)
+    except (OSError, EdgecompileError):
+        return None
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _parts(request: BuildRequest, where: Path) -> dict[str, Any]:
+    profile = load_target(request.target)
     archs = sorted({variant.arch for variant in profile.variants})
-    parts = {
+    elsewhere = ("model", "target", "work_dir", "output", "force")
+    options = {name: value for name, value in vars(request).items() if name not in elsewhere}
+    return {
         # A bundle is called after its model's folder or file.
         "model": [where.resolve().name, hash_tree(where)],
         "target": repr(profile),
         # With what is known of JetPacks and of TensorRT's operators.
         "profiles": [hash_tree(folder) for folder in search_path()],
-        "options": options,
-        "files": {name: path and hash_tree(path) for name, path in files.items()},
+        "options": _plain(options),
         "compilers": [[find_toolchain(arch).cxx, find_toolchain(arch).version] for arch in archs],
         # Measured costs are this machine's.
         "cpu": [cpu_identity(), usable_cpus()],
         "installation": installation_id(),
     }
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_stamp(work: Path, key: str, bundle: Path, result: Mapping[str, Any]) -> None:
+def _plain(value: object) -> object:
+    """Requests as plain values; files count by their content."""
+    if isinstance(value, Path):
+        return hash_tree(value)
+    if isinstance(value, (LengthDistribution, JointDistribution, BucketPlan)):
+        return value.to_json()
+    if dataclasses.is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    return value
+
+
+def write_stamp(work: Path, key: str, result: BuildResult) -> None:
     """Notes what a build made.
 
     Args:
         work: the build's work folder.
         key: from :func:`build_key`, taken before the build began.
-        bundle: the bundle.
-        result: what the build says about itself; plain values.
+        result: what it made.
     """
-    manifest = file_sha256(bundle / MANIFEST_NAME)
-    stamp = {"key": key, "manifest_sha256": manifest, "result": dict(result)}
-    partial = work / (STAMP_NAME + ".partial")
-    partial.write_text(json.dumps(stamp, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, work / STAMP_NAME)
+    manifest = file_sha256(result.bundle_path / MANIFEST_NAME)
+    write_json(
+        work / STAMP_NAME, {"key": key, "manifest_sha256": manifest, "result": result.to_json()}
+    )
 
 
-def find_built(work: Path, key: str, bundle: Path) -> dict[str, Any] | None:
-    """What an earlier build said, if ``bundle`` is still exactly what it made; else None.
+def find_built(work: Path, key: str, bundle: Path) -> BuildResult | None:
+    """The result of an earlier build, if ``bundle`` is still exactly what it made; else None.
 
     Args:
         work: the build's work folder.
@@ -102,7 +117,6 @@ def find_built(work: Path, key: str, bundle: Path) -> dict[str, Any] | None:
         for name, entry in parse_manifest(text, str(bundle)).files.items():
             if file_sha256(bundle / name) != entry.sha256:
                 return None
-        result: dict[str, Any] = stamp["result"]
+        return BuildResult.from_earlier(stamp["result"], bundle)
     except (OSError, ValueError, KeyError, TypeError, EdgecompileError):
         return None
-    return result

@@ -12,8 +12,8 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from edgecompile.buckets.costs.mode_points import merge_modes
-from edgecompile.buckets.costs.sources import MODES, CostCurve, CostPoint, Mode
+from edgecompile.buckets.costs.grid import MODES, CostGrid, CostPoint, Mode
+from edgecompile.buckets.costs.merge import merge_modes
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
 from edgecompile.runtime.format.document import shorten
@@ -122,11 +122,11 @@ class Calibration:
         groups = groupby(ordered, key=lambda point: point.others(self.length_axis))
         return {others: tuple(points) for others, points in groups}
 
-    def curve(self, axis: str | None = None, at: Mapping[str, int] | None = None) -> CostCurve:
+    def curve(self, axis: str | None = None, at: Mapping[str, int] | None = None) -> CostGrid:
         """Costs over the length axis, of kind ``calibrated``.
 
         Modes that were measured at different lengths are merged by
-        :func:`edgecompile.buckets.costs.mode_points.merge_modes`; the provenance says where each was measured.
+        :func:`edgecompile.buckets.costs.merge.merge_modes`; the provenance says where each was measured.
 
         Args:
             axis: the length axis, to make sure that it is the one meant; None: don't check.
@@ -172,7 +172,7 @@ class Calibration:
             if points:
                 provenance[f"{mode}_measured_at"] = ", ".join(str(p.length) for p in points)
         try:
-            return CostCurve(merge_modes(exact, pad), "calibrated", provenance)
+            return CostGrid(merge_modes(exact, pad), "calibrated", provenance)
         except CostError as error:
             raise CostError(f"{self.source}: {error.message}", hint=CALIBRATION_HINT) from error
 

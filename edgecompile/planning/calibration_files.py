@@ -7,8 +7,7 @@ import re
 from dataclasses import replace
 from typing import Any, cast
 
-from edgecompile.buckets.costs.curves import LEAST_MS, MOST_MS
-from edgecompile.buckets.costs.sources import MODES, Mode
+from edgecompile.buckets.costs.grid import LEAST_MS, MODES, MOST_MS, Mode
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError, PlanError
 from edgecompile.json_files import read_object, refused_as

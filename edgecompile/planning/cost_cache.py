@@ -17,13 +17,13 @@ from typing import Any
 
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
-from edgecompile.export.store import ExportStore
 from edgecompile.machines.identity import cpu_identity, usable_cpus
 from edgecompile.planning.calibration import Calibration
 from edgecompile.planning.calibration_files import parse_calibration, read_document
 from edgecompile.planning.kits import MeasuringKit
-from edgecompile.planning.request import PlanRequest
-from edgecompile.targets.profile import TargetProfile, VariantSpec
+from edgecompile.planning.subject import Subject
+from edgecompile.precision import Precision
+from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.compilers import cache_directory, find_toolchain
 
 __all__ = ["MOST_KEPT", "cost_key", "find_kept", "keep_costs"]
@@ -33,21 +33,18 @@ MOST_KEPT = 256
 
 
 def cost_key(
-    exports: ExportStore,
-    kit: MeasuringKit,
-    profile: TargetProfile,
-    variant: VariantSpec,
-    request: PlanRequest,
+    subject: Subject, kit: MeasuringKit, variant: VariantSpec, precision: Precision
 ) -> str | None:
     """Identifies what is measured and on what; None where another process can't tell.
 
     Args:
-        exports: of the model; their keys cover its files and this installation.
+        subject: the model, whose exports' keys cover its files and this installation; the target,
+            whose other variants count for size and build time; the runtime and the threads.
         kit: the programs and the sizes to run them at.
-        profile: the target, whose other variants count for size and build time.
         variant: the one that runs.
-        request: its precision, runtime and threads count.
+        precision: of the weights.
     """
+    exports, profile, request = subject.exports, subject.profile, subject.request
     if not exports.lasting:
         return None
     toolchains = [find_toolchain(arch) for arch in profile.archs]
@@ -56,7 +53,7 @@ def cost_key(
         "runs": [[index, dict(sizes)] for index, sizes in kit.runs],
         "variant": variant.to_json(),
         "variants": [item.to_json() for item in profile.variants],
-        "precision": request.precision.to_json(),
+        "precision": precision.to_json(),
         "runtime": request.runtime,
         "threads": [request.threads, usable_cpus()],
         # For the runtime torch; the native one asks for none.

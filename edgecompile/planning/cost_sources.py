@@ -7,38 +7,33 @@ says which.
 
 from __future__ import annotations
 
-import platform
 import re
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import edgecompile
-from edgecompile.buckets.costs.curves import MODES, CostCurve, Mode
-from edgecompile.buckets.costs.surfaces import CostSurface
+from edgecompile.buckets.costs.grid import MODES, CostGrid, Mode
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
-from edgecompile.export.store import ExportStore
 from edgecompile.export.workcount import count_work
-from edgecompile.machines.host import host_variants
-from edgecompile.models.loaded import LoadedModel
-from edgecompile.models.structure import model_structure
+from edgecompile.models.loaded import model_structure
 from edgecompile.planning.calibration import check_calibration
 from edgecompile.planning.calibration_files import parse_calibration, read_calibration
 from edgecompile.planning.cost_cache import cost_key, find_kept, keep_costs
-from edgecompile.planning.forms import Form, find_form
 from edgecompile.planning.gpu_roofline import gpu_curve
-from edgecompile.planning.kits import BuiltKit, KitScope, MeasuringKit, build_kit, make_kit
-from edgecompile.planning.measure import calibrate, cost_curve, cost_surface
-from edgecompile.planning.request import PlanRequest, plan_scope
+from edgecompile.planning.kits import BuiltKit, MeasuringKit, build_kit, make_kit
+from edgecompile.planning.measure import calibrate, measured_costs
+from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.roofline import modelled_curve
+from edgecompile.planning.scope import PlanScope
+from edgecompile.planning.subject import Subject
+from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
-from edgecompile.runtime.cpu.host import architecture
-from edgecompile.targets.profile import TargetProfile, VariantSpec
-from edgecompile.toolchain.native import build_probe
+from edgecompile.targets.profile import VariantSpec
 
-__all__ = ["Costs", "calibrated_costs", "find_costs", "make_measuring_kit", "runnable_variants"]
+__all__ = ["Costs", "calibrated_costs", "find_costs", "make_measuring_kit"]
 
 _MODELLED_POINTS = 64
 
@@ -52,125 +47,94 @@ class Costs:
         scope: what can be served; narrower than what was asked about where the model allows less.
         cost: what buckets take.
         kit: what was measured here, if it was.
-        notes: what a person should know of the source.
     """
 
-    model: CostCurve | CostSurface
-    scope: KitScope
+    model: CostGrid
+    scope: PlanScope
     cost: BucketCost = field(default_factory=BucketCost)
     kit: MeasuringKit | None = None
-    notes: tuple[str, ...] = ()
 
 
-def find_costs(
-    exports: ExportStore,
-    profile: TargetProfile,
-    request: PlanRequest,
-    form: Form,
-    work: Path,
-    step: StepHandle,
-) -> Costs:
+def find_costs(subject: Subject, precision: Precision, step: StepHandle = NULL_STEP) -> Costs:
     """The costs of what can be served: measured here, now or before, or else modelled.
 
     Raises:
         CostError: the target's profile lacks what a modelled curve needs.
         ExportError, CompileError: a program to measure can't be built.
     """
-    runnable = [] if profile.gpu is not None else runnable_variants(profile, work)
-    if not runnable:
-        return _modelled(exports.model, profile, request, form)
-    kit, variant = make_kit(form.scope, form.modes), runnable[-1]
-    key = cost_key(exports, kit, profile, variant, request)
-    found = None if key is None or request.measure_again else find_kept(key, kit)
-    reused = ""
-    if found is None:
-        document, cost = _measure(exports, profile, request, kit, variant, work, step)
+    if subject.profile.gpu is not None or not subject.runnable:
+        return _modelled(subject, precision)
+    serving, variant = subject.serving, subject.runnable[-1]
+    kit = make_kit(serving.scope, serving.modes)
+    key = cost_key(subject, kit, variant, precision)
+    known = None if key is None or subject.request.measure_again else find_kept(key, kit)
+    subject.notes.add(serving.note)
+    if known is None:
+        document, cost = _measure(subject, kit, variant, precision, step)
         if key is not None:
             keep_costs(key, document, cost)
-        found = parse_calibration({**document, "bucket_cost": cost.to_json()}, "the measurement")
+        known = parse_calibration({**document, "bucket_cost": cost.to_json()}, "the measurement")
     else:
-        reused = (
-            f"costs that were measured here on {found.date} are used; --measure-again repeats it"
+        subject.notes.add(
+            f"costs that were measured here on {known.date} are used; --measure-again repeats it"
         )
-    second = form.scope.second
-    model = (
-        cost_curve(found, "measured") if second is None else cost_surface(found, second, "measured")
-    )
-    notes = tuple(note for note in (form.note, reused) if note)
-    return Costs(model, form.scope, found.bucket_cost, kit, notes)
+    model = measured_costs(known, "measured", second=serving.scope.second)
+    return Costs(model, serving.scope, known.bucket_cost, kit)
 
 
 def _measure(
-    exports: ExportStore,
-    profile: TargetProfile,
-    request: PlanRequest,
+    subject: Subject,
     kit: MeasuringKit,
     variant: VariantSpec,
-    work: Path,
+    precision: Precision,
     step: StepHandle,
 ) -> tuple[dict[str, Any], BucketCost]:
     """What the runtime says of a kit, and what buckets take."""
 
-    def tell(text: str) -> None:
+    def show(text: str) -> None:
         # "12 rounds, 4 of 6 s"
-        found = re.search(r"(\d+) of ([\d.]+) s$", text)
-        done, total = (float(found[1]), float(found[2])) if found else (None, None)
+        match = re.search(r"(\d+) of ([\d.]+) s$", text)
+        done, total = (float(match[1]), float(match[2])) if match else (None, None)
         step.update(done, total, f"measuring {len(kit.runs)} sizes: {text}")
 
-    scratch = work / "measured.ecb"
+    scratch = subject.work / "measured.ecb"
     shutil.rmtree(scratch, ignore_errors=True)
     try:
-        built = build_kit(
-            exports,
-            kit,
-            profile,
-            [variant],
-            scratch,
-            work,
-            precision=request.precision,
-            runtime=request.runtime,
-            jobs=request.jobs,
-            step=step,
-        )
+        built = build_kit(subject, kit, [variant], scratch, precision=precision, step=step)
         seconds = min(60.0, max(3.0, 0.4 * len(kit.runs)))
-        tell(f"0 of {seconds:g} s")
-        return calibrate(
-            built.path, threads=request.threads, seconds=seconds, tell=tell
-        ), built.cost
+        show(f"0 of {seconds:g} s")
+        threads = subject.request.threads
+        return calibrate(built.path, threads=threads, seconds=seconds, tell=show), built.cost
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def calibrated_costs(
-    model: LoadedModel, profile: TargetProfile, request: PlanRequest, scope: KitScope, file: Path
-) -> Costs:
+def calibrated_costs(subject: Subject, precision: Precision, file: Path) -> Costs:
     """The costs that a device measured.
 
     Raises:
         CostError: they are another model's, machine's or version's; names every difference.
     """
-    found = read_calibration(file)
+    profile, request, scope = subject.profile, subject.request, subject.scope
+    calibration = read_calibration(file)
     check_calibration(
-        found,
-        structure=model_structure(model),
+        calibration,
+        structure=model_structure(subject.model),
         target=profile,
         edgecompile_version=edgecompile.__version__,
         threads=request.threads,
         length_axis=scope.axis,
-        precision=request.gpu_precision if profile.gpu else request.precision.label,
+        precision=request.precision_for(profile) if profile.gpu else precision.label,
     )
-    if scope.second is None:
-        # Costs at another batch would make another plan.
-        at = {name: extent.lo for name, extent in scope.axes[1:]}
-        return Costs(_only(found.curve(at=at), _asked_modes(request)), scope, found.bucket_cost)
-    surface = cost_surface(found, scope.second, "calibrated")
-    return Costs(_only_surface(surface, _asked_modes(request)), scope, found.bucket_cost)
+    # Costs at another batch would make another plan.
+    at = {name: extent.lo for name, extent in scope.axes[1:]}
+    costs = measured_costs(calibration, "calibrated", second=scope.second, at=at)
+    return Costs(_only(costs, _asked_modes(request)), scope, calibration.bucket_cost)
 
 
-def _modelled(
-    model: LoadedModel, profile: TargetProfile, request: PlanRequest, form: Form
-) -> Costs:
-    modes, why, scope = form.modes, form.note, form.scope
+def _modelled(subject: Subject, weights: Precision) -> Costs:
+    profile, request, serving = subject.profile, subject.request, subject.serving
+    scope = serving.scope
     extent = scope.axes[0][1]
     span, count = extent.hi - extent.lo, min(extent.hi - extent.lo + 1, _MODELLED_POINTS)
     lengths = [extent.lo + round(i * span / max(1, count - 1)) for i in range(count)]
@@ -180,102 +144,62 @@ def _modelled(
         "profile; measure on the device: "
         + ("finish, " if gpu else "plan --kit, ")
         + "bench --calibrate, plan --calibration"
-        + (f"; {why}" if why else "")
+        + (f"; {serving.note}" if serving.note else "")
     )
-
-    precision = request.precision.name
-    if not gpu and precision != "fp32" and precision not in dict(profile.peak_gflops):
+    precision = request.precision_for(profile) if gpu else weights.name
+    if not gpu and precision != FP32.name and precision not in dict(profile.peak_gflops):
         note += f"; the profile states no peak for {precision}, so they are those of fp32"
-        precision = "fp32"
+        precision = FP32.name
+    subject.notes.add(note)
 
-    def curve(sizes: dict[str, int]) -> CostCurve:
-        work = count_work(model, lengths, sizes=sizes)
+    def curve(sizes: dict[str, int]) -> CostGrid:
+        work = count_work(subject.model, lengths, sizes=sizes)
         if gpu:
             one_shape = all(r.lo == r.hi for _, r in scope.axes[1:])
-            whole = gpu_curve(
-                work, profile, lengths, precision=request.gpu_precision, graphs=one_shape
+            whole = gpu_curve(work, profile, lengths, precision=precision, graphs=one_shape)
+        else:
+            whole = modelled_curve(
+                work, profile, lengths, precision=precision, threads=request.threads
             )
-            return _only(whole, modes)
-        threads = request.threads
-        whole = modelled_curve(work, profile, lengths, precision=precision, threads=threads)
-        return _only(whole, modes)
+        return _only(whole, serving.modes)
 
     fixed = {name: r.lo for name, r in scope.axes[1:]}
     second = scope.second
     if second is None:
-        return Costs(curve(fixed), scope, notes=(note,))
-    slices = tuple((size, curve({**fixed, second: size})) for size in scope.second_sizes())
-    provenance = dict(slices[0][1].provenance)
-    surface = CostSurface((scope.axis, second), slices, "modelled", provenance)
-    return Costs(surface, scope, notes=(note,))
+        return Costs(curve(fixed), scope)
+    lines = {size: curve({**fixed, second: size}) for size in scope.second_sizes()}
+    provenance = dict(next(iter(lines.values())).provenance)
+    return Costs(CostGrid.join((scope.axis, second), lines, provenance), scope)
 
 
 def _asked_modes(request: PlanRequest) -> tuple[Mode, ...]:
     return tuple(mode for mode in MODES if request.mode in (mode, "auto"))
 
 
-def _only(curve: CostCurve, modes: tuple[Mode, ...]) -> CostCurve:
+def _only(curve: CostGrid, modes: tuple[Mode, ...]) -> CostGrid:
     """The curve without the costs of other modes.
 
     Raises:
         CostError: nothing is left.
     """
-    left_out = [mode for mode in curve.modes if mode not in modes]
-    if len(left_out) == len(curve.modes):
+    if not set(modes) & set(curve.modes):
         raise CostError(
             f"--mode {' or '.join(modes)}: there are only costs of the mode {curve.modes[0]}",
             hint="calibrate with a kit made with the same --mode",
         )
-    points, provenance = curve.points, dict(curve.provenance)
-    for mode in left_out:
-        gone: dict[str, Any] = {f"{mode}_ms": None, f"{mode}_spread_ms": 0.0}
-        points = tuple(replace(point, **gone) for point in points)
-        provenance.pop(f"{mode}_measured_at", None)
-    return replace(curve, points=points, provenance=provenance)
-
-
-def _only_surface(surface: CostSurface, modes: tuple[Mode, ...]) -> CostSurface:
-    """:func:`_only` of every curve."""
-    slices = tuple((size, _only(curve, modes)) for size, curve in surface.slices)
-    return replace(surface, slices=slices)
-
-
-def runnable_variants(profile: TargetProfile, work: Path) -> list[VariantSpec]:
-    """The target's variants that this host can run, the best one last."""
-    arch = architecture(platform.machine())
-    if arch not in profile.archs:
-        return []
-    return host_variants(profile, build_probe(arch, work / "probe"))
+    return curve.only(modes)
 
 
 def make_measuring_kit(
-    exports: ExportStore,
-    profile: TargetProfile,
-    request: PlanRequest,
-    output: Path,
-    work: Path,
-    *,
-    force: bool = False,
-    step: StepHandle = NULL_STEP,
+    subject: Subject, precision: Precision, output: Path, *, step: StepHandle = NULL_STEP
 ) -> BuiltKit:
     """Writes a bundle for all variants of the target that a device times with
     ``bench --calibrate``; :class:`PlanRequest` then takes the file that it writes.
 
     Raises:
-        As :func:`plan_model`.
+        As :func:`edgecompile.planning.planning.plan_model`.
     """
-    scope = plan_scope(exports.model, request)
-    form = find_form(exports, request, scope)
-    return build_kit(
-        exports,
-        make_kit(form.scope, form.modes),
-        profile,
-        profile.variants,
-        output,
-        work,
-        precision=request.precision,
-        runtime=request.runtime,
-        jobs=request.jobs,
-        force=force,
-        step=step,
-    )
+    serving = subject.serving
+    kit = make_kit(serving.scope, serving.modes)
+    variants = subject.profile.variants
+    return build_kit(subject, kit, variants, output, precision=precision, step=step)

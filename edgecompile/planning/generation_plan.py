@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from edgecompile.backends.compilation import NATIVE
+from edgecompile.backends import NATIVE
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import ModelError
@@ -56,7 +56,7 @@ def refuse_sources(model: LoadedModel) -> None:
     Raises:
         ModelError: it goes on from a source, so that its encoder is what is planned.
     """
-    if model.generation is not None and model.generation.encoder is not None:
+    if model.encoder is not None:
         raise ModelError(
             f"{model.name} has an encoder and a decoder, which only `edgecompile build` plans together",
             hint="plan its encoder alone: --task seq2seq-encoder",
@@ -70,7 +70,7 @@ def prompts_only(exports: ExportStore, request: PlanRequest) -> tuple[ExportStor
     limits = model.axes[model.length_axis]
     assert limits.hi is not None
     axes = {**model.axes, model.length_axis: AxisLimits(2, limits.hi)}
-    lengths = prompt_lengths(request.lengths, limits.hi)
+    lengths = prompt_lengths(request.traffic, limits.hi)
     return exports.of(replace(model, axes=axes)), replace(request, lengths=lengths)
 
 
@@ -78,7 +78,7 @@ def refused_prompts(model: LoadedModel, request: PlanRequest) -> list[str]:
     """A note where prompts of the traffic are longer than the context: pieces don't help those."""
     assert model.generation is not None
     room = model.generation.max_context - 1  # a token has to fit behind them
-    share = request.lengths.share_over(room)
+    share = request.traffic.share_over(room)
     if not share:
         return []
     return [

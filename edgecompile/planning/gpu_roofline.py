@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from edgecompile.buckets.costs.sources import CostCurve, roofline
-from edgecompile.buckets.costs.work import ModelWork
+from edgecompile.buckets.costs.flops import FlopModel
+from edgecompile.buckets.costs.grid import CostGrid
 from edgecompile.errors import CostError
-from edgecompile.planning.roofline import Efficiency
+from edgecompile.planning.roofline import Efficiency, profile_record, roofline
 from edgecompile.targets.profile import TargetProfile
 
 __all__ = ["LAUNCH_US", "MLPERF_RECORD", "gpu_curve"]
@@ -41,21 +41,21 @@ LAUNCH_US = 6.0
 
 
 def gpu_curve(
-    work: ModelWork,
+    work: FlopModel,
     profile: TargetProfile,
     lengths: Sequence[int],
     *,
     precision: str = "fp16",
     graphs: bool = True,
     efficiency: Efficiency = MLPERF_RECORD,
-) -> CostCurve:
+) -> CostGrid:
     """The cost curve that the figures of a profile's GPU make likely.
 
     A padded program of one shape runs as a CUDA graph; others are launched call by call, for
     :data:`LAUNCH_US` each.
 
     ms(L) = calls · call_us + 1e3 · max(flops(L) / (e₁ · peak), bytes(L) / (e₂ · bandwidth)), see
-    :func:`edgecompile.buckets.costs.sources.roofline`.
+    :func:`edgecompile.planning.roofline.roofline`.
 
     Args:
         work: what the model does.
@@ -80,39 +80,29 @@ def gpu_curve(
     if problems or gpu is None:
         raise CostError(f"the costs on {profile.name} can't be modelled: " + "; ".join(problems))
     peak = dict(gpu.peak_gflops)[precision]
-    half = _ACTIVATIONS[precision] / 4
-    numbers = {
-        "how": "modelled, not measured: a roofline from the target's profile",
-        "profile": f"{profile.name}.toml",
-        "precision": precision,
+    record = profile_record(work, profile, precision, efficiency)
+    record |= {
         f"profile.gpu.peak_gflops.{precision}": repr(peak),
         "profile.gpu.bandwidth_gbs": repr(gpu.bandwidth_gbs),
         "profile.sources.gpu": dict(profile.sources).get("gpu", "not stated"),
-        "efficiency.arithmetic": repr(efficiency.arithmetic),
-        "efficiency.bandwidth": repr(efficiency.bandwidth),
-        "efficiency.call_us": repr(efficiency.call_us),
         "efficiency.launch_us": repr(LAUNCH_US),
-        "efficiency.source": efficiency.source,
-        "model": work.model,
-        "work.sizes": ", ".join(f"{name} {size}" for name, size in work.sizes),
-        "work.calls": repr(work.calls),
-        "work.weight_bytes": repr(work.weight_bytes),
-        "work.misfit": repr(work.misfit),
-        **({"work.notes": "; ".join(work.notes)} if work.notes else {}),
     }
+    half = _ACTIVATIONS[precision] / 4
+    moved = replace(
+        work,
+        weight_bytes=work.weight_bytes * _WEIGHTS[precision] / 4,
+        fixed_bytes=work.fixed_bytes * half,
+        bytes_per_element=work.bytes_per_element * half,
+        bytes_per_pair=work.bytes_per_pair * half,
+    )
     replayed, launched = (
         roofline(
+            moved,
             lengths,
             peak_gflops=efficiency.arithmetic * peak,
             bandwidth_gb_s=efficiency.bandwidth * gpu.bandwidth_gbs,
-            flops_per_element=work.flops_per_element,
-            flops_per_pair=work.flops_per_pair,
-            fixed_flops=work.fixed_flops,
-            fixed_bytes=work.weight_bytes * _WEIGHTS[precision] / 4 + work.fixed_bytes * half,
-            bytes_per_element=work.bytes_per_element * half,
-            bytes_per_pair=work.bytes_per_pair * half,
             overhead_ms=1e-3 * call_us * work.calls,
-            provenance=numbers,
+            provenance=record,
         )
         for call_us in (efficiency.call_us if graphs else LAUNCH_US, LAUNCH_US)
     )

@@ -13,62 +13,25 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from edgecompile.backends.compilation import NATIVE, CompiledModel, compile_buckets
-from edgecompile.buckets.costs.curves import Mode
+from edgecompile.backends.compilation import CompiledModel, compile_buckets
+from edgecompile.buckets.costs.grid import Mode
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.bundle.assembly import stage_kit
-from edgecompile.export.store import ExportStore
+from edgecompile.export.store import export_buckets
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.lengths.joint import JointDistribution
+from edgecompile.planning.scope import PlanScope
+from edgecompile.planning.subject import Subject
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 
-__all__ = ["BuiltKit", "KitScope", "MeasuringKit", "build_kit", "choose_sizes", "make_kit"]
+__all__ = ["BuiltKit", "MeasuringKit", "build_kit", "choose_sizes", "make_kit"]
 
 # A static program has to be compiled for each size, so there are few: where most traffic lies, in
 # its tail, and the longest.
 _STATIC_QUANTILES = (0.25, 0.6, 0.9)
 _STATIC_QUANTILES_JOINT = (0.5,)
-
-
-@dataclass(frozen=True)
-class KitScope:
-    """What costs are wanted for.
-
-    Attributes:
-        traffic: the lengths, none over the longest that is served.
-        axes: range of every axis, the length axis first.
-        joint: the sizes of two axes together, where a plan over both is wanted.
-    """
-
-    traffic: LengthDistribution
-    axes: tuple[tuple[str, AxisRange], ...]
-    joint: JointDistribution | None = None
-
-    @property
-    def axis(self) -> str:
-        """The length axis."""
-        return self.axes[0][0]
-
-    @property
-    def second(self) -> str | None:
-        """The other axis that is planned, if any."""
-        return None if self.joint is None else self.joint.axes[1]
-
-    @property
-    def pad_axes(self) -> tuple[tuple[str, AxisRange], ...]:
-        """The axes that its padded buckets pad: those that are planned."""
-        return tuple(item for item in self.axes if item[0] in (self.axis, self.second))
-
-    def second_sizes(self) -> tuple[int, ...]:
-        """Sizes of the other axis at which to measure: both ends and the middle of what varies."""
-        if self.joint is None or self.second is None:
-            return ()
-        extent = dict(self.axes)[self.second]
-        middle = self.joint.marginal(self.second).quantile(0.5)
-        return tuple(sorted({extent.lo, min(max(middle, extent.lo), extent.hi), extent.hi}))
 
 
 @dataclass(frozen=True)
@@ -113,12 +76,7 @@ def choose_sizes(sample: LengthDistribution, lo: int, hi: int, count: int = 9) -
     return sorted(chosen)
 
 
-def whole_bucket(scope: KitScope) -> Bucket:
-    """The program of dynamic length that serves every size."""
-    return _dynamic_program(scope, [])[0]
-
-
-def make_kit(scope: KitScope, modes: Sequence[Mode]) -> MeasuringKit:
+def make_kit(scope: PlanScope, modes: Sequence[Mode]) -> MeasuringKit:
     """The programs and runs that tell the costs of ``modes``."""
     statics = _static_lengths(scope, alone="exact" not in modes)
     buckets: list[Bucket] = []
@@ -136,12 +94,10 @@ def make_kit(scope: KitScope, modes: Sequence[Mode]) -> MeasuringKit:
 
 
 def _dynamic_program(
-    scope: KitScope, also: Sequence[int]
+    scope: PlanScope, also: Sequence[int]
 ) -> tuple[Bucket, list[Mapping[str, int]]]:
     """One program for every size, and the sizes to run it at; lengths ``also`` among them."""
     whole = scope.axes[0][1]
-    hint = min(max(scope.traffic.quantile(0.5), whole.lo), whole.hi)
-    ranges = ((scope.axis, AxisRange(whole.lo, whole.hi, hint)), *scope.axes[1:])
     count = 9 if scope.second is None else 6
     lengths = sorted({*choose_sizes(scope.traffic, whole.lo, whole.hi, count), *also})
     fixed = {name: extent.lo for name, extent in scope.axes}
@@ -150,33 +106,33 @@ def _dynamic_program(
         for other in _others(scope, scope.second_sizes())
         for length in lengths
     ]
-    return Bucket("exact", ranges), list(grid)
+    return scope.whole_bucket, list(grid)
 
 
 def _static_programs(
-    scope: KitScope, lengths: Sequence[int]
+    scope: PlanScope, lengths: Sequence[int]
 ) -> list[tuple[Bucket, Mapping[str, int]]]:
     """A program for each length and, with a second axis, for both ends of that; with its sizes."""
     whole = scope.axes[0][1]
     fixed = {name: extent.lo for name, extent in scope.axes}
     ends = scope.second_sizes()
-    found: list[tuple[Bucket, Mapping[str, int]]] = []
+    programs: list[tuple[Bucket, Mapping[str, int]]] = []
     for other in _others(scope, ends[:1] + ends[1:][-1:]):
         for length in lengths:
             axes = {scope.axis: AxisRange(whole.lo, length, length), **dict(scope.axes[1:])}
             for name, size in other.items():
                 axes[name] = AxisRange(axes[name].lo, size, size)
             bucket = Bucket("pad", tuple(axes.items()), (scope.axis, *other))
-            found.append((bucket, {**fixed, scope.axis: length, **other}))
-    return found
+            programs.append((bucket, {**fixed, scope.axis: length, **other}))
+    return programs
 
 
-def _others(scope: KitScope, sizes: Sequence[int]) -> list[dict[str, int]]:
+def _others(scope: PlanScope, sizes: Sequence[int]) -> list[dict[str, int]]:
     """The second axis at each of its sizes; one empty choice where there is no second axis."""
     return [{scope.second: size} for size in sizes] if scope.second is not None else [{}]
 
 
-def _static_lengths(scope: KitScope, *, alone: bool) -> list[int]:
+def _static_lengths(scope: PlanScope, *, alone: bool) -> list[int]:
     """Lengths of the static programs; ``alone``: no dynamic program fills the gaps between."""
     extent = scope.axes[0][1]
     quantiles = _STATIC_QUANTILES if scope.second is None else _STATIC_QUANTILES_JOINT
@@ -190,31 +146,23 @@ def _static_lengths(scope: KitScope, *, alone: bool) -> list[int]:
 
 
 def build_kit(
-    exports: ExportStore,
+    subject: Subject,
     kit: MeasuringKit,
-    profile: TargetProfile,
     variants: Sequence[VariantSpec],
     output: Path,
-    work: Path,
     *,
     precision: Precision = FP32,
-    runtime: str = NATIVE,
-    jobs: int | None = None,
     force: bool = False,
     step: StepHandle = NULL_STEP,
 ) -> BuiltKit:
-    """Exports, compiles and packs a kit.
+    """Exports, compiles and packs a kit; its programs are left for a plan that needs the same.
 
     Args:
-        exports: of the model.
+        subject: the model and its target.
         kit: what to build.
-        profile: the target.
         variants: those of the target's to build for.
         output: the bundle to write.
-        work: where programs are left, for a plan that needs the same.
         precision: of the linears' weights.
-        runtime: what runs the programs (:data:`edgecompile.backends.compilation.RUNTIMES`).
-        jobs: programs to compile side by side; None: one for each CPU.
         force: replace a bundle of the same name.
         step: told what is being built.
 
@@ -222,28 +170,22 @@ def build_kit(
         ExportError: a program can't be exported.
         CompileError, AuditError, BundleWriteError: it can't be built or written.
     """
-
-    def tell(done: int, text: str) -> None:
-        step.update(done, count, text)
-
+    exports, profile = subject.exports, subject.profile
     count = len(kit.buckets)
     started = time.perf_counter()
-    exported = []
-    for index, bucket in enumerate(kit.buckets):
-        tell(index, f"exporting program {index + 1} of {count}")
-        exported.append(exports.get(bucket))
+    exported = export_buckets(exports, kit.buckets, step=step)
     export_s = time.perf_counter() - started
-    tell(0, f"compiling for {', '.join(v.name for v in variants)}")
+    step.update(0, count, f"compiling for {', '.join(v.name for v in variants)}")
     compiled = compile_buckets(
         exported,
         kit.buckets,
         profile,
-        work / "artifacts",
+        subject.work / "artifacts",
         keys=[exports.key(bucket) for bucket in kit.buckets],
         variants=variants,
         precision=precision,
-        runtime=runtime,
-        jobs=jobs,
+        runtime=subject.request.runtime,
+        jobs=subject.request.jobs,
         step=step,
     )
     programs = [a for artifacts in compiled.artifacts.values() for a in artifacts]

@@ -1,4 +1,4 @@
-"""Measuring what sizes cost, through the runtime that ships.
+"""Measuring the costs of sizes, through the runtime that ships.
 
 A measuring kit is timed by its own ``bench --calibrate`` in a process without torch; a device does
 the very same with a kit that was copied to it.
@@ -15,14 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgecompile.buckets.costs.curves import LEAST_MS, MOST_MS, CostCurve, CostKind, CostPoint
-from edgecompile.buckets.costs.surfaces import CostSurface
+from edgecompile.buckets.costs.grid import LEAST_MS, MOST_MS, CostGrid, CostKind, CostPoint
 from edgecompile.bundle.verify import RUNTIME_COMMAND, device_environment, runtime_command
 from edgecompile.errors import CostError, VerificationError
 from edgecompile.planning.calibration import Calibration
 from edgecompile.planning.calibration_files import parse_calibration, read_document
 
-__all__ = ["calibrate", "cost_curve", "cost_surface", "run_calibration"]
+__all__ = ["calibrate", "measured_costs", "run_calibration"]
 
 
 def run_calibration(bundle: Path, **options: Any) -> Calibration:
@@ -119,25 +118,30 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def cost_curve(calibration: Calibration, kind: CostKind) -> CostCurve:
-    """Costs over the length axis, at the smallest sizes of the other axes that were measured.
-
-    Raises:
-        CostError: the points make no curve.
-    """
-    return _named(calibration.curve(), kind)
-
-
-def cost_surface(calibration: Calibration, second: str, kind: CostKind) -> CostSurface:
-    """Costs over the length axis and the axis ``second``.
+def measured_costs(
+    calibration: Calibration,
+    kind: CostKind,
+    *,
+    second: str | None = None,
+    at: Mapping[str, int] | None = None,
+) -> CostGrid:
+    """Costs over the length axis, or over it and the axis ``second``.
 
     Where static programs were measured at some sizes of ``second`` only, the others' padded costs
     follow the ratio of the modes, interpolated between the sizes that have it.
 
+    Args:
+        calibration: what was measured.
+        kind: what this machine times is ``measured``, what a device times ``calibrated``.
+        second: the other axis; None: there is none.
+        at: sizes of the other axes where there is none; None: the smallest that were measured.
+
     Raises:
-        CostError: the points make no grid.
+        CostError: the points make no grid, or nothing was measured at these sizes.
     """
-    slices: dict[int, CostCurve] = {}
+    if second is None:
+        return _named(calibration.curve(at=at), kind)
+    lines: dict[int, CostGrid] = {}
     for others in calibration.slices:
         sizes = dict(others)
         if second not in sizes:
@@ -145,23 +149,24 @@ def cost_surface(calibration: Calibration, second: str, kind: CostKind) -> CostS
                 f"{calibration.source}: nothing was measured along {second}",
                 hint="calibrate with a kit that was made from a joint histogram",
             )
-        slices[sizes[second]] = _named(calibration.curve(at=sizes), kind)
-    known = {size: curve for size, curve in slices.items() if len(curve.modes) == 2}
+        lines[sizes[second]] = _named(calibration.curve(at=sizes), kind)
+    known = {size: line for size, line in lines.items() if len(line.modes) == 2}
     if known:
-        slices = {
-            size: curve if size in known else _fill_padded(size, curve, known)
-            for size, curve in slices.items()
+        lines = {
+            size: line if size in known else _fill_padded(size, line, known)
+            for size, line in lines.items()
         }
-    common = set.intersection(*(set(curve.lengths) for curve in slices.values()))
-    rows = tuple(
-        (size, replace(curve, points=tuple(p for p in curve.points if p.length in common)))
-        for size, curve in sorted(slices.items())
-    )
-    provenance = {k: text for k, text in rows[0][1].provenance.items() if k != "at"}
-    return CostSurface((calibration.length_axis, second), rows, kind, provenance)
+    common = set.intersection(*(set(line.lengths) for line in lines.values()))
+    rows = {
+        size: replace(line, points=tuple(p for p in line.points if p.length in common))
+        for size, line in lines.items()
+    }
+    first = rows[min(rows)].provenance
+    provenance = {name: text for name, text in first.items() if name != "at"}
+    return CostGrid.join((calibration.length_axis, second), rows, provenance)
 
 
-def _fill_padded(size: int, curve: CostCurve, known: dict[int, CostCurve]) -> CostCurve:
+def _fill_padded(size: int, curve: CostGrid, known: dict[int, CostGrid]) -> CostGrid:
     """``curve`` with padded costs by the ratio of the modes at the known sizes around ``size``."""
     sizes = sorted(known)
     below = max((s for s in sizes if s < size), default=sizes[0])
@@ -180,7 +185,7 @@ def _fill_padded(size: int, curve: CostCurve, known: dict[int, CostCurve]) -> Co
     return replace(curve, points=tuple(points))
 
 
-def _named(curve: CostCurve, kind: CostKind) -> CostCurve:
+def _named(curve: CostGrid, kind: CostKind) -> CostGrid:
     """The same curve under another kind: what this machine times is ``measured``."""
     if kind == curve.kind:
         return curve

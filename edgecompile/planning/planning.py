@@ -4,44 +4,30 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from edgecompile.buckets.costs.curves import CostCurve
-from edgecompile.buckets.costs.surfaces import CostSurface
-from edgecompile.buckets.evidence import spread_warnings
-from edgecompile.buckets.joint.plan import plan_joint
+from edgecompile.buckets.confidence import spread_warnings
+from edgecompile.buckets.costs.grid import CostGrid
 from edgecompile.buckets.limits import DEFAULT_MAX_BUCKETS, BucketCost, BucketLimits
-from edgecompile.buckets.plan import Bucket, BucketPlan, plan_buckets
+from edgecompile.buckets.plan import Bucket, BucketPlan
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.errors import PlanError
-from edgecompile.export.store import ExportStore
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.planning.cost_sources import calibrated_costs, find_costs, runnable_variants
-from edgecompile.planning.forms import Form, find_form
-from edgecompile.planning.generation_plan import (
-    prompts_only,
-    refuse_sources,
-    refused_prompts,
-    require_native,
-    with_decode,
-)
-from edgecompile.planning.kits import KitScope
-from edgecompile.planning.request import (
-    PlanRequest,
-    check_plan,
-    plan_scope,
-    plan_subject,
-    require_paddable,
-    with_padding,
-)
+from edgecompile.planning.cost_sources import calibrated_costs, find_costs
+from edgecompile.planning.generation_plan import with_decode
+from edgecompile.planning.given_plan import without_foreign_costs
+from edgecompile.planning.padding import require_paddable, with_padding
+from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.scope import PlanScope
+from edgecompile.planning.serving_modes import ServingMode
+from edgecompile.planning.subject import Subject
+from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
-from edgecompile.targets.profile import TargetProfile
 from edgecompile.units import format_ms, format_share
 
 __all__ = [
     "NOISE_PRICES",
-    "PlanRequest",
     "Planned",
     "noise_price",
     "plan_model",
@@ -54,37 +40,36 @@ NOISE_PRICES = (0.01, 0.05)
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan and what a person should know about it.
+    """A plan.
 
-    ``cost`` is what its buckets take, ``scope`` what is served: the whole of what was asked about,
-    or the part that the model allows.
+    Attributes:
+        plan: its buckets.
+        cost: what they take.
+        scope: what is served: the whole of what was asked about, or the part that the model allows.
+        notes: those of the subject.
     """
 
     plan: BucketPlan
-    notes: tuple[str, ...]
     cost: BucketCost
-    scope: KitScope
+    scope: PlanScope
+    notes: Sequence[str]
 
 
 def plan_model(
-    exports: ExportStore,
-    profile: TargetProfile,
-    request: PlanRequest,
-    work: Path,
+    subject: Subject,
+    precision: Precision = FP32,
     *,
     compare: bool = False,
     step: StepHandle = NULL_STEP,
 ) -> Planned:
-    """Finds what the model's sizes cost and plans its buckets.
+    """Finds what the model's sizes cost and plans its buckets; notes go to those of the subject.
 
-    Nothing is measured where ``request`` brings the plan, is for a quick one, or leaves one program
+    Nothing is measured where the request brings the plan, is for a quick one, or leaves one program
     to choose from: such a plan has no costs.
 
     Args:
-        exports: of the model.
-        profile: the target.
-        request: what decides the plan.
-        work: for programs that are measured.
+        subject: the model, its target and its traffic.
+        precision: of the linear layers' weights on a CPU; costs are those of this precision.
         compare: find the costs also where one program alone is to choose from.
         step: told what is being done.
 
@@ -93,45 +78,28 @@ def plan_model(
         CostError: the calibration is another model's, machine's or version's, or the target's
             profile lacks what a modelled curve needs.
         PlanError: the constraints can't be met.
-        ModelError: it generates, and not on the target or the runtime that was asked for.
         ExportError, CompileError: a program to measure can't be built.
     """
+    if subject.request.plan is not None:
+        return _given(subject, subject.request.plan, precision)
+    model, request, notes = subject.model, subject.request, subject.notes
     started = time.perf_counter()
-    whole = exports.model
-    notes: list[str] = []
-    if whole.generation is not None:
-        refuse_sources(whole)
-        require_native(whole, runtime=request.runtime, gpu=profile.gpu is not None)
-        notes += refused_prompts(whole, request)
-    if request.plan is not None:
-        scope = check_plan(request.plan, whole, request, profile)
-        plan, told = _given(request.plan, plan_subject(whole, request, profile))
-        plan = with_padding(plan, whole, assume=request.assume_paddable)
-        if whole.generation is None:
-            notes += _refused_lengths(request, plan.max_length)
-        return Planned(plan, (*notes, *plan.notes, told), BucketCost(), scope)
-    if whole.generation is not None:
-        exports, request = prompts_only(exports, request)
-    scope = plan_scope(exports.model, request)
-    model, extent = exports.model, scope.axes[0][1]
+    extent = subject.scope.axes[0][1]
     if request.mode == "pad":
-        require_paddable(model, scope.pad_axes, assume=request.assume_paddable)
-    notes += _refused_lengths(request, extent.hi)
+        require_paddable(model, subject.scope.pad_axes, assume=request.assume_paddable)
+    _note_refused_lengths(subject, extent.hi)
     if request.calibration is not None:
-        costs = calibrated_costs(model, profile, request, scope, request.calibration)
+        costs = calibrated_costs(subject, precision, request.calibration)
     else:
-        form = find_form(exports, request, scope)
-        why = _why_not_measured(model, form, request)
-        if why and (request.quick or (not compare and _measures_here(profile, work))):
-            plan = BucketPlan(scope.axis, (form.bucket,), source=request.lengths.source)
-            notes += [form.note] if form.note else []
-            notes.append(why)
-            plan = with_padding(plan, model, assume=request.assume_paddable)
-            return _planned(plan, notes, BucketCost(), form.scope, whole, request, profile)
-        costs = find_costs(exports, profile, request, form, work, step)
+        serving = subject.serving
+        why = _why_not_measured(model, serving, request)
+        if why and (request.quick or (not compare and _measures_here(subject))):
+            plan = BucketPlan(serving.scope.axis, (serving.bucket,), source=request.traffic.source)
+            notes.add(serving.note, why)
+            return _planned(subject, plan, precision, BucketCost(), serving.scope)
+        costs = find_costs(subject, precision, step)
     scope, cost = costs.scope, costs.cost
-    notes += costs.notes
-    notes += spread_warnings(costs.model)
+    notes.add(*spread_warnings(costs.model))
     if costs.kit is not None:
         # Only what was measured here may differ from run to run: with a calibration, or for a
         # target that can't run here, equal inputs make equal bundles.
@@ -141,89 +109,76 @@ def plan_model(
     if extent.lo == extent.hi and scope.second is None:
         plan = replace(plan, notes=())  # they compare plans
         note = _one_size(model, scope)
-    if note:
-        notes.append(note)
+    notes.add(note)
     if costs.kit is not None and _same_programs(plan.buckets, costs.kit.buckets[:1]):
         # What was measured is the plan: keep its hint, so that nothing is built twice.
         plan = replace(plan, buckets=costs.kit.buckets[:1])
-    plan = with_padding(plan, model, assume=request.assume_paddable)
-    return _planned(plan, notes, cost, scope, whole, request, profile)
+    return _planned(subject, plan, precision, cost, scope)
 
 
-def _refused_lengths(request: PlanRequest, longest: int) -> list[str]:
+def _given(subject: Subject, given: BucketPlan, precision: Precision) -> Planned:
+    """The plan of the request, which has to fit."""
+    scope, model = subject.scope, subject.model
+    plan, note = without_foreign_costs(given, subject.made_for(precision))
+    plan = with_padding(plan, model, assume=subject.request.assume_paddable)
+    if model.generation is None:
+        _note_refused_lengths(subject, plan.max_length)
+    subject.notes.add(*plan.notes, note)
+    return Planned(plan, BucketCost(), scope, subject.notes)
+
+
+def _note_refused_lengths(subject: Subject, longest: int) -> None:
     """What becomes of longer traffic, if there is any."""
-    over = request.lengths.share_over(longest)
+    over = subject.request.traffic.share_over(longest)
     if not over:
-        return []
-    if request.cut:
-        return [
-            f"{format_share(over)} of the texts have more than {longest} tokens; the device's "
-            f"encode_texts cuts them, so they count as {longest}."
-        ]
-    return [f"{format_share(over)} of the traffic is longer than {longest} and will be refused."]
+        return
+    subject.notes.add(
+        f"{format_share(over)} of the texts have more than {longest} tokens; the device's "
+        f"encode_texts cuts them, so they count as {longest}."
+        if subject.request.cut
+        else f"{format_share(over)} of the traffic is longer than {longest} and will be refused."
+    )
 
 
 def _planned(
-    plan: BucketPlan,
-    notes: list[str],
-    cost: BucketCost,
-    scope: KitScope,
-    model: LoadedModel,
-    request: PlanRequest,
-    profile: TargetProfile,
+    subject: Subject, plan: BucketPlan, precision: Precision, cost: BucketCost, scope: PlanScope
 ) -> Planned:
     """The plan with what every plan for a model has."""
-    if model.generation is not None:
-        plan = with_decode(plan, model)
-    plan = replace(plan, made_for=plan_subject(model, request, profile))
-    return Planned(plan, (*notes, *plan.notes), cost, scope)
+    plan = with_padding(plan, subject.model, assume=subject.request.assume_paddable)
+    if subject.model.generation is not None:
+        plan = with_decode(plan, subject.model)
+    plan = replace(plan, made_for=subject.made_for(precision))
+    subject.notes.add(*plan.notes)
+    return Planned(plan, cost, scope, subject.notes)
 
 
-def _given(plan: BucketPlan, subject: Mapping[str, str]) -> tuple[BucketPlan, str]:
-    """The plan that was given, without costs that aren't this build's, and what to say of it."""
-    note = "the plan is the one that was given; nothing was measured for it"
-    others = [
-        f"{name} {told}" for name, told in plan.made_for.items() if told != subject.get(name, told)
-    ]
-    if not others:
-        return plan, note
-    bare = replace(
-        BucketPlan(plan.length_axis, plan.buckets, source=plan.source),
-        made_for=subject,
-        padding=plan.padding,
-    )
-    if plan.expected_ms is None:
-        return bare, note  # it has no costs
-    return bare, f"{note}; its costs are of {', '.join(others)}, so they are left out"
-
-
-def _measures_here(profile: TargetProfile, work: Path) -> bool:
+def _measures_here(subject: Subject) -> bool:
     """Whether costs would be measured: else they are modelled, which takes no time."""
-    return profile.gpu is None and bool(runnable_variants(profile, work))
+    return subject.profile.gpu is None and bool(subject.runnable)
 
 
-def _one_size(model: LoadedModel, scope: KitScope) -> str:
+def _one_size(model: LoadedModel, scope: PlanScope) -> str:
     return f"There is nothing to plan: {model.name} has one size of {scope.axis}, {scope.axes[0][1].lo}."
 
 
-def _why_not_measured(model: LoadedModel, form: Form, request: PlanRequest) -> str:
+def _why_not_measured(model: LoadedModel, serving: ServingMode, request: PlanRequest) -> str:
     """Why no costs are needed; empty where they decide, or tell whether bounds are met."""
-    extent = form.scope.axes[0][1]
-    if extent.lo == extent.hi and form.scope.second is None:
-        return _one_size(model, form.scope)
-    one = "exact" if "exact" in form.modes else "padded"
+    extent = serving.scope.axes[0][1]
+    if extent.lo == extent.hi and serving.scope.second is None:
+        return _one_size(model, serving.scope)
+    one = "exact" if "exact" in serving.modes else "padded"
     if request.quick:
         return (
             f"one {one} program for all lengths, as --quick wants it; nothing was measured for it"
         )
     bounded = request.max_size is not None or request.max_build_s is not None
-    if bounded or len(form.modes) > 1:
+    if bounded or len(serving.modes) > 1:
         return ""
     if one == "exact":
         # Without padding every length costs what it costs, in one program or in several.
         alone = request.buckets in (None, 1)
     else:
-        alone = 1 in (request.buckets, request.max_buckets) and form.scope.second is None
+        alone = 1 in (request.buckets, request.max_buckets) and serving.scope.second is None
     if alone:
         return (
             f"one {one} program is all that there is to choose from, so nothing was measured for it"
@@ -248,7 +203,7 @@ def _require_known(request: PlanRequest, cost: BucketCost) -> None:
 
 
 def _choose(
-    scope: KitScope, request: PlanRequest, costs: CostCurve | CostSurface, cost: BucketCost
+    scope: PlanScope, request: PlanRequest, costs: CostGrid, cost: BucketCost
 ) -> tuple[BucketPlan, str]:
     """The best plan by these costs, and how its price came about if nobody gave one."""
     most = request.max_buckets
@@ -257,32 +212,18 @@ def _choose(
     limits = BucketLimits(request.max_size, request.max_build_s, cost)
 
     def plan(price: float, buckets: int | None, max_buckets: int | None) -> BucketPlan:
-        if isinstance(costs, CostSurface):
-            assert scope.joint is not None
-            return plan_joint(
-                scope.joint,
-                costs,
-                max_buckets=max_buckets,
-                buckets=buckets,
-                price_per_bucket=price,
-                min_sizes={name: r.lo for name, r in scope.axes if name in scope.joint.axes},
-                max_sizes={name: r.hi for name, r in scope.axes if name in scope.joint.axes},
-                modes=costs.modes,
-                limits=limits,
-                other_axes=tuple(a for a in scope.axes[1:] if a[0] != scope.second),
-            )
         return plan_buckets(
-            scope.traffic,
+            scope.joint or scope.traffic,
             costs,
             max_buckets=max_buckets,
             buckets=buckets,
             price_per_bucket=price,
-            min_length=scope.axes[0][1].lo,
-            max_length=scope.axes[0][1].hi,
+            min_sizes={name: extent.lo for name, extent in scope.pad_axes},
+            max_sizes={name: extent.hi for name, extent in scope.pad_axes},
             modes=costs.modes,
             limits=limits,
             length_axis=scope.axis,
-            other_axes=scope.axes[1:],
+            other_axes=tuple(item for item in scope.axes if item not in scope.pad_axes),
         )
 
     if request.price_per_bucket is not None:
@@ -308,22 +249,17 @@ def _choose(
     )
 
 
-def noise_price(costs: CostCurve | CostSurface) -> float:
+def noise_price(costs: CostGrid) -> float:
     """The share of the mean run that differs from nothing as far as the measurement can tell.
 
     The standard error of a median of n normal samples is 1.25·σ/√n, which is about an eighth of
     the distance of the quartiles (1.35·σ) for the some fifty samples of a point.
     """
-    curves = [curve for _, curve in costs.slices] if isinstance(costs, CostSurface) else [costs]
     spreads = [
-        spread / ms
-        for curve in curves
-        for point in curve.points
-        for ms, spread in (
-            (point.exact_ms, point.exact_spread_ms),
-            (point.pad_ms, point.pad_spread_ms),
-        )
-        if ms is not None and spread > 0
+        point.spread(mode) / ms
+        for point in costs.points
+        for mode in costs.modes
+        if (ms := point.value(mode)) is not None and point.spread(mode) > 0
     ]
     least, most = NOISE_PRICES
     return min(most, max(least, statistics.median(spreads) / 8 if spreads else 0.0))

@@ -7,15 +7,15 @@ always better.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from edgecompile.buckets.costs.sources import CostCurve, roofline
-from edgecompile.buckets.costs.work import ModelWork
+from edgecompile.buckets.costs.flops import FlopModel
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.errors import CostError
 from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["ENCODER_RECORD", "Efficiency", "modelled_curve"]
+__all__ = ["ENCODER_RECORD", "Efficiency", "modelled_curve", "profile_record", "roofline"]
 
 # Bytes of a weight.
 _WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
@@ -69,7 +69,7 @@ ENCODER_RECORD = Efficiency(
 
 
 def modelled_curve(
-    work: ModelWork,
+    work: FlopModel,
     profile: TargetProfile,
     lengths: Iterable[int],
     *,
@@ -77,11 +77,11 @@ def modelled_curve(
     threads: int | None = None,
     efficiency: Efficiency = ENCODER_RECORD,
     dynamic_factor: float = 1.0,
-) -> CostCurve:
+) -> CostGrid:
     """The cost curve that a profile's figures make likely.
 
     ms(L) = calls · call_us + 1e3 · max(flops(L) / (e₁ · peak), bytes(L) / (e₂ · bandwidth)), see
-    :func:`edgecompile.buckets.costs.sources.roofline`. The peak is that of ``threads`` of the profile's cores. The
+    :func:`roofline`. The peak is that of ``threads`` of the profile's cores. The
     bandwidth isn't scaled: how many cores it takes to use it up isn't in a profile.
 
     Args:
@@ -124,20 +124,37 @@ def modelled_curve(
     bandwidth = profile.bandwidth_gbs or 0.0  # checked above
     used = profile.cores if threads is None else threads
     peak = peaks[precision] * used / profile.cores
+    record = profile_record(work, profile, precision, efficiency)
     sources = dict(profile.sources)
-    used_numbers = {
-        "how": "modelled, not measured: a roofline from the target's profile",
-        "profile": file,
-        "precision": precision,
+    record |= {
         "threads": str(used),
         "profile.cores": repr(profile.cores),
         f"profile.peak_gflops.{precision}": repr(peaks[precision]),
         "profile.bandwidth_gbs": repr(bandwidth),
-        **{
-            f"profile.sources.{name}": sources[name]
-            for name in ("cores", "peak_gflops", "bandwidth_gbs")
-            if name in sources
-        },
+        "work.lengths": ", ".join(map(str, work.lengths)),
+    }
+    for name in ("cores", "peak_gflops", "bandwidth_gbs"):
+        if name in sources:
+            record[f"profile.sources.{name}"] = sources[name]
+    return roofline(
+        replace(work, weight_bytes=work.weight_bytes * _WIDTHS[precision] / 4),
+        lengths,
+        peak_gflops=efficiency.arithmetic * peak,
+        bandwidth_gb_s=efficiency.bandwidth * bandwidth,
+        overhead_ms=1e-3 * efficiency.call_us * work.calls,
+        dynamic_factor=dynamic_factor,
+        provenance=record,
+    )
+
+
+def profile_record(
+    work: FlopModel, profile: TargetProfile, precision: str, efficiency: Efficiency
+) -> dict[str, str]:
+    """The provenance of a curve from a profile's figures, as far as CPUs and GPUs share it."""
+    return {
+        "how": "modelled, not measured: a roofline from the target's profile",
+        "profile": f"{profile.name}.toml",
+        "precision": precision,
         "efficiency.arithmetic": repr(efficiency.arithmetic),
         "efficiency.bandwidth": repr(efficiency.bandwidth),
         "efficiency.call_us": repr(efficiency.call_us),
@@ -146,24 +163,61 @@ def modelled_curve(
         "work.sizes": ", ".join(f"{name} {size}" for name, size in work.sizes),
         "work.calls": repr(work.calls),
         "work.weight_bytes": repr(work.weight_bytes),
-        "work.lengths": ", ".join(map(str, work.lengths)),
         "work.misfit": repr(work.misfit),
         **({"work.notes": "; ".join(work.notes)} if work.notes else {}),
     }
-    return roofline(
-        lengths,
-        peak_gflops=efficiency.arithmetic * peak,
-        bandwidth_gb_s=efficiency.bandwidth * bandwidth,
-        flops_per_element=work.flops_per_element,
-        flops_per_pair=work.flops_per_pair,
-        fixed_flops=work.fixed_flops,
-        fixed_bytes=work.weight_bytes * _WIDTHS[precision] / 4 + work.fixed_bytes,
-        bytes_per_element=work.bytes_per_element,
-        bytes_per_pair=work.bytes_per_pair,
-        overhead_ms=1e-3 * efficiency.call_us * work.calls,
-        dynamic_factor=dynamic_factor,
-        provenance=used_numbers,
-    )
+
+
+def roofline(
+    work: FlopModel,
+    lengths: Iterable[int],
+    *,
+    peak_gflops: float,
+    bandwidth_gb_s: float,
+    overhead_ms: float = 0.0,
+    dynamic_factor: float = 1.0,
+    provenance: Mapping[str, str] | None = None,
+) -> CostGrid:
+    """A modelled curve: the slower of arithmetic and memory traffic, plus a fixed overhead.
+
+    ms(L) = overhead + 1e3 · max(flops(L) / peak, bytes(L) / bandwidth), the roofline of Williams,
+    Waterman and Patterson (CACM 52(4), 2009).
+
+    Args:
+        work: the operations of a run, and the bytes that it moves at the widths of the target.
+        lengths: where to put the points.
+        peak_gflops: arithmetic that the target sustains, in 1e9 operations per second.
+        bandwidth_gb_s: memory bandwidth in 1e9 bytes per second.
+        overhead_ms: milliseconds of a run that don't depend on the length.
+        dynamic_factor: how many times the cost of a static program a dynamic one has.
+        provenance: recorded in the curve beside the parameters.
+
+    Raises:
+        CostError: a parameter isn't a usable number, or there are no lengths.
+    """
+    positive = {"peak_gflops": peak_gflops, "bandwidth_gb_s": bandwidth_gb_s}
+    positive["dynamic_factor"] = dynamic_factor
+    others = {
+        "flops_per_element": work.flops_per_element,
+        "flops_per_pair": work.flops_per_pair,
+        "fixed_flops": work.fixed_flops,
+        "fixed_bytes": work.weight_bytes + work.fixed_bytes,
+        "bytes_per_element": work.bytes_per_element,
+        "bytes_per_pair": work.bytes_per_pair,
+        "overhead_ms": overhead_ms,
+    }
+    bad = [f"{k} is {v}, not over 0" for k, v in positive.items() if not 0 < v < float("inf")]
+    bad += [f"{k} is {v}, not 0 or more" for k, v in others.items() if not 0 <= v < float("inf")]
+    if bad:
+        raise CostError("roofline: " + "; ".join(bad))
+    points = []
+    for length in sorted(set(lengths)):
+        arithmetic = work.flops_at(length) / (peak_gflops * 1e9)
+        memory = work.bytes_at(length) / (bandwidth_gb_s * 1e9)
+        pad_ms = overhead_ms + 1e3 * max(arithmetic, memory)
+        points.append(CostPoint(length, pad_ms * dynamic_factor, pad_ms))
+    parameters = {name: repr(number) for name, number in {**positive, **others}.items()}
+    return CostGrid(tuple(points), "modelled", {**parameters, **(provenance or {})})
 
 
 def _figure_problems(file: str, name: str, value: float | None) -> list[str]:

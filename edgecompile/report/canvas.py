@@ -86,6 +86,19 @@ def left_end(sizes: Sequence[int], high: int, served: int, *, log: bool) -> int:
     return sizes[0] if lost else min(served, sizes[0])
 
 
+def bin_edges(low: int, high: int, *, log: bool, most: int) -> list[float]:
+    """Edges of at most about ``most`` bins of whole width, with no size on an edge.
+
+    On a logarithmic axis the bins are about as wide as each other to the eye.
+    """
+    ratio = (high / low) ** (1 / most) - 1 if log else 0.0
+    step = max(1, -(-(high - low + 1) // most))
+    edges = [low - 0.5]
+    while edges[-1] < high:
+        edges.append(edges[-1] + (max(1, round(edges[-1] * ratio)) if log else step))
+    return edges
+
+
 def new_figure(height: float) -> tuple[Figure, Axes]:
     """A figure of the page's width, ``height`` inches high, and its axes."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")

@@ -15,13 +15,14 @@ from matplotlib.lines import Line2D
 from edgecompile.report import canvas
 from edgecompile.report.canvas import FAINT, INK, MID, MODE_COLOURS, PAPER
 
-__all__ = ["CostLine", "cost_curve", "cost_family"]
+__all__ = ["CostLine", "cost_plot"]
 
 _MARKERS = {"exact": "o", "pad": "s"}
 _DASHES: dict[str, Any] = {"exact": "-", "pad": "--"}
 # Ratios of the highest cost to the lowest: below the first a logarithmic axis may have no round
 # number to name, above the second a linear one presses the lower curves together.
 _DECADE, _WIDE = 10, 40
+_POINTS = 170  # height of a panel, about
 
 
 @dataclass(frozen=True)
@@ -42,96 +43,59 @@ class CostLine:
     known: tuple[int, int] = (1, 1 << 31)
 
 
-def cost_curve(
-    lines: Sequence[CostLine],
-    *,
-    edges: Sequence[int] = (),
-    kind: str = "measured",
-    unit: str = "tokens",
-    log: bool = False,
-) -> str:
-    """Milliseconds per run against length, for each mode.
-
-    Args:
-        lines: of each mode, one at least.
-        edges: upper edges of the plan's buckets, drawn as thin lines.
-        kind: ``measured``, ``calibrated`` or ``modelled``; named in the legend.
-        unit: what a length counts.
-        log: whether the axis of lengths is logarithmic; that of milliseconds then is, too, if the
-            costs differ by an order of magnitude.
-    """
-    with matplotlib.rc_context(canvas.STYLE):
-        figure, axes = canvas.new_figure(2.9)
-        low = min(line.lengths[0] for line in lines)
-        high = max(line.lengths[-1] for line in lines)
-        for edge in edges:
-            axes.axvline(edge, color=FAINT, linewidth=1.2, zorder=0)
-        for line in lines:
-            _draw_line(axes, line)
-        handles = [
-            Line2D(
-                [], [], color=MODE_COLOURS[line.mode], linestyle=_DASHES[line.mode], linewidth=1.4,
-                label=f"{line.mode}, {kind}", **(_marker(line.mode) if line.measured else {}),
-            )
-            for line in lines
-        ]  # fmt: skip
-        if edges:
-            handles.append(Line2D([], [], color=MID, linewidth=1.2, label="bucket edge"))
-        values = [ms for line in lines for ms in line.ms]
-        canvas.set_length_axis(axes, low, high, log=log)
-        log_ms = log and max(values) > _DECADE * min(values)
-        canvas.set_ms_axis(axes, min(values), _highest(lines), log=log_ms)
-        canvas.label_axes(axes, f"length ({unit})", "ms per run")
-        canvas.add_legend(figure, handles)
-        return canvas.to_svg(figure, "cost", "Milliseconds per run against input length")
-
-
-def cost_family(
-    families: Sequence[Sequence[tuple[str, CostLine]]],
+def cost_plot(
+    panels: Sequence[Sequence[tuple[str, CostLine]]],
     *,
     axis: str,
     kind: str,
     edges: Sequence[int] = (),
     log: bool = False,
 ) -> str:
-    """Milliseconds per run against one axis, a panel for each mode, a line for each other size.
+    """Milliseconds per run against one axis, in one panel or in one for each mode.
 
     Args:
-        families: for each mode the names and lines of the other axis's sizes, ascending.
+        panels: names and lines: of each mode, unnamed, in a single panel, or of each size of
+            another axis, ascending, in a panel for each mode.
         axis: name of the horizontal axis.
-        kind: ``measured``, ``calibrated`` or ``modelled``; named above each panel.
+        kind: ``measured``, ``calibrated`` or ``modelled``; named in the legend.
         edges: upper edges of the plan's buckets on the horizontal axis, drawn as thin lines.
-        log: as in :func:`cost_curve`; both axes are logarithmic, too, where costs differ very much.
+        log: whether the axis of lengths is logarithmic; that of milliseconds then is, too, if the
+            costs differ by an order of magnitude. Of named lines both are where costs differ very
+            much.
     """
-    lines = [line for family in families for _, line in family]
-    values = [ms for line in lines for ms in line.ms]
+    lines = [line for panel in panels for _, line in panel]
+    named = any(name for panel in panels for name, _ in panel)
     low = min(line.lengths[0] for line in lines)
     high = max(line.lengths[-1] for line in lines)
-    differ = max(values) / min(values)
-    log = log or differ > _WIDE
-    log_ms = log and differ > _DECADE
+    values = [ms for line in lines for ms in line.ms]
+    marks = [ms + spread / 2 for line in lines for _, ms, spread in line.measured]
+    ratio = max(values) / min(values)
+    log = log or (named and ratio > _WIDE)
     with matplotlib.rc_context(canvas.STYLE):
-        height = 3.3
-        figure = Figure(figsize=(canvas.WIDTH, height))
-        # Shares of the figure: the places are given, so that it's known where names would touch.
-        left, margin, bottom, tall = 0.07, 0.105, 0.145, 0.755
-        room = (1 - left) / len(families)
-        for panel, family in enumerate(families):
-            mode = family[0][1].mode
-            plot = figure.add_axes((left + panel * room, bottom, room - margin, tall))
+        figure = Figure(figsize=(canvas.WIDTH, 3.3 if named else 2.9), layout="constrained")
+        plots = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for plot, panel in zip(plots, panels, strict=True):
             for edge in edges:
                 plot.axvline(edge, color=FAINT, linewidth=1.2, zorder=0)
-            for i, (_, line) in enumerate(family):
-                _draw_line(plot, line, alpha=1 - 0.6 * i / max(1, len(family) - 1))
-            canvas.set_length_axis(plot, low, high, log=log, most=8)
-            canvas.set_ms_axis(plot, min(values), _highest(lines), log=log_ms)
-            _name_lines(plot, family, log_ms, tall * height * 72)
-            plot.set_title(f"{mode}, {kind}", loc="left", fontsize=9, color=MODE_COLOURS[mode])
-            canvas.label_axes(plot, axis, "ms per run" if panel == 0 else "")
-            if panel:
-                plot.tick_params(labelleft=False)
-        text = f"Milliseconds per run against {axis}, at each size of the other axis"
-        return canvas.to_svg(figure, "costs", text)
+            for i, (name, line) in enumerate(panel):
+                fading = 0.6 * i / max(1, len(panel) - 1) if name else 0.0
+                _draw_line(plot, line, alpha=1 - fading)
+            canvas.set_length_axis(plot, low, high, log=log, most=14 // len(panels) + 1)
+            highest, log_ms = max([*marks, *values]), log and ratio > _DECADE
+            canvas.set_ms_axis(plot, min(values), highest, log=log_ms)
+            _name_lines(plot, panel)
+            canvas.label_axes(plot, axis, "ms per run" if plot is plots[0] else "")
+        handles = [
+            Line2D(
+                [], [], color=MODE_COLOURS[line.mode], linestyle=_DASHES[line.mode], linewidth=1.4,
+                label=f"{line.mode}, {kind}", **(_marker(line.mode) if line.measured else {}),
+            )
+            for line in {line.mode: line for line in lines}.values()
+        ]  # fmt: skip
+        if edges:
+            handles.append(Line2D([], [], color=MID, linewidth=1.2, label="bucket edge"))
+        canvas.add_legend(figure, handles)
+        return canvas.to_svg(figure, "cost", f"Milliseconds per run against {axis}")
 
 
 def _draw_line(axes: Axes, line: CostLine, *, alpha: float = 1.0) -> None:
@@ -159,33 +123,21 @@ def _draw_line(axes: Axes, line: CostLine, *, alpha: float = 1.0) -> None:
         )  # fmt: skip
 
 
-def _highest(lines: Sequence[CostLine]) -> float:
-    """The top of lines and error bars."""
-    marks = [ms + spread / 2 for line in lines for _, ms, spread in line.measured]
-    return max([*marks, *(ms for line in lines for ms in line.ms)])
-
-
 def _marker(mode: str) -> dict[str, Any]:
     face = PAPER if mode == "pad" else MODE_COLOURS[mode]
     return {"marker": _MARKERS[mode], "markersize": 4.5, "markerfacecolor": face}
 
 
-def _name_lines(
-    plot: Axes, family: Sequence[tuple[str, CostLine]], log_ms: bool, points: float
-) -> None:
+def _name_lines(plot: Axes, panel: Sequence[tuple[str, CostLine]]) -> None:
     """Names lines at their right ends; of names that would touch the upper line's stays."""
-    low, high = plot.get_ylim()
-
-    def height(ms: float) -> float:
-        share = math.log(ms / low) / math.log(high / low) if log_ms else (ms - low) / (high - low)
-        return share * points
-
     taken = math.inf
-    for name, line in sorted(family, key=lambda item: -item[1].ms[-1]):
-        if taken - height(line.ms[-1]) < 10:
+    for name, line in sorted(panel, key=lambda item: -item[1].ms[-1]):
+        end = (line.lengths[-1], line.ms[-1])
+        height = _POINTS * (plot.transScale + plot.transLimits).transform(end)[1]
+        if not name or taken - height < 10:
             continue
-        taken = height(line.ms[-1])
+        taken = height
         plot.annotate(
-            name, (line.lengths[-1], line.ms[-1]), xytext=(5, 0), textcoords="offset points",
-            va="center", fontsize=8, color=INK, annotation_clip=False,
+            name, end, xytext=(5, 0), textcoords="offset points", va="center", fontsize=8,
+            color=INK, annotation_clip=False,
         )  # fmt: skip

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from edgecompile.buckets.judgement import BUCKET_COLUMNS, PlanJudgement, bucket_rows, plan_figures
+from edgecompile.buckets.assessment import PlanAssessment
+from edgecompile.buckets.figures import plan_figures
 from edgecompile.buckets.plan import Bucket, BucketPlan
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.machines.identity import describe_machine
@@ -77,7 +78,7 @@ def _natural(result: CaseResult) -> tuple[str, int, list[str | int]]:
 
 def build_page(
     name: str,
-    judgement: PlanJudgement,
+    assessment: PlanAssessment,
     report: VerifyReport,
     choice: PrecisionChoice | None = None,
     *,
@@ -89,7 +90,7 @@ def build_page(
 
     Args:
         name: of the bundle.
-        judgement: the plan and its rivals.
+        assessment: the plan and its rivals.
         report: of the verification.
         choice: how the precision was chosen, if it was.
         unit: what a length counts.
@@ -97,11 +98,11 @@ def build_page(
         facts: versions and machine.
     """
     sections = [
-        plan_section(judgement, unit=unit),
+        plan_section(assessment, unit=unit),
         *([] if choice is None else [precision_section(choice)]),
-        verify_section(report, judgement.plan.buckets),
+        verify_section(report, assessment.plan.buckets),
     ]
-    lead = f"Lengths: {judgement.traffic.source}"
+    lead = f"Lengths: {assessment.traffic.source}"
     return render_page(name, sections, lead=lead, header=header, facts=facts)
 
 
@@ -115,8 +116,8 @@ def plain_page(
     header: Sequence[tuple[str, str]] = (),
 ) -> str:
     """:func:`build_page` for a plan without costs: what share of the lengths each bucket serves."""
-    rows = bucket_rows(plan_figures(plan, lengths))
-    table = Table("Buckets", BUCKET_COLUMNS[:-1], tuple(row[:-1] for row in rows), words=2)
+    columns, rows = plan_figures(plan, lengths).table()
+    table = Table("Buckets", columns[:-1], tuple(row[:-1] for row in rows), words=2)
     sections = [
         Section("Plan", notes=("Nothing was measured: the plan has no costs.",), parts=(table,)),
         *([] if choice is None else [precision_section(choice)]),

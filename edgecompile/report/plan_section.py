@@ -5,26 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from edgecompile.buckets.costs.curves import CostCurve, Mode
-from edgecompile.buckets.costs.surfaces import CostSurface
-from edgecompile.buckets.joint.judgement import JointJudgement, bucket_table, joint_figures
-from edgecompile.buckets.judgement import (
+from edgecompile.buckets.assessment import (
     COST_WORDS,
     SAME,
-    PlanFigures,
-    PlanJudgement,
+    PlanAssessment,
+    baseline_label,
     excess_text,
-    plan_figures,
-    policy_caption,
-    policy_columns,
-    policy_label,
-    policy_rows,
 )
+from edgecompile.buckets.baselines import ONE_RANGE, OPTIMUM
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint, Mode
+from edgecompile.buckets.figures import PlanFigures, plan_figures
 from edgecompile.buckets.plan import BucketPlan
-from edgecompile.buckets.policies import ONE_RANGE, OPTIMUM
-from edgecompile.report import cost_plots, plots, size_plots
+from edgecompile.report import plots, size_plots
 from edgecompile.report.canvas import is_skewed, left_end
-from edgecompile.report.cost_plots import CostLine
+from edgecompile.report.cost_plots import CostLine, cost_plot
 from edgecompile.report.page import Drawing, Section, Table
 from edgecompile.units import format_bytes, format_count, format_duration, format_ms, format_share
 
@@ -33,41 +27,40 @@ __all__ = ["plan_section"]
 _SHORT_NAME = 9  # letters
 
 
-def plan_section(judgement: PlanJudgement, *, unit: str = "tokens") -> Section:
-    """The plan: its buckets over the traffic, what runs cost, what more buckets and rivals would.
+def plan_section(assessment: PlanAssessment, *, unit: str = "tokens") -> Section:
+    """The plan: its buckets over the traffic, what runs cost, what more buckets and other rules would.
 
     Args:
-        judgement: the plan, its rivals and doubts; over one axis or over two.
+        assessment: the plan, other rules and doubts; over one axis or over two.
         unit: what a length counts where there is one axis.
     """
-    plan = judgement.plan
-    if isinstance(judgement, JointJudgement):
-        view = joint_figures(plan, judgement.served_sizes)
-        traffic, costs = _size_map(judgement), _cost_family(judgement)
-    else:
-        view = plan_figures(plan, judgement.served)
-        traffic, costs = _histogram(judgement, unit), _cost_curve(judgement, unit)
-    fewer = judgement.fewer_programs()  # the verdict says so
+    plan = assessment.plan
+    view = plan_figures(plan, assessment.served)
+    traffic = _size_map(assessment) if len(view.axes) > 1 else _histogram(assessment, unit)
+    fewer = assessment.fewer_programs()  # the verdict says so
+    columns, rows = assessment.baseline_table()
+    own = tuple(i for i, name in enumerate(assessment.results) if name == OPTIMUM)
+    caption = assessment.baseline_caption()
     return Section(
         "Plan",
-        verdict=_verdict(judgement),
-        figures=_figures(judgement, view),
-        warnings=judgement.warnings,
-        notes=tuple(note for note in judgement.sentences() if note != f"{fewer}."),
+        verdict=_verdict(assessment),
+        figures=_figures(assessment, view),
+        warnings=assessment.warnings,
+        notes=tuple(note for note in assessment.sentences() if note != f"{fewer}."),
         parts=(
             traffic,
-            Table("Buckets", *bucket_table(judgement), words=2),
-            _policy_bars(judgement),
-            _policy_table(judgement),
-            *costs,
+            Table("Buckets", *view.table(), words=2),
+            _baseline_bars(assessment),
+            Table("Against other ways to choose", columns, rows, strong=own, caption=caption),
+            _costs(assessment, unit),
             *_cost_by_count(plan),
         ),
     )
 
 
-def _verdict(judgement: PlanJudgement) -> str:
+def _verdict(assessment: PlanAssessment) -> str:
     """What the plan comes to, in one sentence."""
-    plan = judgement.plan
+    plan = assessment.plan
     count = len(plan.buckets)
     if count == 1:
         return _verdict_on_one(plan)
@@ -75,21 +68,21 @@ def _verdict(judgement: PlanJudgement) -> str:
     kinds = {0: "all dynamic ranges", count: "all padded"}.get(
         padded, f"{count - padded} dynamic, {padded} padded"
     )
-    best = judgement.best_rival()
+    best = assessment.best_baseline()
     if best is None:
         return f"{count} programs, {kinds}."
-    fewer = judgement.fewer_programs()
+    fewer = assessment.fewer_programs()
     if fewer:
         return f"{fewer} ({kinds})."
-    own = judgement.policies[OPTIMUM].evaluation.expected_ms
+    own = assessment.results[OPTIMUM].evaluation.expected_ms
     share = own / best.evaluation.expected_ms - 1
     text = f"{count} programs, {kinds}: the mean run is"
     if abs(share) <= SAME:
-        return f"{text} that of {policy_label(best.name)}."
+        return f"{text} that of {baseline_label(best.name)}."
     word = "below" if share < 0 else "above"
     return (
         f"{text} {format_share(abs(share))} {word} that of the best other rule, "
-        f"{policy_label(best.name)}."
+        f"{baseline_label(best.name)}."
     )
 
 
@@ -111,35 +104,29 @@ def _is_best_count(plan: BucketPlan) -> bool:
     return not costs or costs[0] <= min(costs) * (1 + SAME)
 
 
-def _figures(judgement: PlanJudgement, view: PlanFigures) -> tuple[tuple[str, str], ...]:
-    plan = judgement.plan
-    figures = [("programs", str(len(plan.buckets)))]
-    if view.expected_ms is not None:
-        figures.insert(0, ("expected mean", f"{format_ms(view.expected_ms)} ms"))
-    if isinstance(judgement, JointJudgement):
-        n = judgement.sizes.n
-        for axis in judgement.sizes.axes:
-            ranges = [bucket.range(axis) for bucket in plan.buckets]
-            served = f"{min(own.lo for own in ranges)}–{max(own.hi for own in ranges)}"
-            figures.append((f"{axis} served", served))
-    else:
-        n = judgement.traffic.n
-        figures.append(("lengths served", f"{plan.min_length}–{plan.max_length}"))
+def _figures(assessment: PlanAssessment, view: PlanFigures) -> tuple[tuple[str, str], ...]:
+    plan = assessment.plan
+    figures = [("expected mean", f"{format_ms(view.expected_ms)} ms")]
+    figures.append(("programs", str(len(plan.buckets))))
+    for axis in view.axes:
+        name = axis if len(view.axes) > 1 else "lengths"
+        low, high = plan.extent(axis)
+        figures.append((f"{name} served", f"{low}–{high}"))
     figures.append(("padding", format_share(view.padding_waste)))
     if view.covered < 1:
         figures.append(("inputs served", format_share(view.covered)))
-    cost = judgement.cost
+    cost = assessment.cost
     if cost is not None and cost.base_size:
         figures.append(("size", format_bytes(cost.size(len(plan.buckets)))))
     if cost is not None and cost.bucket_build_s:
         figures.append(("predicted build", format_duration(cost.build_s(len(plan.buckets)))))
-    figures.append(("inputs in the sample", format_count(n)))
+    figures.append(("inputs in the sample", format_count(assessment.traffic.n)))
     return tuple(figures)
 
 
-def _histogram(judgement: PlanJudgement, unit: str) -> Drawing:
-    served = judgement.served
-    bands = [plots.Band(b.lo, b.hi, b.mode) for b in judgement.plan.buckets]
+def _histogram(assessment: PlanAssessment, unit: str) -> Drawing:
+    served = assessment.served.lengths
+    bands = [plots.Band(b.lo, b.hi, b.mode) for b in assessment.plan.buckets]
     return Drawing(
         "Lengths and buckets",
         plots.length_histogram(served.lengths, served.counts, bands, unit=unit),
@@ -147,73 +134,55 @@ def _histogram(judgement: PlanJudgement, unit: str) -> Drawing:
     )
 
 
-def _size_map(judgement: JointJudgement) -> Drawing:
-    sizes = judgement.served_sizes
-    first, second = sizes.axes
+def _size_map(assessment: PlanAssessment) -> Drawing:
+    served = assessment.served
+    first, second = served.axes
     boxes = []
-    for index, bucket in enumerate(judgement.plan.buckets):
+    for index, bucket in enumerate(assessment.plan.buckets):
         x, y = bucket.range(first), bucket.range(second)
         boxes.append(size_plots.Box((x.lo, y.lo), (x.hi, y.hi), bucket.mode, str(index)))
     return Drawing(
         "Sizes and buckets",
-        size_plots.size_map(sizes.sizes, sizes.counts, boxes, axes=(first, second)),
+        size_plots.size_map(
+            served.sizes.tolist(), served.counts.tolist(), boxes, axes=(first, second)
+        ),
         "Shades tell how often sizes come. The numbers in the boxes are those of the table, where "
         "there is room.",
     )
 
 
-def _cost_curve(judgement: PlanJudgement, unit: str) -> list[Drawing]:
-    plan, served = judgement.plan, judgement.served
-    curve = plan.curve
-    if curve is None:
-        return []
-    measured = _measured_lengths(curve)
-    log = is_skewed(served.lengths, served.counts, plan.max_length)
-    low = left_end(served.lengths, plan.max_length, plan.min_length, log=log)
-    extent = (low, plan.max_length)
-    svg = cost_plots.cost_curve(
-        [_cost_line(curve, mode, measured[mode], extent) for mode in curve.modes],
-        edges=[bucket.hi for bucket in plan.buckets],
-        kind=curve.kind,
-        unit=unit,
-        log=log,
-    )
-    title = f"Cost of one run, {COST_WORDS[curve.kind]}"
-    return [Drawing(title, svg, _cost_caption([curve], [measured]))]
-
-
-def _cost_family(judgement: JointJudgement) -> list[Drawing]:
-    plan = judgement.plan
-    surface = plan.surface
-    if surface is None:
-        return []
-    axis, other = surface.axes
-    found = [_measured_sizes(surface, curve) for _, curve in surface.slices]
-    ranges = [bucket.range(axis) for bucket in plan.buckets]
-    extent = (min(own.lo for own in ranges), max(own.hi for own in ranges))
-    # The title names the axis as well; a long name has no room beside the lines.
-    prefix = f"{other} " if len(other) <= _SHORT_NAME else ""
-    families = [
-        [
-            (f"{prefix}{size}", _cost_line(curve, mode, measured[mode], extent))
-            for (size, curve), measured in zip(surface.slices, found, strict=True)
+def _costs(assessment: PlanAssessment, unit: str) -> Drawing:
+    plan, costs, served = assessment.plan, assessment.costs, assessment.served.lengths
+    low, high = plan.extent(costs.axes[0])
+    log = is_skewed(served.lengths, served.counts, high)
+    extent = (left_end(served.lengths, high, low, log=log), high)
+    title = f"Cost of one run, {COST_WORDS[costs.kind]}"
+    if len(costs.axes) == 1:
+        measured = [_measured_lengths(costs, costs)]
+        lines = {0: costs}
+        axis = f"length ({unit})"
+        panels = [[("", _cost_line(costs, m, measured[0][m], extent)) for m in costs.modes]]
+    else:
+        axis, other = costs.axes
+        title = f"Cost of one run at each {other}, {COST_WORDS[costs.kind]}"
+        lines = costs.lines()
+        measured = [_measured_lengths(costs, line) for line in lines.values()]
+        # The title names the axis as well; a long name has no room beside the lines.
+        prefix = f"{other} " if len(other) <= _SHORT_NAME else ""
+        panels = [
+            [
+                (f"{prefix}{size}", _cost_line(line, mode, known[mode], extent))
+                for (size, line), known in zip(lines.items(), measured, strict=True)
+            ]
+            for mode in costs.modes
         ]
-        for mode in surface.modes
-    ]
-    lengths = judgement.served_sizes.marginal(axis)
-    svg = cost_plots.cost_family(
-        families,
-        axis=axis,
-        kind=surface.kind,
-        edges=sorted({own.hi for own in ranges}),
-        log=is_skewed(lengths.lengths, lengths.counts, extent[1]),
-    )
-    title = f"Cost of one run at each {other}, {COST_WORDS[surface.kind]}"
-    return [Drawing(title, svg, _cost_caption([c for _, c in surface.slices], found))]
+    edges = sorted({bucket.hi for bucket in plan.buckets})
+    svg = cost_plot(panels, axis=axis, kind=costs.kind, edges=edges, log=log)
+    return Drawing(title, svg, _cost_caption(list(lines.values()), measured))
 
 
 def _cost_line(
-    curve: CostCurve, mode: Mode, measured: frozenset[int], extent: tuple[int, int]
+    curve: CostGrid, mode: Mode, measured: frozenset[int], extent: tuple[int, int]
 ) -> CostLine:
     """A mode's costs over the sizes that the plan serves."""
     low, high = extent
@@ -222,9 +191,8 @@ def _cost_line(
     marks = []
     for point in curve.points:
         ms = point.value(mode)
-        spread = point.exact_spread_ms if mode == "exact" else point.pad_spread_ms
         if point.length in measured and low <= point.length <= high and ms is not None:
-            marks.append((point.length, ms, spread))
+            marks.append((point.length, ms, point.spread(mode)))
     return CostLine(
         mode,
         lengths,
@@ -234,53 +202,42 @@ def _cost_line(
     )
 
 
-def _measured_lengths(curve: CostCurve) -> dict[Mode, frozenset[int]]:
+def _measured_lengths(costs: CostGrid, line: CostGrid) -> dict[Mode, frozenset[int]]:
     """The lengths at which each mode was really run; the other costs were filled.
 
-    The provenance says so where modes were merged; without it all points count, but none of a
-    modelled curve.
+    The provenance of costs over one axis lists them where modes were merged. Over two axes each
+    size of the other axis has lengths of its own: there the costs without a spread were filled.
+    Without such a list all points count, but none of modelled costs.
     """
-    if curve.kind == "modelled":
-        return {mode: frozenset() for mode in curve.modes}
-    told = {
-        mode: frozenset(map(int, re.findall("[0-9]+", curve.provenance[f"{mode}_measured_at"])))
-        for mode in curve.modes
-        if f"{mode}_measured_at" in curve.provenance
+    if costs.kind == "modelled":
+        return {mode: frozenset() for mode in costs.modes}
+    listed = {
+        mode: set(map(int, re.findall("[0-9]+", costs.provenance.get(f"{mode}_measured_at", ""))))
+        for mode in costs.modes
     }
-    rest: frozenset[int] = frozenset() if told else frozenset(curve.lengths)
-    return {mode: told.get(mode, rest) for mode in curve.modes}
+    merged = any(listed.values())
+
+    def was_run(point: CostPoint, mode: Mode) -> bool:
+        if len(costs.axes) > 1:
+            return point.spread(mode) > 0
+        return point.length in listed[mode]
+
+    return {
+        mode: frozenset(p.length for p in line.points if not merged or was_run(p, mode))
+        for mode in costs.modes
+    }
 
 
-def _measured_sizes(surface: CostSurface, curve: CostCurve) -> dict[Mode, frozenset[int]]:
-    """As :func:`_measured_lengths`, of a slice of a surface.
-
-    A surface that was read from a file doesn't say where each slice was measured; if its
-    provenance says that modes were merged, the costs without a spread were filled.
-    """
-    if curve.provenance or surface.kind == "modelled":
-        return _measured_lengths(curve)
-    merged = any(name.endswith("_measured_at") for name in surface.provenance)
-    found: dict[Mode, frozenset[int]] = {}
-    for mode in curve.modes:
-        name = f"{mode}_spread_ms"
-        found[mode] = frozenset(
-            point.length for point in curve.points if not merged or getattr(point, name) > 0
-        )
-    return found
-
-
-def _cost_caption(
-    curves: Sequence[CostCurve], measured: Sequence[dict[Mode, frozenset[int]]]
-) -> str:
-    if curves[0].kind == "modelled":
+def _cost_caption(lines: Sequence[CostGrid], measured: Sequence[dict[Mode, frozenset[int]]]) -> str:
+    if lines[0].kind == "modelled":
         return "No point was measured: the costs follow from what the target's profile can do."
-    points = [point for curve in curves for point in curve.points]
+    points = [point for line in lines for point in line.points]
     text = "Marks are what was run"
     if any(point.exact_spread_ms or point.pad_spread_ms for point in points):
         text += ", their bars as long as the distance of the quartiles"
     filled = any(
-        not known >= set(curve.lengths)
-        for curve, modes in zip(curves, measured, strict=True)
+        not known >= set(line.lengths)
+        for line, modes in zip(lines, measured, strict=True)
         for known in modes.values()
     )
     between = "; between them costs are interpolated"
@@ -300,16 +257,16 @@ def _cost_by_count(plan: BucketPlan) -> list[Drawing]:
     return [Drawing("What more buckets would save", svg, caption)]
 
 
-def _policy_bars(judgement: PlanJudgement) -> Drawing:
-    own = judgement.plan.buckets
+def _baseline_bars(assessment: PlanAssessment) -> Drawing:
+    own = assessment.plan.buckets
     is_range = len(own) == 1 and own[0].mode == "exact"
     same = {OPTIMUM, ONE_RANGE} if is_range else {OPTIMUM}
-    names = list(judgement.policies)
+    names = list(assessment.results)
     labels = [
-        policy_label(name) + (" (the same)" if is_range and name == ONE_RANGE else "")
+        baseline_label(name) + (" (the same)" if is_range and name == ONE_RANGE else "")
         for name in names
     ]
-    ms = [item.evaluation.expected_ms for item in judgement.policies.values()]
+    ms = [item.evaluation.expected_ms for item in assessment.results.values()]
     best = ms[names.index(OPTIMUM)]
     remarks = [
         "" if name == OPTIMUM else f"({excess_text(x / best - 1)})"
@@ -317,7 +274,7 @@ def _policy_bars(judgement: PlanJudgement) -> Drawing:
     ]
     limit = 5 * best
     return Drawing(
-        "Expected mean of each policy",
+        "Expected mean of each rule",
         plots.bars(
             labels,
             {"expected mean": ms},
@@ -328,10 +285,3 @@ def _policy_bars(judgement: PlanJudgement) -> Drawing:
         ),
         "A bar with a gap is longer than drawn." if max(ms) > limit else "",
     )
-
-
-def _policy_table(judgement: PlanJudgement) -> Table:
-    strong = tuple(i for i, name in enumerate(judgement.policies) if name == OPTIMUM)
-    columns, rows = policy_columns(judgement), policy_rows(judgement)
-    caption = policy_caption(judgement)
-    return Table("Against other ways to choose", columns, rows, strong=strong, caption=caption)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import matplotlib
@@ -74,13 +73,9 @@ def length_histogram(
         high = max(lengths[-1], bands[-1].hi if bands else 0)
         log = canvas.is_skewed(lengths, counts, high)
         low = canvas.left_end(lengths, high, bands[0].lo if bands else lengths[0], log=log)
-        edges, shares = _log_bins(lengths, counts, low, high) if log else _bins(
-            lengths, counts, low, high
-        )  # fmt: skip
-        heights = shares
-        if log:
-            widths = [np.log2(right / left) for left, right in pairwise(edges)]
-            heights = [share / width for share, width in zip(shares, widths, strict=True)]
+        edges = np.array(canvas.bin_edges(low, high, log=log, most=_MOST_BINS))
+        shares, _ = np.histogram(lengths, edges, weights=np.array(counts) / sum(counts) * 100)
+        heights = shares / np.diff(np.log2(edges)) if log else shares
         for i, band in enumerate(bands):
             colour = MODE_COLOURS.get(band.mode, GREY)
             left = low if i == 0 else band.lo
@@ -249,36 +244,6 @@ def _cut_bar(axes: Axes, place: float, thick: float, top: float) -> None:
     axes.fill(
         [top * x for x, _ in corners], [y for _, y in corners], color=PAPER, linewidth=0, zorder=3
     )
-
-
-def _bins(
-    lengths: Sequence[int], counts: Sequence[int], low: int, high: int
-) -> tuple[list[float], list[float]]:
-    """At most 120 bins of whole width, with no length on an edge, and their percentages."""
-    width = max(1, -(-(high - low + 1) // _MOST_BINS))
-    number = (high - low) // width + 1
-    return _fill([low - 0.5 + i * width for i in range(number + 1)], lengths, counts)
-
-
-def _log_bins(
-    lengths: Sequence[int], counts: Sequence[int], low: int, high: int
-) -> tuple[list[float], list[float]]:
-    """Bins that are whole and about as wide on a logarithmic axis, and their percentages."""
-    ratio = (high / low) ** (1 / _MOST_BINS) - 1
-    edges = [low - 0.5]
-    while edges[-1] < high:
-        edges.append(edges[-1] + max(1, round(edges[-1] * ratio)))
-    return _fill(edges, lengths, counts)
-
-
-def _fill(
-    edges: list[float], lengths: Sequence[int], counts: Sequence[int]
-) -> tuple[list[float], list[float]]:
-    heights = [0] * (len(edges) - 1)
-    for at, count in zip(np.searchsorted(edges, lengths) - 1, counts, strict=True):
-        heights[int(at)] += count
-    total = sum(counts)
-    return edges, [100 * height / total for height in heights]
 
 
 def _edge_labels(axes: Axes, edges: Sequence[int], *, log: bool) -> None:

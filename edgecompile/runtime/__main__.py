@@ -128,12 +128,12 @@ def make_parser(
         sub.add_argument("--debug", action="store_true", help="show tracebacks")
         sub.add_argument("--variant", metavar="NAME", help="use this variant, not the best one")
         if name not in ("info", "finish"):
-            sub.add_argument("--threads", metavar="N", type=int, help="threads of one run")
+            sub.add_argument("--threads", metavar="N", type=int, help="use N threads for a run")
             sub.add_argument(
                 "--verify",
                 choices=("fast", "auto", "full"),
                 default=verify,
-                help="which files to hash first (default: {})".format(verify),
+                help="hash these files first (default: {})".format(verify),
             )
         return sub
 
@@ -161,13 +161,23 @@ def make_parser(
         "--inputs",
         metavar="FILE",
         required=True,
-        help=".npz with an array for each input, .npy for a model with one, or a .json object",
+        help="read the inputs: .npz with an array for each, .npy for a model with one, .json object",
     )
     run.add_argument("--output", metavar="FILE", help="write the outputs as .npz")
     encode = add("encode", _encode, "Run texts, with the bundle's tokenizer.", "auto")
-    encode.add_argument("--text", metavar="TEXT", action="append", default=[], help="one of them")
-    encode.add_argument("--file", metavar="FILE", help="a text a line; - reads standard input")
-    encode.add_argument("--prompt", metavar="NAME", help="which of the bundle's goes before each")
+    encode.add_argument(
+        "--text",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="run this text; may be given several times",
+    )
+    encode.add_argument(
+        "--file", metavar="FILE", help="read one text per line; - reads standard input"
+    )
+    encode.add_argument(
+        "--prompt", metavar="NAME", help="put this prompt of the bundle before each text"
+    )
     finish = add("finish", _finish, "Build this device's TensorRT engine and test it.", "full")
     finish.add_argument("--workspace", metavar="BYTES", type=int, help="memory for kernels to try")
     finish.add_argument("--level", metavar="N", type=int, choices=range(6), help="of optimization")
@@ -215,17 +225,15 @@ def _info(options: argparse.Namespace) -> int:
     return 0
 
 
+def _opening(options: argparse.Namespace) -> Dict[str, Any]:
+    """The arguments of ``open_bundle``."""
+    return {key: getattr(options, key) for key in ("threads", "variant", "verify")}
+
+
 def _selftest(options: argparse.Namespace) -> int:
     from .commands.selftest import format_selftest, run_selftest
 
-    report = run_selftest(
-        options.bundle,
-        cases=options.cases,
-        threads=options.threads,
-        variant=options.variant,
-        verify=options.verify,
-        say=_say,
-    )
+    report = run_selftest(options.bundle, cases=options.cases, say=_say, **_opening(options))
     _show(options, report, format_selftest(report))
     return 0 if report["ok"] else SelftestError.exit_code
 
@@ -237,7 +245,7 @@ def _generate(options: argparse.Namespace) -> int:
         if not options.json:
             print(text, end="", flush=True)
 
-    report, lines = run_generate(options, show)
+    report, lines = run_generate(options, show, _opening(options))
     if options.json:
         _show(options, report, [])
     else:
@@ -253,9 +261,7 @@ def _encode(options: argparse.Namespace) -> int:
         options.bundle,
         read_texts(options.text, options.file),
         prompt=options.prompt,
-        threads=options.threads,
-        variant=options.variant,
-        verify=options.verify,
+        **_opening(options),
     )
     cut = sum(entry["truncated"] for entry in report["texts"])
     if cut:
@@ -267,14 +273,7 @@ def _encode(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from .commands.run import format_run, run_file
 
-    report = run_file(
-        options.bundle,
-        options.inputs,
-        output=options.output,
-        threads=options.threads,
-        variant=options.variant,
-        verify=options.verify,
-    )
+    report = run_file(options.bundle, options.inputs, output=options.output, **_opening(options))
     _show(options, report, format_run(report))
     return 0
 
@@ -282,9 +281,7 @@ def _run(options: argparse.Namespace) -> int:
 def _how(options: argparse.Namespace) -> Dict[str, Any]:
     """How a bundle is to be opened and run, as every kind of measurement takes it."""
     return {
-        "threads": options.threads,
-        "variant": options.variant,
-        "verify": options.verify,
+        **_opening(options),
         "seconds": options.seconds,
         "seed": options.seed,
         "say": _say,
@@ -360,9 +357,7 @@ def _coldstart(options: argparse.Namespace) -> int:
     if options.loads:
         loads = cold_load(
             options.bundle,
-            threads=options.threads,
-            variant=options.variant,
-            verify=options.verify,
+            **_opening(options),
         )
         print(json.dumps(loads))
         return 0
@@ -371,9 +366,7 @@ def _coldstart(options: argparse.Namespace) -> int:
         options.length,
         options.since,
         time.monotonic_ns(),
-        threads=options.threads,
-        variant=options.variant,
-        verify=options.verify,
+        **_opening(options),
     )
     print(json.dumps(report))
     return 0

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Union
 
-from .cpu.host import Host, choose_variant
+from .cpu.host import VARIANT_VARIABLE, Host, choose_variant
 from .cpu.loaders import find_loader
 from .cpu.programs import Programs, open_cpu_variant
 from .errors import (
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .gpu.programs import GpuPrograms
 
 MODE_VARIABLE = "EDGECOMPILE_MODE"
-VARIANT_VARIABLE = "EDGECOMPILE_VARIANT"
 FALLBACK_VARIABLE = "EDGECOMPILE_FALLBACK"
 FALLBACKS = ("cpu",)
 VERIFY_LEVELS = ("fast", "auto", "full")
@@ -124,7 +123,15 @@ def open_programs(folder: BundleFolder, host: Host, request: Request) -> Opened:
         from .gpu.variant import open_gpu_variant
 
         try:
-            programs = open_gpu_variant(folder, variant, request.mode, request.finish)
+            try:
+                programs = open_gpu_variant(folder, variant, request.mode)
+            except UnfinishedBundleError:
+                if not request.finish:
+                    raise
+                from .finish.finish import Options, finish_bundle
+
+                finish_bundle(folder.path, Options(variant=variant.name))
+                programs = open_gpu_variant(folder, variant, request.mode)
         except (GpuUnavailableError, UnfinishedBundleError) as error:
             if request.after(error) is None:
                 _add_hint(error, folder, host)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from edgecompile.files import plain_fields
 from edgecompile.targets.schema import GPU_KEYS, check_table
-
-__all__ = ["GPU_PRECISION", "GPU_PRECISIONS", "GpuSpec", "gpu_problems"]
 
 #: What a GPU may compute in, the widest first.
 GPU_PRECISIONS = ("fp32", "fp16", "int8")
-#: Where nobody says otherwise.
+#: The default.
 GPU_PRECISION = "fp16"
 
 
@@ -45,8 +44,8 @@ class GpuSpec:
 
     def to_json(self) -> dict[str, Any]:
         """A table as a profile has it."""
-        table = {key: value for key, value in asdict(self).items() if value is not None}
-        return {**table, "models": list(self.models), "peak_gflops": dict(self.peak_gflops)}
+        table = {key: value for key, value in plain_fields(self).items() if value is not None}
+        return {**table, "peak_gflops": dict(self.peak_gflops)}
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> GpuSpec:

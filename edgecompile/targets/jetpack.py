@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING
 
 from edgecompile.errors import PlanError, TargetError
 from edgecompile.runtime.format.recipe import version_pair
-from edgecompile.targets.files import read_toml, search_path
-from edgecompile.targets.schema import JETPACK_KEYS, check_table, nearest
+from edgecompile.targets.schema import (
+    JETPACK_KEYS,
+    check_table,
+    nearest,
+    problems_error,
+    read_table,
+    search_path,
+)
 
 if TYPE_CHECKING:
     from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["NO_JETPACK", "JetPack", "find_jetpack", "list_jetpacks", "load_jetpack"]
 
 _FOLDER = "jetpacks"
 
 
 @dataclass(frozen=True)
 class JetPack:
-    """What a release brings along.
+    """The versions in a release.
 
     Attributes:
         name: such as "6.2"; "" of :data:`NO_JETPACK`.
@@ -102,10 +107,7 @@ def load_jetpack(name: str, folders: Sequence[Path] | None = None) -> JetPack:
             hint=f"known: {', '.join(known) or 'none'}",
         )
     path = next(p for f in folders if (p := f / _FOLDER / f"{name}.toml").is_file())
-    table = read_toml(path)
-    problems = check_table(table, JETPACK_KEYS, "release")
-    if table.get("name") not in (None, path.stem):
-        problems.append(f"name: {table['name']!r} differs from the file's name {path.stem!r}")
+    table, problems = read_table(path, lambda item: check_table(item, JETPACK_KEYS, "release"))
     if problems:
-        raise TargetError("\n  ".join([f"the release {path} is malformed:", *problems]))
+        raise problems_error(f"the release {path} is malformed", problems)
     return JetPack(**{**table, "sources": tuple(table.get("sources", {}).items())})

@@ -1,4 +1,4 @@
-"""What is built for: device profiles (profiles/*.toml) and the variants that they name.
+"""Targets of a build: device profiles (profiles/*.toml) and the variants that they name.
 
 A profile describes a device or a class of devices: its cores, memory, speed, the oldest system
 that must load the result, and the instruction-set variants to build. Variants stand in files of
@@ -7,7 +7,6 @@ their own (profiles/variants/*.toml), so that all profiles mean the same by "x86
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import os
 import re
@@ -17,25 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.errors import TargetError
-from edgecompile.targets.files import PROFILES_VARIABLE, read_toml, search_path
+from edgecompile.files import plain_fields
 from edgecompile.targets.gpu import GpuSpec, gpu_problems
 from edgecompile.targets.schema import (
     PROFILE_KEYS,
     check_table,
     features_problems,
+    problems_error,
+    read_table,
+    search_path,
     variant_problems,
 )
-
-__all__ = [
-    "PROFILES_VARIABLE",
-    "TargetProfile",
-    "VariantSpec",
-    "list_targets",
-    "list_variants",
-    "load_target",
-    "load_variant",
-    "search_path",
-]
 
 
 @dataclass(frozen=True)
@@ -67,14 +58,14 @@ class VariantSpec:
 
     def to_json(self) -> dict[str, Any]:
         """A dict of JSON types; ``from_json`` reverses it."""
-        return {key: _jsonable(value) for key, value in dataclasses.asdict(self).items()}
+        return plain_fields(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> VariantSpec:
         """Reads what ``to_json`` wrote; raises TargetError naming every problem."""
         problems = variant_problems(data)
         if problems:
-            raise _target_error("a variant's description is malformed", problems)
+            raise problems_error("a variant's description is malformed", problems)
         return cls(**_frozen(data))
 
 
@@ -154,16 +145,11 @@ class TargetProfile:
 
     def to_json(self) -> dict[str, Any]:
         """A dict of JSON types; ``from_json`` reverses it. Holds no path of the build machine."""
-        data = {key: _jsonable(value) for key, value in dataclasses.asdict(self).items()}
+        data = plain_fields(self)
         for key in ("peak_gflops", "features", "sources"):
             data[key] = dict(data[key])
-        # A profile of a CPU has no key for what it hasn't got.
-        del data["gpu"], data["jetpacks"]
-        if self.gpu is not None:
-            data.update(gpu=self.gpu.to_json())
-        if self.jetpacks:
-            data.update(jetpacks=list(self.jetpacks))
-        return data
+        # A profile of a CPU has no keys of GPUs.
+        return {k: v for k, v in data.items() if v or k not in ("gpu", "jetpacks")}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TargetProfile:
@@ -171,7 +157,7 @@ class TargetProfile:
         rest = {key: value for key, value in data.items() if key != "variants"}
         problems = check_table({**rest, "variants": ["-"]}, PROFILE_KEYS, "profile")
         if problems or not isinstance(data.get("variants"), list):
-            raise _target_error("a profile is malformed", problems or ["variants: not a list"])
+            raise problems_error("a profile is malformed", problems or ["variants: not a list"])
         variants = tuple(VariantSpec.from_json(item) for item in data["variants"])
         return _assemble(rest, variants, "a profile is malformed")
 
@@ -205,8 +191,8 @@ def load_target(name_or_path: str | Path, folders: Sequence[Path] | None = None)
         path = Path(text)
         folders = (path.parent, *folders)  # the user's own variants lie beside the profile
     else:
-        found = [folder / f"{text}.toml" for folder in folders]
-        existing = [path for path in found if os.path.isfile(path)]
+        candidates = [folder / f"{text}.toml" for folder in folders]
+        existing = [path for path in candidates if os.path.isfile(path)]
         if not existing:
             meant = _did_you_mean(text, _names(folders))
             raise TargetError(
@@ -216,10 +202,7 @@ def load_target(name_or_path: str | Path, folders: Sequence[Path] | None = None)
         path = existing[0]
 
     where = f"the profile {path} is malformed"
-    table = read_toml(path)
-    problems = check_table(table, PROFILE_KEYS, "profile")
-    if table.get("name") not in (None, path.stem):
-        problems.append(f"name: {table['name']!r} differs from the file's name {path.stem!r}")
+    table, problems = read_table(path, lambda item: check_table(item, PROFILE_KEYS, "profile"))
     variants = []
     names = table.get("variants")
     for name in names if isinstance(names, list) else []:
@@ -231,7 +214,7 @@ def load_target(name_or_path: str | Path, folders: Sequence[Path] | None = None)
                     f"variants: {error.message}" + (f" ({error.hint})" * bool(error.hint))
                 )
     if problems:
-        raise _target_error(where, problems)
+        raise problems_error(where, problems)
     return _assemble(table, tuple(variants), where)
 
 
@@ -249,12 +232,9 @@ def load_variant(name: str, folders: Sequence[Path] | None = None) -> VariantSpe
     else:
         hint = _suggest(name, list_variants(tuple(folders)), "variants")
         raise TargetError(f"unknown variant {name!r}", hint=hint)
-    table = read_toml(path)
-    problems = variant_problems(table)
-    if table.get("name") not in (None, path.stem):
-        problems.append(f"name: {table['name']!r} differs from the file's name {path.stem!r}")
+    table, problems = read_table(path, variant_problems)
     if problems:
-        raise _target_error(f"the variant {path} is malformed", problems)
+        raise problems_error(f"the variant {path} is malformed", problems)
     return VariantSpec(**_frozen(table))
 
 
@@ -295,7 +275,7 @@ def _assemble(
                 f"{members[0].name} requires also {', '.join(lacking)}"
             )
     if problems:
-        raise _target_error(where, problems)
+        raise problems_error(where, problems)
     ordered = tuple(sorted(variants, key=lambda variant: variant.rank))
     data = {
         **_frozen(table),
@@ -331,19 +311,9 @@ def _did_you_mean(name: str, known: Sequence[str]) -> str:
     short = [full for full in known if len(plain) > 2 and is_short_for(full)]
     short.sort(key=lambda full: len(full))
     close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    found = list(dict.fromkeys([*short, *close]))[:3]
-    return f"did you mean {' or '.join(found)}? " if found else ""
-
-
-def _target_error(where: str, problems: Sequence[str]) -> TargetError:
-    return TargetError("\n  ".join([f"{where}:", *problems]))
+    suggestions = list(dict.fromkeys([*short, *close]))[:3]
+    return f"did you mean {' or '.join(suggestions)}? " if suggestions else ""
 
 
 def _frozen(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _jsonable(item) for key, item in value.items()}
-    return [_jsonable(item) for item in value] if isinstance(value, (list, tuple)) else value

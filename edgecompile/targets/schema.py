@@ -1,25 +1,26 @@
-"""The keys of profile and variant files, and the check of a parsed table against them."""
+"""Files of profiles, variants and releases: their folders, their keys, and the check of a file."""
 
 from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "FEATURES",
-    "GPU_KEYS",
-    "JETPACK_KEYS",
-    "PROFILE_KEYS",
-    "Key",
-    "check_table",
-    "features_problems",
-    "nearest",
-    "variant_problems",
-]
+from edgecompile.errors import TargetError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+PROFILES_VARIABLE = "EDGECOMPILE_PROFILES"
 
 # CPU features by architecture, in the names that the runtime's probe (native/probe) writes.
 FEATURES: Mapping[str, tuple[str, ...]] = {
@@ -76,7 +77,7 @@ def check_table(table: object, keys: Sequence[Key], what: str) -> list[str]:
 
 
 def features_problems(arch: str, features: Sequence[str], where: str) -> list[str]:
-    """What is wrong with a list of CPU features of an architecture."""
+    """The problems of a list of CPU features of an architecture."""
     if arch not in FEATURES:
         known = ", ".join(FEATURES)
         return [f"{where}: unknown architecture {arch!r}{nearest(arch, list(FEATURES))}: {known}"]
@@ -235,3 +236,64 @@ JETPACK_KEYS = (
     Key("opset", _integer(9, 30)),
     Key("sources", _table_of(_text), required=False),
 )
+
+
+def search_path() -> tuple[Path, ...]:
+    """The folders in which names are looked up, in order: that of the environment variable
+    EDGECOMPILE_PROFILES, the packaged profiles, and the source tree's ``profiles/``.
+
+    Raises:
+        TargetError: the variable names no folder.
+    """
+    folders = []
+    chosen = os.environ.get(PROFILES_VARIABLE)
+    if chosen:
+        if not Path(chosen).is_dir():
+            raise TargetError(
+                f"{PROFILES_VARIABLE}={chosen} is not a folder",
+                hint=f"set it to a folder of profiles (*.toml), or unset {PROFILES_VARIABLE}",
+            )
+        folders.append(Path(chosen))
+    package = Path(__file__).resolve().parents[1]
+    # The second exists in a source tree and in editable installs of it only.
+    shipped = (package / "_profiles", package.parent / "profiles")
+    folders += [folder for folder in shipped if folder.is_dir()]
+    return tuple(folders)
+
+
+def read_table(
+    path: Path, check: Callable[[Mapping[str, Any]], list[str]]
+) -> tuple[dict[str, Any], list[str]]:
+    """The table of a file, and its problems: those that ``check`` finds, and a wrong name.
+
+    Raises:
+        TargetError: the file is missing, unreadable or no TOML.
+    """
+    table = read_toml(path)
+    problems = check(table)
+    if table.get("name") not in (None, path.stem):
+        problems.append(f"name: {table['name']!r} differs from the file's name {path.stem!r}")
+    return table, problems
+
+
+def problems_error(where: str, problems: Sequence[str]) -> TargetError:
+    """The error that lists every problem."""
+    return TargetError("\n  ".join([f"{where}:", *problems]))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table of a file.
+
+    Raises:
+        TargetError: it is missing, unreadable or no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TargetError(
+            f"there is no profile {path}", hint="`edgecompile targets list` names the known ones"
+        ) from None
+    except OSError as error:
+        raise TargetError(f"can't read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TargetError(f"{path} is not valid TOML: {error}") from error

@@ -1,4 +1,4 @@
-"""What a bundle holds for a GPU: ONNX, weights and recipe, and an engine where the build host has that
+"""The parts of a bundle for a GPU: ONNX, weights and recipe, and an engine where the build host has that
 very GPU."""
 
 from __future__ import annotations
@@ -19,16 +19,6 @@ from edgecompile.targets.profile import TargetProfile
 from edgecompile.tensorrt.recipes import make_recipe
 from edgecompile.tensorrt.rtx import RtxReport
 from edgecompile.tensorrt.torch_tensorrt import BuiltEngine
-
-__all__ = [
-    "GpuParts",
-    "add_gpu",
-    "engine_notes",
-    "onnx_results",
-    "rtx_notes",
-    "try_engine",
-    "with_gpu",
-]
 
 #: Over that of any CPU's variant.
 _RANK = 900
@@ -55,7 +45,7 @@ class GpuParts:
 
     @property
     def variant(self) -> str:
-        """What the bundle calls it."""
+        """Its name in the bundle."""
         return self.profile.name
 
 
@@ -130,7 +120,7 @@ def try_engine(
 
 
 def engine_notes(engine: BuiltEngine | None) -> tuple[str, ...]:
-    """What a person should know of the engine that comes along."""
+    """Notes for people on the engine in the bundle."""
     if engine is None:
         return ()
     text = (
@@ -164,7 +154,7 @@ def with_gpu(
 
 
 def rtx_notes(report: RtxReport | None) -> tuple[str, ...]:
-    """What a person should know of TensorRT-RTX's build, a sentence or none."""
+    """Notes for people on TensorRT-RTX's build, a sentence or none."""
     if report is None:
         return ()
     if report.ok:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
+from edgecompile.buckets.plan import Bucket
+from edgecompile.bundle.assembly import bucket_spec
 from edgecompile.errors import PlanError, TargetError
+from edgecompile.models.specs import InputSpec
 from edgecompile.onnx.memory import MemoryEstimate, estimate_memory
 from edgecompile.precision import TOLERANCES, min_cosine
 from edgecompile.runtime.format.recipe_schema import Recipe, ShapeRange, TargetDevice, TensorType
 from edgecompile.runtime.format.schema import BucketSpec, Manifest, TensorSpec
 from edgecompile.targets.jetpack import JetPack
 from edgecompile.targets.profile import TargetProfile
-
-__all__ = ["make_recipe", "require_memory", "shape_ranges"]
 
 #: TensorRT's own default: 5 takes several times as long for a few per cent.
 _LEVEL = 3
@@ -43,7 +44,7 @@ def make_recipe(
 
     Raises:
         PlanError: a build is predicted to need more memory than the module has.
-        CompileError: the graph's shapes can't be told.
+        CompileError: the graph's shapes can't be inferred.
     """
     gpu = profile.gpu
     if gpu is None:
@@ -108,15 +109,24 @@ def shape_ranges(spec: TensorSpec, bucket: BucketSpec, length_axis: str | None) 
     A padded axis comes at its upper edge only, but the profile takes the smaller sizes too, so
     that the same engine can also run without padding.
     """
-    shapes: Mapping[str, list[int]] = {"min": [], "opt": [], "max": []}
+    shapes = []
     for dim in spec.shape:
         if isinstance(dim, int):
-            sizes = (dim, dim, dim)
-        else:
-            extent = bucket.axes[str(dim)]
-            padded = dim in bucket.padded(length_axis)
-            tuned = extent.hi if padded else extent.hint or extent.hi
-            sizes = (extent.lo, tuned, extent.hi)
-        for key, size in zip(("min", "opt", "max"), sizes, strict=True):
-            shapes[key].append(size)
-    return ShapeRange(*(tuple(shapes[key]) for key in ("min", "opt", "max")))
+            shapes.append((dim, dim, dim))
+            continue
+        extent = bucket.axes[str(dim)]
+        padded = dim in bucket.padded(length_axis)
+        tuned = extent.hi if padded else extent.hint or extent.hi
+        shapes.append((extent.lo, tuned, extent.hi))
+    return ShapeRange(*(tuple(shape[edge] for shape in shapes) for edge in range(3)))
+
+
+def engine_profiles(
+    inputs: Sequence[InputSpec], buckets: Sequence[Bucket]
+) -> list[dict[str, ShapeRange]]:
+    """The shapes of every input in each bucket of a plan, as the recipe has them."""
+    specs = [TensorSpec(item.name, item.dtype, tuple(item.shape)) for item in inputs]
+    return [
+        {item.name: shape_ranges(item, bucket_spec(b), b.length_axis) for item in specs}
+        for b in buckets
+    ]

@@ -7,7 +7,6 @@ on this machine on nothing: what is found out here is that the file parses and b
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -17,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.buckets.plan import Bucket
-from edgecompile.buckets.ranges import AxisRange
 from edgecompile.errors import MissingDependencyError
+from edgecompile.files import plain_fields
 from edgecompile.models.specs import InputSpec
-
-__all__ = ["STATUS", "RtxError", "RtxReport", "bucket_profiles", "check_rtx", "has_rtx"]
+from edgecompile.tensorrt.recipes import engine_profiles
+from edgecompile.tensorrt.workers import ask
 
 #: What a build proves; the words stand in reports and documentation.
 STATUS = "built, not executed, not Jetson"
@@ -30,13 +29,15 @@ STATUS = "built, not executed, not Jetson"
 _CAPABILITY = "SM80"
 _WORKER = Path(__file__).with_name("rtx_worker.py")
 _SHOWN = 20
+#: What a report takes from the answer as it is.
+_FIGURES = ("parse_seconds", "build_seconds", "engine_bytes", "peak_bytes", "layers")
 #: A build that hangs is no reason for ours to: it only tells more than is known anyway.
 _PATIENCE_S = 1800.0
 
 
 @dataclass(frozen=True)
 class RtxError:
-    """What TensorRT-RTX said against a node; ``node`` is empty where it names none."""
+    """An objection of TensorRT-RTX to a node; ``node`` is empty where it names none."""
 
     node: str
     operator: str
@@ -46,10 +47,14 @@ class RtxError:
         where = f"{self.operator} {self.node}".strip()
         return f"{where}: {self.text}" if where else self.text
 
+    def to_json(self) -> str:
+        """As a report has it."""
+        return str(self)
+
 
 @dataclass(frozen=True)
 class RtxReport:
-    """What came of it.
+    """The result of a build by TensorRT-RTX.
 
     Attributes:
         status: :data:`STATUS`, or that and where it failed.
@@ -84,22 +89,7 @@ class RtxReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "status": self.status,
-            "ok": self.ok,
-            "version": self.version,
-            "compute_capability": self.compute_capability,
-            "profiles": self.profiles,
-            "parse_seconds": self.parse_seconds,
-            "build_seconds": self.build_seconds,
-            "engine_bytes": self.engine_bytes,
-            "scratch_bytes": None if self.scratch_bytes is None else list(self.scratch_bytes),
-            "peak_bytes": self.peak_bytes,
-            "layers": self.layers,
-            "missing_inputs": list(self.missing_inputs),
-            "errors": [str(error) for error in self.errors],
-            "warnings": list(self.warnings),
-        }
+        return plain_fields(self)
 
 
 def bucket_profiles(
@@ -109,30 +99,11 @@ def bucket_profiles(
 
     Inputs of fixed shape have no place in a profile.
     """
-    profiles = []
-    for bucket in buckets:
-        spans = dict(bucket.axes)
-        padded = bucket.pad_axes if bucket.mode == "pad" else ()
-        profiles.append(
-            {
-                spec.name: {
-                    key: [
-                        dim if isinstance(dim, int) else _size(spans[dim], edge, dim in padded)
-                        for dim in spec.shape
-                    ]
-                    for key, edge in (("min", "lo"), ("opt", "hint"), ("max", "hi"))
-                }
-                for spec in inputs
-                if any(isinstance(dim, str) for dim in spec.shape)
-            }
-        )
-    return profiles
-
-
-def _size(span: AxisRange, edge: str, padded: bool) -> int:
-    """A padded axis comes at its upper edge: that is what its kernels are tuned for."""
-    size: int = getattr(span, "hi" if padded and edge == "hint" else edge)
-    return size
+    varying = [spec for spec in inputs if any(isinstance(dim, str) for dim in spec.shape)]
+    return [
+        {name: shapes.to_json() for name, shapes in profile.items()}
+        for profile in engine_profiles(varying, buckets)
+    ]
 
 
 def has_rtx(python: str = sys.executable) -> bool:
@@ -162,81 +133,50 @@ def check_rtx(
         Also where the build fails: the report says at what.
 
     Raises:
-        MissingDependencyError: the interpreter hasn't got TensorRT-RTX.
+        MissingDependencyError: the interpreter lacks TensorRT-RTX.
     """
     if not has_rtx(python):
         raise MissingDependencyError(
             "TensorRT-RTX isn't installed", hint="pip install 'edgecompile[rtx]'"
         )
     with tempfile.TemporaryDirectory(prefix="edgecompile-rtx-") as name:
-        request, answer = Path(name, "request.json"), Path(name, "answer.json")
-        request.write_text(
-            json.dumps(
-                {
-                    "onnx": str(onnx.resolve()),
-                    "profiles": [
-                        {n: {k: list(v) for k, v in s.items()} for n, s in shapes.items()}
-                        for shapes in profiles
-                    ],
-                    "compute_capability": compute_capability,
-                    "level": level,
-                    "answer": str(answer),
-                }
-            ),
-            encoding="utf-8",
-        )
-        command = [python, "-I", str(_WORKER), str(request)]
-        try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                cwd=name,
-                errors="replace",
-                timeout=_PATIENCE_S,
-            )
-        except subprocess.TimeoutExpired:
-            late = f"it took more than {_PATIENCE_S:.0f} s"
-            done = subprocess.CompletedProcess(command, -9, "", late)
-        found = json.loads(answer.read_text(encoding="utf-8")) if answer.is_file() else {}
-    return _report(found, done, onnx, len(profiles), compute_capability)
+        request = {
+            "onnx": str(onnx.resolve()),
+            "profiles": profiles,
+            "compute_capability": compute_capability,
+            "level": level,
+        }
+        command = [python, "-I", str(_WORKER)]
+        answer, ending = ask(command, request, Path(name), timeout=_PATIENCE_S)
+    return _report(answer, ending, onnx, len(profiles), compute_capability)
 
 
 def _report(
-    found: Mapping[str, Any],
-    done: subprocess.CompletedProcess[str],
-    onnx: Path,
-    profiles: int,
-    capability: str,
+    answer: Mapping[str, Any], ending: str, onnx: Path, profiles: int, capability: str
 ) -> RtxReport:
-    stage = str(found.get("stage", "start"))
-    messages = [(level, text.strip()) for level, text in found.get("messages", ())]
+    stage = answer["stage"]
+    messages = [(level, text.strip()) for level, text in answer.get("messages", ())]
     errors = [
         RtxError(str(e.get("node", "")), str(e.get("operator", "")), str(e.get("text", "")))
-        for e in found.get("errors", ())
+        for e in answer.get("errors", ())
     ]
     ok = stage == "built"
     if not ok:
         errors += [RtxError("", "", text) for level, text in messages if level != "WARNING"]
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            errors.append(RtxError("", "", f"the process ended with {done.returncode}: {last}"))
-    scratch = found.get("scratch_bytes")
+        errors += [RtxError("", "", ending)] if ending else []
+    figures = {name: answer[name] for name in _FIGURES if name in answer}
+    if "scratch_bytes" in answer:
+        figures["scratch_bytes"] = tuple(answer["scratch_bytes"])
     return RtxReport(
         status=STATUS if ok else f"not built: it failed at the stage '{stage}'",
         ok=ok,
-        version=str(found.get("version", "")),
+        version=str(answer.get("version", "")),
         compute_capability=capability,
         profiles=profiles,
-        parse_seconds=found.get("parse_seconds"),
-        build_seconds=found.get("build_seconds"),
-        engine_bytes=found.get("engine_bytes"),
-        scratch_bytes=None if scratch is None else tuple(scratch),
-        peak_bytes=found.get("peak_bytes"),
-        layers=found.get("layers"),
-        missing_inputs=_missing(onnx, found.get("inputs")),
+        missing_inputs=_missing(onnx, answer.get("inputs")),
         errors=tuple(dict.fromkeys(errors)),
         warnings=tuple(dict.fromkeys(t for level, t in messages if level == "WARNING"))[:_SHOWN],
+        **figures,
     )
 
 

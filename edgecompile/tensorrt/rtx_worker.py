@@ -15,8 +15,8 @@ from typing import Any
 
 def peak_bytes() -> int | None:
     """Largest resident memory of this process. Not getrusage's: that counts the parent's before exec."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
-    return 1024 * int(found[1]) if found else None
+    peak = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
+    return 1024 * int(peak[1]) if peak else None
 
 
 def main(request_path: str) -> int:
@@ -57,14 +57,12 @@ def main(request_path: str) -> int:
                 {
                     "node": error.node_name(),
                     "operator": error.node_operator(),
-                    "code": str(error.code()).rpartition(".")[2],
                     "text": error.desc(),
                 }
             )
         save()
         return 0
     answer["inputs"] = [network.get_input(i).name for i in range(network.num_inputs)]
-    answer["outputs"] = [network.get_output(i).name for i in range(network.num_outputs)]
     answer["layers"] = network.num_layers
     answer["stage"] = "profiles"
     save()

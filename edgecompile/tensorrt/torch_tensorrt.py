@@ -7,9 +7,7 @@ is tested like any other before something serves it.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,17 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from edgecompile.buckets.plan import Bucket
-from edgecompile.bundle.assembly import bucket_spec
 from edgecompile.errors import CompileError, MissingDependencyError
 from edgecompile.export.program import ExportedModel
-from edgecompile.files import file_sha256
+from edgecompile.files import file_sha256, plain
 from edgecompile.runtime.finish.attempts import merge_profiles
-from edgecompile.runtime.format.recipe_schema import ShapeRange, ShippedEngine
-from edgecompile.runtime.format.schema import TensorSpec
+from edgecompile.runtime.format.recipe_schema import ShippedEngine
 from edgecompile.runtime.gpu.device import DeviceIdentity
-from edgecompile.tensorrt.recipes import shape_ranges
-
-__all__ = ["BuiltEngine", "build_engine", "engine_profiles"]
+from edgecompile.tensorrt.recipes import engine_profiles
+from edgecompile.tensorrt.workers import ask
 
 #: Where the program's weights are while it is converted.
 _DEVICE = "cuda:0"
@@ -36,7 +31,7 @@ _MODULE = "edgecompile.tensorrt.torch_tensorrt_worker"
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """What torch-tensorrt made.
+    """An engine made by torch-tensorrt.
 
     Attributes:
         path: the engine.
@@ -92,28 +87,23 @@ def build_engine(
     """
     folder.mkdir(parents=True, exist_ok=True)
     exported.save(folder / "program")
-    profiles = engine_profiles(exported, buckets)
+    profiles = engine_profiles(exported.inputs, buckets)
     whole = merge_profiles(profiles, [tuple(range(len(profiles)))])
-    output, answer = folder / "engine.plan", folder / "answer.json"
-    for path in (output, answer):
-        path.unlink(missing_ok=True)
+    output = folder / "engine.plan"
+    output.unlink(missing_ok=True)
     request = {
         "program": str(folder.resolve() / "program"),
         "device": _DEVICE,
         "precision": precision,
         "inputs": [{"name": spec.name, "dtype": spec.dtype} for spec in exported.inputs],
-        "profiles": _json(profiles) if len(profiles) > 1 else [],
-        "whole": _json(whole),
+        "profiles": plain(profiles) if len(profiles) > 1 else [],
+        "whole": plain(whole),
         "timing_cache": str(folder.resolve() / "timing.cache"),
         "output": str(output.resolve()),
-        "answer": str(answer.resolve()),
     }
-    (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
-    done = _run(folder)
-    found = json.loads(answer.read_text(encoding="utf-8")) if answer.is_file() else {}
-    stage = found.get("stage", "start")
-    if stage != "built":
-        raise _failure(stage, found, done, exported.name)
+    found, ending = ask([sys.executable, "-m", _MODULE], request, folder, env=_environment())
+    if found["stage"] != "built":
+        raise _failure(found, ending, exported.name)
     placeholders = found["placeholders"]
     names = [spec.name for spec in exported.inputs]
     tensors = dict(zip(names, placeholders, strict=True))
@@ -137,46 +127,20 @@ def build_engine(
     )
 
 
-def engine_profiles(
-    exported: ExportedModel, buckets: Sequence[Bucket]
-) -> list[dict[str, ShapeRange]]:
-    """The shapes of every input in each bucket, as the recipe has them."""
-    specs = [TensorSpec(item.name, item.dtype, tuple(item.shape)) for item in exported.inputs]
-    result = []
-    for bucket in buckets:
-        spec = bucket_spec(bucket)
-        axis = bucket.length_axis
-        result.append({item.name: shape_ranges(item, spec, axis) for item in specs})
-    return result
-
-
-def _json(profiles: Sequence[Mapping[str, ShapeRange]]) -> list[dict[str, Any]]:
-    return [{name: shapes.to_json() for name, shapes in item.items()} for item in profiles]
-
-
-def _run(folder: Path) -> subprocess.CompletedProcess[str]:
+def _environment() -> dict[str, str]:
+    """This one, where the process finds the packages that are found here: its working folder is
+    another one, so relative paths would not be."""
     package = str(Path(__file__).resolve().parents[2])
-    # Its working folder is another one, so what is relative wouldn't be found.
-    found = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([package, *found])}
-    return subprocess.run(
-        [sys.executable, "-m", _MODULE, str(folder.resolve() / "request.json")],
-        env=environment,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-    )
+    known = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([package, *known])}
 
 
 def _failure(
-    stage: str, found: Mapping[str, Any], done: subprocess.CompletedProcess[str], name: str
+    found: Mapping[str, Any], ending: str, name: str
 ) -> CompileError | MissingDependencyError:
-    said = [str(text) for text in found.get("errors", ())]
-    if done.returncode or not said:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        said.append(f"the process ended with {done.returncode}: {last}")
+    stage = found["stage"]
+    said = [str(text) for text in found.get("errors", ())] + ([ending] if ending else [])
+    said = said or ["it said nothing"]
     if stage == "import":
         return MissingDependencyError(
             "torch_tensorrt can't be imported: " + "; ".join(said),

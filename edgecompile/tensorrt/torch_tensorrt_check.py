@@ -1,4 +1,4 @@
-"""Whether torch-tensorrt can build an engine on this machine: asked before anything else is done.
+"""Checks whether torch-tensorrt can build an engine on this machine, before any other work.
 
 What is asked first costs nothing: the versions of installed packages, and whether torch sees a GPU.
 Only where all of that is there, a process of its own asks CUDA and TensorRT what this device is.
@@ -11,13 +11,11 @@ from importlib import metadata
 
 from edgecompile.errors import GpuError, MissingDependencyError, TargetError
 from edgecompile.runtime.cpu.host import architecture
-from edgecompile.runtime.finish.workers import Workers
+from edgecompile.runtime.finish.worker import Workers
 from edgecompile.runtime.format.recipe import version_pair
 from edgecompile.runtime.gpu.device import DeviceIdentity
 from edgecompile.targets.jetpack import NO_JETPACK, load_jetpack
 from edgecompile.targets.profile import TargetProfile
-
-__all__ = ["PRECISIONS", "need_torch_tensorrt", "torch_tensorrt_version"]
 
 #: What torch-tensorrt is asked to compute in. For int8 it needs another package, which changes the
 #: model before it is exported.

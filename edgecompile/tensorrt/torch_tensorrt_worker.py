@@ -86,7 +86,7 @@ def main(request_path: str) -> int:
                 answer["notes"].append(f"no engine with a profile for each bucket: {refused}")
     if engine:
         Path(request["output"]).write_bytes(engine)
-        answer.update(stage="built", errors=[], profiles=len(profiles), size=len(engine))
+        answer.update(stage="built", errors=[], profiles=len(profiles))
     answer["seconds"] = time.monotonic() - began
     save()
     return 0
@@ -140,7 +140,7 @@ def _convert(
 
 
 def convert_options(convert: Callable[..., Any], precision: str) -> dict[str, Any]:
-    """What makes ``convert`` compute in a precision; raises _Refused where it can't be told to.
+    """Options that make ``convert`` compute in a precision; raises _Refused where there are none.
 
     The program itself is float32. Newer releases build strongly typed engines and put Casts into the
     program ("autocast"); those before let TensorRT choose among enabled precisions.

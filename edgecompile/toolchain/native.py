@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -114,22 +115,8 @@ def build_runtime(variant: VariantSpec, output_dir: Path) -> NativeRuntime:
         ToolchainError, CompileError, DiskFullError.
     """
     toolchain = find_toolchain(variant.arch)
-    root = native_sources()
-    flags = (*RUNTIME_FLAGS, f"-march={variant.march}", *variant.extra_flags)
-
-    def build(name: str, source: Path) -> BuiltObject:
-        return compile_object(
-            toolchain,
-            source.read_bytes(),
-            name=source.name,
-            flags=(*flags, "-O2") if name in SMALL_SOURCES else flags,
-            include_dirs=(root,),
-            headers_id=native_headers_id(),
-        )
-
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        sources = runtime_sources()
-        objects = list(pool.map(build, sources, sources.values()))
+    machine_flags = (f"-march={variant.march}", *variant.extra_flags)
+    objects = compile_native(toolchain, runtime_sources().values(), machine_flags)
     digest = hashlib.sha256()
     for built in objects:
         digest.update(built.path.read_bytes())
@@ -138,6 +125,39 @@ def build_runtime(variant: VariantSpec, output_dir: Path) -> NativeRuntime:
     path = output_dir / soname
     link_shared(toolchain, [o.path for o in objects], path, exports=["ec_*"], soname=soname)
     return NativeRuntime(variant.name, path, file_sha256(path), exported_symbols(toolchain, path))
+
+
+def compile_native(
+    toolchain: Toolchain, sources: Iterable[Path], machine_flags: Sequence[str]
+) -> list[BuiltObject]:
+    """Compiles sources of the native runtime, or others that include its headers, side by side.
+
+    Args:
+        toolchain: the tools.
+        sources: C++ files; those of :func:`native_sources` get the flags that they ship with.
+        machine_flags: flags beside :data:`RUNTIME_FLAGS`, ``-march`` among them.
+
+    Returns:
+        An object for each source, in their order.
+
+    Raises:
+        ToolchainError, CompileError, DiskFullError.
+    """
+    root = native_sources()
+
+    def build(source: Path) -> BuiltObject:
+        is_small = root in source.parents and source.relative_to(root).as_posix() in SMALL_SOURCES
+        return compile_object(
+            toolchain,
+            source.read_bytes(),
+            name=source.name,
+            flags=(*RUNTIME_FLAGS, *machine_flags, *(("-O2",) if is_small else ())),
+            include_dirs=(root,),
+            headers_id=native_headers_id(),
+        )
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        return list(pool.map(build, sources))
 
 
 def build_probe(arch: str, output_dir: Path) -> Path:

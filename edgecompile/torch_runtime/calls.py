@@ -87,7 +87,7 @@ class OperatorCalls:
 
     @property
     def failure(self) -> str | None:
-        """What went wrong on this thread since."""
+        """The failure on this thread since; None: none."""
         text: str | None = getattr(self._failed, "text", None)
         return text
 

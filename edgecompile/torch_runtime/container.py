@@ -7,10 +7,12 @@ of torch's own headers. Every function returns 0, or leaves a text with the call
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from edgecompile.runtime.cpu.tensors import MAX_DIMS, NativeTensor
 from edgecompile.runtime.errors import NativeError
+from edgecompile.runtime.format.dtypes import BY_CODE
 
 _POINTER = ctypes.c_void_p
 _SIZE = ctypes.c_size_t
@@ -21,42 +23,40 @@ _P = ctypes.POINTER
 #: Signature of what the program calls for operators of torch without a C interface; see support.cpp.
 OperatorCall = ctypes.CFUNCTYPE(_INT32, _INT32, _INT32, _P(_INT64), _INT32, _P(_POINTER))
 
-_FUNCTIONS: tuple[tuple[str, tuple[Any, ...]], ...] = (
-    (
-        "AOTInductorModelContainerCreateWithDevice",
-        (_P(_POINTER), _SIZE, ctypes.c_char_p, ctypes.c_char_p),
+_CONTAINER: Mapping[str, tuple[Any, ...]] = {
+    "CreateWithDevice": (_P(_POINTER), _SIZE, ctypes.c_char_p, ctypes.c_char_p),
+    "Delete": (_POINTER,),
+    "Run": (_POINTER, _P(_POINTER), _SIZE, _P(_POINTER), _SIZE, _POINTER, _POINTER),
+    "GetNumInputs": (_POINTER, _P(_SIZE)),
+    "GetNumOutputs": (_POINTER, _P(_SIZE)),
+    "GetNumConstants": (_POINTER, _P(_SIZE)),
+    "GetConstantName": (_POINTER, _SIZE, _P(ctypes.c_char_p)),
+    "GetConstantOriginalFQN": (_POINTER, _SIZE, _P(ctypes.c_char_p)),
+    "GetConstantFromFolded": (_POINTER, _SIZE, _P(ctypes.c_bool)),
+    "GetConstantDtype": (_POINTER, _SIZE, _P(_INT32)),
+    "GetConstantDataSize": (_POINTER, _SIZE, _P(_SIZE)),
+    "UpdateUserManagedConstantBufferPairs": (
+        *(_POINTER, _POINTER, _SIZE, ctypes.c_bool, ctypes.c_bool),
     ),
-    ("AOTInductorModelContainerDelete", (_POINTER,)),
-    (
-        "AOTInductorModelContainerRun",
-        (_POINTER, _P(_POINTER), _SIZE, _P(_POINTER), _SIZE, _POINTER, _POINTER),
+}
+_TORCH: Mapping[str, tuple[Any, ...]] = {
+    "create_tensor_from_blob": (
+        *(_POINTER, _INT64, _P(_INT64), _P(_INT64), _INT64, _INT32, _INT32, _INT32, _P(_POINTER)),
     ),
-    ("AOTInductorModelContainerGetNumInputs", (_POINTER, _P(_SIZE))),
-    ("AOTInductorModelContainerGetNumOutputs", (_POINTER, _P(_SIZE))),
-    ("AOTInductorModelContainerGetNumConstants", (_POINTER, _P(_SIZE))),
-    ("AOTInductorModelContainerGetConstantName", (_POINTER, _SIZE, _P(ctypes.c_char_p))),
-    ("AOTInductorModelContainerGetConstantOriginalFQN", (_POINTER, _SIZE, _P(ctypes.c_char_p))),
-    ("AOTInductorModelContainerGetConstantFromFolded", (_POINTER, _SIZE, _P(ctypes.c_bool))),
-    ("AOTInductorModelContainerGetConstantDtype", (_POINTER, _SIZE, _P(_INT32))),
-    ("AOTInductorModelContainerGetConstantDataSize", (_POINTER, _SIZE, _P(_SIZE))),
-    (
-        "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs",
-        (_POINTER, _POINTER, _SIZE, ctypes.c_bool, ctypes.c_bool),
-    ),
-    ("AOTInductorGetLastError", (_P(ctypes.c_char_p),)),
-    (
-        "aoti_torch_create_tensor_from_blob",
-        (_POINTER, _INT64, _P(_INT64), _P(_INT64), _INT64, _INT32, _INT32, _INT32, _P(_POINTER)),
-    ),
-    ("aoti_torch_delete_tensor_object", (_POINTER,)),
-    ("aoti_torch_new_tensor_handle", (_POINTER, _P(_POINTER))),
-    ("aoti_torch_assign_tensors", (_POINTER, _POINTER)),
-    ("aoti_torch_get_data_ptr", (_POINTER, _P(_POINTER))),
-    ("aoti_torch_get_dim", (_POINTER, _P(_INT64))),
-    ("aoti_torch_get_sizes", (_POINTER, _P(_P(_INT64)))),
-    ("aoti_torch_get_strides", (_POINTER, _P(_P(_INT64)))),
-    ("aoti_torch_get_dtype", (_POINTER, _P(_INT32))),
-)
+    "delete_tensor_object": (_POINTER,),
+    "new_tensor_handle": (_POINTER, _P(_POINTER)),
+    "assign_tensors": (_POINTER, _POINTER),
+    "get_data_ptr": (_POINTER, _P(_POINTER)),
+    "get_dim": (_POINTER, _P(_INT64)),
+    "get_sizes": (_POINTER, _P(_P(_INT64))),
+    "get_strides": (_POINTER, _P(_P(_INT64))),
+    "get_dtype": (_POINTER, _P(_INT32)),
+}
+_FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
+    **{f"AOTInductorModelContainer{name}": types for name, types in _CONTAINER.items()},
+    **{f"aoti_torch_{name}": types for name, types in _TORCH.items()},
+    "AOTInductorGetLastError": (_P(ctypes.c_char_p),),
+}
 
 
 class _Pair(ctypes.Structure):
@@ -72,15 +72,6 @@ class WantedConstant(NamedTuple):
     key: str
     dtype: int
     nbytes: int
-
-
-class TensorView(NamedTuple):
-    """What a handle points to; ``strides`` in elements, ``dtype`` as c10 numbers them."""
-
-    data: int
-    dtype: int
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
 
 
 class Container:
@@ -99,7 +90,7 @@ class Container:
         self.label = label
         self._library = library
         absent = []
-        for name, arguments in _FUNCTIONS:
+        for name, arguments in _FUNCTIONS.items():
             # Those of torch are found through the program, which is linked against it.
             function = getattr(library, name, None)
             if function is None:
@@ -147,10 +138,10 @@ class Container:
         return int(count.value)
 
     def constants(self) -> list[WantedConstant]:
-        """What has to be supplied; what constant folding computes isn't among it."""
+        """The constants that have to be supplied, without those that constant folding computes."""
         result = []
         for i in range(self._count("AOTInductorModelContainerGetNumConstants")):
-            found: list[Any] = []
+            facts: list[Any] = []
             for what, value in (
                 ("FromFolded", ctypes.c_bool()),
                 ("Name", ctypes.c_char_p()),
@@ -160,8 +151,8 @@ class Container:
             ):
                 name = "AOTInductorModelContainerGetConstant" + what
                 self.call(name, self._container, i, ctypes.byref(value))
-                found.append(value.value)
-            folded, own, key, dtype, nbytes = found
+                facts.append(value.value)
+            folded, own, key, dtype, nbytes = facts
             if not folded:
                 name = (key or own).decode("utf-8")
                 result.append(WantedConstant(own, name, dtype, nbytes))
@@ -213,17 +204,25 @@ class Container:
         )
         return int(handle.value or 0)
 
-    def view(self, handle: int) -> TensorView:
-        """What a handle points to; valid as long as the handle."""
+    def view(self, handle: int) -> NativeTensor:
+        """The tensor of a handle; valid as long as the handle.
+
+        Raises:
+            ValueError: its dtype or its number of dimensions isn't known here; says which.
+        """
         data, dims, dtype = _POINTER(), _INT64(), _INT32()
         sizes, strides = _P(_INT64)(), _P(_INT64)()
-        self.call("aoti_torch_get_data_ptr", handle, ctypes.byref(data))
-        self.call("aoti_torch_get_dim", handle, ctypes.byref(dims))
-        self.call("aoti_torch_get_sizes", handle, ctypes.byref(sizes))
-        self.call("aoti_torch_get_strides", handle, ctypes.byref(strides))
-        self.call("aoti_torch_get_dtype", handle, ctypes.byref(dtype))
+        for name, value in (
+            *(("data_ptr", data), ("dim", dims), ("dtype", dtype)),
+            *(("sizes", sizes), ("strides", strides)),
+        ):
+            self.call(f"aoti_torch_get_{name}", handle, ctypes.byref(value))
         n = dims.value
-        return TensorView(data.value or 0, dtype.value, tuple(sizes[:n]), tuple(strides[:n]))
+        if dtype.value not in BY_CODE or n > MAX_DIMS:
+            raise ValueError(f"dtype code {dtype.value} and {n} dimensions")
+        slot = NativeTensor(data=data.value or 0, dtype=dtype.value, ndim=n)
+        slot.sizes[:n], slot.strides[:n] = sizes[:n], strides[:n]
+        return slot
 
     def free(self, handles: Sequence[int | None]) -> None:
         """Deletes handles; None and 0 are left out."""

@@ -33,7 +33,7 @@ class TorchLoader:
     command = COMMAND
 
     def refuse(self, variant: Variant) -> UnsupportedHostError | None:
-        """Why torch here can't run ``variant``: it is absent, broken, or of another version."""
+        """The reason that torch here can't run ``variant``: it is absent, broken, or of another version."""
         try:
             import torch
         except Exception as error:  # a broken installation fails in many ways

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from edgecompile.runtime.cpu.tensors import MAX_DIMS, NativeTensor, wrap_tensor
+from edgecompile.runtime.cpu.tensors import wrap_tensor
 from edgecompile.runtime.errors import NativeError
-from edgecompile.runtime.format.dtypes import BY_CODE, BY_NAME
+from edgecompile.runtime.format.dtypes import BY_NAME
 
 from .calls import SYMBOL, OperatorCalls, read_operators
-from .container import Container, TensorView
+from .container import Container
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edgecompile.runtime.cpu.program import Shape
+    from edgecompile.runtime.cpu.tensors import Shape
     from edgecompile.runtime.format.weights import Weights
 
 _ALIGNMENT = 64  # to which generated code rounds the sizes of constants up
@@ -49,7 +49,7 @@ class TorchProgram:
         self.label = label
         self._weights: Weights | None = weights
         self._constants: list[int] = []
-        # The container has a queue of its own, but a run that fails wakes nobody in it.
+        # The container has a queue of its own, but a run that fails wakes no waiter in it.
         self._turns = threading.BoundedSemaphore(concurrency)
         container = Container(library, label, concurrency)
         self._container: Container | None = container
@@ -123,19 +123,19 @@ class TorchProgram:
         known = {item.name: item for item in weights.constants}
         missing, wrong, pairs = [], [], []
         for wanted in container.constants():
-            found = known.get(wanted.key)
-            if found is None:
+            stored = known.get(wanted.key)
+            if stored is None:
                 missing.append(wanted.key)
                 continue
-            rounded = (found.nbytes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
-            if found.type.code != wanted.dtype or rounded != wanted.nbytes:
-                wrong.append(f"{wanted.key} ({found.type.name}, {found.nbytes} bytes)")
+            rounded = (stored.nbytes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+            if stored.type.code != wanted.dtype or rounded != wanted.nbytes:
+                wrong.append(f"{wanted.key} ({stored.type.name}, {stored.nbytes} bytes)")
                 continue
             handle = container.borrow(
-                weights.address + found.offset,
-                found.type.code,
-                found.shape,
-                _row_major(found.shape),
+                weights.address + stored.offset,
+                stored.type.code,
+                stored.shape,
+                _row_major(stored.shape),
             )
             self._constants.append(handle)
             pairs.append((wanted.name, handle))
@@ -179,9 +179,8 @@ class TorchProgram:
         """The memory of an output as an array, without a copy."""
         if not handle:
             raise NativeError(f"{self.label}: the model left output {index} undefined")
-        view = container.view(handle)
         try:
-            return wrap_tensor(_describe(view))
+            return wrap_tensor(container.view(handle))
         except ValueError as error:
             raise NativeError(f"{self.label}: output {index} has {error}") from None
 
@@ -218,14 +217,3 @@ def _row_major(shape: Sequence[int]) -> list[int]:
     for i in range(len(shape) - 1, 0, -1):
         steps[i - 1] = steps[i] * max(shape[i], 1)
     return steps
-
-
-def _describe(view: TensorView) -> NativeTensor:
-    """A view as native code describes arrays to Python elsewhere."""
-    n = len(view.sizes)
-    if view.dtype not in BY_CODE or n > MAX_DIMS:
-        raise ValueError(f"dtype code {view.dtype} and {n} dimensions")
-    slot = NativeTensor(data=view.data, dtype=view.dtype, ndim=n)
-    slot.sizes[:n] = list(view.sizes)
-    slot.strides[:n] = list(view.strides)
-    return slot

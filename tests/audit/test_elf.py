@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -67,9 +66,6 @@ def test_shared_library(library: Path) -> None:
     assert not info.executable_stack
     assert not info.text_relocations
     assert info.exported == ("exported", "exported_data")
-    assert info.section_size(".text") > 50
-    assert info.section_size(".nothing") == 0
-    json.dumps(info.to_json())
 
 
 def test_undefined_symbols_know_who_is_to_provide_them(library: Path) -> None:

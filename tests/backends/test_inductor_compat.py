@@ -15,6 +15,7 @@ from edgecompile.backends.generated import computes_in_vectors, split_source
 from edgecompile.backends.inductor_compat import GeneratedCpp, generate_cpp, vector_isa
 from edgecompile.backends.lowering.lower import lower_graph
 from edgecompile.errors import CompileError
+from edgecompile.targets.profile import VariantSpec, load_variant
 
 
 class Small(nn.Module):
@@ -53,9 +54,7 @@ def generated(
     return generate_cpp(
         graph,
         example,
-        arch=arch,
-        march=march,
-        simdlen=simdlen,
+        VariantSpec(march, arch, march, simdlen, "DEFAULT", (), 0),
         cache_dir=tmp_path,
         shared=shared,
         cxx=cxx,
@@ -207,9 +206,7 @@ def test_a_stored_program_keeps_a_batch_of_one_or_two(tmp_path: Path) -> None:
     made = generate_cpp(
         graph,
         example,
-        arch="x86-64",
-        march="x86-64-v3",
-        simdlen=256,
+        load_variant("x86-64-v3"),
         cache_dir=tmp_path / "cache",
         shared=(),
         cxx="g++",

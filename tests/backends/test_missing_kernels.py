@@ -13,6 +13,7 @@ from edgecompile.backends.lowering.lower import lower_graph
 from edgecompile.backends.missing_kernels import modules_of_nodes, refuse_missing_kernels
 from edgecompile.errors import MissingKernelError
 from edgecompile.models.modules import NamedModule
+from edgecompile.targets.profile import load_variant
 
 
 class Commonest(nn.Module):
@@ -40,9 +41,7 @@ def test_all_of_it_is_listed_before_anything_is_compiled(tmp_path: Path) -> None
     graph = torch.export.export(module, (), example, strict=False).module()
     lower_graph(graph)
     modules = modules_of_nodes(graph)
-    generated = generate_cpp(
-        graph, example, arch="x86-64", march="x86-64-v3", simdlen=256, cache_dir=tmp_path
-    )
+    generated = generate_cpp(graph, example, load_variant("x86-64-v3"), cache_dir=tmp_path)
     known = {"ec_aoti_torch_cpu_mm_out", "ec_aoti_torch_cpu_topk"}
     with pytest.raises(MissingKernelError) as caught:
         refuse_missing_kernels(generated.wrapper, modules, Everything(known))

@@ -27,9 +27,9 @@ from benchmarks.plans.plans import parse_arguments
 from benchmarks.plans.process import measure_rounds
 from benchmarks.plans.record import render_record
 from edgecompile.bench.timings import Round
-from edgecompile.buckets.costs.curves import CostCurve, CostPoint
-from edgecompile.buckets.plan import plan_buckets
-from edgecompile.buckets.policies import PolicyResult, compare_policies
+from edgecompile.buckets.baselines import BaselineResult, compare_baselines
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.errors import BenchError
 from edgecompile.lengths.distribution import LengthDistribution
@@ -37,15 +37,17 @@ from edgecompile.progress import NULL_PROGRESS
 from edgecompile.runtime import open_bundle
 
 # A dynamic program takes 1 ms and 0.1 for each element, a static one a fifth less.
-CURVE = CostCurve(
+CURVE = CostGrid(
     tuple(CostPoint(n, 1 + 0.1 * n, 0.8 * (1 + 0.1 * n)) for n in (1, 100)), "measured"
 )
 LENGTHS = LengthDistribution.from_samples([10, 10, 20, 50, 100])
 
 
-def results() -> dict[str, PolicyResult]:
-    plan = plan_buckets(LENGTHS, CURVE, max_buckets=3, min_length=1, max_length=100)
-    return compare_policies(plan, LENGTHS, CURVE, programs=3)
+def results() -> dict[str, BaselineResult]:
+    plan = plan_buckets(
+        LENGTHS, CURVE, max_buckets=3, min_sizes={"length": 1}, max_sizes={"length": 100}
+    )
+    return compare_baselines(plan, LENGTHS, CURVE, programs=3)
 
 
 def run(buckets: Sequence[Bucket], lengths: Sequence[int], factor: float) -> Round:

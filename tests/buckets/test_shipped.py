@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.buckets.costs.curves import CostCurve, CostPoint
-from edgecompile.buckets.plan import BucketPlan, plan_buckets
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.shipped import read_shipped_plan
 from edgecompile.errors import BundleError, DamagedBundleError
 from edgecompile.lengths.distribution import LengthDistribution
@@ -14,8 +15,8 @@ from tests.runtime.bundles import DummyBundle
 from tests.served import BATCH, write_bundle
 
 LENGTHS = LengthDistribution.from_counts({3: 5, 20: 4, 60: 1}, "traffic")
-CURVE = CostCurve((CostPoint(1, None, 1.0), CostPoint(64, None, 64.0)), "measured")
-PLAN = plan_buckets(LENGTHS, CURVE, max_buckets=2, max_length=64, other_axes=BATCH)
+CURVE = CostGrid((CostPoint(1, None, 1.0), CostPoint(64, None, 64.0)), "measured")
+PLAN = plan_buckets(LENGTHS, CURVE, max_buckets=2, max_sizes={"length": 64}, other_axes=BATCH)
 
 
 def test_a_bundle_says_what_it_was_planned_for(tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ def test_without_lengths_the_cure_is_told(tmp_path: Path) -> None:
             b'{"buckets": [{"lo": 1, "hi": 64}]}',
             "isn't the plan of this bundle: it has 1 buckets",
         ),
-        ("plan", json.dumps({**PLAN.to_json(), "cost_model": {}}).encode(), "a cost curve needs"),
+        ("plan", json.dumps({**PLAN.to_json(), "cost_model": {}}).encode(), 'costs need "kind"'),
     ],
 )
 def test_bad_reports_are_refused(tmp_path: Path, name: str, data: bytes, expected: str) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from edgecompile.backends.inductor_compat import GENERATING, generate_cpp
 from edgecompile.backends.lowering.constants import PACKED_PREFIX
 from edgecompile.backends.lowering.lower import lower_graph
-from edgecompile.bundle.layout import lay_out
+from edgecompile.bundle.weights import lay_out
 from edgecompile.errors import EdgecompileError, ExportError, ModelError
 from edgecompile.export.checks import check_program
 from edgecompile.export.export import export_model
@@ -24,6 +24,7 @@ from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.precision import FP32
 from edgecompile.runtime.format.weights import Weights
+from edgecompile.targets.profile import load_variant
 
 WIDTH = 8
 
@@ -356,9 +357,7 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
         generated = generate_cpp(
             module,
             exported.example({"length": 8}),
-            arch="x86-64",
-            march="x86-64-v3",
-            simdlen=256,
+            load_variant("x86-64-v3"),
             cache_dir=tmp_path,
             shared={*signature.parameters, *signature.buffers} | packed,
         )

@@ -21,15 +21,18 @@ from edgecompile.bundle.verdict import LengthsRun
 from edgecompile.errors import CompileError, ExportError, ModelError
 from edgecompile.export.checks import compare_outputs
 from edgecompile.export.conditions import unlike_sizes
-from edgecompile.export.export import ExportedModel, export_model
+from edgecompile.export.export import export_model
+from edgecompile.export.program import ExportedModel
 from edgecompile.files import file_sha256
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.pipeline.pipeline import BuildRequest, build
+from edgecompile.pipeline.build import build
+from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.format.compare import compare_arrays
+from edgecompile.targets.profile import load_variant
 from tests.factories import sizes
 
 pytestmark = pytest.mark.slow
@@ -133,9 +136,7 @@ def generated(
         code = generate_cpp(
             module,
             exported.example({"length": 16}),
-            arch="x86-64",
-            march="x86-64-v3",
-            simdlen=256,
+            load_variant("x86-64-v3"),
             cache_dir=folder,
         )
     return module, exported, code

@@ -19,6 +19,7 @@ from edgecompile.files import hash_tree  # noqa: E402
 from edgecompile.installation import installation_id  # noqa: E402
 from edgecompile.loaders.load import load_model  # noqa: E402
 from edgecompile.models.loaded import LoadOptions  # noqa: E402
+from edgecompile.pipeline.request import BuildRequest  # noqa: E402
 from edgecompile.pipeline.stamp import build_key  # noqa: E402
 from tests.factories import tiny_models  # noqa: E402
 from tests.factories.folders import HIDDEN, write_model, write_pipeline, write_tokenizer  # noqa: E402
@@ -123,12 +124,12 @@ def test_one_bit_of_any_file_of_a_folder_is_another_model(
     def keys() -> list[str]:
         model = load_model(folder, options)
         parts = [model]
-        if model.generation is not None and model.generation.encoder is not None:
-            parts.append(model.generation.encoder)
+        if model.encoder is not None:
+            parts.append(model.encoder)
         return [ExportStore(part, tmp_path).key(BUCKET) for part in parts]
 
     def stamp() -> str | None:
-        return build_key(str(folder), "cpu-x86-64", {}, {})
+        return build_key(BuildRequest(str(folder)))
 
     known, stamped = keys(), stamp()
     assert keys() == known and stamp() == stamped

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.runtime import Model, open_bundle
+from edgecompile.targets.profile import load_variant
 from tests.conftest import one_at_a_time
 from tests.zoo.generation_families import LONGEST_RUN, TARGET, build_family, load_family
 
@@ -96,9 +97,7 @@ def test_no_program_allocates_anything_of_the_context(gemma: LoadedModel, tmp_pa
             generated = generate_cpp(
                 module,
                 example,
-                arch="x86-64",
-                march="x86-64-v3",
-                simdlen=256,
+                load_variant("x86-64-v3"),
                 cache_dir=tmp_path / str(length[1]),
             )
         code = generated.wrapper[generated.wrapper.index("::run_impl(") :]

@@ -19,11 +19,12 @@ from edgecompile.errors import CostError
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.models.structure import model_structure
+from edgecompile.models.loaded import model_structure
 from edgecompile.planning.calibration import check_calibration
 from edgecompile.planning.calibration_files import read_calibration
 from edgecompile.planning.planning import plan_model
 from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.subject import make_subject
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.commands.selftest import run_selftest
 from edgecompile.runtime.cpu.host import architecture
@@ -96,12 +97,13 @@ def test_finish_open_run_and_plan_anew(
     found = read_calibration(file)
     check_calibration(found, target=load_target("jetson-orin-nano"), **wanted)
     lengths = LengthDistribution.from_samples([3, 4, 4, 7, 9, 9, 9, 20, 31])
-    planned = plan_model(
+    subject = make_subject(
         ExportStore(eager, tmp_path / "exported"),
         load_target("jetson-orin-nano"),
         PlanRequest(lengths, max_length=32, calibration=file),
         tmp_path,
     )
+    planned = plan_model(subject)
     assert planned.plan.cost_model is not None and planned.plan.cost_model.kind == "calibrated"
     assert planned.plan.max_length == 32
     with pytest.raises(CostError) as refused:

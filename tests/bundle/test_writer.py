@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgecompile.bundle import writer as bundle
-from edgecompile.bundle.staging import bundle_path
-from edgecompile.bundle.writer import BundleWriter, manifest_name
+from edgecompile.bundle.names import bundle_path, manifest_name
+from edgecompile.bundle.writer import BundleWriter
 from edgecompile.errors import BundleWriteError, DiskFullError
 from edgecompile.runtime.format.document import Problems, Reader
 

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.cli.build import bundle_name, next_step
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.bundle.names import bundle_name
+from edgecompile.cli.terminal.build_view import next_step
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.targets.profile import load_target
 from tests.cli.command import run
@@ -108,6 +111,8 @@ def test_build_prints_the_path_of_a_verified_bundle(files: Path, tiny_model: Pat
 def test_what_is_decided_already_can_not_be_decided_otherwise(
     files: Path, tiny_model: Path, given: str, says: str
 ) -> None:
+    bucket = Bucket("exact", (("length", AxisRange(1, 40, 9)),))
+    (files / "plan.json").write_text(json.dumps(BucketPlan("length", (bucket,)).to_json()))
     result = run("build", str(tiny_model), "--lengths", "lengths.txt", *given.split())
     assert result.exit_code == 2 and says in " ".join(result.stderr.split())
 

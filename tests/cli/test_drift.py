@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from edgecompile.buckets.costs.curves import CostCurve, CostPoint
-from edgecompile.buckets.plan import plan_buckets
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.cli import cli
 from edgecompile.lengths.distribution import LengthDistribution
 from tests.factories.folders import write_tokenizer
 from tests.served import BATCH, stats_document, write_bundle, write_stats
 
-CURVE = CostCurve((CostPoint(1, None, 1.0), CostPoint(256, None, 256.0)), "measured")
+CURVE = CostGrid((CostPoint(1, None, 1.0), CostPoint(256, None, 256.0)), "measured")
 
 
 def counts(mean: float, seed: int, n: int = 5000) -> dict[int, int]:
@@ -31,7 +31,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A working folder with bundles, with and without lengths; the hash of the first."""
     monkeypatch.chdir(tmp_path)
     lengths = LengthDistribution.from_counts(counts(3.0, 0, 50_000), "planned")
-    plan = plan_buckets(lengths, CURVE, max_buckets=4, max_length=256, other_axes=BATCH)
+    plan = plan_buckets(lengths, CURVE, max_buckets=4, max_sizes={"length": 256}, other_axes=BATCH)
     assert len(plan.buckets) == 4
     (tmp_path / "lengths.json").write_text(json.dumps(lengths.to_json()))
     write_bundle(tmp_path / "old.ecb", plan, None)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgecompile.buckets.costs.curves import CostCurve, CostPoint
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.buckets.evaluation import expected_cost
-from edgecompile.buckets.plan import AxisRange, Bucket, BucketPlan, plan_buckets
+from edgecompile.buckets.plan import AxisRange, Bucket, BucketPlan
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.shipped import ShippedPlan
 from edgecompile.drift.drift import check_drift, judge_drift
 from edgecompile.drift.report import MIN_CALLS, Thresholds
@@ -22,10 +23,10 @@ from edgecompile.lengths.traffic import BucketTraffic, ServedTraffic
 from tests.draws import examples
 
 SHA, OTHER = "ab" * 32, "cd" * 32
-PADDED = CostCurve((CostPoint(1, None, 1.0), CostPoint(512, None, 512.0)), "measured")
-DYNAMIC = CostCurve((CostPoint(1, 1.0, 1.5), CostPoint(512, 512.0, 768.0)), "measured")
+PADDED = CostGrid((CostPoint(1, None, 1.0), CostPoint(512, None, 512.0)), "measured")
+DYNAMIC = CostGrid((CostPoint(1, 1.0, 1.5), CostPoint(512, 512.0, 768.0)), "measured")
 # Static programs are the cheaper ones up to 64, dynamic ones beyond.
-MIXED = CostCurve(
+MIXED = CostGrid(
     (CostPoint(1, 4.0, 1.0), CostPoint(64, 67.0, 64.0), CostPoint(512, 500.0, 900.0)), "measured"
 )
 
@@ -39,9 +40,9 @@ TRUTH = draw(100_000, 99)
 
 
 def ship(
-    lengths: LengthDistribution = TRUTH, curve: CostCurve = PADDED, **options: Any
+    lengths: LengthDistribution = TRUTH, curve: CostGrid = PADDED, **options: Any
 ) -> ShippedPlan:
-    options = {"max_buckets": 6, "max_length": 512, **options}
+    options = {"max_buckets": 6, "max_sizes": {"length": 512}, **options}
     plan = plan_buckets(lengths, curve, **options)
     return ShippedPlan("tiny", SHA, plan, lengths, 1, 512)
 
@@ -90,7 +91,7 @@ def test_traffic_that_moved_and_costs() -> None:
     assert report.moved and report.act
     assert report.shift is not None and report.cost is not None
     assert report.shift.distance > 0.4 and report.shift.p_value < 1e-100
-    best = plan_buckets(served, PADDED, max_buckets=6, max_length=512)
+    best = plan_buckets(served, PADDED, max_buckets=6, max_sizes={"length": 512})
     assert report.cost.optimum.buckets == best.buckets
     current = expected_cost(shipped.plan.buckets, served, PADDED)
     assert report.cost.current_ms == current
@@ -138,7 +139,9 @@ def test_a_significant_but_tiny_difference_is_no_move() -> None:
 
 
 def test_a_large_distance_by_chance_is_no_move() -> None:
-    shipped = ship(LengthDistribution.from_counts({10: 2, 20: 3}), max_buckets=1, max_length=20)
+    shipped = ship(
+        LengthDistribution.from_counts({10: 2, 20: 3}), max_buckets=1, max_sizes={"length": 20}
+    )
     report = judge_drift(shipped, serve({10: 700, 20: 300}, shipped))
     assert report.shift is not None and report.shift.distance > 0.25
     assert report.moved is False
@@ -236,7 +239,7 @@ def test_constraints_are_inferred() -> None:
 
 def test_the_price_of_buckets_counts() -> None:
     lengths = LengthDistribution.from_counts({10: 5000, 100: 5000})
-    shipped = ship(lengths, max_buckets=None, price_per_bucket=30.0, max_length=100)
+    shipped = ship(lengths, max_buckets=None, price_per_bucket=30.0, max_sizes={"length": 100})
     assert len(shipped.plan.buckets) == 2
     report = judge_drift(shipped, serve({100: 10_000}, shipped))
     assert report.cost is not None and len(report.cost.optimum.buckets) == 1
@@ -282,7 +285,7 @@ def test_binned_lengths_are_compared_bin_by_bin() -> None:
 
 def test_buckets_say_what_they_served() -> None:
     lengths = LengthDistribution.from_counts({10: 50, 100: 50})
-    shipped = ship(lengths, max_buckets=2, max_length=100)
+    shipped = ship(lengths, max_buckets=2, max_sizes={"length": 100})
     buckets = (BucketTraffic(900, 11.0), BucketTraffic(300, 120.0))
     report = judge_drift(shipped, serve({5: 900, 90: 300}, shipped, buckets=buckets))
     first, second = report.buckets
@@ -304,7 +307,7 @@ histograms = st.dictionaries(st.integers(1, 512), st.integers(1, 500), min_size=
     st.sampled_from([PADDED, DYNAMIC, MIXED]),
 )
 def test_no_plan_beats_the_optimum(
-    planned: dict[int, int], served: dict[int, int], k: int, price: float, curve: CostCurve
+    planned: dict[int, int], served: dict[int, int], k: int, price: float, curve: CostGrid
 ) -> None:
     shipped = ship(
         LengthDistribution.from_counts(planned), curve, max_buckets=k, price_per_bucket=price

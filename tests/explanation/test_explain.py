@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner
 
 from edgecompile.backends import ops
-from edgecompile.backends.extern_calls import extern_calls, runtime_kernels
+from edgecompile.backends.generated import extern_calls, runtime_kernels
 from edgecompile.cli import cli
 from edgecompile.errors import ModelError, ToolchainError
 from edgecompile.explanation.eager import check_eager
@@ -26,7 +26,7 @@ from edgecompile.explanation.report import VERDICTS, Explanation
 from edgecompile.explanation.request import ExplainRequest
 from edgecompile.explanation.view import explain_page, explanation_tables, format_flops
 from edgecompile.explanation.work import Limits, count_graph, limits_of
-from edgecompile.export.guard_texts import fixed_size, readable_guard
+from edgecompile.export.guards import fixed_size, readable_guard
 from edgecompile.export.ladder import LADDER
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
@@ -95,7 +95,7 @@ def test_a_guard_is_named_with_its_line() -> None:
     assert any(f.place is not None and f.place.short == line for f in found.causes)
 
 
-def test_a_branch_on_values_is_refused_at_every_rung_and_still_explained() -> None:
+def test_a_branch_on_values_is_refused_at_every_strategy_and_still_explained() -> None:
     found = explain("data_dependent")
     line = line_of(tiny_models.DataDependent.forward, "x.sum() > 0")
     assert found.verdict == "refused" and found.program.graph is None

@@ -10,7 +10,7 @@ import torch
 from edgecompile.errors import ExportError, ModelError
 from edgecompile.export.checks import check_program, choose_sizes, compare_outputs
 from edgecompile.export.export import export_model
-from edgecompile.export.ladder import LADDER, Rung, export_program
+from edgecompile.export.ladder import LADDER, ExportStrategy, export_program
 from edgecompile.export.program import ExportedModel
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
@@ -100,7 +100,7 @@ def test_the_right_part_of_a_range_is_found(
     name: str, asked: tuple[int, int], part: tuple[int, int]
 ) -> None:
     model = load(name)
-    ladder = [rung for rung in LADDER if not (rung.unguarded or rung.strict)]
+    ladder = [strategy for strategy in LADDER if not (strategy.unguarded or strategy.strict)]
     with pytest.raises(ExportError) as failure:
         export_model(model, {"length": asked}, ladder=ladder)
     assert f"can be exported for length {part[0]}..{part[1]}" in (failure.value.hint or "")
@@ -116,7 +116,11 @@ def test_recurrent_layers_keep_their_length_free() -> None:
 def test_a_fixed_length_is_named_with_its_line() -> None:
     name, code = "looping", "for index in range(x.shape[1]):"
     # Strict tracing takes long and gives the same.
-    ladder = [rung for rung in LADDER if rung.name in ("dim", "deferred", "auto", "recurrences")]
+    ladder = [
+        strategy
+        for strategy in LADDER
+        if strategy.name in ("dim", "deferred", "auto", "recurrences")
+    ]
     with pytest.raises(ExportError) as failure:
         export_model(load(name), hint={"length": 10}, ladder=ladder, allow_narrower=True)
     error = failure.value
@@ -125,8 +129,8 @@ def test_a_fixed_length_is_named_with_its_line() -> None:
     assert "fixes length to 10" in error.message
     assert "tiny_models.py:" in error.message and code in error.message
     assert "--mode pad" in (error.hint or "")
-    for rung in ladder:
-        assert f"[{rung.name}]" in error.details
+    for strategy in ladder:
+        assert f"[{strategy.name}]" in error.details
     assert "Constraints violated" in error.details
     static = export_model(load(name), {"length": (10, 10)})
     assert static.static
@@ -160,11 +164,11 @@ class Eighths(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    "rung",
+    "strategy",
     [r for r in LADDER if (r.auto or r.deferred) and not (r.recurrences or r.unguarded)],
     ids=lambda r: r.name,
 )
-def test_a_branch_that_no_checked_size_takes_is_found(rung: Rung) -> None:
+def test_a_branch_that_no_checked_size_takes_is_found(strategy: ExportStrategy) -> None:
     spec = {
         "module": Eighths(),
         "inputs": {"x": torch.randn(1, 21, 4)},
@@ -176,13 +180,13 @@ def test_a_branch_that_no_checked_size_takes_is_found(rung: Rung) -> None:
     sizes = choose_sizes({"length": (2, 100)}, {"length": 21}, "length")
     assert all(size["length"] % 8 for size in sizes)
     example = model.make_example({"length": 21})
-    program = export_program(model.module, example, model.inputs, {"length": (2, 100)}, rung)
+    program = export_program(model.module, example, model.inputs, {"length": (2, 100)}, strategy)
     result = check_program(program, model, {"length": (2, 100)}, {"length": 21})
     assert len(result.passed) == len(sizes)
     assert [s["length"] for s, _ in result.failed] == list(range(8, 101, 8))
     assert "length" in result.failed[0][1] and "8" in result.failed[0][1]
     with pytest.raises(ExportError, match=r"Mod\(length, 8\)|length % 8") as refused:
-        export_model(model, hint={"length": 21}, ladder=[rung])
+        export_model(model, hint={"length": 21}, ladder=[strategy])
     assert refused.value.served == {"length": (17, 23)}
 
 
@@ -237,9 +241,9 @@ def test_conditions_that_change_nothing_are_dropped(traced: int) -> None:
 @pytest.mark.parametrize(("module", "hi"), [(Eighths(2), 100), (Once(), 4000)], ids=["8", "once"])
 def test_conditions_that_matter_are_not_dropped(module: torch.nn.Module, hi: int) -> None:
     """Also where a single size of many is of its kind."""
-    rung = next(r for r in LADDER if r.unguarded)
+    strategy = next(r for r in LADDER if r.unguarded)
     with pytest.raises(ExportError, match="differs from eager"):
-        export_model(of_lengths(module, 2, hi), hint={"length": 21}, ladder=[rung])
+        export_model(of_lengths(module, 2, hi), hint={"length": 21}, ladder=[strategy])
 
 
 def test_random_and_stateful_models_are_refused() -> None:
@@ -264,7 +268,7 @@ def test_refusals_write_nothing_and_leave_torchs_loggers_alone(
 def test_an_export_that_is_specialised_is_not_accepted() -> None:
     # AUTO gives a program for an unrolled loop: the trap that the checks are for.
     model = load("looping")
-    auto = Rung("auto", auto=True)
+    auto = ExportStrategy("auto", auto=True)
     example = model.make_example({"batch": 1, "length": 16})
     program = export_program(model.module, example, model.inputs, {"length": (1, 64)}, auto)
     assert program is not None

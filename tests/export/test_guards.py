@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgecompile.export.guards import explain_failure, tidy
+from edgecompile.export.guards import explain_failure, readable_guard
 from edgecompile.models.specs import InputSpec
 
 INPUTS = (
@@ -22,7 +22,7 @@ HEAD = 'Constraints violated (length)! For more information, run with TORCH_LOGS
     ],
 )
 def test_conditions_lose_needless_parentheses(text: str, tidied: str) -> None:
-    assert tidy(text) == tidied
+    assert readable_guard(text) == tidied
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import resource
 import select
 import signal
@@ -16,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.agreement import named_rules
+
 REPOSITORY = Path(__file__).resolve().parents[2]
-_RULE = re.compile(r"\[([a-z0-9]+-[a-z0-9-]+)\]")
 #: Codes of EdgecompileErrors and of edgecompile_runtime.h that opening may end with; 0 is success.
 KNOWN_CODES = frozenset({0, 20, 21, 22, 23, 24, 26, 73})
 
@@ -177,7 +177,7 @@ class NativeLoader(Loader):
     def _parse(self, line: bytes) -> Answer:
         status, _, text = line.decode("utf-8", "replace").rstrip("\n").partition("\t")
         code = int(status)
-        rules = frozenset() if code == 0 else frozenset(_RULE.findall(text))
+        rules = frozenset() if code == 0 else named_rules(text)
         answer = Answer(code, rules, text[:2000], [])
         if code not in KNOWN_CODES:
             answer.crashes.append(f"{self.name}: ended with the code {code}: {text[:300]}")

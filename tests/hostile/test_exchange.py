@@ -18,9 +18,9 @@ import pytest
 
 from edgecompile.runtime import model as model_module
 from edgecompile.runtime.commands.selftest import run_selftest
-from edgecompile.runtime.cpu import aoti
 from edgecompile.runtime.cpu import host as cpu
 from edgecompile.runtime.cpu import libraries as libraries_module
+from edgecompile.runtime.cpu import library
 from edgecompile.runtime.cpu import programs as programs_module
 from edgecompile.runtime.cpu.libraries import PinnedLibrary, pin_library
 from edgecompile.runtime.errors import BundleError, DamagedBundleError, NativeError
@@ -132,9 +132,9 @@ def test_a_library_exchanged_after_the_sizes_were_checked_is_refused(
     ("name", "owner", "function"),
     [
         (PROBE, cpu, "load_library"),
-        (RUNTIME, aoti, "load_library"),
-        (PROGRAMS[0], aoti.RuntimeLibrary, "open_program"),
-        (PROGRAMS[1], aoti.RuntimeLibrary, "open_program"),
+        (RUNTIME, library, "load_library"),
+        (PROGRAMS[0], library.RuntimeLibrary, "open_program"),
+        (PROGRAMS[1], library.RuntimeLibrary, "open_program"),
     ],
 )
 def test_a_library_exchanged_after_it_was_hashed_is_not_loaded(
@@ -181,8 +181,8 @@ def write_into(place: Path, data: bytes) -> None:
     ("name", "owner", "function"),
     [
         (PROBE, PinnedLibrary, "check_again"),
-        (RUNTIME, aoti, "load_library"),
-        (PROGRAMS[0], aoti.RuntimeLibrary, "open_program"),
+        (RUNTIME, library, "load_library"),
+        (PROGRAMS[0], library.RuntimeLibrary, "open_program"),
     ],
 )
 def test_a_library_written_to_after_it_was_hashed_is_refused(

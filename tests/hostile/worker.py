@@ -28,11 +28,12 @@ from typing import Any
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-import edgecompile.runtime.cpu.aoti as aoti
 import edgecompile.runtime.format.folder as files
 from edgecompile.runtime.__main__ import main
+from edgecompile.runtime.cpu import library
 from edgecompile.runtime.errors import EdgecompileError
 from edgecompile.runtime.model import open_bundle
+from tests.agreement import named_rules
 
 #: Audit events that no loader has a reason to cause.
 FORBIDDEN = re.compile(
@@ -41,7 +42,6 @@ FORBIDDEN = re.compile(
     r"(subprocess|socket|shutil|tempfile|pickle|webbrowser|urllib|ftplib|http|smtplib|pty|sqlite3)\."
 )
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_RULE = re.compile(r"\[([a-z0-9]+-[a-z0-9-]+)\]")
 #: Read to describe the machine; none of them depends on the bundle.
 _HARMLESS = ("/proc/cpuinfo", "/proc/meminfo", "/proc/self/statm", "/sys/devices/system/cpu")
 #: A descriptor that is open already: to find out why a library couldn't be mapped.
@@ -137,8 +137,8 @@ def _is_module(path: str) -> bool:
 def install(watch: Watch) -> None:
     """Wraps what the loader opens, hashes and loads with; the audit hook can't be taken off."""
     os_open, hash_descriptor = os.open, files.hash_descriptor
-    parse, open_program = files.parse_manifest, aoti.RuntimeLibrary.open_program
-    find_loaded = aoti.find_loaded
+    parse, open_program = files.parse_manifest, library.RuntimeLibrary.open_program
+    find_loaded = library.find_loaded
 
     def opening(path: Any, flags: int, *rest: Any, **named: Any) -> int:
         fd = os_open(path, flags, *rest, **named)
@@ -175,8 +175,8 @@ def install(watch: Watch) -> None:
     os.open = opening
     files.hash_descriptor = hashing
     files.parse_manifest = parsing
-    aoti.find_loaded = finding
-    aoti.RuntimeLibrary.open_program = open_checked  # type: ignore[method-assign]
+    library.find_loaded = finding
+    library.RuntimeLibrary.open_program = open_checked  # type: ignore[method-assign]
     sys.addaudithook(watch.audit)
 
 
@@ -216,7 +216,7 @@ def attempt(watch: Watch, path: str) -> dict[str, Any]:
             text = str(error)
             if name == "open":
                 answer.update(code=error.exit_code, text=text[:2000])
-                answer["rules"] = sorted(set(_RULE.findall(text)))
+                answer["rules"] = sorted(named_rules(text))
             if len(text) > 200_000:
                 answer["crashes"].append(f"{name}: a message of {len(text)} characters")
         except BaseException as error:

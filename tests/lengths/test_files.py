@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgecompile.errors import LengthsError
-from edgecompile.lengths.files import count_lengths
+from edgecompile.lengths.files import read_lengths, read_sizes
 from tests.draws import examples
 
 SAMPLES = {7: 1, 12: 3}
@@ -24,6 +24,14 @@ def write(folder: Path, content: bytes | str) -> Path:
     path = folder / "lengths.dat"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
+
+
+def histogram(source: Path | str) -> dict[int, int]:
+    """The samples by length; a file that names no second axis is read the same either way."""
+    found = read_lengths(source)
+    if source != "-":
+        assert read_sizes(source) == found
+    return dict(zip(found.lengths, found.counts, strict=True))
 
 
 def npy(values: Any, dtype: Any = np.int64) -> bytes:
@@ -65,7 +73,7 @@ GOOD = {
 
 @pytest.mark.parametrize("content", GOOD.values(), ids=GOOD.keys())
 def test_reads_every_form(tmp_path: Path, content: bytes | str) -> None:
-    assert count_lengths(write(tmp_path, content)).counts == SAMPLES
+    assert histogram(write(tmp_path, content)) == SAMPLES
 
 
 @pytest.mark.parametrize("content", GOOD.values(), ids=GOOD.keys())
@@ -74,7 +82,7 @@ def test_standard_input_reads_the_same(
 ) -> None:
     data = content.encode() if isinstance(content, str) else content
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-    assert count_lengths("-").counts == SAMPLES
+    assert histogram("-") == SAMPLES
 
 
 # Content, and what the message has to say.
@@ -102,12 +110,12 @@ BAD: dict[str, tuple[bytes | str, list[str]]] = {
     "zero count": ("12,0\n", ["line 1", 'the count "0"', "counts start at 1"]),
     "negative count": ("12,-2\n", ["line 1", 'the count "-2"']),
     "fraction of a count": ("12,1.5\n", ["line 1", 'the count "1.5"', "whole number"]),
-    "empty count": ("12,3\n7,\n", ["line 2", 'the count ""']),
+    "empty count": ("12,3\n7,\n", ["line 2", "has no count"]),
     "more columns": ("12,3\n7\n", ["line 2", "has 1 columns where the first row has 2"]),
     "no header for three": ("12,1,3\n", ["line 1", "3 columns and no header"]),
     "header without length": ("size,count\n12,3\n", ["line 1", '"length" column']),
     "header twice": ("length,length\n12,3\n", ["line 1", '"length" column']),
-    "JSON row without length": ('12\n{"count": 3}\n', ["line 2", 'has no "length"']),
+    "JSON row without length": ('12\n{"count": 3}\n', ["line 2", "has no length"]),
     "broken JSON row": ('{"length": 3}\n{"length": \n', ["line 2", "isn't valid JSON"]),
     "JSON row of a word": ('{"length": "a"}\n{"length": 2}\n', ["line 1", "isn't a number"]),
     "JSON of true": ("[true]", ["element 0", '"true"', "isn't a number"]),
@@ -154,7 +162,7 @@ def test_refuses_and_names_what_is_wrong(
 ) -> None:
     path = write(tmp_path, content)
     with pytest.raises(LengthsError) as caught:
-        count_lengths(path)
+        read_lengths(path)
     message = caught.value.message
     assert str(path) in message
     assert [text for text in wanted if text not in message] == []
@@ -167,13 +175,13 @@ def test_pickled_array_is_never_loaded(tmp_path: Path) -> None:
     with path.open("wb") as stream:
         np.save(stream, np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(LengthsError, match=r"not a readable \.npy file"):
-        count_lengths(path)
+        read_lengths(path)
 
 
 def test_every_problem_is_counted_and_the_first_are_shown(tmp_path: Path) -> None:
     path = write(tmp_path, "12\n" * 5 + "x\n" * 25 + "-1\n")
     with pytest.raises(LengthsError, match="26 problems") as caught:
-        count_lengths(path)
+        read_lengths(path)
     assert "line 6:" in caught.value.message
     assert "line 15:" in caught.value.message
     assert "line 16:" not in caught.value.message
@@ -182,7 +190,7 @@ def test_every_problem_is_counted_and_the_first_are_shown(tmp_path: Path) -> Non
 
 def test_control_characters_are_shown_as_escapes(tmp_path: Path) -> None:
     with pytest.raises(LengthsError) as caught:
-        count_lengths(write(tmp_path, "12\n\x1b[31m\n"))
+        read_lengths(write(tmp_path, "12\n\x1b[31m\n"))
     assert "\x1b" not in caught.value.message
 
 
@@ -194,7 +202,7 @@ def test_what_is_no_file(tmp_path: Path, kind: str) -> None:
         "unreadable name": "a\0b",
     }[kind]
     with pytest.raises(LengthsError):
-        count_lengths(path)
+        read_lengths(path)
 
 
 def test_line_numbers_and_counts_hold_across_blocks(tmp_path: Path) -> None:
@@ -204,17 +212,17 @@ def test_line_numbers_and_counts_hold_across_blocks(tmp_path: Path) -> None:
     path = write(tmp_path, "\n".join(map(str, values)))
     lengths, counts = np.unique(values, return_counts=True)
     expected = dict(zip(lengths.tolist(), counts.tolist(), strict=True))
-    assert count_lengths(path).counts == expected
+    assert histogram(path) == expected
     path = write(tmp_path, "\n".join(map(str, [*values, "x"])))
     with pytest.raises(LengthsError, match=r'line 300001: "x"'):
-        count_lengths(path)
+        read_lengths(path)
 
 
 def test_own_json_keeps_its_source(tmp_path: Path) -> None:
     value = {"lengths": [3], "counts": [2], "source": "docs"}
-    found = count_lengths(write(tmp_path, json.dumps(value)))
-    assert found.recorded_source == "docs"
-    assert found.counts == {3: 2}
+    found = read_lengths(write(tmp_path, json.dumps(value)))
+    assert found.source == "docs"
+    assert (found.lengths, found.counts) == ((3,), (2,))
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -225,11 +233,11 @@ def test_junk_gives_lengths_or_the_error(tmp_path_factory: Any, data: bytes) -> 
     for prefix in (b"", b"\x93NUMPY", npy([1, 2])[:64], b"12\n", b'{"length": 3}\n', b"[1,"):
         path.write_bytes(prefix + data)
         try:
-            found = count_lengths(path)
+            found = read_lengths(path)
         except LengthsError:
             continue
         assert found.counts
-        assert all(length >= 1 and count >= 1 for length, count in found.counts.items())
+        assert all(value >= 1 for value in (*found.lengths, *found.counts))
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -248,4 +256,4 @@ def test_all_forms_agree(tmp_path_factory: Any, values: list[int]) -> None:
         npy(values),
     )
     for form in forms:
-        assert count_lengths(write(folder, form)).counts == expected
+        assert histogram(write(folder, form)) == expected

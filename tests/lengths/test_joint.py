@@ -43,7 +43,7 @@ def test_clipping(sample: JointDistribution, limit: int, axis: str) -> None:
             sample.clip(axis, limit, "drop")
     else:
         assert sample.clip(axis, limit, "drop")[0].n == sample.n - over
-    both = sample.clip_all({"length": limit, "batch": limit})
+    both = clipped.clip(AXES[1 - column], limit)[0]
     assert max(both.max_sizes.values()) <= limit
 
 
@@ -86,10 +86,10 @@ def test_arrays_cannot_be_changed() -> None:
         (("length",), ((1,),), (1,), "two axes"),
         (("a", "a"), ((1, 1),), (1,), "two axes"),
         (AXES, (), (), "holds no sizes"),
-        (AXES, ((1, 1),), (1, 2), "1 pairs of sizes but 2 counts"),
-        (AXES, ((1, 0),), (1,), "0 in .1, 0. is no size"),
+        (AXES, ((1, 1),), (1, 2), "1 sizes but 2 counts"),
+        (AXES, ((1, 0),), (1,), 'the batch "0", which is no size'),
         (AXES, ((1, 2**31),), (1,), "over the largest size"),
-        (AXES, ((1, 1),), (0,), "the count 0"),
+        (AXES, ((1, 1),), (0,), 'the count "0"'),
         (AXES, ((1, 1.0),), (1,), "isn't an int"),
         (AXES, ((1, float("nan")),), (1,), "isn't a finite number"),
         (AXES, ((1, np.int64(3)),), (1,), "isn't an int"),

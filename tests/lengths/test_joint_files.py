@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from edgecompile.errors import LengthsError
-from edgecompile.lengths.joint import JointDistribution, read_joint
-from edgecompile.lengths.joint_files import joint_axes_of
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.files import read_sizes
+from edgecompile.lengths.joint import JointDistribution
 
 WANTED = JointDistribution(("length", "batch"), ((12, 4), (12, 8), (30, 1)), (3, 1, 2))
 
@@ -38,10 +39,15 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
+def read_joint(source: Path | str, axes: tuple[str, ...] | None = None) -> JointDistribution:
+    found = read_sizes(source, axes)
+    assert isinstance(found, JointDistribution)
+    return found
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_is_read(tmp_path: Path, form: str) -> None:
     path = write(tmp_path, FORMS[form])
-    assert joint_axes_of(path) == ("length", "batch")
     found = read_joint(path)
     assert (found.axes, found.sizes, found.counts) == (WANTED.axes, WANTED.sizes, WANTED.counts)
     again = read_joint(path, ("length", "batch"))
@@ -50,9 +56,8 @@ def test_every_form_is_read(tmp_path: Path, form: str) -> None:
 
 def test_the_columns_of_a_model_are_picked_by_its_axes(tmp_path: Path) -> None:
     path = write(tmp_path, "id,batch,length,count\n1,4,12,3\n2,8,12,1\n3,1,30,2\n")
-    assert joint_axes_of(path) is None
+    assert isinstance(read_sizes(path), LengthDistribution)
     axes = ("tokens", "batch", "width")
-    assert joint_axes_of(path, axes) == ("tokens", "batch")
     found = read_joint(path, axes)
     assert (found.axes, found.sizes) == (("tokens", "batch"), WANTED.sizes)
     path = write(tmp_path, "decoder,encoder\n3,5\n")
@@ -67,29 +72,33 @@ def test_the_columns_of_a_model_are_picked_by_its_axes(tmp_path: Path) -> None:
         "12\n13\n",
         "12,3\n",
         "length,count\n12,3\n",
+        "length,width\n12,3\n",
+        "length,batch,batch\n12,3,4\n",
         "length\n12\n",
         '{"length": 12, "count": 3}\n',
         '{"lengths": [1, 2]}',
         '{"12": 3}',
         "[1, 2]",
-        "",
-        '{"axes": ["length"], "sizes": [[1]]}',
-        "a,b\n1,2\n",
-        "PK\0\0",
     ],
 )
 def test_files_of_lengths_are_not_joint(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, text)
-    assert joint_axes_of(path) is None
+    assert isinstance(read_sizes(path), LengthDistribution)
+    assert isinstance(read_sizes(path, ("length", "batch")), LengthDistribution)
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"axes": ["length"], "sizes": [[1]]}', "a,b\n1,2\n", "PK\0\0"]
+)
+def test_other_files_are_neither(tmp_path: Path, text: str) -> None:
     with pytest.raises(LengthsError):
-        read_joint(path)
+        read_sizes(write(tmp_path, text))
 
 
-def test_standard_input_is_left_to_be_read(monkeypatch: Any) -> None:
+def test_standard_input_is_read_once(monkeypatch: Any) -> None:
     for raw in (io.BytesIO(FORMS["header"].encode()), None):
         stream: Any = raw or io.BufferedReader(io.BytesIO(FORMS["header"].encode()))  # type: ignore[arg-type]
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
-        assert joint_axes_of("-") == ("length", "batch")
         found = read_joint("-")
         assert (found.sizes, found.source) == (WANTED.sizes, "standard input")
 
@@ -152,9 +161,9 @@ def test_bad_objects_are_told_with_their_lines(tmp_path: Path, row: str, reason:
         ({"axes": ["length", "batch"], "sizes": [[1, 0]]}, 'the batch "0"'),
         ({"axes": ["length", "batch"], "cells": [[1, 2, 0]]}, 'the count "0"'),
         ({"axes": ["length", "batch"], "cells": [3]}, "isn't a pair"),
-        ({"axes": ["length", "batch", "x"], "sizes": [[1, 1, 1]]}, "don't name"),
-        ({"axes": ["length", "length"], "sizes": [[1, 1]]}, "don't name"),
-        ({"axes": [1, 2], "sizes": [[1, 1]]}, "aren't names"),
+        ({"axes": ["length", "batch", "x"], "sizes": [[1, 1, 1]]}, "aren't two of length, another"),
+        ({"axes": ["length", "length"], "sizes": [[1, 1]]}, "aren't two of"),
+        ({"axes": [1, 2], "sizes": [[1, 1]]}, "aren't two of"),
         (
             {"axes": ["length", "batch"], "sizes": [[1, 1]], "counts": [2**53 + 1]},
             "over the largest",
@@ -163,7 +172,7 @@ def test_bad_objects_are_told_with_their_lines(tmp_path: Path, row: str, reason:
             {"axes": ["length", "batch"], "sizes": [[1, 1], [1, 2]], "counts": [2**53] * 2},
             "more than",
         ),
-        ([[1, 2]], 'not an object with "axes"'),
+        ([[1, 2]], "element 0"),
     ],
 )
 def test_bad_documents_are_refused(tmp_path: Path, value: object, reason: str) -> None:
@@ -176,12 +185,11 @@ def test_bad_documents_are_refused(tmp_path: Path, value: object, reason: str) -
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(LengthsError, match="can't be read"):
-        joint_axes_of(tmp_path / "none")
+        read_sizes(tmp_path / "none")
 
 
-def test_a_header_of_other_axes_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, "length,width\n1,2\n")
-    with pytest.raises(LengthsError, match=r"one of the model's other axes \(batch\)"):
-        read_joint(path, ("length", "batch"))
-    with pytest.raises(LengthsError, match='name "batch" twice'):
-        read_joint(write(tmp_path, "length,batch,batch\n1,2,3\n"), ("length", "batch"))
+def test_a_document_of_lengths_is_no_joint_distribution() -> None:
+    with pytest.raises(LengthsError, match='not an object with two "axes"'):
+        JointDistribution.from_json([1, 2])
+    named = {"axes": ["length", "width"], "sizes": [[1, 2]]}
+    assert JointDistribution.from_json(named).axes == ("length", "width")

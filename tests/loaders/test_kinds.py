@@ -17,7 +17,8 @@ from edgecompile.errors import LengthsError, ModelError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.kinds import check_form, is_program_archive
 from edgecompile.loaders.load import load_model
-from edgecompile.planning.request import PlanRequest, plan_scope
+from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.scope import plan_scope
 from tests.cli.command import python, run
 
 
@@ -250,4 +251,4 @@ def test_missing_lengths_are_told_once_the_model_is_known(folder: Path) -> None:
     (folder / "net.py").write_text(NET)
     result = run("build", "net.py:whole")
     assert result.exit_code == 2
-    assert "give --lengths FILE or --texts FILE" in result.stderr
+    assert "--lengths FILE, --texts FILE or --from-stats FILE" in result.stderr

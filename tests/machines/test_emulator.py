@@ -20,7 +20,9 @@ from edgecompile.bundle.verify import verify_bundle
 from edgecompile.errors import NativeError, VerificationError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.machines.emulator import EmulatedModel, Emulator, emulator_for, find_emulator
-from edgecompile.pipeline.pipeline import BuildRequest, BuildResult, build
+from edgecompile.pipeline.build import build
+from edgecompile.pipeline.request import BuildRequest
+from edgecompile.pipeline.result import BuildResult
 from edgecompile.planning.request import PlanRequest
 from edgecompile.targets.profile import load_variant
 from tests.cli.command import run

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from edgecompile.loaders.load import load_model
-from edgecompile.models.loaded import LoadedModel
-from edgecompile.models.structure import model_structure
+from edgecompile.models.loaded import LoadedModel, model_structure
 
 
 class Net(nn.Module):

@@ -23,8 +23,10 @@ from edgecompile.narrowing.choice import choose_precision
 from edgecompile.narrowing.files import load_precision
 from edgecompile.narrowing.program import Deviation, fewest_kept
 from edgecompile.narrowing.trials import PrecisionChoice
-from edgecompile.pipeline.pipeline import BuildRequest, build
+from edgecompile.pipeline.build import build
+from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.subject import make_subject
 from edgecompile.precision import Precision
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.format.weights import map_weights
@@ -130,14 +132,20 @@ def test_both_bounds_have_to_hold() -> None:
 
 
 def chosen(model: LoadedModel, folder: Path, samples: Samples, max_error: float) -> PrecisionChoice:
-    return choose_precision(
+    subject = make_subject(
         ExportStore(model, folder / "exported"),
         load_target("cpu-x86-64-v3"),
-        PlanRequest(LENGTHS, max_length=32, mode="exact", threads=1),
-        samples,
+        PlanRequest(
+            LENGTHS,
+            max_length=32,
+            mode="exact",
+            threads=1,
+            precision="auto",
+            max_error=max_error,
+        ),
         folder,
-        max_error=max_error,
     )
+    return choose_precision(subject, samples)
 
 
 def test_sensitive_layers_are_kept_until_the_bound_holds(
@@ -188,10 +196,16 @@ def test_a_build_in_int8_is_judged_on_texts(
     request = BuildRequest(
         model=str(tiny_model),
         target="cpu-x86-64-v3",
-        plan=PlanRequest(LENGTHS, buckets=1, mode="exact", max_length=32, threads=1),
+        plan=PlanRequest(
+            LENGTHS,
+            buckets=1,
+            mode="exact",
+            max_length=32,
+            threads=1,
+            precision="int8",
+            texts=texts,
+        ),
         output=tmp_path / "narrow.ecb",
-        precision="int8",
-        texts=texts,
         work_dir=tmp_path / "work",
     )
     result = build(request)
@@ -220,7 +234,13 @@ def test_a_build_in_int8_is_judged_on_texts(
     (tmp_path / "work" / "precision.json").write_text('{"name": "bf16", "kept": {}}')
     refused = CliRunner().invoke(cli, (*packed, "--force"))
     assert refused.exit_code == 36
-    again = build(replace(request, precision="bf16", output=tmp_path / "bf16.ecb"))
+    again = build(
+        replace(
+            request,
+            plan=replace(request.plan, precision="bf16"),
+            output=tmp_path / "bf16.ecb",
+        )
+    )
     assert again.verify.cosine is not None and again.verify.cosine >= 0.9999
 
 

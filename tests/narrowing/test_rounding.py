@@ -17,12 +17,15 @@ from edgecompile.errors import CompileError
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import Samples, SampleTexts, draw_samples, text_samples
 from edgecompile.narrowing.files import load_precision, save_precision
 from edgecompile.narrowing.rounded import _samples, can_round, round_for
 from edgecompile.narrowing.rounding import RoundedWeights, hash_matrix, round_matrix, round_products
 from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.subject import Subject, make_subject
 from edgecompile.precision import Precision
+from edgecompile.targets.profile import load_target
 from tests.narrowed import narrowed_program
 
 LENGTHS = LengthDistribution.from_samples([2, 3, 5, 8, 8, 16])
@@ -180,17 +183,22 @@ def test_rows_count_what_their_sample_does(tmp_path: Path) -> None:
         assert torch.linalg.matrix_rank(alone[attr]) <= samples.lengths[0]
 
 
+def subject(model: LoadedModel, request: PlanRequest, folder: Path) -> Subject:
+    exports = ExportStore(model, folder)
+    return make_subject(exports, load_target("cpu-x86-64-v3"), request, folder)
+
+
 def test_what_cant_be_rounded_is_packed_to_the_nearest(tmp_path: Path) -> None:
     request = PlanRequest(LENGTHS, max_length=16, mode="exact", threads=1)
     without_products = load_model("tests.factories.tiny_models:unmasked_mean")
     assert can_round(without_products)
-    assert round_for(ExportStore(without_products, tmp_path), request, None, tmp_path) is None
+    assert round_for(subject(without_products, request, tmp_path)) is None
     masked = load_model("tests.factories.tiny_models:masked_mlp")
     assert can_round(masked)
     assert not can_round(replace(masked, length_axis=None))
     # What a program of one length pads inputs with would count like them.
     padded = replace(request, mode="pad")
-    assert round_for(ExportStore(masked, tmp_path), padded, None, tmp_path) is None
+    assert round_for(subject(masked, padded, tmp_path)) is None
     assert not list(tmp_path.glob("*.npz"))
 
 
@@ -201,13 +209,14 @@ def test_weights_arent_rounded_for_what_judges_them(tmp_path: Path, tiny_model: 
     texts = SampleTexts(file, tiny_model / "tokenizer.json")
     judges = text_samples(model, texts, 16, count=2)
     assert judges is not None and len(judges.inputs) == 2
-    request = PlanRequest(LENGTHS, max_length=16, mode="exact", threads=1)
-    found = _samples(model, request, texts, judges, 1, 16, 0)[0]
+    request = PlanRequest(LENGTHS, max_length=16, mode="exact", threads=1, texts=texts)
+    asked = subject(model, request, tmp_path)
+    found = _samples(asked, judges)[0]
     assert found.source == "1 of 3 texts of texts.txt and 8 drawn inputs of all lengths"
     for judge in judges.inputs:
         assert not any(np.array_equal(judge["input_ids"], i["input_ids"]) for i in found.inputs)
     everything = text_samples(model, texts, 16)
-    drawn, shares = _samples(model, request, texts, everything, 1, 16, 0)
+    drawn, shares = _samples(asked, everything)
     assert drawn.source == (
         "8 drawn inputs of the traffic's lengths and 8 drawn inputs of all lengths"
     )
@@ -220,16 +229,18 @@ def test_weights_arent_rounded_for_what_judges_them(tmp_path: Path, tiny_model: 
 def test_what_was_rounded_before_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exports = ExportStore(load_model("tests.factories.tiny_models:masked_mlp"), tmp_path)
+    model = load_model("tests.factories.tiny_models:masked_mlp")
     request = PlanRequest(LENGTHS, max_length=16, mode="exact", threads=1)
-    first = round_for(exports, request, None, tmp_path)
-    other = round_for(exports, request, None, tmp_path, seed=1)
+    asked = subject(model, request, tmp_path)
+    seeded = replace(asked, request=replace(request, seed=1))
+    first = round_for(asked)
+    other = round_for(seeded)
     assert first is not None and other is not None and first != other
     assert "drawn inputs" in first.inputs
     monkeypatch.setattr("edgecompile.narrowing.program.NarrowedProgram.round_weights", None)
-    again = round_for(exports, request, None, tmp_path, seed=1)
+    again = round_for(seeded)
     assert again == other and again is not None and again.inputs == other.inputs
     (kept,) = tmp_path.glob("rounding-*.npz")  # of the last inputs alone
     monkeypatch.undo()
     kept.write_bytes(kept.read_bytes()[:100])
-    assert round_for(exports, request, None, tmp_path, seed=1) == other
+    assert round_for(seeded) == other

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
+from edgecompile.files import file_sha256
 from edgecompile.targets.profile import VariantSpec, load_target
-from edgecompile.toolchain.native import build_probe, build_runtime, native_sources
+from edgecompile.toolchain.compilers import (
+    exported_symbols,
+    find_toolchain,
+    link_shared,
+    run_tool,
+)
+from edgecompile.toolchain.native import (
+    NativeRuntime,
+    build_probe,
+    compile_native,
+    native_sources,
+    runtime_sources,
+)
+from tests.conftest import one_at_a_time
+from tests.native.conftest import sanitizer_flags, unsanitized_tools
 
 BUILD = Path(__file__).resolve().parents[2] / "build" / "tests-native" / "runtime"
 NATIVE = native_sources()
@@ -52,19 +66,31 @@ class NativeTensor(ctypes.Structure):
 
 
 def own_variant() -> VariantSpec:
-    """x86-64-v3 with the code that ships, but with another content and so another SONAME.
+    """The variant that :func:`own_runtime` is of: x86-64-v3."""
+    return load_target("cpu-x86-64").variants[0]
+
+
+@lru_cache(maxsize=1)
+@unsanitized_tools()
+def own_runtime() -> NativeRuntime:
+    """The runtime library of x86-64-v3 as it ships, but with a SONAME of its own.
 
     Bundles that other tests open in this process bring the runtime too. Two copies of one SONAME
     would be mixed up: a model library is linked to the one that was loaded first.
     """
-    variant = load_target("cpu-x86-64").variants[0]
-    return dataclasses.replace(variant, extra_flags=(*variant.extra_flags, "-fno-ident"))
-
-
-@lru_cache(maxsize=1)
-def runtime_path() -> Path:
-    """The runtime library for these tests (objects are cached by content)."""
-    return build_runtime(own_variant(), BUILD).path
+    variant = own_variant()
+    toolchain, sanitizers = find_toolchain(variant.arch), sanitizer_flags()
+    flags = [f"-march={variant.march}", *variant.extra_flags, *sanitizers]
+    objects = [x.path for x in compile_native(toolchain, runtime_sources().values(), flags)]
+    path = BUILD / ("sanitized" if sanitizers else "") / "libecrt-tests.so"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(path.with_suffix(".lock")):
+        if sanitizers:
+            command = [toolchain.cxx, "-shared", "-pthread", *sanitizers, *map(str, objects)]
+            run_tool([*command, f"-Wl,-soname,{path.name}", "-o", str(path)], "linking the runtime")
+        else:
+            link_shared(toolchain, objects, path, exports=["ec_*"], soname=path.name)
+    return NativeRuntime(variant.name, path, file_sha256(path), exported_symbols(toolchain, path))
 
 
 @lru_cache(maxsize=1)
@@ -193,7 +219,7 @@ class Shim:
 
 @lru_cache(maxsize=1)
 def load_shim() -> Shim:
-    return Shim(ctypes.CDLL(str(runtime_path())))
+    return Shim(ctypes.CDLL(str(own_runtime().path)))
 
 
 @lru_cache(maxsize=1)

@@ -6,9 +6,9 @@ import ctypes
 import hashlib
 import json
 import os
-import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,9 +84,9 @@ def build(
 
     The library's own objects are compiled once for each architecture and set of flags.
     """
-    objects = [
-        _compile(machine, path, flags) for path in [*sorted(SOURCES.rglob("*.cpp")), *sources]
-    ]
+    paths = [*sorted(SOURCES.rglob("*.cpp")), *sources]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        objects = list(pool.map(lambda path: _compile(machine, path, flags), paths))
     static = ["-static-libstdc++", "-static-libgcc"] if "-fsanitize" not in str(flags) else []
     script = ["-shared", f"-Wl,--version-script={SOURCES / 'edgecompile_runtime.map'}"]
     options = [*flags, *map(str, objects), *static, *link, *(script if shared else [])]
@@ -127,11 +127,6 @@ def _make(target: Path, command: Sequence[str]) -> None:
 def _call(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
-
-
-def rules(text: str) -> frozenset[str]:
-    """The ids of the rules that a message names."""
-    return frozenset(re.findall(r"\[([a-z0-9]+-[a-z0-9-]+)\]", text))
 
 
 # --- edgecompile_runtime.h

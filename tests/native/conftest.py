@@ -1,27 +1,25 @@
-"""Builds native sources for tests, once per content, with the flags that variants are built with."""
+"""Builds native sources for tests through the product's object cache, for variants of this CPU."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
 import os
-import shutil
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from edgecompile.errors import ToolchainError
 from edgecompile.targets.profile import list_variants, load_variant
+from edgecompile.toolchain.compilers import Toolchain, find_toolchain, run_tool
+from edgecompile.toolchain.native import compile_native, native_sources
+from tests.conftest import one_at_a_time
 
-NATIVE = Path(__file__).resolve().parents[2] / "edgecompile" / "runtime" / "native"
+NATIVE = native_sources()
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build" / "tests-native"
-FLAGS = [
-    "-std=c++20", "-O3", "-g1", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
-    "-ffp-contract=fast", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra",
-]  # fmt: skip
-
 Build = Callable[..., Path]
 
 
@@ -64,24 +62,43 @@ def march_flags(march: str) -> list[str]:
     return [f"-march={variant.march}", *variant.extra_flags]
 
 
-def _digest(command: Sequence[str]) -> str:
-    h = hashlib.sha256("\0".join(command).encode())
-    for folder in (NATIVE, HERE):
-        for path in sorted([*folder.rglob("*.h"), *folder.rglob("*.cpp")]):
-            h.update(path.read_bytes())
-    return h.hexdigest()[:16]
+def sanitizer_flags() -> list[str]:
+    """What scripts/sanitize adds to compile and link with: -fsanitize=… of ``$EDGECOMPILE_SANITIZE``."""
+    names = os.environ.get("EDGECOMPILE_SANITIZE", "")
+    if not names:
+        return []
+    return [f"-fsanitize={names}", "-fno-sanitize-recover=all", "-g1", "-fno-omit-frame-pointer"]
+
+
+@contextmanager
+def unsanitized_tools() -> Iterator[None]:
+    """Compilers run without the library that a sanitizer wants first in this process."""
+    preloaded = os.environ.pop("LD_PRELOAD", None)
+    try:
+        yield
+    finally:
+        if preloaded is not None:
+            os.environ["LD_PRELOAD"] = preloaded
 
 
 @pytest.fixture(scope="session")
-def build_native() -> Build:
+def toolchain() -> Toolchain:
+    """The compiler that the product uses for this machine."""
+    arch = {"x86_64": "x86-64"}.get(os.uname().machine, os.uname().machine)
+    try:
+        return find_toolchain(arch)
+    except ToolchainError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def build_native(toolchain: Toolchain) -> Build:
     """build_native(name, sources, march=…, flags=(…), shared=True) -> path of the result.
 
-    Sources are paths or names of files in edgecompile/runtime/native. The result is kept under
-    build/ and reused while no native source and no flag changes.
+    Sources are paths, or names of files in edgecompile/runtime/native. Each is compiled with the
+    product's flags through its object cache, so that what a bundle brings is compiled once for both.
+    ``flags`` are the linker's.
     """
-    compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
-        pytest.skip(f"no C++ compiler: {compiler} not found (set CXX)")
 
     def build(
         name: str,
@@ -92,35 +109,53 @@ def build_native() -> Build:
         shared: bool = True,
     ) -> Path:
         march = march or runnable_marches()[-1]
-        paths = [str(NATIVE / s) if isinstance(s, str) else str(s) for s in sources]
-        command = [compiler, *FLAGS, *march_flags(march), f"-I{NATIVE}", *flags, *paths]
-        if shared:
-            command.append("-shared")
-        folder = BUILD / f"{name}-{march}-{_digest(command)}"
-        target = folder / (f"lib{name}.so" if shared else name)
-        if not target.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            beside = folder / f"{os.getpid()}.tmp"
-            done = subprocess.run(
-                [*command, "-o", str(beside)], capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
-            os.replace(beside, target)
+        paths = [NATIVE / s if isinstance(s, str) else s for s in sources]
+        sanitizers = sanitizer_flags()
+        with unsanitized_tools():
+            built = compile_native(toolchain, paths, [*march_flags(march), *sanitizers])
+        options = ["-pthread", *sanitizers, *flags, *(["-shared"] if shared else [])]
+        command = [toolchain.cxx, *(str(item.path) for item in built), *options]
+        digest = hashlib.sha256("\0".join(command).encode()).hexdigest()[:16]
+        target = BUILD / f"{name}-{march}-{digest}" / (f"lib{name}.so" if shared else name)
+        with unsanitized_tools(), one_at_a_time(target.parent / "lock"):
+            if not target.exists():
+                beside = target.with_suffix(".partial")
+                run_tool([*command, "-o", str(beside)], f"linking {name}")
+                os.replace(beside, target)
         return target
 
     return build
 
 
-@pytest.fixture(scope="session", params=runnable_marches())
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs what takes a variant for this CPU's best one, or for all of them."""
+    if "march" in metafunc.fixturenames:
+        marches = runnable_marches()
+        if not (
+            metafunc.config.getoption("--all-variants")
+            or os.environ.get("EDGECOMPILE_TEST_MARCHES")
+        ):
+            marches = marches[-1:]
+        metafunc.parametrize("march", marches, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def march(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+#: What the kernels' harness and the program that counts instructions are linked with.
 KERNEL_SOURCES = (
-    "threads/threads.cpp", "threads/thread_count.cpp", "kernels/gemm/gemm.cpp", "kernels/gemm/gemm_split.cpp", "kernels/gemm/gemm_pack.cpp",
-    "kernels/gemm/gemm_epilogue.cpp", "kernels/gemm/narrow/gemm_bf16.cpp", "kernels/gemm/narrow/gemm_int8.cpp", "kernels/attention/attention.cpp",
-    "kernels/convolution/convolution.cpp", "kernels/convolution/convolution_channels.cpp", "base/allocator.cpp",
-)  # fmt: skip
+    "base/allocator.cpp",
+    "threads/threads.cpp",
+    "threads/thread_count.cpp",
+    *sorted(
+        path.relative_to(NATIVE).as_posix()
+        for folder in ("gemm", "attention", "convolution")
+        for path in (NATIVE / "kernels" / folder).rglob("*.cpp")
+        if path.stem not in ("packed_weight", "convolution_plain")
+    ),
+)
 
 
 @pytest.fixture(scope="session")

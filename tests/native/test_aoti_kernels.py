@@ -16,6 +16,7 @@ from tests.native.narrow import (
     quantize_columns,
     quantize_rows,
 )
+from tests.native.sweep import sweep
 
 SDPA = "cpu__scaled_dot_product_flash_attention_for_cpu"
 
@@ -60,7 +61,7 @@ def shapes(seed: int, batch: bool) -> tuple[np.random.Generator, tuple[int, ...]
     return rng, ((int(rng.integers(1, 5)),) if batch else ()) + tuple(sizes)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@sweep("seed", range(40))
 def test_mm_out(shim, seed: int):
     rng, (m, k, n) = shapes(seed, False)
     a, b, out = strided(rng, (m, k)), strided(rng, (k, n)), strided(rng, (m, n), fill=np.nan)
@@ -70,7 +71,7 @@ def test_mm_out(shim, seed: int):
     shim.delete(*handles)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@sweep("seed", range(40))
 def test_bmm_out(shim, seed: int):
     rng, (batch, m, k, n) = shapes(seed, True)
     a, b = strided(rng, (batch, m, k)), strided(rng, (batch, k, n))
@@ -83,7 +84,7 @@ def test_bmm_out(shim, seed: int):
     shim.delete(*handles)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@sweep("seed", range(60))
 def test_addmm_out(shim, seed: int):
     rng, (m, k, n) = shapes(seed, False)
     a, b, out = strided(rng, (m, k)), strided(rng, (k, n)), strided(rng, (m, n), fill=np.nan)
@@ -99,7 +100,7 @@ def test_addmm_out(shim, seed: int):
     shim.delete(*handles)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@sweep("seed", range(40))
 def test_baddbmm_out(shim, seed: int):
     rng, (batch, m, k, n) = shapes(seed, True)
     a, b = strided(rng, (batch, m, k)), strided(rng, (batch, k, n))
@@ -172,7 +173,7 @@ def linear(shim, x, packed, bias, residual, n, act="none", dtype=None) -> np.nda
     return array
 
 
-@pytest.mark.parametrize("seed", range(40))
+@sweep("seed", range(40))
 def test_linear(shim, seed: int):
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(seed)
@@ -193,8 +194,8 @@ def test_linear(shim, seed: int):
     close(linear(shim, x, packed, bias, residual, n), wanted, k)
 
 
-@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@sweep("seed", range(20))
 def test_linear_of_narrow_weights(shim, dtype: str, seed: int):
     """The dtype of the packed weight decides what it is."""
     rng = np.random.default_rng(seed)
@@ -306,7 +307,7 @@ def optional_handle(shim, array):
     return None if array is None else shim.borrow(array)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@sweep("seed", range(40))
 def test_layer_norm(shim, seed: int):
     rng = np.random.default_rng(seed)
     width = int(rng.choice([1, 2, 7, 8, 31, 32, 33, 100, 384, 1000]))
@@ -357,7 +358,7 @@ def test_copies_are_row_major_and_apart(shim):
     shim.delete(given, result)
 
 
-@pytest.mark.parametrize("seed", range(48))
+@sweep("seed", range(48))
 def test_attention(shim, seed: int):
     rng = np.random.default_rng(seed)
     batch, heads, kv = [(1, 4, 4), (2, 4, 2), (3, 2, 1), (2, 1, 1)][seed % 4]
@@ -447,7 +448,7 @@ def test_attention_refuses_what_it_cannot_do(shim):
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int32", "int64", "float32", "float64"])
-@pytest.mark.parametrize("seed", range(6))
+@sweep("seed", range(6))
 def test_cumsum_is_torchs(shim, dtype: str, seed: int):
     torchs = load_torch_shim()
     rng = np.random.default_rng(seed)

@@ -18,6 +18,7 @@ from edgecompile.backends.convolution_ops import (
 )
 from edgecompile.backends.ops import ACTIVATIONS
 from tests.native.aoti import Shim, ShimError, int64s, load_torch_shim
+from tests.native.sweep import sweep
 from tests.native.test_aoti_kernels import shim, strided  # noqa: F401
 
 F = np.float32
@@ -204,7 +205,7 @@ def close(got: np.ndarray, wanted: np.ndarray, what: object) -> None:
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5, err_msg=str(what))
 
 
-@pytest.mark.parametrize("seed", range(100))
+@sweep("seed", range(100))
 def test_torchs_operator(shim, seed: int):  # noqa: F811
     rng = np.random.default_rng(seed)
     case = random_case(rng)
@@ -217,7 +218,7 @@ def test_torchs_operator(shim, seed: int):  # noqa: F811
     assert [strides[i] for i in real] == [torchs[i] for i in real], case
 
 
-@pytest.mark.parametrize("seed", range(160))
+@sweep("seed", range(160))
 def test_packed_weights(shim, seed: int):  # noqa: F811
     rng = np.random.default_rng(1000 + seed)
     case = random_case(rng)
@@ -234,7 +235,7 @@ def test_packed_weights(shim, seed: int):  # noqa: F811
     assert strides == tuple(s // 4 for s in last.strides)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@sweep("seed", range(40))
 def test_torchs_implementation_of_the_operator_is_the_same(seed: int):
     """What verifies lowered graphs computes what the kernel does, and knows its sizes."""
     rng = np.random.default_rng(2000 + seed)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.native.guarded import guarded
+from tests.native.sweep import sweep
 
 F = np.float32
 PANEL = 32
@@ -118,7 +119,7 @@ def check(
         np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(36))
+@sweep("seed", range(36), emulated=(1, 2))
 def test_random_convolutions(kernels: ctypes.CDLL, seed: int) -> None:
     rng = np.random.default_rng(seed)
     dims = int(rng.choice([1, 2, 3], p=[0.4, 0.5, 0.1]))

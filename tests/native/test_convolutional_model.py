@@ -12,9 +12,8 @@ from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.export.export import export_model
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.toolchain.native import build_runtime
 from tests.factories.convolutional import CHANNELS, parts
-from tests.native.aoti import BUILD, load_shim, own_variant
+from tests.native.aoti import load_shim, own_runtime, own_variant
 from tests.native.test_program import Host, host  # noqa: F401
 
 pytestmark = pytest.mark.slow
@@ -40,7 +39,7 @@ def artifact(
         export_model(model),
         Bucket("exact", (("length", AxisRange(4, 64, 20)),)),
         variant,
-        build_runtime(variant, BUILD),
+        own_runtime(),
         folder / "parts.so",
         scratch=folder / "scratch",
         store=store,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.native.guarded import guarded
+from tests.native.sweep import sweep
 
 F = np.float32
 NONE, RELU, GELU_ERF, GELU_TANH, SILU, TANH, SIGMOID = range(7)
@@ -206,7 +207,7 @@ def test_packed_product_over_random_shapes(kernels: ctypes.CDLL, seed: int) -> N
         assert unwritten_outside(memory, c)
 
 
-@pytest.mark.parametrize("m", [*range(1, 28), 49, 144, 145, 300, 512])
+@sweep("m", [*range(1, 28), 49, 144, 145, 300, 512])
 def test_every_number_of_rows(kernels: ctypes.CDLL, m: int) -> None:
     rng = np.random.default_rng(m)
     for n, k in [(96, 64), (47, 385), (33, 1537)]:

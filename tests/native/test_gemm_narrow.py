@@ -22,6 +22,7 @@ from tests.native.narrow import (
     quantize_columns,
     quantize_rows,
 )
+from tests.native.sweep import sweep
 from tests.native.test_gemm import (
     GELU_ERF,
     GELU_TANH,
@@ -125,7 +126,7 @@ def test_product_over_random_shapes(kernels: ctypes.CDLL, seed: int, kind: str) 
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("m", [*range(1, 28), 49, 144, 145, 300, 512])
+@sweep("m", [*range(1, 28), 49, 144, 145, 300, 512])
 def test_every_number_of_rows(kernels: ctypes.CDLL, m: int, kind: str) -> None:
     rng = np.random.default_rng(m)
     for n, k in [(96, 64), (47, 385), (33, 1537)]:
@@ -154,8 +155,8 @@ def test_more_rows_than_are_rounded_at_once(kernels: ctypes.CDLL) -> None:
     assert 5000 * 512 * 2 > 4 << 20
 
 
-@pytest.mark.parametrize("act", range(7))
 @pytest.mark.parametrize("kind", FORMATS)
+@sweep("act", range(7))
 def test_every_activation(kernels: ctypes.CDLL, kind: str, act: int) -> None:
     rng = np.random.default_rng(9)
     a, w = random_floats(rng, 13, 50), Weights.of(kind, random_floats(rng, 50, 77))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.native.sweep import EMULATED
 from tests.needs import need
 
 pytestmark = [
@@ -27,7 +28,7 @@ SELECTED = {
     "test_simd.py": "",
     "test_gemm.py": "not random_shapes and not strided_batches or (armv8-a-0 or armv8-a-4)",
     "test_gemm_narrow.py": "not random_shapes and not every_number_of_rows and not long_rows or (armv8-a-0 or armv8-a-5 or 2065)",
-    "test_convolution_kernels.py": "not random or armv8-a-1 or armv8-a-2",
+    "test_convolution_kernels.py": "",
     "test_attention.py": "not (long_sequences and (512 or 1100)) and not (random_shapes and (armv8-a-1 or armv8-a-4 or armv8-a-5))",
     "test_vecmath.py": "not two_ulp or exp or tanh or erf or log or sin or pow",
     "test_threads.py": "not forked_child and not idle_workers and not busy_neighbours",
@@ -71,8 +72,9 @@ def run_emulated(
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "QEMU_CPU": cpu,
         "EDGECOMPILE_TEST_MARCHES": march,
+        EMULATED: "1",
     }
-    environment.pop("CXX", None)
+    environment.pop("EDGECOMPILE_CXX", None)
     for name in [x for x in environment if x.startswith(("PYTEST_XDIST", "PYTEST_CURRENT"))]:
         del environment[name]
     chosen = ["-k", select] if select else []

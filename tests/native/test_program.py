@@ -20,8 +20,14 @@ from edgecompile.backends.inductor_cpu import InductorCpuBackend  # noqa: E402
 from edgecompile.buckets.ranges import AxisRange, Bucket  # noqa: E402
 from edgecompile.export.export import export_model  # noqa: E402
 from edgecompile.loaders.load import load_model  # noqa: E402
-from edgecompile.toolchain.native import build_runtime  # noqa: E402
-from tests.native.aoti import BUILD, NAMES, NativeTensor, describe, load_shim, own_variant  # noqa: E402
+from tests.native.aoti import (  # noqa: E402
+    NAMES,
+    NativeTensor,
+    describe,
+    load_shim,
+    own_runtime,
+    own_variant,
+)
 
 VOCABULARY = 50
 LONGEST = 512
@@ -97,7 +103,7 @@ def build(kind: type[torch.nn.Module], folder: Path) -> Built:
         exported,
         Bucket("exact", (("length", AxisRange(1, LONGEST, 64)),)),
         variant,
-        build_runtime(variant, BUILD),
+        own_runtime(),
         folder / "lookup.so",
         scratch=folder / "scratch",
         store=store,

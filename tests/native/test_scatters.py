@@ -12,6 +12,7 @@ from torch import Tensor
 
 from edgecompile.backends.ops import pack_weight
 from tests.native.aoti import Handle, Shim, ShimError, load_shim, load_torch_shim
+from tests.native.sweep import sweep
 from tests.native.torch_cases import Optional, both, handle_of, ours, random_tensor, tensor_of
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32]
@@ -61,7 +62,7 @@ def close(got: Tensor, wanted: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("seed", range(10))
+@sweep("seed", range(10))
 def test_scatter_reduce(dtype: torch.dtype, seed: int) -> None:
     target, dim, index, source = case(seed, dtype)
     for reduce in ("sum", "prod", "mean", "amax", "amin"):
@@ -78,7 +79,7 @@ def test_scatter_reduce(dtype: torch.dtype, seed: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bool])
-@pytest.mark.parametrize("seed", range(6))
+@sweep("seed", range(6))
 def test_scatter(dtype: torch.dtype, seed: int) -> None:
     target, dim, index, source = case(seed, dtype)
     # Which of several writes to one place wins is torch's secret: no place twice.
@@ -188,7 +189,7 @@ def index_cases(target: Tensor, generator: torch.Generator) -> list[list[Tensor 
 
 
 @pytest.mark.parametrize("dtype", MOVED)
-@pytest.mark.parametrize("seed", range(8))
+@sweep("seed", range(8))
 def test_index_put(dtype: torch.dtype, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     target = torch.randint(0, 9, (4, 5, 6), generator=generator).to(dtype)
@@ -213,7 +214,7 @@ def test_index_put(dtype: torch.dtype, seed: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", MOVED)
-@pytest.mark.parametrize("seed", range(8))
+@sweep("seed", range(8))
 def test_index(dtype: torch.dtype, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     source = torch.randint(0, 9, (4, 5, 6), generator=generator).to(dtype)
@@ -341,7 +342,7 @@ def test_embedding_bag_refuses_what_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize("seed", range(6))
+@sweep("seed", range(6))
 def test_grouped_products(precision: str, seed: int) -> None:
     """Rows of each group with a matrix of their own, empty groups, and rows of no group."""
     generator = torch.Generator().manual_seed(seed)

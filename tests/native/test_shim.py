@@ -23,8 +23,9 @@ from tests.native.aoti import (
     int64s,
     load_shim,
     load_torch_shim,
-    runtime_path,
+    own_runtime,
 )
+from tests.native.sweep import sweep
 
 CONSTANTS = re.compile(
     r"^ec_(aoti_torch_(?:dtype_(?!element)|layout_|memory_format_|device_type_)\w+)$"
@@ -48,7 +49,10 @@ def shim():
 def declared() -> list[str]:
     """Every function that aoti_abi.h declares, macros expanded."""
     done = subprocess.run(
-        [find_toolchain().cxx, "-std=c++20", "-E", "-P", str(NATIVE / "shim" / "aoti_abi.h")],
+        [
+            *(find_toolchain().cxx, "-std=c++20", "-E", "-P", f"-I{NATIVE}"),
+            str(NATIVE / "shim" / "aoti_abi.h"),
+        ],
         check=True,
         capture_output=True,
         text=True,
@@ -58,7 +62,7 @@ def declared() -> list[str]:
 
 def test_every_declared_function_is_exported():
     listing = subprocess.run(
-        ["nm", "-D", "--defined-only", str(runtime_path())],
+        ["nm", "-D", "--defined-only", str(own_runtime().path)],
         check=True,
         capture_output=True,
         text=True,
@@ -105,7 +109,7 @@ def test_constants_are_torchs():
         assert ours.function(name)() == torchs.function(name)(), name
 
 
-@pytest.mark.parametrize("code", [*range(12), 15, *range(23, 30), 44, 45])
+@sweep("code", [*range(12), 15, *range(23, 30), 44, 45])
 def test_element_sizes_are_torchs(code: int):
     sizes = [
         s.function("aoti_torch_dtype_element_size")(code) for s in (load_shim(), load_torch_shim())
@@ -152,7 +156,7 @@ def random_layout(rng: np.random.Generator, dims: int):
     return sizes, strides
 
 
-@pytest.mark.parametrize("seed", range(60))
+@sweep("seed", range(60))
 def test_handles_behave_as_torchs(shim, seed: int):
     """The same random sequence of calls on both libraries gives the same facts at every step."""
     torchs = load_torch_shim()
@@ -258,7 +262,7 @@ def test_buffers_are_aligned(shim):
 # ---- Copies and scalars ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@sweep("seed", range(20))
 def test_clone_copies_any_layout(shim, seed: int):
     rng = np.random.default_rng(seed)
     shape = [int(n) for n in rng.integers(1, 6, int(rng.integers(1, 6)))]
@@ -274,7 +278,7 @@ def test_clone_copies_any_layout(shim, seed: int):
 
 
 @pytest.mark.parametrize("source", NUMPYS)
-@pytest.mark.parametrize("target", NUMPYS)
+@sweep("target", NUMPYS)
 def test_copy_converts_as_torch(shim, source: str, target: str):
     torch = pytest.importorskip("torch")
     values = [0, 1, 2, 3.5, -1.75, 100, 0.1, 65519, 1e-7, 6e-8, 120.99]

@@ -19,7 +19,7 @@ SOURCES = (Path(__file__).parent / "vecmath_harness.cpp", "math/vecmath_exports.
 
 @pytest.fixture(scope="session")
 def library(build_native: Build, march: str) -> Path:
-    return build_native("vecmath", SOURCES, march=march, flags=["-fno-exceptions"])
+    return build_native("vecmath", SOURCES, march=march)
 
 
 @pytest.fixture(scope="session")

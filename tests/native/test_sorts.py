@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.native.aoti import ShimError
+from tests.native.sweep import sweep
 from tests.native.torch_cases import Optional, both, ours, random_tensor
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -23,7 +24,7 @@ def some_dim(x: Tensor, seed: int) -> int:
 
 
 @pytest.mark.parametrize("dtype", ALL)
-@pytest.mark.parametrize("seed", range(12))
+@sweep("seed", range(12))
 def test_sorts_are_torchs_stable_ones(dtype: torch.dtype, seed: int) -> None:
     """NaN is the largest, -0 equals 0, and equals keep their order in both directions."""
     x = random_tensor(seed, dtype, None if seed % 3 else [3, 40, 2])
@@ -39,7 +40,7 @@ def test_sorts_are_torchs_stable_ones(dtype: torch.dtype, seed: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
-@pytest.mark.parametrize("seed", range(12))
+@sweep("seed", range(12))
 def test_topk_selects_what_torch_does(dtype: torch.dtype, seed: int) -> None:
     x = random_tensor(seed, dtype, None if seed % 3 else [2, 130, 3])
     dim, largest = some_dim(x, seed), bool(seed & 1)
@@ -62,7 +63,7 @@ def test_topk_without_equals_has_torchs_indices() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
-@pytest.mark.parametrize("seed", range(6))
+@sweep("seed", range(6))
 def test_kthvalue(dtype: torch.dtype, seed: int) -> None:
     x = random_tensor(seed, dtype)
     dim = some_dim(x, seed)
@@ -95,7 +96,7 @@ def test_sorts_refuse_what_is_not_there() -> None:
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.int32, torch.int8, torch.bool])
-@pytest.mark.parametrize("seed", range(8))
+@sweep("seed", range(8))
 def test_scans_are_torchs(dtype: torch.dtype, seed: int) -> None:
     x = random_tensor(seed, dtype)
     dim = some_dim(x, seed)
@@ -122,7 +123,7 @@ def test_scans_of_scalars_and_nothing() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("seed", range(10))
+@sweep("seed", range(10))
 def test_histograms_are_torchs(dtype: torch.dtype, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     bins = [1, 2, 7, 8, 100][seed % 5]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -14,7 +13,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.native.conftest import FLAGS, HERE, KERNEL_SOURCES, NATIVE, Build
+from edgecompile.toolchain.compilers import (
+    Toolchain,
+    rename_symbols,
+    run_tool,
+    undefined_symbols,
+)
+from edgecompile.toolchain.native import compile_native
+from tests.native.conftest import (
+    HERE,
+    KERNEL_SOURCES,
+    NATIVE,
+    Build,
+    march_flags,
+    runnable_marches,
+    sanitizer_flags,
+    unsanitized_tools,
+)
 
 I64 = ctypes.c_int64
 
@@ -212,30 +227,23 @@ OPENMP_SOURCES = (
 )
 
 
-def build_openmp(folder: Path, flags: tuple[str, ...] = ()) -> Path:
+@unsanitized_tools()
+def build_openmp(toolchain: Toolchain, folder: Path) -> Path:
     """openmp_cases.cpp with GOMP_* and omp_* renamed to ec_*, linked with our sources, no libgomp."""
-    compiler = os.environ.get("CXX", "g++")
-    cases = folder / "cases.o"
-    subprocess.run(
-        [compiler, *FLAGS, *flags, "-fopenmp", "-c", str(HERE / "openmp_cases.cpp"), "-o", cases],
-        check=True,
-    )
-    names = subprocess.run(
-        ["nm", "--undefined-only", "--format=posix", cases], capture_output=True, text=True,
-        check=True,
-    ).stdout  # fmt: skip
-    wanted = sorted(set(re.findall(r"^((?:GOMP|omp)_\w+)", names, re.M)))
-    assert wanted, "no OpenMP entry points in the object"
-    renames = folder / "renames"
-    renames.write_text("".join(f"{name} ec_{name}\n" for name in wanted))
-    subprocess.run(["objcopy", f"--redefine-syms={renames}", cases], check=True)
-    target = folder / "libcases.so"
-    sources = [str(NATIVE / s) for s in OPENMP_SOURCES]
-    subprocess.run(
-        [compiler, *FLAGS, *flags, f"-I{NATIVE}", cases, *sources,
-         str(HERE / "openmp_harness.cpp"), "-shared", "-Wl,-z,defs", "-o", target],
-        check=True,
-    )  # fmt: skip
+    flags = [*march_flags(runnable_marches()[-1]), *sanitizer_flags()]
+    (cases,) = compile_native(toolchain, [HERE / "openmp_cases.cpp"], [*flags, "-fopenmp"])
+    sources = [*(NATIVE / name for name in OPENMP_SOURCES), HERE / "openmp_harness.cpp"]
+    others = [built.path for built in compile_native(toolchain, sources, flags)]
+    entries = [
+        name
+        for name in undefined_symbols(toolchain, cases.path)
+        if name.startswith(("GOMP_", "omp_"))
+    ]
+    assert entries, "no OpenMP entry points in the object"
+    renamed, target = folder / "cases.o", folder / "libcases.so"
+    rename_symbols(toolchain, cases.path, renamed, {name: f"ec_{name}" for name in entries})
+    command = [toolchain.cxx, "-shared", "-pthread", *sanitizer_flags(), "-Wl,-z,defs"]
+    run_tool([*command, *map(str, [renamed, *others]), "-o", str(target)], "linking the cases")
     needed = subprocess.run(
         ["readelf", "-d", target], capture_output=True, text=True, check=True
     ).stdout
@@ -244,8 +252,8 @@ def build_openmp(folder: Path, flags: tuple[str, ...] = ()) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cases(build_native: Build, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return ctypes.CDLL(str(build_openmp(tmp_path_factory.mktemp("openmp"))))
+def cases(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return ctypes.CDLL(str(build_openmp(toolchain, tmp_path_factory.mktemp("openmp"))))
 
 
 CALLS = [

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.native.conftest import NATIVE, Build
+from tests.native.sweep import sweep
 from tests.native.vecmath_check import (
     FUNCTIONS,
     SPECIALS,
@@ -29,7 +30,7 @@ SOURCES = (Path(__file__).parent / "vecmath_harness.cpp", "math/vecmath_exports.
 
 @pytest.fixture(scope="session")
 def harness(build_native: Build, march: str) -> Harness:
-    return Harness(build_native("vecmath", SOURCES, march=march, flags=["-fno-exceptions"]))
+    return Harness(build_native("vecmath", SOURCES, march=march))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.name)
@@ -46,7 +47,7 @@ def test_error_is_within_two_ulp(
 INEXACT = [f for f in FUNCTIONS if f.ulp > 0 and not f.name.startswith("sincos")]
 
 
-@pytest.mark.parametrize("function", INEXACT, ids=lambda f: f.name)
+@sweep("function", INEXACT)
 def test_reference_is_exact_enough(harness: Harness, function: Function) -> None:
     """The reference itself against 40-digit arithmetic: 2^-45 is 2^-21 of a float's ulp."""
     mpmath = pytest.importorskip("mpmath")
@@ -108,7 +109,7 @@ def test_coarse_activations_are_as_near_as_they_say(harness: Harness, name: str)
         assert beyond[7] == np.inf and np.isnan(beyond[8])
 
 
-@pytest.mark.parametrize("name", [f.name for f in FUNCTIONS if f.name != "exp2_normal"])
+@sweep("name", [f.name for f in FUNCTIONS if f.name != "exp2_normal"])
 def test_lanes_do_not_depend_on_their_neighbours(harness: Harness, name: str) -> None:
     """One argument that takes a slow or special path must not change the others' results."""
     usual = np.linspace(0.1, 0.9, 16, dtype=np.float32)
@@ -139,7 +140,7 @@ DOUBLE_BINARY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*DOUBLE_UNARY, *DOUBLE_BINARY])
+@sweep("name", [*DOUBLE_UNARY, *DOUBLE_BINARY])
 def test_double_entry_points(harness: Harness, name: str) -> None:
     rng = np.random.default_rng(7)
     a, b = rng.uniform(0.01, 0.99, 37), rng.uniform(-3, 3, 37)

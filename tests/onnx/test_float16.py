@@ -12,7 +12,6 @@ from edgecompile.onnx.graph import OnnxGraph
 from edgecompile.onnx.kept import LIMIT, find_kept
 from edgecompile.onnx.rounding import round_halves, undefined_nodes
 from edgecompile.onnx.scan import ValueVisitor, scan_values
-from edgecompile.onnx.values import value_dtypes
 from tests.onnx_graphs import Array, f32, graph_of, run
 
 
@@ -166,7 +165,7 @@ def test_inputs_and_outputs_keep_their_dtypes_and_names(tmp_path: Path) -> None:
     made = narrow(graph, {}, {}).graph
     assert made.inputs == {"x": "float32"}
     assert made.outputs == dict.fromkeys(("y", "z", "same"), "float32")
-    dtypes = value_dtypes(made)
+    dtypes = made.dtypes()
     assert dtypes["w"] == "float16" and made.tensors["w"].dtype == np.float16
     assert {
         node.op_type: dtypes[node.output[0]] for node in made.nodes if node.op_type != "Cast"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -94,12 +95,19 @@ def test_what_nothing_needs_goes_and_what_an_inner_graph_takes_stays() -> None:
     assert set(graph.tensors) == {"w"} and graph.places == {}
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graph = graph_of(TEXT, large=LARGE, tied=LARGE + 1, small=np.ones(250, np.float32))
     path, weights = tmp_path / "m.onnx", tmp_path / "w"
     write_onnx(graph, path, weights)
     before = weights.read_bytes()
-    (tmp_path / f".{os.getpid()}.w.partial").mkdir()
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError):
         write_onnx(graph, path, weights)
     assert weights.read_bytes() == before
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["m.onnx", "w"]

@@ -17,7 +17,8 @@ from edgecompile.cli import cli
 from edgecompile.errors import CompileError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.onnx.memory import estimate_memory, peak_live_bytes
-from edgecompile.pipeline.pipeline import BuildRequest, build
+from edgecompile.pipeline.build import build
+from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.recipe import read_recipe
@@ -107,7 +108,7 @@ def test_padding_that_is_assumed_is_told_where_the_loader_alone_pads(tmp_path: P
     lengths = LengthDistribution.from_samples([3, 9, 20])
     plan = PlanRequest(lengths, mode="exact", quick=True, assume_paddable=True)
     output = tmp_path / "made.ecb"
-    result = build(BuildRequest(f"{source}:make", "jetson-orin-nano", plan, output))
+    result = build(BuildRequest(f"{source}:make", "jetson-orin-nano", plan, output=output))
     assert [bucket.mode for bucket in result.plan.buckets] == ["exact"]
     bundle = BundleFolder(str(output))
     assert read_recipe(bundle, gpu_variant(bundle.manifest)).padding

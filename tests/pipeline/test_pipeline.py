@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -26,7 +28,9 @@ from edgecompile.errors import (
 )
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.pipeline.pipeline import BuildRequest, BuildResult, build
+from edgecompile.pipeline.build import build
+from edgecompile.pipeline.request import BuildRequest
+from edgecompile.pipeline.result import BuildResult
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
 from tests.cli.command import run
@@ -188,7 +192,7 @@ def test_a_failed_verification_leaves_no_bundle(
 
 
 def test_an_unfit_library_stops_the_build(tiny_model: Path, tmp_path: Path) -> None:
-    from edgecompile.targets.profile import search_path
+    from edgecompile.targets.schema import search_path
 
     shipped = next(f for f in search_path() if (f / "cpu-x86-64-v3.toml").is_file())
     profile = (
@@ -276,7 +280,7 @@ def test_the_variable_for_the_variant_does_not_reach_the_build(
 
 def test_programs_of_another_plan_are_not_packed(padded: BuildResult) -> None:
     from edgecompile.backends.compilation import load_compiled
-    from edgecompile.export.export import ExportedModel
+    from edgecompile.export.program import ExportedModel
     from edgecompile.targets.profile import load_target
 
     work = padded.bundle_path.parent / "work"
@@ -346,3 +350,34 @@ def test_padding_that_is_proven_is_told_by_the_bundle(padded: BuildResult) -> No
     with open_bundle(padded.bundle_path) as model:
         assert model.manifest.plan["padding"] == "proven"
     assert BucketPlan.from_json(padded.plan.to_json()).padding == "proven"
+
+
+def test_each_answer_is_found_once_and_handed_on(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a build that tries precisions, measures and packs: scope, serving mode, padding, model."""
+    from edgecompile.pipeline import stages
+    from edgecompile.planning import padding, serving_modes, subject
+
+    calls: Counter[str] = Counter()
+
+    def counted(module: ModuleType, name: str) -> None:
+        honest = getattr(module, name)
+
+        def call(*arguments: object, **options: object) -> object:
+            calls[name] += 1
+            return honest(*arguments, **options)
+
+        monkeypatch.setattr(module, name, call)
+
+    counted(stages, "load_model")
+    counted(subject, "plan_scope")
+    counted(subject, "find_serving_mode")
+    counted(subject, "runnable_variants")
+    counted(serving_modes, "require_paddable")
+    counted(padding, "check_padding")
+    made = build(request(tiny_model, tmp_path, precision="auto", max_error=1.0, threads=1))
+    assert made.choice is not None and made.verify is not None and made.verify.ok
+    padded = any(bucket.mode == "pad" for bucket in made.plan.buckets)
+    assert calls.pop("check_padding") == 1 + padded  # once more for the plan, which may pad less
+    assert set(calls.values()) == {1}, calls

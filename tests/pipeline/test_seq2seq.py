@@ -18,7 +18,8 @@ from click.testing import CliRunner
 from edgecompile.errors import PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.models.loaded import LoadedModel, LoadOptions
-from edgecompile.pipeline.pipeline import BuildRequest, build
+from edgecompile.pipeline.build import build
+from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import (
     ContextLengthError,
@@ -143,9 +144,8 @@ def test_a_precision_is_not_chosen(tmp_path: Path) -> None:
     request = BuildRequest(
         model=str(tmp_path / "away"),
         target=TARGET,
-        plan=PlanRequest(LengthDistribution.from_samples([3])),
+        plan=PlanRequest(LengthDistribution.from_samples([3]), precision="auto"),
         output=tmp_path / "out.ecb",
-        precision="auto",
         load=LoadOptions(task="seq2seq-lm"),
     )
     with pytest.raises(PlanError, match="generates by two parts"):

@@ -11,21 +11,45 @@ from pathlib import Path
 import pytest
 
 import edgecompile.pipeline.stamp as build_stamp
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.models.samples import SampleTexts
+from edgecompile.pipeline.request import BuildRequest
+from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.stamp import STAMP_NAME, build_key, find_built, write_stamp
+from edgecompile.planning.request import PlanRequest
 
 # A build whose key is known, in a process that shows what was imported.
 COMMAND = """
 import sys
 from pathlib import Path
-import edgecompile.pipeline.stamp as build_stamp
 from edgecompile.cli import main
-build_stamp.build_key = lambda *arguments: "key"
+from edgecompile.pipeline import build
+build.build_key = lambda request: "key"
 sys.argv = ["edgecompile", *sys.argv[1:]]
 try:
     main()
 finally:
     print("torch" in sys.modules, file=sys.stderr)
 """
+
+
+LENGTHS = LengthDistribution.from_samples([1, 2])
+DOCUMENT = {
+    "size_bytes": 5,
+    "sha256": "0123",
+    "plan": BucketPlan("length", (Bucket("exact", (("length", AxisRange(1, 9, 3)),)),)).to_json(),
+    "seconds": {},
+    "notes": [],
+}
+
+
+def result_of(bundle: Path) -> BuildResult:
+    """The result of a build that made the bundle."""
+    result = BuildResult.from_earlier(DOCUMENT, bundle)
+    assert result.unchanged
+    return result
 
 
 @pytest.fixture
@@ -37,9 +61,9 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def key_of(model: Path, **changes: object) -> str:
-    given = {"target": "cpu-x86-64", "options": {"lengths": [1, 2], "seed": 0}, "files": {}}
-    key = build_key(str(model), **{**given, **changes})  # type: ignore[arg-type]
+def key_of(model: Path, target: str = "cpu-x86-64", **changes: object) -> str:
+    plan = PlanRequest(**{"lengths": LENGTHS, **changes})  # type: ignore[arg-type]
+    key = build_key(BuildRequest(str(model), target, plan))
     assert key is not None
     return key
 
@@ -56,14 +80,16 @@ def test_the_key_holds_what_shapes_a_bundle(
     shutil.copytree(model, renamed)
     texts = tmp_path / "texts"
     texts.write_text("one")
-    with_texts = key_of(model, files={"texts": texts})
+    samples = SampleTexts(texts, texts)
+    with_texts = key_of(model, texts=samples)
     texts.write_text("two")
     others = [
         key_of(renamed),  # the bundle would be called otherwise
         with_texts,
-        key_of(model, files={"texts": texts}),
+        key_of(model, texts=samples),
         key_of(model, target="cpu-any"),
-        key_of(model, options={"lengths": [1, 2], "seed": 1}),
+        key_of(model, seed=1),
+        key_of(model, lengths=LengthDistribution.from_samples([3])),
     ]
     (model / "inner" / "weights").write_bytes(b"124")
     others.append(key_of(model))
@@ -82,17 +108,19 @@ def test_what_a_factory_does_is_unknown(tmp_path: Path) -> None:
     source = tmp_path / "net.py"
     source.write_text("def make(): ...")
     for spec in (f"{source}:make", "package.module:make", str(source), str(tmp_path / "absent")):
-        assert build_key(spec, "cpu-x86-64", {}, {}) is None
+        assert build_key(BuildRequest(spec, "cpu-x86-64", PlanRequest(LENGTHS))) is None
     saved = tmp_path / "a.pt2"
     saved.write_bytes(b"1")
-    assert build_key(str(saved), "cpu-x86-64", {}, {}) is not None
+    assert key_of(saved)
 
 
 def test_only_the_very_bundle_counts(tiny_bundle: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "it.ecb"
     shutil.copytree(tiny_bundle, bundle)
-    write_stamp(tmp_path, "key", bundle, {"size_bytes": 5})
-    assert find_built(tmp_path, "key", bundle) == {"size_bytes": 5}
+    write_stamp(tmp_path, "key", result_of(bundle))
+    earlier = find_built(tmp_path, "key", bundle)
+    assert earlier is not None and earlier.unchanged and earlier.size_bytes == 5
+    assert earlier.to_json() == {**DOCUMENT, "unchanged": True}
     assert find_built(tmp_path, "other key", bundle) is None
     assert find_built(tmp_path, "key", tmp_path / "absent.ecb") is None
     assert find_built(tmp_path / "absent", "key", bundle) is None
@@ -111,7 +139,7 @@ def test_only_the_very_bundle_counts(tiny_bundle: Path, tmp_path: Path) -> None:
 def test_a_build_with_nothing_to_do_imports_no_torch(
     tiny_bundle: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
-    write_stamp(tmp_path, "key", tiny_bundle, {"sha256": "0123"})
+    write_stamp(tmp_path, "key", result_of(tiny_bundle))
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("3\n9\n")
     arguments = ["build", str(tiny_model), "--lengths", str(lengths), "--json"]
@@ -120,6 +148,6 @@ def test_a_build_with_nothing_to_do_imports_no_torch(
         [sys.executable, "-c", COMMAND, *arguments], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"sha256": "0123", "unchanged": True}
+    assert json.loads(done.stdout) == {**DOCUMENT, "unchanged": True}
     assert "nothing has changed" in done.stderr
     assert done.stderr.strip().endswith("False"), "torch was imported"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from edgecompile.buckets.costs.curves import CostCurve
+from edgecompile.buckets.costs.grid import CostGrid
 from edgecompile.errors import CostError
 from edgecompile.planning.calibration import Calibration, check_calibration
 from edgecompile.planning.calibration_files import read_calibration
@@ -85,7 +85,7 @@ def test_a_file_becomes_a_curve(tmp_path: Path) -> None:
     told = curve.provenance
     assert told["exact_measured_at"] == "8, 16, 64" and told["pad_measured_at"] == "8, 64"
     assert (told["machine"], told["threads"], told["at"]) == ("A CPU", "2", "batch 1")
-    assert CostCurve.from_json(json.loads(json.dumps(curve.to_json()))) == curve
+    assert CostGrid.from_json(json.loads(json.dumps(curve.to_json()))) == curve
     assert (found.open_ms, found.load_ms) == (100.5, 3.0)
 
 

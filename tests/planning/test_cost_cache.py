@@ -21,13 +21,15 @@ from edgecompile.export import store
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.machines.host import host_variants
+from edgecompile.machines.detection import host_variants
 from edgecompile.planning import cost_cache, cost_sources
 from edgecompile.planning.cost_cache import cost_key, find_kept, keep_costs
-from edgecompile.planning.kits import KitScope, MeasuringKit, make_kit
+from edgecompile.planning.kits import MeasuringKit, make_kit
 from edgecompile.planning.planning import Planned, plan_model
 from edgecompile.planning.request import PlanRequest
-from edgecompile.precision import Precision
+from edgecompile.planning.scope import PlanScope
+from edgecompile.planning.subject import make_subject
+from edgecompile.precision import FP32, Precision
 from edgecompile.targets.profile import load_target
 from edgecompile.toolchain.native import build_probe
 
@@ -35,7 +37,7 @@ LENGTHS = LengthDistribution.from_samples([2, 3, 5, 5, 8, 13, 13, 13, 21, 30])
 REQUEST = PlanRequest(LENGTHS, mode="exact", buckets=2, max_length=32)
 PROFILE = load_target("cpu-x86-64")
 AXES = (("length", AxisRange(2, 32, 13)), ("batch", AxisRange(1, 1, 1)))
-KIT = make_kit(KitScope(LENGTHS, AXES), ("exact",))
+KIT = make_kit(PlanScope(LENGTHS, AXES), ("exact",))
 KEY = "0123"
 
 
@@ -120,7 +122,7 @@ def test_a_damaged_or_foreign_file_counts_as_none(cache: Path) -> None:
     path = cache / f"{KEY}.json"
     text = path.read_text()
     document = json.loads(text)
-    other = make_kit(KitScope(LENGTHS, AXES), ("exact", "pad"))
+    other = make_kit(PlanScope(LENGTHS, AXES), ("exact", "pad"))
     broken = [
         "",
         text[: len(text) // 2],
@@ -189,22 +191,27 @@ def test_the_key_holds_all_that_decides_what_is_measured(
     v3, v4 = (PROFILE.variant(f"x86-64-v{number}") for number in (3, 4))
 
     def key(
-        kit: MeasuringKit = KIT, target: str = "cpu-x86-64", variant: Any = v3, **changes: Any
+        kit: MeasuringKit = KIT,
+        target: str = "cpu-x86-64",
+        variant: Any = v3,
+        precision: str = "fp32",
+        **changes: Any,
     ) -> str | None:
-        exports = ExportStore(load_model(path), tmp_path)
-        return cost_key(exports, kit, load_target(target), variant, replace(REQUEST, **changes))
+        exports, request = ExportStore(load_model(path), tmp_path), replace(REQUEST, **changes)
+        subject = make_subject(exports, load_target(target), request, tmp_path)
+        return cost_key(subject, kit, variant, Precision(precision))
 
     known = key()
     assert known is not None and key() == known
     assert key(buckets=3, price_per_bucket=1.0) == known, "what is made of costs is no matter"
     later = LengthDistribution.from_samples([9, 30])
     others = [
-        key(make_kit(KitScope(later, AXES), ("exact",))),
-        key(make_kit(KitScope(LENGTHS, AXES), ("exact", "pad"))),
+        key(make_kit(PlanScope(later, AXES), ("exact",))),
+        key(make_kit(PlanScope(LENGTHS, AXES), ("exact", "pad"))),
         key(MeasuringKit(KIT.buckets, KIT.runs[1:])),
         key(target="cpu-x86-64-v3"),
         key(variant=v4),
-        key(precision=Precision("bf16")),
+        key(precision="bf16"),
         key(runtime="torch"),
         key(threads=1),
     ]
@@ -233,9 +240,8 @@ def test_the_key_holds_all_that_decides_what_is_measured(
 
 def test_what_a_factory_makes_is_measured_every_time(tmp_path: Path) -> None:
     model = load_model("tests.factories.tiny_models:masked_mlp")
-    assert (
-        cost_key(ExportStore(model, tmp_path), KIT, PROFILE, PROFILE.variants[0], REQUEST) is None
-    )
+    subject = make_subject(ExportStore(model, tmp_path), PROFILE, REQUEST, tmp_path)
+    assert cost_key(subject, KIT, PROFILE.variants[0], FP32) is None
 
 
 def planner(tmp_path: Path) -> Callable[..., Planned]:
@@ -244,7 +250,8 @@ def planner(tmp_path: Path) -> Callable[..., Planned]:
     def plan(number: int, **changes: Any) -> Planned:
         exports = ExportStore(load_model(path), tmp_path / f"{number}" / "exported")
         request = replace(REQUEST, **changes)
-        return plan_model(exports, load_target("cpu-x86-64-v3"), request, tmp_path / f"{number}")
+        profile, folder = load_target("cpu-x86-64-v3"), tmp_path / f"{number}"
+        return plan_model(make_subject(exports, profile, request, folder))
 
     return plan
 

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from edgecompile.buckets.ranges import AxisRange
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
-from edgecompile.planning.kits import KitScope, MeasuringKit, choose_sizes, make_kit
+from edgecompile.planning.kits import MeasuringKit, choose_sizes, make_kit
+from edgecompile.planning.scope import PlanScope
 
 TRAFFIC = LengthDistribution.from_counts({3: 5, 9: 10, 20: 50, 41: 30, 90: 5})
 
 
-def scope(lo: int = 1, hi: int = 128, **changes: Any) -> KitScope:
+def scope(lo: int = 1, hi: int = 128, **changes: Any) -> PlanScope:
     axes = (("length", AxisRange(lo, hi, hi)), ("batch", AxisRange(1, 4, 1)))
-    return KitScope(TRAFFIC, changes.get("axes", axes), changes.get("joint"))
+    return PlanScope(TRAFFIC, changes.get("axes", axes), changes.get("joint"))
 
 
 def lengths_of(kit: MeasuringKit, mode: str) -> list[int]:
@@ -43,7 +44,7 @@ def test_runs_are_within_their_buckets(
     counts: dict[int, int], lo: int, span: int, modes: tuple[Any, ...]
 ) -> None:
     axes = (("length", AxisRange(lo, lo + span, lo)), ("batch", AxisRange(1, 4, 1)))
-    kit = make_kit(KitScope(LengthDistribution.from_counts(counts), axes), modes)
+    kit = make_kit(PlanScope(LengthDistribution.from_counts(counts), axes), modes)
     assert {bucket.mode for bucket in kit.buckets} == set(modes)
     seen = set()
     for index, sizes in kit.runs:
@@ -60,7 +61,7 @@ def test_runs_are_within_their_buckets(
 def test_lengths_that_hardly_differ_are_built_once() -> None:
     close = LengthDistribution.from_counts({60: 10, 61: 10, 62: 10, 64: 10})
     axes = (("length", AxisRange(1, 64, 60)),)
-    kit = make_kit(KitScope(close, axes), ("exact", "pad"))
+    kit = make_kit(PlanScope(close, axes), ("exact", "pad"))
     assert lengths_of(kit, "pad") == [64]
 
 

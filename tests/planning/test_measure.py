@@ -9,7 +9,7 @@ import pytest
 
 from edgecompile.errors import CostError, VerificationError
 from edgecompile.planning.calibration import CalibratedPoint, Calibration
-from edgecompile.planning.measure import cost_curve, cost_surface, run_calibration
+from edgecompile.planning.measure import measured_costs, run_calibration
 from tests.runtime.bundles import DummyBundle
 
 
@@ -43,7 +43,7 @@ def calibration(*points: tuple[str, int, int | None, float]) -> Calibration:
 
 def test_a_curve_of_this_machine_is_measured_and_of_a_device_calibrated() -> None:
     found = calibration(("exact", 4, None, 1.0), ("exact", 8, None, 2.0), ("pad", 8, None, 1.5))
-    here, there = cost_curve(found, "measured"), cost_curve(found, "calibrated")
+    here, there = (measured_costs(found, kind) for kind in ("measured", "calibrated"))
     assert (here.kind, there.kind) == ("measured", "calibrated")
     assert here.points == there.points
     assert here.provenance["how"] == "the bundle's own runtime on the build host"
@@ -54,11 +54,11 @@ def test_padded_costs_between_sizes_that_have_them_follow_the_ratio() -> None:
         *[("exact", n, b, float(n * b)) for n in (4, 8) for b in (1, 2, 3)],
         *[("pad", n, b, n * b * ratio) for n in (4, 8) for b, ratio in ((1, 0.5), (3, 0.7))],
     )
-    surface = cost_surface(found, "batch", "measured")
-    assert surface.modes == ("exact", "pad")
-    assert dict(surface.slices)[2].cost(8, "pad") == pytest.approx(16 * 0.6)
-    assert dict(surface.slices)[3].cost(4, "pad") == pytest.approx(12 * 0.7)
-    assert dict(surface.slices)[2].cost(8, "exact") == 16
+    costs = measured_costs(found, "measured", second="batch")
+    assert costs.modes == ("exact", "pad") and costs.kind == "measured"
+    assert costs.cost(8, "pad", 2) == pytest.approx(16 * 0.6)
+    assert costs.cost(4, "pad", 3) == pytest.approx(12 * 0.7)
+    assert costs.cost(8, "exact", 2) == 16
 
 
 @pytest.mark.parametrize(
@@ -81,4 +81,4 @@ def test_how_a_runtime_ended_is_said(tmp_path: Path, ends: str, says: str) -> No
 
 def test_a_surface_needs_its_axis() -> None:
     with pytest.raises(CostError, match="nothing was measured along batch"):
-        cost_surface(calibration(("exact", 4, None, 1.0)), "batch", "calibrated")
+        measured_costs(calibration(("exact", 4, None, 1.0)), "calibrated", second="batch")

@@ -15,29 +15,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgecompile.buckets.costs.curves import CostCurve, CostPoint
-from edgecompile.buckets.plan import BucketPlan, plan_buckets
-from edgecompile.buckets.policies import PolicyResult, compare_policies
+from edgecompile.buckets.baselines import BaselineResult, compare_baselines
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import CostError, PlanError
 from edgecompile.export.store import ExportStore, export_bucket
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.machines.host import host_variants
+from edgecompile.machines.detection import host_variants
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.planning import planning
+from edgecompile.planning import planning, subject
 from edgecompile.planning.cost_sources import make_measuring_kit
-from edgecompile.planning.forms import find_form
 from edgecompile.planning.measure import run_calibration
+from edgecompile.planning.padding import require_paddable, with_padding
 from edgecompile.planning.planning import Planned, noise_price, plan_model
-from edgecompile.planning.request import (
-    PlanRequest,
-    plan_scope,
-    require_paddable,
-    with_padding,
-)
-from edgecompile.precision import Precision
+from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.scope import plan_scope
+from edgecompile.planning.serving_modes import find_serving_mode
+from edgecompile.planning.subject import make_subject
+from edgecompile.precision import FP32, Precision
 from edgecompile.targets.profile import load_target
 from edgecompile.toolchain.native import build_probe
 from tests.factories import tiny_models
@@ -99,12 +98,14 @@ def test_a_second_axis_is_padded_only_where_that_changes_nothing(tmp_path: Path)
     asked = PlanRequest(joint.marginal("length"), joint, max_length=32)
     for module, modes in ((Tokens(), ("exact", "pad")), (Centred(), ("exact",))):
         model = load(module, **WIDE)
-        form = find_form(ExportStore(model, tmp_path), asked, plan_scope(model, asked))
+        form = find_serving_mode(ExportStore(model, tmp_path), asked, plan_scope(model, asked))
         assert form.modes == modes
     assert "batch 1 padded to 8: outputs change" in form.note
     padded = replace(asked, mode="pad")
     with pytest.raises(PlanError, match="batch 1 padded to 8: outputs change"):
-        plan_model(ExportStore(model, tmp_path), load_target(FOREIGN), padded, tmp_path)
+        plan_model(
+            make_subject(ExportStore(model, tmp_path), load_target(FOREIGN), padded, tmp_path)
+        )
 
 
 def test_a_plan_s_own_word_on_padding_is_no_proof() -> None:
@@ -159,13 +160,9 @@ def calibration(
     """A kit of the tiny model, timed by a Python that has no torch."""
     folder = tmp_path_factory.mktemp("kit")
     exports = ExportStore(load_model(str(tiny_model)), folder / "exported")
-    kit = make_measuring_kit(
-        exports,
-        load_target("cpu-x86-64-v3"),
-        PlanRequest(LENGTHS, max_length=32),
-        folder / "kit.ecb",
-        folder,
-    )
+    request = PlanRequest(LENGTHS, max_length=32)
+    subject = make_subject(exports, load_target("cpu-x86-64-v3"), request, folder)
+    kit = make_measuring_kit(subject, FP32, folder / "kit.ecb")
     assert {bucket.mode for bucket in kit.kit.buckets} == {"exact", "pad"}
     assert kit.cost.bucket_size > 0
     assert kit.cost.bucket_build_s > 0
@@ -181,10 +178,12 @@ def calibration(
     return file
 
 
-def plan_with(model: LoadedModel, folder: Path, target: str, **wanted: Any) -> Planned:
+def plan_with(
+    model: LoadedModel, folder: Path, target: str, precision: Precision = FP32, **wanted: Any
+) -> Planned:
     exports = ExportStore(model, folder / "exported")
-    request = PlanRequest(LENGTHS, max_length=32, **wanted)
-    return plan_model(exports, load_target(target), request, folder)
+    request = PlanRequest(LENGTHS, **{"max_length": 32, **wanted})
+    return plan_model(make_subject(exports, load_target(target), request, folder), precision)
 
 
 def test_a_device_s_costs_make_the_plan(
@@ -192,7 +191,7 @@ def test_a_device_s_costs_make_the_plan(
 ) -> None:
     model = load_model(str(tiny_model))
     planned = plan_with(model, tmp_path, "cpu-x86-64-v3", calibration=calibration)
-    curve = planned.plan.curve
+    curve = planned.plan.cost_model
     assert curve is not None
     assert curve.kind == "calibrated"
     assert curve.modes == ("exact", "pad")
@@ -215,7 +214,7 @@ def test_a_mode_that_was_asked_for_holds_for_a_calibration_with_both(
     model = load_model(str(tiny_model))
     plan = plan_with(model, tmp_path, "cpu-x86-64-v3", calibration=file, mode=mode).plan
     assert {bucket.mode for bucket in plan.buckets} == {mode}
-    assert plan.curve is not None and plan.curve.modes == (mode,)
+    assert plan.cost_model is not None and plan.cost_model.modes == (mode,)
 
     document["points"] = [point for point in document["points"] if point["mode"] != mode]
     file.write_text(json.dumps(document))
@@ -238,8 +237,8 @@ def test_more_buckets_than_allowed_can_not_be_asked_for() -> None:
 
 
 def test_what_noise_could_save_is_no_reason_for_a_bucket() -> None:
-    def curve(spread: float) -> CostCurve:
-        return CostCurve((CostPoint(8, 2.0, None, exact_spread_ms=spread),), "measured")
+    def curve(spread: float) -> CostGrid:
+        return CostGrid((CostPoint(8, 2.0, None, exact_spread_ms=spread),), "measured")
 
     assert noise_price(curve(0.0)) == 0.01  # unknown
     assert noise_price(curve(0.48)) == pytest.approx(0.03)
@@ -301,7 +300,7 @@ def test_a_target_that_is_not_this_machine_gets_a_modelled_curve(
     if host_variants(target, build_probe("x86-64", tmp_path / "probe")):
         pytest.skip("this machine runs the code of every target")
     planned = plan_with(load_model(str(tiny_model)), tmp_path, "cpu-x86-64-v4")
-    curve = planned.plan.curve
+    curve = planned.plan.cost_model
     assert curve is not None
     assert curve.kind == "modelled"
     assert len(planned.plan.buckets) == 1  # a roofline alone never makes padding win
@@ -324,15 +323,17 @@ def test_a_modelled_plan_has_the_modes_that_the_model_and_the_caller_allow(
     assert {bucket.mode for bucket in asked.plan.buckets} == {"pad"}
 
 
-def compare(planned: Planned) -> Mapping[str, PolicyResult]:
-    assert planned.plan.curve is not None
-    return compare_policies(planned.plan, LENGTHS, planned.plan.curve, programs=8)
+def compare(planned: Planned) -> Mapping[str, BaselineResult]:
+    assert planned.plan.cost_model is not None
+    return compare_baselines(planned.plan, LENGTHS, planned.plan.cost_model, programs=8)
 
 
 def test_a_modelled_curve_of_a_long_range_has_few_points(tmp_path: Path) -> None:
     exports = ExportStore(load(Tokens(), limits={"length": (1, 100_000)}), tmp_path / "exported")
     request = PlanRequest(LENGTHS, max_length=90_000, mode="exact")
-    curve = plan_model(exports, load_target(FOREIGN), request, tmp_path).plan.curve
+    curve = plan_model(
+        make_subject(exports, load_target(FOREIGN), request, tmp_path)
+    ).plan.cost_model
     assert curve is not None
     assert len(curve.points) == 64
     assert (curve.lengths[0], curve.lengths[-1]) == (1, 90_000)
@@ -353,7 +354,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Measured
 
     monkeypatch.setattr(planning, "find_costs", refuse)
-    monkeypatch.setattr(planning, "runnable_variants", lambda *_: ["one"])
+    monkeypatch.setattr(subject, "runnable_variants", lambda *_: ["one"])
 
 
 @pytest.mark.parametrize(
@@ -395,14 +396,16 @@ def test_nothing_is_measured_where_there_is_nothing_to_choose(
         request = PlanRequest(LENGTHS, max_length=32, **wanted)
         exports = ExportStore(model, tmp_path / "again")
         with pytest.raises(Measured):
-            plan_model(exports, load_target("cpu-x86-64"), request, tmp_path, compare=True)
+            plan_model(
+                make_subject(exports, load_target("cpu-x86-64"), request, tmp_path), compare=True
+            )
 
 
 def test_one_length_leaves_nothing_to_choose(unmeasured: None, tmp_path: Path) -> None:
     model = load(Tokens(), limits={"length": (6, 6)})
     exports = ExportStore(model, tmp_path)
     request = PlanRequest(LengthDistribution.from_samples([6]))
-    planned = plan_model(exports, load_target("cpu-x86-64"), request, tmp_path)
+    planned = plan_model(make_subject(exports, load_target("cpu-x86-64"), request, tmp_path))
     assert [(b.mode, b.lo, b.hi) for b in planned.plan.buckets] == [("exact", 6, 6)]
 
 
@@ -411,7 +414,7 @@ def test_a_quick_program_is_padded_where_none_can_be_dynamic(
 ) -> None:
     exports = ExportStore(load_model(f"{tiny_models.__name__}:unrolled"), tmp_path)
     request = PlanRequest(LengthDistribution.from_samples([3, 9]), max_length=16, quick=True)
-    planned = plan_model(exports, load_target("cpu-x86-64"), request, tmp_path)
+    planned = plan_model(make_subject(exports, load_target("cpu-x86-64"), request, tmp_path))
     assert [b.mode for b in planned.plan.buckets] == ["pad"]
 
 
@@ -419,9 +422,14 @@ def test_a_plan_that_was_given_is_taken_as_it_is(unmeasured: None, tmp_path: Pat
     model = load(Tokens())
     one = plan_with(model, tmp_path, "cpu-x86-64", quick=True).plan
     assert set(one.made_for) == {"structure", "target", "precision", "runtime", "threads"}
-    curve = CostCurve((CostPoint(1, 1.0, 1.0), CostPoint(32, 2.0, 2.0)), "measured", {})
+    curve = CostGrid((CostPoint(1, 1.0, 1.0), CostPoint(32, 2.0, 2.0)), "measured", {})
     two = plan_buckets(
-        LENGTHS, curve, buckets=2, max_length=32, modes=("pad",), other_axes=one.buckets[0].axes[1:]
+        LENGTHS,
+        curve,
+        buckets=2,
+        max_sizes={"length": 32},
+        modes=("pad",),
+        other_axes=one.buckets[0].axes[1:],
     )
     given = BucketPlan.from_json(replace(two, made_for=one.made_for).to_json())
     planned = plan_with(model, tmp_path, "cpu-x86-64", plan=given)
@@ -486,7 +494,7 @@ def test_a_plan_that_does_not_fit_is_refused(
     request = PlanRequest(LENGTHS, **{"max_length": 32, **wanted}, plan=given)
     exports = ExportStore(load(Tokens()), tmp_path)
     with pytest.raises(PlanError, match="the plan doesn't fit") as caught:
-        plan_model(exports, load_target("cpu-x86-64"), request, tmp_path)
+        plan_model(make_subject(exports, load_target("cpu-x86-64"), request, tmp_path))
     assert says in caught.value.message and "edgecompile plan" in (caught.value.hint or "")
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from edgecompile.buckets.costs.sources import CostCurve
-from edgecompile.buckets.costs.work import ModelWork
-from edgecompile.buckets.plan import plan_buckets
+from edgecompile.buckets.costs.flops import FlopModel
+from edgecompile.buckets.costs.grid import CostGrid
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.errors import CostError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.planning.roofline import ENCODER_RECORD, Efficiency, modelled_curve
+from edgecompile.planning.roofline import ENCODER_RECORD, Efficiency, modelled_curve, roofline
 from edgecompile.targets.profile import TargetProfile, load_target
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ RECORD = REPOSITORY / "docs" / "benchmarks" / "2026-11-21-minilm-fp32-first.json
 # all-MiniLM-L6-v2 in closed form: 6 layers, hidden 384, inner 1536, tables not counted.
 HIDDEN, INNER, LAYERS = 384, 1536, 6
 MATRICES = LAYERS * (4 * HIDDEN * HIDDEN + 2 * HIDDEN * INNER)
-MINILM = ModelWork(
+MINILM = FlopModel(
     model="minilm",
     length_axis="length",
     sizes=(("batch", 1),),
@@ -45,7 +45,7 @@ def profile(**changes: Any) -> TargetProfile:
     return replace(load_target("cpu-x86-64-v3"), **{**figures, **changes})
 
 
-def pad_ms(curve: CostCurve) -> list[float]:
+def pad_ms(curve: CostGrid) -> list[float]:
     return [point.pad_ms for point in curve.points if point.pad_ms is not None]
 
 
@@ -81,7 +81,10 @@ def test_exact_costs_what_padding_costs_unless_known() -> None:
 def test_a_modelled_curve_alone_never_makes_padding_win() -> None:
     traffic = LengthDistribution.from_samples([5, 8, 8, 8, 12, 30, 31, 31, 64, 200])
     plan = plan_buckets(
-        traffic, modelled_curve(MINILM, profile(), range(1, 257, 5)), max_buckets=4, max_length=256
+        traffic,
+        modelled_curve(MINILM, profile(), range(1, 257, 5)),
+        max_buckets=4,
+        max_sizes={"length": 256},
     )
     assert [bucket.mode for bucket in plan.buckets] == ["exact"]
 
@@ -190,3 +193,48 @@ def test_the_stated_efficiency_is_that_of_the_record() -> None:
         for name in ("arithmetic", "bandwidth"):
             value = getattr(ENCODER_RECORD, name) * change
             assert misfit(replace(ENCODER_RECORD, **{name: value}))[0] > typical
+
+
+def operations(**figures: float) -> FlopModel:
+    """A model that does and moves nothing but this."""
+    nothing = dict.fromkeys(
+        ("weight_bytes", "bytes_per_element", "flops_per_element", "flops_per_pair"), 0.0
+    )
+    return replace(MINILM, **{**nothing, **figures})
+
+
+def test_the_roofline_is_bound_by_memory_then_by_arithmetic() -> None:
+    # 2 GFLOP per element at 100 GFLOP/s: 20 ms an element. 1 GB at 10 GB/s: 100 ms a run.
+    curve = roofline(
+        operations(flops_per_element=2e9, fixed_bytes=1e9),
+        [1, 5, 10],
+        peak_gflops=100,
+        bandwidth_gb_s=10,
+        overhead_ms=1.0,
+        dynamic_factor=1.5,
+        provenance={"target": "t"},
+    )
+    assert curve.kind == "modelled"
+    assert [point.pad_ms for point in curve.points] == pytest.approx([101.0, 101.0, 201.0])
+    assert [point.exact_ms for point in curve.points] == pytest.approx([151.5, 151.5, 301.5])
+    assert curve.provenance["target"] == "t"
+    assert curve.provenance["peak_gflops"] == "100"
+
+
+def test_the_roofline_grows_with_the_square_of_the_length() -> None:
+    work = operations(flops_per_pair=1e3)
+    short, long = roofline(work, [100, 200], peak_gflops=1, bandwidth_gb_s=1).points
+    assert long.pad_ms == pytest.approx(4 * (short.pad_ms or 0.0))
+
+
+@pytest.mark.parametrize("name", ["peak_gflops", "bandwidth_gb_s", "flops_per_element"])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_the_roofline_refuses_bad_parameters(name: str, value: float) -> None:
+    parameters = {"peak_gflops": 1.0, "bandwidth_gb_s": 1.0}
+    work = operations(flops_per_element=1.0)
+    if name in parameters:
+        parameters[name] = value
+    else:
+        work = replace(work, flops_per_element=value)
+    with pytest.raises(CostError, match=name):
+        roofline(work, [1], **parameters)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from edgecompile.report.cost_plots import CostLine, cost_curve, cost_family
+from typing import Any
+
+from edgecompile.report.cost_plots import CostLine, cost_plot
 from tests.svg import count_uses, read_words
+
+
+def cost_curve(lines: list[CostLine], **options: Any) -> str:
+    options = {"axis": "length (tokens)", "kind": "measured", **options}
+    return cost_plot([[("", line) for line in lines]], **options)
 
 
 def line(mode: str, *measured: tuple[int, float, float], scale: float = 1.0) -> CostLine:
@@ -37,7 +44,7 @@ def test_every_size_is_named_once_a_mode() -> None:
         [(f"batch {b}", line(mode, (16, 3.0 * b, 0.1), scale=b)) for b in (1, 4, 8)]
         for mode in ("exact", "pad")
     ]
-    text = read_words(cost_family(families, axis="frames", kind="measured"))
+    text = read_words(cost_plot(families, axis="frames", kind="measured"))
     assert [text.count(f"batch {b}") for b in (1, 4, 8)] == [2, 2, 2]
     assert text.count("frames") == 2 and text.count("ms per run") == 1
     assert {"exact, measured", "pad, measured"} <= set(text)
@@ -48,11 +55,11 @@ def test_axes_have_numbers_however_the_costs_run() -> None:
     assert {"10", "30", "50"} <= set(read_words(cost_curve([flat], log=True)))
     steep = CostLine("pad", (37,), (500.0,))
     cheap = CostLine("pad", (37,), (1.0,))
-    text = read_words(cost_family([[("a", cheap), ("b", steep)]], axis="length", kind="measured"))
+    text = read_words(cost_plot([[("a", cheap), ("b", steep)]], axis="length", kind="measured"))
     assert {"37", "100"} <= set(text)
 
 
 def test_of_names_that_would_touch_the_uppers_stays() -> None:
     family = [[(name, line("pad", scale=scale)) for name, scale in (("a", 1.0), ("b", 1.001))]]
-    text = read_words(cost_family(family, axis="length", kind="measured"))
+    text = read_words(cost_plot(family, axis="length", kind="measured"))
     assert "b" in text and "a" not in text

@@ -11,12 +11,9 @@ from pathlib import Path
 import pytest
 
 from edgecompile.audit.judge import AuditVerdict
-from edgecompile.buckets.costs.sources import CostCurve, CostPoint
-from edgecompile.buckets.costs.surfaces import CostSurface
-from edgecompile.buckets.joint.judgement import judge_joint
-from edgecompile.buckets.joint.plan import plan_joint
-from edgecompile.buckets.judgement import PlanJudgement, judge_plan
-from edgecompile.buckets.plan import plan_buckets
+from edgecompile.buckets.assessment import PlanAssessment, assess_plan
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.bundle.verdict import CaseResult, VerifyReport
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
@@ -35,11 +32,12 @@ from edgecompile.report.pages import (
 )
 from edgecompile.report.pages import verify_section as make_verify_section
 from edgecompile.runtime.format.manifest import Tolerance, parse_manifest
+from tests.grids import two_axes
 from tests.runtime.bundles import DummyBundle
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 SAMPLE = LengthDistribution.from_samples([2 + i * i % 120 for i in range(400)], "access.log")
-CURVE = CostCurve(
+CURVE = CostGrid(
     tuple(CostPoint(n, 2.1 + 0.07 * n, 1.7 + 0.065 * n) for n in (2, 16, 64, 121)),
     "measured",
     {"variant": "x86-64-v3"},
@@ -104,7 +102,7 @@ def verify_report(*errors: float) -> VerifyReport:
     return VerifyReport(results, {"x86-64-v4": "this CPU lacks avx512f"}, tolerance, False)
 
 
-def joint_judgement() -> PlanJudgement:
+def joint_judgement() -> PlanAssessment:
     axes = ("length", "batch")
     cells = {(2 + i * i % 61, 1 + i % 4): 1 + i % 3 for i in range(200)}
     sample = JointDistribution.from_counts(axes, cells, "joint.csv")
@@ -113,11 +111,11 @@ def joint_judgement() -> PlanJudgement:
         for batch in (1, 4)
         for n in (2, 32, 64)
     ]
-    surface = CostSurface.from_points(axes, points, "measured")
-    return judge_joint(plan_joint(sample, surface, max_buckets=3), sample, programs=3)
+    surface = two_axes(axes, points, "measured")
+    return assess_plan(plan_buckets(sample, surface, max_buckets=3), sample, programs=3)
 
 
-def whole_page(judgement: PlanJudgement) -> str:
+def whole_page(judgement: PlanAssessment) -> str:
     sections = [
         plan_section(judgement),
         make_verify_section(verify_report(1e-7, 5e-5), PLAN.buckets),
@@ -126,14 +124,14 @@ def whole_page(judgement: PlanJudgement) -> str:
     return render_page("minilm", sections, lead="For cpu-x86-64.", facts=[("torch", "2.13.0")])
 
 
-LENGTHS_ONLY = judge_plan(PLAN, SAMPLE, programs=4)
+LENGTHS_ONLY = assess_plan(PLAN, SAMPLE, programs=4)
 BOTH = pytest.mark.parametrize(
     "judgement", [LENGTHS_ONLY, joint_judgement()], ids=["lengths", "joint"]
 )
 
 
 @BOTH
-def test_the_page_is_self_contained_and_well_formed(judgement: PlanJudgement) -> None:
+def test_the_page_is_self_contained_and_well_formed(judgement: PlanAssessment) -> None:
     page = whole_page(judgement)
     checker = check(page)
     assert checker.wrong == [] and checker.open == []
@@ -155,7 +153,7 @@ def test_the_page_shows_what_it_was_given() -> None:
 
 
 def test_the_same_values_give_the_same_bytes() -> None:
-    for make in (lambda: judge_plan(PLAN, SAMPLE, programs=4), joint_judgement):
+    for make in (lambda: assess_plan(PLAN, SAMPLE, programs=4), joint_judgement):
         assert whole_page(make()) == whole_page(make())
 
 
@@ -275,7 +273,7 @@ def test_a_page_begins_with_what_it_is_about(tmp_path: Path, measured: bool) -> 
 
 
 def test_the_page_of_a_build() -> None:
-    judgement = judge_plan(PLAN, SAMPLE, programs=4)
+    judgement = assess_plan(PLAN, SAMPLE, programs=4)
     page = build_page("minilm", judgement, verify_report(1e-7), facts=[("torch", "2.13.0")])
     checker = check(page)
     assert checker.wrong == [] and checker.tags["svg"] == 4

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgecompile.buckets.costs.curves import CostCurve, CostPoint
-from edgecompile.buckets.costs.surfaces import CostSurface
-from edgecompile.buckets.joint.judgement import judge_joint
-from edgecompile.buckets.joint.plan import plan_joint
-from edgecompile.buckets.judgement import judge_plan
+from edgecompile.buckets.assessment import assess_plan
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.buckets.limits import BucketCost
-from edgecompile.buckets.plan import plan_buckets
+from edgecompile.buckets.planner import plan_buckets
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.report.cost_plots import CostLine
@@ -18,21 +15,21 @@ from edgecompile.report.page import Drawing, Section, Table
 from edgecompile.report.plan_section import (
     _cost_line,
     _measured_lengths,
-    _measured_sizes,
     plan_section,
 )
 from edgecompile.units import format_share
+from tests.grids import two_axes
 from tests.svg import count_uses, read_words
 
 SAMPLE = LengthDistribution.from_samples([2 + i * i % 120 for i in range(400)], "access.log")
 POINTS = [CostPoint(n, 2.1 + 0.07 * n, 1.7 + 0.065 * n, 0.2, 0.1) for n in (2, 16, 64, 121)]
-CURVE = CostCurve(tuple(POINTS), "measured")
-DYNAMIC = CostCurve((CostPoint(2, 1.0, 1.1), CostPoint(121, 9.0, 9.9)), "measured")
+CURVE = CostGrid(tuple(POINTS), "measured")
+DYNAMIC = CostGrid((CostPoint(2, 1.0, 1.1), CostPoint(121, 9.0, 9.9)), "measured")
 
 
-def section(curve: CostCurve = CURVE, cost: BucketCost | None = None, **options: object) -> Section:
+def section(curve: CostGrid = CURVE, cost: BucketCost | None = None, **options: object) -> Section:
     plan = plan_buckets(SAMPLE, curve, **options)  # type: ignore[arg-type]
-    return plan_section(judge_plan(plan, SAMPLE, programs=4, cost=cost))
+    return plan_section(assess_plan(plan, SAMPLE, programs=4, cost=cost))
 
 
 def part(found: Section, title: str) -> Drawing | Table:
@@ -56,7 +53,7 @@ def test_one_bucket_that_was_forced_is_not_called_best() -> None:
 
 def test_one_static_program_may_be_best() -> None:
     sample = LengthDistribution((37,), (80,))
-    judged = judge_plan(plan_buckets(sample, CURVE, max_buckets=3), sample, programs=3)
+    judged = assess_plan(plan_buckets(sample, CURVE, max_buckets=3), sample, programs=3)
     assert plan_section(judged).verdict == "One static program, padded to 37, is best."
 
 
@@ -71,11 +68,11 @@ def test_several_buckets_are_compared_with_the_best_other_rule() -> None:
 def test_a_plan_of_fewer_programs_says_what_they_cost_and_why() -> None:
     plan = plan_buckets(SAMPLE, CURVE, modes=("pad",), price_per_bucket=0.5, max_buckets=8)
     count = len(plan.buckets)
-    judged = judge_plan(plan, SAMPLE, programs=8)
+    judged = assess_plan(plan, SAMPLE, programs=8)
     found = plan_section(judged)
-    rival = judged.best_rival()
+    rival = judged.best_baseline()
     assert rival is not None and rival.evaluation.programs == 8 > count
-    own = judged.policies["optimum"].evaluation.expected_ms
+    own = judged.results["optimum"].evaluation.expected_ms
     less = format_share(1 - rival.evaluation.expected_ms / own)
     said = f"{count} programs instead of 8, which would take {less} less time ({rival.name}): "
     why = "each one must save 0.500 ms of the mean run"
@@ -97,7 +94,7 @@ def test_a_plan_of_fewer_programs_says_what_they_cost_and_why() -> None:
 def test_measurements_that_spread_are_a_warning() -> None:
     busy = replace(CURVE, points=(*POINTS[:3], replace(POINTS[3], exact_spread_ms=6.0)))
 
-    def spread(curve: CostCurve) -> list[str]:
+    def spread(curve: CostGrid) -> list[str]:
         warnings = section(curve, max_buckets=2).warnings
         return [text for text in warnings if text.startswith("Measurements")]
 
@@ -124,12 +121,13 @@ def test_size_and_build_time_are_shown_where_they_are_known() -> None:
 
 def test_only_what_was_run_is_marked() -> None:
     every = frozenset(CURVE.lengths)
-    assert _measured_lengths(CURVE) == {"exact": every, "pad": every}
+    assert _measured_lengths(CURVE, CURVE) == {"exact": every, "pad": every}
     merged = replace(CURVE, provenance={"exact_measured_at": "2, 16, 64, 121"})
-    assert _measured_lengths(merged) == {"exact": every, "pad": frozenset()}
+    assert _measured_lengths(merged, merged) == {"exact": every, "pad": frozenset()}
     merged = replace(merged, provenance={**merged.provenance, "pad_measured_at": "16, 121"})
-    assert _measured_lengths(merged)["pad"] == {16, 121}
-    assert _measured_lengths(replace(CURVE, kind="modelled"))["exact"] == frozenset()
+    assert _measured_lengths(merged, merged)["pad"] == {16, 121}
+    modelled = replace(CURVE, kind="modelled")
+    assert _measured_lengths(modelled, modelled)["exact"] == frozenset()
     uses = []
     for curve in (CURVE, merged, replace(CURVE, kind="modelled")):
         drawing = part(section(curve, max_buckets=2), "Cost of one run")
@@ -155,18 +153,14 @@ def test_lines_span_what_is_served() -> None:
     assert _cost_line(CURVE, "pad", frozenset(), (1, 200)).known == (2, 121)
 
 
-def test_slices_that_were_filled_are_not_marked() -> None:
-    rows = (
-        (1, CURVE),
-        (4, replace(CURVE, points=tuple(replace(p, pad_spread_ms=0.0) for p in POINTS))),
-    )
-    surface = CostSurface(("length", "batch"), rows, "measured")
+def test_lines_that_were_filled_are_not_marked() -> None:
+    filled = replace(CURVE, points=tuple(replace(p, pad_spread_ms=0.0) for p in POINTS))
+    grid = CostGrid.join(("length", "batch"), {1: CURVE, 4: filled}, {})
     every = frozenset(CURVE.lengths)
-    assert _measured_sizes(surface, rows[1][1]) == {"exact": every, "pad": every}
-    merged = replace(surface, provenance={"exact_measured_at": "2, 16, 64, 121"})
-    assert _measured_sizes(merged, rows[1][1]) == {"exact": every, "pad": frozenset()}
-    told = replace(rows[1][1], provenance={"exact_measured_at": "2", "pad_measured_at": "64"})
-    assert _measured_sizes(merged, told) == {"exact": {2}, "pad": {64}}
+    assert _measured_lengths(grid, grid.lines()[4]) == {"exact": every, "pad": every}
+    merged = replace(grid, provenance={"exact_measured_at": "2, 16, 64, 121"})
+    assert _measured_lengths(merged, merged.lines()[4]) == {"exact": every, "pad": frozenset()}
+    assert _measured_lengths(merged, merged.lines()[1]) == {"exact": every, "pad": every}
 
 
 def test_a_plan_over_two_axes() -> None:
@@ -178,13 +172,13 @@ def test_a_plan_over_two_axes() -> None:
         for batch in (1, 2, 4)
         for n in (2, 32, 64)
     ]
-    surface = CostSurface.from_points(axes, points, "measured")
-    plan = plan_joint(sample, surface, max_buckets=3)
-    found = plan_section(judge_joint(plan, sample, programs=3))
+    surface = two_axes(axes, points, "measured")
+    plan = plan_buckets(sample, surface, max_buckets=3)
+    found = plan_section(assess_plan(plan, sample, programs=3))
     assert [item.title for item in found.parts] == [
         "Sizes and buckets",
         "Buckets",
-        "Expected mean of each policy",
+        "Expected mean of each rule",
         "Against other ways to choose",
         "Cost of one run at each batch, measured",
         "What more buckets would save",

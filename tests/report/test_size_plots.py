@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from edgecompile.report import size_plots
+from edgecompile.report import canvas, size_plots
 from edgecompile.report.size_plots import Box, size_map
 from tests.svg import parse_drawing, read_words
 
@@ -51,15 +51,15 @@ def test_any_sizes_can_be_drawn(sizes: list[tuple[int, int]], counts: list[int])
     assert "nan" not in svg and "inf" not in svg
 
 
-def test_spans_hold_every_size() -> None:
+def test_bins_hold_every_size() -> None:
     rng = np.random.default_rng(3)
     for most in (40, 96):
         for scale in (0.3, 1.0, 2.0):
             sizes = np.maximum(1, rng.lognormal(4, scale, 300).astype(np.int64))
-            span = size_plots._Span.of(sizes, np.ones(300), [1], [int(sizes.max())], most)
-            assert span.edges[0] < sizes.min() and sizes.max() < span.edges[-1]
-            assert len(span.edges) <= 1.3 * most
-            assert all(0 <= span.share(float(size)) <= 1 for size in sizes)
+            for log in (False, True):
+                edges = canvas.bin_edges(1, int(sizes.max()), log=log, most=most)
+                assert edges[0] < sizes.min() and sizes.max() < edges[-1]
+                assert len(edges) <= 1.3 * most
 
 
 def test_levels_cover_all_shares() -> None:

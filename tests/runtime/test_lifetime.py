@@ -227,9 +227,9 @@ def test_an_interrupted_run_of_a_model_leaves_none_behind(native_bundle: str) ->
         want = model.run(given)
         number = 0
         files = (
-            "runtime/model.py",
+            "runtime/opened.py",
             "runtime/lifetime.py",
-            "runtime/cpu/program.py",
+            "runtime/cpu/library.py",
             "runtime/call/results.py",
         )
         while interrupt_at(number := number + 7, lambda: model.run(given), *files):

@@ -10,15 +10,13 @@ import pytest
 
 from edgecompile.errors import TargetError
 from edgecompile.targets.profile import (
-    PROFILES_VARIABLE,
     TargetProfile,
     VariantSpec,
     list_targets,
     load_target,
     load_variant,
-    search_path,
 )
-from edgecompile.targets.schema import FEATURES, PROFILE_KEYS
+from edgecompile.targets.schema import FEATURES, PROFILE_KEYS, PROFILES_VARIABLE, search_path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROFILES = REPOSITORY / "profiles"

@@ -21,10 +21,10 @@ from edgecompile.export.program import ExportedModel
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.pipeline.pipeline import build
+from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
-from edgecompile.planning.kits import whole_bucket
-from edgecompile.planning.request import PlanRequest, plan_scope
+from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.scope import plan_scope
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.errors import SelftestError
 from edgecompile.runtime.finish.finish import finish_bundle
@@ -33,7 +33,8 @@ from edgecompile.runtime.format.recipe import read_recipe
 from edgecompile.runtime.gpu.device import DeviceIdentity
 from edgecompile.tensorrt import torch_tensorrt as torch_tensorrt_build
 from edgecompile.tensorrt import torch_tensorrt_check
-from edgecompile.tensorrt.torch_tensorrt import build_engine, engine_profiles
+from edgecompile.tensorrt.recipes import engine_profiles
+from edgecompile.tensorrt.torch_tensorrt import build_engine
 from edgecompile.tensorrt.torch_tensorrt_worker import convert_options
 from tests.fake_gpu.build import MODULES, FakeCudart
 from tests.fake_gpu.servers import GPU, write_profile
@@ -79,13 +80,13 @@ def exported(tiny_model: Path, shared_folder: Path) -> ExportedModel:
     """The tiny model for lengths up to 32."""
     model = load_model(str(tiny_model))
     scope = plan_scope(model, PlanRequest(LENGTHS, max_length=32))
-    return ExportStore(model, shared_folder / "torch-tensorrt-exports").get(whole_bucket(scope))
+    return ExportStore(model, shared_folder / "torch-tensorrt-exports").get(scope.whole_bucket)
 
 
 def two_buckets(exported: ExportedModel, tiny_model: Path) -> list[Any]:
     """One of lengths 1 to 16, one that is padded to 32."""
     scope = plan_scope(load_model(str(tiny_model)), PlanRequest(LENGTHS, max_length=32))
-    whole = whole_bucket(scope)
+    whole = scope.whole_bucket
     axes = dict(whole.axes)
     low, high = (replace(axes["length"], lo=lo, hi=hi, hint=hi) for lo, hi in ((1, 16), (17, 32)))
     rest = tuple(item for item in whole.axes if item[0] != "length")
@@ -190,7 +191,7 @@ def test_a_process_that_dies(
 
 
 def test_profiles_are_those_of_the_recipe(exported: ExportedModel, tiny_model: Path) -> None:
-    first, second = engine_profiles(exported, two_buckets(exported, tiny_model))
+    first, second = engine_profiles(exported.inputs, two_buckets(exported, tiny_model))
     assert first.keys() == {spec.name for spec in exported.inputs}
     assert (first["input_ids"].min, first["input_ids"].max) == ((1, 1), (1, 16))
     assert (second["input_ids"].min, second["input_ids"].max) == ((1, 17), (1, 32))

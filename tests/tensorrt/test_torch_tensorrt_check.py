@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from edgecompile.cli import cli
 from edgecompile.errors import MissingDependencyError, TargetError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.pipeline.pipeline import build
+from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime.cpu.host import architecture

@@ -18,17 +18,17 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from edgecompile.backends.compilation import check_runtime
 from edgecompile.backends.torch_calls import list_calls
 from edgecompile.cli import cli
 from edgecompile.errors import (
     CompileError,
     LoaderNeededError,
     NativeError,
-    PlanError,
+    UsageError,
 )
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.pipeline.pipeline import BuildRequest, build
+from edgecompile.pipeline.build import build
+from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime.cpu import loaders
 from edgecompile.runtime.format.manifest import TORCH, Manifest, parse_manifest
@@ -52,9 +52,10 @@ def spectral(shared_folder: Path) -> Path:
                 BuildRequest(
                     model=f"{FACTORIES}/torch_models.py:spectral",
                     target="cpu-x86-64-v3",
-                    plan=PlanRequest(lengths, buckets=1, mode="exact", max_length=24),
+                    plan=PlanRequest(
+                        lengths, buckets=1, mode="exact", max_length=24, runtime=TORCH
+                    ),
                     output=output,
-                    runtime=TORCH,
                 )
             )
             assert result.verify.ok and result.verify.torch_wanted and result.verify.torch_loaded
@@ -314,14 +315,14 @@ def test_a_program_that_can_t_be_opened_is_given_back(monkeypatch: pytest.Monkey
     [
         ("jax", "cpu-x86-64", "fp32", "no runtime 'jax'"),
         ("torch", "jetson-orin-nano", "fp16", "jetson-orin-nano has a GPU"),
-        ("torch", "cpu-x86-64", "int8", "--precision int8 is of the native"),
+        ("torch", "cpu-x86-64", "int8", "does not support --precision int8"),
     ],
 )
 def test_what_torch_doesn_t_go_with(
     runtime: str, target: str, precision: str, words: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(PlanError, match=words):
-        check_runtime(runtime, load_target(target), precision)
+    with pytest.raises(UsageError, match=words):
+        PlanRequest(None, precision=precision, runtime=runtime).check_target(load_target(target))
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("3\n")
     command = ["build", "x.py:y", "--lengths", str(lengths), "--runtime", runtime]

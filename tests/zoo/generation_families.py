@@ -380,7 +380,7 @@ def _build(
     from edgecompile.backends.compilation import compile_buckets
     from edgecompile.buckets.plan import BucketPlan
     from edgecompile.export.store import ExportStore, export_buckets
-    from edgecompile.pipeline.packing import pack_bundle
+    from edgecompile.pipeline.packing import Contents, pack_bundle
     from edgecompile.targets.profile import load_target
 
     tell: Callable[[str], None] = step or (lambda text: None)
@@ -396,12 +396,6 @@ def _build(
         keys=[store.key(item) for item in buckets],
     )
     tell("verifying")
-    packed = pack_bundle(
-        loaded,
-        BucketPlan(buckets[0].length_axis, buckets),
-        compiled,
-        output,
-        encoder=encoder,
-        force=True,
-    )
+    plan = BucketPlan(buckets[0].length_axis, buckets)
+    packed = pack_bundle(Contents(loaded, plan, compiled, encoder=encoder), output, force=True)
     return packed.path

@@ -6,6 +6,7 @@ that is served) is chosen by the same code that ``edgecompile build`` uses.
 
 from __future__ import annotations
 
+import platform
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,15 +25,16 @@ from edgecompile.bundle.cases import Case
 from edgecompile.bundle.verdict import VerifyReport
 from edgecompile.bundle.verify import verify_bundle
 from edgecompile.errors import EdgecompileError, ExportError, MissingKernelError
-from edgecompile.export.export import ExportedModel
+from edgecompile.export.program import ExportedModel
 from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.machines.host import host_variants
+from edgecompile.machines.detection import host_variants
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.pipeline.packing import pack_bundle
-from edgecompile.planning.forms import find_form
-from edgecompile.planning.request import PlanRequest, plan_scope
+from edgecompile.pipeline.packing import Contents, pack_bundle
+from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.scope import plan_scope
+from edgecompile.planning.serving_modes import find_serving_mode
 from edgecompile.precision import TOLERANCES
 from edgecompile.runtime.cpu.host import architecture
 from edgecompile.targets.profile import TargetProfile, VariantSpec, load_target
@@ -170,14 +172,18 @@ class _Run:
         traffic = LengthDistribution.from_samples(lengths)
         request = PlanRequest(traffic, mode="auto")
         exports = ExportStore(model, self.work / "exported")
-        form = find_form(exports, request, plan_scope(model, request))
-        bucket = form.bucket
+        serving = find_serving_mode(exports, request, plan_scope(model, request))
+        bucket = serving.bucket
         exported = exports.get(bucket)
         self.facts["mode"] = bucket.mode
         self.facts["rung"] = exported.strategy
         self.facts["served"] = [bucket.lo, bucket.hi]
         self.facts["lengths"] = lengths
-        self.facts["notes"] = [*model.notes, *exported.notes, *([form.note] if form.note else [])]
+        self.facts["notes"] = [
+            *model.notes,
+            *exported.notes,
+            *([serving.note] if serving.note else []),
+        ]
         return exported, bucket, exports
 
     def _generate(self, exported: ExportedModel, bucket: Bucket, variant: VariantSpec) -> None:
@@ -215,7 +221,7 @@ class _Run:
             jobs=1,
         )
         plan = BucketPlan(bucket.length_axis, (bucket,), policy="manual")
-        packed = pack_bundle(model, plan, compiled, self.work / f"{self.entry.name}.ecb")
+        packed = pack_bundle(Contents(model, plan, compiled), self.work / f"{self.entry.name}.ecb")
         self.facts["bytes"] = packed.size_bytes
         self._note_errors(packed.verify)
         return packed.path
@@ -261,7 +267,6 @@ _HANDLES = re.compile(
 
 def _host_target(work: Path) -> tuple[TargetProfile, VariantSpec]:
     """The target with the best variant that this host can run."""
-    import platform
 
     profile = load_target(TARGET)
     probe = build_probe(architecture(platform.machine()), work / "probe")

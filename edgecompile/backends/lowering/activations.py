@@ -10,8 +10,6 @@ from torch.fx import Node
 
 from edgecompile.backends import ops
 
-__all__ = ["OUT_OF_PLACE", "activation_of"]
-
 aten = torch.ops.aten
 
 #: Activations that change their operand, with those that don't. Where the operand has no other

@@ -10,7 +10,7 @@ Norms of layers and groups stay as they are: torch sums them up in single precis
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,6 @@ from torch.fx import GraphModule, Node
 
 from edgecompile.backends.lowering.constants import constant_of, value_of
 from edgecompile.backends.lowering.inlining import inline
-
-__all__ = ["lower_arithmetic"]
 
 aten = torch.ops.aten
 
@@ -43,25 +41,15 @@ def _floor_divide(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(b == 0, plain, floor)
 
 
-#: Functions of two tensors of one floating kind.
+#: Functions of two tensors of one floating kind, by operators; some of them change their first operand.
 _QUOTIENTS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
-    aten.remainder.Tensor: _remainder,
-    aten.remainder.Scalar: _remainder,
+    **dict.fromkeys((aten.remainder.Tensor, aten.remainder_.Tensor), _remainder),
+    **dict.fromkeys((aten.remainder.Scalar, aten.remainder_.Scalar), _remainder),
     aten.remainder.Scalar_Tensor: _remainder,
-    aten.floor_divide.default: _floor_divide,
-    aten.floor_divide.Scalar: _floor_divide,
-    aten.div.Tensor_mode: _floor_divide,
-    aten.div.Scalar_mode: _floor_divide,
-}
-
-#: The same that change their first operand.
-_IN_PLACE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
-    aten.remainder_.Tensor: _remainder,
-    aten.remainder_.Scalar: _remainder,
-    aten.floor_divide_.Tensor: _floor_divide,
-    aten.floor_divide_.Scalar: _floor_divide,
-    aten.div_.Tensor_mode: _floor_divide,
-    aten.div_.Scalar_mode: _floor_divide,
+    **dict.fromkeys((aten.floor_divide.default, aten.floor_divide_.Tensor), _floor_divide),
+    **dict.fromkeys((aten.floor_divide.Scalar, aten.floor_divide_.Scalar), _floor_divide),
+    **dict.fromkeys((aten.div.Tensor_mode, aten.div_.Tensor_mode), _floor_divide),
+    **dict.fromkeys((aten.div.Scalar_mode, aten.div_.Scalar_mode), _floor_divide),
 }
 
 _VARIANCES = {
@@ -79,7 +67,7 @@ def lower_arithmetic(gm: GraphModule) -> int:
     for node in list(gm.graph.nodes):
         if node.op != "call_function":
             continue
-        if node.target in _QUOTIENTS or node.target in _IN_PLACE:
+        if node.target in _QUOTIENTS:
             count += _lower_quotient(gm, node)
         elif node.target in _VARIANCES or _norms_by_its_batch(node):
             count += _lower_variance(gm, node)
@@ -97,9 +85,9 @@ def _lower_quotient(gm: GraphModule, node: Node) -> bool:
     if value is None or not value.is_floating_point() or rounding != "floor":
         return False
     both: Any = node.args[:2]
-    operands = [x for x in both if isinstance(x, Node)]
-    if any(value_of(x) is None and constant_of(gm, x) is None for x in operands):
-        return False  # a number that only a run knows
+    operands = _operands(gm, both)
+    if operands is None:
+        return False
     kind = value.dtype
     exact = torch.float64 if kind == torch.float64 else torch.float32
 
@@ -109,12 +97,19 @@ def _lower_quotient(gm: GraphModule, node: Node) -> bool:
             next(rest).to(exact) if isinstance(x, Node) else torch.scalar_tensor(x, dtype=exact)
             for x in both
         )
-        if node.target in _QUOTIENTS:
-            return _QUOTIENTS[node.target](a, b).to(kind)
-        return tensors[0].copy_(_IN_PLACE[node.target](a, b))
+        result = _QUOTIENTS[node.target](a, b)
+        changes = node.target._schema.is_mutable  # type: ignore[union-attr]
+        return tensors[0].copy_(result) if changes else result.to(kind)
 
     _replace(gm, node, inline(gm, node, run, operands))
     return True
+
+
+def _operands(gm: GraphModule, args: Sequence[Any]) -> list[Node] | None:
+    """The nodes among the arguments; None if one is a number that only a run knows."""
+    nodes = [x for x in args if isinstance(x, Node)]
+    known = all(value_of(x) is not None or constant_of(gm, x) is not None for x in nodes)
+    return nodes if known else None
 
 
 def _lower_variance(gm: GraphModule, node: Node) -> bool:
@@ -122,17 +117,17 @@ def _lower_variance(gm: GraphModule, node: Node) -> bool:
     value = value_of(first)
     if value is None or not value.is_floating_point() or value.dtype == torch.float64:
         return False
-    operands = [x for x in node.args if isinstance(x, Node)]
-    if any(value_of(x) is None and constant_of(gm, x) is None for x in operands):
+    operands = _operands(gm, node.args)
+    if operands is None:
         return False
 
     def run(*tensors: Tensor) -> Any:
         rest = iter(tensors)
         args = [next(rest).double() if isinstance(x, Node) else x for x in node.args]
-        found: Any = node.target(*args, **node.kwargs)  # type: ignore[operator]
-        if isinstance(found, Tensor):
-            return found.to(value.dtype)
-        return tuple(x.to(value.dtype) for x in found)
+        results: Any = node.target(*args, **node.kwargs)  # type: ignore[operator]
+        if isinstance(results, Tensor):
+            return results.to(value.dtype)
+        return tuple(x.to(value.dtype) for x in results)
 
     _replace(gm, node, inline(gm, node, run, operands))
     return True

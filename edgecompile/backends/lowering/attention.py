@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from edgecompile.backends import ops
 from edgecompile.backends.lowering.constants import value_of
 from edgecompile.backends.lowering.in_place import changes_in_place
+from edgecompile.backends.lowering.rewriting import arguments_of, replace
 
 aten = torch.ops.aten
 
@@ -31,31 +32,33 @@ def lower_attention(gm: GraphModule, kept: dict[str, str], narrow: bool) -> int:
             masks.clear()  # a view of what was changed is another mask now
         if node.target is not target:
             continue
-        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        bound: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}
-        bound.update(zip(names, node.args, strict=False))
-        bound.update(node.kwargs)
+        bound = arguments_of(node)
         reason = _attention_obstacle(bound)
         if reason is not None:
             kept[node.name] = reason
             continue
         query = value_of(bound["query"])
         assert query is not None
-        scale = bound.get("scale")
-        scale = ops.default_scale(int(query.shape[3])) if scale is None else float(scale)
+        scale = bound["scale"]
+        scale = int(query.shape[3]) ** -0.5 if scale is None else float(scale)
         with gm.graph.inserting_before(node):
             mask = _materialised(gm, bound["attn_mask"], masks)
-            args = (bound["query"], bound["key"], bound["value"], mask, bool(bound["is_causal"]))
-            new = gm.graph.call_function(ops.ATTENTION, (*args, scale, narrow))
-        new.meta = dict(node.meta)
-        node.replace_all_uses_with(new)
-        gm.graph.erase_node(node)
+        args = (
+            bound["query"],
+            bound["key"],
+            bound["value"],
+            mask,
+            bound["is_causal"],
+            scale,
+            narrow,
+        )
+        replace(gm, node, ops.ATTENTION, args)
         count += 1
     return count
 
 
 def _attention_obstacle(bound: dict[str, Any]) -> str | None:
-    """Why an attention can't be lowered, or None."""
+    """The reason that an attention can't be lowered, or None."""
     values = []
     for name in ("query", "key", "value"):
         value = value_of(bound[name])
@@ -69,13 +72,13 @@ def _attention_obstacle(bound: dict[str, Any]) -> str | None:
     if len({str(tensor.shape[0]) for tensor in values}) > 1:
         return "the batch sizes of query, key and value differ"
     # With the flag, groups of heads share a key; without it, eager broadcasts a single one.
-    grouped = bound.get("enable_gqa") or str(key.shape[1]) == "1"
+    grouped = bound["enable_gqa"] or str(key.shape[1]) == "1"
     heads = {str(tensor.shape[1]) for tensor in (values[1:] if grouped else values)}
     if len(heads) > 1:
         return "the numbers of heads of query, key and value differ"
     if not isinstance(bound["is_causal"], bool):
         return "whether it is causal is computed"
-    if not isinstance(bound.get("scale"), (int, float, type(None))):
+    if not isinstance(bound["scale"], (int, float, type(None))):
         return "the scale is computed"
     if bound["attn_mask"] is not None:
         mask = value_of(bound["attn_mask"])

@@ -20,8 +20,6 @@ from edgecompile.backends.fourier import TRANSFORMS, Pair
 from edgecompile.backends.lowering.constants import attribute_name, constant_of, value_of
 from edgecompile.backends.lowering.inlining import inline
 
-__all__ = ["lower_complex"]
-
 aten = torch.ops.aten
 
 #: Operators that move or add elements alone: done to each part.
@@ -215,7 +213,7 @@ def _obstacle(gm: GraphModule, node: Node) -> str | None:
 
 
 def _odd_arguments(node: Node) -> str | None:
-    """What a function can't take that its operator can."""
+    """Arguments of a node that its operator takes, but its function here doesn't; None: none."""
     kind = str(node.target)
     tensors = [x for x in node.all_input_nodes if isinstance(x.meta.get("val"), Tensor)]
     if node.target in (aten.cat.default, aten.stack.default):

@@ -83,7 +83,7 @@ class Folded:
 
 
 def fold_constant(gm: GraphModule, node: Any) -> Folded | None:
-    """What a node computes from constants alone; None if it reads anything else.
+    """Computes a node that reads constants alone; None if it reads anything else.
 
     Weights that a module computes when it is called (weight norm, say) are found in this way.
     """

@@ -9,8 +9,9 @@ general kernel computes it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,28 +33,26 @@ from edgecompile.backends.lowering.constants import (
     value_of,
 )
 from edgecompile.backends.lowering.in_place import ChangesInPlace
-
-__all__ = ["ConvolutionReport", "lower_convolutions"]
+from edgecompile.backends.lowering.rewriting import arguments_of, erase_chain, replace
 
 aten = torch.ops.aten
 
-_PADDED_BY_NUMBERS = {
-    aten.conv1d.default,
-    aten.conv2d.default,
-    aten.conv3d.default,
-}
-_PADDED_BY_NAME = {aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding}
 _TRANSPOSED = {
     aten.conv_transpose1d.default,
     aten.conv_transpose2d.input,
     aten.conv_transpose3d.input,
+}
+_CONVOLUTIONS = _TRANSPOSED | {
+    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+    *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
+    aten.convolution.default,
 }
 _PADS = {aten.pad.default, aten.constant_pad_nd.default}
 
 
 @dataclass
 class ConvolutionReport:
-    """What became of convolutions.
+    """Counts of rewritten convolutions.
 
     Attributes:
         convolutions: number of ``ec_convolution`` calls emitted.
@@ -117,9 +116,12 @@ def _match(gm: GraphModule, node: Node, report: ConvolutionReport) -> _Match | N
     """Recognises a convolution with constants for a weight and a bias."""
     if node.op != "call_function":
         return None
-    arguments = _arguments(node)
-    if arguments is None:
+    target: Any = node.target
+    if target not in _CONVOLUTIONS:
         return None
+    arguments = arguments_of(node)
+    arguments.setdefault("transposed", target in _TRANSPOSED)
+    arguments.setdefault("output_padding", 0)
     x, weight, bias = (arguments[name] for name in ("input", "weight", "bias"))
     value = value_of(x)
     folded = fold_constant(gm, weight)
@@ -140,21 +142,7 @@ def _match(gm: GraphModule, node: Node, report: ConvolutionReport) -> _Match | N
         report.kept[node.name] = "stride, padding or dilation isn't constant"
         return None
     plain = canonical_weight(folded.tensor, geometry.transposed, geometry.groups)
-    return _Match(node, x, replace(folded, tensor=plain), folded_bias, geometry)
-
-
-def _arguments(node: Node) -> dict[str, Any] | None:
-    """The arguments by the names that ``aten.convolution`` has for them."""
-    target: Any = node.target
-    known = target in _PADDED_BY_NUMBERS | _PADDED_BY_NAME | _TRANSPOSED
-    if not known and target is not aten.convolution.default:
-        return None
-    bound: dict[str, Any] = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-    bound.update(transposed=target in _TRANSPOSED, output_padding=0)
-    names = [argument.name for argument in target._schema.arguments]
-    bound.update(zip(names, node.args, strict=False))
-    bound.update(node.kwargs)
-    return bound
+    return _Match(node, x, dataclasses.replace(folded, tensor=plain), folded_bias, geometry)
 
 
 def _geometry(arguments: dict[str, Any], weight: Tensor) -> Geometry | None:
@@ -189,15 +177,12 @@ def _take_padding(match: _Match, changes: ChangesInPlace, report: ConvolutionRep
     pad = match.x
     if pad.target not in _PADS or match.geometry.transposed:
         return match
-    named = {"mode": "constant", "value": 0}
-    names = [argument.name for argument in pad.target._schema.arguments]
-    named.update(zip(names, pad.args, strict=False))
-    named.update(pad.kwargs)
-    widths: Sequence[Any] = named["pad"]  # type: ignore[assignment]
+    named = arguments_of(pad)
+    widths: Sequence[Any] = named["pad"]
     spatial = len(match.geometry.kernel)
     source = pad.args[0]
     if (
-        named["mode"] != "constant"
+        named.get("mode", "constant") != "constant"
         or named["value"] not in (0, None)
         or len(widths) > 2 * spatial
         or not all(type(width) is int for width in widths)
@@ -212,8 +197,8 @@ def _take_padding(match: _Match, changes: ChangesInPlace, report: ConvolutionRep
         begins[-1 - i] += widths[2 * i]
         ends[-1 - i] += widths[2 * i + 1]
     report.pads += 1
-    geometry = replace(match.geometry, begins=tuple(begins), ends=tuple(ends))
-    return replace(match, x=source, geometry=geometry)
+    geometry = dataclasses.replace(match.geometry, begins=tuple(begins), ends=tuple(ends))
+    return dataclasses.replace(match, x=source, geometry=geometry)
 
 
 def _fold_norm(gm: GraphModule, match: _Match, report: ConvolutionReport) -> tuple[Node, _Match]:
@@ -222,8 +207,7 @@ def _fold_norm(gm: GraphModule, match: _Match, report: ConvolutionReport) -> tup
     norm = next(iter(node.users), None)
     if norm is None or len(node.users) != 1 or norm.target is not aten.batch_norm.default:
         return node, match
-    names = [argument.name for argument in norm.target._schema.arguments]
-    bound: dict[str, Any] = dict(zip(names, norm.args, strict=False)) | dict(norm.kwargs)
+    bound = arguments_of(norm)
     if bound["training"] or bound["input"] is not node:
         return node, match
     folded: list[Folded | None] = []
@@ -250,7 +234,7 @@ def _fold_norm(gm: GraphModule, match: _Match, report: ConvolutionReport) -> tup
     key = (f"batch_norm({bound['eps']})", *(f.key if f else None for f in (*folded, match.bias)))
     report.norms += 1
     label = match.weight.label
-    return norm, replace(
+    return norm, dataclasses.replace(
         match,
         weight=Folded(weight, label, (match.weight.key, *key)),
         bias=Folded(shift.to(torch.float32), label + "_shift", (match.weight.key, *key, "shift")),
@@ -275,34 +259,15 @@ def _emit_convolution(
     gm: GraphModule, match: _Match, last: Node, report: ConvolutionReport
 ) -> None:
     g, weight = match.geometry, match.weight
-    code = 0
     fused = activation_of(last)
-    if fused is not None:
-        last, code = fused
-        report.activations += 1
+    report.activations += fused is not None
+    last, code = fused or (last, 0)
     n = int(weight.tensor.shape[0])
     with gm.graph.inserting_before(match.node):
         packed = _constant(gm, PACKED_PREFIX, weight, pack_convolution(weight.tensor, g), repr(g))
-        settings = g.kernel, g.stride, (*g.begins, *g.ends), g.dilation
-        new = gm.graph.call_function(
-            CONVOLUTION,
-            (match.x, packed, _bias_node(gm, match.bias), *map(list, settings), g.transposed,
-             g.groups, n, code),
-        )  # fmt: skip
-    new.meta = dict(last.meta)
-    last.replace_all_uses_with(new)
-    _erase(gm, last, match.node)
+        args = (match.x, packed, _bias_node(gm, match.bias), *g.arguments, n, code)
+    replace(gm, match.node, CONVOLUTION, args, last)
     report.convolutions += 1
-
-
-def _erase(gm: GraphModule, last: Node, first: Node) -> None:
-    """Removes a chain of nodes, each the only reader of the one before it."""
-    while last is not first:
-        before = last.args[0]
-        assert isinstance(before, Node)
-        gm.graph.erase_node(last)
-        last = before
-    gm.graph.erase_node(first)
 
 
 def _permutation(node: Any) -> list[int] | None:
@@ -373,5 +338,5 @@ def _emit_linear(
     last.replace_all_uses_with(back)
     if not back.users:
         gm.graph.erase_node(back)
-    _erase(gm, last, conv)
+    erase_chain(gm, conv, last)
     report.pointwise += 1

@@ -1,6 +1,6 @@
 """Nodes of a graph that compute the same from the same are made one.
 
-Models repeat themselves: every layer slices the attention mask anew, say. What is equal before the
+Models repeat themselves: every layer slices the attention mask again, for example. What is equal before the
 lowering is then shared by all that it reaches, where Inductor would see a different buffer in each
 operator of the runtime's.
 """
@@ -13,8 +13,6 @@ import torch
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends.lowering.in_place import changes_in_place
-
-__all__ = ["merge_equal_nodes"]
 
 
 def merge_equal_nodes(gm: GraphModule) -> int:
@@ -41,7 +39,7 @@ def merge_equal_nodes(gm: GraphModule) -> int:
 
 
 def _key(node: Node) -> Any:
-    """What the node computes, hashable; None if it may not be merged."""
+    """A hashable key of the node's computation; None if it may not be merged."""
     if node.op == "get_attr":
         return (node.op, node.target)
     if node.op != "call_function":

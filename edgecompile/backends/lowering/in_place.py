@@ -1,15 +1,13 @@
-"""What a graph changes in place, and whether a node may move past it."""
+"""Finds changes in place in a graph, and tells whether a node may move past them."""
 
 from __future__ import annotations
 
 from torch.fx import GraphModule, Node
 
-__all__ = ["ChangesInPlace", "changes_in_place"]
-
 
 def changes_in_place(gm: GraphModule) -> list[Node]:
     """The nodes that may change a tensor that another node made; what isn't known may."""
-    found = []
+    nodes = []
     for node in gm.graph.nodes:
         if node.op == "call_module":
             # What export puts in front of a graph to check its inputs returns nothing.
@@ -21,12 +19,12 @@ def changes_in_place(gm: GraphModule) -> list[Node]:
         else:
             changes = node.op == "call_method"
         if changes:
-            found.append(node)
-    return found
+            nodes.append(node)
+    return nodes
 
 
 class ChangesInPlace:
-    """Where a graph has its changes, as it was when this was made."""
+    """The places of changes in a graph, as it was when this was made."""
 
     def __init__(self, gm: GraphModule) -> None:
         self._order = {node: i for i, node in enumerate(gm.graph.nodes)}

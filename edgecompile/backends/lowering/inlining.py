@@ -12,8 +12,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from edgecompile.backends.lowering.constants import constant_of, value_of
 
-__all__ = ["inline"]
-
 
 def inline(
     gm: GraphModule,
@@ -55,7 +53,7 @@ def inline(
 
 
 def _fake_value(gm: GraphModule, node: Node, near: Node) -> Any:
-    """What export recorded for a node; for a constant, a stand-in of the same kind."""
+    """The value that export recorded for a node; for a constant, a stand-in of the same kind."""
     if isinstance(node.meta.get("val"), torch.SymInt):
         return node.meta["val"]
     value = value_of(node)

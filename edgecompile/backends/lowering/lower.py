@@ -33,6 +33,7 @@ from edgecompile.backends.lowering.grouped import lower_grouped
 from edgecompile.backends.lowering.in_place import ChangesInPlace
 from edgecompile.backends.lowering.recurrences import lower_recurrences, split_recurrences
 from edgecompile.backends.lowering.residuals import fuse_residuals, lower_layer_norms
+from edgecompile.backends.lowering.rewriting import arguments_of, replace
 from edgecompile.precision import FP32, Precision
 
 aten = torch.ops.aten
@@ -46,7 +47,7 @@ _COPYING_VIEWS = {
 
 @dataclass
 class LoweringReport:
-    """What was rewritten, for the build log and for tests.
+    """Counts of rewrites, for the build log and for tests.
 
     Attributes:
         linears: number of ``ec_linear`` calls emitted.
@@ -95,16 +96,18 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     report.equal = merge_equal_nodes(gm)
     report.convolutions = lower_convolutions(gm)
 
+    packer = _Packer(gm, report)
+
     def pack(name: str, weight: Tensor) -> str:
-        return _packed_constant(gm, name, weight, report, precision)
+        return packer.add([name], weight, precision)
 
     def pack_exactly(name: str, weight: Tensor) -> str:
-        # What a step rounds, all that follow it get: recurrent weights stay as they are.
-        return _packed_constant(gm, name, weight, report, FP32)
+        # Rounding errors of recurrent weights would add up from step to step.
+        return packer.add([name], weight, FP32)
 
     report.recurrences = lower_recurrences(gm, pack_exactly, report.kept)
     report.grouped = lower_grouped(gm, pack, report.kept)
-    _lower_linears(gm, report, precision)
+    _lower_linears(gm, report, packer, precision)
     report.residuals = fuse_residuals(gm)
     report.norms = lower_layer_norms(gm)
     report.attentions = lower_attention(gm, report.kept, precision.name != "fp32")
@@ -128,11 +131,50 @@ def _drop_dropout(gm: GraphModule) -> None:
 def _let_views_copy(gm: GraphModule) -> None:
     """Makes reshapes of views.
 
-    What our operators return lies in memory in another order than what torch's do (a convolution's
+    Our operators' results have another order in memory than torch's (a convolution's
     channels are last), so a view that export took for possible may not be.
     """
     for node in gm.graph.nodes:
         node.target = _COPYING_VIEWS.get(node.target, node.target)
+
+
+@dataclass
+class _Packer:
+    """Adds packed weights to a graph's module."""
+
+    gm: GraphModule
+    report: LoweringReport
+
+    def add(self, names: list[str], weight: Tensor, precision: Precision) -> str:
+        """Registers a packed matrix ``[N, K]``, or a stack ``[E, N, K]``; returns its attribute.
+
+        Args:
+            names: of the constants that ``weight`` is made of.
+            weight: float32.
+            precision: to pack it in.
+        """
+        attr = packed_name(names)
+        if hasattr(self.gm, attr):
+            return attr
+        chosen = precision.of(names)
+        rounded = precision.rounded if chosen == "int8" and weight.dim() == 2 else None
+        packed = None if rounded is None else rounded.take(attr, weight)
+        if weight.dim() == 3:
+            packed = torch.stack([ops.pack_weight(matrix, chosen) for matrix in weight])
+        self.gm.register_buffer(attr, ops.pack_weight(weight, chosen) if packed is None else packed)
+        self.report.packed[attr] = names
+        if chosen != "fp32":
+            self.report.narrowed.update(dict.fromkeys(names, chosen))
+        return attr
+
+
+#: The names of the input, the weight and the bias in the operators' schemas.
+_LINEARS: dict[Any, tuple[str, str, str]] = {
+    aten.linear.default: ("input", "weight", "bias"),
+    aten.addmm.default: ("mat1", "mat2", "self"),
+    aten.mm.default: ("self", "mat2", ""),
+    aten.matmul.default: ("self", "other", ""),
+}
 
 
 @dataclass(frozen=True)
@@ -140,7 +182,6 @@ class _Linear:
     """A linear with constant weight: ``y = x · weightᵀ + bias``; weight is ``[N, K]``."""
 
     node: Node
-    x_position: int
     weight_name: str
     weight: Tensor
     bias: Node | None
@@ -148,76 +189,64 @@ class _Linear:
     @property
     def x(self) -> Node:
         """The input; asked of the node each time, since rewriting its producer replaces it."""
-        x = self.node.args[self.x_position]
+        x = arguments_of(self.node)[_LINEARS[self.node.target][0]]
         assert isinstance(x, Node)
         return x
 
 
 def _match_linear(gm: GraphModule, node: Node, report: LoweringReport) -> _Linear | None:
     """Recognises ``linear``, ``addmm`` and ``mm`` whose weight is a constant float32 matrix."""
-    if node.op != "call_function":
+    if node.target not in _LINEARS:
         return None
-    x: Any
-    weight: Any
-    bias: Any = None
-    transposed = False  # whether the constant is [K, N]
-    flattened = False
-    if node.target is aten.linear.default:
-        x, weight = node.args[:2]
-        bias = node.args[2] if len(node.args) > 2 else None
-    elif node.target is aten.addmm.default:
-        if node.kwargs.get("alpha", 1) != 1 or node.kwargs.get("beta", 1) != 1:
-            report.kept[node.name] = "addmm with alpha or beta"
-            return None
-        bias, x, weight = node.args[:3]
-        transposed = True
-    elif node.target is aten.mm.default or node.target is aten.matmul.default:
-        x, weight = node.args[:2]
-        transposed = True
-    else:
+    bound = arguments_of(node)
+    x, weight, bias = (bound.get(name) for name in _LINEARS[node.target])
+    if bound.get("alpha", 1) != 1 or bound.get("beta", 1) != 1:
+        report.kept[node.name] = "addmm with alpha or beta"
         return None
+    transposed = node.target is not aten.linear.default  # whether the constant is [K, N]
     # A pointwise convolution's weight, [N, K, 1, …], is a matrix as well.
+    flattened = False
     if isinstance(weight, Node) and weight.target is aten.flatten.using_ints:
         source = constant_of(gm, weight.args[0])
         if source is not None and source.dim() > 2 and weight.args[1:] == (1,):
-            weight = weight.args[0]
-            flattened = True
+            weight, flattened = weight.args[0], True
     # t()/permute/transpose of a constant is the same constant, read the other way round.
-    while isinstance(weight, Node) and weight.target in (
-        aten.t.default,
-        aten.permute.default,
-        aten.transpose.int,
-    ):
+    while isinstance(weight, Node) and weight.target in _TURNS:
         source = constant_of(gm, weight.args[0])
         if source is None or source.dim() != 2:
             break
-        swapped = _swaps_dimensions(weight)
-        transposed = transposed != swapped
+        transposed = transposed != _swaps_dimensions(weight)
         weight = weight.args[0]
     constant = constant_of(gm, weight)
     if constant is None:
         return None
     if flattened:
         constant = constant.flatten(1)
-    x_value = value_of(x)
-    if constant.dim() != 2 or constant.dtype != torch.float32:
-        report.kept[node.name] = f"weight {tuple(constant.shape)} {constant.dtype}"
+    matrix = constant.t() if transposed and constant.dim() == 2 else constant
+    reason = _linear_obstacle(value_of(x), matrix, bias, constant_of(gm, bias))
+    if reason is not None:
+        report.kept[node.name] = reason
         return None
-    if x_value is None or x_value.dtype != torch.float32 or x_value.dim() < 1:
-        report.kept[node.name] = "input isn't a float32 tensor"
+    assert isinstance(weight, Node)
+    return _Linear(node, str(weight.target) + (".t" if transposed else ""), matrix, bias)
+
+
+def _linear_obstacle(
+    x: Tensor | None, matrix: Tensor, bias: Node | None, vector: Tensor | None
+) -> str | None:
+    """The reason that a linear with a constant weight can't be lowered, or None."""
+    if matrix.dim() != 2 or matrix.dtype != torch.float32:
+        return f"weight {tuple(matrix.shape)} {matrix.dtype}"
+    if x is None or x.dtype != torch.float32 or x.dim() < 1:
+        return "input isn't a float32 tensor"
+    if bias is None:
         return None
-    matrix = constant.t() if transposed else constant
-    if bias is not None:
-        bias_value = constant_of(gm, bias)
-        if bias_value is None or tuple(bias_value.shape) != (matrix.shape[0],):
-            report.kept[node.name] = "bias isn't a constant vector"
-            return None
-        if bias_value.dtype != torch.float32:
-            report.kept[node.name] = f"bias is {bias_value.dtype}"
-            return None
-    name = str(weight.target) + (".t" if transposed else "")
-    position = 1 if node.target is aten.addmm.default else 0
-    return _Linear(node, position, name, matrix, bias)
+    if vector is None or vector.shape != matrix.shape[:1]:
+        return "bias isn't a constant vector"
+    return None if vector.dtype == torch.float32 else f"bias is {vector.dtype}"
+
+
+_TURNS = (aten.t.default, aten.permute.default, aten.transpose.int)
 
 
 def _swaps_dimensions(node: Node) -> bool:
@@ -229,42 +258,9 @@ def _swaps_dimensions(node: Node) -> bool:
     return first > second if node.target is aten.permute.default else first != second
 
 
-def _packed_attr(
-    gm: GraphModule, group: list[_Linear], report: LoweringReport, precision: Precision
-) -> str:
-    """Registers the packed concatenation of the weights and returns its attribute name."""
-    names = [match.weight_name for match in group]
-    attr = packed_name(names)
-    if not hasattr(gm, attr):
-        chosen = precision.of(names)
-        weights = [match.weight for match in group]
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-        rounded = precision.rounded if chosen == "int8" else None
-        packed = None if rounded is None else rounded.take(attr, weight)
-        gm.register_buffer(attr, ops.pack_weight(weight, chosen) if packed is None else packed)
-        report.packed[attr] = names
-        if chosen != "fp32":
-            report.narrowed.update(dict.fromkeys(names, chosen))
-    return attr
-
-
-def _packed_constant(
-    gm: GraphModule, name: str, weight: Tensor, report: LoweringReport, precision: Precision
-) -> str:
-    """As :func:`_packed_attr`, for a matrix ``[N, K]`` or a stack ``[E, N, K]`` of them."""
-    attr = packed_name([name])
-    if not hasattr(gm, attr):
-        chosen = precision.of([name])
-        matrices = weight if weight.dim() == 3 else [weight]
-        packed = [ops.pack_weight(matrix, chosen) for matrix in matrices]
-        gm.register_buffer(attr, torch.stack(packed) if weight.dim() == 3 else packed[0])
-        report.packed[attr] = [name]
-        if chosen != "fp32":
-            report.narrowed[name] = chosen
-    return attr
-
-
-def _lower_linears(gm: GraphModule, report: LoweringReport, precision: Precision) -> None:
+def _lower_linears(
+    gm: GraphModule, report: LoweringReport, packer: _Packer, precision: Precision
+) -> None:
     matches = [m for n in gm.graph.nodes if (m := _match_linear(gm, n, report)) is not None]
     # A product that is merged with an earlier one reads the input there.
     changes = ChangesInPlace(gm)
@@ -283,39 +279,30 @@ def _lower_linears(gm: GraphModule, report: LoweringReport, precision: Precision
             and not changes.between(group[0].node, m.node)
         ]
         if len(mergeable) > 1:
-            _emit_merged(gm, mergeable, report, precision)
+            _emit_merged(gm, mergeable, packer, precision)
             group = [m for m in group if m not in mergeable]
         for match in group:
-            _emit_linear(gm, match, report, precision)
+            _emit_linear(gm, match, packer, precision)
 
 
-def _emit_linear(
-    gm: GraphModule, match: _Linear, report: LoweringReport, precision: Precision
-) -> None:
-    n = int(match.weight.shape[0])
-    attr = _packed_attr(gm, [match], report, precision)
-    last, code = match.node, 0
-    fused = activation_of(match.node)
-    if fused is not None:
-        last, code = fused
-        report.activations += 1
+def _emit_linear(gm: GraphModule, match: _Linear, packer: _Packer, precision: Precision) -> None:
+    attr = packer.add([match.weight_name], match.weight, precision)
+    last, code = activation_of(match.node) or (match.node, 0)
+    packer.report.activations += last is not match.node
     with gm.graph.inserting_before(match.node):
         packed = gm.graph.get_attr(attr)
-        new = gm.graph.call_function(ops.LINEAR, (match.x, packed, match.bias, None, n, code))
-    new.meta = dict(last.meta)
-    last.replace_all_uses_with(new)
-    if last is not match.node:
-        gm.graph.erase_node(last)
-    gm.graph.erase_node(match.node)
-    report.linears += 1
+    n = int(match.weight.shape[0])
+    replace(gm, match.node, ops.LINEAR, (match.x, packed, match.bias, None, n, code), last)
+    packer.report.linears += 1
 
 
 def _emit_merged(
-    gm: GraphModule, group: list[_Linear], report: LoweringReport, precision: Precision
+    gm: GraphModule, group: list[_Linear], packer: _Packer, precision: Precision
 ) -> None:
     first = group[0].node
     widths = [int(m.weight.shape[0]) for m in group]
-    attr = _packed_attr(gm, group, report, precision)
+    weight = torch.cat([match.weight for match in group])
+    attr = packer.add([match.weight_name for match in group], weight, precision)
     bias = None
     # A merged bias is a new constant with a name of its own: weights may be shared, biases not.
     if group[0].bias is not None:
@@ -339,5 +326,5 @@ def _emit_merged(
         part.meta = dict(match.node.meta)
         match.node.replace_all_uses_with(part)
         gm.graph.erase_node(match.node)
-    report.linears += 1
-    report.merged += len(group)
+    packer.report.linears += 1
+    packer.report.merged += len(group)

@@ -7,14 +7,13 @@ Inductor nothing to fuse, and the runtime's own reads each row once instead of t
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends import ops
 from edgecompile.backends.lowering.constants import constant_of, value_of
 from edgecompile.backends.lowering.in_place import ChangesInPlace
+from edgecompile.backends.lowering.rewriting import arguments_of, replace
 
 aten = torch.ops.aten
 
@@ -28,20 +27,15 @@ def fuse_residuals(gm: GraphModule) -> int:
     for node in list(gm.graph.nodes):
         if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
             continue
-        found = _linear_and_other(node)
-        if found is None:
+        operands = _linear_and_other(node)
+        if operands is None:
             continue
-        linear, other = found
+        linear, other = operands
         # The product moves to the sum's place, so its inputs must still be what they were.
         if changes.between(linear, node):
             continue
-        with gm.graph.inserting_before(node):
-            args = (*linear.args[:_RESIDUAL], other, *linear.args[_RESIDUAL + 1 :])
-            new = gm.graph.call_function(ops.LINEAR, args)
-        new.meta = dict(node.meta)
-        changes.replace(node, new)
-        node.replace_all_uses_with(new)
-        gm.graph.erase_node(node)
+        args = (*linear.args[:_RESIDUAL], other, *linear.args[_RESIDUAL + 1 :])
+        changes.replace(node, replace(gm, node, ops.LINEAR, args))
         gm.graph.erase_node(linear)
         count += 1
     return count
@@ -72,10 +66,7 @@ def lower_layer_norms(gm: GraphModule) -> int:
     for node in list(gm.graph.nodes):
         if node.target is not aten.layer_norm.default:
             continue
-        names = ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable")
-        bound: dict[str, Any] = {"weight": None, "bias": None, "eps": 1e-5}
-        bound.update(zip(names, node.args, strict=False))
-        bound.update(node.kwargs)
+        bound = arguments_of(node)
         x = bound["input"]
         if x.target is not ops.LINEAR or len(bound["normalized_shape"]) != 1:
             continue
@@ -86,10 +77,6 @@ def lower_layer_norms(gm: GraphModule) -> int:
             for vector, constant in zip(vectors, constants, strict=True)
         ):
             continue
-        with gm.graph.inserting_before(node):
-            new = gm.graph.call_function(ops.LAYER_NORM, (x, *vectors, float(bound["eps"])))
-        new.meta = dict(node.meta)
-        node.replace_all_uses_with(new)
-        gm.graph.erase_node(node)
+        replace(gm, node, ops.LAYER_NORM, (x, *vectors, float(bound["eps"])))
         count += 1
     return count

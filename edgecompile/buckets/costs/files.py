@@ -1,43 +1,41 @@
-"""Reading files of cost points: curves over lengths, and surfaces over two axes."""
+"""Reading files of cost points, over one axis or two."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any
 
-from edgecompile.buckets.costs.curves import CostCurve, CostKind, CostPoint
-from edgecompile.buckets.costs.surfaces import CostSurface, cost_model_from_json
+from edgecompile.buckets.costs.grid import CostGrid, CostKind, CostPoint, sort_points
 from edgecompile.errors import CostError
+from edgecompile.lengths.rows import spelled_number, split_cells, strip_comment
 
-_COLUMNS = ("length", "exact_ms", "pad_ms", "exact_spread_ms", "pad_spread_ms")
-_LENGTH = _COLUMNS[0]
-_OTHER = "other axis"  # no header can name it: it stands for the name of the second axis
+__all__ = ["read_costs"]
+
+_LENGTH = "length"
+_COSTS = ("exact_ms", "pad_ms")
+_COLUMNS = (_LENGTH, *_COSTS, "exact_spread_ms", "pad_spread_ms")
 _MAX_FILE_BYTES = 16 << 20
-_MAX_PROBLEMS_SHOWN = 10
-_WHOLE = re.compile(r"[+-]?[0-9]{1,15}(\.0*)?")
-_NUMBER = re.compile(
-    r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|nan|[+-]?inf", re.IGNORECASE
-)
+_SHOWN = 10
 _HINT = (
-    "give rows length,exact_ms,pad_ms with or without a header, or the JSON of a cost curve; "
+    "give rows length,exact_ms,pad_ms with or without a header, or the JSON of a plan's costs; "
     "two axes need a header, length,batch,exact_ms,pad_ms; "
     "leave the cells of a mode that can't run empty in every row"
 )
 
+_Row = tuple[int, list[str]]  # line number and cells
 
-def read_cost_points(path: str | os.PathLike[str], kind: CostKind = "measured") -> CostCurve:
-    """Reads cost points from a CSV file, or a curve from its JSON; the content decides which.
+
+def read_costs(path: str | os.PathLike[str], kind: CostKind = "measured") -> CostGrid:
+    """Reads costs from a CSV file of points, or from JSON; the content decides which.
 
     A CSV file has the columns length, exact_ms, pad_ms, in this order or named by a header, where
-    exact_spread_ms and pad_spread_ms may be added and other columns are ignored. ``#`` starts a
-    comment. Rows may stand in any order. JSON is that of :meth:`CostCurve.to_json`, or a plan's
-    or a report's with such a curve under ``cost_model``.
+    exact_spread_ms and pad_spread_ms may be added. ``#`` starts a comment. Rows may stand in any
+    order. It is over two axes if its header names a single further column and a length occurs in
+    several rows: then each length must come with each size of the other axis. Other columns are
+    ignored. JSON is that of :meth:`CostGrid.to_json`, or a plan's or a report's with such costs
+    under ``cost_model``.
 
     Args:
         path: the file.
@@ -46,81 +44,17 @@ def read_cost_points(path: str | os.PathLike[str], kind: CostKind = "measured") 
     Raises:
         CostError: the file can't be read, or holds no usable points; every bad row is counted.
     """
-    with _named(path) as name:
-        text = _read_text(path, name)
-        if text.lstrip().startswith("{"):
-            return CostCurve.from_json(_document(text))
-        return _curve(_Table(text), kind, name)
-
-
-def read_cost_surface(
-    path: str | os.PathLike[str], axes: Sequence[str], kind: CostKind = "measured"
-) -> CostSurface:
-    """Reads a surface from a CSV file with a header, or from its JSON.
-
-    A CSV file has the columns length, the other axis by its name, and exact_ms, pad_ms or both,
-    as :func:`read_cost_points` has them. The column ``length`` stands for the length axis whatever
-    its name. The rows form a grid: each length with each size of the other axis.
-
-    Args:
-        path: the file.
-        axes: names of the two axes, the length axis first.
-        kind: what to call the costs of a CSV file; JSON says it itself.
-
-    Raises:
-        CostError: the file can't be read, holds no usable points or the axes of another model, or
-            pairs of sizes are missing; these are named.
-    """
-    with _named(path) as name:
-        text = _read_text(path, name)
-        if text.lstrip().startswith("{"):
-            surface = CostSurface.from_json(_document(text))
-            if surface.axes != tuple(axes):
-                raise CostError(
-                    f"has costs over {' and '.join(surface.axes)}, not {' and '.join(axes)}"
-                )
-            return surface
-        return _surface(_Table(text), (axes[0], axes[1]), kind, name)
-
-
-def read_costs(
-    path: str | os.PathLike[str],
-    axes: Sequence[str] | None = None,
-    kind: CostKind = "measured",
-) -> CostCurve | CostSurface:
-    """Reads a curve or a surface; the content decides.
-
-    A CSV file holds a surface if its header names one of ``axes`` beside the length. Without
-    ``axes`` it holds one if there is a single further column and a length occurs in several rows.
-
-    Args:
-        path: the file.
-        axes: the axes that may vary, the length axis first; None accepts any.
-        kind: what to call the costs of a CSV file; JSON says it itself.
-
-    Raises:
-        CostError: see :func:`read_cost_points` and :func:`read_cost_surface`.
-    """
-    with _named(path) as name:
-        text = _read_text(path, name)
-        if text.lstrip().startswith("{"):
-            return cost_model_from_json(_document(text))
-        table = _Table(text)
-        found = table.find_axes(axes)
-        return _curve(table, kind, name) if found is None else _surface(table, found, kind, name)
-
-
-@contextmanager
-def _named(path: str | os.PathLike[str]) -> Iterator[str]:
-    """The name of a file; what is refused within is told with it."""
     name = os.fspath(path)
     try:
-        yield name
+        text = _read_text(path)
+        if text.lstrip().startswith("{"):
+            return CostGrid.from_json(_document(text))
+        return _read_rows(text, kind, name)
     except CostError as error:
         raise CostError(f"{name}: {error.message}", hint=error.hint or _HINT) from error
 
 
-def _read_text(path: str | os.PathLike[str], name: str) -> str:
+def _read_text(path: str | os.PathLike[str]) -> str:
     try:
         with Path(path).open("rb") as stream:
             data = stream.read(_MAX_FILE_BYTES + 1)
@@ -135,11 +69,11 @@ def _read_text(path: str | os.PathLike[str], name: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise CostError(f"not text: {error}", hint=_HINT) from error
+        raise CostError(f"not text: {error}") from error
 
 
 def _document(text: str) -> object:
-    """The cost model in a JSON document: all of it, or what stands under ``cost_model``."""
+    """The costs in a JSON document: all of it, or the value of ``cost_model``."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -149,145 +83,76 @@ def _document(text: str) -> object:
     return value
 
 
-def _curve(table: _Table, kind: CostKind, name: str) -> CostCurve:
-    points = [point for _, point in table.points(None)]
-    points.sort(key=lambda point: point.length)
-    return CostCurve(tuple(points), kind, {"file": name})
-
-
-def _surface(table: _Table, axes: tuple[str, str], kind: CostKind, name: str) -> CostSurface:
-    points = [(other, point) for other, point in table.points(axes) if other is not None]
-    return CostSurface.from_points(axes, points, kind, {"file": name})
-
-
-class _Table:
-    """The rows of a CSV file with their line numbers, and its header's names, if it has one."""
-
-    def __init__(self, text: str) -> None:
-        self.names: list[str] = []
-        self.rows: list[tuple[int, list[str]]] = []
-        self.problems: list[str] = []
-        self.first_line = 0
-        for number, line in enumerate(text.splitlines(), start=1):
-            content = line.split("#", 1)[0].strip()
-            if not content:
-                continue
-            try:
-                cells = next(csv.reader([content], skipinitialspace=True))
-            except csv.Error as error:
-                self.problems.append(f"line {number}: {error}")
-                continue
-            self.rows.append((number, [cell.strip() for cell in cells]))
-        if self.rows:
-            self.first_line, first = self.rows[0]
-            lower = [cell.lower() for cell in first]
-            if any(name in lower for name in _COLUMNS):
-                self.names = lower
-                del self.rows[0]
-
-    def find_axes(self, axes: Sequence[str] | None) -> tuple[str, str] | None:
-        """The two axes that the header names, None if it names the length alone."""
-        if axes is not None:
-            present = [axis for axis in axes[1:] if axis.lower() in self.names]
-            return (axes[0], present[0]) if len(present) == 1 else None
-        others = [name for name in self.names if name not in _COLUMNS]
-        if _LENGTH not in self.names or len(others) != 1:
-            return None
-        at = self.names.index(_LENGTH)
-        lengths = [cells[at] for _, cells in self.rows if len(cells) > at]
-        return (_LENGTH, others[0]) if len(set(lengths)) < len(lengths) else None
-
-    def points(self, axes: tuple[str, str] | None) -> list[tuple[int | None, CostPoint]]:
-        """The points, each with its size on the second axis if there is one.
-
-        Raises:
-            CostError: columns are missing or rows are bad; every bad row is counted.
-        """
-        if not self.rows and not self.names and not self.problems:
-            raise CostError("holds no cost points")
-        columns = self._columns(axes)
-        problems = list(self.problems)
-        found = []
-        for number, cells in self.rows:
-            other = None
-            bad = []
-            if len(cells) > max(columns.values()) and axes is not None:
-                cell = cells[columns[_OTHER]]
-                if _WHOLE.fullmatch(cell):
-                    other = int(cell.split(".")[0])
-                if other is None or other < 1:
-                    bad.append(f'{axes[1]} "{cell[:40]}" isn\'t a whole number from 1 up')
-            point = _point(cells, columns)
-            bad += point if isinstance(point, list) else []
-            problems += [f"line {number}: {problem}" for problem in bad]
-            if not bad and isinstance(point, CostPoint):
-                found.append((other, point))
-        if problems:
-            shown = "; ".join(problems[:_MAX_PROBLEMS_SHOWN])
-            rest = len(problems) - _MAX_PROBLEMS_SHOWN
-            raise CostError(
-                f"{len(problems)} bad values: {shown}" + (f"; and {rest} more" if rest > 0 else "")
-            )
-        if not found:
-            raise CostError("holds no cost points")
-        return found
-
-    def _columns(self, axes: tuple[str, str] | None) -> dict[str, int]:
-        """Column numbers by name, from the header, or from the order where there is none."""
-        where = f"line {self.first_line}"
-        if not self.names:
-            if axes is not None:
-                raise CostError(f"{where}: no header that names {axes[0]} and {axes[1]}")
-            width = len(self.rows[0][1]) if self.rows else 3
-            if width != 3:
-                raise CostError(
-                    f"{where}: {width} columns without a header, "
-                    "where length, exact_ms and pad_ms were expected"
-                )
-            return {name: index for index, name in enumerate(_COLUMNS[:3])}
-        sources = {name: name for name in _COLUMNS}
-        if axes is not None:
-            sources[_OTHER] = axes[1].lower()
-            if axes[0].lower() in self.names:
-                sources[_LENGTH] = axes[0].lower()
-        for name in (sources[_LENGTH], sources.get(_OTHER, sources[_LENGTH])):
-            if name not in self.names:
-                raise CostError(f"{where}: the header has no column {name}")
-        repeated = [name for name in sources.values() if self.names.count(name) > 1]
-        if repeated:
-            raise CostError(f"{where}: the column {repeated[0]} occurs twice")
-        if "exact_ms" not in self.names and "pad_ms" not in self.names:
-            raise CostError(f"{where}: the header has neither exact_ms nor pad_ms")
-        return {
-            name: self.names.index(source)
-            for name, source in sources.items()
-            if source in self.names
-        }
-
-
-def _point(cells: list[str], columns: dict[str, int]) -> CostPoint | list[str]:
-    if len(cells) <= max(columns.values()):
-        return [f"{len(cells)} columns where {max(columns.values()) + 1} were expected"]
+def _read_rows(text: str, kind: CostKind, name: str) -> CostGrid:
+    rows: list[_Row] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if content := strip_comment(line.encode()):
+            rows.append((number, split_cells(content)))
+    if not rows:
+        raise CostError("holds no cost points")
+    names = [cell.lower() for cell in rows[0][1]]
+    if any(column in names for column in _COLUMNS):
+        columns = _header_columns(rows.pop(0)[0], names)
+    elif len(names) != 3:
+        raise CostError(
+            f"line {rows[0][0]}: {len(names)} columns without a header, "
+            "where length, exact_ms and pad_ms were expected"
+        )
+    else:
+        columns = dict(zip(_COLUMNS, range(3), strict=False))
+        names = []
+    other = _other_axis(names, rows)
+    axes = (_LENGTH,) if other is None else (_LENGTH, other)
+    if other is not None:
+        columns["other"] = names.index(other)
     problems = []
-    values: dict[str, float | None] = {"exact_ms": None, "pad_ms": None}
+    points = []
+    for number, cells in rows:
+        if len(cells) <= max(columns.values()):
+            wanted = max(columns.values()) + 1
+            problems.append(f"line {number}: {len(cells)} columns where {wanted} were expected")
+            continue
+        point = CostPoint(**_fields(cells, columns))
+        problems += [f"line {number}: {text}" for text in point.problems(axes[-1])]
+        points.append(point)
+    if problems:
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise CostError(f"{len(problems)} bad values: " + "; ".join(problems[:_SHOWN]) + more)
+    if not points:
+        raise CostError("holds no cost points")
+    return CostGrid(sort_points(points), kind, {"file": name}, axes)
+
+
+def _header_columns(line: int, names: list[str]) -> dict[str, int]:
+    """Where the header puts each known column."""
+    if _LENGTH not in names:
+        raise CostError(f"line {line}: the header has no column {_LENGTH}")
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        raise CostError(f"line {line}: the column {repeated[0]} occurs twice")
+    if not any(name in names for name in _COSTS):
+        raise CostError(f"line {line}: the header has neither exact_ms nor pad_ms")
+    return {name: names.index(name) for name in _COLUMNS if name in names}
+
+
+def _other_axis(names: list[str], rows: list[_Row]) -> str | None:
+    """The second axis, if a header names a single further column and lengths repeat."""
+    further = [name for name in names if name not in _COLUMNS]
+    if len(further) != 1:
+        return None
+    at = names.index(_LENGTH)
+    lengths = [cells[at] for _, cells in rows if len(cells) > at]
+    return further[0] if len(set(lengths)) < len(lengths) else None
+
+
+def _fields(cells: list[str], columns: dict[str, int]) -> dict[str, Any]:
+    """The fields of a point; :meth:`CostPoint.problems` says which of them are bad."""
+    fields: dict[str, Any] = {"exact_ms": None, "pad_ms": None}
     for name, index in columns.items():
         cell = cells[index]
-        if name in (_LENGTH, _OTHER) or (not cell and name in ("exact_ms", "pad_ms")):
+        if not cell and name in _COSTS:
             continue
-        if _NUMBER.fullmatch(cell or "0"):
-            values[name] = float(cell or "0")
-        else:
-            problems.append(f'{name} "{cell[:40]}" isn\'t a number')
-    length = cells[columns["length"]]
-    if not _WHOLE.fullmatch(length):
-        problems.append(f'length "{length[:40]}" isn\'t a whole number')
-    if problems:
-        return problems
-    point = CostPoint(
-        int(length.split(".")[0]),
-        values["exact_ms"],
-        values["pad_ms"],
-        cast(float, values.get("exact_spread_ms", 0.0)),
-        cast(float, values.get("pad_spread_ms", 0.0)),
-    )
-    return point.problems() or point
+        value = spelled_number("0" if not cell and name.endswith("spread_ms") else cell[:40])
+        is_size = name in (_LENGTH, "other")
+        fields[name] = float(value) if isinstance(value, int) and not is_size else value
+    return fields

@@ -1,3 +1,4 @@
+// Errors as exceptions within the library, and as a status with a text at its border.
 #include "base/status.h"
 
 #include <new>

@@ -1,3 +1,4 @@
+// Numbers, quotes and UTF-8 for messages and JSON.
 #include "base/text.h"
 
 #include <locale.h>

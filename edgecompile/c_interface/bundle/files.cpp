@@ -1,3 +1,4 @@
+// A bundle's folder: its files, opened without following links, measured and hashed.
 #include "bundle/files.h"
 
 #include <dirent.h>

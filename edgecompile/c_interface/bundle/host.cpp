@@ -1,3 +1,4 @@
+// This machine, and which variant of a bundle fits it best.
 #include "bundle/host.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// Shared libraries of a bundle, loaded from the very bytes that were hashed.
 #include "bundle/libraries.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// Limits of the system, told apart from damage.
 #include "bundle/limits.h"
 
 #include <fcntl.h>

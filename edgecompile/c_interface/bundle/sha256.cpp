@@ -1,3 +1,4 @@
+// SHA-256 in portable code; sha256_fast.cpp has the CPU's own instructions.
 #include "bundle/sha256.h"
 
 #include <algorithm>

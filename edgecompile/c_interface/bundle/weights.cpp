@@ -1,3 +1,4 @@
+// The weights file: its header, checked, and its tensors, mapped.
 #include "bundle/weights.h"
 
 #include <sys/mman.h>

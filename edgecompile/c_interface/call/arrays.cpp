@@ -1,3 +1,4 @@
+// Arrays that a call owns or borrows, and copies between strides.
 #include "call/arrays.h"
 
 #include <algorithm>

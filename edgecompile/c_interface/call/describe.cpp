@@ -64,52 +64,6 @@ void write_buckets(JsonWriter* out, const Manifest& manifest) {
   out->close(']');
 }
 
-void write_generation(JsonWriter* out, const Generation& spec) {
-  out->open('{').key("kind").string(spec.has_source ? "seq2seq" : "causal-lm");
-  out->key("input").string(spec.input);
-  out->key("position").string(spec.position).key("last").string(spec.last);
-  out->key("logits").string(spec.logits).key("length_axis").string(spec.length_axis);
-  out->key("context_axis").string(spec.context_axis);
-  out->key("max_context").integer(spec.max_context).key("caches").open('[');
-  for (const std::string& name : spec.caches) out->string(name);
-  out->close(']').key("eos").open('[');
-  for (const int64_t token : spec.eos) out->integer(token);
-  out->close(']').key("bos");
-  spec.bos ? out->integer(*spec.bos) : out->null();
-  out->key("pad").integer(spec.pad).key("defaults").open('{');
-  if (spec.do_sample) out->key("do_sample").boolean(*spec.do_sample);
-  for (const auto& [key, number] : spec.defaults) write_number(&out->key(key), number);
-  out->close('}');
-  if (spec.has_source) {
-    out->key("encoder").string(spec.encoder).key("source").string(spec.source);
-    out->key("cross").open('[');
-    for (const std::string& name : spec.cross) out->string(name);
-    out->close(']');
-    for (const auto& [key, tokens] :
-         {std::pair("start", &spec.start), std::pair("suppress", &spec.suppress),
-          std::pair("suppress_first", &spec.suppress_first)}) {
-      out->key(key).open('[');
-      for (const int64_t token : *tokens) out->integer(token);
-      out->close(']');
-    }
-  }
-  out->close('}');
-}
-
-void write_text(JsonWriter* out, const TextSpec& spec) {
-  out->open('{').key("tokenizer").string(spec.tokenizer);
-  out->key("max_length").integer(spec.max_length).key("pad_id").integer(spec.pad_id);
-  out->key("inputs").open('{');
-  for (const auto& [name, part] : spec.inputs) out->key(name).string(part);
-  out->close('}').key("prepare").open('[');
-  for (const std::string& step : spec.prepare) out->string(step);
-  out->close(']').key("prompts").open('{');
-  for (const auto& [name, prompt] : spec.prompts) out->key(name).string(prompt);
-  out->close('}').key("default_prompt");
-  spec.default_prompt ? out->string(*spec.default_prompt) : out->null();
-  out->close('}');
-}
-
 void write_host(JsonWriter* out, const Host& host) {
   out->open('{').key("system").string(host.system).key("arch").string(host.arch);
   out->key("model").string(host.model).key("cpus").integer(host.cpus);
@@ -155,22 +109,8 @@ std::string Model::describe() {
   }
   out.key("buckets");
   write_buckets(&out, manifest);
-  out.key("generation");
-  if (manifest.generation) {
-    write_generation(&out, *manifest.generation);
-  } else {
-    out.null();
-  }
-  if (manifest.text) write_text(&out.key("text"), *manifest.text);
-  if (!manifest.labels.empty()) {
-    out.key("labels").open('{');
-    for (const auto& [name, labels] : manifest.labels) {
-      out.key(name).open('[');
-      for (const std::string& label : labels) out.string(label);
-      out.close(']');
-    }
-    out.close('}');
-  }
+  if (!manifest.generation) out.key("generation").null();
+  for (const auto& [key, json] : manifest.passed_on) out.key(key).raw(json);
   out.key("tolerance").open('{').key("atol").number(manifest.atol);
   out.key("rtol").number(manifest.rtol).close('}');
   out.key("variant").string(variant_->name).key("backend").string(variant_->backend);

@@ -1,7 +1,8 @@
+// Which bucket serves which sizes; inputs padded for it and outputs cut.
 #include "call/dispatch.h"
 
 #include <algorithm>
-#include <array>
+#include <limits>
 #include <numeric>
 #include <set>
 
@@ -19,22 +20,16 @@ bool contains(const Bucket& bucket, const Sizes& sizes) {
   return true;
 }
 
-// The product of up to 16 factors of 31 bits, the most significant word first: compares as a
-// number.
-using Product = std::array<uint32_t, 16>;
-
-void multiply(Product* product, int64_t factor) {
-  uint64_t carry = 0;
-  for (size_t i = product->size(); i-- > 0;) {
-    carry += uint64_t{(*product)[i]} * static_cast<uint64_t>(factor);
-    (*product)[i] = static_cast<uint32_t>(carry);
-    carry >>= 32;
-  }
+// The product; the largest integer where it would be larger. Buckets that differ only beyond are
+// told apart by their ends.
+int64_t saturating_product(int64_t a, int64_t b) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<int64_t>::max() : product;
 }
 
 struct Preference {
   bool padded;
-  Product elements;
+  int64_t elements;
   std::vector<int64_t> ends;  // for each axis in order: its upper end, minus its lower end
 
   bool operator<(const Preference& other) const {
@@ -60,9 +55,10 @@ Dispatcher::Dispatcher(const Manifest& manifest) : manifest_(manifest) {
   });
   std::vector<Preference> preferences;
   for (const Bucket& bucket : manifest.buckets) {
-    Preference preference{bucket.padded, {}, {}};
-    preference.elements.back() = 1;
-    for (const size_t axis : padded) multiply(&preference.elements, bucket.axes[axis].hi);
+    Preference preference{bucket.padded, 1, {}};
+    for (const size_t axis : padded) {
+      preference.elements = saturating_product(preference.elements, bucket.axes[axis].hi);
+    }
     for (const size_t axis : axes) {
       preference.ends.push_back(bucket.axes[axis].hi);
       preference.ends.push_back(-bucket.axes[axis].lo);

@@ -1,3 +1,4 @@
+// A caller's tensors, held against the signature before native code sees them.
 #include "call/inputs.h"
 
 #include <algorithm>
@@ -32,22 +33,6 @@ class InputProblems {
   size_t count_ = 0;
 };
 
-// Insertions, deletions and replacements between two short texts.
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row[b.size()];
-}
-
 // A cache has none: what the program writes there would be lost.
 bool has_default(const Manifest& manifest, const TensorSpec& spec) {
   return spec.fallback && !(manifest.generation && manifest.generation->is_cache(spec.name));
@@ -57,7 +42,6 @@ bool has_default(const Manifest& manifest, const TensorSpec& spec) {
 std::vector<const ecr_tensor*> match_names(const Manifest& manifest, const ecr_tensor* tensors,
                                            int64_t count, InputProblems* problems) {
   std::vector<const ecr_tensor*> found(manifest.inputs.size(), nullptr);
-  std::vector<std::string> unknown;
   for (int64_t i = 0; i < count; ++i) {
     if (tensors[i].name == nullptr) {
       problems->add(cat("number ", i, ": has no name"));
@@ -67,34 +51,18 @@ std::vector<const ecr_tensor*> match_names(const Manifest& manifest, const ecr_t
     const auto at = std::find_if(manifest.inputs.begin(), manifest.inputs.end(),
                                  [&name](const TensorSpec& spec) { return spec.name == name; });
     if (at == manifest.inputs.end()) {
-      unknown.push_back(name.substr(0, 256));
+      problems->add(shorten(name) + ": the model has no such input");
       continue;
     }
     const ecr_tensor*& slot = found[static_cast<size_t>(at - manifest.inputs.begin())];
     if (slot != nullptr) problems->add(name + ": is given twice");
     slot = &tensors[i];
   }
-  // With those that have a default: a name that is misspelt is near to one of them.
-  std::vector<std::string> absent;
-  for (size_t i = 0; i < found.size(); ++i) {
-    if (found[i] == nullptr) absent.push_back(manifest.inputs[i].name);
-  }
-  for (const std::string& name : unknown) {
-    std::string text = shorten(name) + ": the model has no such input";
-    const auto near = std::min_element(absent.begin(), absent.end(),
-                                       [&name](const std::string& a, const std::string& b) {
-                                         return edit_distance(a, name) < edit_distance(b, name);
-                                       });
-    if (near != absent.end() && 2 * edit_distance(*near, name) <= near->size()) {
-      text += cat("; did you mean ", *near, "?");
-      absent.erase(near);
-    }
-    problems->add(text);
-  }
   for (size_t i = 0; i < found.size(); ++i) {
     const TensorSpec& spec = manifest.inputs[i];
-    const bool is_absent = std::find(absent.begin(), absent.end(), spec.name) != absent.end();
-    if (is_absent && !has_default(manifest, spec)) problems->add(spec.name + ": is missing");
+    if (found[i] == nullptr && !has_default(manifest, spec)) {
+      problems->add(spec.name + ": is missing");
+    }
   }
   return found;
 }

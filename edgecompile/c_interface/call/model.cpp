@@ -1,3 +1,4 @@
+// An open bundle: the variant that was chosen, its programs, and running them.
 #include "call/model.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// A compiled program through the C ABI of the bundle's runtime library.
 #include "call/program.h"
 
 #include <dlfcn.h>

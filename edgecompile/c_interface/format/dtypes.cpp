@@ -1,3 +1,4 @@
+// Element types: their names, codes and the values that they hold.
 #include "format/dtypes.h"
 
 #include <cmath>

@@ -1,7 +1,6 @@
 // Reads manifest.json: every rule of FORMAT.md about it has one check and one id.
 #include <algorithm>
 #include <cstring>
-#include <set>
 
 #include "base/text.h"
 #include "format/schema.h"
@@ -66,12 +65,14 @@ class ManifestReader {
       }
     }
     read_variants();
-    read_golden();
     read_tolerance();
-    reader_.mapping(document_, "plan", "", true);
-    reader_.mapping(document_, "expected", "", true);
     read_generation(document_, &reader_, &manifest_);
-    read_texts(document_, &reader_, &manifest_);
+    for (const char* const key : {"generation", "text", "labels"}) {
+      const Value* const value = document_.find(key);
+      if (value == nullptr) continue;
+      JsonWriter out;
+      manifest_.passed_on.emplace_back(key, out.value(*value).text());
+    }
     return std::move(manifest_);
   }
 
@@ -159,8 +160,7 @@ class ManifestReader {
         if (arch != nullptr && manifest_.probes.count(*arch) == 0) {
           reader_.add("variant-probe", where, cat("no probe for the architecture ", quoted(*arch)));
         }
-        if (variant.backend == kTorchBackend) {
-          // This library can't run it, but refuses a malformed bundle wherever Python does.
+        if (variant.backend == kTorchBackend) {  // Not run here, but judged as in Python.
           reader_.name(*entry, "torch", where);
         } else if (const std::string* const runtime = reader_.string(*entry, "runtime", where)) {
           variant.runtime = *runtime;
@@ -168,7 +168,6 @@ class ManifestReader {
         }
         read_programs(*entry, where, &variant);
       } else if (variant.backend == kTensorRtBackend) {
-        // As above.
         if (const std::string* const recipe = reader_.string(*entry, "recipe", where)) {
           check_listed(*recipe, where + ".recipe");
         }
@@ -213,31 +212,6 @@ class ManifestReader {
     if (entry.find("programs") != nullptr && items.count != manifest_.buckets.size()) {
       reader_.add("variant-programs", place,
                   cat(items.count, " programs for ", manifest_.buckets.size(), " buckets"));
-    }
-  }
-
-  void read_golden() {
-    std::set<std::pair<int64_t, std::string>> seen;
-    const auto n_buckets = static_cast<int64_t>(manifest_.buckets.size());
-    size_t index = 0;
-    for (const Value& value : reader_.items(document_, "golden", "", 0, 65536)) {
-      const std::string where = cat("golden[", index++, "]");
-      const Object* const entry = reader_.as_object(value, where);
-      if (entry == nullptr) continue;
-      const std::optional<int64_t> bucket = reader_.integer(*entry, "bucket", where);
-      const std::string* const name = reader_.name(*entry, "case", where);
-      const std::string* const file = reader_.string(*entry, "file", where);
-      if (file != nullptr) check_listed(*file, where + ".file");
-      if (bucket && (*bucket < 0 || *bucket >= n_buckets)) {
-        reader_.add("golden-bucket", where + ".bucket",
-                    cat("there is no bucket ", *bucket, ", only 0..", n_buckets - 1));
-      }
-      if (!bucket || name == nullptr || file == nullptr) continue;
-      if (!seen.insert({*bucket, *name}).second) {
-        reader_.add("name-unique", where,
-                    cat("the case ", quoted(*name), " of bucket ", *bucket, " occurs twice"));
-      }
-      manifest_.golden.push_back({*bucket, *name, *file});
     }
   }
 

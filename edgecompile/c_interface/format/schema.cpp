@@ -1,3 +1,4 @@
+// Texts about what a manifest says.
 #include "format/schema.h"
 
 #include <algorithm>

@@ -73,54 +73,17 @@ struct FileEntry {
   std::string sha256;
 };
 
-struct GoldenCase {
-  int64_t bucket = 0;
-  std::string name;
-  std::string file;
-};
-
 using Strings = std::map<std::string, std::string>;
 
-// How a language model's programs are called in turn.
+// The inputs of a language model that aren't like others, and the positions of its two axes.
 struct Generation {
-  std::string input;
   std::string position;
   std::string last;
-  std::string logits;
-  std::string length_axis;
-  std::string context_axis;
-  size_t length = 0;  // the axes' positions
+  size_t length = 0;
   size_t context = 0;
-  int64_t max_context = 0;
   std::vector<std::string> caches;
-  std::vector<int64_t> eos;
-  std::optional<int64_t> bos;
-  int64_t pad = 0;
-  std::optional<bool> do_sample;  // of the defaults, as the others
-  std::vector<std::pair<std::string, Number>> defaults;
-  // Where texts go on from a source: the bundle within that reads it, that one's input, what it
-  // makes, the tokens that a text begins with, and those that are never chosen, or not as the first
-  // one.
-  bool has_source = false;
-  std::string encoder;
-  std::string source;
-  std::vector<std::string> cross;
-  std::vector<int64_t> start;
-  std::vector<int64_t> suppress;
-  std::vector<int64_t> suppress_first;
 
   bool is_cache(const std::string& name) const;
-};
-
-// How texts become inputs. This library takes token ids: it checks this, and tells it.
-struct TextSpec {
-  std::string tokenizer;
-  int64_t max_length = 0;
-  int64_t pad_id = 0;
-  std::vector<std::pair<std::string, std::string>> inputs;  // names and what they get
-  std::vector<std::string> prepare;
-  Strings prompts;
-  std::optional<std::string> default_prompt;
 };
 
 struct Manifest {
@@ -135,13 +98,12 @@ struct Manifest {
   std::vector<Variant> variants;
   Strings probes;
   Strings weights;
-  std::vector<GoldenCase> golden;
   double atol = 0;
   double rtol = 0;
   std::map<std::string, FileEntry> files;
   std::optional<Generation> generation;
-  std::optional<TextSpec> text;
-  std::vector<std::pair<std::string, std::vector<std::string>>> labels;  // by output
+  // What a caller's own code reads: "generation", "text" and "labels" as the document has them.
+  std::vector<std::pair<std::string, std::string>> passed_on;
 };
 
 // Reads and checks the bytes of a manifest; `source` is what to call them. Throws Error ECR_VERSION
@@ -155,9 +117,6 @@ void read_signature(const Object& document, Reader* reader, Manifest* manifest);
 
 // The optional "generation", which is judged by the rest of the manifest if nothing is wrong there.
 void read_generation(const Object& document, Reader* reader, Manifest* manifest);
-// How texts become inputs, and labels of outputs, into `manifest`, whose signature is read; what is
-// wrong goes to the reader.
-void read_texts(const Object& document, Reader* reader, Manifest* manifest);
 
 // "1..64", or "7" where both ends are one.
 std::string extent_text(const Extent& extent);

@@ -98,6 +98,8 @@ class JsonWriter {
   JsonWriter& integer(int64_t value);
   JsonWriter& number(double value);
   JsonWriter& string(const std::string& value);
+  JsonWriter& value(const Value& value);  // of a parsed document, so at most 32 levels deep
+  JsonWriter& raw(const std::string& json);
   const std::string& text() const { return text_; }
 
  private:

@@ -1,3 +1,4 @@
+// The parser: strict, with limits on size and depth.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

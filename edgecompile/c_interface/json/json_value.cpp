@@ -1,3 +1,4 @@
+// Values of a document, and the writer.
 #include <algorithm>
 #include <numeric>
 
@@ -87,6 +88,36 @@ JsonWriter& JsonWriter::integer(int64_t value) {
 JsonWriter& JsonWriter::number(double value) {
   begin();
   append(&text_, value);
+  return *this;
+}
+
+JsonWriter& JsonWriter::raw(const std::string& json) {
+  begin();
+  text_ += json;
+  return *this;
+}
+
+JsonWriter& JsonWriter::value(const Value& value) {
+  switch (value.type()) {
+    case Value::Type::kNull:
+      return null();
+    case Value::Type::kBoolean:
+      return boolean(value.boolean());
+    case Value::Type::kInteger:
+      return integer(value.integer());
+    case Value::Type::kNumber:
+      return number(value.number());
+    case Value::Type::kString:
+      return string(value.string());
+    case Value::Type::kList:
+      open('[');
+      for (const Value& item : value.list()) this->value(item);
+      return close(']');
+    case Value::Type::kObject:
+      open('{');
+      for (const Member& member : value.object().members()) key(member.key).value(member.value);
+      return close('}');
+  }
   return *this;
 }
 

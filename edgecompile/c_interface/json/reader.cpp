@@ -1,3 +1,4 @@
+// Typed access to a document that collects its problems.
 #include "json/reader.h"
 
 #include <algorithm>
@@ -115,15 +116,6 @@ std::optional<Number> Reader::number(const Object& parent, const char* name,
                                      const std::string& where) {
   const Value* const value = key(parent, name, where);
   return value == nullptr ? std::nullopt : as_number(*value, place_of(where, name));
-}
-
-std::optional<bool> Reader::boolean(const Object& parent, const char* name,
-                                    const std::string& where) {
-  const Value* const value = key(parent, name, where);
-  if (value == nullptr) return std::nullopt;
-  if (value->is(Type::kBoolean)) return value->boolean();
-  add_type(*value, place_of(where, name), "true or false");
-  return std::nullopt;
 }
 
 const std::string* Reader::name(const Object& parent, const char* name, const std::string& where) {

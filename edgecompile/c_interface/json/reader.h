@@ -58,8 +58,6 @@ class Reader {
     problems_->add(rule, where, text);
   }
   size_t count_problems() const { return problems_->count(); }
-  // Whether nothing was wrong so far.
-  bool clean() const { return problems_->empty(); }
   // The required value of a key.
   const Value* key(const Object& parent, const char* name, const std::string& where);
   const Object& mapping(const Object& parent, const char* name, const std::string& where,
@@ -76,7 +74,6 @@ class Reader {
   const std::string* string(const Object& parent, const char* name, const std::string& where);
   std::optional<int64_t> integer(const Object& parent, const char* name, const std::string& where);
   std::optional<Number> number(const Object& parent, const char* name, const std::string& where);
-  std::optional<bool> boolean(const Object& parent, const char* name, const std::string& where);
   // A string under a key that is a name, see check_name.
   const std::string* name(const Object& parent, const char* name, const std::string& where);
   bool check_name(const std::string& value, const std::string& where);

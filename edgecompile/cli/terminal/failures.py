@@ -51,7 +51,12 @@ class Failure:
 def describe_failure(exc: BaseException) -> Failure:
     """Maps an exception to its message, hint and exit code."""
     # Late, because edgecompile.errors loads the runtime package, and --help must not.
-    from edgecompile.errors import DiskFullError, EdgecompileError, MissingDependencyError
+    from edgecompile.errors import (
+        DiskFullError,
+        EdgecompileError,
+        MissingDependencyError,
+        UsageError,
+    )
     from edgecompile.runtime.errors import MemoryLimitError
 
     if isinstance(exc, BrokenPipeError):
@@ -69,6 +74,8 @@ def describe_failure(exc: BaseException) -> Failure:
             full,
             _FREE_SOME,
         )
+    if isinstance(exc, UsageError):
+        return Failure(click.UsageError.exit_code, exc.message, exc.hint)
     if isinstance(exc, EdgecompileError):
         return Failure(exc.exit_code, exc.message, exc.hint)
     if isinstance(exc, ModuleNotFoundError) and not (exc.name or "").startswith("edgecompile"):

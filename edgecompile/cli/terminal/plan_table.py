@@ -6,15 +6,15 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from edgecompile import __version__
-from edgecompile.buckets.joint.judgement import bucket_table
-from edgecompile.buckets.judgement import COST_WORDS, policy_caption, policy_columns, policy_rows
+from edgecompile.buckets.assessment import COST_WORDS
+from edgecompile.buckets.figures import plan_figures
 from edgecompile.cli.terminal.console import heading, stack, table
 from edgecompile.units import sentence
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgecompile.buckets.judgement import PlanJudgement
+    from edgecompile.buckets.assessment import PlanAssessment
     from edgecompile.narrowing.trials import PrecisionChoice
 
 __all__ = ["plan_page", "plan_table", "precision_table"]
@@ -22,17 +22,17 @@ __all__ = ["plan_page", "plan_table", "precision_table"]
 _HEADING_WIDTH = 10  # "tuned for" stays on one line
 
 
-def plan_table(judgement: PlanJudgement) -> RenderableType:
-    """The buckets, the policies and what there is to know."""
-    columns, rows = bucket_table(judgement)
+def plan_table(assessment: PlanAssessment) -> RenderableType:
+    """The buckets, the other rules and what there is to know."""
+    columns, rows = plan_figures(assessment.plan, assessment.served).table()
     buckets = table([_fold(column) for column in columns], rows, left=2)
-    headings = [_fold(column) for column in policy_columns(judgement)]
-    policies = table(headings, policy_rows(judgement), strong=0)
-    warned = [("!", f"Warning: {line}") for line in judgement.warnings]
-    said = [sentence(line) for line in (policy_caption(judgement), *judgement.sentences())]
+    columns, rows = assessment.baseline_table()
+    baselines = table([_fold(column) for column in columns], rows, strong=0)
+    warned = [("!", f"Warning: {line}") for line in assessment.warnings]
+    said = [sentence(line) for line in (assessment.baseline_caption(), *assessment.sentences())]
     lines = table(("", ""), [*warned, *(("·", line) for line in said)], left=2)
     lines.show_header = False
-    return stack(heading("Buckets"), buckets, heading("Policies"), policies, lines)
+    return stack(heading("Buckets"), buckets, heading("Baselines"), baselines, lines)
 
 
 def _fold(heading: str) -> str:
@@ -50,17 +50,14 @@ def precision_table(choice: PrecisionChoice) -> RenderableType:
     return stack(heading("Precision"), table(COLUMNS, choice.rows(), left=1, strong=strong))
 
 
-def plan_page(judgement: PlanJudgement, model: str | None) -> str:
+def plan_page(assessment: PlanAssessment, model: str | None) -> str:
     """The page of ``--report``."""
     from edgecompile.report.pages import plan_section, render_page
 
-    facts = [("edgecompile", __version__), ("lengths", judgement.traffic.source)]
+    facts = [("edgecompile", __version__), ("lengths", assessment.traffic.source)]
     if model is not None:
         facts.append(("model", model))
-    costs = judgement.plan.cost_model
-    if costs is not None:
-        facts.append(("costs", COST_WORDS[costs.kind]))
-        facts += [
-            (f"costs: {name.replace('_', ' ')}", text) for name, text in costs.provenance.items()
-        ]
-    return render_page("Bucket plan", [plan_section(judgement)], facts=facts)
+    costs = assessment.costs
+    facts.append(("costs", COST_WORDS[costs.kind]))
+    facts += [(f"costs: {name.replace('_', ' ')}", text) for name, text in costs.provenance.items()]
+    return render_page("Bucket plan", [plan_section(assessment)], facts=facts)

@@ -124,10 +124,15 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         session = ctx.ensure_object(Session)
         session.enter_command()
+        from edgecompile.errors import UsageError
+
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
             ctx.exit(session.fail(error))  # Click itself would end with 1, as for an error
+        except UsageError as error:
+            error.hint = error.hint or f"see '{ctx.command_path} --help'"
+            raise
 
 
 def output_options(function: _Decorated) -> _Decorated:
@@ -139,8 +144,8 @@ def output_options(function: _Decorated) -> _Decorated:
         setattr(session, param.name, value)
 
     for name, text in (
-        ("--debug", "On failure, print the traceback; let the libraries below warn."),
-        ("--quiet", "On stderr, only warnings and errors."),
+        ("--debug", "Print the traceback of a failure; let the libraries below warn."),
+        ("--quiet", "Print only warnings and errors on stderr."),
         ("--json", 'Print the result on stdout as JSON; a failure as {"error": {…}}.'),
     ):
         short = ("-q",) if name == "--quiet" else ()

@@ -8,32 +8,18 @@ formulas).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = [
-    "KINDS",
-    "PLAIN",
-    "empty_results",
-    "has_recurrences",
-    "run_layers",
-    "run_steps",
-    "WholeRecurrences",
-]
+from edgecompile.export.operators.library import define
 
 #: Codes of the kinds; the native kernel has the same.
 KINDS = {"lstm": 0, "gru": 1, "rnn_tanh": 2, "rnn_relu": 3}
-
-# A fragment, since the backends' operators live under the same name.
-_LIBRARY: Any = torch.library.Library("edgecompile", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(
-    "recurrence(Tensor gates, Tensor w, Tensor? bias, Tensor h0, Tensor? c0, int kind, "
-    "bool reverse) -> (Tensor, Tensor, Tensor)"
-)
 
 #: Of torch.lstm, torch.gru and so on, as the modules call them.
 _ARGUMENTS = 9
@@ -84,96 +70,80 @@ def run_steps(
     return y, h.clone(), gates.new_empty((0, h.shape[1])) if c is None else c.clone()
 
 
-def empty_results(gates: Tensor, h0: Tensor, kind: int) -> _Results:
-    """What :func:`run_steps` returns, without values."""
-    length, batch, _ = gates.shape
-    hidden = h0.shape[1]
-    lasting = batch if kind == KINDS["lstm"] else 0
-    return (
-        gates.new_empty((length, batch, hidden)),
-        gates.new_empty((batch, hidden)),
-        gates.new_empty((lasting, hidden)),
-    )
+def empty_results(gates: Tensor, w: Any, bias: Any, h0: Tensor, c0: Any, *_: Any) -> _Results:
+    """Results of the operator's shapes, without values."""
+    (length, batch, _width), hidden = gates.shape, h0.shape[1]
+    lasting = 0 if c0 is None else batch
+    sizes = (length, batch, hidden), (batch, hidden), (lasting, hidden)
+    return gates.new_empty(sizes[0]), gates.new_empty(sizes[1]), gates.new_empty(sizes[2])
 
-
-def _cpu(
-    gates: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    h0: Tensor,
-    c0: Tensor | None,
-    kind: int,
-    reverse: bool,
-) -> _Results:
-    return run_steps(gates, lambda h: nn.functional.linear(h, w, bias), h0, c0, kind, reverse)
-
-
-def _fake(
-    gates: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    h0: Tensor,
-    c0: Tensor | None,
-    kind: int,
-    reverse: bool,
-) -> _Results:
-    return empty_results(gates, h0, kind)
-
-
-_LIBRARY.impl("recurrence", _cpu, "CPU")
-torch.library.register_fake("edgecompile::recurrence", _fake, lib=_LIBRARY)
 
 #: One layer in one direction, with its weights ``[G*H, H]`` as the module has them.
-PLAIN = torch.ops.edgecompile.recurrence.default
+PLAIN = define(
+    "recurrence(Tensor gates, Tensor w, Tensor? bias, Tensor h0, Tensor? c0, int kind, "
+    "bool reverse) -> (Tensor, Tensor, Tensor)",
+    lambda gates, w, bias, *rest: run_steps(
+        gates, lambda h: nn.functional.linear(h, w, bias), *rest
+    ),
+    empty_results,
+)
 
 
-def run_layers(
-    name: str,
-    x: Tensor,
-    states: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    biases: bool,
-    layers: int,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, ...]:
-    """What ``torch.lstm`` and its like compute, without dropout.
+@dataclass(frozen=True)
+class Stack:
+    """Recurrent layers one above the other, as ``torch.lstm`` and its like take them.
 
-    Args:
-        name: one of :data:`KINDS`.
-        x: ``[L, B, I]``, or ``[B, L, I]`` with ``batch_first``.
-        states: ``[layers * directions, B, H]``, and an LSTM's second one.
-        weights: for each layer and direction input weights, state weights and, with ``biases``,
-            their biases.
+    Attributes:
+        kind: one of :data:`KINDS`.
         biases, layers, bidirectional, batch_first: as of the module.
-
-    Returns:
-        The last layer's states, ``[L, B, directions * H]`` or with the batch first, then the last
-        states of all layers.
     """
-    directions = 2 if bidirectional else 1
-    each = len(weights) // (layers * directions)
-    if batch_first:
-        x = x.transpose(0, 1)
-    ends: list[Tensor] = []
-    second: list[Tensor] = []
-    for layer in range(layers):
-        outputs = []
-        for direction in range(directions):
-            i = layer * directions + direction
-            w_x, w_h, *bias = weights[i * each : (i + 1) * each]
-            b_x, b_h = bias if biases else (None, None)
-            gates = nn.functional.linear(x, w_x, b_x)
-            c0 = states[1][i] if len(states) > 1 else None
-            y, h, c = PLAIN(gates, w_h, b_h, states[0][i], c0, KINDS[name], direction == 1)
-            outputs.append(y)
-            ends.append(h)
-            second.append(c)
-        x = torch.cat(outputs, 2) if directions > 1 else outputs[0]
-    result = x.transpose(0, 1) if batch_first else x
-    if len(states) > 1:
-        return result, torch.stack(ends), torch.stack(second)
-    return result, torch.stack(ends)
+
+    kind: str
+    biases: bool
+    layers: int
+    bidirectional: bool
+    batch_first: bool
+
+    @property
+    def weights(self) -> int:
+        """How many tensors of weights and biases there are in a stack without projections."""
+        return self.layers * (2 if self.bidirectional else 1) * (4 if self.biases else 2)
+
+    def run(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Computes what torch does, without dropout.
+
+        Args:
+            x: ``[L, B, I]``, or ``[B, L, I]`` with ``batch_first``.
+            tensors: the first states ``[layers * directions, B, H]``, two of an LSTM, one of the
+                others; then for each layer and direction input weights, state weights and, with
+                ``biases``, their biases.
+
+        Returns:
+            The last layer's states, ``[L, B, directions * H]`` or with the batch first, then the
+            last states of all layers.
+        """
+        lstm, directions = self.kind == "lstm", 2 if self.bidirectional else 1
+        states, weights = tensors[: 1 + lstm], tensors[1 + lstm :]
+        each = 4 if self.biases else 2
+        if self.batch_first:
+            x = x.transpose(0, 1)
+        ends: list[Tensor] = []
+        second: list[Tensor] = []
+        for layer in range(self.layers):
+            outputs = []
+            for direction in range(directions):
+                i = layer * directions + direction
+                w_x, w_h, *bias = weights[i * each : (i + 1) * each]
+                b_x, b_h = bias if self.biases else (None, None)
+                gates = nn.functional.linear(x, w_x, b_x)
+                c0 = states[1][i] if lstm else None
+                y, h, c = PLAIN(gates, w_h, b_h, states[0][i], c0, KINDS[self.kind], direction == 1)
+                outputs.append(y)
+                ends.append(h)
+                second.append(c)
+            x = torch.cat(outputs, 2) if directions > 1 else outputs[0]
+        result = x.transpose(0, 1) if self.batch_first else x
+        return (result, torch.stack(ends), *([torch.stack(second)] if lstm else []))
 
 
 def has_recurrences(module: nn.Module) -> bool:
@@ -193,17 +163,15 @@ class WholeRecurrences(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in KINDS and len(args) == _ARGUMENTS and not kwargs:
             x, state, weights, biases, layers, _, training, bidirectional, batch_first = args
-            states = (state,) if isinstance(state, Tensor) else tuple(state)
-            count = layers * (2 if bidirectional else 1) * (4 if biases else 2)
+            stack = Stack(name, biases, layers, bidirectional, batch_first)
             # A packed sequence has its batch sizes in second place, and weights in fourth.
             if (
                 isinstance(biases, bool)
                 and isinstance(weights, (list, tuple))
-                and len(weights) == count
+                and len(weights) == stack.weights
                 and not training
                 and x.dtype == torch.float32
             ):
-                return run_layers(
-                    name, x, states, weights, biases, layers, bidirectional, batch_first
-                )
+                states = (state,) if isinstance(state, Tensor) else tuple(state)
+                return stack.run(x, *states, *weights)
         return func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""Whether a model may be padded: proven on its operators and tried by running it, never assumed.
+"""Decides whether a model may be padded: by a proof on its operators, and by running it.
 
 A padded bucket is exported for one length; shorter inputs are filled up with pad values (mask 0)
 and outputs cut back. That is right for a transformer with a mask and for a causal model; it is
@@ -21,8 +21,6 @@ from edgecompile.models.examples import pad_inputs
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.specs import InputSpec, OutputSpec
 from edgecompile.runtime.format.dtypes import BY_NAME
-
-__all__ = ["ASSUMED", "PROVEN", "PaddingVerdict", "check_padding", "cut_outputs"]
 
 #: What a plan says about the padding of its buckets.
 PROVEN, ASSUMED = "proven", "assumed"

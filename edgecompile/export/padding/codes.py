@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Coded", "Codes", "label", "mix", "uncode", "values_of"]
-
 # Multipliers of splitmix64, as signed numbers.
 _FIRST, _SECOND, _STEP = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15, -0x61C8864680B583EB
 #: Known values this close, relative to the largest of their tensor (or to 1), are one: kernels round
@@ -57,11 +55,13 @@ class Coded(torch.Tensor):
     def of(
         cls, value: torch.Tensor, unknown: torch.Tensor | None = None, code: Any = None
     ) -> Coded:
-        """A tensor of its own memory. What is NaN has another code than what isn't."""
+        """A tensor of its own memory, known where it has no code, and all unknown where nothing else
+        is said. What is NaN has another code than what isn't."""
         value = value.contiguous()
-        if unknown is None or code is None:
+        if code is None:
             none = torch.zeros(value.shape, dtype=torch.bool)
             return cls(value, none, torch.zeros(value.shape, dtype=torch.int64))
+        unknown = torch.ones((), dtype=torch.bool) if unknown is None else unknown
         unknown = unknown.expand(value.shape).clone(memory_format=torch.contiguous_format)
         code = code.expand(value.shape)
         if value.is_floating_point() and bool(value.isnan().any()):
@@ -97,9 +97,9 @@ def uncode() -> None:
 
     A model may keep some where nothing else finds them: in a table of a module's globals, say.
     """
-    found = [item for item in gc.get_objects() if type(item) is Coded]
+    tensors = [item for item in gc.get_objects() if type(item) is Coded]
     # A view holds its base, and what is held can't be swapped.
-    for item in sorted(found, key=lambda item: not item._is_view()):
+    for item in sorted(tensors, key=lambda item: not item._is_view()):
         with suppress(RuntimeError):  # it has weak references; its next use says what it is
             torch.utils.swap_tensors(item, item.value.detach())  # type: ignore[no-untyped-call]
 
@@ -144,7 +144,7 @@ class Codes:
             self._doubted = torch.unique(torch.cat([self._doubted, codes.reshape(-1)]))
 
     def doubted(self, codes: torch.Tensor) -> torch.Tensor:
-        """Which of some codes were noted so."""
+        """A mask of the codes that were noted so."""
         if not self._doubted.numel():
             return torch.zeros(codes.shape, dtype=torch.bool)
         return torch.isin(codes, self._doubted)
@@ -187,26 +187,26 @@ class Codes:
         odd = flat.isfinite() & (flat != flat.round())
         if not bool(odd.any()):
             return number
-        wanted, back = torch.unique(flat[odd], return_inverse=True)
+        values, back = torch.unique(flat[odd], return_inverse=True)
         flat = flat.clone()
-        flat[odd] = self._stands_for(wanted)[back]
+        flat[odd] = self._stands_for(values)[back]
         return flat.reshape(number.shape)
 
-    def _stands_for(self, wanted: torch.Tensor) -> torch.Tensor:
+    def _stands_for(self, values: torch.Tensor) -> torch.Tensor:
         """For each of some ascending values the one that stands for it, from now on."""
-        close = _CLOSE * (min(1.0, wanted.abs().max().item()) + wanted.abs())
+        close = _CLOSE * (min(1.0, values.abs().max().item()) + values.abs())
         # Those that nothing seen is close to: a chain of close ones goes by its first.
-        first = torch.ones(len(wanted), dtype=torch.bool)
-        first[1:] = wanted.diff() > close[1:]
-        result = wanted[first][first.cumsum(0) - 1]
+        first = torch.ones(len(values), dtype=torch.bool)
+        first[1:] = values.diff() > close[1:]
+        result = values[first][first.cumsum(0) - 1]
         if len(self._seen):
-            above = torch.searchsorted(self._seen, wanted).clamp(max=len(self._seen) - 1)
+            above = torch.searchsorted(self._seen, values).clamp(max=len(self._seen) - 1)
             below = (above - 1).clamp(min=0)
-            nearer = (wanted - self._seen[below]).abs() < (self._seen[above] - wanted).abs()
+            nearer = (values - self._seen[below]).abs() < (self._seen[above] - values).abs()
             near = torch.where(nearer, below, above)
-            found = (self._seen[near] - wanted).abs() <= close
-            result = torch.where(found, self._firsts[near], result)
-        fresh = ~torch.isin(wanted, self._seen)
-        self._seen, order = torch.cat([self._seen, wanted[fresh]]).sort()
+            close_to_seen = (self._seen[near] - values).abs() <= close
+            result = torch.where(close_to_seen, self._firsts[near], result)
+        fresh = ~torch.isin(values, self._seen)
+        self._seen, order = torch.cat([self._seen, values[fresh]]).sort()
         self._firsts = torch.cat([self._firsts, result[fresh]])[order]
         return result

@@ -78,7 +78,7 @@ def _convolve(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor
     column = torch.where(code == 0, 0, mix(2, code, place)).sum(2)
     pads = [side for pad in reversed(arguments["padding"]) for side in (pad, pad)]
     column = torch.nn.functional.pad(column, pads)
-    found = torch.zeros(n, groups, *value.shape[2:], dtype=torch.int64)
+    sums = torch.zeros(n, groups, *value.shape[2:], dtype=torch.int64)
     taps = torch.cartesian_prod(*(torch.arange(k) for k in weight.shape[2:])).reshape(
         -1, len(sizes)
     )
@@ -89,14 +89,14 @@ def _convolve(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor
         ):
             stop = t * wide + step * (value.shape[2 + d] - 1) + 1
             part = part[(slice(None),) * (2 + d) + (slice(t * wide, stop, step),)]
-        found += torch.where(part == 0, 0, mix(3, part, label(tap)))
+        sums += torch.where(part == 0, 0, mix(3, part, label(tap)))
     out = weight.shape[0]
-    found = found.repeat_interleave(out // groups, 1)
+    sums = sums.repeat_interleave(out // groups, 1)
     channel = torch.arange(out).reshape(-1, *([1] * len(sizes)))
     given = arguments.get("bias")
     bias = 0 if given is None else codes.whole(given)
-    unknown = torch.ones_like(value, dtype=torch.bool) & ((found != 0) | (given is not None))
-    return Coded.of(value, unknown, mix(codes.whole(weight), found, channel, bias))
+    unknown = torch.ones_like(value, dtype=torch.bool) & ((sums != 0) | (given is not None))
+    return Coded.of(value, unknown, mix(codes.whole(weight), sums, channel, bias))
 
 
 @rule("gather")
@@ -108,7 +108,7 @@ def _gather(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor) 
     row = _row(codes, source, [dim])
     for other, size in enumerate(index.shape):
         row = row if other == dim else row.narrow(other, 0, size)
-    return Coded.of(value, torch.ones((), dtype=torch.bool), mix(label(name), codes.of(index), row))
+    return Coded.of(value, None, mix(label(name), codes.of(index), row))
 
 
 @rule("scatter")
@@ -123,7 +123,7 @@ def _scatter(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor)
         return whole(codes, name, arguments, value)
     row = mix(described(name, arguments), *(_row(codes, part, [dim]) for part in parts))
     code = ordered(row.expand(value.shape), [dim])
-    return Coded.of(value, torch.ones((), dtype=torch.bool), code)
+    return Coded.of(value, None, code)
 
 
 @rule("index")
@@ -135,7 +135,7 @@ def _index(codes: Codes, name: str, arguments: Arguments, value: torch.Tensor) -
     row = mix(label(name), table, *map(codes.of, places))
     row = row.reshape([*row.shape, *([1] * (value.dim() - row.dim()))]).expand(value.shape)
     code = ordered(row, range(value.dim() - source.dim() + len(places), value.dim()))
-    return Coded.of(value, torch.ones((), dtype=torch.bool), code)
+    return Coded.of(value, None, code)
 
 
 @rule("embedding")
@@ -159,8 +159,8 @@ def _varies(arguments: Arguments) -> bool:
 def _weights(codes: Codes, arguments: Arguments) -> int:
     """One code for all plain tensors among the arguments."""
     plain = {k: v for k, v in arguments.items() if _is_plain(v)}
-    found = [(k, codes.whole(v)) for k, v in plain.items()]
-    return label(found, described("", arguments))
+    hashes = [(k, codes.whole(v)) for k, v in plain.items()]
+    return label(hashes, described("", arguments))
 
 
 @rule("native_layer_norm _fused_rms_norm")
@@ -172,10 +172,9 @@ def _layer_norm(codes: Codes, name: str, arguments: Arguments, value: Any) -> An
     dims = list(range(first, source.dim()))
     row = mix(_weights(codes, arguments), _row(codes, source, dims))
     code = ordered(row.expand(source.shape), dims)
-    every = torch.ones((), dtype=torch.bool)
     return (
-        Coded.of(value[0], every, code),
-        *(Coded.of(part, every, mix(index, row)) for index, part in enumerate(value[1:])),
+        Coded.of(value[0], None, code),
+        *(Coded.of(part, None, mix(index, row)) for index, part in enumerate(value[1:])),
     )
 
 
@@ -187,10 +186,9 @@ def _group_norm(codes: Codes, name: str, arguments: Arguments, value: Any) -> An
     grouped = codes.of(source).reshape(source.shape[0], groups, -1)
     row = mix(_weights(codes, arguments), ordered(grouped, [2]).sum(2))
     code = ordered(row[:, :, None].expand(grouped.shape), [1, 2]).reshape(source.shape)
-    every = torch.ones((), dtype=torch.bool)
     return (
-        Coded.of(value[0], every, code),
-        *(Coded.of(part, every, mix(index, row)) for index, part in enumerate(value[1:])),
+        Coded.of(value[0], None, code),
+        *(Coded.of(part, None, mix(index, row)) for index, part in enumerate(value[1:])),
     )
 
 
@@ -200,8 +198,7 @@ def _batch_norm(codes: Codes, name: str, arguments: Arguments, value: Any) -> An
     if arguments.get("training") or _varies(arguments):
         return whole(codes, name, arguments, value)
     code = mix(_weights(codes, arguments), ordered(codes.of(source), [1]))
-    every = torch.ones((), dtype=torch.bool)
-    return (Coded.of(value[0], every, code), *(Coded.of(part) for part in value[1:]))
+    return (Coded.of(value[0], None, code), *(Coded.of(part) for part in value[1:]))
 
 
 @rule("view_as_complex")

@@ -26,8 +26,6 @@ from edgecompile.models.examples import pad_inputs
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import describe_error
 
-__all__ = ["EARLY", "FULL", "LATE", "Leak", "find_leak"]
-
 #: Kinds of masks: all ones; zeros at the start and a hole; zeros at the end and a hole.
 FULL, LATE, EARLY = "full", "late", "early"
 
@@ -39,7 +37,7 @@ def find_leak(
     sizes: Mapping[str, int],
     masks: Sequence[str] = (FULL,),
 ) -> Leak | None:
-    """What may let padding into the outputs; None: nothing does, which is a proof.
+    """Finds an operator that may let padding into the outputs; None: there is none, which is a proof.
 
     Args:
         loaded: the model; every input along its length axis has a pad value.

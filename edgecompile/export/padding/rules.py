@@ -1,4 +1,4 @@
-"""What each operator does to codes: which elements of its result depend on which of its inputs.
+"""Rules of operators on codes: which elements of a result depend on which inputs.
 
 A rule takes the codes, the values and the arguments by name, and gives the result's tensors. A rule
 may say less than is true (two codes where one would do), never more.
@@ -12,22 +12,6 @@ from typing import Any
 import torch
 
 from edgecompile.export.padding.codes import Coded, Codes, label, mix, values_of
-
-__all__ = [
-    "COPIES",
-    "FRESH",
-    "PUTS",
-    "RULES",
-    "Arguments",
-    "content",
-    "described",
-    "elementwise",
-    "equal",
-    "ordered",
-    "rule",
-    "unknown_of",
-    "whole",
-]
 
 #: A bias of this and less leaves exp(score + bias - maximum) nothing of float32's range, unless
 #: scores differ by half of it: where they do, float32 holds them in steps of 32 and more.
@@ -71,14 +55,14 @@ def rule(names: str) -> Callable[[Rule], Rule]:
 
 
 def unknown_of(item: Any) -> torch.Tensor:
-    """Which elements of an operand depend on what the inputs hold."""
+    """A mask of the elements of an operand that depend on the inputs' values."""
     if isinstance(item, Coded):
         return item.unknown
     return torch.zeros(item.shape if isinstance(item, torch.Tensor) else (), dtype=torch.bool)
 
 
 def equal(item: Any, value: float) -> torch.Tensor:
-    """Where an operand is known to be a number."""
+    """A mask of the elements of an operand that are known to be a number."""
     return ~unknown_of(item) & (torch.as_tensor(values_of(item)) == value)
 
 
@@ -284,8 +268,7 @@ def _sort(codes: Codes, name: str, arguments: Arguments, value: Any) -> Any:
     ranks = torch.arange(value[0].shape[dim]).reshape([-1] + [1] * (source.dim() - 1 - dim))
     count = torch.where(ranks < enough, 0, source.shape[dim])
     code = mix(label(name, descending), row, ranks, count)
-    open_ = torch.ones_like(value[0], dtype=torch.bool)
-    return tuple(Coded.of(tensor, open_, mix(index, code)) for index, tensor in enumerate(value))
+    return tuple(Coded.of(tensor, None, mix(index, code)) for index, tensor in enumerate(value))
 
 
 def content(codes: Codes, tensor: Coded) -> int:
@@ -304,10 +287,9 @@ def whole(codes: Codes, name: str, arguments: Arguments, value: Any) -> Any:
             elif isinstance(tensor, torch.Tensor):
                 parts.append(codes.whole(tensor))
     seed = label(described(name, arguments), parts)
-    every = torch.ones((), dtype=torch.bool)
     many = value if isinstance(value, (list, tuple)) else (value,)
     made = [
-        Coded.of(t, every, mix(seed, index, torch.arange(t.numel()).reshape(t.shape)))
+        Coded.of(t, None, mix(seed, index, torch.arange(t.numel()).reshape(t.shape)))
         if isinstance(t, torch.Tensor)
         else t
         for index, t in enumerate(many)

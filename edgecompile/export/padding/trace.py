@@ -26,21 +26,19 @@ from edgecompile.export.padding.rules import (
 from edgecompile.models.modules import is_user_code
 from edgecompile.models.source_lines import Place
 
-__all__ = ["Leak", "Record", "Stop", "Trace"]
-
 #: Operators that write nothing, but change the shape of their first argument.
 _TURNS = ("transpose_", "t_", "squeeze_", "unsqueeze_", "swapaxes_")
 
 
 @dataclass(frozen=True)
 class Leak:
-    """What keeps a model from being proven safe.
+    """An obstacle to the proof that a model is safe.
 
     Attributes:
         operator: through which padding gets, or may get.
         place: the line of the model's code that calls it; None: not known.
         known: whether the operator's rule is known; where it isn't, it is taken to let all through.
-        reason: what is to be said in place of that; empty: nothing.
+        reason: a text instead of these; empty: none.
     """
 
     operator: str

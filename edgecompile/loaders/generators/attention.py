@@ -7,7 +7,7 @@ that transformers makes. Models that have attention code of their own keep it, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from edgecompile.export.operators.cached_attention import CACHED_ATTENTION
+from edgecompile.loaders.folders.pretrained import import_transformers, quiet
 from edgecompile.loaders.generators.cache import Place
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "attend_always",
     "attending",
     "context_mask",
+    "generate_greedily",
     "own_attention",
     "placed",
 ]
@@ -214,3 +216,33 @@ AttentionMaskInterface.register(MASKED, sdpa_mask)
 def context_mask(context: Any) -> Tensor:
     """Ones, int64 [1, context]."""
     return torch.ones(1, context, dtype=torch.int64)
+
+
+def generate_greedily(
+    model: Any,
+    own: str,
+    begun: Sequence[int],
+    generate: Callable[[Tensor, Any], Tensor],
+    **settings: Any,
+) -> list[int]:
+    """The tokens that follow ``begun``.
+
+    Args:
+        model: a transformers model.
+        own: the attention that it came with.
+        begun: tokens of the text so far.
+        generate: transformers' method, given these (int64 [1, length]) and the configuration; gives
+            the whole text.
+        settings: further fields of the configuration.
+    """
+    transformers = import_transformers()
+    plain = transformers.GenerationConfig(do_sample=False, num_beams=1, use_cache=True, **settings)
+    # generate() fills what a configuration leaves open from the model's own.
+    before, model.generation_config = model.generation_config, plain
+    tokens = torch.tensor([list(begun)])
+    try:
+        with quiet(transformers), attending(model, own), torch.no_grad():
+            found = generate(tokens, plain)
+    finally:
+        model.generation_config = before
+    return [int(token) for token in found[0, tokens.shape[1] :]]

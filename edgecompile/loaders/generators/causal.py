@@ -16,24 +16,21 @@ from torch import Tensor
 from edgecompile.loaders.folders.files import plain_name
 from edgecompile.loaders.folders.position_limits import max_positions
 from edgecompile.loaders.folders.pretrained import import_transformers, quiet
-from edgecompile.loaders.generators.attention import attending, own_attention
+from edgecompile.loaders.generators.attention import attending, generate_greedily, own_attention
 from edgecompile.loaders.generators.causal_check import find_step
-from edgecompile.loaders.generators.causal_step import INPUT, LAST, POSITION, cache_shapes
-from edgecompile.loaders.generators.greedy import generate_greedily
+from edgecompile.loaders.generators.causal_step import cache_shapes
 from edgecompile.loaders.generators.settings import (
     CONTEXT,
     LENGTH,
+    call_settings,
     context_limit,
-    end_tokens,
     generation_setting,
     pad_token,
     refuse_unused,
-    sampling_defaults,
     step_inputs,
-    token_or_none,
     unheeded_settings,
 )
-from edgecompile.models.loaded import Generation, LoadedModel, LoadOptions, ModelSource
+from edgecompile.models.loaded import CausalGeneration, LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.probing import probe_outputs
 from edgecompile.models.specs import AxisLimits
 
@@ -101,18 +98,8 @@ def make_generator(
         tokenizer=tokenizer,
         notes=tuple(told),
         load=options.to_json(),
-        generation=Generation(
-            input=INPUT,
-            position=POSITION,
-            last=LAST,
-            logits=outputs[0].name,
-            context_axis=CONTEXT,
-            caches=step.caches,
-            max_context=max_context,
-            eos=end_tokens(model, vocabulary),
-            bos=token_or_none(generation_setting(model, "bos_token_id"), vocabulary),
-            pad=pad,
-            defaults=sampling_defaults(model),
+        generation=CausalGeneration(
+            **call_settings(model, step, outputs[0].name, max_context, pad, vocabulary),
             greedy=_Greedy(model, own, pad),
         ),
     )

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from edgecompile.errors import ModelError
 from edgecompile.export.checks import TOLERANCE, compare_outputs
-from edgecompile.loaders.generators.attention import WAYS, attend_always, attending, own_attention
+from edgecompile.loaders.generators.attention import (
+    WAYS,
+    Way,
+    attend_always,
+    attending,
+    own_attention,
+)
 from edgecompile.loaders.generators.causal_step import (
     INPUT,
     LAST,
@@ -22,7 +28,9 @@ from edgecompile.loaders.generators.causal_step import (
 )
 from edgecompile.models.modules import describe_error
 
-__all__ = ["compare_step", "find_step", "run_step"]
+__all__ = ["compare_step", "find_step", "first_agreeing", "run_step", "trial_tokens"]
+
+Step = TypeVar("Step", bound=GenerationStep)
 
 _TOKENS = 24
 # A window that a model of any size outgrows within these tokens.
@@ -43,32 +51,56 @@ def find_step(
         ModelError: none agrees; says what went wrong in each.
     """
     own = own_attention(model)
-    count = min(_TOKENS, max_context)
-    generator = torch.Generator().manual_seed(7)
-    vocabulary = int(model.get_input_embeddings().weight.shape[0])
-    tokens = torch.randint(0, vocabulary, (1, count), generator=generator)
-    problems = []
+    tokens = trial_tokens(model, max_context)
     with _short_windows(model), attending(model, own), torch.no_grad():
         want = model(input_ids=tokens, use_cache=False).logits[0]
-        for way in WAYS:
+
+        def attempt(way: Way) -> tuple[GenerationStep, str]:
             step = GenerationStep(model, len(shapes), way).eval()
-            try:
-                with attending(model, way.attention or own):
-                    problem = compare_step(step, shapes, tokens, want, pad)
-            except Exception as exc:  # whatever a model raises that isn't made for this
-                problem = describe_error(exc)
-            if not problem:
-                break
-            problems.append(problem)
-    if problem:
-        name = type(model).__name__
-        raise ModelError(
-            f"{name} can't generate over a cache that is given from outside: "
-            + "; ".join(dict.fromkeys(problems)),
-            hint="--task logits compiles it without a cache",
-        )
-    attend_always(model, way.attention or own)
+            with attending(model, way.attention or own):
+                return step, compare_step(step, shapes, tokens, want, pad)
+
+        step = first_agreeing(WAYS, attempt, model, "--task logits compiles it without a cache")
+    attend_always(model, step.way.attention or own)
     return step
+
+
+def trial_tokens(model: Any, max_context: int) -> Tensor:
+    """Random tokens that a step is tried on, int64 [1, length]."""
+    generator = torch.Generator().manual_seed(7)
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    return torch.randint(0, vocabulary, (1, min(_TOKENS, max_context)), generator=generator)
+
+
+def first_agreeing(
+    ways: Iterable[Way], attempt: Callable[[Way], tuple[Step, str]], model: Any, hint: str
+) -> Step:
+    """The step of the first way of attention that agrees with the model.
+
+    Args:
+        ways: in order of preference.
+        attempt: makes the step of a way, and says what differs, or "".
+        model: the model, for the error.
+        hint: what to do where none agrees.
+
+    Raises:
+        ModelError: none agrees; says what went wrong in each.
+    """
+    problems = []
+    for way in ways:
+        try:
+            step, problem = attempt(way)
+        except Exception as exc:  # whatever a model raises that isn't made for this
+            problem = describe_error(exc)
+        else:
+            if not problem:
+                return step
+        problems.append(problem)
+    raise ModelError(
+        f"{type(model).__name__} can't generate over caches that are given from outside: "
+        + "; ".join(dict.fromkeys(problems)),
+        hint=hint,
+    )
 
 
 def compare_step(

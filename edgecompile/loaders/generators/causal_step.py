@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from edgecompile.errors import ModelError
 from edgecompile.loaders.generators.attention import Way, context_mask, placed
 from edgecompile.loaders.generators.cache import WrittenCache, find_place
+from edgecompile.models.modules import named_forward
 
 __all__ = [
     "INPUT",
@@ -78,16 +79,7 @@ class GenerationStep(nn.Module):
         self.caches = tuple(f"cache_{n}_{part}" for n in range(layers) for part in ("key", "value"))
         self.names = (INPUT, POSITION, LAST, *self.caches, *more)
         self._accepted = set(inspect.signature(model.forward).parameters)
-        names = self.names
-
-        def forward(*args: Tensor, **kwargs: Tensor) -> dict[str, Tensor]:
-            return self._step({**dict(zip(names, args, strict=False)), **kwargs})
-
-        # torch.export takes the names of a program's inputs from the signature.
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
-        forward.__signature__ = signature  # type: ignore[attr-defined]
-        self.forward = forward
+        self.forward = named_forward(self.names, self._step)
 
     def _step(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         tokens = given[INPUT]

@@ -1,6 +1,6 @@
 """Encoder-decoder models for generation.
 
-The model that is loaded is the decoder's step; its :class:`~edgecompile.models.loaded.Generation` has the
+The model that is loaded is the decoder's step; its :class:`~edgecompile.models.loaded.Seq2SeqGeneration` has the
 encoder as a model of its own. See :mod:`edgecompile.loaders.generators.seq2seq_step` for what each takes.
 """
 
@@ -20,9 +20,7 @@ from edgecompile.loaders.folders.files import plain_name
 from edgecompile.loaders.folders.position_limits import max_positions
 from edgecompile.loaders.folders.pretrained import import_transformers, quiet
 from edgecompile.loaders.folders.text_inputs import limit_length
-from edgecompile.loaders.generators.attention import attending, own_attention
-from edgecompile.loaders.generators.causal_step import INPUT, LAST, POSITION
-from edgecompile.loaders.generators.greedy import generate_greedily
+from edgecompile.loaders.generators.attention import attending, generate_greedily, own_attention
 from edgecompile.loaders.generators.seq2seq_check import find_seq2seq_step
 from edgecompile.loaders.generators.seq2seq_step import (
     SourceEncoder,
@@ -32,8 +30,8 @@ from edgecompile.loaders.generators.seq2seq_step import (
 from edgecompile.loaders.generators.settings import (
     CONTEXT,
     LENGTH,
+    call_settings,
     context_limit,
-    end_tokens,
     generation_setting,
     pad_token,
     refuse_unused,
@@ -44,10 +42,10 @@ from edgecompile.loaders.generators.settings import (
 )
 from edgecompile.models.loaded import (
     CONTEXT_STEP,
-    Generation,
     LoadedModel,
     LoadOptions,
     ModelSource,
+    Seq2SeqGeneration,
 )
 from edgecompile.models.probing import probe_outputs
 from edgecompile.models.specs import AxisLimits, InputSpec
@@ -140,7 +138,9 @@ def make_seq2seq(
     outputs = probe_outputs(step, taken, own_axes, chosen)
     suppress = _tokens(model, "suppress_tokens", vocabulary)
     first = _tokens(model, "begin_suppress_tokens", vocabulary)
-    eos = end_tokens(model, vocabulary)
+    settings = call_settings(model, step, outputs[0].name, max_context, pad, vocabulary)
+    settings["defaults"] = _defaults(model, len(start))
+    eos = settings["eos"]
     return LoadedModel(
         name=chosen,
         module=step,
@@ -151,20 +151,8 @@ def make_seq2seq(
         source=source,
         notes=tuple(told),
         load=options.to_json(),
-        generation=Generation(
-            input=INPUT,
-            position=POSITION,
-            last=LAST,
-            logits=outputs[0].name,
-            context_axis=CONTEXT,
-            caches=step.caches,
-            max_context=max_context,
-            eos=eos,
-            bos=token_or_none(generation_setting(model, "bos_token_id"), vocabulary),
-            pad=pad,
-            defaults=_defaults(model, len(start)),
-            greedy=_no_prompts,
-            kind="seq2seq",
+        generation=Seq2SeqGeneration(
+            **settings,
             cross=step.cross,
             start=start,
             source=kind,
@@ -259,10 +247,6 @@ def _defaults(model: Any, begun: int) -> Mapping[str, Any]:
     if isinstance(most, int) and most > begun:
         found.setdefault("max_new_tokens", most - begun)
     return found
-
-
-def _no_prompts(prompt: Sequence[int], most: int) -> list[int]:
-    raise TypeError("an encoder-decoder model goes on from a source")
 
 
 class _Greedy:

@@ -8,7 +8,6 @@ decoder over them and over the caches of its own text.
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +25,7 @@ from edgecompile.loaders.generators.causal_step import (
     GenerationStep,
     KeyValueShape,
 )
-from edgecompile.models.modules import describe_error
+from edgecompile.models.modules import describe_error, named_forward
 
 __all__ = [
     "Projections",
@@ -72,16 +71,7 @@ class SourceEncoder(nn.Module):
         self.projections = nn.ModuleList([part for pair in projections.pairs for part in pair])
         self._shapes = [part for shape in projections.cross for part in shape]
         self._outputs = cross_names(len(projections.pairs))
-        chosen = tuple(names)
-
-        def forward(*args: Tensor, **kwargs: Tensor) -> dict[str, Tensor]:
-            return self._run({**dict(zip(chosen, args, strict=False)), **kwargs})
-
-        # torch.export takes the names of a program's inputs from the signature.
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        signature = inspect.Signature([inspect.Parameter(name, kind) for name in chosen])
-        forward.__signature__ = signature  # type: ignore[attr-defined]
-        self.forward = forward
+        self.forward = named_forward(tuple(names), self._run)
 
     def _run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         hidden = self.encoder(**given, return_dict=True).last_hidden_state

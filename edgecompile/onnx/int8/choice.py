@@ -1,28 +1,29 @@
-"""Which layers are in int8: as many as leave the outputs within what the precision allows."""
+"""Chooses the layers in int8: as many as leave the outputs within the bounds of the precision."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 
 from edgecompile.bundle.cases import Case
-from edgecompile.onnx.graph import EXTERNAL_ABOVE, OnnxGraph
+from edgecompile.onnx.graph import OnnxGraph
 from edgecompile.onnx.int8.quantize import Trial, choose_layers, harm, quantize
 from edgecompile.onnx.int8.scales import ActivationScale, Layer, find_layers, find_scales
 from edgecompile.onnx.report import Int8Layer, Int8Report
-from edgecompile.onnx.runs import Arrays, OnnxRunner
+from edgecompile.onnx.scan import Arrays, OnnxRunner
 from edgecompile.onnx.weights import write_graph, write_tensors
+from edgecompile.precision import COSINES, TOLERANCES
 from edgecompile.runtime.format.compare import compare_arrays
-from edgecompile.runtime.format.manifest import Tolerance
-
-__all__ = ["Int8Choice"]
 
 #: Of what the verification allows a choice takes this share at most: it is made on fewer cases.
 _SHARE = 0.8
+_LEAST = 1 - (1 - COSINES["int8"]) * _SHARE
 #: How many cases each layer alone is tried on.
 _ALONE = 4
 
 
+@dataclass
 class Int8Choice:
     """Tries layers in int8, alone and together, in onnxruntime.
 
@@ -31,53 +32,42 @@ class Int8Choice:
         narrow: the same in float16, which int8 goes into.
         inputs: to find the scales of activations with.
         cases: to measure errors with.
-        tolerance, min_cosine: what the precision allows.
         scratch: a folder for files.
-        say: told what is being done.
+        say: takes notes on the progress.
     """
 
-    def __init__(
-        self,
-        wide: OnnxGraph,
-        narrow: OnnxGraph,
-        inputs: Sequence[Arrays],
-        cases: Sequence[Case],
-        tolerance: Tolerance,
-        min_cosine: float | None,
-        scratch: Path,
-        say: Callable[[str], None],
-    ) -> None:
-        self._wide = wide
-        self._narrow = narrow
-        self._cases = cases
-        self._tolerance = tolerance
-        self._least = None if min_cosine is None else 1 - (1 - min_cosine) * _SHARE
-        self._scratch = scratch
-        self._say = say
+    wide: OnnxGraph
+    narrow: OnnxGraph
+    inputs: InitVar[Sequence[Arrays]]
+    cases: Sequence[Case]
+    scratch: Path
+    say: Callable[[str], None]
+
+    def __post_init__(self, inputs: Sequence[Arrays]) -> None:
+        wide, narrow, scratch, say = self.wide, self.narrow, self.scratch, self.say
         self.layers = find_layers(wide)
         say("ranges of activations")
         self.scales: Mapping[str, ActivationScale] = (
             find_scales(wide, self.layers, inputs, scratch) if self.layers else {}
         )
-        # All weights that any choice may want lie in one file; a choice is a graph of some KB.
-        everything = {**self.graph(self.layers).tensors, **narrow.tensors}
-        large = {name: a for name, a in everything.items() if a.nbytes > EXTERNAL_ABOVE}
+        # All weights that any choice may want are in one file; a choice is a graph of some KB.
+        large = {**self.graph(self.layers).large, **narrow.large}
         offsets = write_tensors(large, scratch / "int8.weights")
         self._external = {name: ("int8.weights", offset) for name, offset in offsets.items()}
         self._alone: dict[str, float] = {}
 
     def graph(self, layers: Sequence[Layer]) -> OnnxGraph:
         """The graph with these layers in int8."""
-        return quantize(self._narrow, self._wide, layers, self.scales)
+        return quantize(self.narrow, self.wide, layers, self.scales)
 
     def choose(self) -> tuple[list[Layer], list[tuple[int, Trial]]]:
         """The layers, and what was tried."""
-        few = _spread(sorted(self._cases, key=_size)[: max(_ALONE, len(self._cases) // 2)], _ALONE)
+        few = _spread(sorted(self.cases, key=_size)[: max(_ALONE, len(self.cases) // 2)], _ALONE)
         for number, layer in enumerate(self.layers):
-            self._say(f"int8, layer {number + 1} of {len(self.layers)} alone")
+            self.say(f"int8, layer {number + 1} of {len(self.layers)} alone")
             self._alone[layer.node] = self._try([layer], few).error
-        self._say("int8, layers together")
-        return choose_layers(self.layers, self._alone, lambda some: self._try(some, self._cases))
+        self.say("int8, layers together")
+        return choose_layers(self.layers, self._alone, lambda some: self._try(some, self.cases))
 
     def without_worst(self, layers: Sequence[Layer]) -> list[Layer]:
         """A tenth of the layers fewer, at least one."""
@@ -95,31 +85,30 @@ class Int8Choice:
     ) -> Int8Report:
         """Everything about the choice."""
         chosen = {layer.node for layer in layers}
-        found = []
-        for layer in self.layers:
-            scale = self.scales[layer.value]
-            found.append(
-                Int8Layer(
-                    node=layer.node,
-                    place=self._wide.place(layer.node),
-                    error=self._alone[layer.node],
-                    scale=scale.scale,
-                    clipped=min(1.0, 127 * scale.scale / (scale.largest or 1.0)),
-                    quantized=layer.node in chosen,
-                )
+        rows = [(layer, self.scales[layer.value]) for layer in self.layers]
+        int8_layers = [
+            Int8Layer(
+                node=layer.node,
+                place=self.wide.place(layer.node),
+                error=self._alone[layer.node],
+                scale=scale.scale,
+                clipped=min(1.0, 127 * scale.scale / (scale.largest or 1.0)),
+                quantized=layer.node in chosen,
             )
+            for layer, scale in rows
+        ]
         tried = tuple((count, trial.error, trial.cosine) for count, trial in trials)
-        return Int8Report(tuple(found), calibrated_on, tried, error, cosine)
+        return Int8Report(tuple(int8_layers), calibrated_on, tried, error, cosine)
 
     def _try(self, layers: Sequence[Layer], cases: Sequence[Case]) -> Trial:
-        path = self._scratch / "int8.onnx"
+        path = self.scratch / "int8.onnx"
         write_graph(self.graph(layers), path, self._external)
         runner = OnnxRunner(path)
         error, cosines, ok = 0.0, [], True
         for case in cases:
             got = runner.run(case.inputs)
             for name, want in case.outputs.items():
-                agreement = compare_arrays(got[name], want, self._tolerance)
+                agreement = compare_arrays(got[name], want, TOLERANCES["int8"])
                 share = agreement.max_abs_error / (agreement.scale or 1.0)
                 error = max(error, share)
                 within = agreement.max_abs_error <= agreement.limit * _SHARE
@@ -127,7 +116,7 @@ class Int8Choice:
                 if agreement.cosine is not None:
                     cosines.append(agreement.cosine)
         cosine = min(cosines, default=None)
-        if self._least is not None and cosine is not None and cosine < self._least:
+        if cosine is not None and cosine < _LEAST:
             ok = False
         return Trial(error, cosine, ok)
 

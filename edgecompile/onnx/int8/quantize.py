@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from edgecompile.onnx.graph import Array, OnnxGraph
 from edgecompile.onnx.int8.scales import ActivationScale, Layer, quantize_weight, round_up
-from edgecompile.onnx.values import value_dtypes
-
-__all__ = ["Trial", "choose_layers", "harm", "quantize"]
 
 _ZERO = "int8/zero"
 
@@ -36,28 +33,15 @@ def quantize(
         layers: of ``wide``.
         scales: by name of the activation in ``wide``.
     """
-    import onnx
-
     chosen = {layer.node: layer for layer in layers}
-    dtypes = value_dtypes(graph)
-    proto = onnx.ModelProto()
-    proto.CopyFrom(graph.proto)
-    del proto.graph.node[:]
-    result = OnnxGraph(proto, dict(graph.tensors), dict(graph.places))
+    dtypes = graph.dtypes()
+    result = graph.without_nodes()
     made: dict[str, str] = {}
     owners: dict[str, str] = {}
 
-    def add(operator: str, inputs: list[str], output: str, place: Any, **attributes: Any) -> None:
-        node = onnx.helper.make_node(
-            operator, inputs, [output], name=f"{output}/{operator}", **attributes
-        )
-        result.nodes.append(node)
-        result.places[node.name] = place
-
     for old in graph.nodes:
         layer = chosen.get(old.name)
-        node = onnx.NodeProto()
-        node.CopyFrom(old)
+        node = copy.deepcopy(old)
         if layer is not None:
             value, weight = old.input[0], old.input[1]
             place = graph.place(old.name)
@@ -69,13 +53,13 @@ def quantize(
                 if factors is not None:
                     source = f"{value}/smooth"
                     result.tensors[f"{value}/factors"] = factors.astype(dtype)
-                    add("Mul", [value, f"{value}/factors"], source, place)
+                    result.add("Mul", [value, f"{value}/factors"], source, place)
                 wanted = np.array(scales[layer.value].scale, np.float64)
                 result.tensors[scale] = round_up(wanted, dtype)
                 result.tensors[_ZERO] = np.zeros((), np.int8)
                 made[value] = f"{value}/int8/{dtype.name}"
-                add("QuantizeLinear", [source, scale, _ZERO], f"{value}/int8", place)
-                add("DequantizeLinear", [f"{value}/int8", scale, _ZERO], made[value], place)
+                result.add("QuantizeLinear", [source, scale, _ZERO], f"{value}/int8", place)
+                result.add("DequantizeLinear", [f"{value}/int8", scale, _ZERO], made[value], place)
             # One matrix may be taken by two activations, with other factors each.
             own = owners.setdefault(weight, value) == value
             stored = f"{weight}/int8" if own else f"{weight}/int8/{value}"
@@ -85,13 +69,8 @@ def quantize(
                 result.tensors[stored] = whole
                 result.tensors[f"{stored}/scale"] = steps
                 made[stored] = f"{stored}/{dtype.name}"
-                add(
-                    "DequantizeLinear",
-                    [stored, f"{stored}/scale"],
-                    made[stored],
-                    place,
-                    axis=layer.axis,
-                )
+                inputs = [stored, f"{stored}/scale"]
+                result.add("DequantizeLinear", inputs, made[stored], place, axis=layer.axis)
             node.input[0], node.input[1] = made[value], made[stored]
         result.nodes.append(node)
     result.drop_unused()
@@ -141,8 +120,8 @@ def choose_layers(
     trials: list[tuple[int, Trial]] = []
 
     def good(count: int) -> bool:
-        wanted = {layer.node for layer in ranked[:count]}
-        trial = attempt([layer for layer in layers if layer.node in wanted])
+        chosen = {layer.node for layer in ranked[:count]}
+        trial = attempt([layer for layer in layers if layer.node in chosen])
         trials.append((count, trial))
         return trial.ok
 
@@ -155,10 +134,10 @@ def choose_layers(
             low = middle
         else:
             high = middle
-    wanted = {layer.node for layer in ranked[:low]}
-    return [layer for layer in layers if layer.node in wanted], trials
+    chosen = {layer.node for layer in ranked[:low]}
+    return [layer for layer in layers if layer.node in chosen], trials
 
 
 def harm(layer: Layer, alone: Mapping[str, float]) -> float:
-    """What a layer costs for what it saves: independent errors add up by their squares."""
+    """The error of a layer relative to its savings: independent errors add up by their squares."""
     return alone[layer.node] ** 2 / layer.size

@@ -1,4 +1,4 @@
-"""Which layers can be int8, and with which scales: found by running the float32 graph on inputs.
+"""Finds the layers that can be int8, and their scales, by running the float32 graph on inputs.
 
 TensorRT multiplies int8 by int8 where both operands come from a DequantizeLinear: activations with
 one fixed scale for the whole tensor, weights with one for each output column, zero points zero.
@@ -15,10 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgecompile.onnx.graph import OnnxGraph, attribute
-from edgecompile.onnx.runs import Arrays
-from edgecompile.onnx.scan import ValueVisitor
-
-__all__ = ["ActivationScale", "Layer", "find_layers", "find_scales", "quantize_weight"]
+from edgecompile.onnx.scan import Arrays, ValueVisitor
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -156,7 +153,7 @@ def round_up(scales: npt.NDArray[np.float64], dtype: npt.DTypeLike) -> Floats:
 
 @dataclass
 class _Seen:
-    """What was seen of an activation: some whole rows, and the largest magnitude of each channel."""
+    """Observations of an activation: some whole rows, and the largest magnitude of each channel."""
 
     rows: list[Floats]
     most: Floats | None = None

@@ -1,10 +1,21 @@
 """Where a run's outputs go: new arrays, or the caller's own."""
 
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+    cast,
+)
 
 import numpy as np
 
-from ..cpu.tensors import MAX_DIMS
+from ..cpu.tensors import MAX_DIMS, Shape
 from ..errors import InputError, NativeError
 from ..format.document import shorten
 from ..format.manifest import Manifest
@@ -12,8 +23,22 @@ from ..format.manifest import Manifest
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..cpu.program import Program, Shape
-    from ..gpu.program import GpuProgram
+
+class Runnable(Protocol):
+    """A program, of the CPU or a GPU; see ``cpu.library.Program``."""
+
+    label: str
+    runs_into: bool
+
+    def run(
+        self, arrays: "Sequence[NDArray[Any]]", shapes: Optional[Sequence[Shape]] = None
+    ) -> "List[NDArray[Any]]":
+        """Runs once; returns new arrays."""
+        ...
+
+    def run_into(self, arrays: "Sequence[NDArray[Any]]", results: "Sequence[NDArray[Any]]") -> None:
+        """Runs once and writes to ``results``."""
+        ...
 
 
 class ResultMaker:
@@ -25,7 +50,7 @@ class ResultMaker:
         # Where a size follows from nothing that is known before a run, native code tells it.
         self._known = all(dim is not None for spec in self._specs for dim in spec.shape)
 
-    def shapes(self, sizes: Mapping[str, int]) -> "List[Shape]":
+    def shapes(self, sizes: Mapping[str, int]) -> List[Shape]:
         """The shape of each output for inputs of these sizes; None where it isn't known before."""
         return [
             tuple([sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape])
@@ -34,7 +59,7 @@ class ResultMaker:
 
     def run(
         self,
-        program: "Union[Program, GpuProgram]",
+        program: Runnable,
         arrays: "Sequence[NDArray[Any]]",
         sizes: Mapping[str, int],
         out: "Optional[Mapping[str, NDArray[Any]]]" = None,
@@ -77,7 +102,7 @@ class ResultMaker:
     def _check_out(
         self,
         out: Any,
-        shapes: "Sequence[Shape]",
+        shapes: Sequence[Shape],
         arrays: "Sequence[NDArray[Any]]",
     ) -> "List[NDArray[Any]]":
         if not isinstance(out, Mapping):
@@ -115,7 +140,7 @@ def _overlap(a: "NDArray[Any]", b: "NDArray[Any]") -> bool:
     return bool(np.may_share_memory(a, b, max_work=effort))
 
 
-def _misfit(array: object, dtype: "np.dtype[Any]", shape: "Shape") -> Optional[str]:
+def _misfit(array: object, dtype: "np.dtype[Any]", shape: Shape) -> Optional[str]:
     if type(array) is not np.ndarray:
         return "is a {}, must be an array".format(type(array).__name__)
     if array.dtype != dtype or not array.dtype.isnative:

@@ -43,9 +43,7 @@ def encode_bundle(
     texts: Sequence[Text],
     *,
     prompt: Optional[str] = None,
-    threads: Optional[int] = None,
-    variant: Optional[str] = None,
-    verify: str = "auto",
+    **how: Any,
 ) -> Dict[str, Any]:
     """Runs texts and gives all that came of them as plain JSON values.
 
@@ -56,9 +54,7 @@ def encode_bundle(
     Raises:
         EdgecompileError: see ``open_bundle`` and ``Model.encode_texts``.
     """
-    with open_bundle(
-        bundle, threads=threads, variant=variant, verify=verify, warmup=False
-    ) as model:
+    with open_bundle(bundle, warmup=False, **how) as model:
         outputs = model.encode_texts(texts, prompt=prompt)
         labels = model.manifest.labels
     entries = []

@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from ..errors import InputError
 from ..format.document import shorten
@@ -19,13 +19,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         action="append",
         default=[],
-        help="prompt; may be given several times. Needs the Python package tokenizers",
+        help="go on from this prompt; may be given several times. Needs the Python package tokenizers",
     )
-    add("--ids", metavar="N,N,...", help="prompt as token ids; text is printed as ids then")
+    add("--ids", metavar="N,N,...", help="go on from these token ids; text is printed as ids then")
     add(
         "--ids-file",
         metavar="FILE",
-        help="file with a prompt per line, ids separated by commas or spaces; - reads standard input",
+        help="read a prompt per line, ids separated by commas or spaces; - reads standard input",
     )
     add("--max-new-tokens", metavar="N", type=int, help="make at most N tokens")
     add(
@@ -47,7 +47,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
         type=float,
         help="make tokens of the text so far less likely; 1 changes nothing",
     )
-    add("--seed", metavar="N", type=int, help="random seed; the same one gives the same text")
+    add(
+        "--seed",
+        metavar="N",
+        type=int,
+        help="set the random seed; the same one gives the same text",
+    )
     add("--greedy", action="store_true", help="always take the likeliest token")
     add(
         "--stop",
@@ -67,9 +72,11 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run_generate(
-    options: argparse.Namespace, show: Callable[[str], None]
+    options: argparse.Namespace, show: Callable[[str], None], how: Mapping[str, Any]
 ) -> Tuple[Dict[str, Any], List[str]]:
     """Generates for each prompt; ``show`` gets the ids of a text as they are made.
+
+    ``how`` has threads, variant and verify of ``open_bundle``.
 
     Returns:
         The report, plain JSON values: "bundle", "name", "variant", "threads" and "texts" (each with
@@ -96,9 +103,7 @@ def run_generate(
         "eos": () if options.ignore_eos else None,
     }
     texts, lines = [], []
-    with open_bundle(
-        options.bundle, threads=options.threads, variant=options.variant, verify=options.verify
-    ) as model:
+    with open_bundle(options.bundle, **how) as model:
         # One session: prompts that begin alike share what was run of them.
         session = model.session()
         tokenizer: Any = open_tokenizer(model) if options.text or options.stop_text else None

@@ -3,11 +3,10 @@
 import os
 from typing import Any, Dict, List, Optional
 
-from ..cpu.host import choose_variant, describe_host, missing
+from ..cpu.host import VARIANT_VARIABLE, choose_variant, describe_host, missing
 from ..errors import BundleError, UnsupportedHostError
 from ..format.folder import BundleFolder
 from ..format.manifest import MANIFEST_NAME, TENSORRT, Manifest, Variant
-from ..opening import VARIANT_VARIABLE
 
 _HERE = ("host", "variants", "chosen", "problem", "device_bytes")
 

@@ -28,9 +28,7 @@ def run_file(
     inputs: str,
     *,
     output: Optional[str] = None,
-    threads: Optional[int] = None,
-    variant: Optional[str] = None,
-    verify: str = "auto",
+    **how: Any,
 ) -> Dict[str, Any]:
     """Runs a bundle once.
 
@@ -39,7 +37,7 @@ def run_file(
         inputs: a .npz archive with an array for each input, a .npy file for a model with one
             input, or a .json object of nested lists.
         output: a .npz file to write the outputs to; None: they are in the report.
-        threads, variant, verify: see ``open_bundle``.
+        how: threads, variant and verify of ``open_bundle``.
 
     Returns:
         Plain JSON values: "bundle", "name", "variant", "ms" of the run, and "outputs", each with
@@ -52,7 +50,7 @@ def run_file(
         EdgecompileError: see ``open_bundle`` and ``Model.run``.
     """
     path = None if output is None else check_output(output, "--output", bundle)
-    with open_bundle(bundle, threads=threads, variant=variant, verify=verify) as model:
+    with open_bundle(bundle, **how) as model:
         arrays = read_inputs(inputs, model.manifest)
         started = time.perf_counter()
         outputs = model.run(arrays)

@@ -1,29 +1,21 @@
 """Repeats on this machine what the build host verified: hashes, then golden vectors."""
 
-import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
-from ..errors import EdgecompileError
-from ..format.compare import compare_arrays
-from ..format.golden import Case, list_cases, read_case
-from ..format.manifest import Manifest, Tolerance
+from ..call.replay import run_cases
 from ..generation.golden import format_generations, replay_generations
 from ..model import open_bundle
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def run_selftest(
     path: str,
     *,
     cases: Optional[str] = None,
-    threads: Optional[int] = None,
-    variant: Optional[str] = None,
     verify: str = "full",
     say: Callable[[str], None] = lambda text: None,
+    **how: Any,
 ) -> Dict[str, Any]:
     """Opens a bundle, runs its golden vectors and judges the outputs.
 
@@ -31,10 +23,9 @@ def run_selftest(
         path: the bundle.
         cases: a folder of ``<bucket>-<case>.npz`` to run instead of the bundle's own vectors, and
             perhaps a ``generation.json``.
-        threads: see ``open_bundle``.
-        variant: see ``open_bundle``.
         verify: see ``open_bundle``; "full" compares the hash of every file first.
         say: gets a line of text for every step.
+        how: threads and variant of ``open_bundle``.
 
     Returns:
         Plain JSON values: "ok", "tolerance" and "min_cosine" (of the variant that ran), "cases" (each with bucket, case, ok, max_abs_error, scale, limit,
@@ -47,7 +38,7 @@ def run_selftest(
         BundleError, UnsupportedHostError, NativeError: the bundle can't be opened at all.
     """
     started = time.perf_counter()
-    with open_bundle(path, threads=threads, variant=variant, verify=verify) as model:
+    with open_bundle(path, verify=verify, **how) as model:
         opened = time.perf_counter()
         info = model.info
         say("opened {} as {} in {:.2f} s".format(path, info["variant"], opened - started))
@@ -80,116 +71,6 @@ def run_selftest(
         "host": info["host"],
         "imported": sorted({name.partition(".")[0] for name in sys.modules}),
     }
-
-
-_Loader = Callable[[], Case]
-
-
-class Runner(Protocol):
-    """What the cases are run with: an open ``Model``, or an engine that isn't finished yet."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """The bundle's."""
-        ...
-
-    @property
-    def tolerance(self) -> Tolerance:
-        """Of what runs here."""
-        ...
-
-    @property
-    def min_cosine(self) -> Optional[float]:
-        """The least cosine of an output; None: any."""
-        ...
-
-    def open_file(self, name: str) -> int:
-        """See ``Model.open_file``."""
-        ...
-
-    def run_bucket(self, bucket: int, inputs: Mapping[str, Any]) -> "Dict[str, NDArray[Any]]":
-        """See ``Model.run_bucket``."""
-        ...
-
-
-def run_cases(model: Runner, cases: Optional[str] = None) -> List[Dict[str, Any]]:
-    """What became of each golden vector, or of each in the folder ``cases``; see ``run_selftest``."""
-    return [_run_case(model, *item) for item in _cases(model, cases)]
-
-
-def _cases(model: Runner, cases: Optional[str]) -> List[Tuple[int, str, _Loader]]:
-    manifest = model.manifest
-    if cases is not None:
-        return [
-            (bucket, name, lambda file=file: _load_file(model, file))  # type: ignore[misc]
-            for bucket, name, file in list_cases(cases)
-        ]
-    return [
-        (item.bucket, item.case, lambda item=item: _load_golden(model, item.file))  # type: ignore[misc]
-        for item in sorted(manifest.golden, key=lambda item: (item.bucket, item.case))
-    ]
-
-
-def _load_file(model: Runner, file: str) -> Case:
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return read_case(fd, file, model.manifest)
-    finally:
-        os.close(fd)
-
-
-def _load_golden(model: Runner, name: str) -> Case:
-    fd = model.open_file(name)
-    try:
-        return read_case(fd, name, model.manifest)
-    finally:
-        os.close(fd)
-
-
-def _run_case(model: Runner, bucket: int, name: str, load: _Loader) -> Dict[str, Any]:
-    result: Dict[str, Any] = {
-        "bucket": bucket,
-        "case": name,
-        "ok": False,
-        "max_abs_error": None,
-        "scale": None,
-        "limit": None,
-        "cosine": None,
-        "ms": None,
-        "outputs": {},
-    }
-    try:
-        case = load()
-        started = time.perf_counter_ns()
-        outputs = model.run_bucket(bucket, case.inputs)
-        result["ms"] = (time.perf_counter_ns() - started) / 1e6
-    except EdgecompileError as error:
-        result["error"] = str(error)
-        return result
-    except OSError as error:
-        result["error"] = "can't be read: {}".format(error.strerror)
-        return result
-    agreements = {
-        key: compare_arrays(outputs[key], want, model.tolerance, model.min_cosine)
-        for key, want in case.outputs.items()
-    }
-    # The case is as bad as its worst output: a failed one, or the one nearest to its limit.
-    worst = max(
-        agreements.values(),
-        key=lambda item: (not item.ok, item.max_abs_error / item.limit if item.limit else 0.0),
-    )
-    result.update(
-        ok=all(item.ok for item in agreements.values()),
-        max_abs_error=worst.max_abs_error,
-        scale=worst.scale,
-        limit=worst.limit,
-        cosine=min((a.cosine for a in agreements.values() if a.cosine is not None), default=None),
-        outputs={key: item.to_json() for key, item in agreements.items()},
-    )
-    reasons = ["{} {}".format(key, item.reason) for key, item in agreements.items() if item.reason]
-    if reasons:
-        result["error"] = "; ".join(reasons)
-    return result
 
 
 def format_selftest(report: Dict[str, Any]) -> List[str]:

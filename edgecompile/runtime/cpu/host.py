@@ -21,6 +21,7 @@ from .libraries import load_library, pin_library
 
 _ARCHITECTURES = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "aarch64", "arm64": "aarch64"}
 _PROBE_BYTES = 8192
+VARIANT_VARIABLE = "EDGECOMPILE_VARIANT"
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from ..errors import BundleError
 from ..format.folder import BundleFolder
 from ..format.manifest import Variant
 from ..format.weights import Weights, map_weights
-from .aoti import RuntimeLibrary, load_runtime
 from .libraries import pin_library
-from .program import Program
+from .library import Program, RuntimeLibrary, load_runtime
 
 
 def open_cpu_variant(

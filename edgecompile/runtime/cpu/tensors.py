@@ -2,7 +2,7 @@
 
 import ctypes
 import struct
-from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_DIMS = 8
+
+#: The part of an output to return: its size along each dimension, None for all that there is.
+Shape = Tuple[Optional[int], ...]
 
 
 class NativeTensor(ctypes.Structure):

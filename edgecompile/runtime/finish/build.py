@@ -10,36 +10,24 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple
 
 from ..format.document import shorten
 from ..format.output import write_output
 from ..format.recipe_schema import ShapeRange
+from ..format.schema import Record
+from ..gpu.log import KEPT, BuildFailure, BuildLog, make_logger
 
 if TYPE_CHECKING:
     import tensorrt
 
 Tell = Callable[[Dict[str, Any]], None]
 
-#: Of the settings that no recipe has, part of an engine's key: raised whenever one changes. 2: no TF32.
-SETTINGS_VERSION = 2
-
 _EVERY = 0.2  # seconds between two messages about progress
-_KEPT = 40  # messages of TensorRT
-# Words of TensorRT's log that tell a lack of memory from other failures.
-_MEMORY_WORDS = (
-    "out of memory",
-    "outofmemory",
-    "insufficient memory",
-    "memory allocation",
-    "allocation failure",
-    "bad_alloc",
-    "requested amount of gpu memory",
-)
 
 
 @dataclass(frozen=True)
-class BuildJob:
+class BuildJob(Record):
     """What to build: an engine of ``profiles``, each with a range of shapes by input.
 
     ``output`` is a file that doesn't exist yet, ``timing_cache`` one that may.
@@ -51,15 +39,6 @@ class BuildJob:
     optimization_level: int
     timing_cache: str
     output: str
-
-    def to_json(self) -> Dict[str, Any]:
-        """Plain JSON values."""
-        result = dict(self.__dict__)
-        result["profiles"] = [
-            {name: shapes.to_json() for name, shapes in profile.items()}
-            for profile in self.profiles
-        ]
-        return result
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "BuildJob":
@@ -73,39 +52,6 @@ class BuildJob:
             for profile in values["profiles"]
         )
         return BuildJob(**values)
-
-
-class BuildFailure(Exception):
-    """No engine came out; ``memory``: for want of memory, so a smaller attempt may do."""
-
-    def __init__(self, text: str, memory: bool) -> None:
-        super().__init__(text)
-        self.memory = memory
-
-
-class BuildLog:
-    """The errors and warnings of TensorRT, the last of each."""
-
-    def __init__(self) -> None:
-        self.errors: List[str] = []
-        self.warnings: List[str] = []
-
-    def add(self, items: List[str], text: str) -> None:
-        """Keeps one message."""
-        items.append(shorten(text, 500))
-        del items[:-_KEPT]
-
-    def about_memory(self) -> bool:
-        """Whether TensorRT spoke of a lack of memory."""
-        text = "\n".join(self.errors + self.warnings).lower()
-        return any(word in text for word in _MEMORY_WORDS)
-
-    def failure(self, doing: str) -> BuildFailure:
-        """What to raise where TensorRT gave nothing back."""
-        reasons = self.errors or self.warnings or ["TensorRT gave no reason"]
-        text = "{}: {}".format(doing, "; ".join(reasons[-5:]))
-        # Without any reason the commonest one is assumed: a smaller attempt costs time alone.
-        return BuildFailure(text, self.about_memory() or not self.errors)
 
 
 def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
@@ -157,26 +103,9 @@ def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
     }
 
 
-def make_logger(log: BuildLog) -> "tensorrt.ILogger":
-    """A logger of TensorRT that keeps errors and warnings in ``log``."""
-    import tensorrt
-
-    class Logger(tensorrt.ILogger):
-        def __init__(self) -> None:
-            tensorrt.ILogger.__init__(self)
-
-        def log(self, severity: "tensorrt.ILogger.Severity", msg: str) -> None:
-            if severity in (tensorrt.ILogger.ERROR, tensorrt.ILogger.INTERNAL_ERROR):
-                log.add(log.errors, msg)
-            elif severity == tensorrt.ILogger.WARNING:
-                log.add(log.warnings, msg)
-
-    return Logger()
-
-
 def _parser_errors(parser: "tensorrt.OnnxParser", log: BuildLog) -> str:
     lines = []
-    for index in range(min(parser.num_errors, _KEPT)):
+    for index in range(min(parser.num_errors, KEPT)):
         error = parser.get_error(index)
         text = "node {} {} ({}): {}"
         name, kind = shorten(error.node_name(), 120), shorten(error.node_operator())

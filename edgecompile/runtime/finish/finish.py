@@ -1,7 +1,7 @@
 """Finishes a bundle on its device: builds the TensorRT engine, tests it, and puts its stamp on it.
 
-Whatever moment it is killed at, running it again goes on from what was whole; engine_cache.py says
-what lies where, engine_maker.py does the work.
+Whatever moment it is killed at, running it again goes on from what was whole; gpu/cache.py says
+what lies where, maker.py does the work.
 """
 
 import os
@@ -9,24 +9,18 @@ import platform
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..cpu.host import architecture
+from ..cpu.host import VARIANT_VARIABLE, architecture
 from ..errors import UnsupportedHostError
 from ..format.folder import BundleFolder
 from ..format.manifest import TENSORRT, Manifest, Variant
-from ..format.recipe import Recipe, read_recipe
 from ..gpu.cache import (
-    EngineFolder,
     FinishedEngine,
     cache_root,
-    describe_content,
     is_whole,
 )
-from ..gpu.device import DeviceIdentity
-from ..opening import VARIANT_VARIABLE
 from .checks import check_device
 from .maker import EngineMaker, Options, Say
 from .shipped import compare_devices
-from .workers import Workers
 
 __all__ = ["Options", "choose_variant", "finish_bundle", "format_finish"]
 
@@ -59,99 +53,83 @@ def finish_bundle(
     started = time.monotonic()
     folder = BundleFolder(path)
     try:
-        run = _Run(folder, options, say)
-        report = run.finish()
+        folder.check_sizes()
+        maker = EngineMaker(folder, choose_variant(folder.manifest, options.variant), options, say)
+        state, engine = _finish(maker)
+        report = _report(maker, state, engine)
     finally:
         folder.close()
     report["seconds"] = time.monotonic() - started
     return report
 
 
-class _Run:
-    def __init__(self, folder: BundleFolder, options: Options, say: Say) -> None:
-        self.folder = folder
-        self.options = options
-        self.say = say
-        folder.check_sizes()
-        self.manifest: Manifest = folder.manifest
-        self.variant: Variant = choose_variant(folder.manifest, options.variant)
-        self.recipe: Recipe = read_recipe(folder, self.variant)
-        workers = Workers(self.recipe.predicted.build_seconds, options.debug)
-        self.identity = DeviceIdentity(**workers.describe()["device"])
-        content = describe_content(self.manifest, self.variant, self.recipe)
-        self.engines = EngineFolder(content, self.identity)
-        self.maker = EngineMaker(
-            folder, self.variant, self.recipe, self.engines, options, workers, say
-        )
+def _finish(maker: EngineMaker) -> Tuple[str, FinishedEngine]:
+    """What was done, and the engine."""
+    maker.say("device: {}".format(maker.identity))
+    for note in check_device(maker.recipe, maker.identity, maker.options.force):
+        maker.note(note)
+    engine, _ = _finished(maker)
+    if engine is None:
+        with maker.engines.locked(maker.say) as lock:
+            # Whoever held it before may have done the work.
+            engine, reason = _finished(maker)
+            if engine is None:
+                _tell_why(maker, reason)
+                return "finished", maker.make(lock)
+    maker.say("finished already: {}".format(engine.path))
+    return "already finished", engine
 
-    def finish(self) -> Dict[str, Any]:
-        """The report."""
-        self.say("device: {}".format(self.identity))
-        for note in check_device(self.recipe, self.identity, self.options.force):
-            self._note(note)
-        engine, _ = self._finished()
-        if engine is None:
-            with self.engines.locked(self.say) as lock:
-                # Whoever held it before may have done the work.
-                engine, reason = self._finished()
-                if engine is None:
-                    self._tell_why(reason)
-                    return self._report("finished", self.maker.make(lock))
-        self.say("finished already: {}".format(engine.path))
-        return self._report("already finished", engine)
 
-    def _finished(self) -> Tuple[Optional[FinishedEngine], str]:
-        if self.options.force:
-            return None, "--force builds anew"
-        engine, reason = self.engines.read_stamp()
-        if engine is None:
-            return None, reason
-        asked = engine.stamp.get("asked")
-        if asked != self.options.asked() and self.options.asked() != Options().asked():
-            return None, "it was finished with other options"
-        if not is_whole(engine):
-            return None, "{} is damaged".format(engine.path)
-        refusal = self.maker.refusal(engine)
-        if refusal:
-            return None, "{}: {}".format(engine.path, refusal)
-        return engine, ""
+def _finished(maker: EngineMaker) -> Tuple[Optional[FinishedEngine], str]:
+    asked = maker.options.asked()
+    if maker.options.force:
+        return None, "--force builds anew"
+    engine, reason = maker.engines.read_stamp()
+    if engine is None:
+        return None, reason
+    if engine.stamp.get("asked") != asked and asked != Options().asked():
+        return None, "it was finished with other options"
+    if not is_whole(engine):
+        return None, "{} is damaged".format(engine.path)
+    refusal = maker.refusal(engine)
+    if refusal:
+        return None, "{}: {}".format(engine.path, refusal)
+    return engine, ""
 
-    def _tell_why(self, reason: str) -> None:
-        self.say("no finished engine: " + reason)
-        now = self.identity.key_json()
-        for key, stamp, _ in self.engines.others():
-            before = stamp.get("device")
-            if stamp.get("content") == self.engines.content and isinstance(before, dict):
-                changed = compare_devices(before, now)
-                self._note("finished before, as {}: {}".format(key[:12], "; ".join(changed)))
 
-    def _note(self, text: str) -> None:
-        self.maker.notes.append(text)
-        self.say("note: " + text)
+def _tell_why(maker: EngineMaker, reason: str) -> None:
+    maker.say("no finished engine: " + reason)
+    now = maker.identity.key_json()
+    for key, stamp, _ in maker.engines.others():
+        before = stamp.get("device")
+        if stamp.get("content") == maker.engines.content and isinstance(before, dict):
+            changed = compare_devices(before, now)
+            maker.note("finished before, as {}: {}".format(key[:12], "; ".join(changed)))
 
-    def _report(self, state: str, engine: FinishedEngine) -> Dict[str, Any]:
-        others = self.engines.others()
-        size = sum(item[2] for item in others)
-        if others:
-            text = "engines of other bundles or devices in {}: {}, {:,} MiB"
-            self.say(text.format(os.path.join(cache_root(), "engines"), len(others), size >> 20))
-        return {
-            "ok": True,
-            "state": state,
-            "bundle": self.folder.path,
-            "name": self.manifest.name,
-            "manifest_sha256": self.folder.manifest_sha256,
-            "variant": self.variant.name,
-            "device": self.identity.to_json(),
-            "key": self.engines.key,
-            "engine": {"path": engine.path, "size": engine.size, "sha256": engine.sha256},
-            "profile_of": list(engine.profile_of),
-            "built": engine.stamp.get("built"),
-            "selftest": engine.stamp.get("selftest"),
-            "attempts": self.maker.attempts,
-            "notes": self.maker.notes,
-            "others": {"count": len(others), "bytes": size},
-        }
+
+def _report(maker: EngineMaker, state: str, engine: FinishedEngine) -> Dict[str, Any]:
+    others = maker.engines.others()
+    size = sum(item[2] for item in others)
+    if others:
+        text = "engines of other bundles or devices in {}: {}, {:,} MiB"
+        maker.say(text.format(os.path.join(cache_root(), "engines"), len(others), size >> 20))
+    return {
+        "ok": True,
+        "state": state,
+        "bundle": maker.folder.path,
+        "name": maker.manifest.name,
+        "manifest_sha256": maker.folder.manifest_sha256,
+        "variant": maker.variant.name,
+        "device": maker.identity.to_json(),
+        "key": maker.engines.key,
+        "engine": {"path": engine.path, "size": engine.size, "sha256": engine.sha256},
+        "profile_of": list(engine.profile_of),
+        "built": engine.stamp.get("built"),
+        "selftest": engine.stamp.get("selftest"),
+        "attempts": maker.attempts,
+        "notes": maker.notes,
+        "others": {"count": len(others), "bytes": size},
+    }
 
 
 def choose_variant(manifest: Manifest, wanted: Optional[str]) -> Variant:

@@ -20,16 +20,16 @@ from ..errors import (
 )
 from ..format.folder import BundleFolder
 from ..format.manifest import Variant
-from ..format.recipe import Recipe, ShippedEngine, sibling
-from ..gpu.cache import EngineFolder, FinishedEngine, engine_name, is_whole
+from ..format.recipe import Recipe, ShippedEngine, read_recipe, sibling
+from ..gpu.cache import EngineFolder, FinishedEngine, describe_content, engine_name, is_whole
 from ..gpu.device import DeviceIdentity
+from ..gpu.log import BuildFailure
 from ..stats.file import format_time
 from .attempts import Attempt, list_attempts, merge_profiles
-from .build import BuildFailure, BuildJob
+from .build import BuildJob
 from .checks import check_disk, check_memory
 from .shipped import copy_engine, list_differences
-from .worker_process import WorkerDied
-from .workers import Workers
+from .worker import WorkerDied, Workers
 
 Say = Callable[[str], None]
 #: Signals by which code ends its own process. Others come from outside: of a service manager, say.
@@ -56,25 +56,18 @@ class Options(NamedTuple):
 class EngineMaker:
     """Makes the engine of one variant on one device. ``attempts`` tells what was tried."""
 
-    def __init__(
-        self,
-        folder: BundleFolder,
-        variant: Variant,
-        recipe: Recipe,
-        engines: EngineFolder,
-        options: Options,
-        workers: Workers,
-        say: Say,
-    ) -> None:
+    def __init__(self, folder: BundleFolder, variant: Variant, options: Options, say: Say) -> None:
+        """Asks a fresh process for the device, and looks up the folder of its engine."""
         self.folder = folder
         self.manifest = folder.manifest
         self.variant = variant
-        self.recipe = recipe
-        self.engines = engines
-        self.identity: DeviceIdentity = engines.identity
+        self.recipe: Recipe = read_recipe(folder, variant)
         self.options = options
-        self.workers = workers
         self.say = say
+        self.workers = Workers(self.recipe.predicted.build_seconds, options.debug)
+        self.identity = DeviceIdentity(**self.workers.describe()["device"])
+        content = describe_content(self.manifest, variant, self.recipe)
+        self.engines = EngineFolder(content, self.identity)
         self.attempts: List[Dict[str, Any]] = []
         self.notes: List[str] = []
         self.free = 0
@@ -135,7 +128,7 @@ class EngineMaker:
         differences = list_differences(shipped, self.identity)
         if differences:
             text = "the engine that the bundle brings is another device's: {}"
-            self._note(text.format("; ".join(differences)))
+            self.note(text.format("; ".join(differences)))
             return None
         self.say("the bundle brings an engine of this device, by {}".format(shipped.made_by))
         check_disk(self.engines.path, self.recipe)
@@ -184,12 +177,12 @@ class EngineMaker:
             self.options.force,
         )
         for note in notes:
-            self._note(note)
+            self.note(note)
         level = recipe.optimization_level if self.options.level is None else self.options.level
         for number, attempt in enumerate(list_attempts(recipe, workspace, level)):
             self.say("{}: {}".format("trying again" if number else "building", attempt))
             if len(attempt.groups) < len(recipe.profiles):
-                self._note("buckets share profiles: {}".format(_groups_text(attempt)))
+                self.note("buckets share profiles: {}".format(_groups_text(attempt)))
             built = self._attempt(attempt, lock)
             if built is not None:
                 return built
@@ -327,7 +320,8 @@ class EngineMaker:
     def _path(self, name: str) -> str:
         return sibling(self.variant, name)
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Keeps a note for the report, and says it."""
         self.notes.append(text)
         self.say("note: " + text)
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
 from ..call.dispatch import Dispatcher
 from ..call.inputs import InputChecker
+from ..call.replay import run_cases
 from ..call.results import ResultMaker
-from ..commands.selftest import run_cases
 from ..errors import BundleError, GpuError, ModeError
 from ..format.folder import BundleFolder
 from ..format.manifest import Manifest, Tolerance
@@ -79,7 +79,7 @@ def selftest_engine(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:
         tell: unused.
 
     Returns:
-        "ok", "cases" (of ``commands.selftest.run_cases``, each with its "mode" and without its outputs),
+        "ok", "cases" (of ``call.replay.run_cases``, each with its "mode" and without its outputs),
         "modes", "worst" (text about the worst case) and "lines" for people.
 
     Raises:

@@ -1,12 +1,11 @@
-"""A process of its own for what needs much memory or may end its process: its tasks and its main.
+"""The fresh processes that ``finish`` works with, both ends: what needs CUDA or TensorRT runs in one,
+as it takes much memory or may end its process.
 
 ``python -m edgecompile.runtime.finish.worker FD`` reads one JSON request from standard input and writes
 messages, a JSON object a line, to the descriptor FD:
 
     {"progress": {"phase", "fraction", "seconds"}} and {"note": text}, any number of them, then
     {"result": ...}, {"failed": {"text", "memory"}} or {"error": {"class", "message", "hint"}}
-
-The other end is in worker_process.py.
 """
 
 import contextlib
@@ -15,19 +14,231 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 import traceback
-from typing import Any, Callable, Dict, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Sequence, Type
 
-from ..errors import EdgecompileError, GpuError
+from .. import errors
+from ..children import child_command
+from ..errors import DeviceMemoryError, EdgecompileError, FinishError, GpuError
 from ..format.document import shorten
 from ..gpu.cuda import Cuda
 from ..gpu.device import describe_device, free_memory
-from .build import BuildFailure, BuildJob, Tell, build_engine
+from ..gpu.log import BuildFailure
+from .build import BuildJob, Tell, build_engine
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+Message = Dict[str, Any]
 
 _PR_SET_PDEATHSIG = 1
 _NO_MEMORY = 2  # cudaErrorMemoryAllocation
+_EVERY = 15.0  # seconds between two lines of progress where they aren't overwritten
+_EARLY = 0.03  # of the work: before that a rate says nothing
+
+
+class Workers:
+    """Runs tasks in fresh processes, the progress of each on a line of its own."""
+
+    def __init__(self, predicted_seconds: Optional[float], debug: bool) -> None:
+        self._predicted = predicted_seconds
+        self._debug = debug
+
+    def run(self, task: str, request: Mapping[str, Any], lock: int = -1) -> Dict[str, Any]:
+        """See ``run_worker``; the process holds the lock too, if there is one."""
+        line = ProgressLine(self._predicted)
+
+        def tell(message: Message) -> None:
+            if "progress" in message:
+                line.show(message["progress"])
+
+        try:
+            whole = dict(request, debug=self._debug)
+            return run_worker(task, whole, keep_open=[lock] if lock >= 0 else [], tell=tell)
+        finally:
+            line.end()
+
+    def describe(self) -> Dict[str, Any]:
+        """The device and its free memory; see ``describe``.
+
+        Raises:
+            GpuError: CUDA or TensorRT don't answer.
+            DeviceMemoryError, FinishError: the process failed.
+        """
+        try:
+            return self.run("describe", {})
+        except BuildFailure as failure:
+            text = "there isn't even the memory to ask CUDA what it has: {}".format(failure)
+            raise DeviceMemoryError(text, "end other programs first") from None
+        except WorkerDied as died:
+            raise FinishError(str(died)) from None
+
+
+class WorkerDied(Exception):
+    """The process ended without an answer. ``signal``: the number of what ended it, or 0."""
+
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(text)
+        self.signal = number
+
+
+def run_worker(
+    task: str,
+    request: Mapping[str, Any],
+    *,
+    keep_open: Sequence[int] = (),
+    tell: Callable[[Message], None] = lambda message: None,
+) -> Dict[str, Any]:
+    """Runs ``task`` and returns its result.
+
+    Args:
+        task: one of worker.py.
+        request: what it needs, plain JSON values.
+        keep_open: descriptors that the process inherits, such as that of a lock.
+        tell: gets its messages meanwhile, in this thread.
+
+    Raises:
+        BuildFailure: TensorRT didn't build, or memory ran out.
+        WorkerDied: a signal ended the process, or it gave no answer.
+        EdgecompileError: the one that it raised.
+    """
+    command, where = child_command("edgecompile.runtime.finish.worker")
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "r", encoding="utf-8", errors="replace") as messages:
+        try:
+            child = subprocess.Popen(
+                [*command, str(writing)],
+                stdin=subprocess.PIPE,
+                stdout=2,  # nothing but our own data may come to standard output
+                **where,
+                pass_fds=[writing, *keep_open],
+                # Ctrl-C is for this process; it ends the child itself.
+                start_new_session=True,
+            )
+        except OSError as error:
+            text = "can't start a process: {}".format(error.strerror)
+            raise FinishError(text) from None
+        finally:
+            os.close(writing)
+        try:
+            _send(child, dict(request, task=task, parent=os.getpid()))
+            answer: Message = {}
+            for line in messages:
+                message = _parse(line)
+                if message.keys() & {"result", "failed", "error"}:
+                    answer = message
+                else:
+                    tell(message)
+            code = child.wait()
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+    return _judge(task, answer, code)
+
+
+def _send(child: "subprocess.Popen[bytes]", request: Mapping[str, Any]) -> None:
+    assert child.stdin is not None
+    try:
+        child.stdin.write(json.dumps(request, allow_nan=False).encode("ascii"))
+        child.stdin.close()
+    except BrokenPipeError:  # it ended already; its exit code says how
+        pass
+
+
+def _parse(line: str) -> Message:
+    try:
+        message = json.loads(line)
+    except ValueError:  # the process was killed while it wrote
+        return {}
+    return message if isinstance(message, dict) else {}
+
+
+def _judge(task: str, answer: Message, code: int) -> Dict[str, Any]:
+    if "result" in answer:
+        result: Dict[str, Any] = answer["result"]
+        return result
+    if "failed" in answer:
+        raise BuildFailure(str(answer["failed"]["text"]), bool(answer["failed"]["memory"]))
+    if "error" in answer:
+        entry = answer["error"]
+        kind = getattr(errors, str(entry["class"]), FinishError)
+        known: Type[EdgecompileError] = FinishError
+        if isinstance(kind, type) and issubclass(kind, EdgecompileError):
+            known = kind
+        raise known(entry["message"], entry["hint"])
+    if code < 0:
+        text = "the process that was to {} was ended by {}".format(task, _signal_name(-code))
+        raise WorkerDied(text, -code)
+    raise WorkerDied("the process that was to {} ended with exit code {}".format(task, code), 0)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = "signal {}".format(number)
+    more = ", as the system does where memory runs out" if name == "SIGKILL" else ""
+    return shorten(name + more)
+
+
+def estimate_left(fraction: float, seconds: float, predicted: Optional[float]) -> Optional[float]:
+    """Seconds that a build takes still, or None where nothing can be said.
+
+    Args:
+        fraction: of the work that is done, 0 to 1.
+        seconds: since the build began.
+        predicted: of the whole build, by the recipe, or None.
+    """
+    if fraction >= _EARLY:
+        return seconds * (1 - fraction) / fraction
+    return None if predicted is None else max(predicted - seconds, 0.0)
+
+
+class ProgressLine:
+    """Shows the progress of one build on ``stream``, standard error by default."""
+
+    def __init__(self, predicted: Optional[float], stream: "Optional[TextIO]" = None) -> None:
+        self._predicted = predicted
+        self._stream = sys.stderr if stream is None else stream
+        self._terminal = self._stream.isatty()
+        self._shown = False
+        # The first one comes when there is something to tell.
+        self._next = time.monotonic() + _EVERY / 5
+
+    def show(self, progress: "Mapping[str, Any]") -> None:
+        """Takes {"phase", "fraction", "seconds"} of a worker's message."""
+        now = time.monotonic()
+        if not self._terminal and now < self._next:
+            return
+        self._next = now + _EVERY
+        fraction, seconds = float(progress["fraction"]), float(progress["seconds"])
+        left = estimate_left(fraction, seconds, self._predicted)
+        text = "  {:3.0f} %  {}  {}  {}".format(
+            100 * fraction,
+            _clock(seconds),
+            "time left unknown" if left is None else "about {} left".format(_clock(left)),
+            shorten(progress["phase"], 40),
+        )
+        self._stream.write("\r" + text + "\x1b[K" if self._terminal else text + "\n")
+        self._stream.flush()
+        self._shown = True
+
+    def end(self) -> None:
+        """Clears the line on a terminal."""
+        if self._terminal and self._shown:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+        self._shown = False
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    return "{}:{:02d}".format(minutes, rest)
 
 
 def describe(request: Mapping[str, Any], tell: Tell) -> Dict[str, Any]:

@@ -7,9 +7,25 @@ wrong as (rule, place, text); nothing is raised until the whole document has bee
 
 import json
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Pattern,
+    Sequence,
+    Tuple,
+    Type,
+    TypeVar,
+)
 
 from ..errors import BundleError
+
+_T = TypeVar("_T")
 
 MAX_DEPTH = 32
 # The lone quote at the end is an unterminated string: trying every later quote would be quadratic.
@@ -241,6 +257,40 @@ class Reader:
         self.count(len(value), place, least, most)
         return value[:most]
 
+    def objects(
+        self, parent: Dict[str, Any], key: str, where: str, least: int, most: int
+    ) -> Iterator[Tuple[str, Dict[str, Any]]]:
+        """The objects of a list under ``key``, each with its place."""
+        for index, value in enumerate(self.items(parent, key, where, least, most)):
+            place = "{}[{}]".format(join(where, key), index)
+            if self._typed(value, place, (dict,), "an object"):
+                yield place, value
+
+    def _listed(
+        self,
+        read: Callable[[object, str], Optional[_T]],
+        parent: Dict[str, Any],
+        key: str,
+        where: str,
+        bounds: Tuple[int, int],
+    ) -> Tuple[_T, ...]:
+        items = self.items(parent, key, where, *bounds)
+        place = join(where, key)
+        values = [read(item, "{}[{}]".format(place, i)) for i, item in enumerate(items)]
+        return tuple(value for value in values if value is not None)
+
+    def strings(
+        self, parent: Dict[str, Any], key: str, where: str, least: int, most: int
+    ) -> Tuple[str, ...]:
+        """The strings of a list under ``key``."""
+        return self._listed(self.as_string, parent, key, where, (least, most))
+
+    def integers(
+        self, parent: Dict[str, Any], key: str, where: str, least: int, most: int
+    ) -> Tuple[int, ...]:
+        """The integers of a list under ``key``."""
+        return self._listed(self.as_integer, parent, key, where, (least, most))
+
     def count(self, count: int, where: str, least: int, most: int) -> None:
         """Checks the number of entries of a list or object."""
         if not least <= count <= most:
@@ -302,6 +352,42 @@ class Reader:
         """A name (see ``check_name``) under ``key``."""
         value = self.string(parent, key, where)
         return value if value is not None and self.check_name(value, join(where, key)) else None
+
+    def within(
+        self, parent: Dict[str, Any], key: str, where: str, least: int, most: int, rule: str
+    ) -> Optional[int]:
+        """An integer under ``key`` from ``least`` to ``most``, or ``rule`` is broken."""
+        value = self.integer(parent, key, where)
+        if value is not None:
+            self.check_range(value, join(where, key), least, most, rule)
+        return value
+
+    def check_range(self, value: float, where: str, least: float, most: float, rule: str) -> None:
+        """``rule`` is broken unless ``value`` is from ``least`` to ``most``."""
+        if not least <= value <= most:
+            text = "{} isn't within {}..{}".format(value, least, most)
+            self.problems.add(rule, where, text)
+
+    def check_choice(self, value: str, where: str, options: Sequence[str], rule: str) -> bool:
+        """``rule`` is broken unless ``value`` is one of ``options``."""
+        if value in options:
+            return True
+        text = "{!r} isn't one of {}".format(shorten(value), ", ".join(options))
+        self.problems.add(rule, where, text)
+        return False
+
+    def check_form(
+        self, value: Optional[str], where: str, form: Pattern[str], rule: str, text: str
+    ) -> None:
+        """``rule`` is broken unless ``value`` is of a form, which ``text`` describes."""
+        if value is not None and not form.fullmatch(value):
+            self.problems.add(rule, where, "{!r} {}".format(shorten(value, 80), text))
+
+    def check_listed(self, path: str, where: str, files: Mapping[str, Any]) -> None:
+        """The rule path-listed: the manifest's ``files`` have this path."""
+        if path not in files:
+            text = "{!r} isn't listed in files".format(shorten(path))
+            self.problems.add("path-listed", where, text)
 
     def check_name(self, value: str, where: str) -> bool:
         """Names are 1 to 200 of ``A-Z a-z 0-9 _ . : + -`` and begin with a letter, digit or _."""

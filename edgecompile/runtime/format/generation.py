@@ -5,7 +5,7 @@ a rule here: which input is which, that a program for one token at any context i
 every token that logits can name may be given back to the model.
 """
 
-from typing import Any, Container, Dict, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from .document import Reader, join, shorten
 from .schema import CAUSAL_LM, MANIFEST_NAME, SEQ2SEQ, BucketSpec, Dim, GenerationSpec, TensorSpec
@@ -20,7 +20,7 @@ MAX_SUPPRESS = 4096
 
 
 def read_generation(
-    document: Dict[str, Any], reader: Reader, signature: Signature, files: Container[str]
+    document: Dict[str, Any], reader: Reader, signature: Signature, files: Mapping[str, Any]
 ) -> Optional[GenerationSpec]:
     """The ``generation`` of a manifest; None where there is none, or a problem was noted.
 
@@ -47,7 +47,7 @@ class _GenerationReader:
         entry: Dict[str, Any],
         reader: Reader,
         signature: Optional[Signature],
-        files: Container[str],
+        files: Mapping[str, Any],
     ) -> None:
         self.files = files
         self.entry = entry
@@ -69,8 +69,8 @@ class _GenerationReader:
             for key in ("input", "position", "last", "logits", "length_axis", "context_axis")
         }
         most = reader.integer(entry, "max_context", KEY)
-        caches = self._strings("caches", MAX_CACHES)
-        eos = self._integers("eos", 0, MAX_EOS)
+        caches = reader.strings(entry, "caches", KEY, 1, MAX_CACHES)
+        eos = reader.integers(entry, "eos", KEY, 0, MAX_EOS)
         bos = None if reader.key(entry, "bos", KEY) is None else reader.integer(entry, "bos", KEY)
         pad = reader.integer(entry, "pad", KEY)
         defaults = self._defaults()
@@ -96,27 +96,16 @@ class _GenerationReader:
 
     def _source(self) -> Dict[str, Any]:
         """What there is beside, where a text goes on from a source."""
-        names = {
-            key: self.reader.string(self.entry, key, KEY) or "" for key in ("encoder", "source")
-        }
+        reader, entry = self.reader, self.entry
+        names = {key: reader.string(entry, key, KEY) or "" for key in ("encoder", "source")}
         return {
             "kind": SEQ2SEQ,
             **names,
-            "cross": self._strings("cross", MAX_CROSS),
-            "start": self._integers("start", 1, MAX_START),
-            "suppress": self._integers("suppress", 0, MAX_SUPPRESS),
-            "suppress_first": self._integers("suppress_first", 0, MAX_SUPPRESS),
+            "cross": reader.strings(entry, "cross", KEY, 1, MAX_CROSS),
+            "start": reader.integers(entry, "start", KEY, 1, MAX_START),
+            "suppress": reader.integers(entry, "suppress", KEY, 0, MAX_SUPPRESS),
+            "suppress_first": reader.integers(entry, "suppress_first", KEY, 0, MAX_SUPPRESS),
         }
-
-    def _strings(self, key: str, most: int) -> Tuple[str, ...]:
-        items = self.reader.items(self.entry, key, KEY, 1, most)
-        texts = [self.reader.as_string(x, _item(key, i)) for i, x in enumerate(items)]
-        return tuple(text for text in texts if text is not None)
-
-    def _integers(self, key: str, least: int, most: int) -> Tuple[int, ...]:
-        items = self.reader.items(self.entry, key, KEY, least, most)
-        numbers = [self.reader.as_integer(x, _item(key, i)) for i, x in enumerate(items)]
-        return tuple(number for number in numbers if number is not None)
 
     def _defaults(self) -> Dict[str, Any]:
         """The defaults that are known, each checked."""
@@ -127,11 +116,9 @@ class _GenerationReader:
             result["do_sample"] = reader.boolean(entry, "do_sample", where)
         for key, least in (("top_k", 0), ("max_new_tokens", 1)):
             if key in entry:
-                whole = reader.integer(entry, key, where)
-                if whole is not None and not least <= whole <= MAX_SIZE:
-                    text = "{} isn't within {}..{}".format(whole, least, MAX_SIZE)
-                    self.add("generation-default", "defaults." + key, text)
-                result[key] = whole
+                result[key] = reader.within(
+                    entry, key, where, least, MAX_SIZE, "generation-default"
+                )
         for key in ("temperature", "top_p", "repetition_penalty"):
             if key in entry:
                 number = reader.number(entry, key, where)
@@ -170,13 +157,8 @@ class _GenerationReader:
             self.add("generation-shape", "logits", "must be float32 of the shape [1, vocabulary]")
             return
         self._check_shape("logits", logits, "float32", (1, vocabulary))
-        for name in spec.caches:
-            fixed = inputs[name].shape[1:]
-            if not fixed or any(not isinstance(dim, int) for dim in fixed):
-                text = "{!r} must have the context's axis first and fixed sizes behind it"
-                self.add("generation-shape", "caches", text.format(name))
-                continue
-            self._check_shape("caches", inputs[name], "float32", (spec.context_axis, *fixed))
+        caches = [inputs[name] for name in spec.caches]
+        self._check_rows("caches", caches, spec.context_axis, "the context's axis")
         if spec.kind == SEQ2SEQ:
             self._check_source(spec, inputs, signature)
         self._check_tokens(spec, inputs[spec.input], vocabulary)
@@ -205,13 +187,7 @@ class _GenerationReader:
         if rows in (spec.length_axis, spec.context_axis):
             text = "{!r} can't have the axis {!r} first".format(spec.cross[0], rows)
             self.add("generation-shape", "cross", text)
-        for name in spec.cross:
-            fixed = inputs[name].shape[1:]
-            if not fixed or any(not isinstance(dim, int) for dim in fixed):
-                text = "{!r} must have the source's size first and fixed sizes behind it"
-                self.add("generation-shape", "cross", text.format(name))
-                continue
-            self._check_shape("cross", inputs[name], "float32", (rows, *fixed))
+        self._check_rows("cross", [inputs[name] for name in spec.cross], rows, "the source's size")
         path = spec.encoder + "/" + MANIFEST_NAME
         if path not in self.files:
             text = "{!r} isn't listed in files".format(shorten(path))
@@ -229,6 +205,16 @@ class _GenerationReader:
             if whole.lo not in bucket.axes[rows] or whole.hi not in bucket.axes[rows]:
                 text = "bucket {} doesn't take every source of {}".format(index, whole)
                 self.add("generation-buckets", "cross", text)
+
+    def _check_rows(self, key: str, items: Sequence[TensorSpec], rows: Dim, what: str) -> None:
+        """Each item must be float32 of ``rows`` by fixed sizes."""
+        for item in items:
+            fixed = item.shape[1:]
+            if not fixed or any(not isinstance(dim, int) for dim in fixed):
+                text = "{!r} must have {} first and fixed sizes behind it"
+                self.add("generation-shape", key, text.format(item.name, what))
+                continue
+            self._check_shape(key, item, "float32", (rows, *fixed))
 
     def _check_shape(self, key: str, item: TensorSpec, dtype: str, shape: Tuple[Dim, ...]) -> None:
         if (item.dtype, item.shape) != (dtype, shape):
@@ -289,7 +275,3 @@ def _sensible(key: str, value: float) -> bool:
     if key == "top_p":
         return 0 < value <= 1
     return value >= 0 if key == "temperature" else value > 0
-
-
-def _item(key: str, index: int) -> str:
-    return "{}.{}[{}]".format(KEY, key, index)

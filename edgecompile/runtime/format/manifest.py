@@ -5,7 +5,7 @@ The reading is total: whatever the bytes are, the result is a valid ``Manifest``
 """
 
 import re
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from ..errors import FormatVersionError
 from .document import Problems, Reader, join, parse_json, shorten
@@ -190,16 +190,18 @@ class _ManifestReader:
         entries = self._strings(key, optional=False)
         for name, path in entries.items():
             if self.reader.check_name(name, join(key, name)):
-                self._listed(path, join(key, name))
+                self.reader.check_listed(path, join(key, name), self.files)
                 result[name] = path
         if isinstance(self.document.get(key), dict):
             self.reader.count(len(self.document[key]), key, 1, 64)
         return result
 
-    def _listed(self, path: str, where: str) -> None:
-        if path not in self.files:
-            text = "{!r} isn't listed in files".format(shorten(path))
-            self.add("path-listed", where, text)
+    def _path(self, entry: Dict[str, Any], key: str, where: str) -> str:
+        """A path that is listed in files, under ``key``."""
+        path = self.reader.string(entry, key, where)
+        if path is not None:
+            self.reader.check_listed(path, join(where, key), self.files)
+        return path or ""
 
     def _files(self) -> Dict[str, FileEntry]:
         entries = self.reader.mapping(self.document, "files", "")
@@ -220,107 +222,80 @@ class _ManifestReader:
             if size is not None and size < 0:
                 self.add("file-size", join(where, "size"), "{} is negative".format(size))
             digest = self.reader.string(entry, "sha256", where)
-            if digest is not None and not _SHA256.fullmatch(digest):
-                text = "{!r} isn't 64 lower-case hex digits".format(shorten(digest, 80))
-                self.add("file-sha256", join(where, "sha256"), text)
+            text = "isn't 64 lower-case hex digits"
+            self.reader.check_form(digest, join(where, "sha256"), _SHA256, "file-sha256", text)
             # A broken entry still counts as listed: its own problem is enough.
             result[path] = FileEntry(size or 0, digest or "")
         return result
 
     def _variants(self, n_buckets: int, probes: Dict[str, str]) -> List[Variant]:
         result: List[Variant] = []
-        for index, value in enumerate(self.reader.items(self.document, "variants", "", 1, 64)):
-            where = "variants[{}]".format(index)
-            entry = self.reader.as_object(value, where)
-            if entry is not value:
-                continue
+        for where, entry in self.reader.objects(self.document, "variants", "", 1, 64):
             name = self.reader.name(entry, "name", where)
             if name is not None and any(name == item.name for item in result):
                 self.add("name-unique", join(where, "name"), "{!r} occurs twice".format(name))
             arch = self.reader.name(entry, "arch", where)
             backend = self.reader.name(entry, "backend", where)
-            features = []
-            for i, item in enumerate(self.reader.items(entry, "requires", where, 0, 256)):
-                feature = self.reader.as_string(item, "{}.requires[{}]".format(where, i))
-                if feature is not None and self.reader.check_name(feature, join(where, "requires")):
-                    features.append(feature)
+            features = self.reader.strings(entry, "requires", where, 0, 256)
+            for feature in features:
+                self.reader.check_name(feature, join(where, "requires"))
             glibc = self._glibc(entry, where)
             rank = self.reader.integer(entry, "rank", where)
-            runtime, recipe, torch, programs = "", "", "", []
+            parts: Dict[str, Any] = {}
             if backend in (AOTI_CPU, TORCH):
                 if arch is not None and arch not in probes:
                     text = "no probe for the architecture {!r}".format(arch)
                     self.add("variant-probe", where, text)
                 if backend == TORCH:
-                    torch = self.reader.name(entry, "torch", where) or ""
+                    parts["torch"] = self.reader.name(entry, "torch", where) or ""
                 else:
-                    path = self.reader.string(entry, "runtime", where)
-                    if path is not None:
-                        self._listed(path, join(where, "runtime"))
-                        runtime = path
-                programs = self._programs(entry, where, n_buckets)
+                    parts["runtime"] = self._path(entry, "runtime", where)
+                parts["programs"] = self._programs(entry, where, n_buckets)
             elif backend == TENSORRT:
-                path = self.reader.string(entry, "recipe", where)
-                if path is not None:
-                    self._listed(path, join(where, "recipe"))
-                    recipe = path
+                parts["recipe"] = self._path(entry, "recipe", where)
             result.append(
                 Variant(
                     name=name or "",
                     arch=arch or "",
                     backend=backend or "",
-                    requires=tuple(features),
+                    requires=features,
                     glibc=glibc,
                     rank=rank or 0,
-                    runtime=runtime,
-                    programs=tuple(programs),
-                    recipe=recipe,
-                    torch=torch,
+                    **parts,
                 )
             )
         return result
 
     def _glibc(self, entry: Dict[str, Any], where: str) -> Optional[str]:
-        value = self.reader.key(entry, "glibc", where)
-        if value is None:
+        if self.reader.key(entry, "glibc", where) is None:
             return None
-        text = self.reader.as_string(value, join(where, "glibc"))
-        if text is not None and not _GLIBC.fullmatch(text):
-            problem = "{!r} must look like 2.34".format(shorten(text))
-            self.add("variant-glibc", join(where, "glibc"), problem)
+        text = self.reader.string(entry, "glibc", where)
+        place = join(where, "glibc")
+        self.reader.check_form(text, place, _GLIBC, "variant-glibc", "must look like 2.34")
         return text
 
-    def _programs(self, entry: Dict[str, Any], where: str, n_buckets: int) -> List[str]:
+    def _programs(self, entry: Dict[str, Any], where: str, n_buckets: int) -> Tuple[str, ...]:
         place = join(where, "programs")
-        programs = []
-        items = self.reader.items(entry, "programs", where, 0, 256)
-        for i, item in enumerate(items):
-            path = self.reader.as_string(item, "{}[{}]".format(place, i))
-            if path is not None:
-                self._listed(path, "{}[{}]".format(place, i))
-                programs.append(path)
-        if "programs" in entry and len(items) != n_buckets:
-            text = "{} programs for {} buckets".format(len(items), n_buckets)
+        programs = self.reader.strings(entry, "programs", where, 0, 256)
+        for i, path in enumerate(programs):
+            self.reader.check_listed(path, "{}[{}]".format(place, i), self.files)
+        listed = entry.get("programs")
+        if isinstance(listed, list) and len(listed) != n_buckets:
+            text = "{} programs for {} buckets".format(len(listed), n_buckets)
             self.add("variant-programs", place, text)
         return programs
 
     def _golden(self, n_buckets: int) -> List[GoldenCase]:
         result = []
         seen = set()
-        for index, value in enumerate(self.reader.items(self.document, "golden", "", 0, 65536)):
-            where = "golden[{}]".format(index)
-            entry = self.reader.as_object(value, where)
-            if entry is not value:
-                continue
+        for where, entry in self.reader.objects(self.document, "golden", "", 0, 65536):
             bucket = self.reader.integer(entry, "bucket", where)
             case = self.reader.name(entry, "case", where)
-            path = self.reader.string(entry, "file", where)
-            if path is not None:
-                self._listed(path, join(where, "file"))
+            path = self._path(entry, "file", where)
             if bucket is not None and not 0 <= bucket < n_buckets:
                 text = "there is no bucket {}, only 0..{}".format(bucket, n_buckets - 1)
                 self.add("golden-bucket", join(where, "bucket"), text)
-            if bucket is None or case is None or path is None:
+            if bucket is None or case is None:
                 continue
             if (bucket, case) in seen:
                 text = "the case {!r} of bucket {} occurs twice".format(case, bucket)

@@ -8,10 +8,9 @@ is a valid ``Recipe`` or a ``BundleError`` that lists every broken rule of FORMA
 import os
 import posixpath
 import re
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from ..errors import FormatVersionError
-from ..finish.shipped import read_shipped
 from .document import Problems, Reader, join, parse_json, shorten
 from .folder import BundleFolder
 from .manifest import check_path, read_tolerance
@@ -44,8 +43,11 @@ __all__ = [
 MAX_RECIPE_BYTES = 4 << 20
 MAX_SIZE = 2**31 - 1
 MAX_BYTES = 1 << 48
+MAX_SMS = 4096
+#: The strings of ``DeviceIdentity.key_json``.
+IDENTITY = ("model", "l4t", "name", "compute_capability", "driver", "tensorrt")
 _VERSION = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
-_MODEL = re.compile(r"[ -~]{1,200}")
+_TEXT = re.compile(r"[ -~]{1,200}")
 _HINT = "the recipe was written wrongly or changed; build the bundle again"
 
 
@@ -118,53 +120,33 @@ class _RecipeReader:
     def read(self) -> Optional[Recipe]:
         """The recipe; None when a problem was noted."""
         top, reader = self.document, self.reader
-        onnx, weights = self._file(top, "onnx", ""), self._file(top, "weights", "")
-        opset = self._ranged(top, "opset", "", 9, 99)
-        precision = reader.name(top, "precision", "")
         if reader.boolean(top, "strongly_typed", "") is False:
             self.add("recipe-typed", "strongly_typed", "must be true")
-        padding = reader.boolean(top, "padding", "")
-        tolerance = read_tolerance(top, reader, "recipe-tolerance")
-        min_cosine = self._min_cosine()
-        jetpack = self._version(top, "jetpack", "", may_be_empty=True)
-        least, below = self._versions()
-        device = self._device()
-        inputs = self._tensors("inputs", self.manifest.inputs)
-        outputs = self._tensors("outputs", self.manifest.outputs)
-        profiles = self._profiles()
-        builder = reader.mapping(top, "builder", "")
-        level = workspace = None
-        if builder is top.get("builder"):
-            level = self._ranged(builder, "optimization_level", "builder", 0, 5)
-            workspace = self._ranged(builder, "workspace_bytes", "builder", 1, MAX_BYTES)
-        predicted = self._predicted()
-        engine = self._engine()
-        if reader.problems.items:
-            return None
-        assert opset is not None and precision is not None and padding is not None
-        assert tolerance is not None
-        assert device is not None and predicted is not None
-        assert level is not None and workspace is not None
-        return Recipe(
-            onnx=onnx,
-            weights=weights,
-            opset=opset,
-            precision=precision,
-            padding=padding,
-            tolerance=tolerance,
-            min_cosine=min_cosine,
-            jetpack=jetpack,
-            least=least,
-            below=below,
-            device=device,
-            inputs=inputs,
-            outputs=outputs,
-            profiles=tuple(profiles),
-            optimization_level=level,
-            workspace_bytes=workspace,
-            predicted=predicted,
-            engine=engine,
-        )
+        values: Dict[str, Any] = {
+            "onnx": self._file(top, "onnx", ""),
+            "weights": self._file(top, "weights", ""),
+            "opset": self._ranged(top, "opset", "", 9, 99),
+            "precision": reader.name(top, "precision", ""),
+            "padding": reader.boolean(top, "padding", ""),
+            "tolerance": read_tolerance(top, reader, "recipe-tolerance"),
+            "min_cosine": self._min_cosine(),
+            "jetpack": self._version(top, "jetpack", "", may_be_empty=True),
+            "inputs": self._tensors("inputs", self.manifest.inputs),
+            "outputs": self._tensors("outputs", self.manifest.outputs),
+            "profiles": self._profiles(),
+        }
+        for key, read in (
+            ("tensorrt", self._versions),
+            ("device", self._device),
+            ("builder", self._builder),
+            ("predicted", self._predicted),
+        ):
+            entry = reader.mapping(top, key, "")
+            if entry is top.get(key):
+                values.update(read(entry))
+        if top.get("engine") is not None:
+            values["engine"] = self._engine(reader.mapping(top, "engine", ""))
+        return None if reader.problems.items else Recipe(**values)
 
     def _file(self, parent: Dict[str, Any], key: str, where: str) -> str:
         name = self.reader.string(parent, key, where)
@@ -172,144 +154,132 @@ class _RecipeReader:
         if name is None:
             return ""
         if "/" in name or check_path(name) is not None:
-            self.add(
-                "recipe-files", place, "{!r} isn't the bare name of a file".format(shorten(name))
-            )
+            text = "{!r} isn't the bare name of a file"
+            self.add("recipe-files", place, text.format(shorten(name)))
         elif sibling(self.variant, name) not in self.manifest.files:
             text = "{!r} isn't listed in the manifest's files"
             self.add("recipe-files", place, text.format(shorten(sibling(self.variant, name), 200)))
         return name
 
-    def _engine(self) -> Optional[ShippedEngine]:
-        if self.document.get("engine") is None:
-            return None
-        entry = self.reader.mapping(self.document, "engine", "")
-        if entry is not self.document["engine"]:
-            return None
-        file = self._file(entry, "file", "engine")
-        return read_shipped(self.reader, entry, file, self.manifest)
-
     def _ranged(
         self, parent: Dict[str, Any], key: str, where: str, least: int, most: int
     ) -> Optional[int]:
-        value = self.reader.integer(parent, key, where)
-        if value is not None and not least <= value <= most:
-            text = "{} isn't within {}..{}".format(value, least, most)
-            self.add("recipe-range", join(where, key), text)
-        return value
+        return self.reader.within(parent, key, where, least, most, "recipe-range")
+
+    def _optional(self, parent: Dict[str, Any], key: str, where: str) -> Optional[float]:
+        """A number, or None where it is null."""
+        if self.reader.key(parent, key, where) is None:
+            return None
+        return self.reader.number(parent, key, where)
 
     def _min_cosine(self) -> Optional[float]:
-        value = self.reader.key(self.document, "min_cosine", "")
-        if value is None:
-            return None
-        cosine: Optional[float] = self.reader.as_number(value, "min_cosine")
-        if cosine is not None and not 0 <= cosine <= 1:
-            self.add("recipe-tolerance", "min_cosine", "{} isn't within 0..1".format(cosine))
+        cosine = self._optional(self.document, "min_cosine", "")
+        if cosine is not None:
+            self.reader.check_range(cosine, "min_cosine", 0, 1, "recipe-tolerance")
         return cosine
 
     def _version(
         self, parent: Dict[str, Any], key: str, where: str, may_be_empty: bool = False
     ) -> str:
         value = self.reader.string(parent, key, where)
-        if value is not None and not _VERSION.fullmatch(value) and (value or not may_be_empty):
-            text = "{!r} must look like 10.3".format(shorten(value))
-            self.add("recipe-versions", join(where, key), text)
+        if value or not may_be_empty:
+            place = join(where, key)
+            self.reader.check_form(value, place, _VERSION, "recipe-versions", "must look like 10.3")
         return value or ""
 
-    def _versions(self) -> Tuple[str, str]:
-        entry = self.reader.mapping(self.document, "tensorrt", "")
-        if entry is not self.document.get("tensorrt"):
-            return "", ""
+    def _versions(self, entry: Dict[str, Any]) -> Dict[str, Any]:
         least = self._version(entry, "least", "tensorrt")
         below = self._version(entry, "below", "tensorrt")
         formed = _VERSION.fullmatch(least) and _VERSION.fullmatch(below)
         if formed and version_pair(least) >= version_pair(below):
             text = "no version is at least {} and below {}".format(least, below)
             self.add("recipe-versions", "tensorrt", text)
-        return least, below
+        return {"least": least, "below": below}
 
-    def _device(self) -> Optional[TargetDevice]:
-        entry = self.reader.mapping(self.document, "device", "")
-        if entry is not self.document.get("device"):
-            return None
-        name = self.reader.name(entry, "name", "device")
-        capability = self._version(entry, "compute_capability", "device")
+    def _device(self, entry: Dict[str, Any]) -> Dict[str, Any]:
         sm_count = None
         if self.reader.key(entry, "sm_count", "device") is not None:
-            sm_count = self._ranged(entry, "sm_count", "device", 1, 4096)
-        memory = self._ranged(entry, "memory_bytes", "device", 1, MAX_BYTES)
-        models = []
-        for index, item in enumerate(self.reader.items(entry, "models", "device", 1, 16)):
-            place = "device.models[{}]".format(index)
-            model = self.reader.as_string(item, place)
-            if model is not None and not _MODEL.fullmatch(model):
-                text = "{!r} must be 1 to 200 printable ASCII characters".format(shorten(model))
-                self.add("recipe-model", place, text)
-            models.append(model or "")
-        if name is None or memory is None:
-            return None
-        return TargetDevice(name, capability, sm_count, memory, tuple(models))
+            sm_count = self._ranged(entry, "sm_count", "device", 1, MAX_SMS)
+        models = self.reader.strings(entry, "models", "device", 1, 16)
+        for index, model in enumerate(models):
+            self._check_text(model, "device.models[{}]".format(index), "recipe-model")
+        device = TargetDevice(
+            name=self.reader.name(entry, "name", "device") or "",
+            compute_capability=self._version(entry, "compute_capability", "device"),
+            sm_count=sm_count,
+            memory_bytes=self._ranged(entry, "memory_bytes", "device", 1, MAX_BYTES) or 0,
+            models=models,
+        )
+        return {"device": device}
+
+    def _builder(self, entry: Dict[str, Any]) -> Dict[str, Any]:
+        return {
+            "optimization_level": self._ranged(entry, "optimization_level", "builder", 0, 5),
+            "workspace_bytes": self._ranged(entry, "workspace_bytes", "builder", 1, MAX_BYTES),
+        }
 
     def _tensors(self, key: str, specs: Sequence[TensorSpec]) -> Tuple[TensorType, ...]:
         result = []
-        for index, value in enumerate(self.reader.items(self.document, key, "", 1, 64)):
-            where = "{}[{}]".format(key, index)
-            entry = self.reader.as_object(value, where)
-            if entry is not value:
-                continue
+        for where, entry in self.reader.objects(self.document, key, "", 1, 64):
             name = self.reader.name(entry, "name", where)
             dtype = self.reader.string(entry, "dtype", where)
             if name is not None and dtype is not None:
                 result.append(TensorType(name, dtype))
-        wanted = [(item.name, item.dtype) for item in specs]
-        found = [(item.name, item.dtype) for item in result]
-        if found != wanted:
+        listed = [(item.name, item.dtype) for item in result]
+        expected = [(item.name, item.dtype) for item in specs]
+        if listed != expected:
             text = "are {}, the manifest has {}"
-            self.add("recipe-tensors", key, text.format(_pairs(found), _pairs(wanted)))
+            self.add("recipe-tensors", key, text.format(_pairs(listed), _pairs(expected)))
         return tuple(result)
 
-    def _profiles(self) -> List[Dict[str, ShapeRange]]:
-        buckets = self.manifest.buckets
+    def _check_names(
+        self, entry: Dict[str, Any], where: str, specs: Sequence[TensorSpec], rule: str
+    ) -> bool:
+        """Whether the keys are the names of these inputs and outputs."""
+        names = [item.name for item in specs]
+        if entry.keys() == set(names):
+            return True
+        listed = ", ".join(shorten(name) for name in sorted(entry)[:64]) or "none"
+        self.add(rule, where, "has {}, must have {}".format(listed, ", ".join(names)))
+        return False
+
+    def _profiles(self) -> Tuple[Dict[str, ShapeRange], ...]:
+        buckets, inputs = self.manifest.buckets, self.manifest.inputs
         items = self.reader.items(self.document, "profiles", "", 1, 256)
-        if "profiles" in self.document and len(items) != len(buckets):
-            text = "{} profiles for {} buckets".format(len(items), len(buckets))
-            self.add("recipe-profiles", "profiles", text)
+        if "profiles" in self.document:
+            self._check_count(len(items), "profiles", "profiles", "recipe-profiles")
         result = []
-        names = [item.name for item in self.manifest.inputs]
         for index, (value, bucket) in enumerate(zip(items, buckets)):
             where = "profiles[{}]".format(index)
             entry = self.reader.as_object(value, where)
             if entry is not value:
                 continue
-            if entry.keys() != set(names):
-                text = "has {}, must have {}"
-                found = ", ".join(shorten(name) for name in sorted(entry)[:64]) or "none"
-                self.add("recipe-profiles", where, text.format(found, ", ".join(names)))
-            ranges = {}
-            for spec in self.manifest.inputs:
-                if spec.name in entry:
-                    shapes = self._range(entry[spec.name], join(where, spec.name), spec, bucket)
-                    if shapes is not None:
-                        ranges[spec.name] = shapes
+            self._check_names(entry, where, inputs, "recipe-profiles")
+            ranges = {
+                spec.name: self._range(entry, where, spec, bucket)
+                for spec in inputs
+                if spec.name in entry
+            }
             result.append(ranges)
-        return result
+        return tuple(result)
+
+    def _check_count(self, count: int, where: str, things: str, rule: str) -> None:
+        buckets = len(self.manifest.buckets)
+        if count != buckets:
+            self.add(rule, where, "{} {} for {} buckets".format(count, things, buckets))
 
     def _range(
-        self, value: object, where: str, spec: TensorSpec, bucket: BucketSpec
-    ) -> Optional[ShapeRange]:
-        entry = self.reader.as_object(value, where)
-        if entry is not value:
-            return None
-        shapes = []
-        for key in ("min", "opt", "max"):
-            items = self.reader.items(entry, key, where, 0, 8)
-            place = join(where, key)
-            sizes = [self.reader.as_integer(item, place) for item in items]
-            shapes.append(tuple(size for size in sizes if size is not None))
+        self, parent: Dict[str, Any], place: str, spec: TensorSpec, bucket: BucketSpec
+    ) -> ShapeRange:
+        where = join(place, spec.name)
+        entry = self.reader.mapping(parent, spec.name, place)
+        if entry is not parent[spec.name]:
+            return ShapeRange((), (), ())
+        shapes = [self.reader.integers(entry, key, where, 0, 8) for key in ("min", "opt", "max")]
         if any(len(shape) != len(spec.shape) for shape in shapes):
             text = "min, opt and max must have {} sizes each".format(len(spec.shape))
             self.add("recipe-profile", where, text)
-            return None
+            return ShapeRange((), (), ())
         padded = bucket.padded(self.manifest.length_axis)
         for index, dim in enumerate(spec.shape):
             lo, opt, hi = (shape[index] for shape in shapes)
@@ -325,33 +295,73 @@ class _RecipeReader:
                 self.add("recipe-profile", where, text)
         return ShapeRange(*shapes)
 
-    def _predicted(self) -> Optional[Predicted]:
-        entry = self.reader.mapping(self.document, "predicted", "")
-        if entry is not self.document.get("predicted"):
+    def _predicted(self, entry: Dict[str, Any]) -> Dict[str, Any]:
+        where, place = "predicted", "predicted.scratch_bytes"
+        scratch = self.reader.integers(entry, "scratch_bytes", where, 1, 256)
+        for size in scratch:
+            self.reader.check_range(size, place, 0, MAX_BYTES, "recipe-range")
+        if isinstance(entry.get("scratch_bytes"), list) and entry["scratch_bytes"]:
+            self._check_count(len(entry["scratch_bytes"]), place, "sizes", "recipe-profiles")
+        seconds = self._optional(entry, "build_seconds", where)
+        if seconds is not None and not seconds >= 0:
+            text = "{} is negative".format(seconds)
+            self.add("recipe-range", "predicted.build_seconds", text)
+        predicted = Predicted(
+            build_bytes=self._ranged(entry, "build_bytes", where, 0, MAX_BYTES) or 0,
+            engine_bytes=self._ranged(entry, "engine_bytes", where, 0, MAX_BYTES) or 0,
+            scratch_bytes=scratch,
+            build_seconds=seconds,
+            how=self.reader.string(entry, "how", where) or "",
+        )
+        return {"predicted": predicted}
+
+    def _engine(self, entry: Dict[str, Any]) -> Optional[ShippedEngine]:
+        if entry is not self.document["engine"]:
             return None
-        build = self._ranged(entry, "build_bytes", "predicted", 0, MAX_BYTES)
-        engine = self._ranged(entry, "engine_bytes", "predicted", 0, MAX_BYTES)
-        scratch = []
-        place = "predicted.scratch_bytes"
-        for item in self.reader.items(entry, "scratch_bytes", "predicted", 1, 256):
-            size = self.reader.as_integer(item, place)
-            if size is not None and not 0 <= size <= MAX_BYTES:
-                self.add("recipe-range", place, "{} isn't within 0..{}".format(size, MAX_BYTES))
-            scratch.append(size or 0)
-        if scratch and len(scratch) != len(self.manifest.buckets):
-            text = "{} sizes for {} buckets".format(len(scratch), len(self.manifest.buckets))
-            self.add("recipe-profiles", place, text)
-        seconds = self.reader.key(entry, "build_seconds", "predicted")
-        if seconds is not None:
-            seconds = self.reader.as_number(seconds, "predicted.build_seconds")
-            if seconds is not None and not seconds >= 0:
-                self.add(
-                    "recipe-range", "predicted.build_seconds", "{} is negative".format(seconds)
-                )
-        how = self.reader.string(entry, "how", "predicted")
-        if build is None or engine is None or how is None:
-            return None
-        return Predicted(build, engine, tuple(scratch), seconds, how)
+        reader, place = self.reader, "engine.profile_of"
+        profile_of = reader.integers(entry, "profile_of", "engine", 1, 256)
+        if isinstance(entry.get("profile_of"), list) and entry["profile_of"]:
+            self._check_count(len(entry["profile_of"]), place, "profiles", "recipe-engine")
+        for number in profile_of:
+            most = len(self.manifest.buckets) - 1
+            reader.check_range(number, place, 0, most, "recipe-engine")
+        return ShippedEngine(
+            file=self._file(entry, "file", "engine"),
+            made_by=self._text(entry, "made_by", "engine"),
+            device=self._shipped_for(reader.mapping(entry, "device", "engine")),
+            profile_of=profile_of,
+            tensors=self._native_names(reader.mapping(entry, "tensors", "engine")),
+        )
+
+    def _shipped_for(self, entry: Dict[str, Any]) -> Dict[str, Any]:
+        where = "engine.device"
+        # "" where the system doesn't say.
+        result: Dict[str, Any] = {
+            key: self._text(entry, key, where) if entry.get(key) != "" else "" for key in IDENTITY
+        }
+        result["sm_count"] = self.reader.within(
+            entry, "sm_count", where, 1, MAX_SMS, "recipe-engine"
+        )
+        result["integrated"] = self.reader.boolean(entry, "integrated", where)
+        return result
+
+    def _native_names(self, entry: Dict[str, Any]) -> Dict[str, str]:
+        where, specs = "engine.tensors", (*self.manifest.inputs, *self.manifest.outputs)
+        if not self._check_names(entry, where, specs, "recipe-engine"):
+            return {}
+        result = {spec.name: self._text(entry, spec.name, where) for spec in specs}
+        if len(set(result.values())) < len(result):
+            self.add("recipe-engine", where, "two have the same name")
+        return result
+
+    def _text(self, parent: Dict[str, Any], key: str, where: str) -> str:
+        value = self.reader.string(parent, key, where)
+        self._check_text(value, join(where, key), "recipe-engine")
+        return value or ""
+
+    def _check_text(self, value: Optional[str], where: str, rule: str) -> None:
+        text = "must be 1 to 200 printable ASCII characters"
+        self.reader.check_form(value, where, _TEXT, rule, text)
 
 
 def _pairs(items: Sequence[Tuple[str, str]]) -> str:

@@ -6,9 +6,9 @@ it before they leave.
 
 import json
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
-from .schema import Tolerance
+from .schema import Record, Tolerance, plain
 
 RECIPE_VERSION = 1
 
@@ -16,32 +16,24 @@ Shape = Tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class ShapeRange:
+class ShapeRange(Record):
     """The shapes that one input has in one profile: smallest, the one tuned for, largest."""
 
     min: Shape
     opt: Shape
     max: Shape
 
-    def to_json(self) -> Dict[str, List[int]]:
-        """{"min", "opt", "max"}."""
-        return {"min": list(self.min), "opt": list(self.opt), "max": list(self.max)}
-
 
 @dataclass(frozen=True)
-class TensorType:
+class TensorType(Record):
     """Name and dtype of an input or output, as the ONNX has them."""
 
     name: str
     dtype: str
 
-    def to_json(self) -> Dict[str, str]:
-        """{"name", "dtype"}."""
-        return {"name": self.name, "dtype": self.dtype}
-
 
 @dataclass(frozen=True)
-class TargetDevice:
+class TargetDevice(Record):
     """The module that the recipe is for; ``models`` are parts of what its device tree may say.
 
     Of a recipe that is for no Jetson, they are parts of what CUDA may call the GPU.
@@ -55,19 +47,9 @@ class TargetDevice:
     memory_bytes: int
     models: Tuple[str, ...]
 
-    def to_json(self) -> Dict[str, Any]:
-        """The recipe's entry."""
-        return {
-            "name": self.name,
-            "compute_capability": self.compute_capability,
-            "sm_count": self.sm_count,
-            "memory_bytes": self.memory_bytes,
-            "models": list(self.models),
-        }
-
 
 @dataclass(frozen=True)
-class Predicted:
+class Predicted(Record):
     """What the build host expects: bytes, and seconds where it can tell; ``how`` says from what."""
 
     build_bytes: int
@@ -76,19 +58,9 @@ class Predicted:
     build_seconds: Optional[float]
     how: str
 
-    def to_json(self) -> Dict[str, Any]:
-        """The recipe's entry."""
-        return {
-            "build_bytes": self.build_bytes,
-            "engine_bytes": self.engine_bytes,
-            "scratch_bytes": list(self.scratch_bytes),
-            "build_seconds": self.build_seconds,
-            "how": self.how,
-        }
-
 
 @dataclass(frozen=True)
-class ShippedEngine:
+class ShippedEngine(Record):
     """An engine that lies beside the recipe, for one very device.
 
     Attributes:
@@ -104,16 +76,6 @@ class ShippedEngine:
     device: Mapping[str, Any]
     profile_of: Tuple[int, ...]
     tensors: Mapping[str, str]
-
-    def to_json(self) -> Dict[str, Any]:
-        """The recipe's entry."""
-        return {
-            "file": self.file,
-            "made_by": self.made_by,
-            "device": dict(self.device),
-            "profile_of": list(self.profile_of),
-            "tensors": dict(self.tensors),
-        }
 
 
 @dataclass(frozen=True)
@@ -163,12 +125,9 @@ class Recipe:
             "jetpack": self.jetpack,
             "tensorrt": {"least": self.least, "below": self.below},
             "device": self.device.to_json(),
-            "inputs": [item.to_json() for item in self.inputs],
-            "outputs": [item.to_json() for item in self.outputs],
-            "profiles": [
-                {name: shapes.to_json() for name, shapes in profile.items()}
-                for profile in self.profiles
-            ],
+            "inputs": plain(self.inputs),
+            "outputs": plain(self.outputs),
+            "profiles": plain(self.profiles),
             "builder": {
                 "optimization_level": self.optimization_level,
                 "workspace_bytes": self.workspace_bytes,

@@ -27,6 +27,25 @@ TEXT_STEPS = ("strip", "lower")
 Dim = Union[int, str, None]
 
 
+class Record:
+    """A base of dataclasses whose JSON is an object of their fields."""
+
+    def to_json(self) -> Dict[str, Any]:
+        """Plain JSON values in the order of the fields."""
+        return {key: plain(value) for key, value in self.__dict__.items()}
+
+
+def plain(value: Any) -> Any:
+    """``value`` as plain JSON values: records and mappings are objects, tuples lists."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """One input or output. ``shape`` items: a fixed size, the name of an axis, or (in outputs)
@@ -112,7 +131,7 @@ class BucketSpec:
         """{"mode", "axes"}, and "pad_axes" where it is more than ``length_axis``."""
         entry: Dict[str, Any] = {
             "mode": self.mode,
-            "axes": {axis: extent.to_json() for axis, extent in self.axes.items()},
+            "axes": plain(self.axes),
         }
         if self.pad_axes not in ((), (length_axis,)):
             entry["pad_axes"] = list(self.pad_axes)
@@ -160,20 +179,16 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class GoldenCase:
+class GoldenCase(Record):
     """A recorded run of eager for one bucket; ``file`` is an .npz with in.* and out.* arrays."""
 
     bucket: int
     case: str
     file: str
 
-    def to_json(self) -> Dict[str, Any]:
-        """{"bucket", "case", "file"}."""
-        return {"bucket": self.bucket, "case": self.case, "file": self.file}
-
 
 @dataclass(frozen=True)
-class Tolerance:
+class Tolerance(Record):
     """Agreement means |got - want| <= atol + rtol * max|want|, per output."""
 
     atol: float
@@ -183,25 +198,17 @@ class Tolerance:
         """The largest allowed difference for an output whose largest magnitude is ``scale``."""
         return self.atol + self.rtol * scale
 
-    def to_json(self) -> Dict[str, float]:
-        """{"atol", "rtol"}."""
-        return {"atol": self.atol, "rtol": self.rtol}
-
 
 @dataclass(frozen=True)
-class FileEntry:
+class FileEntry(Record):
     """Size in bytes and lower-case hex SHA-256 of one file."""
 
     size: int
     sha256: str
 
-    def to_json(self) -> Dict[str, Any]:
-        """{"size", "sha256"}."""
-        return {"size": self.size, "sha256": self.sha256}
-
 
 @dataclass(frozen=True)
-class GenerationSpec:
+class GenerationSpec(Record):
     """How a generative bundle's programs are called, by the names of inputs, output and axes.
 
     ``eos``, ``bos`` and ``pad`` are token ids; ``defaults`` has what ``Model.generate`` takes where
@@ -235,36 +242,15 @@ class GenerationSpec:
 
     def to_json(self) -> Dict[str, Any]:
         """The manifest's entry."""
-        more: Dict[str, Any] = {}
-        if self.kind == SEQ2SEQ:
-            more = {
-                "encoder": self.encoder,
-                "source": self.source,
-                "cross": list(self.cross),
-                "start": list(self.start),
-                "suppress": list(self.suppress),
-                "suppress_first": list(self.suppress_first),
-            }
-        return {
-            "kind": self.kind,
-            "input": self.input,
-            "position": self.position,
-            "last": self.last,
-            "logits": self.logits,
-            "length_axis": self.length_axis,
-            "context_axis": self.context_axis,
-            "max_context": self.max_context,
-            "caches": list(self.caches),
-            "eos": list(self.eos),
-            "bos": self.bos,
-            "pad": self.pad,
-            "defaults": dict(self.defaults),
-            **more,
-        }
+        whole = {"kind": self.kind, **super().to_json()}
+        if self.kind != SEQ2SEQ:
+            for key in ("encoder", "source", "cross", "start", "suppress", "suppress_first"):
+                del whole[key]
+        return whole
 
 
 @dataclass(frozen=True)
-class TextSpec:
+class TextSpec(Record):
     """How texts become inputs: ``tokenizer`` is the path of a tokenizer.json.
 
     ``max_length`` is in tokens, special ones included; ``pad_id`` fills a row behind its tokens;
@@ -279,18 +265,6 @@ class TextSpec:
     prepare: Tuple[str, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: Optional[str] = None
-
-    def to_json(self) -> Dict[str, Any]:
-        """The manifest's entry."""
-        return {
-            "tokenizer": self.tokenizer,
-            "max_length": self.max_length,
-            "pad_id": self.pad_id,
-            "inputs": dict(self.inputs),
-            "prepare": list(self.prepare),
-            "prompts": dict(self.prompts),
-            "default_prompt": self.default_prompt,
-        }
 
 
 @dataclass(frozen=True)
@@ -350,20 +324,20 @@ class Manifest:
             "precision": self.precision,
             "inputs": [item.to_json(True) for item in self.inputs],
             "outputs": [item.to_json(False) for item in self.outputs],
-            "axes": {axis: extent.to_json() for axis, extent in self.axes.items()},
+            "axes": plain(self.axes),
             "length_axis": self.length_axis,
             "buckets": [item.to_json(self.length_axis) for item in self.buckets],
-            "variants": [item.to_json() for item in self.variants],
+            "variants": plain(self.variants),
             "probes": dict(sorted(self.probes.items())),
             "weights": dict(sorted(self.weights.items())),
-            "golden": [item.to_json() for item in self.golden],
+            "golden": plain(self.golden),
             "tolerance": self.tolerance.to_json(),
             "plan": dict(self.plan),
             "expected": dict(self.expected),
             **generation,
             **({} if self.text is None else {"text": self.text.to_json()}),
-            **({"labels": _lists(self.labels)} if self.labels else {}),
-            "files": {path: entry.to_json() for path, entry in sorted(self.files.items())},
+            **({"labels": plain(self.labels)} if self.labels else {}),
+            "files": plain(dict(sorted(self.files.items()))),
         }
 
     def to_bytes(self) -> bytes:
@@ -374,7 +348,3 @@ class Manifest:
         """
         text = json.dumps(self.to_json(), indent=1, ensure_ascii=True, allow_nan=False)
         return text.encode("ascii") + b"\n"
-
-
-def _lists(labels: Mapping[str, Tuple[str, ...]]) -> Dict[str, Any]:
-    return {name: list(items) for name, items in labels.items()}

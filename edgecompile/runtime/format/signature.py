@@ -76,20 +76,16 @@ class SignatureReader:
         used: Set[Dim] = set()
         most = MAX_INPUTS if is_input else MAX_OUTPUTS
         names: Set[str] = set()
-        for index, value in enumerate(self.reader.items(self.document, key, "", 1, most)):
-            where = "{}[{}]".format(key, index)
-            entry = self.reader.as_object(value, where)
-            if entry is not value:
-                continue
+        for where, entry in self.reader.objects(self.document, key, "", 1, most):
             name = self.reader.name(entry, "name", where)
             if name is not None and name in names:
                 self.add("name-unique", join(where, "name"), "{!r} occurs twice".format(name))
             names.add(name or "")
             dtype = self.reader.string(entry, "dtype", where)
-            if dtype is not None and dtype not in INPUT_NAMES:
-                text = "{!r} isn't one of {}".format(shorten(dtype), ", ".join(INPUT_NAMES))
-                self.add("dtype-known", join(where, "dtype"), text)
-                dtype = None
+            place = join(where, "dtype")
+            if dtype is not None:
+                known = self.reader.check_choice(dtype, place, INPUT_NAMES, "dtype-known")
+                dtype = dtype if known else None
             shape = self._shape(entry, where, is_input)
             pad, bounds = self._values(entry, where, dtype) if is_input else (None, None)
             default = self._default(entry, where, dtype, bounds) if is_input else None
@@ -208,15 +204,10 @@ class SignatureReader:
     ) -> List[BucketSpec]:
         result = []
         wanted = ""  # made once: a hostile document has 256 buckets and as many axes as it likes
-        for index, value in enumerate(self.reader.items(self.document, "buckets", "", 1, 256)):
-            where = "buckets[{}]".format(index)
-            entry = self.reader.as_object(value, where)
-            if entry is not value:
-                continue
+        for where, entry in self.reader.objects(self.document, "buckets", "", 1, 256):
             mode = self.reader.string(entry, "mode", where)
-            if mode is not None and mode not in MODES:
-                text = "{!r} isn't one of {}".format(shorten(mode), ", ".join(MODES))
-                self.add("bucket-mode", join(where, "mode"), text)
+            if mode is not None:
+                self.reader.check_choice(mode, join(where, "mode"), MODES, "bucket-mode")
             pad_axes = self._pad_axes(entry, where, mode, length_axis)
             if mode == "pad":
                 if length_axis is None:
@@ -248,10 +239,7 @@ class SignatureReader:
             return [length_axis] if mode == "pad" and length_axis is not None else []
         place = join(where, "pad_axes")
         result: List[str] = []
-        for index, item in enumerate(self.reader.items(entry, "pad_axes", where, 1, 16)):
-            axis = self.reader.as_string(item, "{}[{}]".format(place, index))
-            if axis is None:
-                continue
+        for axis in self.reader.strings(entry, "pad_axes", where, 1, 16):
             if axis not in self.axes:
                 text = "{!r} isn't one of the axes".format(shorten(axis))
                 self.add("bucket-pad-axes", place, text)

@@ -66,34 +66,27 @@ def read_labels(
     result = {}
     for name in entries:
         where = join(LABELS, name)
-        items = reader.items(entries, name, LABELS, 1, MAX_LABELS)
-        labels = []
-        for index, item in enumerate(items):
-            label = reader.as_string(item, "{}[{}]".format(where, index))
-            if label is None:
-                continue
+        labels = reader.strings(entries, name, LABELS, 1, MAX_LABELS)
+        for index, label in enumerate(labels):
             if not 1 <= len(label) <= 200 or not is_printable(label):
                 text = "{!r} must be 1 to 200 printable characters".format(shorten(label))
                 reader.problems.add("label-form", "{}[{}]".format(where, index), text)
-            labels.append(label)
-        if sound:
-            output = outputs.get(name)
+        if sound and isinstance(entries[name], list):
+            count, output = len(entries[name]), outputs.get(name)
             if output is None:
                 reader.problems.add("label-output", where, "there is no such output")
-            elif not output.shape or output.shape[-1] != len(items):
+            elif not output.shape or output.shape[-1] != count:
                 text = "{} labels, but the output's last dimension is {}"
                 last = output.shape[-1] if output.shape else "missing"
-                reader.problems.add("label-output", where, text.format(len(items), last))
-        result[name] = tuple(labels)
+                reader.problems.add("label-output", where, text.format(count, last))
+        result[name] = labels
     return result
 
 
 def _check_file(path: str, reader: Reader, files: Mapping[str, FileEntry]) -> None:
     where = join(KEY, "tokenizer")
-    if path not in files:
-        text = "{!r} isn't listed in files".format(shorten(path))
-        reader.problems.add("path-listed", where, text)
-    elif files[path].size > MAX_TOKENIZER_BYTES:
+    reader.check_listed(path, where, files)
+    if path in files and files[path].size > MAX_TOKENIZER_BYTES:
         text = "has {} bytes, at most {}".format(files[path].size, MAX_TOKENIZER_BYTES)
         reader.problems.add("text-size", where, text)
 
@@ -109,10 +102,8 @@ def _read_inputs(entry: Dict[str, Any], reader: Reader) -> Dict[str, str]:
         part = reader.as_string(value, join(where, name))
         if part is None:
             continue
-        if part not in TEXT_PARTS:
-            text = "{!r} isn't one of {}".format(shorten(part), ", ".join(TEXT_PARTS))
-            reader.problems.add("text-inputs", join(where, name), text)
-        elif part in seen:
+        known = reader.check_choice(part, join(where, name), TEXT_PARTS, "text-inputs")
+        if known and part in seen:
             reader.problems.add("text-inputs", join(where, name), "{} goes twice".format(part))
         seen.add(part)
         result[name] = part
@@ -122,15 +113,10 @@ def _read_inputs(entry: Dict[str, Any], reader: Reader) -> Dict[str, str]:
 def _read_steps(entry: Dict[str, Any], reader: Reader) -> Tuple[str, ...]:
     if "prepare" not in entry:
         return ()
-    steps = []
-    for index, item in enumerate(reader.items(entry, "prepare", KEY, 0, len(TEXT_STEPS))):
-        where = "{}.prepare[{}]".format(KEY, index)
-        step = reader.as_string(item, where)
-        if step is not None and step not in TEXT_STEPS:
-            text = "{!r} isn't one of {}".format(shorten(step), ", ".join(TEXT_STEPS))
-            reader.problems.add("text-prepare", where, text)
-        steps.append(step or "")
-    return tuple(steps)
+    steps = reader.strings(entry, "prepare", KEY, 0, len(TEXT_STEPS))
+    for index, step in enumerate(steps):
+        reader.check_choice(step, "{}.prepare[{}]".format(KEY, index), TEXT_STEPS, "text-prepare")
+    return steps
 
 
 def _read_prompts(entry: Dict[str, Any], reader: Reader) -> Tuple[Dict[str, str], Optional[str]]:

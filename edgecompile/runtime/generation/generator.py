@@ -1,26 +1,11 @@
 """How new tokens are asked for: the methods that a model and a session share."""
 
-from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, List, Optional
+
+from .options import Ends, Options, Stops
 
 if TYPE_CHECKING:
     from .stream import TokenStream
-
-    Stops = Union[int, Sequence[Union[int, Sequence[int]]]]
-    Ends = Union[int, Sequence[int]]
-
-
-class Options(NamedTuple):
-    """What ``Generator.generate`` takes beside a prompt; None: the bundle's default."""
-
-    max_new_tokens: Optional[int] = None
-    do_sample: Optional[bool] = None
-    temperature: Optional[float] = None
-    top_k: Optional[int] = None
-    top_p: Optional[float] = None
-    repetition_penalty: Optional[float] = None
-    seed: Optional[int] = None
-    stop: "Stops" = ()
-    eos: "Optional[Ends]" = None
 
 
 class Generator:
@@ -41,8 +26,8 @@ class Generator:
         top_p: Optional[float] = None,
         repetition_penalty: Optional[float] = None,
         seed: Optional[int] = None,
-        stop: "Stops" = (),
-        eos: "Optional[Ends]" = None,
+        stop: Stops = (),
+        eos: Optional[Ends] = None,
         decoder_input_ids: Any = None,
     ) -> List[int]:
         """New tokens of a text. A model's caches live as long as this call, a session's are kept.
@@ -76,40 +61,6 @@ class Generator:
             NativeError: native code reported a failure, or logits aren't finite.
             ModelClosedError: the model is closed.
         """
-        stream = self.stream(
-            input_ids,
-            max_new_tokens=max_new_tokens,
-            do_sample=do_sample,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-            stop=stop,
-            eos=eos,
-            decoder_input_ids=decoder_input_ids,
-        )
-        for token in stream:
-            if on_token is not None and on_token(token) is False:
-                stream.close()
-        return stream.tokens
-
-    def stream(
-        self,
-        input_ids: Any,
-        *,
-        max_new_tokens: Optional[int] = None,
-        do_sample: Optional[bool] = None,
-        temperature: Optional[float] = None,
-        top_k: Optional[int] = None,
-        top_p: Optional[float] = None,
-        repetition_penalty: Optional[float] = None,
-        seed: Optional[int] = None,
-        stop: "Stops" = (),
-        eos: "Optional[Ends]" = None,
-        decoder_input_ids: Any = None,
-    ) -> "TokenStream":
-        """Like ``generate``, as an iterator that makes each token when it is asked for."""
         options = Options(
             max_new_tokens,
             do_sample,
@@ -121,4 +72,17 @@ class Generator:
             stop,
             eos,
         )
-        return self._stream(input_ids, decoder_input_ids, options)
+        stream = self._stream(input_ids, decoder_input_ids, options)
+        for token in stream:
+            if on_token is not None and on_token(token) is False:
+                stream.close()
+        return stream.tokens
+
+    def stream(
+        self, input_ids: Any, *, decoder_input_ids: Any = None, **options: Any
+    ) -> "TokenStream":
+        """Like ``generate``, as an iterator that makes each token when it is asked for.
+
+        ``options`` are those of ``generate`` from ``max_new_tokens`` to ``eos``.
+        """
+        return self._stream(input_ids, decoder_input_ids, Options(**options))

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple, 
 import numpy as np
 
 from ..errors import DamagedBundleError, EdgecompileError
-from ..format.document import Problems, Reader, parse_json
+from ..format.document import Problems, Reader, join, parse_json
 from ..format.manifest import Manifest, Tolerance
 from ..format.schema import SEQ2SEQ
-from .generator import Options
+from .options import Options
+from .session import open_session
 from .stream import TokenStream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..model import Model
+    from ..opened import OpenBundle
 
 FILE = "golden/generation.json"
 MAX_BYTES = 4 << 20
@@ -57,21 +58,18 @@ def parse_generation_cases(data: bytes, source: str, manifest: Manifest) -> List
     assert isinstance(vocabulary, int)
     cases = []
     document = parse_json(data, source, MAX_BYTES)
-    for index, value in enumerate(reader.items(document, "cases", "", 1, MAX_CASES)):
-        where = "cases[{}]".format(index)
-        entry = reader.as_object(value, where)
-        if entry is not value or problems.too_many:
-            continue
+    for where, entry in reader.objects(document, "cases", "", 1, MAX_CASES):
+        if problems.too_many:
+            break
         lists = []
         for key in ("prompt", "tokens"):
-            items = reader.items(entry, key, where, 1, spec.max_context)
-            place = "{}.{}".format(where, key)
-            tokens = [reader.as_integer(item, place) for item in items]
-            wrong = [item for item in tokens if item is not None and not 0 <= item < vocabulary]
+            place = join(where, key)
+            tokens = reader.integers(entry, key, where, 1, spec.max_context)
+            wrong = [item for item in tokens if not 0 <= item < vocabulary]
             if wrong:
                 text = "{} isn't a token, 0..{}".format(wrong[0], vocabulary - 1)
                 problems.add("golden-generation", place, text)
-            lists.append(tuple(item for item in tokens if item is not None))
+            lists.append(tokens)
         if len(lists[0]) + len(lists[1]) > spec.max_context:
             text = "{} and {} tokens, the context has {}"
             text = text.format(len(lists[0]), len(lists[1]), spec.max_context)
@@ -93,11 +91,9 @@ def _read_source(
     """A list of tokens, or {"shape", "float32"}: the numbers, little-endian, in Base64."""
     place = where + ".source"
     if not isinstance(entry.get("source"), dict):
-        items = reader.items(entry, "source", where, 1, MAX_BYTES)
-        tokens = [reader.as_integer(item, place) for item in items]
-        return [token for token in tokens if token is not None]
+        return list(reader.integers(entry, "source", where, 1, MAX_BYTES))
     value = entry["source"]
-    sizes = [reader.as_integer(x, place) or 0 for x in reader.items(value, "shape", place, 1, 8)]
+    sizes = list(reader.integers(value, "shape", place, 1, 8))
     text = reader.string(value, "float32", place) or ""
     try:
         data = base64.b64decode(text, validate=True)
@@ -109,7 +105,7 @@ def _read_source(
         return None
 
 
-def replay_generations(model: "Model", folder: Optional[str] = None) -> List[Dict[str, Any]]:
+def replay_generations(model: "OpenBundle", folder: Optional[str] = None) -> List[Dict[str, Any]]:
     """Replays the golden generations of a bundle, or those in a folder; [] if it has none to have.
 
     Args:
@@ -172,13 +168,13 @@ class _Judge:
         return want
 
 
-def _replay(model: "Model", index: int, case: GenerationCase) -> Dict[str, Any]:
+def _replay(model: "OpenBundle", index: int, case: GenerationCase) -> Dict[str, Any]:
     judge = _Judge(case.tokens, model.tolerance)
     started = time.perf_counter_ns()
     try:
         given: Any = list(case.prompt)
         behind: Any = None
-        spec, session = model.manifest.generation, model.session()
+        spec, session = model.manifest.generation, open_session(model)
         if case.source is not None:
             assert spec is not None
             behind, given = given, case.source

@@ -5,17 +5,19 @@ i of the text, so a text that begins as the last one did needs only its new part
 """
 
 import threading
-import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from ..cpu.program import BoundRun, Program
-from ..errors import InputError, UnsupportedHostError
+from ..cpu.library import BoundRun
+from ..errors import GenerationError, InputError, UnsupportedHostError
+from ..format.manifest import AOTI_CPU, TENSORRT
 from ..format.schema import GenerationSpec
 from ..lifetime import Unique
+from ..opened import OpenBundle
 from .chunks import Chunk, ChunkPlanner, chunk_sizes
-from .generator import Generator, Options
+from .generator import Generator
+from .options import Options
 from .sampling import Sampler
 from .sources import read_source, run_encoder, same_source
 from .stream import Request, TokenStream, begin_text, make_request, turn_lost
@@ -23,7 +25,21 @@ from .stream import Request, TokenStream, begin_text, make_request, turn_lost
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..model import Model
+
+def open_session(bundle: OpenBundle) -> "Session":
+    """See ``Model.session``."""
+    spec, variant = bundle.manifest.generation, bundle.variant
+    if spec is None:
+        hint = "build it as a language model: edgecompile build --task causal-lm"
+        raise GenerationError("{} generates nothing".format(bundle.path), hint)
+    if variant.backend == TENSORRT:
+        text = "the variant {} runs on a GPU, where caches can't be changed in place"
+        raise GenerationError(text.format(variant.name), "name a variant for the CPU")
+    if variant.backend != AOTI_CPU:
+        text = "the variant {} is run by {}, which this loop can't drive"
+        text = text.format(variant.name, variant.backend)
+        raise GenerationError(text, "name a variant of the native runtime")
+    return Session(bundle, spec)
 
 
 class Session(Unique, Generator):
@@ -34,15 +50,15 @@ class Session(Unique, Generator):
     has in common with the one before isn't run; nor is an encoder for the same source.
     """
 
-    def __init__(self, model: "Model", spec: GenerationSpec, planner: ChunkPlanner) -> None:
+    def __init__(self, bundle: OpenBundle, spec: GenerationSpec) -> None:
         """Raises UnsupportedHostError where there is no memory for the caches."""
-        self._model = model
+        self._bundle = bundle
         self._spec = spec
-        self._planner = planner
+        self._planner = ChunkPlanner(bundle.manifest, spec)
         self._lock = threading.Lock()
         self._turn: Optional[TokenStream] = None
         self._tokens: List[int] = []
-        manifest = model.manifest
+        manifest = bundle.manifest
         shapes = {
             item.name: (spec.max_context, *(dim for dim in item.shape[1:] if isinstance(dim, int)))
             for item in manifest.inputs
@@ -88,17 +104,17 @@ class Session(Unique, Generator):
 
     def request(self, input_ids: Any, decoder_input_ids: Any, options: Options) -> Request:
         """Checks the arguments of ``stream``; raises what that does."""
-        model, spec = self._model, self._spec
-        if model.encoder is None:
+        bundle, spec = self._bundle, self._spec
+        if bundle.encoder is None:
             if decoder_input_ids is not None:
                 raise InputError(
                     "decoder_input_ids are for models with an encoder",
                     "give the whole text as input_ids",
                 )
-            return make_request(model.manifest, input_ids, options)
+            return make_request(bundle.manifest, input_ids, options)
         text = begin_text(spec, decoder_input_ids)
-        request = make_request(model.manifest, text, options)
-        return request._replace(source=read_source(spec, model.encoder, input_ids))
+        request = make_request(bundle.manifest, text, options)
+        return request._replace(source=read_source(spec, bundle.encoder, input_ids))
 
     def begin(self, stream: TokenStream, request: Request) -> "NDArray[np.float32]":
         """Takes the text ``request.prompt`` over from the last one, and runs what is new of it.
@@ -117,7 +133,7 @@ class Session(Unique, Generator):
 
     def _read(self, source: "Dict[str, NDArray[Any]]") -> None:
         """Lets the encoder read a source, if it isn't the one before."""
-        encoder = self._model.encoder
+        encoder = self._bundle.encoder
         assert encoder is not None
         if same_source(self._source, source):
             return
@@ -127,7 +143,7 @@ class Session(Unique, Generator):
         self._cross = run_encoder(self._spec, encoder, source)
         self._sized = {
             item.shape[0]: self._cross[item.name].shape[0]
-            for item in self._model.manifest.inputs
+            for item in self._bundle.manifest.inputs
             if item.name in self._cross and isinstance(item.shape[0], str)
         }
         self._source = source
@@ -147,7 +163,7 @@ class Session(Unique, Generator):
                 step = self._bind_step(row)
             self._ids[0, 0] = token
             self._position[0] = row
-            self._run(step, self._step_chunk.bucket, self._step_sizes)
+            self._bundle.run_bound(step, self._step_chunk.bucket, self._step_sizes)
             self._tokens.append(token)
             return self._row
 
@@ -165,7 +181,7 @@ class Session(Unique, Generator):
             ids[0, : chunk.taken] = part
             position = np.array([row], np.int64)
             last = np.array([chunk.taken - 1], np.int64)
-            self._run(
+            self._bundle.run_bound(
                 self._bind(chunk, ids, position, last),
                 chunk.bucket,
                 {**chunk_sizes(self._spec, chunk), **self._sized},
@@ -191,7 +207,7 @@ class Session(Unique, Generator):
         position: "NDArray[np.int64]",
         last: "NDArray[np.int64]",
     ) -> BoundRun:
-        spec, model = self._spec, self._model
+        spec = self._spec
         given: Dict[str, NDArray[Any]] = {
             spec.input: ids,
             spec.position: position,
@@ -200,22 +216,9 @@ class Session(Unique, Generator):
         }
         arrays: List[NDArray[Any]] = [
             self._caches[item.name][: chunk.rows] if item.name in self._caches else given[item.name]
-            for item in model.manifest.inputs
+            for item in self._bundle.manifest.inputs
         ]
-        program = model._life.hold(model._programs.get, chunk.bucket)
-        assert isinstance(program, Program)
-        return program.bind(arrays, [self._logits])
-
-    def _run(self, run: BoundRun, bucket: int, sizes: Any) -> None:
-        self._model._life.hold(self._run_held, run, bucket, sizes)
-
-    def _run_held(self, run: BoundRun, bucket: int, sizes: Any) -> None:
-        model = self._model
-        started = time.perf_counter_ns()
-        run()
-        ended = time.perf_counter_ns()
-        model._stats.record(bucket, sizes, ended - started)
-        model._writer.tick(ended)
+        return self._bundle.bind(chunk.bucket, arrays, [self._logits])
 
 
 def _indices(tokens: Sequence[int]) -> "Optional[NDArray[np.int64]]":

@@ -15,7 +15,7 @@ from .stream import refuse_text
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..model import Model
+    from ..opened import OpenBundle
 
     Arrays = Dict[str, NDArray[Any]]
 
@@ -69,7 +69,7 @@ def _is_mask(item: TensorSpec, source: TensorSpec) -> bool:
     return item.shape == source.shape and BY_NAME[item.dtype].kind in "biu" and ones
 
 
-def read_source(spec: GenerationSpec, encoder: "Model", value: Any) -> "Arrays":
+def read_source(spec: GenerationSpec, encoder: "OpenBundle", value: Any) -> "Arrays":
     """The encoder's inputs for a source, checked: masks that aren't given see all of it.
 
     Args:
@@ -98,7 +98,7 @@ def read_source(spec: GenerationSpec, encoder: "Model", value: Any) -> "Arrays":
         if name not in given and shape is not None and _is_mask(item, inputs[spec.source]):
             given[name] = np.ones(shape, item.dtype)
     # Copies: a session compares them with the next ones, and a caller may change its own.
-    return {name: array.copy() for name, array in encoder._check(given).items()}
+    return {name: array.copy() for name, array in encoder.check_inputs(given).items()}
 
 
 def _as_ids(value: Any) -> "NDArray[Any]":
@@ -116,7 +116,7 @@ def same_source(one: "Optional[Arrays]", other: "Arrays") -> bool:
     return one is not None and all(np.array_equal(one[name], other[name]) for name in other)
 
 
-def run_encoder(spec: GenerationSpec, encoder: "Model", source: "Arrays") -> "Arrays":
+def run_encoder(spec: GenerationSpec, encoder: "OpenBundle", source: "Arrays") -> "Arrays":
     """Keys and values of a source by the names of the decoder's inputs."""
     found = encoder.run(source)
     return {name: found[name] for name in spec.cross}

@@ -1,7 +1,18 @@
 """What a generation is asked for, and the stream of its tokens."""
 
 import sys
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    List,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Tuple,
+)
 
 import numpy as np
 
@@ -11,13 +22,11 @@ from ..format.document import shorten
 from ..format.manifest import Manifest
 from ..format.schema import GenerationSpec
 from ..lifetime import Unique
-from .generator import Options
+from .options import Options
 from .sampling import MAX_SEED, Sampling
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from .session import Session
 
     Choose = Callable[[NDArray[np.float32]], int]
 
@@ -107,6 +116,25 @@ def begin_text(spec: GenerationSpec, given: Any) -> Any:
     return ids if len(ids) > 1 else start
 
 
+class Text(Protocol):
+    """The session of a stream: it runs tokens and keeps what they left in the caches."""
+
+    #: Tokens that are never chosen, and those that aren't the first one; None where any may be.
+    suppressed: "Tuple[Optional[NDArray[np.int64]], Optional[NDArray[np.int64]]]"
+
+    def begin(self, stream: "TokenStream", request: Request) -> "NDArray[np.float32]":
+        """Runs the prompt; the logits [vocabulary] behind it."""
+        ...
+
+    def advance(self, stream: "TokenStream", token: int) -> "NDArray[np.float32]":
+        """Runs one token; the logits [vocabulary] behind it."""
+        ...
+
+    def has_turn(self, stream: "TokenStream") -> bool:
+        """Whether the text is still this stream's."""
+        ...
+
+
 class TokenStream(Unique):
     """The new tokens of a text, one by one as they are made; an iterator.
 
@@ -120,7 +148,7 @@ class TokenStream(Unique):
         reused: how many tokens of the prompt needn't be run, as the session had them.
     """
 
-    def __init__(self, session: "Session", request: Request, choose: "Choose") -> None:
+    def __init__(self, session: Text, request: Request, choose: "Choose") -> None:
         """``choose`` takes the next token from logits [vocabulary]; see ``sampling.Sampler``."""
         self.tokens: List[int] = []
         self.finish_reason: Optional[str] = None

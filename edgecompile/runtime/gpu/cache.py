@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ..errors import BundleError, EngineCacheError
-from ..finish.build import SETTINGS_VERSION
 from ..format.document import Problems, Reader, parse_json
 from ..format.folder import BundleFolder, hash_descriptor
 from ..format.output import make_private, write_output
@@ -30,6 +29,8 @@ from .device import DeviceIdentity
 
 CACHE_VARIABLE = "EDGECOMPILE_CACHE"
 STAMP_VERSION = 1
+#: Of the settings that no recipe has, part of an engine's key: raised whenever one changes. 2: no TF32.
+SETTINGS_VERSION = 2
 _MAX_STAMP_BYTES = 4 << 20
 _STAMP, _BUILT, _LOCK = "stamp.json", "built.json", "lock"
 
@@ -214,9 +215,7 @@ class EngineFolder:
         size = reader.integer(entry, "size", "engine")
         sha256 = reader.string(entry, "sha256", "engine")
         count = len(self.content["profiles"])
-        items = reader.items(document, "profile_of", "", count, count)
-        numbers = [reader.as_integer(item, "profile_of") for item in items]
-        profile_of = tuple(item for item in numbers if item is not None)
+        profile_of = reader.integers(document, "profile_of", "", count, count)
         tensors: Dict[str, str] = {}
         for name in reader.mapping(document, "tensors", "") if "tensors" in document else ():
             tensors[name] = reader.string(document["tensors"], name, "tensors") or ""

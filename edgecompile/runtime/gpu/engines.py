@@ -9,7 +9,7 @@ from typing import Dict, Mapping, Protocol, Tuple
 Sizes = Tuple[int, ...]
 
 #: How a GPU runs: as the buckets were planned, or one of two ways that users of PyTorch know by
-#: these names; see ``gpu_programs``.
+#: these names; see ``programs.py``.
 PLANNED, DEFAULT, REDUCE_OVERHEAD = "planned", "default", "reduce-overhead"
 MODES = (PLANNED, DEFAULT, REDUCE_OVERHEAD)
 

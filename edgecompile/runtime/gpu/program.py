@@ -14,7 +14,7 @@ from .engines import Context, Sizes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..cpu.program import Shape
+    from ..cpu.tensors import Shape
 
 
 class GpuLane:

@@ -11,13 +11,13 @@ import os
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
 from ..errors import GpuError, UnfinishedBundleError
-from ..finish.build import BuildLog, make_logger
 from ..format.document import shorten
 from ..format.manifest import Manifest
 from .cache import FinishedEngine
 from .cuda import Cuda
 from .device import tensorrt_version
 from .engines import Sizes
+from .log import BuildLog, make_logger
 
 if TYPE_CHECKING:
     import tensorrt

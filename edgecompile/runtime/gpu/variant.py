@@ -16,7 +16,6 @@ def open_gpu_variant(
     folder: BundleFolder,
     variant: Variant,
     mode: str,
-    finish: bool = False,
 ) -> GpuPrograms:
     """The programs of a variant of the backend ``tensorrt``; none is loaded yet.
 
@@ -24,15 +23,12 @@ def open_gpu_variant(
         folder: the bundle.
         variant: of it.
         mode: one of ``engines.MODES``.
-        finish: build the engine if there is none for this device, which takes minutes.
 
     Raises:
         GpuUnavailableError: libcudart, ``tensorrt`` or a GPU is missing.
         UnfinishedBundleError: there is no engine for this device as it is now.
         ModeError: the bundle can't be run in this mode.
         GpuError: CUDA or TensorRT reported a failure.
-        FinishError: ``finish`` was asked for and failed.
-        SelftestError: it was, and the engine doesn't reproduce the golden vectors.
         BundleError: the recipe is damaged.
     """
     recipe = read_recipe(folder, variant)
@@ -41,7 +37,7 @@ def open_gpu_variant(
         # Before anything is built: it can be told from the bundle alone.
         manifest = pad_everything(manifest, recipe.padding)
     cuda = Cuda.load()
-    engine = _find(folder, variant, recipe, cuda, finish)
+    engine = _find(folder, variant, recipe, cuda)
     programs = GpuPrograms(
         cuda, load_engine(cuda, engine, manifest), manifest, engine.profile_of, mode
     )
@@ -54,17 +50,10 @@ def open_gpu_variant(
     return programs
 
 
-def _find(
-    folder: BundleFolder, variant: Variant, recipe: Recipe, cuda: Cuda, finish: bool
-) -> FinishedEngine:
+def _find(folder: BundleFolder, variant: Variant, recipe: Recipe, cuda: Cuda) -> FinishedEngine:
     identity = describe_device(cuda)
     kept = EngineFolder(describe_content(folder.manifest, variant, recipe), identity)
     engine, why = kept.read_stamp()
-    if engine is None and finish:
-        from ..finish.finish import Options, finish_bundle
-
-        finish_bundle(folder.path, Options(variant=variant.name))
-        engine, why = kept.read_stamp()
     if engine is None:
         text = "{}: the variant {} has no finished engine on {}: {}"
         raise UnfinishedBundleError(
@@ -78,7 +67,7 @@ def _find(
 def judge_gpu_variant(folder: BundleFolder, variant: Variant) -> str:
     """What ``info`` says of a variant that fits this machine's CPU; loads no engine."""
     try:
-        engine = _find(folder, variant, read_recipe(folder, variant), Cuda.load(), False)
+        engine = _find(folder, variant, read_recipe(folder, variant), Cuda.load())
     except (GpuError, UnfinishedBundleError) as error:
         return error.message
     return "finished: {}".format(engine.path)

@@ -18,13 +18,11 @@ def run_bench(
     path: str,
     *,
     lengths: Optional[Mapping[int, int]] = None,
-    threads: Optional[int] = None,
-    variant: Optional[str] = None,
-    verify: str = "auto",
     seconds: float = 10.0,
     cold_runs: int = 5,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
+    **how: Any,
 ) -> Dict[str, Any]:
     """Measures ``Model.run``, checks and padding included.
 
@@ -36,6 +34,7 @@ def run_bench(
         cold_runs: how many fresh processes to start for the cold start; 0 for none.
         seed: of the order of the runs and of the inputs' values.
         say: gets a line of text for every step.
+        how: threads, variant and verify of ``open_bundle``.
 
     Returns:
         Plain JSON values; times in milliseconds, memory in bytes. "overall" weighs every length
@@ -47,7 +46,7 @@ def run_bench(
     """
     check_budget(seconds, cold_runs)
     report: Dict[str, Any] = {"bundle": path}
-    with open_bundle(path, threads=threads, variant=variant, verify=verify) as model:
+    with open_bundle(path, **how) as model:
         info = model.info
         for key in ("name", "manifest_sha256", "variant", "threads", "host"):
             report[key] = info[key]
@@ -82,9 +81,7 @@ def run_bench(
     report["memory"] = read_memory()
     if cold_runs:
         say("cold start: {} fresh processes".format(cold_runs))
-        report["cold_start"] = measure_cold_start(
-            path, runs[0][0], threads=threads, variant=variant, verify=verify, count=cold_runs
-        )
+        report["cold_start"] = measure_cold_start(path, runs[0][0], count=cold_runs, **how)
     return report
 
 

@@ -36,13 +36,11 @@ def calibrate_bundle(
     path: str,
     file: str,
     *,
-    threads: Optional[int] = None,
-    variant: Optional[str] = None,
-    verify: str = "auto",
     seconds: float = 10.0,
     cold_runs: int = 5,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
+    **how: Any,
 ) -> Dict[str, Any]:
     """Times the points of a bundle with ``Model.run_bucket`` and writes the calibration file.
 
@@ -52,14 +50,12 @@ def calibrate_bundle(
     Args:
         path: the bundle.
         file: where to write; replaced atomically, and only by a complete calibration.
-        threads: see ``open_bundle``.
-        variant: see ``open_bundle``.
-        verify: see ``open_bundle``.
         seconds: how long to measure; there are at least five rounds, whatever they take.
         cold_runs: how many fresh processes are opened for "open_ms" and "load_ms"; with 0 both are
             None.
         seed: of the order of the runs and of the inputs' values.
         say: gets a line of text for every step.
+        how: threads, variant and verify of ``open_bundle``.
 
     Returns:
         What the file holds.
@@ -71,7 +67,7 @@ def calibrate_bundle(
     """
     check_budget(seconds, cold_runs)
     target = check_output(file, "the calibration file", path)
-    with open_bundle(path, threads=threads, variant=variant, verify=verify) as model:
+    with open_bundle(path, **how) as model:
         manifest, info = model.manifest, model.info
         points = read_points(manifest, path) or choose_points(manifest)
         text = "{} points in {} buckets, {} threads, {:g} s and at least {} rounds"
@@ -92,11 +88,7 @@ def calibrate_bundle(
     start: Dict[str, Optional[float]] = {"open_ms": None, "load_ms": None}
     if cold_runs:
         say("opening: {} fresh processes".format(cold_runs))
-        start.update(
-            measure_cold_loads(
-                path, threads=threads, variant=variant, verify=verify, count=cold_runs
-            )
-        )
+        start.update(measure_cold_loads(path, count=cold_runs, **how))
     chosen = next(item for item in manifest.variants if item.name == info["variant"])
     report: Dict[str, Any] = {
         "calibration_version": CALIBRATION_VERSION,

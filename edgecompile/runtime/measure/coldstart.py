@@ -39,10 +39,7 @@ def cold_start(
     length: Optional[int],
     since: int,
     imported: int,
-    *,
-    threads: Optional[int],
-    variant: Optional[str],
-    verify: str,
+    **how: Any,
 ) -> Dict[str, Any]:
     """What a fresh process does: opens, warms up and runs once. Run by ``measure_cold_start``.
 
@@ -50,7 +47,7 @@ def cold_start(
         since: when the parent started this process, ``time.monotonic_ns`` (one clock for all).
         imported: when the imports were done, of the same clock.
     """
-    model = open_bundle(path, threads=threads, variant=variant, verify=verify)
+    model = open_bundle(path, **how)
     opened = time.monotonic_ns()
     runs, _ = plan_runs(model.manifest, None if length is None else {length: 1})
     model.run(make_inputs(model.manifest, runs[0][1]))
@@ -64,9 +61,7 @@ def cold_start(
     }
 
 
-def cold_load(
-    path: str, *, threads: Optional[int], variant: Optional[str], verify: str
-) -> Dict[str, Any]:
+def cold_load(path: str, **how: Any) -> Dict[str, Any]:
     """What a fresh process does to open a bundle, without running anything.
 
     Returns:
@@ -74,7 +69,7 @@ def cold_load(
         hashing it, linking it and giving it its constants.
     """
     began = time.perf_counter_ns()
-    model = open_bundle(path, threads=threads, variant=variant, verify=verify, warmup=False)
+    model = open_bundle(path, warmup=False, **how)
     opened = time.perf_counter_ns()
     chosen = next(v for v in model.manifest.variants if v.name == model.info["variant"])
     loads = []
@@ -91,11 +86,8 @@ def cold_load(
 def measure_cold_start(
     path: str,
     length: Optional[int],
-    *,
-    threads: Optional[int],
-    variant: Optional[str],
-    verify: str,
     count: int,
+    **how: Any,
 ) -> Dict[str, Any]:
     """Starts ``count`` fresh Python processes one after another; medians over them.
 
@@ -105,7 +97,7 @@ def measure_cold_start(
         NativeError: a process failed; holds what it said.
     """
     extra = [] if length is None else ["--length", str(length)]
-    results = _start(path, extra, threads=threads, variant=variant, verify=verify, count=count)
+    results = _start(path, extra, count=count, **how)
     medians = {
         key: _median(item[key] for item in results)
         for key in ("start_ms", "open_ms", "run_ms", "total_ms")
@@ -114,9 +106,7 @@ def measure_cold_start(
     return dict(medians, runs=count, memory=memory, all_total_ms=[r["total_ms"] for r in results])
 
 
-def measure_cold_loads(
-    path: str, *, threads: Optional[int], variant: Optional[str], verify: str, count: int
-) -> Dict[str, float]:
+def measure_cold_loads(path: str, *, count: int, **how: Any) -> Dict[str, float]:
     """What opening a bundle and loading one more program cost, in ``count`` fresh processes.
 
     Returns:
@@ -126,9 +116,7 @@ def measure_cold_loads(
     Raises:
         NativeError: a process failed; holds what it said.
     """
-    results = _start(
-        path, ["--loads"], threads=threads, variant=variant, verify=verify, count=count
-    )
+    results = _start(path, ["--loads"], count=count, **how)
     loads = [ms for item in results for ms in item["load_ms"][1:] or item["load_ms"]]
     return {
         "open_ms": _median(item["open_ms"] for item in results),
@@ -143,20 +131,16 @@ def _median(values: Iterable[float]) -> float:
 def _start(
     path: str,
     extra: List[str],
-    *,
-    threads: Optional[int],
-    variant: Optional[str],
-    verify: str,
     count: int,
+    **how: Any,
 ) -> List[Dict[str, Any]]:
     """What ``count`` runs of the hidden command say."""
     command, where = child_command(loaders.command())
     command += ["coldstart", os.path.abspath(path)]
-    command += ["--verify", verify]
     command += extra
-    for option, value in (("--threads", threads), ("--variant", variant)):
+    for option, value in how.items():
         if value is not None:
-            command += [option, str(value)]
+            command += ["--" + option, str(value)]
     results = []
     for _ in range(count):
         since = str(time.monotonic_ns())

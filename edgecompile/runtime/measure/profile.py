@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..call.inputs import make_inputs
-from ..cpu.aoti import ProfileRow, RuntimeLibrary
+from ..cpu.library import ProfileRow, RuntimeLibrary
 from ..errors import InputError, UnsupportedHostError
 from ..format.dtypes import BY_CODE
 from ..format.manifest import TORCH
@@ -27,12 +27,10 @@ def profile_bundle(
     path: str,
     *,
     lengths: Optional[Mapping[int, int]] = None,
-    threads: Optional[int] = None,
-    variant: Optional[str] = None,
-    verify: str = "auto",
     seconds: float = 5.0,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
+    **how: Any,
 ) -> Dict[str, Any]:
     """Runs a bundle and says which kernels took how long.
 
@@ -42,6 +40,7 @@ def profile_bundle(
         seconds: how long to run in all; every length is run at least five times.
         seed: of the inputs' values.
         say: gets a line of text for every step.
+        how: threads, variant and verify of ``open_bundle``.
 
     Returns:
         Plain JSON values. "ceilings": float32 GFLOP/s on registers and GB/s read from memory, each
@@ -56,7 +55,7 @@ def profile_bundle(
         InputError: every length lies outside the buckets, or a number is out of its range.
     """
     check_budget(seconds, 0)
-    with open_bundle(path, threads=threads, variant=variant, verify=verify) as model:
+    with open_bundle(path, **how) as model:
         runtime = model._runtime
         if runtime is None:
             raise UnsupportedHostError(

@@ -4,7 +4,7 @@ Recording takes about a microsecond: 0.7 with one axis that varies and 0.85 with
 Python 3.11, measured roughly; 1.5 to 2 where nearly every call has other sizes than those before.
 Most calls take half of that, and one in 512 takes 0.3 to 1 ms because it counts for all.
 Memory is bounded: lengths go to at most 4096 bins, pairs of sizes and lengths outside every bucket
-to about as many entries (counts.py), and of the times of each bucket the last 512 are kept.
+to about as many entries, and of the times of each bucket the last 512 are kept.
 """
 
 import threading
@@ -12,12 +12,13 @@ import time
 from array import array
 from collections import Counter, deque
 from operator import itemgetter
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Tuple
 
-from ..format.manifest import Manifest
-from .counts import JointCounts, OutsideCounts
+from ..format.manifest import Extent, Manifest
 
 MAX_BINS = 4096
+MAX_CELLS = 4096
+MAX_OUTSIDE = 4096
 MAX_PENDING = 512
 KEPT_TIMES = 512
 
@@ -39,7 +40,7 @@ class Stats:
         self._n_bins = -(-span // self._width)
         # Sizes are noted as tuples, in the order of the manifest's axes.
         axes = tuple(manifest.axes)
-        self._pick: Callable[[Dict[str, int]], Any] = (
+        self._pick: Callable[[Mapping[str, int]], Any] = (
             itemgetter(*axes) if axes else lambda sizes: ()
         )
         self._place = None if self._axis is None else axes.index(self._axis)
@@ -69,7 +70,7 @@ class Stats:
         self._times = [_Times() for _ in manifest.buckets]
         self._refused = 0
 
-    def record(self, bucket: int, sizes: Dict[str, int], nanoseconds: int) -> None:
+    def record(self, bucket: int, sizes: Mapping[str, int], nanoseconds: int) -> None:
         """Notes one run: its bucket, the sizes of its axes, and its time."""
         pending = self._pending
         pending.append(((bucket, self._pick(sizes)), nanoseconds))
@@ -77,7 +78,7 @@ class Stats:
             with self._lock:
                 self._settle()
 
-    def record_refusal(self, sizes: Optional[Dict[str, int]] = None) -> None:
+    def record_refusal(self, sizes: Optional[Mapping[str, int]] = None) -> None:
         """Notes a call that was refused; ``sizes`` where the reason is that no bucket takes them."""
         with self._lock:
             self._refused += 1
@@ -215,6 +216,85 @@ class _Times:
             "p90": percentile(kept, 90) / 1e6,
             "p99": percentile(kept, 99) / 1e6,
         }
+
+
+class JointCounts:
+    """How often each pair of sizes of two axes occurred.
+
+    Exact while at most ``MAX_CELLS`` different pairs occurred. When one more does, the axis with
+    more bins gets bins twice as wide, and so on until the pairs fit again.
+    """
+
+    def __init__(self, axes: Tuple[str, str], extents: Tuple[Extent, Extent]) -> None:
+        self.axes = axes
+        self._extents = extents
+        self._widths = [1, 1]
+        # Pairs are numbered row by row; a row has as many places as the second axis has bins.
+        self._row = self._bins(1)
+        self._counts: Dict[int, int] = {}
+
+    def _bins(self, axis: int) -> int:
+        extent = self._extents[axis]
+        return (extent.hi - extent.lo) // self._widths[axis] + 1
+
+    def add(self, first: int, second: int, count: int) -> None:
+        """Counts a pair ``count`` times; it has to lie within the extents."""
+        key = (first - self._extents[0].lo) // self._widths[0] * self._row
+        key += (second - self._extents[1].lo) // self._widths[1]
+        self._counts[key] = self._counts.get(key, 0) + count
+        while len(self._counts) > MAX_CELLS:
+            self._coarsen()
+
+    def _coarsen(self) -> None:
+        axis = 0 if self._bins(0) >= self._bins(1) else 1
+        row = self._row
+        self._widths[axis] *= 2
+        self._row = self._bins(1)
+        coarse: Dict[int, int] = {}
+        for key, count in self._counts.items():
+            bins = list(divmod(key, row))
+            bins[axis] //= 2
+            place = bins[0] * self._row + bins[1]
+            coarse[place] = coarse.get(place, 0) + count
+        self._counts = coarse
+
+    def snapshot(self) -> Dict[str, Any]:
+        """``{"axes", "bins", "cells"}``: names, widths of bins, and ``[size, size, count]`` rows.
+
+        A bin is named by its LARGEST size, so that a plan made from it never falls short. Bins
+        begin at the axes' ``lo``, and widths are powers of two.
+        """
+        cells: List[List[int]] = []
+        for key, count in sorted(self._counts.items()):
+            ends = [
+                min(extent.lo + (index + 1) * width - 1, extent.hi)
+                for index, width, extent in zip(divmod(key, self._row), self._widths, self._extents)
+            ]
+            cells.append([*ends, count])
+        return {"axes": list(self.axes), "bins": list(self._widths), "cells": cells}
+
+
+class OutsideCounts:
+    """Lengths of calls that no bucket takes.
+
+    The first ``MAX_OUTSIDE`` different lengths are counted each for itself; later ones under the
+    next power of two, so memory is bounded and no length seems shorter than it was.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Dict[int, int] = {}
+
+    def add(self, length: int) -> None:
+        """Counts one length. A length of 0 is no length that any plan could serve: left out."""
+        if length < 1:
+            return
+        if length not in self._counts and len(self._counts) >= MAX_OUTSIDE:
+            length = 1 << (length - 1).bit_length()
+        self._counts[length] = self._counts.get(length, 0) + 1
+
+    def snapshot(self) -> Dict[str, int]:
+        """Counts by length (as JSON has it, a string), ascending."""
+        return {str(length): count for length, count in sorted(self._counts.items())}
 
 
 def percentile(ascending: List[int], percent: float) -> float:

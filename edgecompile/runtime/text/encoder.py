@@ -10,8 +10,10 @@ from typing import (
     Dict,
     Iterable,
     List,
+    Mapping,
     NamedTuple,
     Optional,
+    Protocol,
     Sequence,
     Tuple,
     Union,
@@ -27,8 +29,6 @@ from ..lifetime import Unique
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..model import Model
-
 __all__ = ["Text", "TextEncoder", "TextOutputs", "TokenizedText", "open_tokenizer"]
 
 #: A text, or two of them that go in together, such as a question and where its answer may stand.
@@ -37,6 +37,23 @@ Text = Union[str, Tuple[str, str]]
 # A batch ends where the next text has less than this share of the longest one's tokens: what its
 # padding costs is more than what running it beside the others saves.
 _LIKE = 0.8
+
+
+class Bundle(Protocol):
+    """The part of ``Model`` that texts need."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The bundle's."""
+        ...
+
+    def open_file(self, name: str) -> int:
+        """See ``Model.open_file``."""
+        ...
+
+    def run(self, inputs: Mapping[str, Any]) -> "Dict[str, NDArray[Any]]":
+        """See ``Model.run``."""
+        ...
 
 
 class TokenizedText(NamedTuple):
@@ -71,7 +88,7 @@ class TextOutputs(Dict[str, Any]):
         return tuple(i for i, text in enumerate(self.texts) if text.truncated)
 
 
-def open_tokenizer(model: "Model") -> Any:
+def open_tokenizer(model: Bundle) -> Any:
     """The bundle's tokenizer, as the package tokenizers has it, with cutting and filling off.
 
     Raises:
@@ -104,7 +121,7 @@ def open_tokenizer(model: "Model") -> Any:
     return tokenizer
 
 
-def _spec(model: "Model") -> TextSpec:
+def _spec(model: Bundle) -> TextSpec:
     spec = model.manifest.text
     if spec is None:
         raise TokenizerError(
@@ -118,7 +135,7 @@ def _spec(model: "Model") -> TextSpec:
 class TextEncoder(Unique):
     """Runs texts through an open model; made once for it. May be used from any thread."""
 
-    def __init__(self, model: "Model") -> None:
+    def __init__(self, model: Bundle) -> None:
         """Reads the tokenizer.
 
         Raises:
@@ -148,7 +165,7 @@ class TextEncoder(Unique):
         return result
 
     def encode(
-        self, model: "Model", texts: Iterable[Text], prompt: Optional[str], truncate: bool
+        self, model: Bundle, texts: Iterable[Text], prompt: Optional[str], truncate: bool
     ) -> TextOutputs:
         """See ``Model.encode_texts``."""
         tokenized = self.tokenize(texts, prompt)

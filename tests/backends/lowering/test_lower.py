@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from edgecompile.backends import ops
 from edgecompile.backends.inductor_compat import generate_cpp
 from edgecompile.backends.lowering.lower import LoweringReport, lower_graph
+from edgecompile.targets.profile import load_variant
 
 
 def lowered(
@@ -530,4 +531,4 @@ def test_views_of_results_in_another_order_are_copies(kernel: int, tmp_path: Pat
     with torch.no_grad():
         torch.testing.assert_close(graph(**example), module(**example), rtol=1e-5, atol=1e-5)
     # The code generator traces the graph anew, and refuses views that can't be.
-    generate_cpp(graph, example, arch="x86-64", march="x86-64-v3", simdlen=256, cache_dir=tmp_path)
+    generate_cpp(graph, example, load_variant("x86-64-v3"), cache_dir=tmp_path)

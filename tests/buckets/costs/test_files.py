@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.buckets.costs.files import read_cost_points, read_cost_surface, read_costs
-from edgecompile.buckets.costs.sources import CostCurve, CostPoint
-from edgecompile.buckets.costs.surfaces import CostSurface
+from edgecompile.buckets.costs.files import read_costs
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.errors import CostError
+from tests.grids import two_axes
 
 AXES = ("length", "batch")
 POINTS = [
@@ -38,29 +38,16 @@ def write(folder: Path, text: str) -> Path:
 )
 def test_reads_csv(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, text)
-    surface = CostSurface.from_points(AXES, POINTS, "calibrated", {"file": str(path)})
-    assert read_cost_surface(path, AXES, "calibrated") == surface
-    assert read_costs(path, kind="calibrated") == surface
-    assert read_costs(path, ("length", "width", "batch"), "calibrated") == surface
-
-
-def test_the_length_axis_may_have_any_name(tmp_path: Path) -> None:
-    wanted = CostSurface.from_points(("tokens", "batch"), POINTS, "measured")
-    for name in ("length", "tokens"):
-        path = write(tmp_path, f"{name},batch,exact_ms,pad_ms\n{ROWS}")
-        assert read_cost_surface(path, ("tokens", "batch")).slices == wanted.slices
-        found = read_costs(path, ("tokens", "batch"))
-        assert isinstance(found, CostSurface) and found.axes == ("tokens", "batch")
+    surface = two_axes(AXES, POINTS, "calibrated", {"file": str(path)})
+    assert read_costs(path, "calibrated") == surface
 
 
 def test_reads_json(tmp_path: Path) -> None:
-    surface = CostSurface.from_points(AXES, POINTS, "modelled", {"machine": "m"})
+    surface = two_axes(AXES, POINTS, "modelled", {"machine": "m"})
     for value in (surface.to_json(), {"buckets": [], "cost_model": surface.to_json()}):
         path = write(tmp_path, json.dumps(value))
-        assert read_costs(path) == read_cost_surface(path, AXES) == surface
-        with pytest.raises(CostError, match="costs over length and batch, not length and width"):
-            read_cost_surface(path, ("length", "width"))
-    curve = CostCurve((POINTS[0][1],), "measured")
+        assert read_costs(path) == surface
+    curve = CostGrid((POINTS[0][1],), "measured")
     assert read_costs(write(tmp_path, json.dumps(curve.to_json()))) == curve
 
 
@@ -71,9 +58,7 @@ def test_curves_stay_curves(tmp_path: Path) -> None:
         "length,note,exact_ms\n8,a,1\n9,b,2\n",
         "length,repeats,exact_ms\n8,5,1\n9,5,2\n",
     ):
-        path = write(tmp_path, text)
-        assert read_costs(path) == read_cost_points(path)
-        assert isinstance(read_costs(path, AXES), CostCurve)
+        assert read_costs(write(tmp_path, text)).axes == ("length",)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +66,13 @@ def test_curves_stay_curves(tmp_path: Path) -> None:
     [
         ("", "holds no cost points"),
         ("length,batch,exact_ms\n", "holds no cost points"),
-        ("8,1,1,1\n", "no header that names length and batch"),
-        ("length,exact_ms,pad_ms\n8,1,1\n", "line 1: the header has no column batch"),
+        ("8,1,1,1\n", "line 1: 4 columns without a header"),
         ("batch,exact_ms,pad_ms\n8,1,1\n", "line 1: the header has no column length"),
         ("length,batch,ms\n8,1,1\n", "neither exact_ms nor pad_ms"),
         ("length,batch,batch,pad_ms\n8,1,1,1\n", "batch occurs twice"),
-        ("length,batch,pad_ms\n8,0,1\n8,1,1\n", 'line 2: batch "0" isn\'t a whole number'),
-        ("length,batch,pad_ms\n8,x,y\n", '2 bad values: line 2: batch "x"'),
-        ("length,batch,pad_ms\n8,,1\n", 'batch "" isn\'t'),
+        ("length,batch,pad_ms\n8,0,1\n8,1,1\n", "line 2: batch 0 isn't a whole number"),
+        ("length,batch,pad_ms\n8,x,y\n8,1,1\n", "2 bad values: line 2: batch 'x'"),
+        ("length,batch,pad_ms\n8,,1\n8,1,1\n", "batch '' isn't"),
         ("length,batch,pad_ms\n8,1\n", "2 columns where 3 were expected"),
         ("length,batch,pad_ms\n8,1,1\n8,1,2\n", "length 8 with batch 1 occurs more than once"),
         (
@@ -98,7 +82,7 @@ def test_curves_stay_curves(tmp_path: Path) -> None:
         ("length,batch,pad_ms\n8,1,-1\n", "pad_ms -1.0 isn't a positive number"),
         ("length,batch,pad_ms\n8,1,1e308\n", "pad_ms isn't from 1e-09 to 1e+12 ms"),
         ("length,batch,pad_ms\n8,1,1e-320\n", "pad_ms isn't from 1e-09 to 1e+12 ms"),
-        ("length,batch,pad_ms\n8,1,1_0\n", 'pad_ms "1_0" isn\'t a number'),
+        ("length,batch,pad_ms\n8,1,1_0\n", "pad_ms '1_0' isn't a positive number"),
         ("length,batch,pad_ms\n2147483648,1,1\n", "over the largest length, 2147483647"),
         ("{", "not valid JSON"),
     ],
@@ -106,7 +90,7 @@ def test_curves_stay_curves(tmp_path: Path) -> None:
 def test_bad_files_are_refused(tmp_path: Path, text: str, wanted: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(CostError) as caught:
-        read_cost_surface(path, AXES)
+        read_costs(path)
     assert wanted in caught.value.message
     assert str(path) in caught.value.message
     assert "length,batch,exact_ms,pad_ms" in (caught.value.hint or "")

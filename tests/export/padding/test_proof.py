@@ -16,7 +16,7 @@ from edgecompile.export.padding.check import check_padding
 from edgecompile.export.padding.proof import find_leak
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.planning.request import require_paddable
+from edgecompile.planning.padding import require_paddable
 
 WIDTH = 8
 Body = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -22,6 +22,7 @@ from edgecompile.models.loaded import LoadedModel, LoadOptions
 from edgecompile.planning.generation_plan import prompt_lengths, refused_prompts
 from edgecompile.planning.planning import plan_model
 from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.subject import make_subject
 from edgecompile.targets.profile import load_target
 from tests.zoo.generation_families import LONGEST_RUN, POSITIONS, load_family, make_family
 
@@ -188,17 +189,19 @@ def test_what_cant_be_planned_is_said(llama: LoadedModel, tmp_path: Path) -> Non
     assert refused_prompts(llama, short) == []
     exports = ExportStore(llama, tmp_path)
     with pytest.raises(ModelError, match="which a GPU can't run"):
-        plan_model(exports, load_target("jetson-orin-nano"), short, tmp_path)
+        make_subject(exports, load_target("jetson-orin-nano"), short, tmp_path)
     with pytest.raises(ModelError, match="which --runtime torch can't run"):
-        plan_model(exports, load_target("cpu-x86-64"), replace(short, runtime="torch"), tmp_path)
-    quick = plan_model(
-        exports, load_target("cpu-x86-64"), replace(short, quick=True), tmp_path
-    ).plan
+        make_subject(exports, load_target("cpu-x86-64"), replace(short, runtime="torch"), tmp_path)
+
+    def plan(request: PlanRequest) -> BucketPlan:
+        return plan_model(make_subject(exports, load_target("cpu-x86-64"), request, tmp_path)).plan
+
+    quick = plan(replace(short, quick=True))
     given = replace(short, plan=quick)
-    assert plan_model(exports, load_target("cpu-x86-64"), given, tmp_path).plan == quick
+    assert plan(given) == quick
     without = replace(short, plan=BucketPlan(quick.length_axis, quick.buckets[1:]))
     with pytest.raises(PlanError, match="no program for single tokens"):
-        plan_model(exports, load_target("cpu-x86-64"), without, tmp_path)
+        plan(without)
 
 
 def test_golden_texts_cover_pieces(llama: LoadedModel) -> None:

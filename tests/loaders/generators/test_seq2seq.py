@@ -15,7 +15,8 @@ from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning.generation_plan import decoder_buckets, refuse_sources
-from edgecompile.planning.request import PlanRequest, served_length
+from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.scope import plan_scope
 from edgecompile.runtime.format.schema import SEQ2SEQ
 from edgecompile.runtime.generation.stream import begin_text
 from tests.zoo.generation_families import LONGEST_SOURCE, POSITIONS, load_family, make_family
@@ -176,7 +177,7 @@ def test_an_encoder_of_one_size_has_no_longest_length() -> None:
     assert made is not None and made.encoder is not None
     request = PlanRequest(LengthDistribution.from_samples([1]), max_length=3)
     with pytest.raises(LengthsError, match="takes inputs of one size only") as caught:
-        served_length(made.encoder, request)
+        plan_scope(made.encoder, request)
     assert caught.value.hint == "leave --max-length out"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 import edgecompile.runtime.model  # noqa: F401  what is done after a fork
-from edgecompile.runtime.cpu import aoti, libraries
+from edgecompile.runtime.cpu import libraries, library
 from edgecompile.runtime.cpu.libraries import load_library, pin_library
 from edgecompile.runtime.errors import DamagedBundleError, NativeError
 from edgecompile.runtime.format import weights
@@ -103,12 +103,12 @@ def test_no_lock_is_held_while_a_library_is_hashed(
 
 
 def test_a_child_finds_no_lock_taken() -> None:
-    held = (libraries._lock, aoti._loaded_lock, weights._shared_lock)
+    held = (libraries._lock, library._loaded_lock, weights._shared_lock)
     for lock in held:
         lock.acquire()
     pid = os.fork()
     if pid == 0:
-        locks = (libraries._lock, aoti._loaded_lock, weights._shared_lock)
+        locks = (libraries._lock, library._loaded_lock, weights._shared_lock)
         os._exit(any(lock.locked() for lock in locks))
     for lock in held:
         lock.release()

@@ -31,7 +31,8 @@ BUILD = """
 import json, sys
 import tensorrt_rtx_bindings
 sys.modules["tensorrt"] = tensorrt_rtx_bindings
-from edgecompile.runtime.finish.build import BuildFailure, BuildJob, build_engine
+from edgecompile.runtime.finish.build import BuildJob, build_engine
+from edgecompile.runtime.gpu.log import BuildFailure
 told = []
 answer = {"told": told, "version": tensorrt_rtx_bindings.__version__}
 try:

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import edgecompile.runtime
-from edgecompile.runtime.cpu.aoti import _FUNCTIONS
 from edgecompile.runtime.cpu.host import architecture
+from edgecompile.runtime.cpu.library import _FUNCTIONS
 from edgecompile.runtime.errors import (
     BundleError,
     DamagedBundleError,

@@ -32,8 +32,8 @@ from edgecompile.runtime import (
 from edgecompile.runtime.__main__ import main
 from edgecompile.runtime.commands.selftest import run_selftest
 from edgecompile.runtime.format.manifest import Tolerance
-from edgecompile.runtime.generation.generator import Options
 from edgecompile.runtime.generation.golden import _Judge
+from edgecompile.runtime.generation.options import Options
 from tests.generative import EOS, replace_files
 from tests.runtime.test_run_overhead import count_opcodes
 from tests.runtime.texts import TOKENIZER, a_tokenizer

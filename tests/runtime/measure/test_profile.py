@@ -62,7 +62,7 @@ def test_refusals(native_bundle: str, monkeypatch: pytest.MonkeyPatch) -> None:
         profile_bundle(native_bundle, lengths={10**6: 1}, seconds=0)
     with pytest.raises(InputError, match="seconds is -1"):
         profile_bundle(native_bundle, seconds=-1)
-    from edgecompile.runtime.cpu.aoti import RuntimeLibrary
+    from edgecompile.runtime.cpu.library import RuntimeLibrary
 
     monkeypatch.setattr(RuntimeLibrary, "can_profile", False)
     with pytest.raises(UnsupportedHostError, match="its native runtime keeps no profile"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from edgecompile.runtime.format.manifest import Extent
-from edgecompile.runtime.stats.counts import MAX_CELLS, MAX_OUTSIDE, JointCounts, OutsideCounts
+from edgecompile.runtime.stats.counters import MAX_CELLS, MAX_OUTSIDE, JointCounts, OutsideCounts
 
 
 def joint(first: Extent, second: Extent) -> JointCounts:

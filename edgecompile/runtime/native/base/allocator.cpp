@@ -1,3 +1,4 @@
+// Memory for tensors, kept for the next run.
 #include "base/allocator.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// What kernels did and how long it took, while somebody measures.
 #include "base/profile.h"
 
 #include <mutex>

@@ -1,3 +1,4 @@
+// Norms of rows.
 #include "kernels/layer_norm.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// LSTM, GRU and RNN, step by step.
 #include "kernels/recurrence.h"
 
 #include "base/scratch.h"

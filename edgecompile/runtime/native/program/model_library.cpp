@@ -1,3 +1,4 @@
+// Loads a library that AOTInductor generated, and calls its container.
 #include "program/model_library.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// Checks and conversions of what generated code hands to operators.
 #include "shim/arguments.h"
 
 #include "shim/transposition.h"

@@ -1,3 +1,4 @@
+// Row-major copies of tensors whose last dimension isn't contiguous.
 #include "shim/transposition.h"
 
 #include <algorithm>

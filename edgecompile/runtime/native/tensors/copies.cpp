@@ -1,3 +1,4 @@
+// Copies between layouts and element types; conversions.
 #include "tensors/copies.h"
 
 #include <algorithm>
@@ -178,44 +179,6 @@ void copy_typed(const Loop& loop, const void* source, void* target) {
   });
 }
 
-template <class Visitor>
-bool visit_dtype(int32_t dtype, const Visitor& visitor) {
-  switch (dtype) {
-    case kUInt8:
-      visitor(uint8_t{});
-      return true;
-    case kInt8:
-      visitor(int8_t{});
-      return true;
-    case kInt16:
-      visitor(int16_t{});
-      return true;
-    case kInt32:
-      visitor(int32_t{});
-      return true;
-    case kInt64:
-      visitor(int64_t{});
-      return true;
-    case kFloat16:
-      visitor(Float16{});
-      return true;
-    case kFloat32:
-      visitor(float{});
-      return true;
-    case kFloat64:
-      visitor(double{});
-      return true;
-    case kBool:
-      visitor(bool{});
-      return true;
-    case kBFloat16:
-      visitor(BFloat16{});
-      return true;
-    default:
-      return false;
-  }
-}
-
 // Conversions go through the widest type of their kind, which holds every number of the others: a
 // function for each type and direction. One for each pair of types was a quarter of the runtime. A
 // row's elements are taken in parts that stay in the nearest cache.
@@ -236,16 +199,50 @@ void write_narrow(const From* from, int64_t count, void* target, int64_t step) {
   for (int64_t i = 0; i < count; ++i) to[i * step] = convert<To>(from[i]);
 }
 
-template <class From>
+// How elements of one dtype are read, as the wide type of their kind, and written from either.
+struct Conversion {
+  int32_t dtype;
+  void (*read_whole)(const void*, int64_t, int64_t, int64_t*);
+  void (*read_real)(const void*, int64_t, int64_t, double*);
+  void (*write_whole)(const int64_t*, int64_t, void*, int64_t);
+  void (*write_real)(const double*, int64_t, void*, int64_t);
+};
+
+template <class T>
+constexpr Conversion conversion_of(int32_t dtype) {
+  Conversion result{dtype, nullptr, nullptr, write_narrow<T, int64_t>, write_narrow<T, double>};
+  if constexpr (std::is_integral_v<T>) {
+    result.read_whole = read_wide<T>;
+  } else {
+    result.read_real = read_wide<T>;
+  }
+  return result;
+}
+
+const Conversion* find_conversion(int32_t dtype) {
+  static constexpr Conversion kConversions[] = {
+      conversion_of<uint8_t>(kUInt8), conversion_of<int8_t>(kInt8),
+      conversion_of<int16_t>(kInt16), conversion_of<int32_t>(kInt32),
+      conversion_of<int64_t>(kInt64), conversion_of<Float16>(kFloat16),
+      conversion_of<float>(kFloat32), conversion_of<double>(kFloat64),
+      conversion_of<bool>(kBool),     conversion_of<BFloat16>(kBFloat16),
+  };
+  for (const Conversion& conversion : kConversions) {
+    if (conversion.dtype == dtype) return &conversion;
+  }
+  return nullptr;
+}
+
+template <class Wide>
 void run_conversion(const Loop& loop, const Tensor& source, const Tensor& target,
-                    void (*read)(const void*, int64_t, int64_t, From*),
-                    void (*write)(const From*, int64_t, void*, int64_t)) {
+                    void (*read)(const void*, int64_t, int64_t, Wide*),
+                    void (*write)(const Wide*, int64_t, void*, int64_t)) {
   const int inner = loop.dims - 1;
   const int64_t from_size = element_size(source.dtype), to_size = element_size(target.dtype);
   const int64_t from_step = loop.source_strides[inner], to_step = loop.target_strides[inner];
   const char* const from = static_cast<const char*>(source.data);
   char* const to = static_cast<char*>(target.data);
-  alignas(64) From part[kPart];
+  alignas(64) Wide part[kPart];
   each_row(loop, [&](int64_t at_from, int64_t at_to) {
     for (int64_t i = 0; i < loop.sizes[inner]; i += kPart) {
       const int64_t count = std::min(kPart, loop.sizes[inner] - i);
@@ -296,16 +293,15 @@ void copy_elements(const Tensor& source, Tensor* target) {
     copy_same(loop, element_size(source.dtype), source.data, target->data);
     return;
   }
-  bool known = false;
-  visit_dtype(source.dtype, [&](auto from) {
-    known = visit_dtype(target->dtype, [&](auto to) {
-      using From = Wide<decltype(from)>;
-      run_conversion<From>(loop, source, *target, read_wide<decltype(from)>,
-                           write_narrow<decltype(to), From>);
-    });
-  });
-  if (!known) {
+  const Conversion* const from = find_conversion(source.dtype);
+  const Conversion* const to = find_conversion(target->dtype);
+  if (from == nullptr || to == nullptr) {
     fail("cannot convert %s to %s", dtype_name(source.dtype), dtype_name(target->dtype));
+  }
+  if (from->read_whole != nullptr) {
+    run_conversion(loop, source, *target, from->read_whole, to->write_whole);
+  } else {
+    run_conversion(loop, source, *target, from->read_real, to->write_real);
   }
 }
 

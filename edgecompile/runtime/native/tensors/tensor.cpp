@@ -1,3 +1,4 @@
+// Tensors, their storage, and views of it.
 #include "tensors/tensor.h"
 
 #include <cstring>

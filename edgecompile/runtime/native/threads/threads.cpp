@@ -1,3 +1,4 @@
+// The thread pool.
 #include "threads/threads.h"
 
 #include <errno.h>

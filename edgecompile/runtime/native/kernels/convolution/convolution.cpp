@@ -1,3 +1,4 @@
+// Convolutions as products whose rows are gathered from the input.
 #include "kernels/convolution/convolution.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Convolutions with weights as torch keeps them.
 #include "kernels/convolution/convolution_plain.h"
 
 #include "threads/threads.h"

@@ -1,3 +1,4 @@
+// Products of single-precision numbers; gemm_walk.h says how the parts fit together.
 #include "kernels/gemm/gemm.h"
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 #include "kernels/gemm/gemm_kernel.h"
 #include "kernels/gemm/gemm_pack.h"
 #include "kernels/gemm/gemm_split.h"
+#include "kernels/gemm/gemm_walk.h"
 #include "threads/threads.h"
 
 namespace ec {
@@ -50,126 +52,142 @@ void finish_block(const Epilogue& e, float* c, int64_t ldc, const float* residua
   }
 }
 
+// Rows [m0, m0 + rows) of one product of the batch.
+struct Rows {
+  const Product& p;
+  int64_t batch, m0, rows;
+  const float* a;
+  const float* b;
+  const float* bias;
+  const float* residual;
+  float* c;
+  bool add_in_tile;  // a tile adds the residual itself
+
+  Rows(const Product& p, int64_t batch, int64_t m0, int64_t m1)
+      : p(p),
+        batch(batch),
+        m0(m0),
+        rows(m1 - m0),
+        a(p.a + batch * p.a_batch + m0 * p.a_row),
+        b(p.b + batch * p.b_batch),
+        bias(p.epilogue.bias == nullptr ? nullptr : p.epilogue.bias + batch * p.bias_batch),
+        residual(p.epilogue.residual == nullptr
+                     ? nullptr
+                     : p.epilogue.residual + batch * p.epilogue.residual_batch +
+                           m0 * p.epilogue.ld_residual),
+        c(p.c + batch * p.c_batch + m0 * p.ldc),
+        add_in_tile(p.epilogue.act == Activation::kNone && p.epilogue.beta == 1.0f) {}
+};
+
+// Columns [k0, k0 + depth) of A, *lda apart; copied to `scratch`, whose rows are *lda apart as
+// given, if a tile can't read them as they are.
+const float* read_a(const Rows& rows, bool copy, int64_t k0, int64_t depth, float* scratch,
+                    int64_t* lda) {
+  const Product& p = rows.p;
+  if (p.rows != nullptr) {
+    return p.rows->read(p.rows->ctx, rows.batch, rows.m0, rows.rows, k0, depth, scratch, lda);
+  }
+  const float* const a = rows.a + k0 * p.a_col;
+  if (!copy) {
+    *lda = p.a_row;
+    return a;
+  }
+  copy_rows(a, p.a_row, p.a_col, rows.rows, depth, p.epilogue.alpha, scratch, *lda);
+  return scratch;
+}
+
+// A tile of `count` rows and `width` columns, of which `valid` are C's, from row r0 and column n0
+// on; with the `last` slice of K what follows the product.
+void run_tile(const Rows& rows, Tile& t, int64_t r0, int64_t count, int64_t n0, int64_t width,
+              int64_t valid, bool last) {
+  const Product& p = rows.p;
+  const Epilogue& e = p.epilogue;
+  float* const c = rows.c + r0 * p.ldc + n0;
+  const float* const residual =
+      last && rows.residual != nullptr ? rows.residual + r0 * e.ld_residual + n0 : nullptr;
+  if (valid == width && !p.residual_in_c) {
+    t.c = c;
+    t.ldc = p.ldc;
+    t.residual = rows.add_in_tile ? residual : nullptr;
+    t.ld_residual = e.ld_residual;
+    kTiles.run[count - 1](t);
+    if (last && !rows.add_in_tile) finish_block(e, c, p.ldc, residual, count, valid);
+    return;
+  }
+  alignas(64) float sums[kTileRows * kPanel];
+  t.c = sums;
+  t.ldc = kPanel;
+  t.residual = nullptr;
+  if (t.accumulate) {
+    for (int64_t r = 0; r < count; ++r) {
+      for (int64_t x = 0; x < width; ++x) {
+        sums[r * kPanel + x] = x < valid ? c[r * p.ldc + x] : 0.0f;
+      }
+    }
+  }
+  kTiles.run[count - 1](t);
+  if (last) finish_block(e, sums, kPanel, residual, count, valid);
+  for (int64_t r = 0; r < count; ++r) std::copy_n(sums + r * kPanel, valid, c + r * p.ldc);
+}
+
 // C[m0:m1, panels p0:p1] of one product of the batch.
 void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
+  const Rows rows(p, batch, m0, m1);
+  const TileRows tiles(m1 - m0, kTileRows);
+  const PanelWalk walk(p.n, p0, p1);
   const Epilogue& e = p.epilogue;
   const int64_t slices = p.residual_in_c || p.k <= kLongest ? 1 : (p.k + kDepth - 1) / kDepth;
   const int64_t depth = std::max<int64_t>(1, (p.k + slices - 1) / slices);
-  const int64_t rows = m1 - m0;
-  const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
-
-  const int64_t calls = tiles * (kPanel / kTiles.columns[(rows + tiles - 1) / tiles - 1]);
+  const int64_t calls = tiles.tiles * (kPanel / kTiles.columns[tiles.highest() - 1]);
   // Rows that lie a multiple of a page apart compete for the same few places of the first cache.
-  const bool page_apart = p.a_row % 1024 == 0 && slices > 1 && p1 - p0 > 1;
+  const bool page_apart = p.a_row % 1024 == 0 && slices > 1 && walk.count() > 1;
   const bool copy_a = p.rows != nullptr || p.a_col != 1 || e.alpha != 1.0f || page_apart;
   const int64_t ld_copy = (depth + 31) / 16 * 16;
-  const int64_t a_floats = copy_a ? rows * ld_copy : 0;
+  const int64_t a_floats = copy_a ? rows.rows * ld_copy : 0;
   const int64_t b_floats = p.packed ? 0 : depth * kPanel;
   float* const scratch = a_floats + b_floats > 0 ? t_scratch.get(a_floats + b_floats) : nullptr;
 
-  const float* const all_bias = e.bias == nullptr ? nullptr : e.bias + batch * p.bias_batch;
-  const float* const a_base = p.a + batch * p.a_batch + m0 * p.a_row;
-  const float* const b_base = p.b + batch * p.b_batch;
-  float* const c_base = p.c + batch * p.c_batch + m0 * p.ldc;
-  const float* const residual_base =
-      e.residual == nullptr ? nullptr : e.residual + batch * e.residual_batch + m0 * e.ld_residual;
-  const int64_t all_panels = (p.n + kPanel - 1) / kPanel;
-  const int64_t step = takes_from_back() ? -1 : 1;  // so that the next task's panels come next
-  const bool add_in_tile = e.act == Activation::kNone && e.beta == 1.0f;
-
   for (int64_t k0 = 0; k0 == 0 || k0 < p.k; k0 += depth) {
+    const bool first = k0 == 0, last = k0 + depth >= p.k;
     Tile t{};
     t.k = std::min(depth, p.k - k0);
-    const bool first = k0 == 0, last = k0 + depth >= p.k;
-    const float* a = a_base + k0 * p.a_col;
-    int64_t lda = p.a_row;
-    if (p.rows != nullptr) {
-      lda = ld_copy;
-      a = p.rows->read(p.rows->ctx, batch, m0, rows, k0, t.k, scratch, &lda);
-    } else if (copy_a) {
-      copy_rows(a, p.a_row, p.a_col, rows, t.k, e.alpha, scratch, ld_copy);
-      a = scratch;
-      lda = ld_copy;
-    }
-    t.lda = lda;
+    t.accumulate = !first;
+    t.lda = ld_copy;
+    const float* const a = read_a(rows, copy_a, k0, t.k, scratch, &t.lda);
     // A panel is 8 lines per 4 steps: spread over the tiles that meet the panel before it.
     t.prefetch_lines = prefetch_rate(static_cast<int>((8 + calls - 1) / calls));
-    for (int64_t i_panel = 0; i_panel < p1 - p0; ++i_panel) {
-      const int64_t panel = step > 0 ? p0 + i_panel : p1 - 1 - i_panel;
+    for (int64_t i = 0; i < walk.count(); ++i) {
+      const int64_t panel = walk.panel(i);
       const int64_t n0 = panel * kPanel;
       const int64_t columns = std::min(kPanel, p.n - n0);
-      const float* b;
+      const float* b = scratch + a_floats;
       const float* next = nullptr;  // what this thread reads after this panel
       if (p.packed) {
-        b = b_base + panel * p.b_panel + k0 * kPanel;
-        if (i_panel + 1 == p1 - p0 && !last) {
-          next = b_base + (step > 0 ? p0 : p1 - 1) * p.b_panel + (k0 + depth) * kPanel;
-        } else if (const int64_t n_panel = panel + step; n_panel >= 0 && n_panel < all_panels) {
-          const bool ends = i_panel + 1 == p1 - p0;
-          next = b_base + n_panel * p.b_panel + (ends ? 0 : k0) * kPanel;
-        }
+        b = rows.b + panel * p.b_panel + k0 * kPanel;
+        const auto [next_panel, next_k] = walk.after(i, k0, depth, last);
+        if (next_panel >= 0) next = rows.b + next_panel * p.b_panel + next_k * kPanel;
       } else {
-        pack_panel(b_base + k0 * p.b_row + n0 * p.b_col, p.b_row, p.b_col, t.k, columns, 1.0f,
+        pack_panel(rows.b + k0 * p.b_row + n0 * p.b_col, p.b_row, p.b_col, t.k, columns, 1.0f,
                    scratch + a_floats);
-        b = scratch + a_floats;
       }
       t.prefetch = calls >= kPrefetchCalls ? next : nullptr;
-      alignas(64) float bias[kPanel] = {};
-      const float* bias_from = nullptr;
-      if (all_bias != nullptr) {
-        bias_from = all_bias + n0;
-        if (columns < kPanel || e.beta != 1.0f) {
-          for (int64_t j = 0; j < columns; ++j) bias[j] = e.beta * all_bias[n0 + j];
-          bias_from = bias;
-        }
+      alignas(64) float scaled_bias[kPanel] = {};
+      const float* bias = first && rows.bias != nullptr ? rows.bias + n0 : nullptr;
+      if (bias != nullptr && (columns < kPanel || e.beta != 1.0f)) {
+        for (int64_t j = 0; j < columns; ++j) scaled_bias[j] = e.beta * bias[j];
+        bias = scaled_bias;
       }
-      int64_t done = 0;
-      for (int64_t i = 0; i < tiles; ++i) {
-        const int64_t r0 = done;
-        done = rows * (i + 1) / tiles;
-        const int64_t count = done - r0;
-        const int width = kTiles.columns[count - 1];
-        t.a = a + r0 * lda;
+      tiles.each([&](int64_t r0, int64_t count) {
+        const int64_t width = kTiles.columns[count - 1];
+        t.a = a + r0 * t.lda;
         for (int64_t j = 0; j < columns; j += width) {
-          float* const c = c_base + r0 * p.ldc + n0 + j;
-          const float* const residual = last && residual_base != nullptr
-                                            ? residual_base + r0 * e.ld_residual + n0 + j
-                                            : nullptr;
-          const int64_t valid = std::min<int64_t>(width, columns - j);
           t.b = b + j;
-          t.bias = first && bias_from != nullptr ? bias_from + j : nullptr;
-          t.accumulate = !first;
-          if (valid == width && !p.residual_in_c) {
-            t.c = c;
-            t.ldc = p.ldc;
-            t.residual = add_in_tile ? residual : nullptr;
-            t.ld_residual = e.ld_residual;
-            kTiles.run[count - 1](t);
-            if (last && !add_in_tile) finish_block(e, c, p.ldc, residual, count, valid);
-          } else {
-            alignas(64) float sums[kTileRows * kPanel];
-            t.c = sums;
-            t.ldc = kPanel;
-            t.residual = nullptr;
-            if (!first) {
-              for (int64_t r = 0; r < count; ++r) {
-                for (int64_t x = 0; x < width; ++x) {
-                  sums[r * kPanel + x] = x < valid ? c[r * p.ldc + x] : 0.0f;
-                }
-              }
-            }
-            kTiles.run[count - 1](t);
-            if (last) finish_block(e, sums, kPanel, residual, count, valid);
-            for (int64_t r = 0; r < count; ++r) {
-              std::copy_n(sums + r * kPanel, valid, c + r * p.ldc);
-            }
-          }
-          if (t.prefetch != nullptr) {  // the next part of the next panel
-            t.prefetch += t.k / kTileUnroll * t.prefetch_lines * 16;
-            if (t.prefetch - next >= t.k * kPanel) t.prefetch = nullptr;
-          }
+          t.bias = bias != nullptr ? bias + j : nullptr;
+          run_tile(rows, t, r0, count, n0 + j, width, std::min(width, columns - j), last);
+          prefetch_next_part(&t.prefetch, next, t.k / kTileUnroll * t.prefetch_lines * 16,
+                             t.k * kPanel);
         }
-      }
+      });
     }
   }
 }

@@ -1,3 +1,4 @@
+// Packs B into panels, and copies rows of A.
 #include "kernels/gemm/gemm_pack.h"
 
 #include <algorithm>

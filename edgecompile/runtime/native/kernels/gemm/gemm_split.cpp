@@ -1,3 +1,4 @@
+// Divides products into tasks.
 #include "kernels/gemm/gemm_split.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// A packed weight of any number type, checked against the sizes of its product.
 #include "kernels/gemm/packed_weight.h"
 
 #include "kernels/gemm/narrow/gemm_narrow.h"

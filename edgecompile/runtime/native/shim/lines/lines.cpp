@@ -1,3 +1,4 @@
+// Lines of a tensor along one dimension.
 #include "shim/lines/lines.h"
 
 namespace ec {

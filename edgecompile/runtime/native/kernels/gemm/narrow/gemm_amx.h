@@ -51,8 +51,7 @@ void run_amx_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int64_t
   const int64_t height = (rows + tiles - 1) / tiles;
   const int64_t block_rows = 2 * height;
   const int64_t blocks = (rows + block_rows - 1) / block_rows;
-  const int64_t all_panels = (p.n + kPanel - 1) / kPanel;
-  const int64_t direction = takes_from_back() ? -1 : 1;  // so that the next task's panels come next
+  const PanelWalk walk(p.n, p0, p1);
   const int64_t all_steps = blocks * std::max<int64_t>(row.steps, 1);
   const int64_t lines = (p.panel_bytes / 64 + all_steps - 1) / all_steps;
 
@@ -63,15 +62,12 @@ void run_amx_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int64_t
   t.lda = p.lda * static_cast<int64_t>(sizeof(typename Math::A));
   t.sums = sums;
   const AmxShapes shapes(height, std::clamp<int64_t>(row.groups, 1, kAmxGroups));
-  for (int64_t i_panel = 0; i_panel < p1 - p0; ++i_panel) {
-    const int64_t panel = direction > 0 ? p0 + i_panel : p1 - 1 - i_panel;
-    const int64_t n0 = panel * kPanel;
+  for (int64_t i = 0; i < walk.count(); ++i) {
+    const int64_t panel = walk.panel(i), next = walk.after(i).panel;
     t.b = p.b + panel * p.panel_bytes;
     AmxPrefetch prefetch{nullptr, nullptr, lines};
     // To prefetch for a single block takes as long as to read: only what is this task's for sure.
-    const bool ends = i_panel + 1 == p1 - p0;
-    const int64_t next = panel + direction;
-    if (next >= 0 && next < all_panels && !(blocks == 1 && ends)) {
+    if (next >= 0 && !(blocks == 1 && walk.is_last(i))) {
       prefetch.next = p.b + next * p.panel_bytes;
       prefetch.end = prefetch.next + p.panel_bytes;
     }
@@ -85,7 +81,7 @@ void run_amx_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int64_t
         run_one_tile<Math>(t, prefetch);
         Math::add_halves(sums, sums + height * kPanel, count * kPanel);
       }
-      finish_narrow(p, m0 + r0, count, n0, columns, sums);
+      finish_narrow(p, m0 + r0, count, panel * kPanel, columns, sums);
     }
   }
 }

@@ -159,40 +159,30 @@ using Product = NarrowProduct<Int8Sums>;
 
 // C[m0:m1, panels p0:p1].
 void run_block(const Product& p, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
-  const int64_t rows = m1 - m0;
-  const int64_t tiles = (rows + kInt8Rows - 1) / kInt8Rows;
-  const int64_t all_panels = (p.n + kPanel - 1) / kPanel;
-  const int64_t step = takes_from_back() ? -1 : 1;  // so that the next task's panels come next
-  const int64_t calls = tiles * (kPanel / kInt8Tiles.columns[(rows + tiles - 1) / tiles - 1]);
+  const TileRows tiles(m1 - m0, kInt8Rows);
+  const PanelWalk walk(p.n, p0, p1);
+  const int64_t calls = tiles.tiles * (kPanel / kInt8Tiles.columns[tiles.highest() - 1]);
   alignas(64) float sums[kInt8Rows * kPanel];
   Int8Tile t{};
   t.k = p.k;
   t.lda = p.lda;
   t.prefetch_lines = static_cast<int>((kBlockBytes / 64 + calls - 1) / calls);
   const int64_t part = int8_blocks(p.k) * t.prefetch_lines * 64;  // that one tile prefetches
-  for (int64_t i_panel = 0; i_panel < p1 - p0; ++i_panel) {
-    const int64_t panel = step > 0 ? p0 + i_panel : p1 - 1 - i_panel;
-    const int64_t n_panel = panel + step;
+  for (int64_t i = 0; i < walk.count(); ++i) {
+    const int64_t panel = walk.panel(i), next_panel = walk.after(i).panel;
     t.b = p.b + panel * p.panel_bytes;
-    const bool more = n_panel >= 0 && n_panel < all_panels;
-    t.prefetch = more ? p.b + n_panel * p.panel_bytes : nullptr;
+    const char* const next = next_panel < 0 ? nullptr : p.b + next_panel * p.panel_bytes;
+    t.prefetch = next;
     const NarrowColumns columns(p, panel);
-    int64_t done = 0;
-    for (int64_t i = 0; i < tiles; ++i) {
-      const int64_t r0 = done;
-      done = rows * (i + 1) / tiles;
-      const int64_t count = done - r0;
+    tiles.each([&](int64_t r0, int64_t count) {
       t.a = p.a + (m0 + r0) * p.lda;
       for (t.column = 0; t.column < columns.count; t.column += kInt8Tiles.columns[count - 1]) {
         t.sums = sums + t.column;
         kInt8Tiles.run[count - 1](t);
-        if (t.prefetch != nullptr) {  // the next part of the next panel
-          t.prefetch += part;
-          if (t.prefetch - (p.b + n_panel * p.panel_bytes) >= p.panel_bytes) t.prefetch = nullptr;
-        }
+        prefetch_next_part(&t.prefetch, next, part, p.panel_bytes);
       }
       finish_narrow(p, m0 + r0, count, panel * kPanel, columns, sums);
-    }
+    });
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/scratch.h"
 #include "kernels/gemm/gemm_split.h"
+#include "kernels/gemm/gemm_walk.h"
 #include "kernels/gemm/narrow/gemm_narrow_tile.h"
 #include "math/vecmath.h"
 #include "threads/threads.h"
@@ -115,17 +116,15 @@ void run_narrow_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int6
   constexpr int64_t kMostGroups =
       kNarrowRowBytes / static_cast<int64_t>(Math::kDepth * sizeof(typename Math::A));
   static thread_local Scratch t_sums;
-  const int64_t rows = m1 - m0;
-  const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  const TileRows tiles(m1 - m0, kTileRows);
+  const PanelWalk walk(p.n, p0, p1);
   const int64_t groups = (p.k + Math::kDepth - 1) / Math::kDepth;
   const int64_t slices = std::max<int64_t>(1, (groups + kMostGroups - 1) / kMostGroups);
   const int64_t depth = std::max<int64_t>(1, (groups + slices - 1) / slices);
-  const int64_t all_panels = (p.n + kPanel - 1) / kPanel;
-  const int64_t step = takes_from_back() ? -1 : 1;  // so that the next task's panels come next
-  const int64_t calls = tiles * (kPanel / kTable.columns[(rows + tiles - 1) / tiles - 1]);
+  const int64_t calls = tiles.tiles * (kPanel / kTable.columns[tiles.highest() - 1]);
 
   alignas(64) float tile_sums[kTileRows * kPanel];
-  float* const all_sums = slices == 1 ? nullptr : t_sums.get((p1 - p0) * rows * kPanel);
+  float* const all_sums = slices == 1 ? nullptr : t_sums.get(walk.count() * tiles.rows * kPanel);
 
   for (int64_t g0 = 0; g0 == 0 || g0 < groups; g0 += depth) {
     const bool last = g0 + depth >= groups;
@@ -138,38 +137,28 @@ void run_narrow_block(const NarrowProduct<Math>& p, int64_t m0, int64_t m1, int6
     t.accumulate = g0 > 0;
     // 4 groups of a panel are 8 lines: spread over the tiles that meet the panel before it.
     t.prefetch_lines = static_cast<int>((2 * kNarrowUnroll + calls - 1) / calls);
-    for (int64_t i_panel = 0; i_panel < p1 - p0; ++i_panel) {
-      const int64_t panel = step > 0 ? p0 + i_panel : p1 - 1 - i_panel;
-      const int64_t n0 = panel * kPanel;
-      const char* const b = p.b + panel * p.panel_bytes;
-      const char* next = nullptr;  // what this thread reads after this panel
-      if (const int64_t n_panel = panel + step; i_panel + 1 == p1 - p0 && !last) {
-        next = p.b + (step > 0 ? p0 : p1 - 1) * p.panel_bytes + (g0 + depth) * kGroupBytes;
-      } else if (n_panel >= 0 && n_panel < all_panels) {
-        const bool ends = i_panel + 1 == p1 - p0;
-        next = p.b + n_panel * p.panel_bytes + (ends ? 0 : g0) * kGroupBytes;
-      }
+    for (int64_t i = 0; i < walk.count(); ++i) {
+      const int64_t panel = walk.panel(i);
+      const char* const b = p.b + panel * p.panel_bytes + g0 * kGroupBytes;
+      const auto [next_panel, next_group] = walk.after(i, g0, depth, last);
+      // What this thread reads after this panel.
+      const char* const next =
+          next_panel < 0 ? nullptr : p.b + next_panel * p.panel_bytes + next_group * kGroupBytes;
       t.prefetch = calls >= 2 ? next : nullptr;  // a single tile's reading is prefetched by itself
       const NarrowColumns columns(p, panel);
-      int64_t done = 0;
-      for (int64_t i = 0; i < tiles; ++i) {
-        const int64_t r0 = done;
-        done = rows * (i + 1) / tiles;
-        const int64_t count = done - r0;
+      tiles.each([&](int64_t r0, int64_t count) {
         const int width = kTable.columns[count - 1];
         t.a = p.a + (m0 + r0) * p.lda + g0 * Math::kDepth;
-        float* const sums = slices == 1 ? tile_sums : all_sums + (i_panel * rows + r0) * kPanel;
+        float* const sums = slices == 1 ? tile_sums : all_sums + (i * tiles.rows + r0) * kPanel;
         for (int64_t j = 0; j < columns.count; j += width) {
-          t.b = b + g0 * kGroupBytes + j * 4;
+          t.b = b + j * 4;
           t.sums = sums + j;
           kTable.run[count - 1](t);
-          if (t.prefetch != nullptr) {  // the next part of the next panel
-            t.prefetch += t.groups / kNarrowUnroll * t.prefetch_lines * 64;
-            if (t.prefetch - next >= t.groups * kGroupBytes) t.prefetch = nullptr;
-          }
+          prefetch_next_part(&t.prefetch, next, t.groups / kNarrowUnroll * t.prefetch_lines * 64,
+                             t.groups * kGroupBytes);
         }
-        if (last) finish_narrow(p, m0 + r0, count, n0, columns, sums);
-      }
+        if (last) finish_narrow(p, m0 + r0, count, panel * kPanel, columns, sums);
+      });
     }
   }
 }

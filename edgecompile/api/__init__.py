@@ -1,0 +1,1 @@
+"""The Python interface: build, plan, explain and verify from a program; docs/python.md."""

@@ -1,0 +1,259 @@
+"""build(): from a model and its lengths to a verified bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgecompile.api import checks
+from edgecompile.api.models import find_subject, kept_state, model_folder, require_lengths
+from edgecompile.api.options import (
+    BuildOptions,
+    LoadOptions,
+    PlanOptions,
+    check_target,
+    read_batch,
+    read_target,
+)
+from edgecompile.api.plan import Plan, plan_request, read_plan
+from edgecompile.api.progress import listen
+from edgecompile.api.shown import Shown
+from edgecompile.api.traffic import find_sources
+from edgecompile.errors import UsageError
+from edgecompile.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from edgecompile.api.arguments import Callback, Lengths, Model, PathLike, Texts
+    from edgecompile.api.verify import Verification
+    from edgecompile.buckets.plan import BucketPlan
+    from edgecompile.report.page import Section
+    from edgecompile.runtime import Model as OpenModel
+
+__all__ = ["Bundle", "build"]
+
+
+@dataclass(frozen=True)
+class Bundle(Shown):
+    """A verified bundle on this machine's disk.
+
+    Attributes:
+        path: its folder.
+        size_bytes: of all its files together.
+        sha256: of its manifest, which names the hash of every other file.
+        plan: its buckets.
+        seconds: wall time of the build by step.
+        notes: sentences worth knowing.
+        document: what ``edgecompile build --json`` prints.
+    """
+
+    path: Path
+    size_bytes: int
+    sha256: str
+    plan: Plan
+    seconds: Mapping[str, float]
+    notes: tuple[str, ...]
+    document: Mapping[str, Any]
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Bundle:
+        """The bundle of a document that ``edgecompile build --json`` printed."""
+        from edgecompile.buckets.plan import BucketPlan
+
+        return cls(
+            path=Path(document["bundle"]),
+            size_bytes=document["size_bytes"],
+            sha256=document["sha256"],
+            plan=Plan(BucketPlan.from_json(document["plan"])),
+            seconds=document["seconds"],
+            notes=tuple(document["notes"]),
+            document=document,
+        )
+
+    @property
+    def cases(self) -> int:
+        """The number of comparisons with eager, all of which agreed."""
+        return int(self.document["verify"]["cases"])
+
+    def open(self, **options: Any) -> OpenModel:
+        """Opens the bundle in this process; ``options`` are those of :func:`edgecompile.open_bundle`.
+
+        Raises:
+            EdgecompileError: see :func:`edgecompile.open_bundle`.
+
+        Example:
+            >>> with bundle.open(threads=2) as model:
+            ...     outputs = model.run({"x": array})
+        """
+        from edgecompile.runtime import open_bundle
+
+        return open_bundle(self.path, **options)
+
+    def verify(self, model: Model | None = None, **options: Any) -> Verification:
+        """Verifies the bundle again; arguments are those of :func:`edgecompile.verify`."""
+        from edgecompile.api.verify import verify
+
+        return verify(self.path, model, **options)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that ``edgecompile build --json`` prints."""
+        return dict(self.document)
+
+    def __repr__(self) -> str:
+        programs = len(self.plan.buckets)
+        return (
+            f"<Bundle {self.path}: {format_bytes(self.size_bytes)}, {programs} "
+            f"program{'' if programs == 1 else 's'}, verified in {self.cases} cases>"
+        )
+
+    def _section(self) -> Section:
+        from edgecompile.report.page import Section
+
+        figures = (
+            ("size", format_bytes(self.size_bytes)),
+            ("programs", f"{len(self.plan.buckets)}"),
+            ("cases verified", f"{self.cases}"),
+            ("build time", format_duration(sum(self.seconds.values()))),
+        )
+        return Section(
+            str(self.path), figures=figures, notes=self.notes, parts=self.plan._section().parts
+        )
+
+
+def build(
+    model: Model,
+    *,
+    lengths: Lengths | None = None,
+    texts: Texts | None = None,
+    tokenizer: PathLike | None = None,
+    stats: PathLike | Iterable[PathLike] | None = None,
+    target: PathLike = "cpu-x86-64",
+    output: PathLike | None = None,
+    batch: int | tuple[int, int] = 1,
+    max_length: int | None = None,
+    precision: str | None = None,
+    plan: Plan | PathLike | None = None,
+    quick: bool = False,
+    example_inputs: Any = None,
+    axes: Mapping[str, Mapping[int, str]] | None = None,
+    load_options: LoadOptions | None = None,
+    plan_options: PlanOptions | None = None,
+    build_options: BuildOptions | None = None,
+    work_dir: PathLike | None = None,
+    force: bool = False,
+    progress: Callback | None = None,
+) -> Bundle:
+    """Compiles a model for the lengths of its traffic, verifies the result, and packs it.
+
+    The options are those of ``edgecompile build``, with the same defaults. If anything fails, nothing
+    is written under the bundle's name.
+
+    Args:
+        model: the model:
+
+            - the path of a folder in Hugging Face layout, or of a saved ``.pt2``;
+            - a factory, ``"file.py:function"`` or ``"package.module:function"``;
+            - an ``nn.Module`` on the CPU, with ``example_inputs`` and ``axes``; it is run in eval mode
+              and left as it was;
+            - a ``torch.export.ExportedProgram``, whose dynamic dimensions are the axes;
+            - what a factory returns, such as a :class:`edgecompile.ModelSpec`.
+
+        lengths: lengths of real inputs in elements of the length axis (tokens, frames): one for each
+            run (any iterable, or an integer array of shape [runs]), a histogram {length: count},
+            pairs (batch, length), or the path of a file. Leave it out where only the batch varies.
+        texts: typical texts, or a file with one on each line, in place of ``lengths``; they are
+            tokenized, and the bundle is verified with them, too.
+        tokenizer: path of the ``tokenizer.json`` for ``texts``; None: the model folder's.
+        stats: paths of files in which devices counted lengths, in place of ``lengths``.
+        target: a target's name or the path of its profile.
+        output: the bundle's path; ``.ecb`` is appended if it is missing. None: the model's name in
+            the current folder.
+        batch: the batch size, or (smallest, largest).
+        max_length: the longest length to serve; None: the model's limit, or the longest seen.
+        precision: of the linear layers' weights on a CPU (``"fp32"``, ``"bf16"``, ``"int8"``, or
+            ``"auto"``: the fastest within ``BuildOptions.max_error``); of a GPU's arithmetic
+            (``"fp32"``, ``"fp16"``, ``"int8"``). None: fp32 on CPUs, fp16 on GPUs.
+        plan: the buckets to build, of :func:`edgecompile.plan` or its file; None: plan here.
+        quick: build one program for all lengths, dynamic if the model can be; measure nothing.
+        example_inputs: of an ``nn.Module``: tensors by the names of ``forward``'s arguments, or a
+            sequence in their order; the module must work with them.
+        axes: of an ``nn.Module``: for each input its dimensions that vary, as dimension → axis name;
+            ``{"x": {0: "batch", 1: "length"}}``.
+        load_options: how the model is loaded: task, pooling and the like.
+        plan_options: limits of the plan and the costs that it is made by.
+        build_options: how programs are compiled, run and packed.
+        work_dir: folder for intermediate files, which a later build uses again; None: a temporary
+            one. Of a model in memory nothing is used again, as nothing tells whether it changed.
+        force: replace a bundle of the same name.
+        progress: called with a :class:`~edgecompile.ProgressEvent` for everything that happens, from
+            this thread; ``print`` will do. An exception that it raises ends the build.
+
+    Raises:
+        UsageError: an argument has the wrong type, contradicts another, or is missing.
+        LengthsError: the lengths can't be read, or don't fit the model.
+        TargetError, ModelError, ExportError, PlanError, ToolchainError, CompileError,
+        MissingKernelError, AuditError, VerificationError, BundleWriteError: see docs/errors.md;
+            all are :class:`edgecompile.errors.EdgecompileError`.
+
+    Example:
+        >>> bundle = edgecompile.build("./minilm", texts="queries.txt", max_length=256)
+        >>> bundle
+        <Bundle minilm.ecb: 91.9 MB, 1 program, verified in 40 cases>
+        >>> with bundle.open() as model:
+        ...     outputs = model.run({"input_ids": ids, "attention_mask": mask})
+    """
+    sources = find_sources(model_folder(model), lengths, texts, tokenizer, stats)
+    subject = find_subject(model, example_inputs, axes, load_options, varying=sources.given)
+    limits = checks.options("plan_options", plan_options, PlanOptions)
+    options = checks.options("build_options", build_options, BuildOptions)
+    options.check_precision(precision)
+    _check_choice(plan, checks.flag("quick", quick), limits)
+    checks.flag("force", force)
+    sizes, longest = read_batch(batch), checks.whole("max_length", max_length)
+    listener = listen(progress)
+    check_target(target, precision, options)
+
+    from edgecompile.pipeline.build import build as run_build
+    from edgecompile.pipeline.request import BuildRequest
+
+    chosen: BucketPlan | None = read_plan(plan)
+    with ExitStack() as held:
+        held.enter_context(kept_state(subject.model))
+        if not sources.given:
+            require_lengths(subject, sizes)
+        traffic = held.enter_context(sources.read(longest))
+        request = BuildRequest(
+            subject.model,
+            read_target(target),
+            plan_request(traffic, limits, options, longest, precision, plan=chosen, quick=quick),
+            replace(subject.options, batch=sizes),
+            checks.path("work_dir", work_dir),
+            output=checks.path("output", output) or Path(subject.name),
+            force=force,
+            jetpack=options.jetpack,
+            backend=options.backend,
+            tokenizer=options.keep_tokenizer,
+            emulate=options.emulation,
+        )
+        return Bundle.from_json(run_build(request, listener).to_json())
+
+
+def _check_choice(plan: Any, quick: bool, limits: PlanOptions) -> None:
+    """Refuses options that would decide what is decided already.
+
+    Raises:
+        UsageError: names all of them.
+    """
+    fixed = [name for name, given in (("plan", plan is not None), ("quick=True", quick)) if given]
+    deciding = [name for name in limits.given() if name != "assume_paddable"]
+    if fixed == ["quick=True"]:
+        deciding = [name for name in deciding if name != "mode"]
+    problems = fixed[1:] + (deciding if fixed else [])
+    if problems:
+        raise UsageError(
+            f"{', '.join(problems)}: {fixed[0]} leaves nothing to choose", hint="give one of them"
+        )

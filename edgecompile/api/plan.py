@@ -1,0 +1,236 @@
+"""plan(): the buckets that cost the traffic least, and the usual rules beside them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgecompile.api import checks
+from edgecompile.api.models import find_subject, kept_state, model_folder, require_lengths
+from edgecompile.api.options import (
+    BuildOptions,
+    LoadOptions,
+    PlanOptions,
+    check_target,
+    read_batch,
+    read_target,
+)
+from edgecompile.api.progress import listen
+from edgecompile.api.shown import Shown
+from edgecompile.api.traffic import Traffic, find_sources
+from edgecompile.errors import PlanError, UsageError
+from edgecompile.files import write_text
+from edgecompile.units import format_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from edgecompile.api.arguments import Callback, Lengths, Model, PathLike, Texts
+    from edgecompile.buckets.assessment import PlanAssessment
+    from edgecompile.buckets.plan import BucketPlan
+    from edgecompile.buckets.ranges import Bucket
+    from edgecompile.planning.request import PlanRequest
+    from edgecompile.report.page import Section
+
+__all__ = ["Plan", "plan", "read_plan"]
+
+
+@dataclass(frozen=True)
+class Plan(Shown):
+    """The programs to build.
+
+    Attributes:
+        details: the buckets with their costs, and what the plan was made for.
+        judgement: the usual rules by the same costs, and how far to trust the plan; None for the
+            plan of a bundle.
+    """
+
+    details: BucketPlan
+    judgement: PlanAssessment | None = None
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """One for each program, by ascending length: ``lo``, ``hi``, ``hint``, ``mode``, ``axes``."""
+        return self.details.buckets
+
+    @property
+    def expected_ms(self) -> float | None:
+        """Milliseconds of the mean run by the plan's costs; None: nothing was measured."""
+        return self.details.expected_ms
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on how the plan came about."""
+        return self.details.notes if self.judgement is None else self.judgement.sentences()
+
+    def __repr__(self) -> str:
+        ranges = ", ".join(f"{b.lo}–{b.hi} {b.mode}" for b in self.buckets[:4])
+        more = f", and {len(self.buckets) - 4} more" if len(self.buckets) > 4 else ""
+        mean = "" if self.expected_ms is None else f"; mean run {format_ms(self.expected_ms)} ms"
+        return f"<Plan of {self.details.length_axis} {ranges}{more}{mean}>"
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that ``edgecompile plan --json`` prints."""
+        return (self.judgement or self.details).to_json()
+
+    def save(self, path: PathLike) -> Path:
+        """Writes the plan as JSON, for ``build(plan=...)`` and ``build --plan``; gives its path.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        return write_text(path, json.dumps(self.to_json(), indent=1) + "\n")
+
+    def write_report(self, path: PathLike) -> Path:
+        """Writes an HTML page with the histogram, the costs and the comparison; gives its path.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        from edgecompile.report.page import render_page
+
+        facts = [("lengths", self.details.source)]
+        return write_text(path, render_page("Bucket plan", [self._section()], facts=facts))
+
+    def _section(self) -> Section:
+        if self.judgement is not None:
+            from edgecompile.report.plan_section import plan_section
+
+            return plan_section(self.judgement)
+        from edgecompile.report.page import Section, Table
+
+        rows = tuple((b.mode, f"{b.lo}–{b.hi}", f"{b.hint}") for b in self.buckets)
+        parts = (Table("Buckets", ("mode", "lengths", "tuned for"), rows),)
+        return Section("Plan", notes=self.notes, parts=parts)
+
+
+def read_plan(plan: Any) -> BucketPlan | None:
+    """The plan argument of a build: a plan, or the file of one; None stays.
+
+    Raises:
+        UsageError: it is of another type.
+        PlanError: the file can't be read, or holds something else.
+    """
+    from edgecompile.buckets.plan import BucketPlan
+
+    if plan is None or isinstance(plan, BucketPlan):
+        return plan
+    if isinstance(plan, Plan):
+        return plan.details
+    if not isinstance(plan, (str, Path)):
+        raise UsageError(
+            f"plan is {checks.describe(plan)}", hint="give what edgecompile.plan made, or its file"
+        )
+    try:
+        value = json.loads(Path(plan).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PlanError(f"there is no plan {plan}") from None
+    except OSError as error:
+        raise PlanError(f"{plan} can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise PlanError(f"{plan} isn't JSON: {error}") from error
+    try:
+        return BucketPlan.from_json(value)
+    except PlanError as error:
+        raise PlanError(f"{plan}: {error.message}", hint=error.hint) from error
+
+
+def plan(
+    model: Model,
+    *,
+    lengths: Lengths | None = None,
+    texts: Texts | None = None,
+    tokenizer: PathLike | None = None,
+    stats: PathLike | Iterable[PathLike] | None = None,
+    target: PathLike = "cpu-x86-64",
+    batch: int | tuple[int, int] = 1,
+    max_length: int | None = None,
+    precision: str | None = None,
+    example_inputs: Any = None,
+    axes: Mapping[str, Mapping[int, str]] | None = None,
+    load_options: LoadOptions | None = None,
+    plan_options: PlanOptions | None = None,
+    build_options: BuildOptions | None = None,
+    work_dir: PathLike | None = None,
+    progress: Callback | None = None,
+) -> Plan:
+    """Chooses the buckets of least expected cost for the lengths of the traffic.
+
+    The costs are measured on the model here or by the device; where this machine
+    can't run the target's code, they are modelled. The plan compares itself with the usual rules, by
+    the same costs on the same lengths.
+
+    Args:
+        model, lengths, texts, tokenizer, stats, target, batch, max_length, precision,
+        example_inputs, axes, load_options, plan_options, build_options, work_dir, progress: see
+            :func:`edgecompile.build`.
+
+    Raises:
+        UsageError: an argument has the wrong type, contradicts another, or is missing.
+        LengthsError: the lengths can't be read, or don't fit the model.
+        CostError: the costs can't be read, or are of another model or machine.
+        PlanError: the constraints can't be met.
+        TargetError, ModelError, ExportError, CompileError: see docs/errors.md.
+
+    Example:
+        >>> plan = edgecompile.plan("./minilm", lengths="lengths.csv", max_length=256)
+        >>> plan
+        <Plan of length 1–256 exact; mean run 7.31 ms>
+        >>> plan.save("plan.json")
+    """
+    sources = find_sources(model_folder(model), lengths, texts, tokenizer, stats)
+    subject = find_subject(model, example_inputs, axes, load_options, varying=sources.given)
+    limits = checks.options("plan_options", plan_options, PlanOptions)
+    options = checks.options("build_options", build_options, BuildOptions)
+    options.check_precision(precision)
+    sizes, longest = read_batch(batch), checks.whole("max_length", max_length)
+    listener = listen(progress)
+    check_target(target, precision, options)
+
+    from edgecompile.pipeline.plan import plan as run_plan
+    from edgecompile.pipeline.request import ModelRequest
+
+    with kept_state(subject.model), ExitStack() as held:
+        if not sources.given:
+            require_lengths(subject, sizes)
+        traffic = held.enter_context(sources.read(longest))
+        request = ModelRequest(
+            subject.model,
+            read_target(target),
+            plan_request(traffic, limits, options, longest, precision),
+            replace(subject.options, batch=sizes),
+            checks.path("work_dir", work_dir),
+        )
+        result = run_plan(request, listener)
+    return Plan(result.plan, result.assessment)
+
+
+def plan_request(
+    traffic: Traffic,
+    limits: PlanOptions,
+    options: BuildOptions,
+    longest: int | None,
+    precision: str | None,
+    **more: Any,
+) -> PlanRequest:
+    """The request that these arguments make; ``more`` are further fields."""
+    from edgecompile.planning.request import PlanRequest
+
+    return PlanRequest(
+        traffic.lengths,
+        traffic.joint,
+        max_length=longest,
+        cut=traffic.texts is not None,
+        texts=traffic.texts,
+        precision=precision,
+        max_error=options.max_error,
+        runtime=options.runtime,
+        threads=options.threads,
+        jobs=options.jobs,
+        seed=options.seed,
+        **limits.fields(),
+        **more,
+    )

@@ -1,0 +1,183 @@
+"""The traffic arguments: lengths, texts or the counts of devices, in whatever form they come."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgecompile.api import checks
+from edgecompile.errors import LengthsError, UsageError
+
+if TYPE_CHECKING:
+    from edgecompile.lengths.distribution import LengthDistribution
+    from edgecompile.lengths.joint import JointDistribution
+    from edgecompile.models.samples import SampleTexts
+
+__all__ = ["Sources", "Traffic", "find_sources"]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The lengths of the traffic.
+
+    Attributes:
+        lengths: their distribution; None: nothing but the batch varies.
+        joint: the sizes on two axes, where they are known.
+        texts: the texts that they come from.
+    """
+
+    lengths: LengthDistribution | None
+    joint: JointDistribution | None = None
+    texts: SampleTexts | None = None
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the lengths come from: the arguments of that name, checked.
+
+    Attributes:
+        lengths: as :func:`edgecompile.lengths.sources.read_traffic` takes them.
+        texts: texts, or the file that has one on each line.
+        tokenizer: the ``tokenizer.json`` for them.
+        stats: files in which devices counted lengths.
+    """
+
+    lengths: Any = None
+    texts: Path | tuple[str, ...] | None = None
+    tokenizer: Path | None = None
+    stats: tuple[Path, ...] = ()
+
+    @property
+    def given(self) -> bool:
+        """Whether there are any."""
+        return self.lengths is not None or self.texts is not None or bool(self.stats)
+
+    @contextmanager
+    def read(self, max_length: int | None) -> Iterator[Traffic]:
+        """The traffic; the texts stay readable for as long as the context lasts.
+
+        Raises:
+            LengthsError: the lengths can't be read, or aren't any.
+            ModelError, MissingDependencyError: the tokenizer can't be read.
+        """
+        if self.texts is not None:
+            assert self.tokenizer is not None  # find_sources saw to it
+            with _text_file(self.texts) as file:
+                yield _from_texts(file, self.tokenizer, named=isinstance(self.texts, Path))
+        elif self.stats:
+            yield _from_stats(self.stats, max_length)
+        elif self.lengths is not None:
+            yield _from_lengths(self.lengths)
+        else:
+            yield Traffic(None)
+
+
+def find_sources(
+    folder: Path | None,
+    lengths: Any = None,
+    texts: Any = None,
+    tokenizer: Any = None,
+    stats: Any = None,
+) -> Sources:
+    """The sources of lengths, refused where they contradict each other; nothing is read yet.
+
+    Args:
+        folder: the model's, which has a tokenizer.
+        lengths, texts, tokenizer, stats: as of :func:`edgecompile.build`.
+
+    Raises:
+        UsageError: says what contradicts what, or is missing.
+    """
+    arguments = {"lengths": lengths, "texts": texts, "stats": stats}
+    names = [name for name, value in arguments.items() if value is not None]
+    if len(names) > 1:
+        raise UsageError(f"{' and '.join(names)} exclude each other", hint="give one of them")
+    if texts is None and tokenizer is not None:
+        raise UsageError("tokenizer goes with texts", hint="leave it out, or give texts")
+    if texts is not None:
+        texts = checks.path("texts", texts) if _is_path(texts) else _texts_of(texts)
+        tokenizer = checks.path("tokenizer", tokenizer) or _own_tokenizer(folder)
+    files = (stats,) if _is_path(stats) else tuple(stats or ())
+    paths = tuple(checks.path("stats", item) for item in files)
+    return Sources(lengths, texts, tokenizer, tuple(path for path in paths if path is not None))
+
+
+def _from_lengths(lengths: Any) -> Traffic:
+    from edgecompile.lengths.joint import JointDistribution
+    from edgecompile.lengths.sources import read_traffic
+
+    traffic = read_traffic(lengths)
+    if isinstance(traffic, JointDistribution):
+        return Traffic(traffic.marginal(traffic.axes[0]), traffic)
+    return Traffic(traffic)
+
+
+def _from_texts(file: Path, tokenizer: Path, *, named: bool) -> Traffic:
+    from edgecompile.lengths.texts import read_text_lengths
+    from edgecompile.models.samples import SampleTexts
+
+    lengths = read_text_lengths(file, tokenizer)
+    # A temporary file's name would differ from build to build.
+    lengths = lengths if named else replace(lengths, source="texts (tokens)")
+    return Traffic(lengths, texts=SampleTexts(file, tokenizer))
+
+
+def _from_stats(files: tuple[Path, ...], max_length: int | None) -> Traffic:
+    from edgecompile.lengths.joint import JointDistribution
+    from edgecompile.lengths.stats_files import read_stats
+
+    served = read_stats(files, max_length=max_length)
+    lengths = served.demand(outside=True)
+    if not served.cells or not served.cell_axes:
+        return Traffic(lengths)
+    cells: dict[tuple[int, ...], int] = dict(served.cells.items())
+    return Traffic(lengths, JointDistribution.from_counts(served.cell_axes, cells, lengths.source))
+
+
+@contextmanager
+def _text_file(texts: Path | tuple[str, ...]) -> Iterator[Path]:
+    """The file of texts, or a temporary one of those in a list."""
+    if isinstance(texts, Path):
+        yield texts
+        return
+    with tempfile.TemporaryDirectory(prefix="edgecompile-texts-") as folder:
+        file = Path(folder) / "texts"
+        lines = (" ".join(text.splitlines()) for text in texts)
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        yield file
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, (str, os.PathLike))
+
+
+def _texts_of(texts: Any) -> tuple[str, ...]:
+    if not isinstance(texts, Iterable) or isinstance(texts, (bytes, dict)):
+        raise UsageError(
+            f"texts is {checks.describe(texts)}", hint="give a list of texts, or a file of lines"
+        )
+    items = tuple(texts)
+    wrong = next((item for item in items if not isinstance(item, str)), None)
+    if wrong is not None:
+        raise UsageError(f"texts holds {checks.describe(wrong)}", hint="give a list of str")
+    if not any(item.strip() for item in items):
+        raise LengthsError("texts holds no text", hint="give the texts of typical requests")
+    return items
+
+
+def _own_tokenizer(folder: Path | None) -> Path:
+    """The tokenizer of a model folder, or of the transformer in a pipeline's folder."""
+    if folder is None:
+        raise UsageError(
+            "texts need a tokenizer, and the model is not a folder that has one",
+            hint="give tokenizer=, the path of its tokenizer.json",
+        )
+    inner = sorted(path.parent / "tokenizer.json" for path in folder.glob("*/config.json"))
+    known = [path for path in (folder / "tokenizer.json", *inner) if path.is_file()]
+    # Where there is none, reading this one says so, and what to do.
+    return known[0] if known else folder / "tokenizer.json"

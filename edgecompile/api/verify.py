@@ -1,0 +1,234 @@
+"""verify(): a bundle against the model's eager outputs, or against its golden vectors."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgecompile.api import checks
+from edgecompile.api.models import Subject, find_subject, kept_state
+from edgecompile.api.progress import listen
+from edgecompile.api.shown import Shown
+from edgecompile.errors import UsageError
+from edgecompile.files import write_text
+from edgecompile.models.options import LoadOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from edgecompile.api.arguments import Callback, Model, PathLike
+    from edgecompile.buckets.costs.grid import Mode
+    from edgecompile.buckets.ranges import Bucket
+    from edgecompile.bundle.cases import Case
+    from edgecompile.bundle.verdict import VerifyReport
+    from edgecompile.models.loaded import LoadedModel
+    from edgecompile.report.page import Section
+    from edgecompile.runtime.format.manifest import Manifest
+
+__all__ = ["Verification", "verify"]
+
+
+@dataclass(frozen=True)
+class Verification(Shown):
+    """How a bundle compared with eager, or with its golden vectors.
+
+    Attributes:
+        path: the bundle.
+        report: every comparison, by variant, bucket and case.
+        buckets: the bundle's; results name them by index.
+        manifest: what the bundle says of itself.
+    """
+
+    path: Path
+    report: VerifyReport
+    buckets: tuple[Bucket, ...]
+    manifest: Manifest
+
+    @property
+    def ok(self) -> bool:
+        """Whether every comparison was within the tolerance."""
+        return self.report.ok
+
+    def __repr__(self) -> str:
+        passed, total = sum(r.ok for r in self.report.results), len(self.report.results)
+        verdict = "agrees" if self.ok else "DIFFERS"
+        return f"<Verification of {self.path.name}: {verdict}, {passed} of {total} cases>"
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that ``edgecompile verify --json`` prints."""
+        return {"bundle": str(self.path), **self.report.to_json()}
+
+    def write_report(self, path: PathLike) -> Path:
+        """Writes the comparisons as an HTML page; gives its path.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        from edgecompile.report.page import render_page
+
+        facts = sorted(self.manifest.built_by.items())
+        return write_text(path, render_page(self.manifest.name, [self._section()], facts=facts))
+
+    def _section(self) -> Section:
+        from edgecompile.report.pages import verify_section
+
+        return verify_section(self.report, self.buckets)
+
+
+def verify(
+    bundle: PathLike,
+    model: Model | None = None,
+    *,
+    example_inputs: Any = None,
+    axes: Mapping[str, Mapping[int, str]] | None = None,
+    seed: int = 0,
+    check: bool = True,
+    progress: Callback | None = None,
+) -> Verification:
+    """Runs a bundle through its own runtime, with every variant that this machine can run.
+
+    All files are hashed first. The process that runs the bundle uses the runtime inside the bundle
+    and never loads torch; the model runs in this process.
+
+    Args:
+        bundle: its path.
+        model: run eagerly and compared on fresh inputs, see :func:`edgecompile.build`; None: the
+            bundle's golden vectors are compared with.
+        example_inputs, axes: of an ``nn.Module``.
+        seed: of the fresh inputs.
+        check: raise an error where the bundle disagrees; False: the result alone tells.
+        progress: called with a :class:`~edgecompile.ProgressEvent` for everything that happens.
+
+    Raises:
+        UsageError: an argument has the wrong type, or contradicts another.
+        BundleError: it is missing, malformed or damaged.
+        ModelError: the model can't be loaded, or fails.
+        VerificationError: an output differs by more than the tolerance; the model isn't this
+            bundle's; or nothing could be run.
+
+    Example:
+        >>> edgecompile.verify("minilm.ecb", "./all-MiniLM-L6-v2", seed=7)
+        <Verification of minilm.ecb: agrees, 24 of 24 cases>
+    """
+    path = checks.path("bundle", bundle)
+    if path is None:
+        raise UsageError("bundle is None", hint="give the path of a bundle")
+    if model is None and (example_inputs is not None or axes is not None):
+        raise UsageError("example_inputs and axes go with model", hint="give the model too")
+    if checks.whole("seed", seed, 0) is None:
+        raise UsageError("seed is None", hint="give a whole number from 0 up")
+    listener = listen(progress)
+
+    from edgecompile.bundle.verdict import check_report
+    from edgecompile.bundle.verify import verify_bundle
+    from edgecompile.precision import min_cosine
+    from edgecompile.runtime.format.folder import BundleFolder
+
+    with closing(BundleFolder(str(path))) as folder:
+        manifest = folder.manifest
+        # The bundle says how its model was loaded: for which task, with which pooling.
+        options = LoadOptions.from_json(manifest.plan.get("load"))
+        subject = None
+        if model is not None:
+            subject = find_subject(model, example_inputs, axes, options)
+        with listener.step("hash the files") as step:
+            folder.check_hashes()
+            step.note(f"{len(manifest.files)} files as recorded")
+    buckets = _buckets(manifest)
+    with listener.step("read the golden vectors" if subject is None else "run eager") as step:
+        if subject is None:
+            cases, texts = _golden_cases(path, manifest), _golden_texts(path, manifest)
+        else:
+            with kept_state(subject.model):
+                cases, texts = _eager_cases(subject, manifest, buckets, seed)
+        step.note(f"{len(cases)} cases")
+    with listener.step("run the bundle"):
+        report = verify_bundle(
+            path,
+            cases,
+            [variant.name for variant in manifest.variants],
+            manifest.tolerance,
+            min_cosine=min_cosine(manifest.precision),
+            texts=texts,
+        )
+    if check:
+        check_report(report)
+    return Verification(path, report, buckets, manifest)
+
+
+def _buckets(manifest: Manifest) -> tuple[Bucket, ...]:
+    """The manifest's buckets, the length axis first."""
+    from edgecompile.buckets.ranges import AxisRange, Bucket
+
+    buckets = []
+    for spec in manifest.buckets:
+        axes = {
+            name: AxisRange(extent.lo, extent.hi, extent.hint or extent.hi)
+            for name, extent in spec.axes.items()
+        }
+        order = sorted(axes, key=lambda name: name != manifest.length_axis)
+        mode: Mode = "pad" if spec.mode == "pad" else "exact"
+        buckets.append(Bucket(mode, tuple((name, axes[name]) for name in order)))
+    return tuple(buckets)
+
+
+def _golden_cases(bundle: Path, manifest: Manifest) -> list[Case]:
+    from edgecompile.bundle.cases import Case
+    from edgecompile.runtime.format.golden import read_case
+
+    cases = []
+    for item in manifest.golden:
+        path = bundle / item.file
+        with path.open("rb") as stream:
+            golden = read_case(stream.fileno(), str(path), manifest)
+        cases.append(Case(item.bucket, item.case, golden.inputs, golden.outputs))
+    return cases
+
+
+def _golden_texts(bundle: Path, manifest: Manifest) -> bytes | None:
+    from edgecompile.runtime.generation.golden import FILE
+
+    return (bundle / FILE).read_bytes() if FILE in manifest.files else None
+
+
+def _eager_cases(
+    subject: Subject, manifest: Manifest, buckets: tuple[Bucket, ...], seed: int
+) -> tuple[list[Case], bytes | None]:
+    from edgecompile.bundle.cases import length_cases, make_cases
+    from edgecompile.loaders.load import load_model
+
+    batch = manifest.axes.get("batch")
+    sizes = None if batch is None else (batch.lo, batch.hi)
+    model = load_model(subject.model, subject.options, batch=sizes)
+    _check_signature(manifest, model)
+    if model.generation is None:
+        cases = list(make_cases(model, buckets, seed=seed))
+        if manifest.precision == "fp32":
+            cases += length_cases(model, buckets, seed=seed)
+        return cases, None
+    from edgecompile.bundle.generation import golden_texts
+
+    model = model.with_longest(max(bucket.hi for bucket in buckets))
+    rows = manifest.axes.get("source")
+    if rows is not None:
+        model = model.with_sources(rows.lo, rows.hi)
+    texts = golden_texts(model, seed=seed)
+    return list(make_cases(model, buckets, seed=seed)), texts
+
+
+def _check_signature(manifest: Manifest, model: LoadedModel) -> None:
+    """Refuses a model whose inputs or outputs have other names than the bundle's."""
+    from edgecompile.errors import VerificationError
+
+    for kind, ours, theirs in (
+        ("inputs", manifest.inputs, model.inputs),
+        ("outputs", manifest.outputs, model.outputs),
+    ):
+        names = [spec.name for spec in ours], [spec.name for spec in theirs]
+        if names[0] != names[1]:
+            raise VerificationError(
+                f"{model.name} isn't the model of this bundle: its {kind} are "
+                f"{', '.join(names[1])}, those of the bundle {', '.join(names[0])}"
+            )

@@ -1,0 +1,266 @@
+"""A plan beside other rules, and how far its promise can be trusted, as tables and pages show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgecompile.buckets.baselines import ONE_RANGE, OPTIMUM, BaselineResult, compare_baselines
+from edgecompile.buckets.confidence import (
+    HeldOutCost,
+    Interval,
+    bootstrap_interval,
+    held_out_cost,
+    spread_warnings,
+    tail_warnings,
+)
+from edgecompile.buckets.costs.grid import CostGrid, Mode
+from edgecompile.buckets.limits import BucketCost
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.search.strips import SearchBounds
+from edgecompile.buckets.traffic import Sizes, Traffic
+from edgecompile.units import format_bytes, format_duration, format_ms, format_share
+
+__all__ = [
+    "COST_WORDS",
+    "SAME",
+    "PlanAssessment",
+    "assess_plan",
+    "baseline_label",
+    "excess_text",
+]
+
+#: With less between two means, as a share, they count as equal.
+SAME = 1e-9
+COST_WORDS = {
+    "measured": "measured",
+    "calibrated": "measured on the device",
+    "modelled": "modelled, not measured",
+}
+
+# What other rules may use where the plan itself isn't bounded.
+_UNBOUNDED_PROGRAMS = 8
+# With fewer inputs a fifth of them says nothing.
+_LEAST_TO_HOLD_OUT = 50
+
+
+@dataclass(frozen=True)
+class PlanAssessment:
+    """A plan, what other rules would have cost, and how far its promise can be trusted.
+
+    Attributes:
+        plan: made with costs.
+        costs: these costs.
+        traffic: the whole of it, also what is larger than the plan serves.
+        results: of the plan and of the other rules by the same costs, the plan first.
+        interval: of the plan's mean run, over the chance in the sample.
+        held_out: what planning from a part costs on the rest; None for small samples.
+        warnings: where the sample is too thin, or measurements spread.
+        cost: what buckets take to build and ship, where programs were built to tell.
+    """
+
+    plan: BucketPlan
+    costs: CostGrid
+    traffic: Traffic
+    results: Mapping[str, BaselineResult]
+    interval: Interval
+    held_out: HeldOutCost | None
+    warnings: tuple[str, ...]
+    cost: BucketCost | None = None
+
+    @property
+    def served(self) -> Traffic:
+        """The traffic with larger sizes cut to the largest ones served."""
+        return _served(self.plan, self.traffic)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan's own JSON, which every later stage reads, and the assessment beside it."""
+        axes = self.traffic.axes
+        summaries = {a: self.traffic.marginal(i).summary().to_json() for i, a in enumerate(axes)}
+        return {
+            **self.plan.to_json(),
+            "policies": {name: self._result_json(result) for name, result in self.results.items()},
+            "bucket_cost": None if self.cost is None else self.cost.to_json(),
+            "lengths": summaries[axes[0]],
+            "interval": self.interval.to_json(),
+            "held_out": None if self.held_out is None else self.held_out.to_json(),
+            "warnings": list(self.warnings),
+            **({"sizes": summaries} if len(axes) > 1 else {}),
+        }
+
+    def _result_json(self, result: BaselineResult) -> dict[str, Any]:
+        """A rule's figures, with size and build time where it is known what buckets take."""
+        value = result.to_json()
+        if self.cost is not None:
+            programs = result.evaluation.programs
+            value["size_bytes"] = self.cost.size(programs) if self.cost.base_size else None
+            value["build_s"] = self.cost.build_s(programs) if self.cost.bucket_build_s else None
+        return value
+
+    def sentences(self) -> tuple[str, ...]:
+        """The plan's notes, and what there is to know beside them, for people; no warnings."""
+        lines = [note for note in self.plan.notes if note not in self.warnings]
+        fewer = self.fewer_programs()
+        if fewer:
+            lines.append(f"{fewer}.")
+        points = " × ".join(str(len(self.costs.sizes(i))) for i in range(len(self.costs.axes)))
+        lines.append(f"Costs are {COST_WORDS[self.costs.kind]}, at {points} points.")
+        lines.append(
+            f"The mean run lies between {format_ms(self.interval.low)} and "
+            f"{format_ms(self.interval.high)} ms in {100 * self.interval.level:.0f} % of resampled "
+            "traffic."
+        )
+        if self.held_out is not None:
+            lines.append(self.held_out.sentence(self.traffic.n))
+        return tuple(lines)
+
+    def best_baseline(self) -> BaselineResult | None:
+        """The rule with the least mean run beside the plan; None: there is none."""
+        others = [item for name, item in self.results.items() if name != OPTIMUM]
+        return min(others, key=lambda item: item.evaluation.expected_ms, default=None)
+
+    def fewer_programs(self) -> str:
+        """That another rule's runs take less time with more programs, and why it wasn't chosen; "" if
+        none do."""
+        own, other = self.results[OPTIMUM].evaluation, self.best_baseline()
+        if other is None:
+            return ""
+        less = 1 - other.evaluation.expected_ms / own.expected_ms
+        if less <= SAME or other.evaluation.programs <= own.programs:
+            return ""
+        noun = "program" if own.programs == 1 else "programs"
+        price = self.plan.price_per_bucket
+        why = (
+            f"each one must save {format_ms(price)} ms of the mean run"
+            if price
+            else "more aren't allowed"
+        )
+        return (
+            f"{own.programs} {noun} instead of {other.evaluation.programs}, which would take "
+            f"{format_share(less)} less time ({baseline_label(other.name)}): {why}"
+        )
+
+    def baseline_caption(self) -> str:
+        """The meaning of the last columns of :meth:`baseline_table`."""
+        price = self.plan.price_per_bucket
+        text = "Time: the mean run over that of the chosen plan"
+        if price:
+            text += (
+                f"; with price: the same with the {format_ms(price)} ms that each program must save"
+            )
+        return f"{text}."
+
+    def baseline_table(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+        """Headings and rows of the plan and the other rules, as texts, the plan first.
+
+        Size and build time are there where it is known what buckets take.
+        """
+        cost = self.cost if self.cost is not None and self.cost.base_size else None
+        priced = self.plan.price_per_bucket > 0
+        columns = ["rule", "mean ms", "p99 ms", "padding", "programs"]
+        columns += [] if cost is None else ["size", "predicted build"]
+        columns += ["time", *(["with price"] if priced else [])]
+        rows = []
+        own = self.results[OPTIMUM].evaluation.expected_ms
+        for name, result in self.results.items():
+            figures = result.evaluation
+            row = [
+                baseline_label(name),
+                format_ms(figures.expected_ms),
+                format_ms(figures.p99_ms),
+                format_share(figures.padding_waste),
+                f"{figures.programs}",
+            ]
+            if cost is not None:
+                row.append(format_bytes(cost.size(figures.programs)))
+                row.append(format_duration(cost.build_s(figures.programs)))
+            shares = [figures.expected_ms / own - 1, *([result.regret] if priced else [])]
+            rows.append((*row, *("–" if name == OPTIMUM else excess_text(x) for x in shares)))
+        return tuple(columns), tuple(rows)
+
+
+def assess_plan(
+    plan: BucketPlan,
+    sizes: Sizes,
+    *,
+    programs: int | None = None,
+    modes: tuple[Mode, ...] | None = None,
+    seed: int = 0,
+    cost: BucketCost | None = None,
+) -> PlanAssessment:
+    """Compares a plan with other rules and with itself on inputs that it wasn't made from.
+
+    Args:
+        plan: of :func:`edgecompile.buckets.planner.plan_buckets`.
+        sizes: the traffic that it was made from, over the axes of its costs; of two axes the
+            lengths alone count where its costs are over one.
+        programs: how many programs the other rules may use; None: as many as the plan could have.
+        modes: the modes that the plan could choose from; None: all that have costs.
+        seed: of splitting and resampling.
+        cost: what buckets take, if that is known.
+
+    Raises:
+        ValueError: the plan has no costs, or they are over other axes.
+        PlanError: the traffic has sizes that are smaller than the plan serves.
+    """
+    costs = plan.cost_model
+    if costs is None:
+        raise ValueError("a plan without costs can't be judged")
+    traffic = Traffic.of(sizes, plan.length_axis)
+    if len(plan.divided) < len(traffic.axes):
+        traffic = Traffic.of(traffic.lengths, plan.length_axis)
+    if plan.divided != traffic.axes:
+        raise ValueError(f"the plan is over {plan.divided}, the traffic over {traffic.axes}")
+    served = _served(plan, traffic)
+    held_out = None
+    if traffic.n >= _LEAST_TO_HOLD_OUT:
+        bounds = SearchBounds()
+        held_out = held_out_cost(
+            served,
+            costs,
+            seed=seed,
+            max_buckets=len(plan.buckets),
+            price_per_bucket=plan.price_per_bucket,
+            min_sizes={axis: plan.extent(axis)[0] for axis in traffic.axes},
+            max_sizes={axis: plan.extent(axis)[1] for axis in traffic.axes},
+            modes=modes or costs.modes,
+            bounds=SearchBounds(bounds.steps // 3, bounds.ends),  # two plans are made
+        )
+    varies = len(traffic.axes) > 1 or plan.min_length < plan.max_length
+    return PlanAssessment(
+        plan=plan,
+        costs=costs,
+        traffic=traffic,
+        results=compare_baselines(
+            plan, traffic, costs, programs=programs or allowed_programs(plan)
+        ),
+        interval=bootstrap_interval(plan.buckets, served, costs, seed=seed),
+        held_out=held_out,
+        # Where one size is served, no other was to be seen.
+        warnings=(*spread_warnings(costs), *(tail_warnings(traffic.lengths) if varies else ())),
+        cost=cost,
+    )
+
+
+def allowed_programs(plan: BucketPlan) -> int:
+    """How many programs a plan could have had itself.
+
+    A plan that was bounded knows the costs of one bucket more than it was allowed.
+    """
+    allowed = len(plan.expected_by_count) - 1
+    return max(len(plan.buckets), allowed if allowed > 0 else _UNBOUNDED_PROGRAMS)
+
+
+def _served(plan: BucketPlan, traffic: Traffic) -> Traffic:
+    return traffic.clip([plan.extent(axis)[1] for axis in traffic.axes])
+
+
+def baseline_label(name: str) -> str:
+    """A rule as people read it."""
+    return {OPTIMUM: "chosen", ONE_RANGE: "one dynamic range"}.get(name, name.replace("_", " "))
+
+
+def excess_text(share: float) -> str:
+    """``+12.3 %``; from 100 % on the digit after the point says nothing."""
+    return f"{100 * share:+.0f} %" if abs(share) >= 1 else f"{100 * share:+.1f} %"

@@ -1,0 +1,222 @@
+"""The rules that others make buckets by, judged by the same costs on the same traffic.
+
+Each rule gives upper ends of padded buckets on one axis; the first bucket starts at the smallest
+size served and the last ends at the largest. All may use the same number of programs. On two axes
+its boxes are the products of the sizes on each, padded on both, and the number of programs has to be
+shared out: with n of them every split into floor(n / j) sizes on the length axis and j on the other
+one is tried, and the one that costs least is taken. So each rule is shown at its best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from edgecompile.buckets.costs.grid import CostGrid
+from edgecompile.buckets.evaluation import Evaluation, evaluate_buckets, expected_cost
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.buckets.search.cut_points import TIE
+from edgecompile.buckets.traffic import Sizes, Traffic
+from edgecompile.lengths.distribution import LengthDistribution
+
+OPTIMUM = "optimum"
+ONE_RANGE = "one_range"
+
+SizeRule = Callable[[LengthDistribution, int, int], "list[int]"]
+
+
+@dataclass(frozen=True)
+class BaselineResult:
+    """One rule's buckets and what they cost.
+
+    Attributes:
+        name: name of the rule.
+        plan: its buckets, ready to be built.
+        evaluation: their figures on the traffic.
+        regret: by what share its mean run, with the price of its buckets, costs more than the
+            plan's that it is compared with; 0.1 is 10 %.
+    """
+
+    name: str
+    plan: BucketPlan
+    evaluation: Evaluation
+    regret: float
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"expected_ms", "p50_ms", "p99_ms", "padding_waste", "programs", "regret", "sizes"}``.
+
+        ``sizes`` are the upper ends of the buckets; of a plan over several axes objects with the
+        end on each.
+        """
+        axes = self.plan.divided
+        sizes: list[Any] = [bucket.hi for bucket in self.plan.buckets]
+        if len(axes) > 1:
+            sizes = [{axis: b.range(axis).hi for axis in axes} for b in self.plan.buckets]
+        return {**self.evaluation.to_json(), "regret": self.regret, "sizes": sizes}
+
+
+def pad_to_max(sample: LengthDistribution, max_length: int, programs: int) -> list[int]:
+    """One static program of the longest length."""
+    return [max_length]
+
+
+def powers_of_two(sample: LengthDistribution, max_length: int, programs: int) -> list[int]:
+    """The longest length, and the powers of two under it that samples can use, longest first.
+
+    This is the rule of hand-written lists and of the bucketing in AWS Neuron.
+    """
+    sizes = [max_length]
+    power = 1 << (max_length - 1).bit_length() >> 1
+    while len(sizes) < programs and power >= sample.min:
+        if power < max_length:
+            sizes.append(power)
+        power //= 2
+    return sorted(sizes)
+
+
+def linear(sample: LengthDistribution, max_length: int, programs: int) -> list[int]:
+    """Equal steps up to the longest length."""
+    return sorted({math.ceil(max_length * i / programs) for i in range(1, programs + 1)})
+
+
+def exponential(
+    sample: LengthDistribution, max_length: int, programs: int, step: int = 8
+) -> list[int]:
+    """Equal ratios from ``step`` to the longest length, rounded up to multiples of ``step``.
+
+    This is the exponential strategy of vLLM on Gaudi: size i of n is step·(max/step)^(i/(n−1)),
+    rounded up, duplicates dropped, the last cut to the maximum. Its step is the block size of the
+    device, 128; that would leave one bucket for the lengths of short models, hence 8 here.
+    """
+    if programs == 1 or max_length <= step:
+        return [max_length]
+    ratio = max_length / step
+    exact = [step * ratio ** (i / (programs - 1)) for i in range(programs)]
+    # The root of a power may come out a hair above the whole number that it is.
+    rounded = {step * math.ceil(size / step - 1e-9) for size in exact}
+    return sorted({*(size for size in rounded if size < max_length), max_length})
+
+
+def quantiles(sample: LengthDistribution, max_length: int, programs: int) -> list[int]:
+    """The same number of samples in each bucket."""
+    sizes = {sample.quantile(i / programs) for i in range(1, programs)}
+    return sorted({*sizes, max_length})
+
+
+BASELINES: dict[str, SizeRule] = {
+    "pad_to_max": pad_to_max,
+    "powers_of_two": powers_of_two,
+    "linear": linear,
+    "exponential": exponential,
+    "quantiles": quantiles,
+}
+
+
+def _exponential_from_one(sample: LengthDistribution, largest: int, programs: int) -> list[int]:
+    """The exponential rule for a batch or another small axis: its steps are of 1, not of 8."""
+    return exponential(sample, largest, programs, step=1)
+
+
+# What a rule does on the second axis, where that differs from the length axis.
+_SECOND: dict[str, SizeRule] = {"exponential": _exponential_from_one}
+
+
+def baseline_plans(
+    optimum: BucketPlan, sizes: Sizes, costs: CostGrid, *, programs: int
+) -> Iterator[BucketPlan]:
+    """The plans of all rules: the padded ones, then one dynamic range.
+
+    Rules whose mode has no costs are left out.
+
+    Args:
+        optimum: the plan whose axes and extents they share.
+        sizes: the traffic; larger sizes than it serves count as the largest.
+        costs: the costs by which the programs are shared out.
+        programs: the most programs that a rule may use, from 1 up.
+    """
+    if programs < 1:
+        raise ValueError(f"programs is {programs}, not 1 or more")
+    traffic = Traffic.of(sizes, optimum.length_axis)
+    axes = traffic.axes
+    extents = [optimum.extent(axis) for axis in axes]
+    others = tuple(item for item in optimum.buckets[0].axes if item[0] not in axes)
+    served = traffic.clip([high for _, high in extents])
+    marginals = [served.marginal(index) for index in range(len(axes))]
+    splits = (
+        [(programs // j, j) for j in range(1, programs + 1)] if len(axes) > 1 else [(programs,)]
+    )
+
+    def boxes(rules: tuple[SizeRule, ...], split: tuple[int, ...]) -> tuple[Bucket, ...]:
+        """The padded boxes of a rule that may use ``split`` sizes on the axes."""
+        parts = []
+        for axis, sample, (low, high), rule, budget in zip(
+            axes, marginals, extents, rules, split, strict=False
+        ):
+            ranges = []
+            for size in rule(sample, high, budget):
+                if size >= low:
+                    ranges.append((axis, AxisRange(low, size, size)))
+                    low = size + 1
+            parts.append(ranges)
+        return tuple(Bucket("pad", (*item, *others), axes) for item in product(*parts))
+
+    def plan(name: str, buckets: tuple[Bucket, ...]) -> BucketPlan:
+        return BucketPlan(optimum.length_axis, buckets, policy=name, source=traffic.source)
+
+    for name, rule in BASELINES.items() if "pad" in costs.modes else ():
+        rules = (rule, _SECOND.get(name, rule))
+        # In a fixed order, so that of splits that cost the same it's always the same one.
+        tried = sorted(
+            {boxes(rules, split) for split in splits},
+            key=lambda item: (len(item), [b.hi for b in item]),
+        )
+        ms = [expected_cost(item, served, costs) for item in tried] if len(tried) > 1 else [0.0]
+        best = next(i for i, cost in enumerate(ms) if cost <= min(ms) * (1 + TIE))
+        yield plan(name, tried[best])
+    if "exact" in costs.modes:
+        whole = tuple(
+            (axis, AxisRange(low, high, max(low, sample.quantile(0.5))))
+            for axis, sample, (low, high) in zip(axes, marginals, extents, strict=True)
+        )
+        yield plan(ONE_RANGE, (Bucket("exact", (*whole, *others)),))
+
+
+def compare_baselines(
+    optimum: BucketPlan, sizes: Sizes, costs: CostGrid, *, programs: int
+) -> dict[str, BaselineResult]:
+    """Judges a plan and the rules by the same costs on the same traffic, the plan first.
+
+    Regret is over the plan. Where that is a heuristic, a rule may come out with a regret under 0.
+
+    Args:
+        optimum: a plan of :func:`edgecompile.buckets.planner.plan_buckets`.
+        sizes: the traffic that it was planned from; larger sizes than it serves are clipped.
+        costs: the costs that it was planned with.
+        programs: the most programs that a rule may use: the bound that the plan had.
+
+    Raises:
+        PlanError: the traffic has sizes that are smaller than the plan serves.
+    """
+    traffic = Traffic.of(sizes, optimum.length_axis)
+    served = traffic.clip([optimum.extent(axis)[1] for axis in traffic.axes])
+    results: dict[str, BaselineResult] = {}
+    price = optimum.price_per_bucket
+    least = 0.0
+    for plan in (optimum, *baseline_plans(optimum, served, costs, programs=programs)):
+        evaluation = evaluate_buckets(plan.buckets, served, costs)
+        total = evaluation.expected_ms + price * evaluation.programs
+        least = least or total
+        name = OPTIMUM if plan is optimum else plan.policy
+        if plan is not optimum:
+            plan = replace(
+                plan,
+                expected_ms=evaluation.expected_ms,
+                cost_model=costs,
+                price_per_bucket=price,
+            )
+        results[name] = BaselineResult(name, plan, evaluation, total / least - 1.0)
+    return results

@@ -1,1 +1,0 @@
-"""Plans over two axes."""

@@ -1,0 +1,184 @@
+"""The best plan there is for given traffic and costs, over one axis or two.
+
+Over one axis the plan is the exact optimum: no other choice of boundaries and modes has a lower
+expected cost; :mod:`edgecompile.buckets.search.segments` has the recurrence and the reason. Over two it
+is a set of strips: one axis is cut first, the other within each strip, and both orders are tried.
+:mod:`edgecompile.buckets.search.strips` finds the optimum of an order,
+:mod:`edgecompile.buckets.search.bound` what no buckets of any shape can beat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgecompile.buckets.costs.grid import MODES, CostGrid, Mode
+from edgecompile.buckets.evaluation import expected_cost
+from edgecompile.buckets.limits import BucketLimits
+from edgecompile.buckets.notes import plan_notes
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.ranges import OtherAxes
+from edgecompile.buckets.search.bound import cover_bound
+from edgecompile.buckets.search.boxes import make_buckets
+from edgecompile.buckets.search.cut_points import TIE
+from edgecompile.buckets.search.problem import Problem
+from edgecompile.buckets.search.strips import SearchBounds, Strip, StripPlans, best_strips
+from edgecompile.buckets.traffic import Sizes, Traffic
+from edgecompile.errors import PlanError
+from edgecompile.lengths.rows import MAX_LENGTH
+
+__all__ = ["plan_buckets"]
+
+
+def plan_buckets(
+    sizes: Sizes,
+    costs: CostGrid,
+    *,
+    max_buckets: int | None = 8,
+    buckets: int | None = None,
+    price_per_bucket: float = 0.0,
+    min_sizes: Mapping[str, int] | None = None,
+    max_sizes: Mapping[str, int] | None = None,
+    modes: tuple[Mode, ...] = MODES,
+    limits: BucketLimits | None = None,
+    length_axis: str = "length",
+    other_axes: OtherAxes = (),
+    bounds: SearchBounds | None = None,
+) -> BucketPlan:
+    """The buckets of least expected cost that serve every size from min to max.
+
+    The cost of a plan is the mean cost of one run over the traffic plus ``price_per_bucket`` for
+    each bucket. A run in an ``exact`` bucket costs what its own sizes cost, in a padded one what
+    the bucket's largest sizes cost. Boundaries may be at any whole number, also where no sample
+    is: a static program ends at the cheapest size before the next observed one. Of plans that cost
+    the same the one of fewest buckets is given. The same input gives the same plan.
+
+    Over two axes the plan is the optimum among strips unless a note says that it's a heuristic
+    (where an axis has very many sizes), and ``lower_bound_ms`` of the plan bounds what any other
+    buckets could do.
+
+    Args:
+        sizes: the traffic, over one axis or two; sizes over ``max_sizes`` count as these.
+        costs: milliseconds by sizes and mode, over the same axes.
+        max_buckets: the most buckets allowed; None leaves it to the price and the limits.
+        buckets: exactly how many buckets to make, instead of the best number up to max_buckets.
+        price_per_bucket: milliseconds of the mean run that a bucket has to save.
+        min_sizes: the smallest size to serve by axis; 1 where it isn't given.
+        max_sizes: the largest size to serve by axis; that of the traffic where it isn't given.
+        modes: the modes allowed; without ``exact`` every bucket is padded.
+        limits: bounds on size and build time.
+        length_axis: name of the axis that is divided, if ``sizes`` are lengths alone.
+        other_axes: further axes, the same in every bucket.
+        bounds: on the search over two axes, beyond which it is a heuristic.
+
+    Raises:
+        PlanError: the arguments or constraints can't be met; says which, and by how much.
+    """
+    traffic = Traffic.of(sizes, length_axis)
+    lows = dict.fromkeys(traffic.axes, 1) | dict(min_sizes or {})
+    highs = dict(zip(traffic.axes, traffic.most, strict=True)) | dict(max_sizes or {})
+    usable = tuple(mode for mode in MODES if mode in modes and mode in costs.modes)
+    problems = [] if usable else [f"there are no costs for the mode {_list(modes)}"]
+    problems += _size_problems(traffic, costs, lows, highs)
+    if not 0 <= price_per_bucket < float("inf"):
+        problems.append(f"the price per bucket is {price_per_bucket}, not 0 or more")
+    if problems:
+        raise PlanError("can't plan: " + "; ".join(problems))
+    most = (limits or BucketLimits()).most(max_buckets if buckets is None else None, buckets)
+    most = most if buckets is None else buckets
+    if most is None and price_per_bucket == 0:
+        raise PlanError(
+            "without a limit and with free buckets every size would get its own",
+            hint="give --max-buckets or a price per bucket",
+        )
+    low, high = (tuple(ends[axis] for axis in traffic.axes) for ends in (lows, highs))
+    served = traffic.clip(high)
+    problem = Problem(served, costs, usable, low, high, most, buckets, price_per_bucket)
+    searches = [best_strips(problem, outer, bounds or SearchBounds()) for outer in _orders(problem)]
+    by_count, search, strips = _choose(searches, problem)
+    chosen = make_buckets(strips, search.outer, problem, other_axes)
+    expected_ms = expected_cost(chosen, served, costs)
+    bound = None
+    if len(traffic.axes) > 1:  # over one axis the plan is the optimum
+        bound = min(cover_bound(problem), expected_ms + price_per_bucket * len(chosen))  # rounding
+    plan = BucketPlan(
+        length_axis=traffic.axes[0],
+        buckets=chosen,
+        expected_ms=expected_ms,
+        policy="optimum",
+        cost_model=costs,
+        price_per_bucket=price_per_bucket,
+        expected_by_count=by_count,
+        source=traffic.source,
+        lower_bound_ms=bound,
+    )
+    return plan_notes(plan, problem, traffic, searches, search.outer)
+
+
+def _size_problems(
+    traffic: Traffic, costs: CostGrid, lows: Mapping[str, int], highs: Mapping[str, int]
+) -> list[str]:
+    """Why these sizes can't be served."""
+    axes = traffic.axes
+    if len(costs.axes) != len(axes) or (len(axes) > 1 and costs.axes != axes):
+        return [
+            f"the sample has sizes of {' and '.join(axes)}, the costs are over "
+            f"{' and '.join(costs.axes)}"
+        ]
+    problems = []
+    unknown = sorted((set(lows) | set(highs)) - set(axes))
+    if unknown:
+        problems.append(f"sizes are given for {', '.join(unknown)}, which the sample doesn't have")
+    for index, axis in enumerate(axes):
+        low, high, least = lows[axis], highs[axis], traffic.least[index]
+        if not 1 <= low <= high <= MAX_LENGTH:
+            problems.append(
+                f"the range {low}..{high} of {axis} isn't one of sizes from 1 to {MAX_LENGTH}"
+            )
+        elif least < low:
+            below = traffic.n - round(traffic.share_over(index, low - 1) * traffic.n)
+            problems.append(
+                f"{below} of {traffic.n} samples have a {axis} under the smallest served, {low}; "
+                f"the smallest has {least}"
+            )
+    return problems
+
+
+def _list(modes: tuple[Mode, ...]) -> str:
+    return " or ".join(modes) or "(none allowed)"
+
+
+def _orders(problem: Problem) -> tuple[int, ...]:
+    """The axes to cut first. One with a single size goes first: the other is cut optimally."""
+    for axis in (1, 0):
+        if len(problem.reached(axis)) == 1:
+            return (axis,)
+    return (0, 1)
+
+
+def _choose(
+    searches: list[StripPlans], problem: Problem
+) -> tuple[tuple[float, ...], StripPlans, tuple[Strip, ...]]:
+    """Mean costs by number of buckets; the search that found the best plan, and its strips."""
+    most, buckets, price = problem.most, problem.count, problem.price
+    if most is None:
+        totals = [
+            search.costs[0] + price * sum(len(strip.cuts.segments) for strip in search.plans[0])
+            for search in searches
+        ]
+        best = searches[totals.index(min(totals))]
+        return (), best, best.plans[0]
+    reached = max(len(search.costs) for search in searches)
+    if buckets is not None and buckets > reached:
+        raise PlanError(
+            f"{buckets} buckets are wanted, but the sample has only sizes for {reached}",
+            hint=f"ask for {reached} buckets at most",
+        )
+
+    def cost(search: StripPlans, count: int) -> float:
+        return search.costs[count - 1] if count <= len(search.costs) else float("inf")
+
+    by_count = tuple(min(cost(s, k) for s in searches) for k in range(1, reached + 1))
+    sums = [ms + price * k for k, ms in enumerate(by_count[:most], 1)]
+    count = buckets or next(k for k, total in enumerate(sums, 1) if total <= min(sums) * (1 + TIE))
+    best = min(searches, key=lambda search: cost(search, count))
+    return by_count, best, best.plans[count - 1]

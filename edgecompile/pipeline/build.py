@@ -1,0 +1,100 @@
+"""build(): from a model and its lengths to a verified bundle.
+
+Every stage leaves its file in the work folder, and each can be run alone from the files of those
+before it: ``lengths.json``, ``plan.json``, ``exported/``, ``artifacts/``. Where nothing has changed
+since the last build there, no framework is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgecompile.pipeline.request import BuildRequest
+from edgecompile.pipeline.result import BuildResult
+from edgecompile.pipeline.stamp import build_key, find_built, write_stamp
+from edgecompile.progress import NULL_PROGRESS, Progress
+
+if TYPE_CHECKING:
+    from edgecompile.bundle.staging import Staging
+    from edgecompile.models.loaded import LoadedModel
+    from edgecompile.pipeline.run import Run
+
+__all__ = ["build"]
+
+
+def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildResult:
+    """Builds, verifies and writes a bundle, if there isn't one already that was built of the same.
+
+    Raises:
+        EdgecompileError: a subclass for each cause; nothing stands under the final name then.
+    """
+    profile = request.check_target()
+    work, key = request.work_dir, None
+    if work is not None and not request.plan.measure_again:
+        with progress.step("look for changes"):
+            key = build_key(request)
+            earlier = None if key is None else find_built(work, key, request.bundle)
+        if earlier is not None:
+            return earlier
+
+    from edgecompile.pipeline.preflight import begin_build
+    from edgecompile.pipeline.run import Run, work_folder
+    from edgecompile.pipeline.stages import load
+
+    run = Run(profile, progress)
+    with begin_build(run, request) as staging:
+        model = load(run, request)
+        with work_folder(work, model.source) as folder:
+            result = _way(run, model)(run, model, request, staging, folder)
+    if work is not None and key is not None:
+        write_stamp(work, key, result)
+    return result
+
+
+def _way(run: Run, model: LoadedModel) -> Callable[..., BuildResult]:
+    """The list of stages for a model and a target."""
+    if run.profile.gpu is not None:
+        from edgecompile.pipeline.gpu import build_for_gpu
+
+        return build_for_gpu
+    if model.encoder is not None:
+        from edgecompile.pipeline.seq2seq import build_seq2seq
+
+        return build_seq2seq
+    return _build_for_cpu
+
+
+def _build_for_cpu(
+    run: Run, model: LoadedModel, request: BuildRequest, staging: Staging, work: Path
+) -> BuildResult:
+    from edgecompile.pipeline import stages
+    from edgecompile.pipeline.packing import Contents
+
+    subject = stages.find_subject(run, model, request.plan, work)
+    resolved = stages.choose_precision(run, subject)
+    planned = stages.make_plan(run, subject, resolved.precision)
+    buckets = planned.plan.buckets
+    exported = stages.export_programs(run, subject.whole, buckets)
+    compiled = stages.compile_programs(
+        run, subject.whole, exported, buckets, request.plan, work, precision=resolved.precision
+    )
+    contents = Contents(
+        model,
+        planned.plan,
+        compiled,
+        sizes=subject.asked.sizes,
+        cost=planned.cost,
+        samples=resolved.samples,
+        choice=resolved.choice,
+        tokenizer=request.tokenizer,
+    )
+    packed = stages.pack(run, contents, request, staging)
+    return BuildResult.of(
+        packed,
+        run,
+        plan=planned.plan,
+        audit=compiled.audit,
+        choice=resolved.choice,
+    )

@@ -1,0 +1,177 @@
+"""plan(): from a model, or a file of costs, to the buckets of least expected cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from edgecompile.buckets.assessment import assess_plan
+from edgecompile.buckets.costs.grid import CostGrid, Mode
+from edgecompile.buckets.limits import DEFAULT_MAX_BUCKETS, BucketCost
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.planner import plan_buckets
+from edgecompile.bundle.names import bundle_path
+from edgecompile.errors import LengthsError, UsageError
+from edgecompile.files import write_json
+from edgecompile.pipeline.request import ModelRequest
+from edgecompile.pipeline.result import KitResult, PlanResult
+from edgecompile.planning.request import PlanRequest
+from edgecompile.progress import NULL_PROGRESS, Progress
+
+__all__ = ["make_kit", "plan", "plan_from_costs", "refuse_model_options"]
+
+
+def plan(
+    request: ModelRequest, progress: Progress = NULL_PROGRESS, *, files: Iterable[Path] = ()
+) -> PlanResult:
+    """Plans a model's buckets; leaves the stages' files in the work folder, if one was named.
+
+    Args:
+        request: what is asked for.
+        progress: is shown the stages.
+        files: what the caller will write: that it can be written is checked before the work begins.
+
+    Raises:
+        EdgecompileError: a subclass for each cause.
+    """
+    profile = request.check_target()
+
+    from edgecompile.pipeline import stages
+    from edgecompile.pipeline.preflight import begin_plan
+    from edgecompile.pipeline.run import Run, work_folder
+
+    run = Run(profile, progress)
+    begin_plan(run, request, files)
+    model = stages.load(run, request)
+    about_model = len(run.notes)
+    with work_folder(request.work_dir, model.source) as work:
+        subject = stages.find_subject(run, model, request.plan, work)
+        resolved = stages.choose_precision(run, subject)
+        planned = stages.make_plan(run, subject, resolved.precision, compare=True)
+        result = _assessed(
+            replace(planned.plan, notes=tuple(run.notes[about_model:])),
+            subject.asked,
+            planned.cost,
+        )
+        write_json(work / "plan.json", result.to_json())
+    return replace(
+        result,
+        precision=resolved.precision,
+        choice=resolved.choice,
+        notes=tuple(run.notes[:about_model]),
+    )
+
+
+def plan_from_costs(
+    request: PlanRequest, costs: CostGrid, work_dir: Path | None = None
+) -> PlanResult:
+    """Plans by costs that are known, without a model; leaves its files in the work folder.
+
+    Raises:
+        LengthsError: costs are over two axes, and the lengths over one.
+        PlanError: the constraints can't be met.
+    """
+    price, longest = request.price_per_bucket or 0.0, request.max_length
+    bounded = request.buckets is not None or price > 0
+    most = request.max_buckets or (None if bounded else DEFAULT_MAX_BUCKETS)
+    joint = request.joint
+    if len(costs.axes) == 1:
+        joint = None
+    elif joint is None:
+        raise LengthsError(
+            f"the cost points are over {' and '.join(costs.axes)}, the sample only tells "
+            f"{costs.axes[0]}",
+            hint=f"give rows {','.join(costs.axes)},count",
+        )
+    made = plan_buckets(
+        joint or request.traffic,
+        costs,
+        max_sizes=None if longest is None else {costs.axes[0]: longest},
+        buckets=request.buckets,
+        max_buckets=most,
+        price_per_bucket=price,
+        modes=_modes(request),
+    )
+    result = _assessed(made, request)
+    if work_dir is not None:
+        work_dir.mkdir(parents=True, exist_ok=True)
+        write_json(work_dir / "lengths.json", request.sizes.to_json())
+        write_json(work_dir / "plan.json", result.to_json())
+    return result
+
+
+def make_kit(request: ModelRequest, output: Path, progress: Progress = NULL_PROGRESS) -> KitResult:
+    """Writes a bundle of programs that a device times with ``bench --calibrate``.
+
+    Raises:
+        EdgecompileError: a subclass for each cause.
+    """
+    profile = request.check_kit()
+
+    from edgecompile.pipeline import stages
+    from edgecompile.pipeline.run import Run, work_folder
+    from edgecompile.planning.cost_sources import make_measuring_kit
+
+    run = Run(profile, progress)
+    model = stages.load(run, request)
+    with work_folder(request.work_dir, model.source) as work:
+        subject = stages.find_subject(run, model, request.plan, work)
+        precision = stages.choose_precision(run, subject).precision
+        built = run.stage(
+            "build the kit",
+            lambda step: make_measuring_kit(subject, precision, bundle_path(output), step=step),
+        )
+    return KitResult(built.path, built.kit, precision, tuple(run.notes))
+
+
+def _assessed(plan: BucketPlan, request: PlanRequest, cost: BucketCost | None = None) -> PlanResult:
+    """The plan beside its rivals, if it has costs."""
+    if plan.cost_model is None:
+        return PlanResult(plan, None, cost)
+    assessment = assess_plan(
+        plan, request.sizes, modes=_modes(request), seed=request.seed, cost=cost
+    )
+    return PlanResult(plan, assessment, cost)
+
+
+def _modes(request: PlanRequest) -> tuple[Mode, ...]:
+    if request.mode == "auto":
+        return ("exact", "pad")
+    return ("pad",) if request.mode == "pad" else ("exact",)
+
+
+#: Options that need a model, by the name of their field.
+_MODEL_OPTIONS = {
+    "runs": "--runs",
+    "max_size": "--max-size",
+    "max_build_s": "--max-build-time",
+    "calibration": "--calibration",
+    "measure_again": "--measure-again",
+    "precision": "--precision",
+    "runtime": "--runtime",
+    "assume_paddable": "--assume-paddable",
+}
+
+
+def refuse_model_options(request: ModelRequest, others: Sequence[str] = ()) -> None:
+    """Refuses options that mean nothing without a model.
+
+    Args:
+        request: what is asked for.
+        others: further options of this kind, as they are called.
+
+    Raises:
+        UsageError: names all.
+    """
+    plain = PlanRequest(None)
+    refused = [
+        option
+        for name, option in _MODEL_OPTIONS.items()
+        if getattr(request.plan, name) != getattr(plain, name)
+    ]
+    refused += [*others, *("--" + name.replace("_", "-") for name in request.load.to_json())]
+    if refused:
+        raise UsageError(
+            f"{', '.join(refused)}: only with --model, as cost points don't say what programs take."
+        )

@@ -1,0 +1,73 @@
+"""A build or a plan under way: named, timed stages, their notes, and a folder for their files."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from edgecompile.errors import BundleWriteError
+from edgecompile.models.loaded import ModelSource
+from edgecompile.planning.notes import Notes
+from edgecompile.progress import Progress, StepHandle
+from edgecompile.targets.profile import TargetProfile
+
+__all__ = ["Run", "work_folder"]
+
+T = TypeVar("T")
+
+
+class Run:
+    """What the stages of one build or plan share.
+
+    Args:
+        profile: the target.
+        progress: is shown every stage.
+
+    Attributes:
+        seconds: wall time by stage.
+        notes: what a person should know, from all stages.
+    """
+
+    def __init__(self, profile: TargetProfile, progress: Progress) -> None:
+        self.profile, self.progress = profile, progress
+        self.seconds: dict[str, float] = {}
+        self.notes = Notes()
+
+    def stage(self, title: str, action: Callable[[StepHandle], T]) -> T:
+        """The result of ``action``, which shows its progress on the step that it is given."""
+        start = time.perf_counter()
+        with self.progress.step(title) as step:
+            result = action(step)
+        self.seconds[title] = time.perf_counter() - start
+        return result
+
+
+@contextmanager
+def work_folder(named: Path | None, source: ModelSource) -> Iterator[Path]:
+    """The work folder that was named, or a temporary one that goes when the build ends.
+
+    It stays where the build's last stage fails for the place that the bundle goes to, and another
+    build can use the model's exports: the error's hint then says how to go on from it.
+    """
+    if named is not None:
+        named.mkdir(parents=True, exist_ok=True)
+        yield named
+        return
+    folder = Path(tempfile.mkdtemp(prefix="edgecompile-work-"))
+    kept = False
+    try:
+        yield folder
+    except BundleWriteError as error:
+        kept = error.destination is not None and source.lasting
+        if kept:
+            hint = f"the work is kept: --work-dir {folder} goes on from it"
+            error.hint = f"{error.hint}; {hint}" if error.hint else hint
+        raise
+    finally:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,166 @@
+"""Single stages, run from the files that the stages before left in the work folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgecompile.backends.compilation import CompiledModel, compile_buckets, load_compiled
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.bundle.staging import Staging
+from edgecompile.errors import UsageError
+from edgecompile.export.program import ExportedModel
+from edgecompile.export.store import ExportStore
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.narrowing.files import load_precision
+from edgecompile.pipeline import stages
+from edgecompile.pipeline.packing import Contents, PackedBundle
+from edgecompile.pipeline.request import BuildRequest, ModelRequest
+from edgecompile.pipeline.run import Run
+from edgecompile.pipeline.work_files import find_exports, left_sizes, settle_precision
+from edgecompile.planning.generation_plan import require_native
+from edgecompile.planning.padding import with_padding
+from edgecompile.progress import NULL_PROGRESS, Progress
+from edgecompile.targets.profile import TargetProfile, VariantSpec
+
+__all__ = ["ExportedPlan", "compile_exports", "export_plan", "pack_libraries"]
+
+
+@dataclass(frozen=True)
+class ExportedPlan:
+    """A plan's programs.
+
+    Attributes:
+        model: the model's name.
+        plan: the buckets.
+        programs: one for each.
+        folders: where each was left.
+        notes: what a person should know.
+    """
+
+    model: str
+    plan: BucketPlan
+    programs: tuple[ExportedModel, ...]
+    folders: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+
+def export_plan(request: ModelRequest, progress: Progress = NULL_PROGRESS) -> ExportedPlan:
+    """Exports the model for each bucket of the request's plan.
+
+    Raises:
+        PlanError: its buckets can't be padded.
+        EdgecompileError: a subclass for each cause.
+    """
+    run = Run(request.check_target(), progress)
+    work, plan = _files(request)
+    model = _load(run, request, plan)
+    notes = tuple(run.notes)
+    with_padding(plan, model)  # what can't be padded is refused before it is exported
+    exports = ExportStore(model, work / "exported")
+    programs = stages.export_programs(run, exports, plan.buckets)
+    folders = tuple(exports.folder / exports.key(bucket) for bucket in plan.buckets)
+    return ExportedPlan(model.name, plan, programs, folders, notes)
+
+
+def compile_exports(
+    request: ModelRequest, variants: Sequence[str] = (), progress: Progress = NULL_PROGRESS
+) -> CompiledModel:
+    """Compiles and audits what was exported; the model itself isn't needed.
+
+    Args:
+        request: its plan's precision is left for the next stages; without one, that of the plan.
+        variants: names of the target's that are built for; () for all.
+        progress: is shown the stages.
+
+    Raises:
+        EdgecompileError: a subclass for each cause.
+    """
+    profile = request.check_stage()
+    run = Run(profile, progress)
+    work, plan = _files(request)
+    chosen = _variants(profile, variants)
+    precision = settle_precision(request.plan.precision, work)
+    replace(request.plan, precision=precision.name).check_target(profile)
+    folders = find_exports(plan, work)
+    exported = run.stage(
+        "load the exported programs", lambda _: [ExportedModel.load(path) for path in folders]
+    )
+    return run.stage(
+        "compile",
+        lambda step: compile_buckets(
+            exported,
+            plan.buckets,
+            profile,
+            work / "artifacts",
+            keys=[path.name for path in folders],
+            variants=chosen,
+            precision=precision,
+            runtime=request.plan.runtime,
+            jobs=request.plan.jobs,
+            step=step,
+        ),
+    )
+
+
+def pack_libraries(
+    request: BuildRequest, variants: Sequence[str] = (), progress: Progress = NULL_PROGRESS
+) -> PackedBundle:
+    """Packs and verifies what was compiled.
+
+    Args:
+        request: what is asked for.
+        variants: names of the target's that were built for; () for all.
+        progress: is shown the stages.
+
+    Raises:
+        EdgecompileError: a subclass for each cause.
+    """
+    run = Run(request.check_target(), progress)
+    work, plan = _files(request)
+    folders = find_exports(plan, work)
+    keys = [path.name for path in folders]
+    compiled = run.stage(
+        "load what was compiled",
+        lambda _: load_compiled(
+            [ExportedModel.load(path) for path in folders],
+            plan.buckets,
+            run.profile,
+            work / "artifacts",
+            keys=keys,
+            variants=_variants(run.profile, variants),
+            precision=load_precision(work),
+            runtime=request.plan.runtime,
+        ),
+    )
+    model = _load(run, request, plan)
+    ExportStore(model, work / "exported").require(plan.buckets, keys)
+    require_native(model, runtime=request.plan.runtime)
+    contents = Contents(
+        model,
+        with_padding(plan, model),
+        compiled,
+        sizes=left_sizes(work),
+        tokenizer=request.tokenizer,
+    )
+    with Staging(request.bundle, force=request.force) as staging:
+        packed = stages.pack(run, contents, request, staging)
+    return replace(packed, notes=tuple(run.notes))
+
+
+def _files(request: ModelRequest) -> tuple[Path, BucketPlan]:
+    """The work folder and the plan, which single stages can't do without."""
+    if request.work_dir is None or request.plan.plan is None:
+        raise UsageError("A stage that is run alone needs --work-dir DIR and a plan.")
+    return request.work_dir, request.plan.plan
+
+
+def _load(run: Run, request: ModelRequest, plan: BucketPlan) -> LoadedModel:
+    """The model, for runs as long as the plan's."""
+    longest = replace(request.plan, max_length=plan.max_length)
+    return stages.load(run, replace(request, plan=longest))
+
+
+def _variants(profile: TargetProfile, names: Sequence[str]) -> list[VariantSpec] | None:
+    return [profile.variant(name) for name in names] or None

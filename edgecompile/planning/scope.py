@@ -1,0 +1,188 @@
+"""The scope of a plan: its traffic, and the range of every axis of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.errors import LengthsError, PlanError, UsageError
+from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.joint import JointDistribution
+from edgecompile.models.loaded import LoadedModel
+from edgecompile.planning.request import PlanRequest
+from edgecompile.units import format_share
+
+__all__ = ["PlanScope", "longest_served", "plan_scope", "with_traffic"]
+
+
+@dataclass(frozen=True)
+class PlanScope:
+    """The traffic and the sizes that are planned.
+
+    Attributes:
+        traffic: the lengths, none over the longest that is served.
+        axes: range of every axis, the length axis first.
+        joint: the sizes of two axes together, where a plan over both is wanted.
+    """
+
+    traffic: LengthDistribution
+    axes: tuple[tuple[str, AxisRange], ...]
+    joint: JointDistribution | None = None
+
+    @property
+    def axis(self) -> str:
+        """The length axis."""
+        return self.axes[0][0]
+
+    @property
+    def second(self) -> str | None:
+        """The other axis that is planned, if any."""
+        return None if self.joint is None else self.joint.axes[1]
+
+    @property
+    def pad_axes(self) -> tuple[tuple[str, AxisRange], ...]:
+        """The axes that its padded buckets pad: those that are planned."""
+        return tuple(item for item in self.axes if item[0] in (self.axis, self.second))
+
+    def second_sizes(self) -> tuple[int, ...]:
+        """Sizes of the other axis at which to measure: both ends and the middle of what varies."""
+        if self.joint is None or self.second is None:
+            return ()
+        extent = dict(self.axes)[self.second]
+        middle = self.joint.marginal(self.second).quantile(0.5)
+        return tuple(sorted({extent.lo, min(max(middle, extent.lo), extent.hi), extent.hi}))
+
+    @property
+    def middle(self) -> int:
+        """The median length, within the range."""
+        own = self.axes[0][1]
+        return min(max(self.traffic.quantile(0.5), own.lo), own.hi)
+
+    @property
+    def whole_bucket(self) -> Bucket:
+        """The program of dynamic length that serves every size."""
+        own = self.axes[0][1]
+        axes = ((self.axis, AxisRange(own.lo, own.hi, self.middle)), *self.axes[1:])
+        return Bucket("exact", axes)
+
+    @property
+    def padded_bucket(self) -> Bucket:
+        """The program of the longest length, to which all shorter inputs are padded."""
+        own = self.axes[0][1]
+        return Bucket("pad", ((self.axis, AxisRange(own.lo, own.hi, own.hi)), *self.axes[1:]))
+
+    def narrowed(self, lo: int, hi: int) -> PlanScope:
+        """The part of it with lengths ``lo`` to ``hi``."""
+        own = AxisRange(lo, hi, min(max(self.axes[0][1].hint, lo), hi))
+        return replace(self, axes=((self.axis, own), *self.axes[1:]))
+
+
+def longest_served(
+    name: str, limit: int | None, request: PlanRequest, *, fixed: bool = False
+) -> int:
+    """The longest length that a model serves.
+
+    Args:
+        name: the model's.
+        limit: the most that it takes; None: it has no limit.
+        request: the lengths.
+        fixed: whether it takes inputs of this length only.
+
+    Raises:
+        LengthsError: lengths of the sample, or ``max_length``, are over the limit.
+    """
+    longest = int(request.traffic.max)
+    wanted = request.max_length
+    if wanted is None and fixed:
+        shortest = request.traffic.min
+        if (shortest, longest) != (limit, limit):
+            raise LengthsError(
+                f"{name} takes inputs of one size only, {limit}, but the "
+                f"lengths given are {shortest} to {longest}",
+                hint="leave them out: there is nothing to plan; or name the dimension that varies "
+                'in the model\'s axes: "axes": {"x": {1: "length"}}',
+            )
+    if wanted is not None:
+        if limit is not None and wanted > limit:
+            raise LengthsError(
+                f"--max-length is {wanted}, but {name} takes "
+                + ("inputs of one size only" if fixed else f"at most {limit}"),
+                hint="leave --max-length out" if fixed else f"use --max-length {limit} or less",
+            )
+        return wanted
+    if limit is None:
+        return longest
+    if longest > limit and not request.cut:
+        _, share = request.traffic.clip(limit)
+        raise LengthsError(
+            f"{format_share(share)} of the lengths are over {limit}, the most that {name} takes "
+            f"(the longest is {longest})",
+            hint=f"--max-length {limit} serves what fits; the caller has to cut the rest",
+        )
+    return limit
+
+
+def plan_scope(model: LoadedModel, request: PlanRequest) -> PlanScope:
+    """What is planned: the traffic and the range of every axis, the length axis first.
+
+    Raises:
+        PlanError: the model has no length axis, or lacks the second axis of the sample.
+        LengthsError: the sizes don't fit the model.
+    """
+    axis = model.length_axis
+    if axis is None:
+        raise PlanError(
+            f"{model.name} takes numbers without dimensions only, which no plan can be about",
+            hint="give an input a dimension of 1",
+        )
+    limits = model.axes[axis]
+    longest = longest_served(model.name, limits.hi, request, fixed=limits.lo == limits.hi)
+    shortest = limits.lo
+    served, _ = request.traffic.clip(longest)
+    middle = min(max(served.quantile(0.5), shortest), longest)
+    axes = {axis: AxisRange(shortest, longest, middle)}
+    for name, other in model.axes.items():
+        if name != axis:
+            axes[name] = AxisRange(other.lo, other.hi or other.lo, other.lo)
+    joint = request.joint
+    if joint is not None:
+        second = joint.axes[1]
+        if second not in axes or second == axis:
+            raise PlanError(
+                f"the sample has the axis {second}, but the axes of {model.name} are "
+                f"{', '.join(axes)}",
+                hint="name the column after the axis, or leave it out",
+            )
+        known = model.axes[second]
+        top = joint.max(second)
+        if joint.min(second) < known.lo or top > (known.hi or top):
+            raise LengthsError(
+                f"{second} in the sample is {joint.min(second)} to {top}, but {model.name} takes "
+                f"{known}",
+                hint="give a range that holds the sample, such as --batch LO:HI",
+            )
+        axes[second] = AxisRange(known.lo, known.hi or top, joint.marginal(second).quantile(0.5))
+        joint, _ = joint.clip(axis, longest)
+    return PlanScope(served, tuple(axes.items()), joint)
+
+
+def with_traffic(request: PlanRequest, model: LoadedModel) -> PlanRequest:
+    """The request with lengths: where none are given, every batch size once.
+
+    Raises:
+        UsageError: the model's lengths vary, so that they are needed.
+    """
+    if request.lengths is not None:
+        return request
+    axis = model.length_axis
+    limits = None if axis is None else model.axes[axis]
+    if limits is None or (axis != "batch" and limits.lo != limits.hi):
+        raise UsageError(
+            "the lengths of the traffic are missing",
+            hint="give lengths, texts or the stats of devices: --lengths FILE, --texts FILE or "
+            "--from-stats FILE, from Python lengths=, texts= or stats=",
+        )
+    sizes = range(limits.lo, (limits.hi or limits.lo) + 1)
+    source = "every batch size once" if len(sizes) > 1 else "the one size that there is"
+    lengths = LengthDistribution.from_counts(dict.fromkeys(sizes, 1), source)
+    return replace(request, lengths=lengths)

@@ -1,0 +1,135 @@
+"""The subject of a plan: a model, its target and its traffic, and the answers that every stage needs."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from edgecompile.export.store import ExportStore
+from edgecompile.machines.detection import host_variants
+from edgecompile.models.loaded import LoadedModel, model_structure
+from edgecompile.planning.generation_plan import (
+    prompts_only,
+    refuse_sources,
+    refused_prompts,
+    require_native,
+)
+from edgecompile.planning.given_plan import check_plan
+from edgecompile.planning.notes import Notes
+from edgecompile.planning.request import PlanRequest
+from edgecompile.planning.scope import PlanScope, plan_scope, with_traffic
+from edgecompile.planning.serving_modes import ServingMode, find_serving_mode
+from edgecompile.precision import Precision
+from edgecompile.runtime.cpu.host import architecture
+from edgecompile.targets.profile import TargetProfile, VariantSpec
+from edgecompile.toolchain.native import build_probe
+
+__all__ = ["Subject", "make_subject", "runnable_variants"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to plan for. Scope, serving mode and the host's variants are found at their first use.
+
+    Attributes:
+        whole: exports of the model as it will be served.
+        exports: exports of what is planned: of a model that generates, its runs of prompts.
+        profile: the target.
+        request: what decides the plan; its traffic is known.
+        asked: the request as it was made; prompts may be longer than one run.
+        work: folder for files that stages leave.
+        notes: get what a person should know.
+    """
+
+    whole: ExportStore
+    exports: ExportStore
+    profile: TargetProfile
+    request: PlanRequest
+    asked: PlanRequest
+    work: Path
+    notes: Notes = field(default_factory=Notes)
+
+    @property
+    def model(self) -> LoadedModel:
+        """What is planned."""
+        return self.exports.model
+
+    @cached_property
+    def scope(self) -> PlanScope:
+        """What was asked about: the traffic, and the range of every axis.
+
+        Raises:
+            PlanError, LengthsError: the sizes, or the plan that was given, don't fit the model.
+        """
+        if self.request.plan is not None:
+            return check_plan(self.request.plan, self.model, self.request, self.profile)
+        return plan_scope(self.model, self.request)
+
+    @cached_property
+    def serving(self) -> ServingMode:
+        """What of the scope can be served, and how.
+
+        Raises:
+            ExportError, PlanError: nothing; says why.
+        """
+        return find_serving_mode(self.exports, self.request, self.scope)
+
+    @cached_property
+    def runnable(self) -> list[VariantSpec]:
+        """The target's variants that this host can run, the best one last."""
+        return runnable_variants(self.profile, self.work)
+
+    def made_for(self, precision: Precision) -> dict[str, str]:
+        """What plans say of themselves."""
+        subject = {"structure": model_structure(self.whole.model), "target": self.profile.name}
+        if self.profile.gpu is not None:
+            return {**subject, "precision": self.request.precision_for(self.profile)}
+        threads = self.request.threads
+        return {
+            **subject,
+            "precision": precision.label,
+            "runtime": self.request.runtime,
+            "threads": "all" if threads is None else str(threads),
+        }
+
+
+def make_subject(
+    exports: ExportStore,
+    profile: TargetProfile,
+    request: PlanRequest,
+    work: Path,
+    notes: Notes | None = None,
+) -> Subject:
+    """What is planned for a model.
+
+    Args:
+        exports: of the model.
+        profile: the target.
+        request: what decides the plan. Without lengths, every batch size counts once.
+        work: for programs that are measured.
+        notes: get what a person should know.
+
+    Raises:
+        ModelError: it generates, and not on the target or the runtime that was asked for.
+        UsageError: its lengths vary, and none are given.
+    """
+    model, notes = exports.model, Notes() if notes is None else notes
+    request = with_traffic(request, model)
+    whole, asked = exports, request
+    if model.generation is not None:
+        refuse_sources(model)
+        require_native(model, runtime=request.runtime, gpu=profile.gpu is not None)
+        notes.add(*refused_prompts(model, request))
+        if request.plan is None:
+            exports, request = prompts_only(exports, request)
+    return Subject(whole, exports, profile, request, asked, work, notes)
+
+
+def runnable_variants(profile: TargetProfile, work: Path) -> list[VariantSpec]:
+    """The target's variants that this host can run, the best one last."""
+    arch = architecture(platform.machine())
+    if arch not in profile.archs:
+        return []
+    return host_variants(profile, build_probe(arch, work / "probe"))

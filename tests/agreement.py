@@ -1,0 +1,62 @@
+"""Where the Python runtime and the C interface have to agree about a bundle, and where they needn't.
+
+The C interface leaves some sections of the manifest to its caller: of "generation" it checks what a run
+depends on, the others it hands on or doesn't read. Of all else both have to find the same.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+#: Sections of which the C interface checks less than Python does.
+SECTIONS = ("generation", "text", "labels", "golden", "plan", "expected")
+#: The one of them in which it may still find something.
+CHECKED = "generation"
+BUNDLE = 20
+#: The rule with that status which is about no manifest.
+BEHIND = "program-signature"
+
+_RULE = re.compile(r"\[([a-z0-9]+-[a-z0-9-]+)\]")
+_PLACE = re.compile(rf"(?:.*?manifest\.json: |\s*)({'|'.join(SECTIONS)})[.\[:]")
+
+
+def named_rules(message: str) -> frozenset[str]:
+    """The ids of the rules that a message names; "generation:key-type" of one in such a section.
+
+    Lines end with "\\n", or with a vertical tab, as host_cases.c writes them.
+    """
+    names = set()
+    for line in re.split("[\n\v]", message):
+        place = _PLACE.match(line)
+        section = f"{place.group(1)}:" if place else ""
+        names.update(section + rule for rule in _RULE.findall(line))
+    return frozenset(names)
+
+
+class Verdict(NamedTuple):
+    """How a bundle was refused; status 0 if it was opened."""
+
+    status: int
+    rules: frozenset[str]
+
+    def sections(self) -> frozenset[str]:
+        """The sections that one of the rules was broken in."""
+        return frozenset(rule.partition(":")[0] for rule in self.rules if ":" in rule)
+
+
+def agree(python: Verdict, c: Verdict) -> bool:
+    """Whether the C interface says of a bundle what it has to, where Python says this."""
+    shared = frozenset(rule for rule in python.rules if ":" not in rule)
+    own = frozenset(rule for rule in c.rules if ":" in rule)
+    if c.sections() - {CHECKED}:
+        return False
+    # Both look at it closely only if nothing else is wrong; Python knows more of what else is.
+    if python.sections() <= {CHECKED} and not own <= python.rules:
+        return False
+    if shared or not python.rules:
+        return c.status == python.status and c.rules - own == shared
+    if own:
+        return c.status == BUNDLE and c.rules == own
+    # Refused for a section that the C interface leaves alone: it goes on to what comes next.
+    return c.status != BUNDLE or c.rules == {BEHIND}

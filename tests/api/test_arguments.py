@@ -1,0 +1,236 @@
+"""What is refused before any work begins, and what to give instead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import edgecompile
+from edgecompile import BuildOptions, LoadOptions, PlanOptions
+from edgecompile.api.models import find_subject, kept_state
+from edgecompile.api.traffic import find_sources
+from edgecompile.errors import EdgecompileError, LengthsError, ModelError, UsageError
+from edgecompile.loaders.load import load_model
+from tests.api.tiny import AXES, EXAMPLE, Tiny, program
+
+GIVEN: dict[str, Any] = {"example_inputs": EXAMPLE, "axes": AXES, "lengths": [3, 5]}
+
+
+@pytest.fixture(autouse=True)
+def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Building anything fails the test; what is written lands in a folder of its own."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a build began")
+
+    monkeypatch.setattr("edgecompile.pipeline.build.build", refuse)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "message"),
+    [
+        (5, {}, "model is an int"),
+        (None, {}, "model is a NoneType"),
+        (Tiny, {}, "model is the class Tiny"),
+        (Tiny(), {"example_inputs": None}, "without example_inputs"),
+        (Tiny(), {"axes": None}, "no dimension of Tiny's inputs varies"),
+        (Tiny(), {"axes": {}}, "no dimension of Tiny's inputs varies"),
+        (Tiny(), {"axes": {"y": {1: "length"}}}, "names the input 'y', which doesn't exist"),
+        (Tiny(), {"axes": {"x": {3: "length"}}}, "'x' has 3 dimensions, but axes names 3"),
+        (Tiny(), {"axes": {"x": {1: 5}}}, "5 isn't a name for an axis"),
+        (Tiny(), {"axes": "length"}, "axes isn't of the form"),
+        (Tiny(), {"example_inputs": 5}, "no dict of example tensors"),
+        (Tiny(), {"example_inputs": {"x": 5}}, "'x' is a int, not a tensor"),
+        (Tiny(), {"example_inputs": {"y": EXAMPLE["x"]}}, "forward takes no 'y'"),
+        (Tiny().to("meta"), {}, "weights are on meta"),
+        ("net.py:make", {}, "example_inputs and axes: for an nn.Module"),
+        (Tiny(), {"texts": ["a"]}, "lengths and texts exclude each other"),
+        (Tiny(), {"texts": ["a"], "lengths": None}, "texts need a tokenizer"),
+        (Tiny(), {"texts": 5, "lengths": None, "tokenizer": "t.json"}, "texts is an int"),
+        (Tiny(), {"texts": [5], "lengths": None, "tokenizer": "t.json"}, "texts holds an int"),
+        (Tiny(), {"tokenizer": "t.json"}, "tokenizer goes with texts"),
+        (Tiny(), {"stats": ["a.json"]}, "lengths and stats exclude each other"),
+        (Tiny(), {"target": 5}, "target is 5"),
+        (Tiny(), {"output": 5}, "output is 5"),
+        (Tiny(), {"batch": 0}, "batch is 0"),
+        (Tiny(), {"batch": (4, 2)}, "batch is (4, 2)"),
+        (Tiny(), {"batch": "8"}, "batch is '8'"),
+        (Tiny(), {"max_length": -1}, "max_length is -1"),
+        (Tiny(), {"max_length": True}, "max_length is True"),
+        (Tiny(), {"precision": "fp8"}, "precision is 'fp8'"),
+        (Tiny(), {"precision": "fp16"}, "does not support precision='fp16'"),
+        (Tiny(), {"quick": 1}, "quick is 1"),
+        (Tiny(), {"plan": 5}, "plan is an int"),
+        (Tiny(), {"quick": True, "plan": "p"}, "quick=True: plan leaves nothing to choose"),
+        (Tiny(), {"quick": True, "plan_options": PlanOptions(buckets=2)}, "buckets: quick=True"),
+        (Tiny(), {"plan_options": {"buckets": 2}}, "plan_options is a dict"),
+        (Tiny(), {"load_options": LoadOptions(max_length=5)}, "load_options has max_length"),
+        (Tiny(), {"build_options": BuildOptions(max_error=0.1)}, "max_error goes with precision"),
+        (Tiny(), {"build_options": BuildOptions(jetpack="6.2")}, "does not support jetpack='6.2'"),
+        (Tiny(), {"progress": 5}, "progress is a int"),
+    ],
+)
+def test_arguments_that_make_no_sense(model: Any, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        edgecompile.build(model, **{**GIVEN, **changes})
+    assert message in caught.value.message
+    assert caught.value.hint
+    assert isinstance(caught.value, EdgecompileError)
+
+
+def test_an_exported_program_without_a_dynamic_dimension() -> None:
+    with pytest.raises(UsageError, match="no dynamic dimension") as caught:
+        edgecompile.build(program(dynamic=False), lengths=[3, 5])
+    assert "dynamic_shapes" in (caught.value.hint or "")
+    with pytest.raises(UsageError, match="an ExportedProgram says itself"):
+        edgecompile.build(program(), lengths=[3], axes=AXES)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([], "no lengths"),
+        ([-1], "start at 1"),
+        ([3, float("nan")], "finite"),
+        (np.array([1.5]), "whole number"),
+        ({3: 0}, "counts start at 1"),
+        (5, "type int"),
+        ("missing.csv", "No such file"),
+    ],
+)
+def test_lengths_that_are_none(lengths: Any, message: str) -> None:
+    with pytest.raises(LengthsError, match=message):
+        edgecompile.build(Tiny(), **{**GIVEN, "lengths": lengths})
+
+
+def test_lengths_are_missing() -> None:
+    with pytest.raises(UsageError, match="the lengths of the traffic are missing"):
+        edgecompile.build(Tiny(), **{**GIVEN, "lengths": None})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PlanOptions(buckets=0),
+        lambda: PlanOptions(max_size="many"),
+        lambda: PlanOptions(max_build_time=-1.0),
+        lambda: PlanOptions(mode="padded"),
+        lambda: PlanOptions(runs=0),
+        lambda: PlanOptions(measure_again=1),  # type: ignore[arg-type]
+        lambda: BuildOptions(threads=1.5),  # type: ignore[arg-type]
+        lambda: BuildOptions(max_error=2),
+        lambda: BuildOptions(seed=None),  # type: ignore[arg-type]
+        lambda: BuildOptions(runtime="onnx"),
+        lambda: BuildOptions(jetpack=6.2),  # type: ignore[arg-type]
+    ],
+)
+def test_options_out_of_range(make: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        make()
+    assert caught.value.hint or ":" in caught.value.message
+
+
+def test_quantities_may_have_units() -> None:
+    fields = PlanOptions(max_size="120MB", max_build_time="10min").fields()
+    assert fields["max_size"] == 120_000_000 and fields["max_build_s"] == 600
+
+
+@pytest.mark.parametrize("function", [edgecompile.plan, edgecompile.explain])
+def test_other_functions_check_the_same(function: Any) -> None:
+    if function is edgecompile.plan:
+        with pytest.raises(UsageError, match="exclude each other"):
+            function(Tiny(), **GIVEN, texts=["a"])
+    with pytest.raises(UsageError, match="without example_inputs"):
+        function(Tiny())
+    with pytest.raises(ModelError, match="no model"):
+        function("./missing")
+
+
+def test_verify_checks_its_arguments(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="bundle is 5"):
+        edgecompile.verify(5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="go with model"):
+        edgecompile.verify("a.ecb", axes=AXES)
+    with pytest.raises(edgecompile.errors.BundleError):
+        edgecompile.verify(tmp_path / "missing.ecb")
+    with pytest.raises(UsageError, match="precision is 'auto'"):
+        edgecompile.explain(Tiny(), example_inputs=EXAMPLE, axes=AXES, precision="auto")
+    with pytest.raises(UsageError, match="precision bf16 is for CPUs"):
+        edgecompile.explain(
+            Tiny(), example_inputs=EXAMPLE, axes=AXES, precision="bf16", target="jetson-orin-nano"
+        )
+
+
+def test_every_kind_of_model_loads() -> None:
+    specs = (
+        (Tiny(), EXAMPLE, AXES, "Tiny"),
+        (Tiny(), [EXAMPLE["x"]], AXES, "Tiny"),
+        (program(), None, None, "model"),
+        ({"module": Tiny(), "inputs": EXAMPLE, "axes": AXES, "name": "mine"}, None, None, "mine"),
+        (edgecompile.ModelSpec(Tiny(), EXAMPLE, AXES), None, None, "model"),
+    )
+    for model, inputs, axes, name in specs:
+        subject = find_subject(model, inputs, axes, varying=True)
+        assert subject.name == name and subject.in_memory
+        loaded = load_model(subject.model, subject.options)
+        assert loaded.length_axis == "length" and not loaded.source.lasting
+        assert loaded.run({"x": torch.ones(1, 3, 8)})["output"].shape == (1, 3, 4)
+
+
+def test_weights_of_an_exported_program_have_to_be_here() -> None:
+    made = program()
+    for name, tensor in made.state_dict.items():
+        made.state_dict[name] = tensor.to("meta")
+    with pytest.raises(ModelError, match="weights on meta"):
+        load_model(made)
+
+
+def test_a_module_stays_as_it_was() -> None:
+    module = Tiny().train()
+    module.drop.eval()
+    module.first.weight.requires_grad_(False)
+    with kept_state(find_subject(module, EXAMPLE, AXES).model):
+        module.eval().requires_grad_(True)
+        module.second.weight.requires_grad_(False)
+    assert module.training and module.first.training and not module.drop.training
+    assert not module.first.weight.requires_grad and module.second.weight.requires_grad
+
+
+def test_half_precision_weights_stay_what_they_are() -> None:
+    module = Tiny().half()
+    subject = find_subject(module, EXAMPLE, AXES)
+    assert load_model(subject.model).run({"x": torch.ones(1, 3, 8)})["output"].shape == (1, 3, 4)
+    assert module.first.weight.dtype == torch.float16
+
+
+def test_every_kind_of_lengths(tmp_path: Path) -> None:
+    (tmp_path / "lengths.json").write_text(json.dumps({"3": 1, "5": 2}))
+    for lengths in (
+        [5, 3, 5], (5, 3, 5), np.array([5, 3, 5]), {3: 1, 5: 2}, iter([5, 3, 5]), range(3, 6, 2),
+        "lengths.json", tmp_path / "lengths.json",
+    ):  # fmt: skip
+        with find_sources(None, lengths).read(None) as traffic:
+            assert traffic.lengths.lengths == (3, 5) and traffic.texts is None
+
+
+def test_texts_as_a_list_or_a_file(tiny_model: Path, tmp_path: Path) -> None:
+    texts = ["the cat sat", "on\nthe mat", "the"]
+    (tmp_path / "texts.txt").write_text("the cat sat\non the mat\nthe\n")
+    found = []
+    for given in (texts, tuple(texts), (text for text in texts), "texts.txt"):
+        with find_sources(tiny_model, texts=given).read(None) as traffic:
+            assert traffic.texts is not None and traffic.texts.file.is_file()
+            found.append((traffic.lengths.lengths, traffic.lengths.counts))
+    assert len(set(found)) == 1
+    with find_sources(tiny_model, texts=texts).read(None) as traffic:
+        file = traffic.texts.file  # type: ignore[union-attr]
+        assert traffic.lengths.source == "texts (tokens)"
+    assert not file.exists()
+    with pytest.raises(LengthsError, match="no text"):
+        find_sources(tiny_model, texts=["", " "])
