@@ -6,20 +6,17 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from edgecompile.bench import process
+from edgecompile.bench.process import Baseline, clean_environment
+from edgecompile.bench.report import BenchSettings
 from edgecompile.errors import BenchError
 from edgecompile.models.loaded import LoadOptions
 from edgecompile.runtime.commands.info import device_bytes
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.manifest import TORCH, Manifest
-
-if TYPE_CHECKING:
-    from edgecompile.bench.report import BenchSettings
 
 __all__ = ["EAGER", "Baseline", "bundle_baseline", "find_baseline", "read_bundle"]
 
@@ -27,35 +24,6 @@ EAGER = "eager"
 _WORKER = Path(__file__).resolve().with_name("worker.py")
 #: The folder to put on the path of a process that imports this package.
 PACKAGE_ROOT = _WORKER.parents[2]
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """A way to run the model, ready to be started.
-
-    Attributes:
-        name: in reports.
-        command: starts its process, which speaks as :mod:`edgecompile.bench.worker` says.
-        settings: for its request ``open``; plain JSON values.
-        precision: that weights are multiplied in: ``fp32``, ``bf16``, ``int8``, or a bundle's label.
-        path: folders for its PYTHONPATH.
-        environment: further variables.
-        bundle: whose own runtime has to be the one that runs; None: it isn't a bundle.
-        measure_size: bytes that a device needs beside Python and numpy, by kind, from the facts that its
-            process reported.
-        versions, notes: for the report.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    settings: Mapping[str, Any]
-    precision: str = "fp32"
-    path: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    bundle: Path | None = None
-    measure_size: Callable[[Mapping[str, Any]], Mapping[str, int]] = lambda facts: {}
-    versions: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 def read_bundle(path: Path, *, whole: bool = False) -> Manifest:
@@ -115,7 +83,7 @@ def bundle_baseline(name: str, path: Path, settings: BenchSettings, cache: Path)
         [sys.executable, "-c", "import edgecompile.runtime.model"],
         capture_output=True,
         text=True,
-        env=process.clean_environment(baseline, settings.threads),
+        env=clean_environment(baseline, settings.threads),
         cwd=tempfile.gettempdir(),
     )
     if done.returncode != 0:

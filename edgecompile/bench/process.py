@@ -9,18 +9,16 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgecompile.bench.worker import read_memory
 from edgecompile.errors import BenchError
 
-if TYPE_CHECKING:
-    from edgecompile.bench.baselines import Baseline
-
-__all__ = ["WorkerProcess", "clean_environment"]
+__all__ = ["Baseline", "WorkerProcess", "clean_environment"]
 
 # What would make one process' threads, precision or modules other than those of the rest.
 _SCRUBBED = (
@@ -28,6 +26,35 @@ _SCRUBBED = (
     *("PYTORCH", "ORT_", "OV_", "OPENVINO", "MALLOC_", "LD_PRELOAD", "EDGECOMPILE_VARIANT"),
 )
 _TAIL = 2000
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A way to run the model, ready to be started.
+
+    Attributes:
+        name: in reports.
+        command: starts its process, which speaks as :mod:`edgecompile.bench.worker` says.
+        settings: for its request ``open``; plain JSON values.
+        precision: that weights are multiplied in: ``fp32``, ``bf16``, ``int8``, or a bundle's label.
+        path: folders for its PYTHONPATH.
+        environment: further variables.
+        bundle: whose own runtime has to be the one that runs; None: it isn't a bundle.
+        measure_size: bytes that a device needs beside Python and numpy, by kind, from the facts that its
+            process reported.
+        versions, notes: for the report.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    settings: Mapping[str, Any]
+    precision: str = "fp32"
+    path: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    bundle: Path | None = None
+    measure_size: Callable[[Mapping[str, Any]], Mapping[str, int]] = lambda facts: {}
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def clean_environment(baseline: Baseline, threads: int) -> dict[str, str]:
