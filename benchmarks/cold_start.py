@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.baselines.registry import prepare_baselines
+from benchmarks.baselines.workshop import Workshop
+from edgecompile.bench.baselines import bundle_baseline, find_baseline, read_bundle
 from edgecompile.bench.bench import default_cache
 from edgecompile.bench.cold_starts import measure_cold_starts
-from edgecompile.bench.contenders import resolve_contenders
-from edgecompile.bench.contenders.base import Workshop
-from edgecompile.bench.contenders.bundle import BundleContender, read_bundle
 from edgecompile.bench.report import BenchSettings
 from edgecompile.bench.workload import choose_workload
 from edgecompile.errors import BenchError, EdgecompileError
@@ -71,30 +71,30 @@ def time_program(command: Sequence[str], threads: int) -> float:
 
 
 def measure(options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of every start, by contender."""
+    """Seconds of every start, by name."""
     bundle = options.bundle
     manifest = read_bundle(bundle)
     golden = next(iter(sorted((bundle / "golden").glob("*-hint.npz"))), None)
     if golden is None:
         raise BenchError(f"{bundle} holds no golden vector of the length that it is tuned for")
     settings = BenchSettings(threads=options.threads, cold_runs=1)
-    workshop = Workshop(
-        options.model,
-        {name: (extent.lo, extent.hi) for name, extent in manifest.axes.items()},
-        threads=settings.threads,
-        cache=(options.cache or default_cache()).expanduser(),
-        python=sys.executable,
-    )
+    cache = (options.cache or default_cache()).expanduser()
+    workshop = Workshop.of_bundle(bundle, options.model, options.threads, cache)
     workload = choose_workload(manifest, None, 1, workshop.model)
     others = [name for name in options.against.split(",") if name]
-    contenders = (BundleContender("edgecompile", bundle), *resolve_contenders(others))
-    launches = {item.name: item.prepare(workshop) for item in contenders}
-    found: dict[str, list[float]] = {name: [] for name in (C_PROGRAM, *launches)}
+    baselines = [bundle_baseline("edgecompile", bundle, settings, cache)]
+    for item in prepare_baselines(others, workshop):
+        if isinstance(item, str):
+            item = find_baseline(item, options.model, manifest, settings, cache)
+        baselines.append(item)
+    found: dict[str, list[float]] = {name: [] for name in (C_PROGRAM, *(b.name for b in baselines))}
     command = [str(build_program()), str(bundle), str(golden)]
     with NULL_PROGRESS.step("start") as step:
         for number in range(options.runs + 1):  # the first, which reads the files, doesn't count
             once = dataclasses.replace(settings, seed=number)
-            starts = measure_cold_starts(launches, workload.inputs, workload.lengths[0], once, step)
+            starts = measure_cold_starts(
+                baselines, workload.inputs, workload.lengths[0], once, step
+            )
             took = {name: start.total_s for name, start in starts.items()}
             time.sleep(settings.pause_s)
             took[C_PROGRAM] = time_program(command, options.threads)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from benchmarks.baselines.registry import prepare_baselines
+from benchmarks.baselines.workshop import Workshop
 from benchmarks.encoder_models import PRESETS, Preset
 from benchmarks.record import render_record
 from edgecompile.bench.bench import bench_bundle, default_cache
-from edgecompile.bench.report import BenchReport
+from edgecompile.bench.report import BenchReport, BenchSettings
 from edgecompile.cli.terminal.console import Console
 from edgecompile.cli.terminal.failures import describe_failure
 from edgecompile.cli.terminal.output import write_json, write_text
@@ -53,13 +59,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--model", type=Path, help="folder of the model; default: the preset's")
     add(
         "--against",
-        help=f"contenders; default: {AGAINST}, and with --precision int8 those of int8, with bf16 "
+        help=f"baselines; default: {AGAINST}, and with --precision int8 those of int8, with bf16 "
         "openvino-bf16 where the CPU has it",
     )
     add("--target", default="cpu-x86-64", help="of the bundle built here (default cpu-x86-64)")
-    add("--threads", type=int, default=2, help="for each contender (default 2)")
+    add("--threads", type=int, default=2, help="for each process (default 2)")
     add("--rounds", type=int, default=16, help="that count (default 16)")
-    add("--runs", type=int, default=100, help="of each contender in a round (default 100)")
+    add("--runs", type=int, default=100, help="of each process in a round (default 100)")
     add("--cold-runs", type=int, default=9, help="fresh processes of each (default 9)")
     add("--busy", type=int, default=0, help="keep so many CPUs busy meanwhile (default 0)")
     add("--seed", type=int, default=0, help="of orders and inputs (default 0)")
@@ -71,7 +77,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def default_contenders(precision: str) -> str:
+def default_baselines(precision: str) -> str:
     """Names with commas between them."""
     names = AGAINST + AGAINST_NARROW[precision]
     if precision == "bf16" and "bf16" in Path("/proc/cpuinfo").read_text():
@@ -129,7 +135,7 @@ def measure(options: argparse.Namespace, console: Console) -> BenchReport:
         traffic = preset.read(model)
         clipped, _ = traffic.clip(preset.max_length)
         step.note(f"{clipped.n} of them, mean {clipped.mean:.1f}, p90 {clipped.quantile(0.9)}")
-    against = options.against or default_contenders(options.precision)
+    against = options.against or default_baselines(options.precision)
     bundle = options.bundle
     if bundle is None:
         cache.mkdir(parents=True, exist_ok=True)
@@ -137,21 +143,41 @@ def measure(options: argparse.Namespace, console: Console) -> BenchReport:
         if not options.force:
             with console.step("rest after building"):
                 settle()
-    return bench_bundle(
-        bundle,
-        against=[name for name in against.split(",") if name],
-        model_spec=str(model),
-        lengths=traffic,
+    settings = BenchSettings(
         threads=options.threads,
         rounds=options.rounds,
         runs=options.runs,
         cold_runs=options.cold_runs,
-        busy=options.busy,
         seed=options.seed,
-        cache=cache,
-        command=["benchmarks/run", "encoder", *_without_folders(sys.argv[1:])],
-        progress=console,
     )
+    with console.step("make the baselines"):
+        workshop = Workshop.of_bundle(bundle, str(model), options.threads, cache)
+        names = [name for name in against.split(",") if name]
+        baselines = prepare_baselines(names, workshop)
+    with keep_busy(options.busy):
+        return bench_bundle(
+            bundle,
+            settings,
+            against=baselines,
+            model_spec=str(model),
+            lengths=traffic,
+            cache=cache,
+            command=["benchmarks/run", "encoder", *_without_folders(sys.argv[1:])],
+            progress=console,
+        )
+
+
+@contextmanager
+def keep_busy(count: int) -> Iterator[None]:
+    """Runs processes that keep a CPU each busy, the last CPUs first."""
+    with ExitStack() as stack:
+        cpus = sorted(os.sched_getaffinity(0))
+        for index in range(count):
+            process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            os.sched_setaffinity(process.pid, {cpus[-1 - index % len(cpus)]})
+        yield
 
 
 def write_record(report: BenchReport, options: argparse.Namespace) -> Path:
@@ -179,7 +205,7 @@ def main() -> int:
         for warning in report.warnings:
             console.warn(warning)
         console.say(f"wrote {path} and {path.with_suffix('.json').name}")
-        figures = {item.name: item.times.mean_ms for item in report.contenders}
+        figures = {item.name: item.times.mean_ms for item in report.results}
         print(json.dumps({"record": str(path), "mean_ms": figures}, indent=1))
     except (Exception, KeyboardInterrupt) as error:
         failure = describe_failure(error)

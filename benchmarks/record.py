@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from edgecompile.bench.report import BenchReport, ContenderResult
+from edgecompile.bench.report import BaselineResult, BenchReport
 from edgecompile.units import format_bytes, format_duration, format_ms, format_share
 
-__all__ = ["render_record"]
+__all__ = ["best_alike", "best_by_precision", "render_record"]
 
 
 def render_record(report: BenchReport, title: str, *, remarks: Sequence[str] = ()) -> str:
@@ -28,7 +28,7 @@ def render_record(report: BenchReport, title: str, *, remarks: Sequence[str] = (
         _by_length(report),
         "## Start, memory, sizes, agreement",
         _rest(report),
-        _bullets(_size_lines(report.contenders)),
+        _bullets(_size_lines(report.results)),
         "## Ratios of mean times",
         "Row over column: under 1 the row is faster. Median over rounds (10th–90th percentile).",
         _ratios(report),
@@ -36,6 +36,24 @@ def render_record(report: BenchReport, title: str, *, remarks: Sequence[str] = (
         _bullets(_how(report)),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def best_by_precision(report: BenchReport) -> dict[str, BaselineResult]:
+    """The fastest beside the bundle of each class of precision, the bundle's own class first."""
+    classes = {item.precision_class for item in report.results[1:]}
+    own = report.subject.precision_class
+    return {
+        name: min(
+            (item for item in report.results[1:] if item.precision_class == name),
+            key=lambda item: item.times.mean_ms,
+        )
+        for name in sorted(classes, key=lambda name: (name != own, name))
+    }
+
+
+def best_alike(report: BenchReport) -> BaselineResult | None:
+    """The fastest other of the bundle's own class of precision; None: there is none."""
+    return best_by_precision(report).get(report.subject.precision_class)
 
 
 def _headline(report: BenchReport) -> str:
@@ -46,19 +64,19 @@ def _headline(report: BenchReport) -> str:
     parts = [
         f"**{report.ratios[subject.name][item.name].median:.2f}** of the best {precision}, "
         f"{item.name} ({format_ms(item.times.mean_ms)} ms)"
-        for precision, item in report.best_by_precision.items()
+        for precision, item in best_by_precision(report).items()
     ]
     text = f"{mine} takes, of the time of the others: " + "; ".join(parts) + "."
     text += f" The best of all others is {best.name}."
-    if report.best_alike is None:
+    if best_alike(report) is None:
         text += f" None of them computes in {subject.precision_class}."
     return text + " Means over the lengths, ratios within each round."
 
 
 def _speed(report: BenchReport) -> str:
-    bests = report.best_by_precision
+    bests = best_by_precision(report)
     rows = []
-    for item in report.contenders:
+    for item in report.results:
         times = item.times
         ratios = [
             "1" if item is best else f"{report.ratios[item.name][best.name].median:.2f}"
@@ -75,9 +93,9 @@ def _by_length(report: BenchReport, rows: int = 10) -> str:
     count = min(rows, len(lengths))
     places = {round(i * (len(lengths) - 1) / max(1, count - 1)) for i in range(count)}
     shown = [lengths[place] for place in sorted(places)]
-    names = [item.name for item in report.contenders]
+    names = [item.name for item in report.results]
     mine = report.subject
-    alike = [x.name for x in report.contenders[1:] if x.precision_class == mine.precision_class]
+    alike = [x.name for x in report.results[1:] if x.precision_class == mine.precision_class]
     table = []
     for length in shown:
         times = {name: report.by_length[name][length] for name in names}
@@ -91,7 +109,7 @@ def _by_length(report: BenchReport, rows: int = 10) -> str:
 
 def _rest(report: BenchReport) -> str:
     rows = []
-    for item in report.contenders:
+    for item in report.results:
         cold, memory = item.cold, item.memory
         rows.append(
             [
@@ -110,9 +128,9 @@ def _rest(report: BenchReport) -> str:
     return _table([*columns, "of it files", "on disk", "least cosine", "largest error"], rows)
 
 
-def _size_lines(contenders: Iterable[ContenderResult]) -> list[str]:
+def _size_lines(results: Iterable[BaselineResult]) -> list[str]:
     lines = []
-    for item in contenders:
+    for item in results:
         parts = sorted(item.parts.items(), key=lambda pair: -pair[1])
         listed = [f"{name} {format_bytes(size)}" for name, size in parts[:4]]
         rest = sum(size for _, size in parts[4:])
@@ -123,7 +141,7 @@ def _size_lines(contenders: Iterable[ContenderResult]) -> list[str]:
 
 
 def _ratios(report: BenchReport) -> str:
-    names = [item.name for item in report.contenders]
+    names = [item.name for item in report.results]
     rows = []
     for name in names:
         cells = []
@@ -146,16 +164,14 @@ def _how(report: BenchReport) -> list[str]:
         + "".join(f", {name} sha256 {h[:16]}…" for name, h in report.model_sha256.items()),
         f"{settings.rounds} rounds of {settings.runs} runs after {settings.warmup_rounds} to warm "
         f"up; {settings.pause_s:g} s pause and {settings.lead_in} dropped runs after each change; "
-        f"{settings.cold_runs} cold starts; {settings.threads} threads; seed {settings.seed}"
-        + (f"; {settings.busy} other processes busy" if settings.busy else ""),
+        f"{settings.cold_runs} cold starts; {settings.threads} threads; seed {settings.seed}",
         "lengths: " + _listing(figures),
         "machine: " + _listing(report.machine),
         "load: " + _listing({k: round(v, 3) for k, v in report.load.items()}),
         "versions: " + _listing(report.versions),
     ]
     lines += [
-        f"{item.name}: {'; '.join([*item.notes, _listing(item.facts)])}"
-        for item in report.contenders
+        f"{item.name}: {'; '.join([*item.notes, _listing(item.facts)])}" for item in report.results
     ]
     lines += report.notes
     if report.command:

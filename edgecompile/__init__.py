@@ -7,7 +7,7 @@ This module is shipped to devices inside every bundle, so it imports nothing: a 
 it is first used. The stub beside it has the types.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _RUNTIME = {
     "Model": "edgecompile.runtime",

@@ -199,7 +199,7 @@ class CostError(EdgecompileError):
 
 
 class BenchError(EdgecompileError):
-    """A benchmark can't be run: its arguments make no sense, or a contender fails."""
+    """A benchmark can't be run: its arguments make no sense, or a process fails."""
 
     exit_code = 45
 

@@ -433,18 +433,14 @@ class TestDemo:
 
     def test_summary_of_a_real_benchmark(self, tiny_bundle: Path, tiny_model: Path) -> None:
         pytest.importorskip("torch")
-        from edgecompile.bench.bench import bench_bundle
+        from edgecompile.bench.bench import BenchSettings, bench_bundle
         from edgecompile.runtime.commands.info import describe_bundle
 
         report = bench_bundle(
             tiny_bundle,
+            BenchSettings(threads=1, rounds=1, runs=4, warmup_rounds=0, cold_runs=1),
             against=["eager"],
             model_spec=str(tiny_model),
-            threads=1,
-            rounds=1,
-            runs=4,
-            warmup_rounds=0,
-            cold_runs=1,
             cache=tiny_bundle.parent / "bench-cache",
         )
         info = describe_bundle(str(tiny_bundle))

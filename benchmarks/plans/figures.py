@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from edgecompile.bench.bench import FOREIGN_LIMIT, SPREAD_LIMIT
@@ -79,7 +79,7 @@ class PolicyFigures:
             "p99": self.times.p99,
             "typical_ms": self.typical_ms,
             "predicted_regret": self.predicted_regret,
-            "measured_regret": {k: v - 1.0 for k, v in regret.to_json().items()},
+            "measured_regret": {k: v - 1.0 for k, v in asdict(regret).items()},
             "round_means_ms": list(self.times.round_means_ms),
             "buckets": [bucket.to_json() for bucket in self.buckets],
         }

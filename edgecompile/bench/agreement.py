@@ -1,4 +1,4 @@
-"""How well contenders' outputs agree with eager's."""
+"""How well outputs agree with eager's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgecompile.bench.contenders.process import WorkerProcess
+from edgecompile.bench.process import WorkerProcess
 from edgecompile.errors import BenchError
 
 __all__ = ["Agreement", "compare_outputs", "measure_agreement"]
@@ -38,31 +38,31 @@ def measure_agreement(
 
     Args:
         reference: what is right by definition: eager.
-        workers: the contenders by name; the reference may be among them.
+        workers: by name; the reference may be among them.
         lengths: each once.
         folder: for the outputs.
         seed: of the inputs.
 
     Raises:
-        BenchError: a contender fails, or gives other outputs or shapes.
+        BenchError: a process fails, or gives other outputs or shapes.
     """
-    wanted_file = folder / "reference.npz"
-    reference.save(lengths, wanted_file, seed=seed, timeout=SAVE_TIMEOUT)
-    found = {}
-    with np.load(wanted_file, allow_pickle=False) as wanted:
+    reference_file = folder / "reference.npz"
+    reference.save(lengths, reference_file, seed=seed, timeout=SAVE_TIMEOUT)
+    agreement = {}
+    with np.load(reference_file, allow_pickle=False) as expected:
         for index, (name, worker) in enumerate(workers.items()):
             path = folder / f"{index}.npz"
             worker.save(lengths, path, seed=seed, timeout=SAVE_TIMEOUT)
             with np.load(path, allow_pickle=False) as got:
-                found[name] = compare_outputs(name, got, wanted)
+                agreement[name] = compare_outputs(name, got, expected)
             path.unlink()
-    return found
+    return agreement
 
 
 def compare_outputs(
     name: str,
     got: Mapping[str, npt.NDArray[Any]],
-    wanted: Mapping[str, npt.NDArray[Any]],
+    expected: Mapping[str, npt.NDArray[Any]],
 ) -> Agreement:
     """Compares arrays by name, in float64.
 
@@ -71,13 +71,13 @@ def compare_outputs(
     """
     problems = []
     cosine, error = 1.0, 0.0
-    for key in wanted:
+    for key in expected:
         if key not in got:
             problems.append(f"{key} is missing")
             continue
-        a, b = (np.asarray(item[key], np.float64).reshape(-1) for item in (got, wanted))
-        if got[key].shape != wanted[key].shape:
-            problems.append(f"{key} has shape {got[key].shape}, not {wanted[key].shape}")
+        a, b = (np.asarray(item[key], np.float64).reshape(-1) for item in (got, expected))
+        if got[key].shape != expected[key].shape:
+            problems.append(f"{key} has shape {got[key].shape}, not {expected[key].shape}")
             continue
         if a.size == 0:
             continue

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from edgecompile.bench.contenders.base import Launch
-from edgecompile.bench.contenders.process import WorkerProcess
+from edgecompile.bench.baselines import Baseline
+from edgecompile.bench.process import WorkerProcess
 from edgecompile.bench.report import BenchSettings, ColdStart
 from edgecompile.bench.rounds import shuffled
 from edgecompile.progress import StepHandle
@@ -16,57 +17,56 @@ from edgecompile.progress import StepHandle
 __all__ = ["measure_cold_starts"]
 
 START_TIMEOUT = 1800.0
-#: Seconds after which a contender that starts slowly is started no more.
+#: Seconds after which what starts slowly is started no more.
 BUDGET = 60.0
+
+_Start = tuple[float, float, float, float]
 
 
 def measure_cold_starts(
-    launches: Mapping[str, Launch],
+    baselines: Sequence[Baseline],
     workload: Mapping[str, Any],
     length: int,
     settings: BenchSettings,
     step: StepHandle,
 ) -> dict[str, ColdStart]:
-    """Starts every contender ``settings.cold_runs`` times, in turn; medians over them.
+    """Starts every baseline ``settings.cold_runs`` times, in turn; medians over them.
 
     What a process reads should have been read before: the page cache is warm then.
 
     Args:
-        launches: how to start each.
+        baselines: each in a process of its own.
         workload: of the inputs; see :meth:`WorkerProcess.open`.
         length: of the first run.
         settings: how often, how long a pause.
         step: told how far it is.
 
     Raises:
-        BenchError: a contender fails.
+        BenchError: a process fails.
     """
-    found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in launches}
+    starts: dict[str, list[_Start]] = {item.name: [] for item in baselines}
+    by_name = {item.name: item for item in baselines}
     for number in range(settings.cold_runs):
         step.update(number, settings.cold_runs, f"start {number + 1} of {settings.cold_runs}")
-        for name in shuffled(list(launches), settings.seed, "cold", number):
-            if sum(item[0] for item in found[name]) < BUDGET:
+        for name in shuffled(list(by_name), settings.seed, "cold", number):
+            if sum(item[0] for item in starts[name]) < BUDGET:
                 time.sleep(settings.pause_s)
-                found[name].append(_start(name, launches[name], workload, length, settings))
-    return {name: _summary(items) for name, items in found.items() if items}
+                starts[name].append(_start(by_name[name], workload, length, settings))
+    return {name: _median(items) for name, items in starts.items() if items}
+
+
+def _median(items: list[_Start]) -> ColdStart:
+    total, python, loading, running = map(statistics.median, zip(*items, strict=True))
+    return ColdStart(total, python, loading, running, tuple(item[0] for item in items))
 
 
 def _start(
-    name: str, launch: Launch, workload: Mapping[str, Any], length: int, settings: BenchSettings
-) -> tuple[float, float, float, float]:
+    baseline: Baseline, workload: Mapping[str, Any], length: int, settings: BenchSettings
+) -> _Start:
     """Seconds: in all, until Python and numpy are there, until it is open, its first run."""
-    with WorkerProcess(name, launch, settings.threads) as worker:
-        opened = worker.open(launch, workload, timeout=START_TIMEOUT)
+    with WorkerProcess(baseline, settings.threads) as worker:
+        opened = worker.open(workload, timeout=START_TIMEOUT)
         ran = worker.run([length], seed=settings.seed, timeout=START_TIMEOUT)
-    python = opened["begun_ns"] - worker.spawned_ns
-    loading = opened["opened_ns"] - opened["begun_ns"]
-    running = ran["done_ns"] - opened["opened_ns"]
-    total = ran["done_ns"] - worker.spawned_ns
-    return total / 1e9, python / 1e9, loading / 1e9, running / 1e9
-
-
-def _summary(items: list[tuple[float, float, float, float]]) -> ColdStart:
-    total, python, loading, running = (
-        statistics.median(column) for column in zip(*items, strict=True)
-    )
-    return ColdStart(total, python, loading, running, tuple(item[0] for item in items))
+    marks = (worker.spawned_ns, opened["begun_ns"], opened["opened_ns"], ran["done_ns"])
+    python, loading, running = ((b - a) / 1e9 for a, b in pairwise(marks))
+    return (marks[-1] - marks[0]) / 1e9, python, loading, running

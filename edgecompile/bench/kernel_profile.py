@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgecompile.bench.contenders.base import Workshop
-from edgecompile.bench.contenders.bundle import BundleContender
-from edgecompile.bench.contenders.process import clean_environment
+from edgecompile.bench.baselines import bundle_baseline
+from edgecompile.bench.process import clean_environment
+from edgecompile.bench.report import BenchSettings
 from edgecompile.bundle.verify import runtime_command
 from edgecompile.errors import BenchError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.machines.identity import usable_cpus
 from edgecompile.units import format_ms, format_share
 
 __all__ = ["COLUMNS", "KernelProfile", "profile_kernels"]
@@ -72,37 +71,31 @@ class KernelProfile:
 
 def profile_kernels(
     bundle: Path,
+    settings: BenchSettings,
     *,
     lengths: LengthDistribution | None = None,
-    threads: int | None = None,
-    variant: str | None = None,
     seconds: float = 5.0,
-    seed: int = 0,
     cache: Path,
-    python: str = sys.executable,
 ) -> KernelProfile:
     """Runs ``bench --profile`` of the bundle's own runtime, without torch in the process.
 
     Args:
         bundle: the bundle.
+        settings: threads, variant and seed.
         lengths: the traffic; None: the length that each bucket is tuned for.
-        threads: of one run; None: all CPUs that the process may use.
-        variant: of the bundle; None: the best that this CPU can run.
         seconds: how long to run.
-        seed: of the inputs.
         cache: folder for compiled Python files.
-        python: interpreter of the process.
 
     Raises:
         BenchError: the runtime refuses; its own words are in the error.
     """
-    count = usable_cpus() if threads is None else threads
-    workshop = Workshop(None, {}, threads=count, cache=cache, python=python, variant=variant)
-    launch = BundleContender("edgecompile", bundle).prepare(workshop)
-    command = [python, "-m", runtime_command(bundle), "bench", str(bundle.resolve()), "--profile"]
-    command += ["--json", "--threads", str(count), "--seconds", str(seconds), "--seed", str(seed)]
-    if variant is not None:
-        command += ["--variant", variant]
+    count = settings.threads
+    baseline = bundle_baseline("edgecompile", bundle, settings, cache)
+    command = [sys.executable, "-m", runtime_command(bundle), "bench", str(bundle.resolve())]
+    command += ["--profile", "--json", "--threads", str(count), "--seconds", str(seconds)]
+    command += ["--seed", str(settings.seed)]
+    if settings.variant is not None:
+        command += ["--variant", settings.variant]
     with tempfile.TemporaryDirectory(prefix="edgecompile-profile-") as folder:
         if lengths is not None:
             file = Path(folder) / "lengths.csv"
@@ -114,7 +107,7 @@ def profile_kernels(
                 command,
                 capture_output=True,
                 text=True,
-                env=clean_environment(launch, count),
+                env=clean_environment(baseline, count),
                 cwd=os.fspath(folder),
                 timeout=TIMEOUT_S,
             )

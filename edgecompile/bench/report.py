@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from edgecompile.bench.timings import Ratio, TimeSummary
+from edgecompile.errors import BenchError
+from edgecompile.machines.identity import usable_cpus
 from edgecompile.precision import base_name
 
-__all__ = ["BenchReport", "BenchSettings", "ColdStart", "ContenderResult", "Memory"]
+__all__ = ["BenchReport", "BenchSettings", "ColdStart", "BaselineResult", "Memory"]
 
 REPORT_VERSION = 1
+
+_LEAST = {
+    **{"threads": 1, "rounds": 1, "runs": 1},
+    **{"warmup_rounds": 0, "cold_runs": 0, "pause_s": 0},
+}
 
 
 @dataclass(frozen=True)
@@ -20,26 +27,38 @@ class BenchSettings:
     """How it was measured.
 
     Attributes:
-        threads: that each contender may use.
+        threads: that each process may use.
         rounds: that count.
         warmup_rounds: before them, dropped.
-        runs: of each contender in each round.
-        lead_in: runs after each change of contender, dropped.
-        pause_s: rest after each change, until the last contender's threads have stopped spinning.
+        runs: of each baseline in each round.
+        lead_in: runs after each change of process, dropped.
+        pause_s: rest after each change, until the last one's threads have stopped spinning.
         cold_runs: fresh processes for the cold start.
-        busy: processes that kept a CPU each busy meanwhile.
         seed: of orders and inputs.
+        variant: of the bundles; None: the best that this CPU can run.
+
+    Raises:
+        BenchError: a number makes no sense; names all of them.
     """
 
-    threads: int
+    threads: int = field(default_factory=usable_cpus)
     rounds: int = 12
     warmup_rounds: int = 2
     runs: int = 100
     lead_in: int = 5
     pause_s: float = 0.3
     cold_runs: int = 7
-    busy: int = 0
     seed: int = 0
+    variant: str | None = None
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name.replace('_', ' ')}: {getattr(self, name)}, at least {low} is needed"
+            for name, low in _LEAST.items()
+            if getattr(self, name) < low
+        ]
+        if problems:
+            raise BenchError("; ".join(problems))
 
 
 @dataclass(frozen=True)
@@ -49,7 +68,7 @@ class ColdStart:
     Attributes:
         total_s: all of it.
         python_s: of it, until the interpreter runs and numpy is imported.
-        open_s: of it, importing and loading the contender.
+        open_s: of it, importing and loading.
         run_s: of it, the first run.
         all_total_s: of every process.
     """
@@ -69,7 +88,7 @@ class Memory:
         resident: all of it, after the rounds.
         private: of it, the process' own.
         shared: of it, mapped files (weights, libraries), of which processes share one copy.
-        start: resident before the contender was imported: Python and numpy.
+        start: resident before anything else was imported: Python and numpy.
     """
 
     resident: float
@@ -79,11 +98,11 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class ContenderResult:
-    """One contender.
+class BaselineResult:
+    """The bundle or a baseline: its figures.
 
     Attributes:
-        name: of the contender.
+        name: in reports.
         precision: what it multiplies weights in: a bundle's label, ``fp32``, ``bf16``, ``int8``.
         times: of its runs.
         cold: its cold start; None: not measured.
@@ -118,23 +137,17 @@ class ContenderResult:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; times in ms and s, memory in MB, sizes in bytes."""
-        memory, cold = self.memory, self.cold
         return {
             "precision": self.precision,
-            "mean_ms": self.times.mean_ms,
-            "p50": self.times.p50,
-            "p90": self.times.p90,
-            "p99": self.times.p99,
-            "spread": self.times.spread,
-            "cold_s": None if cold is None else cold.total_s,
-            "rss_mb": None if memory is None else memory.resident,
+            **asdict(self.times),
+            "cold_s": None if self.cold is None else self.cold.total_s,
+            "rss_mb": None if self.memory is None else self.memory.resident,
             "cosine": _finite(self.cosine),
             "max_abs_error": _finite(self.max_abs_error),
-            "bytes": self.bytes,
+            "bytes": self.bytes if self.parts else None,
             "bytes_by_part": dict(self.parts),
-            "memory_mb": None if memory is None else dict(vars(memory)),
-            "cold_start": None if cold is None else _plain(cold),
-            "round_means_ms": list(self.times.round_means_ms),
+            "memory_mb": None if self.memory is None else asdict(self.memory),
+            "cold_start": None if self.cold is None else asdict(self.cold),
             "facts": dict(self.facts),
             "notes": list(self.notes),
         }
@@ -153,7 +166,7 @@ class BenchReport:
         command: how it was called, without folders.
         settings: how it was measured.
         lengths: figures of the stream that was run, and where it comes from.
-        contenders: their figures, the bundle's first.
+        results: the bundle's figures, then the baselines'.
         ratios: name -> other name -> mean time of the first over that of the second.
         by_length: name -> length -> median milliseconds.
         machine: what it ran on.
@@ -171,7 +184,7 @@ class BenchReport:
     command: tuple[str, ...]
     settings: BenchSettings
     lengths: Mapping[str, Any]
-    contenders: tuple[ContenderResult, ...]
+    results: tuple[BaselineResult, ...]
     ratios: Mapping[str, Mapping[str, Ratio]]
     by_length: Mapping[str, Mapping[int, float]]
     machine: Mapping[str, Any]
@@ -182,67 +195,26 @@ class BenchReport:
     notes: tuple[str, ...] = ()
 
     @property
-    def subject(self) -> ContenderResult:
+    def subject(self) -> BaselineResult:
         """The bundle that was asked about."""
-        return self.contenders[0]
+        return self.results[0]
 
     @property
-    def best_other(self) -> ContenderResult | None:
-        """The contender with the least mean time beside the bundle; None: it ran alone."""
-        return min(self.contenders[1:], key=lambda item: item.times.mean_ms, default=None)
-
-    @property
-    def best_by_precision(self) -> dict[str, ContenderResult]:
-        """The fastest beside the bundle of each class of precision, the bundle's own class first."""
-        classes = {item.precision_class for item in self.contenders[1:]}
-        own = self.subject.precision_class
-        return {
-            name: min(
-                (item for item in self.contenders[1:] if item.precision_class == name),
-                key=lambda item: item.times.mean_ms,
-            )
-            for name in sorted(classes, key=lambda name: (name != own, name))
-        }
-
-    @property
-    def best_alike(self) -> ContenderResult | None:
-        """The fastest other of the bundle's own class of precision; None: there is none."""
-        return self.best_by_precision.get(self.subject.precision_class)
+    def best_other(self) -> BaselineResult | None:
+        """The baseline with the least mean time beside the bundle; None: it ran alone."""
+        return min(self.results[1:], key=lambda item: item.times.mean_ms, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, without NaN or infinities."""
+        document = asdict(self)
+        del document["results"]
         best = self.best_other
         return {
             "version": REPORT_VERSION,
-            "bundle": self.bundle,
-            "manifest_sha256": self.manifest_sha256,
-            "model": self.model,
-            "model_sha256": dict(self.model_sha256),
-            "started": self.started,
-            "command": list(self.command),
-            "settings": dict(vars(self.settings)),
-            "lengths": dict(self.lengths),
-            "contenders": {item.name: item.to_json() for item in self.contenders},
+            **document,
+            "contenders": {item.name: item.to_json() for item in self.results},
             "best_other": None if best is None else best.name,
-            "best_by_precision": {name: item.name for name, item in self.best_by_precision.items()},
-            "ratios": {
-                name: {other: ratio.to_json() for other, ratio in row.items()}
-                for name, row in self.ratios.items()
-            },
-            "by_length": {
-                name: {str(length): ms for length, ms in row.items()}
-                for name, row in self.by_length.items()
-            },
-            "machine": dict(self.machine),
-            "versions": dict(self.versions),
-            "load": dict(self.load),
-            "warnings": list(self.warnings),
-            "notes": list(self.notes),
         }
-
-
-def _plain(value: ColdStart) -> dict[str, Any]:
-    return {**vars(value), "all_total_s": list(value.all_total_s)}
 
 
 def _finite(value: float | None) -> float | None:

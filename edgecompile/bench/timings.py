@@ -1,7 +1,7 @@
 """Times of interleaved rounds, and what is said of them.
 
-In every round each contender runs the same lengths in the same order, so what disturbs a round
-disturbs all contenders alike: figures are medians over rounds, and a ratio is taken in each round
+In every round each process runs the same lengths in the same order, so what disturbs a round
+disturbs all of them alike: figures are medians over rounds, and a ratio is taken in each round
 first.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ __all__ = ["Ratio", "Round", "TimeSummary", "compare", "median_by_length", "stre
 
 @dataclass(frozen=True)
 class Round:
-    """One contender's runs in one round, in order: the length and the nanoseconds of each."""
+    """One process' runs in one round, in order: the length and the nanoseconds of each."""
 
     lengths: tuple[int, ...]
     ns: tuple[int, ...]
@@ -38,7 +37,7 @@ class Round:
 
 @dataclass(frozen=True)
 class TimeSummary:
-    """One contender over all rounds; times in milliseconds.
+    """One process over all rounds; times in milliseconds.
 
     Attributes:
         mean_ms, p50, p90, p99: median over the rounds of each round's figure.
@@ -57,15 +56,11 @@ class TimeSummary:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One contender's mean time over another's: median, 10th and 90th percentile over rounds."""
+    """One mean time over another: median, 10th and 90th percentile over rounds."""
 
     median: float
     p10: float
     p90: float
-
-    def to_json(self) -> dict[str, Any]:
-        """A dict of plain numbers."""
-        return dict(vars(self))
 
 
 def stream(distribution: LengthDistribution, runs: int) -> tuple[int, ...]:
@@ -78,7 +73,7 @@ def stream(distribution: LengthDistribution, runs: int) -> tuple[int, ...]:
 
 
 def summarise(rounds: Sequence[Round]) -> TimeSummary:
-    """Figures of one contender's rounds, of which there must be one at least."""
+    """Figures of one process' rounds, of which there must be one at least."""
     means = [item.mean_ms for item in rounds]
     median = statistics.median(means)
     low, high = np.percentile(means, [10, 90])

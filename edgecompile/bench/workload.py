@@ -20,7 +20,7 @@ __all__ = ["Workload", "choose_workload"]
 
 @dataclass(frozen=True)
 class Workload:
-    """What every contender runs in a round.
+    """What every process runs in a round.
 
     Attributes:
         lengths: of the runs, ascending; rounds shuffle them.

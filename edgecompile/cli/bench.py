@@ -1,4 +1,4 @@
-"""``edgecompile bench``: how fast a bundle runs on this machine, alone or against others."""
+"""``edgecompile bench``: measures a bundle on this machine, alone or beside others."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
-from edgecompile.cli.options.common import complete_contenders, seed_option
+from edgecompile.cli.options.common import seed_option
 from edgecompile.cli.options.traffic import TrafficOptions, lengths_options
 from edgecompile.cli.terminal.session import Command, Session, output_options
 
@@ -24,11 +25,19 @@ __all__ = ["command"]
 _EPILOG = """\b
 Examples:
   edgecompile bench minilm.ecb
-  edgecompile bench minilm.ecb --model ./minilm --against eager,onnxruntime
+  edgecompile bench minilm.ecb --model ./minilm --against eager
+  edgecompile bench minilm.ecb --against "mine=python3 worker.py"
   edgecompile bench minilm.ecb --lengths lengths.txt --threads 2 --report bench.html
   edgecompile bench new.ecb --against old.ecb --json
   edgecompile bench minilm.ecb --lengths lengths.txt --profile
 """
+
+
+def _complete_baselines(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    names = [name for name in ("eager",) if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
 
 
 @click.command("bench", cls=Command, epilog=_EPILOG, short_help="Measure a bundle on this machine.")
@@ -38,22 +47,21 @@ Examples:
     "--against",
     "-a",
     multiple=True,
-    metavar="NAME",
-    shell_complete=complete_contenders,
-    help="Measure this as well: eager, torch-compile, aoti, onnxruntime, onnxruntime-opset23, "
-    "onnxruntime-int8, onnxruntime-int8-reduced, openvino, openvino-bf16, openvino-int8, "
-    "executorch, or another bundle. Several with commas, or by repeating it.",
+    metavar="BASELINE",
+    shell_complete=_complete_baselines,
+    help="Measure this as well: eager, another bundle, or NAME=COMMAND for a process that answers "
+    "requests as edgecompile.bench.worker says. Repeatable.",
 )
 @click.option(
     "--model",
     metavar="MODEL",
-    help="Build contenders from this model, the one that the bundle was built from.",
+    help="Compare outputs with those of this model, which the bundle was built from; eager needs it.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Run each contender with N threads. Default: every CPU that the process may use.",
+    help="Run each process with N threads. Default: every CPU that the process may use.",
 )
 @click.option("--variant", metavar="NAME", help="Run this variant, not the best one.")
 @click.option(
@@ -68,7 +76,7 @@ Examples:
     type=click.IntRange(min=1),
     default=100,
     show_default=True,
-    help="Run each contender this often in a round.",
+    help="Run each process this often in a round.",
 )
 @click.option(
     "--cold-runs",
@@ -103,26 +111,30 @@ def command(
 ) -> None:
     """Measure BUNDLE through its own runtime: milliseconds, cold start, memory, size.
 
-    Each contender runs in a process of its own, the bundle's without torch. They take turns in
-    rounds, so that a machine that slows down slows all of them. Without --lengths every bucket is
+    Each runs in a process of its own, the bundle's without torch. They take turns in rounds, so
+    that a machine that slows down slows all of them. Without --lengths every bucket is
     run at the length that it is tuned for.
     """
     lengths = traffic.read(model)[0] if traffic else None
 
-    from edgecompile.bench.bench import bench_bundle, default_cache
+    from edgecompile.bench.bench import BenchSettings, bench_bundle, default_cache
     from edgecompile.bench.kernel_profile import profile_kernels
+    from edgecompile.machines.identity import usable_cpus
 
-    result = bench_bundle(
-        bundle,
-        against=[name for item in against for name in item.split(",") if name],
-        model_spec=model,
-        lengths=lengths,
-        threads=threads,
+    settings = BenchSettings(
+        threads=usable_cpus() if threads is None else threads,
         rounds=rounds,
         runs=runs,
         cold_runs=cold_runs,
-        variant=variant,
         seed=seed,
+        variant=variant,
+    )
+    result = bench_bundle(
+        bundle,
+        settings,
+        against=against,
+        model_spec=model,
+        lengths=lengths,
         command=_command_line(),
         progress=session.console,
     )
@@ -131,14 +143,7 @@ def command(
     kernels = None
     if profile:
         with session.console.step("profile"):
-            kernels = profile_kernels(
-                bundle,
-                lengths=lengths,
-                threads=threads,
-                variant=variant,
-                seed=seed,
-                cache=default_cache(),
-            )
+            kernels = profile_kernels(bundle, settings, lengths=lengths, cache=default_cache())
     if report is not None:
         from edgecompile.cli.terminal.output import write_text
 
@@ -171,10 +176,10 @@ def _cells(result: BenchReport) -> list[tuple[str, ...]]:
             f"{item.times.mean_ms / mine:.2f}",
             "–" if item.cold is None else format_duration(item.cold.total_s),
             "–" if item.memory is None else format_bytes(item.memory.resident * 1e6),
-            format_bytes(item.bytes),
+            format_bytes(item.bytes) if item.parts else "–",
             "–" if item.cosine is None else f"{item.cosine:.6f}",
         )
-        for item in result.contenders
+        for item in result.results
     ]
 
 
@@ -220,18 +225,18 @@ def _page(result: BenchReport, kernels: KernelProfile | None) -> str:
     if subject.cold is not None:
         figures.append(("cold start", format_duration(subject.cold.total_s)))
     figures.append(("beside numpy", format_bytes(subject.bytes)))
-    shown = [result.best_other, result.best_alike]
-    for best in dict.fromkeys(item.name for item in shown if item is not None):
+    if result.best_other is not None:
+        best = result.best_other.name
         share = result.ratios[subject.name][best].median
         figures.append((f"of {best}'s time", f"{100 * share:.0f} %"))
     section = bench_section(
-        [item.name for item in result.contenders],
+        [item.name for item in result.results],
         {
-            "median": [item.times.p50 for item in result.contenders],
-            "p99": [item.times.p99 for item in result.contenders],
+            "median": [item.times.p50 for item in result.results],
+            "p99": [item.times.p99 for item in result.results],
         },
         figures=figures,
-        table=Table("Contenders", _COLUMNS, tuple(_cells(result)), strong=(0,)),
+        table=Table("Baselines", _COLUMNS, tuple(_cells(result)), strong=(0,)),
         notes=result.notes,
         warnings=result.warnings,
     )

@@ -37,7 +37,7 @@ VARIABLES = {
 
 STYLE: Any = {  # matplotlib 3.11 types the keys as a long list of literals, 3.8 doesn't
     "svg.fonttype": "none",
-    "text.parse_math": False,  # names of axes and contenders come from files; a $ is a $
+    "text.parse_math": False,  # names of axes and baselines come from files; a $ is a $
     "font.size": 9.0,
     "text.color": INK,
     "axes.edgecolor": GREY,

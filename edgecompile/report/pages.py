@@ -206,7 +206,7 @@ def bench_section(
     """Milliseconds per run as bars.
 
     Args:
-        labels: of the groups of bars: lengths, or contenders.
+        labels: of the groups of bars: lengths, or baselines.
         series: name -> milliseconds, one for each label.
         figures: what to set large: cold start, sizes.
         table: the numbers behind the bars.

@@ -9,13 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from edgecompile.bench.kernel_profile import COLUMNS, profile_kernels
+from edgecompile.bench.report import BenchSettings
 from edgecompile.cli import cli
 from edgecompile.errors import BenchError
 from edgecompile.lengths.distribution import LengthDistribution
 
 
 def test_rows_say_what_was_measured(tiny_bundle: Path, tmp_path: Path) -> None:
-    kernels = profile_kernels(tiny_bundle, threads=1, seconds=0.1, cache=tmp_path)
+    kernels = profile_kernels(tiny_bundle, BenchSettings(threads=1), seconds=0.1, cache=tmp_path)
     rows = kernels.rows()
     assert all(len(row) == len(COLUMNS) for row in rows)
     assert [row[0] for row in rows] == list(kernels.labels)
@@ -26,7 +27,7 @@ def test_rows_say_what_was_measured(tiny_bundle: Path, tmp_path: Path) -> None:
 def test_the_runtimes_own_words_are_passed_on(tiny_bundle: Path, tmp_path: Path) -> None:
     far = LengthDistribution.from_samples([10**6])
     with pytest.raises(BenchError, match="every length lies outside the buckets"):
-        profile_kernels(tiny_bundle, lengths=far, seconds=0.1, cache=tmp_path)
+        profile_kernels(tiny_bundle, BenchSettings(), lengths=far, seconds=0.1, cache=tmp_path)
 
 
 def test_on_the_command_line(tiny_bundle: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import encoder as bench_encoder
 from benchmarks.encoder_models import PRESETS, make_bert
-from edgecompile.bench.bench import bench_bundle
+from edgecompile.bench.bench import BenchSettings, bench_bundle
 from edgecompile.loaders.load import load_model
 
 TINY = {
@@ -46,16 +46,18 @@ def test_bert_base_is_run_at_four_lengths(tmp_path: Path) -> None:
     assert preset.max_length == 128
 
 
-def test_contenders_follow_the_precision() -> None:
-    wide = bench_encoder.default_contenders("fp32").split(",")
+def test_baselines_follow_the_precision() -> None:
+    wide = bench_encoder.default_baselines("fp32").split(",")
     assert {"eager", "torch-compile", "aoti", "onnxruntime", "openvino", "executorch"} <= set(wide)
-    narrow = bench_encoder.default_contenders("int8").split(",")
+    narrow = bench_encoder.default_baselines("int8").split(",")
     assert {"onnxruntime-int8", "openvino-int8", *wide} < {*narrow}
 
 
 def test_a_record_names_model_and_precision(tiny_bundle: Path, tmp_path: Path) -> None:
     report = bench_bundle(
-        tiny_bundle, rounds=1, runs=2, warmup_rounds=0, cold_runs=0, pause=0.0, cache=tmp_path
+        tiny_bundle,
+        BenchSettings(rounds=1, runs=2, warmup_rounds=0, cold_runs=0, pause_s=0.0),
+        cache=tmp_path,
     )
     options = bench_encoder.parse_arguments(
         ["--preset", "bert-base", "--output", str(tmp_path / "records"), "--remark", "Why."]
@@ -66,7 +68,7 @@ def test_a_record_names_model_and_precision(tiny_bundle: Path, tmp_path: Path) -
     assert text.startswith("# BERT-base, random weights, fp32, ") and "Why." in text
     assert json.loads(path.with_suffix(".json").read_text())["bundle"] == report.bundle
     narrow = replace(report.subject, precision="int8-mixed-0123abcd")
-    path = bench_encoder.write_record(replace(report, contenders=(narrow,)), options)
+    path = bench_encoder.write_record(replace(report, results=(narrow,)), options)
     assert path.name.endswith("-bert-base-int8.md")
     assert "weights, int8-mixed-0123abcd, " in path.read_text()
 

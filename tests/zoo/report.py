@@ -62,7 +62,7 @@ def write_reports(
     passed = sum(result["status"] == "ok" for result in judged)
     record = _record(results, passed, len(judged))
     # Where code lies on this machine tells nobody anything.
-    text = _PLACES.sub(r"\1", json.dumps(record, indent=1)) + "\n"
+    text = _PLACES.sub(r"\1", _dump(record))
     if options.json:
         options.json.write_text(text)
     if options.docs:
@@ -72,6 +72,13 @@ def write_reports(
         page = _page(results, passed, len(judged), file.name, absent)
         (_DOCS / "zoo.md").write_text(page)
     return passed, len(judged)
+
+
+def _dump(record: Mapping[str, Any]) -> str:
+    """JSON with a line for each model."""
+    rest = json.dumps({name: value for name, value in record.items() if name != "models"})
+    rows = (f"  {json.dumps(name)}: {json.dumps(item)}" for name, item in record["models"].items())
+    return rest[:-1] + ',\n "models": {\n' + ",\n".join(rows) + "\n }}\n"
 
 
 def _record(results: Mapping[str, Result], passed: int, total: int) -> dict[str, Any]:

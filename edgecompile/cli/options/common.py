@@ -13,7 +13,6 @@ from edgecompile.cli.options import Decorator
 __all__ = [
     "DEFAULT_TARGET",
     "bundle_option",
-    "complete_contenders",
     "complete_target",
     "file_option",
     "force_option",
@@ -41,18 +40,6 @@ def complete_target(
     from edgecompile.targets.profile import list_targets
 
     return [CompletionItem(name) for name in list_targets() if name.startswith(incomplete)]
-
-
-def complete_contenders(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """What a bundle can be measured against, behind commas as well, for the shell."""
-    from edgecompile.bench.contenders import CONTENDERS
-
-    before, comma, last = incomplete.rpartition(",")
-    names = [name for name in CONTENDERS if name.startswith(last)]
-    files = [] if names else [CompletionItem(incomplete, type="file")]
-    return files or [CompletionItem(before + comma + name) for name in names]
 
 
 def file_option(*names: str, help: str, metavar: str = "FILE", **more: Any) -> Decorator:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from edgecompile.bench.contenders.base import Launch, Parts, Workshop
-from edgecompile.bench.contenders.sizes import package_bytes
+from benchmarks.baselines.sizes import package_bytes
+from benchmarks.baselines.start import REPOSITORY, worker_command
+from benchmarks.baselines.workshop import Workshop
+from edgecompile.bench.baselines import Baseline
 from edgecompile.errors import BenchError
 from edgecompile.machines.identity import cpu_identity
 
@@ -23,10 +23,9 @@ class Aoti:
 
     name: str = "aoti"
     needs: tuple[str, ...] = ("torch",)
-    needs_model: bool = True
     precision: str = "fp32"
 
-    def prepare(self, workshop: Workshop) -> Launch:
+    def prepare(self, workshop: Workshop) -> Baseline:
         """Compiles one program for the whole range, the weights packed for oneDNN.
 
         Raises:
@@ -38,11 +37,16 @@ class Aoti:
         request = {"torch": torch.__version__, "cpu": cpu_identity(), "freezing": True}
         folder = workshop.artefact("aoti", request, lambda path: _compile(workshop, path / _FILE))
         settings = {"path": str((folder / _FILE).resolve()), "threads": workshop.threads}
-        return Launch("aoti", settings, workshop.python, notes=("freezing",))
-
-    def measure_size(self, workshop: Workshop, launch: Launch, facts: Mapping[str, Any]) -> Parts:
-        """torch with its requirements, and the package, which holds the weights."""
-        return {**package_bytes("torch"), "model": Path(launch.settings["path"]).stat().st_size}
+        path = folder / _FILE
+        return Baseline(
+            self.name,
+            worker_command("aoti"),
+            settings,
+            path=(str(REPOSITORY),),
+            # The package holds the weights.
+            measure_size=lambda facts: {**package_bytes("torch"), "model": path.stat().st_size},
+            notes=("freezing",),
+        )
 
 
 def _compile(workshop: Workshop, target: Path) -> None:
@@ -61,5 +65,5 @@ def _compile(workshop: Workshop, target: Path) -> None:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise BenchError(
             f"AOTInductor can't compile {workshop.model.name}: {lines[0]}",
-            hint="leave aoti out of the contenders",
+            hint="leave aoti out of the baselines",
         ) from error

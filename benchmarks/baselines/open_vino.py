@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from edgecompile.bench.contenders.base import Launch, Parts, Workshop
-from edgecompile.bench.contenders.onnx_file import make_onnx
-from edgecompile.bench.contenders.sizes import folder_bytes, package_bytes
+from benchmarks.baselines.onnx_file import make_onnx
+from benchmarks.baselines.sizes import folder_bytes, package_bytes
+from benchmarks.baselines.start import REPOSITORY, worker_command
+from benchmarks.baselines.workshop import Workshop
+from edgecompile.bench.baselines import Baseline
 from edgecompile.errors import BenchError
 
 __all__ = ["OpenVino"]
@@ -34,9 +36,8 @@ class OpenVino:
     name: str = "openvino"
     precision: str = "fp32"
     needs: tuple[str, ...] = ("torch", "onnx", "onnxscript", "openvino")
-    needs_model: bool = True
 
-    def prepare(self, workshop: Workshop) -> Launch:
+    def prepare(self, workshop: Workshop) -> Baseline:
         """Exports the model to ONNX and converts it, as its users do, to OpenVINO's own form.
 
         Raises:
@@ -72,12 +73,19 @@ class OpenVino:
         notes: tuple[str, ...] = (f"INFERENCE_PRECISION_HINT {hint}",)
         if compressed:
             notes += ("weights INT8_SYM by nncf, activations quantized while it runs",)
-        return Launch("open_vino", settings, workshop.python, versions=versions, notes=notes)
-
-    def measure_size(self, workshop: Workshop, launch: Launch, facts: Mapping[str, Any]) -> Parts:
-        """openvino with its requirements, and the model with its weights."""
-        folder = Path(launch.settings["path"]).parent
-        return {**package_bytes("openvino"), "model": folder_bytes(folder)}
+        return Baseline(
+            self.name,
+            worker_command("open_vino"),
+            settings,
+            precision=self.precision,
+            path=(str(REPOSITORY),),
+            measure_size=lambda facts: {
+                **package_bytes("openvino"),
+                "model": folder_bytes(folder),
+            },
+            versions=versions,
+            notes=notes,
+        )
 
     def _check_bf16(self) -> None:
         import openvino

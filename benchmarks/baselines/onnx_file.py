@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgecompile.bench.contenders.base import Workshop
+from benchmarks.baselines.workshop import Workshop
 from edgecompile.errors import BenchError
 from edgecompile.onnx.export import translate
 
@@ -43,5 +43,5 @@ def _export(workshop: Workshop, opset: int | None, target: Path) -> None:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise BenchError(
             f"{exported.name} can't be exported to ONNX: {lines[0]}",
-            hint="leave the contenders that start from ONNX out",
+            hint="leave the baselines that start from ONNX out",
         ) from error

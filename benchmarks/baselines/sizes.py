@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["folder_bytes", "package_bytes"]
+from benchmarks.baselines.workshop import Workshop
+
+__all__ = ["eager_bytes", "folder_bytes", "package_bytes"]
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-# Every contender is called with numpy arrays, so every device has it.
+# Every baseline is called with numpy arrays, so every device has it.
 _EVERYWHERE = frozenset({"numpy"})
 
 
@@ -35,6 +37,14 @@ def package_bytes(*names: str) -> dict[str, int]:
         sizes[name] = sum(_file_bytes(distribution))
         waiting += _requirements(distribution)
     return sizes
+
+
+def eager_bytes(workshop: Workshop) -> dict[str, int]:
+    """torch with its requirements, transformers where the model is made by it, the weights."""
+    names = ["torch"]
+    if workshop.model.source.kind == "folder":
+        names.append("transformers")
+    return {**package_bytes(*names), "weights": workshop.weight_bytes}
 
 
 def folder_bytes(folder: Path, names: Iterable[str] | None = None) -> int:

@@ -7,6 +7,8 @@ from typing import Any
 
 import onnxruntime
 
+from edgecompile.bench.worker import serve
+
 
 class _Session:
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -28,6 +30,5 @@ class _Session:
         return dict(zip(self._names, self._session.run(None, given), strict=True))
 
 
-def open_session(settings: Mapping[str, Any]) -> _Session:
-    """Loads the file at ``path`` with ``threads``."""
-    return _Session(settings)
+if __name__ == "__main__":
+    serve(_Session)

@@ -12,6 +12,8 @@ import torch  # what the bindings exchange tensors with; they can't be imported 
 # Not through portable_lib, which imports the exporter and seconds of other packages with it.
 from executorch.extension.pybindings import _C
 
+from edgecompile.bench.worker import serve
+
 
 class _Session:
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -33,6 +35,5 @@ class _Session:
         return {name: value.numpy() for name, value in zip(self._names, outputs, strict=True)}
 
 
-def open_session(settings: Mapping[str, Any]) -> _Session:
-    """Loads the file at ``path`` with ``threads``; ``inputs`` and ``outputs`` name the tensors."""
-    return _Session(settings)
+if __name__ == "__main__":
+    serve(_Session)

@@ -1,4 +1,4 @@
-"""What a contender is: something that turns a model into a process which runs it."""
+"""The model that other runtimes are made from, loaded and exported when the first one asks."""
 
 from __future__ import annotations
 
@@ -8,90 +8,28 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
+from edgecompile.bench.baselines import read_bundle
 from edgecompile.errors import BenchError
+from edgecompile.export.export import export_model
+from edgecompile.export.program import ExportedModel
+from edgecompile.loaders.load import load_model
+from edgecompile.models.loaded import LoadedModel, LoadOptions
 
-if TYPE_CHECKING:
-    from edgecompile.export.program import ExportedModel
-    from edgecompile.models.loaded import LoadedModel
-
-__all__ = ["Contender", "Launch", "Parts", "Workshop"]
-
-Parts = Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How to start a contender's process.
-
-    Attributes:
-        kind: the module of :mod:`edgecompile.bench.contenders.worker` that runs it.
-        settings: what that module is given; plain JSON values.
-        python: the interpreter.
-        path: folders for its PYTHONPATH.
-        environment: further variables.
-        versions: of what made the artefact, as far as the process can't tell itself.
-        notes: choices that a reader of the figures should know.
-    """
-
-    kind: str
-    settings: Mapping[str, Any]
-    python: str
-    path: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-class Contender(Protocol):
-    """One way to run a model."""
-
-    @property
-    def name(self) -> str:
-        """What reports call it."""
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Python packages that must be importable, by the names they are imported by."""
-
-    @property
-    def needs_model(self) -> bool:
-        """Whether it starts from the model rather than from a bundle."""
-
-    @property
-    def precision(self) -> str:
-        """What it multiplies weights in: ``fp32``, ``bf16``, ``int8``, or a bundle's own label."""
-
-    def prepare(self, workshop: Workshop) -> Launch:
-        """Makes what its process will load, or finds it in the cache.
-
-        Raises:
-            EdgecompileError: the model can't be exported or compiled this way.
-        """
-
-    def measure_size(self, workshop: Workshop, launch: Launch, facts: Mapping[str, Any]) -> Parts:
-        """Bytes that a device needs beside Python and numpy, by what they are.
-
-        Args:
-            workshop, launch: as prepared.
-            facts: what its open session said about itself.
-        """
+__all__ = ["Workshop"]
 
 
 class Workshop:
-    """What contenders are prepared from, loaded when the first one asks.
+    """What baselines are prepared from.
 
     Args:
         spec: the model's specification; None: there is only a bundle.
         ranges: smallest and largest size of every axis.
-        threads: threads that each contender may use.
+        threads: of each process.
         cache: folder for what is expensive to make; kept between benchmarks.
-        python: interpreter for the contenders' processes.
-        variant: of the bundles; None: the best that the CPU can run.
         load: how the model is loaded, as :meth:`edgecompile.models.loaded.LoadOptions.to_json` has it.
     """
 
@@ -102,17 +40,25 @@ class Workshop:
         *,
         threads: int,
         cache: Path,
-        python: str,
-        variant: str | None = None,
         load: Mapping[str, Any] | None = None,
     ) -> None:
         self.spec = spec
         self.ranges = dict(ranges)
         self.threads = threads
         self.cache = cache
-        self.python = python
-        self.variant = variant
         self.load = dict(load or {})
+
+    @classmethod
+    def of_bundle(cls, bundle: Path, spec: str | None, threads: int, cache: Path) -> Workshop:
+        """For the ranges that a bundle was built for, and the model as it was loaded for it."""
+        manifest = read_bundle(bundle)
+        return cls(
+            spec,
+            {name: (extent.lo, extent.hi) for name, extent in manifest.axes.items()},
+            threads=threads,
+            cache=cache.expanduser(),
+            load=LoadOptions.from_json(manifest.plan.get("load")).to_json(),
+        )
 
     @property
     def batch(self) -> tuple[int, int] | None:
@@ -127,12 +73,9 @@ class Workshop:
             BenchError: none was named.
             ModelError: it can't be loaded.
         """
-        from edgecompile.loaders.load import load_model
-        from edgecompile.models.loaded import LoadOptions
-
         if self.spec is None:
             raise BenchError(
-                "the other contenders are made from the model, and a bundle doesn't hold it",
+                "the other baselines are made from the model, and a bundle doesn't hold it",
                 hint="name the model that the bundle was built from",
             )
         return load_model(self.spec, LoadOptions.from_json(self.load), batch=self.batch)
@@ -144,8 +87,6 @@ class Workshop:
         Raises:
             ExportError: it can't be.
         """
-        from edgecompile.export.export import export_model
-
         ranges = {name: span for name, span in self.ranges.items() if name in self.model.axes}
         return export_model(self.model, ranges)
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from edgecompile.bench.contenders.base import Launch, Parts, Workshop
-from edgecompile.bench.contenders.eager import PACKAGE_ROOT, absolute_spec
-from edgecompile.bench.contenders.process import clean_environment
-from edgecompile.bench.contenders.sizes import package_bytes
+from benchmarks.baselines.sizes import package_bytes
+from benchmarks.baselines.start import REPOSITORY, worker_command
+from benchmarks.baselines.workshop import Workshop
+from edgecompile.bench.baselines import Baseline, absolute_spec
+from edgecompile.bench.process import clean_environment
 from edgecompile.errors import BenchError, MissingDependencyError
 
 __all__ = ["PYTHON_VARIABLE", "Executorch"]
@@ -24,7 +25,7 @@ __all__ = ["PYTHON_VARIABLE", "Executorch"]
 PYTHON_VARIABLE: Final = "EDGECOMPILE_EXECUTORCH_PYTHON"
 
 _FILE = "model.pte"
-_LOWER = "edgecompile.bench.contenders.executorch_lower"
+_LOWER = "benchmarks.baselines.executorch_lower"
 _VERSIONS = """
 import json
 from importlib import metadata
@@ -42,21 +43,20 @@ class Executorch:
 
     name: str = "executorch"
     precision: str = "fp32"
-    needs_model: bool = True
 
     @property
     def needs(self) -> tuple[str, ...]:
         """``executorch`` itself where no other interpreter is named for it."""
         return ("torch",) if os.environ.get(PYTHON_VARIABLE) else ("torch", "executorch")
 
-    def prepare(self, workshop: Workshop) -> Launch:
+    def prepare(self, workshop: Workshop) -> Baseline:
         """Lowers the exported program for XNNPACK, in the interpreter that has the package.
 
         Raises:
             MissingDependencyError: that interpreter lacks the package.
             BenchError: ExecuTorch can't lower the model.
         """
-        python = os.environ.get(PYTHON_VARIABLE) or workshop.python
+        python = os.environ.get(PYTHON_VARIABLE) or sys.executable
         versions = _versions(python)
 
         def lower(folder: Path) -> None:
@@ -72,17 +72,21 @@ class Executorch:
         notes = (
             "XNNPACK, one dynamic program; its Python bindings need torch, a C++ program wouldn't",
         )
-        return Launch(
-            "execu_torch", settings, python, versions={"torch": versions["torch"]}, notes=notes
+        path = folder / _FILE
+        return Baseline(
+            self.name,
+            worker_command("execu_torch", python),
+            settings,
+            path=(str(REPOSITORY),),
+            # The bindings and what they can't be imported without.
+            measure_size=lambda facts: {
+                **package_bytes("torch"),
+                "bindings": int(facts["bindings_bytes"]),
+                "model": path.stat().st_size,
+            },
+            versions={"torch": versions["torch"]},
+            notes=notes,
         )
-
-    def measure_size(self, workshop: Workshop, launch: Launch, facts: Mapping[str, Any]) -> Parts:
-        """The bindings and what they can't be imported without, and the model."""
-        return {
-            **package_bytes("torch"),
-            "bindings": int(facts["bindings_bytes"]),
-            "model": Path(launch.settings["path"]).stat().st_size,
-        }
 
 
 def _versions(python: str) -> dict[str, str]:
@@ -111,17 +115,17 @@ def _lower(workshop: Workshop, python: str, target: Path) -> None:
         "ranges": workshop.ranges,
         "load": workshop.load,
     }
-    launch = Launch("", {}, python, (str(PACKAGE_ROOT),))
+    baseline = Baseline("", (), {}, path=(str(REPOSITORY),))
     done = subprocess.run(
         [python, "-m", _LOWER, str(target.resolve())],
         input=json.dumps(request),
         capture_output=True,
         text=True,
-        env=clean_environment(launch, workshop.threads),
+        env=clean_environment(baseline, workshop.threads),
         cwd=tempfile.gettempdir(),
     )
     if done.returncode != 0 or not target.is_file():
         raise BenchError(
             f"ExecuTorch can't lower {workshop.model.name}: {_reason(done.stderr)}",
-            hint="leave executorch out of the contenders",
+            hint="leave executorch out of the baselines",
         )

@@ -1,6 +1,6 @@
 """Lowers a model for ExecuTorch's XNNPACK backend, in the interpreter that has ``executorch``.
 
-``python -m edgecompile.bench.contenders.executorch_lower TARGET.pte`` reads ``spec`` and ``ranges`` as
+``python -m benchmarks.baselines.executorch_lower TARGET.pte`` reads ``spec`` and ``ranges`` as
 one JSON object from standard input. The model is exported here, too: what
 torch.export saves and loads again no longer knows that two inputs have one batch, and ExecuTorch
 then refuses to run it.
@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from edgecompile.bench.contenders.base import Workshop
+from benchmarks.baselines.workshop import Workshop
 
 
 def lower(request: dict[str, Any], target: str) -> None:
@@ -32,7 +32,6 @@ def lower(request: dict[str, Any], target: str) -> None:
         ranges,
         threads=1,
         cache=Path(target).parent,
-        python=sys.executable,
         load=request["load"],
     )
     program = workshop.exported.program

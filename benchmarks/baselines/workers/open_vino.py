@@ -7,6 +7,8 @@ from typing import Any
 
 import openvino
 
+from edgecompile.bench.worker import serve
+
 
 class _Session:
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -37,6 +39,5 @@ class _Session:
         return {name: results[i] for i, name in enumerate(self._names)}
 
 
-def open_session(settings: Mapping[str, Any]) -> _Session:
-    """Loads the file at ``path`` with ``threads``, computing in ``precision`` ("f32")."""
-    return _Session(settings)
+if __name__ == "__main__":
+    serve(_Session)

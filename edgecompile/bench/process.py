@@ -1,4 +1,4 @@
-"""A contender's process, seen from the driver: requests and answers, one JSON object a line."""
+"""The process of a baseline, seen from the driver; :mod:`edgecompile.bench.worker` has the requests."""
 
 from __future__ import annotations
 
@@ -9,36 +9,56 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from edgecompile.bench.contenders.base import Launch
+from edgecompile.bench.worker import read_memory
 from edgecompile.errors import BenchError
 
-__all__ = ["WorkerProcess", "clean_environment"]
+__all__ = ["Baseline", "WorkerProcess", "clean_environment"]
 
-_FOLDER = Path(__file__).resolve().parent / "worker"
-# What would make one contender's threads, precision or modules other than those of the rest.
+# What would make one process' threads, precision or modules other than those of the rest.
 _SCRUBBED = (
-    *("PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "DNNL_", "ONEDNN_", "ATEN_"),
-    *(
-        "TORCH",
-        "PYTORCH",
-        "ORT_",
-        "OV_",
-        "OPENVINO",
-        "MALLOC_",
-        "LD_PRELOAD",
-        "EDGECOMPILE_VARIANT",
-    ),
+    *("PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "DNNL_", "ONEDNN_", "ATEN_", "TORCH"),
+    *("PYTORCH", "ORT_", "OV_", "OPENVINO", "MALLOC_", "LD_PRELOAD", "EDGECOMPILE_VARIANT"),
 )
 _TAIL = 2000
 
 
-def clean_environment(launch: Launch, threads: int) -> dict[str, str]:
-    """The environment of a contender's process: the same for all but for what it asks for."""
+@dataclass(frozen=True)
+class Baseline:
+    """A way to run the model, ready to be started.
+
+    Attributes:
+        name: in reports.
+        command: starts its process, which speaks as :mod:`edgecompile.bench.worker` says.
+        settings: for its request ``open``; plain JSON values.
+        precision: that weights are multiplied in: ``fp32``, ``bf16``, ``int8``, or a bundle's label.
+        path: folders for its PYTHONPATH.
+        environment: further variables.
+        bundle: whose own runtime has to be the one that runs; None: it isn't a bundle.
+        measure_size: bytes that a device needs beside Python and numpy, by kind, from the facts that its
+            process reported.
+        versions, notes: for the report.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    settings: Mapping[str, Any]
+    precision: str = "fp32"
+    path: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    bundle: Path | None = None
+    measure_size: Callable[[Mapping[str, Any]], Mapping[str, int]] = lambda facts: {}
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def clean_environment(baseline: Baseline, threads: int) -> dict[str, str]:
+    """The environment of a baseline's process: the same for all but for what it asks for."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(_SCRUBBED)}
     count = str(threads)
     kept |= {
@@ -48,10 +68,10 @@ def clean_environment(launch: Launch, threads: int) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        **launch.environment,
+        **baseline.environment,
     }
-    if launch.path:
-        kept["PYTHONPATH"] = os.pathsep.join(launch.path)
+    if baseline.path:
+        kept["PYTHONPATH"] = os.pathsep.join(baseline.path)
     return kept
 
 
@@ -59,64 +79,64 @@ class WorkerProcess:
     """A running process; a context manager that ends it.
 
     Args:
-        name: of the contender, for messages.
-        launch: how to start it.
+        baseline: how to start it.
         threads: what the thread variables of its environment say.
 
     Raises:
         BenchError: it can't be started.
     """
 
-    def __init__(self, name: str, launch: Launch, threads: int) -> None:
-        self.name = name
+    def __init__(self, baseline: Baseline, threads: int) -> None:
+        self.name = baseline.name
+        self._settings = dict(baseline.settings)
         self._buffer = b""
         self._complaints = tempfile.TemporaryFile(prefix="edgecompile-bench-")  # noqa: SIM115
         self.spawned_ns = time.monotonic_ns()
         try:
             self._process = subprocess.Popen(
-                [launch.python, str(_FOLDER)],
+                list(baseline.command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._complaints,
-                env=clean_environment(launch, threads),
+                env=clean_environment(baseline, threads),
                 # A folder that holds no package by a name that someone imports.
                 cwd=tempfile.gettempdir(),
                 bufsize=0,
             )
         except OSError as error:
             self._complaints.close()
-            raise BenchError(f"the process of {name} can't be started: {error}") from error
+            raise BenchError(f"the process of {self.name} can't be started: {error}") from error
 
     @property
     def pid(self) -> int:
         """Of the process."""
         return self._process.pid
 
-    def open(
-        self, launch: Launch, workload: Mapping[str, Any], *, timeout: float
-    ) -> dict[str, Any]:
-        """Loads the contender; see the worker's ``open`` for the answer.
+    def open(self, workload: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
+        """Loads the model; see the worker's ``open`` for the answer.
 
         Args:
-            launch: its kind and settings.
             workload: ``specs``, ``sizes`` and ``length_axis`` of the inputs.
             timeout: seconds to wait.
         """
-        request = {"op": "open", "kind": launch.kind, "settings": dict(launch.settings)}
-        return self.ask({**request, **workload}, timeout=timeout)
+        opened = self.ask({"op": "open", "settings": self._settings, **workload}, timeout=timeout)
+        # A command of the user's may leave out what only refines the figures.
+        now = time.monotonic_ns()
+        return {"facts": {}, "memory": {}, "begun_ns": self.spawned_ns, "opened_ns": now, **opened}
 
     def run(self, lengths: Sequence[int], *, seed: int, timeout: float) -> dict[str, Any]:
         """Runs the lengths in order; ``ns`` of the answer has the nanoseconds of each."""
-        return self.ask({"op": "run", "lengths": list(lengths), "seed": seed}, timeout=timeout)
+        answer = self.ask({"op": "run", "lengths": list(lengths), "seed": seed}, timeout=timeout)
+        return {"done_ns": time.monotonic_ns(), **answer}
 
     def save(self, lengths: Sequence[int], path: Path, *, seed: int, timeout: float) -> None:
         """Writes the outputs for each length to an .npz, as ``<length>.<output>``."""
         request = {"op": "save", "lengths": list(lengths), "seed": seed, "path": str(path)}
         self.ask(request, timeout=timeout)
 
-    def facts(self, *, timeout: float = 60.0) -> dict[str, Any]:
-        """Memory, and which frameworks are loaded."""
-        return self.ask({"op": "facts"}, timeout=timeout)
+    def memory(self) -> dict[str, int]:
+        """Resident bytes now; see :func:`edgecompile.bench.worker.read_memory`."""
+        return read_memory(self.pid)
 
     def ask(self, request: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
         """Sends a request and waits for its answer.

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch._inductor import aoti_load_package
 
+from edgecompile.bench.worker import serve
+
 
 class _Session:
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -21,6 +23,5 @@ class _Session:
         return {name: tensor.numpy() for name, tensor in outputs.items()}
 
 
-def open_session(settings: Mapping[str, Any]) -> _Session:
-    """Loads the package at ``path`` with ``threads``."""
-    return _Session(settings)
+if __name__ == "__main__":
+    serve(_Session)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from edgecompile.bench.contenders.base import Launch, Parts, Workshop
-from edgecompile.bench.contenders.onnx_file import make_onnx
-from edgecompile.bench.contenders.sizes import folder_bytes, package_bytes
+from benchmarks.baselines.onnx_file import make_onnx
+from benchmarks.baselines.sizes import folder_bytes, package_bytes
+from benchmarks.baselines.start import REPOSITORY, worker_command
+from benchmarks.baselines.workshop import Workshop
+from edgecompile.bench.baselines import Baseline
 from edgecompile.errors import BenchError
 
 __all__ = ["OnnxRuntime"]
@@ -36,9 +36,8 @@ class OnnxRuntime:
     precision: str = "fp32"
     reduce_range: bool = False
     needs: tuple[str, ...] = ("torch", "onnx", "onnxscript", "onnxruntime")
-    needs_model: bool = True
 
-    def prepare(self, workshop: Workshop) -> Launch:
+    def prepare(self, workshop: Workshop) -> Baseline:
         """Exports the model to ONNX, and quantizes it.
 
         Raises:
@@ -52,13 +51,19 @@ class OnnxRuntime:
             path = self._quantize(path, workshop)
             notes += (f"quantize_dynamic, per channel, reduce_range {self.reduce_range}",)
         settings = {"path": str(path), "threads": workshop.threads}
-        versions = {"onnx": str(onnx.__version__)}
-        return Launch("onnx_runtime", settings, workshop.python, versions=versions, notes=notes)
-
-    def measure_size(self, workshop: Workshop, launch: Launch, facts: Mapping[str, Any]) -> Parts:
-        """onnxruntime with its requirements, and the model with its weights."""
-        folder = Path(launch.settings["path"]).parent
-        return {**package_bytes("onnxruntime"), "model": folder_bytes(folder)}
+        return Baseline(
+            self.name,
+            worker_command("onnx_runtime"),
+            settings,
+            precision=self.precision,
+            path=(str(REPOSITORY),),
+            measure_size=lambda facts: {
+                **package_bytes("onnxruntime"),
+                "model": folder_bytes(path.parent),
+            },
+            versions={"onnx": str(onnx.__version__)},
+            notes=notes,
+        )
 
     def _quantize(self, source: Path, workshop: Workshop) -> Path:
         import onnxruntime
@@ -81,7 +86,7 @@ class OnnxRuntime:
             except Exception as error:  # whatever its graph surgery raises
                 raise BenchError(
                     f"onnxruntime can't quantize {workshop.model.name}: {error}",
-                    hint=f"leave {self.name} out of the contenders",
+                    hint=f"leave {self.name} out of the baselines",
                 ) from error
             finally:
                 logging.root.setLevel(level)
