@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
+from benchmarks.markdown import bullets, listing, table
 from edgecompile.bench.report import BaselineResult, BenchReport
 from edgecompile.units import format_bytes, format_duration, format_ms, format_share
 
@@ -20,7 +21,7 @@ def render_record(report: BenchReport, title: str, *, remarks: Sequence[str] = (
     """
     sections = [f"# {title}", _headline(report), *remarks]
     if report.warnings:
-        sections.append("**Doubts:**\n\n" + _bullets(report.warnings))
+        sections.append("**Doubts:**\n\n" + bullets(report.warnings))
     sections += [
         "## Speed",
         _speed(report),
@@ -28,12 +29,12 @@ def render_record(report: BenchReport, title: str, *, remarks: Sequence[str] = (
         _by_length(report),
         "## Start, memory, sizes, agreement",
         _rest(report),
-        _bullets(_size_lines(report.results)),
+        bullets(_size_lines(report.results)),
         "## Ratios of mean times",
         "Row over column: under 1 the row is faster. Median over rounds (10th–90th percentile).",
         _ratios(report),
         "## How",
-        _bullets(_how(report)),
+        bullets(_how(report)),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -85,7 +86,7 @@ def _speed(report: BenchReport) -> str:
         values = [format_ms(x) for x in (times.mean_ms, times.p50, times.p90, times.p99)]
         rows.append([item.name, item.precision, *values, format_share(times.spread), *ratios])
     columns = ["", "precision", "mean ms", "p50", "p90", "p99", "spread"]
-    return _table([*columns, *(f"over the best {name}" for name in bests)], rows)
+    return table([*columns, *(f"over the best {name}" for name in bests)], rows)
 
 
 def _by_length(report: BenchReport, rows: int = 10) -> str:
@@ -104,7 +105,7 @@ def _by_length(report: BenchReport, rows: int = 10) -> str:
             row.append(f"{times[mine.name] / min(times[name] for name in alike):.2f}")
         table.append(row)
     last = [f"of the best {mine.precision_class}"] if alike else []
-    return _table(["length", *names, *last], table)
+    return table(["length", *names, *last], table)
 
 
 def _rest(report: BenchReport) -> str:
@@ -125,7 +126,7 @@ def _rest(report: BenchReport) -> str:
             ]
         )
     columns = ["", "cold start", "of it loading and first run", "RSS MB", "of it private"]
-    return _table([*columns, "of it files", "on disk", "least cosine", "largest error"], rows)
+    return table([*columns, "of it files", "on disk", "least cosine", "largest error"], rows)
 
 
 def _size_lines(results: Iterable[BaselineResult]) -> list[str]:
@@ -152,7 +153,7 @@ def _ratios(report: BenchReport) -> str:
             ratio = report.ratios[name][other]
             cells.append(f"{ratio.median:.2f} ({ratio.p10:.2f}–{ratio.p90:.2f})")
         rows.append([name, *cells])
-    return _table(["", *names], rows)
+    return table(["", *names], rows)
 
 
 def _how(report: BenchReport) -> list[str]:
@@ -165,38 +166,15 @@ def _how(report: BenchReport) -> list[str]:
         f"{settings.rounds} rounds of {settings.runs} runs after {settings.warmup_rounds} to warm "
         f"up; {settings.pause_s:g} s pause and {settings.lead_in} dropped runs after each change; "
         f"{settings.cold_runs} cold starts; {settings.threads} threads; seed {settings.seed}",
-        "lengths: " + _listing(figures),
-        "machine: " + _listing(report.machine),
-        "load: " + _listing({k: round(v, 3) for k, v in report.load.items()}),
-        "versions: " + _listing(report.versions),
+        "lengths: " + listing(figures),
+        "machine: " + listing(report.machine),
+        "load: " + listing({k: round(v, 3) for k, v in report.load.items()}),
+        "versions: " + listing(report.versions),
     ]
     lines += [
-        f"{item.name}: {'; '.join([*item.notes, _listing(item.facts)])}" for item in report.results
+        f"{item.name}: {'; '.join([*item.notes, listing(item.facts)])}" for item in report.results
     ]
     lines += report.notes
     if report.command:
         lines.append("command: `" + " ".join(report.command) + "`")
     return lines
-
-
-def _listing(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} {_text(value)}" for name, value in values.items())
-
-
-def _text(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, Mapping):
-        return "(" + _listing(value) + ")"
-    if isinstance(value, (list, tuple)):
-        return " ".join(str(item) for item in value)
-    return str(value)
-
-
-def _bullets(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    rule = ["---"] + ["---:"] * (len(columns) - 1)
-    return "\n".join("| " + " | ".join(row) + " |" for row in (columns, rule, *rows))

@@ -32,7 +32,7 @@ LIGHT = [
     "buckets.planner",
     "errors",
     "lengths.distribution",
-    "planning.roofline",
+    "planning.costs.roofline",
     "targets.profile",
 ]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
+from benchmarks.markdown import bullets, listing, table
 from benchmarks.plans.figures import (
     MARK,
     BatchFigures,
@@ -26,11 +27,11 @@ def render_record(report: PlansReport, title: str, remarks: Sequence[str] = ()) 
     ]
     sections = [f"# {title}", " ".join(_headline(batch) for batch in report.batches), *remarks]
     if short:
-        sections.append("**What fell short, and doubts:**\n\n" + _bullets(short))
+        sections.append("**What fell short, and doubts:**\n\n" + bullets(short))
     for batch in report.batches:
         sections += [f"## Batch {batch.batch}", _plan(batch), _policies(batch), _edges(batch)]
         sections += [f"### What the programs cost, batch {batch.batch}", _programs(batch)]
-    sections += ["## How", _bullets(_how(report))]
+    sections += ["## How", bullets(_how(report))]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
@@ -65,7 +66,7 @@ def _plan(batch: BatchFigures) -> str:
             f"{one.name} and {other.name} are the same programs in two bundles, and measured "
             f"{percent(apart)} apart: less than that says nothing here"
         )
-    return _bullets(lines)
+    return bullets(lines)
 
 
 def _policies(batch: BatchFigures) -> str:
@@ -90,11 +91,11 @@ def _policies(batch: BatchFigures) -> str:
                 measured,
             ]
         )
-    return _table(columns, rows)
+    return table(columns, rows)
 
 
 def _edges(batch: BatchFigures) -> str:
-    return "Buckets:\n\n" + _bullets(
+    return "Buckets:\n\n" + bullets(
         f"{item.name}: " + ", ".join(f"{b.mode} {b.lo}–{b.hi}" for b in item.buckets)
         for item in batch.policies
     )
@@ -117,7 +118,7 @@ def _programs(batch: BatchFigures) -> str:
         ]
         for item in shown
     ]
-    return _table(["program", "predicted ms", "median ms", "ratio"], rows)
+    return table(["program", "predicted ms", "median ms", "ratio"], rows)
 
 
 def _how(report: PlansReport) -> list[str]:
@@ -125,50 +126,27 @@ def _how(report: PlansReport) -> list[str]:
         f"started {report.started}",
         f"model {report.model}"
         + "".join(f", {name} sha256 {h[:16]}…" for name, h in report.model_sha256.items()),
-        _listing(report.settings),
+        listing(report.settings),
     ]
     for batch in report.batches:
         figures = {"source": batch.traffic.source, **batch.traffic.summary().to_json()}
         lines += [
             f"batch {batch.batch}: {batch.rounds} rounds of {batch.lengths.n} lengths "
             f"(mean {batch.lengths.mean:.2f}), all inputs of a run of one length; "
-            + _listing({k: v for k, v in batch.facts.items() if k != "error_share"}),
+            + listing({k: v for k, v in batch.facts.items() if k != "error_share"}),
             f"batch {batch.batch}: outputs of the policies differ by at most "
             f"{batch.facts['error_share']:.2f} of what a bundle's outputs may differ from eager's",
-            f"batch {batch.batch}: planned for " + _listing(figures),
+            f"batch {batch.batch}: planned for " + listing(figures),
             f"batch {batch.batch}: costs {batch.curve.kind} at {len(batch.curve.points)} lengths, "
-            + _listing(batch.curve.provenance),
+            + listing(batch.curve.provenance),
             f"batch {batch.batch}: load "
-            + _listing({name: round(value, 3) for name, value in batch.load.items()}),
+            + listing({name: round(value, 3) for name, value in batch.load.items()}),
         ]
     lines += [
-        "machine: " + _listing(report.machine),
-        "versions: " + _listing(report.versions),
+        "machine: " + listing(report.machine),
+        "versions: " + listing(report.versions),
         *report.notes,
     ]
     if report.command:
         lines.append("command: `" + " ".join(report.command) + "`")
     return lines
-
-
-def _listing(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} {_text(value)}" for name, value in values.items())
-
-
-def _text(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, Mapping):
-        return "(" + _listing(value) + ")"
-    if isinstance(value, (list, tuple)):
-        return " ".join(str(item) for item in value)
-    return str(value)
-
-
-def _bullets(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    rule = ["---"] + ["---:"] * (len(columns) - 1)
-    return "\n".join("| " + " | ".join(row) + " |" for row in (columns, rule, *rows))

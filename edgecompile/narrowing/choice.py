@@ -27,7 +27,7 @@ from edgecompile.models.samples import Samples, add_drawn, draw_samples, text_sa
 from edgecompile.narrowing.program import Deviation, NarrowedProgram, fewest_kept
 from edgecompile.narrowing.rounded import round_for, rounding_notes
 from edgecompile.narrowing.trials import PrecisionChoice, Trial
-from edgecompile.planning.measure import run_calibration
+from edgecompile.planning.costs.measure import run_calibration
 from edgecompile.planning.request import AUTO_PRECISION
 from edgecompile.planning.subject import Subject
 from edgecompile.precision import COSINES, FP32, TOLERANCES, Precision, Rounded

@@ -111,7 +111,7 @@ def make_kit(request: ModelRequest, output: Path, progress: Progress = NULL_PROG
 
     from edgecompile.pipeline import stages
     from edgecompile.pipeline.run import Run, work_folder
-    from edgecompile.planning.cost_sources import make_measuring_kit
+    from edgecompile.planning.costs.sources import make_measuring_kit
 
     run = Run(profile, progress)
     model = stages.load(run, request)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgecompile.onnx.report import OnnxArtifact
     from edgecompile.pipeline.packing import PackedBundle
     from edgecompile.pipeline.run import Run
-    from edgecompile.planning.kits import MeasuringKit
+    from edgecompile.planning.costs.kits import MeasuringKit
     from edgecompile.precision import Precision
     from edgecompile.tensorrt.rtx import RtxReport
     from edgecompile.tensorrt.torch_tensorrt import BuiltEngine

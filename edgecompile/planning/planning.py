@@ -14,7 +14,7 @@ from edgecompile.buckets.plan import Bucket, BucketPlan
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.errors import PlanError
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.planning.cost_sources import calibrated_costs, find_costs
+from edgecompile.planning.costs.sources import calibrated_costs, find_costs
 from edgecompile.planning.generation_plan import with_decode
 from edgecompile.planning.given_plan import without_foreign_costs
 from edgecompile.planning.padding import require_paddable, with_padding

@@ -20,8 +20,8 @@ from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import model_structure
-from edgecompile.planning.calibration import check_calibration
-from edgecompile.planning.calibration_files import read_calibration
+from edgecompile.planning.costs.calibration import check_calibration
+from edgecompile.planning.costs.calibration_files import read_calibration
 from edgecompile.planning.planning import plan_model
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.subject import make_subject

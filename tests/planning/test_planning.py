@@ -28,8 +28,8 @@ from edgecompile.loaders.load import load_model
 from edgecompile.machines.detection import host_variants
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.planning import planning, subject
-from edgecompile.planning.cost_sources import make_measuring_kit
-from edgecompile.planning.measure import run_calibration
+from edgecompile.planning.costs.measure import run_calibration
+from edgecompile.planning.costs.sources import make_measuring_kit
 from edgecompile.planning.padding import require_paddable, with_padding
 from edgecompile.planning.planning import Planned, noise_price, plan_model
 from edgecompile.planning.request import PlanRequest

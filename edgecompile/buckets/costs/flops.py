@@ -1,6 +1,6 @@
 """The FLOP model of one run: arithmetic and memory traffic as functions of its length.
 
-:func:`edgecompile.export.workcount.count_work` finds the numbers; :mod:`edgecompile.planning.roofline` makes costs
+:func:`edgecompile.export.workcount.count_work` finds the numbers; :mod:`edgecompile.planning.costs.roofline` makes costs
 of them.
 """
 

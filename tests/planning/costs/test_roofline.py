@@ -13,10 +13,10 @@ from edgecompile.buckets.costs.grid import CostGrid
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.errors import CostError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.planning.roofline import ENCODER_RECORD, Efficiency, modelled_curve, roofline
+from edgecompile.planning.costs.roofline import ENCODER_RECORD, Efficiency, modelled_curve, roofline
 from edgecompile.targets.profile import TargetProfile, load_target
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 RECORD = REPOSITORY / "docs" / "benchmarks" / "2026-11-21-minilm-fp32-first.json"
 
 # all-MiniLM-L6-v2 in closed form: 6 layers, hidden 384, inner 1536, tables not counted.

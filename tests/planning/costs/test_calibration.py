@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from edgecompile.buckets.costs.grid import CostGrid
 from edgecompile.errors import CostError
-from edgecompile.planning.calibration import Calibration, check_calibration
-from edgecompile.planning.calibration_files import read_calibration
+from edgecompile.planning.costs.calibration import Calibration, check_calibration
+from edgecompile.planning.costs.calibration_files import read_calibration
 from edgecompile.runtime.format.manifest import parse_manifest
 from edgecompile.runtime.measure.calibrate import _summarise, choose_points
 from edgecompile.targets.profile import load_target

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edgecompile.errors import CostError, VerificationError
-from edgecompile.planning.calibration import CalibratedPoint, Calibration
-from edgecompile.planning.measure import measured_costs, run_calibration
+from edgecompile.planning.costs.calibration import CalibratedPoint, Calibration
+from edgecompile.planning.costs.measure import measured_costs, run_calibration
 from tests.runtime.bundles import DummyBundle
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from edgecompile.buckets.costs.flops import FlopModel
 from edgecompile.buckets.costs.grid import CostGrid
 from edgecompile.errors import CostError
-from edgecompile.planning.roofline import Efficiency, profile_record, roofline
+from edgecompile.planning.costs.roofline import Efficiency, profile_record, roofline
 from edgecompile.targets.profile import TargetProfile
 
 __all__ = ["LAUNCH_US", "MLPERF_RECORD", "gpu_curve"]
@@ -55,7 +55,7 @@ def gpu_curve(
     :data:`LAUNCH_US` each.
 
     ms(L) = calls · call_us + 1e3 · max(flops(L) / (e₁ · peak), bytes(L) / (e₂ · bandwidth)), see
-    :func:`edgecompile.planning.roofline.roofline`.
+    :func:`edgecompile.planning.costs.roofline.roofline`.
 
     Args:
         work: what the model does.

@@ -22,9 +22,10 @@ from edgecompile.export.store import ExportStore
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
 from edgecompile.machines.detection import host_variants
-from edgecompile.planning import cost_cache, cost_sources
-from edgecompile.planning.cost_cache import cost_key, find_kept, keep_costs
-from edgecompile.planning.kits import MeasuringKit, make_kit
+from edgecompile.planning.costs import cache as cost_cache
+from edgecompile.planning.costs import sources
+from edgecompile.planning.costs.cache import cost_key, find_kept, keep_costs
+from edgecompile.planning.costs.kits import MeasuringKit, make_kit
 from edgecompile.planning.planning import Planned, plan_model
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.scope import PlanScope
@@ -263,13 +264,13 @@ def test_a_second_plan_measures_nothing_unless_it_is_asked_to(
         pytest.skip("this machine can't run x86-64-v3")
     plan = planner(tmp_path)
     measured = []
-    honest = cost_sources.calibrate
+    honest = sources.calibrate
 
     def counted(*arguments: Any, **options: Any) -> dict[str, Any]:
         measured.append(arguments)
         return honest(*arguments, **{**options, "seconds": 0.2})
 
-    monkeypatch.setattr(cost_sources, "calibrate", counted)
+    monkeypatch.setattr(sources, "calibrate", counted)
     first = plan(1)
     assert len(measured) == 1 and not any("measured here" in note for note in first.notes)
     second = plan(2)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgecompile.buckets.ranges import AxisRange
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
-from edgecompile.planning.kits import MeasuringKit, choose_sizes, make_kit
+from edgecompile.planning.costs.kits import MeasuringKit, choose_sizes, make_kit
 from edgecompile.planning.scope import PlanScope
 
 TRAFFIC = LengthDistribution.from_counts({3: 5, 9: 10, 20: 50, 41: 30, 90: 5})

@@ -12,7 +12,7 @@ from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError, PlanError
 from edgecompile.json_files import read_object, refused_as
 from edgecompile.lengths.rows import MAX_LENGTH
-from edgecompile.planning.calibration import (
+from edgecompile.planning.costs.calibration import (
     CALIBRATION_HINT,
     CalibratedPoint,
     Calibration,

@@ -18,9 +18,9 @@ from typing import Any
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
 from edgecompile.machines.identity import cpu_identity, usable_cpus
-from edgecompile.planning.calibration import Calibration
-from edgecompile.planning.calibration_files import parse_calibration, read_document
-from edgecompile.planning.kits import MeasuringKit
+from edgecompile.planning.costs.calibration import Calibration
+from edgecompile.planning.costs.calibration_files import parse_calibration, read_document
+from edgecompile.planning.costs.kits import MeasuringKit
 from edgecompile.planning.subject import Subject
 from edgecompile.precision import Precision
 from edgecompile.targets.profile import VariantSpec

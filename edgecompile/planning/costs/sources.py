@@ -1,6 +1,6 @@
 """Where a model's costs come from: the best source that there is.
 
-A calibration file of the device; else a measuring kit (:mod:`edgecompile.planning.kits`) run by the shipped
+A calibration file of the device; else a measuring kit (:mod:`edgecompile.planning.costs.kits`) run by the shipped
 runtime on this host; else, where this host can't run the target's code, a roofline. The cost model
 says which.
 """
@@ -19,14 +19,14 @@ from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
 from edgecompile.export.workcount import count_work
 from edgecompile.models.loaded import model_structure
-from edgecompile.planning.calibration import check_calibration
-from edgecompile.planning.calibration_files import parse_calibration, read_calibration
-from edgecompile.planning.cost_cache import cost_key, find_kept, keep_costs
-from edgecompile.planning.gpu_roofline import gpu_curve
-from edgecompile.planning.kits import BuiltKit, MeasuringKit, build_kit, make_kit
-from edgecompile.planning.measure import calibrate, measured_costs
+from edgecompile.planning.costs.cache import cost_key, find_kept, keep_costs
+from edgecompile.planning.costs.calibration import check_calibration
+from edgecompile.planning.costs.calibration_files import parse_calibration, read_calibration
+from edgecompile.planning.costs.gpu_roofline import gpu_curve
+from edgecompile.planning.costs.kits import BuiltKit, MeasuringKit, build_kit, make_kit
+from edgecompile.planning.costs.measure import calibrate, measured_costs
+from edgecompile.planning.costs.roofline import modelled_curve
 from edgecompile.planning.request import PlanRequest
-from edgecompile.planning.roofline import modelled_curve
 from edgecompile.planning.scope import PlanScope
 from edgecompile.planning.subject import Subject
 from edgecompile.precision import FP32, Precision

@@ -18,8 +18,8 @@ from typing import Any
 from edgecompile.buckets.costs.grid import LEAST_MS, MOST_MS, CostGrid, CostKind, CostPoint
 from edgecompile.bundle.verify import RUNTIME_COMMAND, device_environment, runtime_command
 from edgecompile.errors import CostError, VerificationError
-from edgecompile.planning.calibration import Calibration
-from edgecompile.planning.calibration_files import parse_calibration, read_document
+from edgecompile.planning.costs.calibration import Calibration
+from edgecompile.planning.costs.calibration_files import parse_calibration, read_document
 
 __all__ = ["calibrate", "measured_costs", "run_calibration"]
 
