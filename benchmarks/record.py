@@ -89,23 +89,23 @@ def _speed(report: BenchReport) -> str:
     return table([*columns, *(f"over the best {name}" for name in bests)], rows)
 
 
-def _by_length(report: BenchReport, rows: int = 10) -> str:
+def _by_length(report: BenchReport, most: int = 10) -> str:
     lengths = sorted(next(iter(report.by_length.values())))
-    count = min(rows, len(lengths))
+    count = min(most, len(lengths))
     places = {round(i * (len(lengths) - 1) / max(1, count - 1)) for i in range(count)}
     shown = [lengths[place] for place in sorted(places)]
     names = [item.name for item in report.results]
     mine = report.subject
     alike = [x.name for x in report.results[1:] if x.precision_class == mine.precision_class]
-    table = []
+    rows = []
     for length in shown:
         times = {name: report.by_length[name][length] for name in names}
         row = [str(length), *map(format_ms, times.values())]
         if alike:
             row.append(f"{times[mine.name] / min(times[name] for name in alike):.2f}")
-        table.append(row)
+        rows.append(row)
     last = [f"of the best {mine.precision_class}"] if alike else []
-    return table(["length", *names, *last], table)
+    return table(["length", *names, *last], rows)
 
 
 def _rest(report: BenchReport) -> str:

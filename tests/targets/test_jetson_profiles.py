@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.planning.costs.test_roofline import MINILM
 
 from edgecompile.errors import CostError, TargetError
 from edgecompile.onnx.operators import known_releases
@@ -16,6 +15,7 @@ from edgecompile.planning.costs.roofline import Efficiency
 from edgecompile.targets.gpu import GpuSpec
 from edgecompile.targets.jetpack import list_jetpacks, load_jetpack
 from edgecompile.targets.profile import TargetProfile, list_targets, load_target
+from tests.planning.costs.test_roofline import MINILM
 
 JETSONS = [name for name in list_targets() if load_target(name).gpu is not None]
 PROFILE = """
