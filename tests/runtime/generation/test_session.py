@@ -254,7 +254,7 @@ def test_a_new_text_of_a_session_ends_the_one_before(model: Model) -> None:
 
 
 def test_no_token_is_taken_from_the_logits_of_another_text(model: Model) -> None:
-    """What another thread begins between a run and the choice of its token writes new logits."""
+    """A run of another thread, between a run and the choice of its token, writes new logits."""
     session = model.session()
     for made in (0, 2):
         stream = session.stream([1, 2], max_new_tokens=made + 1, eos=())
