@@ -189,7 +189,7 @@ def test_the_tensorrt_of_a_server(tmp_path: Path) -> None:
     assert (release.name, release.opset) == ("", 17)
     assert release.takes("8.6.1") and not release.takes("10.3.0")
     path.write_text(text.replace('kind = "cuda"', 'kind = "cuda"\ntensorrt = "8.5"'))
-    with pytest.raises(TargetError, match="nothing is known of TensorRT 8.5") as caught:
+    with pytest.raises(TargetError, match=r"nothing is known of TensorRT 8\.5") as caught:
         find_jetpack(load_target(path), None)
     assert "8.6 to 8.7, 10.3 to 10.4, 10.16 to 11.5" in str(caught.value.hint)
 
