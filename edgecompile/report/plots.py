@@ -12,7 +12,7 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from edgecompile.buckets.costs.grid import CostGrid, CostPoint, Mode
 from edgecompile.buckets.plan import BucketPlan
@@ -189,7 +189,7 @@ def cost_lines(plan: BucketPlan, costs: CostGrid, traffic: Traffic, axis: str) -
                 subs = (1.0, 2.0, 5.0) if most / least < 300 else (1.0,)
                 plot.yaxis.set_major_locator(LogLocator(subs=subs))
                 plot.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-                plot.yaxis.set_minor_formatter(NullFormatter())
+                plot.yaxis.set_minor_locator(NullLocator())
             else:
                 plot.set_ylim(0, most * 1.12)
             plot.grid(axis="y", color=FAINT, linewidth=0.7)
