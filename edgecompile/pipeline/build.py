@@ -7,7 +7,6 @@ since the last build there, no framework is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
     work, key = request.work_dir, None
     if work is not None and not request.plan.measure_again:
         with progress.step("look for changes"):
-            key = build_key(request)
+            key = build_key(request, profile)
             earlier = None if key is None else find_built(work, key, request.bundle)
         if earlier is not None:
             return earlier
@@ -43,58 +42,35 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
     from edgecompile.pipeline.run import Run, work_folder
     from edgecompile.pipeline.stages import load
 
-    run = Run(profile, progress)
-    with begin_build(run, request) as staging:
-        model = load(run, request)
+    run = Run(request, profile, progress)
+    with begin_build(run) as staging:
+        model = load(run)
         with work_folder(work, model.source) as folder:
-            result = _way(run, model)(run, model, request, staging, folder)
+            result = _build(run, model, staging, folder)
     if work is not None and key is not None:
         write_stamp(work, key, result)
     return result
 
 
-def _way(run: Run, model: LoadedModel) -> Callable[..., BuildResult]:
-    """The list of stages for a model and a target."""
+def _build(run: Run, model: LoadedModel, staging: Staging, work: Path) -> BuildResult:
+    """Runs the list of stages for the target and the model."""
     if run.profile.gpu is not None:
         from edgecompile.pipeline.gpu import build_for_gpu
 
-        return build_for_gpu
+        return build_for_gpu(run, model, staging, work)
     if model.encoder is not None:
         from edgecompile.pipeline.seq2seq import build_seq2seq
 
-        return build_seq2seq
-    return _build_for_cpu
+        return build_seq2seq(run, model, staging, work)
 
-
-def _build_for_cpu(
-    run: Run, model: LoadedModel, request: BuildRequest, staging: Staging, work: Path
-) -> BuildResult:
     from edgecompile.pipeline import stages
-    from edgecompile.pipeline.packing import Contents
 
-    subject = stages.find_subject(run, model, request.plan, work)
+    subject = stages.find_subject(run, model, work)
     resolved = stages.choose_precision(run, subject)
     planned = stages.make_plan(run, subject, resolved.precision)
-    buckets = planned.plan.buckets
-    exported = stages.export_programs(run, subject.whole, buckets)
+    exported = stages.export_programs(run, subject.whole, planned.plan.buckets)
     compiled = stages.compile_programs(
-        run, subject.whole, exported, buckets, request.plan, work, precision=resolved.precision
+        run, subject.whole, exported, planned.plan.buckets, work, precision=resolved.precision
     )
-    contents = Contents(
-        model,
-        planned.plan,
-        compiled,
-        sizes=subject.asked.sizes,
-        cost=planned.cost,
-        samples=resolved.samples,
-        choice=resolved.choice,
-        tokenizer=request.tokenizer,
-    )
-    packed = stages.pack(run, contents, request, staging)
-    return BuildResult.of(
-        packed,
-        run,
-        plan=planned.plan,
-        audit=compiled.audit,
-        choice=resolved.choice,
-    )
+    contents = stages.contents(run, subject, planned, compiled, resolved)
+    return stages.pack(run, contents, staging)
