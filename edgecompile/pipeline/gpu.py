@@ -15,10 +15,10 @@ from edgecompile.errors import ModelError, PlanError
 from edgecompile.export.padding.check import ASSUMED
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import text_samples
+from edgecompile.narrowing.choice import ResolvedPrecision
 from edgecompile.onnx.build import build_onnx
 from edgecompile.onnx.operators import OnnxTarget, known_releases
 from edgecompile.onnx.report import OnnxArtifact
-from edgecompile.narrowing.choice import ResolvedPrecision
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.run import Run
 from edgecompile.pipeline.stages import (

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from edgecompile.backends.compilation import CompiledModel
 from edgecompile.buckets.assessment import assess_plan

@@ -69,3 +69,9 @@ class BuildRequest:
 
             need_torch_tensorrt(profile, self.plan.precision_for(profile))
         return profile
+
+    def check_stage(self) -> TargetProfile:
+        """As :meth:`check_target`, of a stage that is run alone, which no target with a GPU has."""
+        return self.check_target(
+            f"it is built for in one go: edgecompile build --target {self.target}"
+        )

@@ -125,7 +125,7 @@ class BuildResult:
         if self.earlier is not None:
             return {**self.earlier, "unchanged": True}
         gpu = self.gpu
-        parts = {
+        parts: dict[str, Any] = {
             "precision": self.choice,
             "onnx": gpu and gpu.artifact,
             "rtx": gpu and gpu.rtx,

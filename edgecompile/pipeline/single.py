@@ -18,12 +18,7 @@ from edgecompile.pipeline.packing import Contents
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.run import Run
-from edgecompile.pipeline.work_files import (
-    find_exports,
-    left_sizes,
-    read_plan,
-    settle_precision,
-)
+from edgecompile.pipeline.work_files import find_exports, left_sizes, settle_precision
 from edgecompile.planning.generation_plan import require_native
 from edgecompile.planning.padding import with_padding
 from edgecompile.progress import NULL_PROGRESS, Progress
@@ -146,15 +141,11 @@ def pack_libraries(
 
 def _begin(request: BuildRequest, progress: Progress) -> tuple[Run, Path, BucketPlan]:
     """The run, the work folder and its plan, up to whose longest length the model is loaded."""
-    target = request.target
-    profile = request.check_target(
-        f"it is built for in one go: edgecompile build --target {target}"
-    )
-    work = request.work_dir
-    if work is None:
-        raise UsageError("A stage that is run alone needs --work-dir DIR.")
-    plan = request.plan.plan or read_plan(work / "plan.json")
-    longest = replace(request.plan, plan=plan, max_length=plan.max_length)
+    profile, work = request.check_stage(), request.work_dir
+    plan = request.plan.plan
+    if work is None or plan is None:
+        raise UsageError("A stage that is run alone needs --work-dir DIR and a plan.")
+    longest = replace(request.plan, max_length=plan.max_length)
     return Run(replace(request, plan=longest), profile, progress), work, plan
 
 

@@ -69,7 +69,10 @@ class PlanOptions:
         # Texts become what all else reads.
         for name, value in (
             ("max_size", checks.quantity("max_size", self.max_size, parse_bytes)),
-            ("max_build_time", checks.quantity("max_build_time", self.max_build_time, parse_duration)),
+            (
+                "max_build_time",
+                checks.quantity("max_build_time", self.max_build_time, parse_duration),
+            ),
             ("calibration", checks.path("calibration", self.calibration)),
         ):
             object.__setattr__(self, name, value)

@@ -314,7 +314,7 @@ def test_a_program_that_can_t_be_opened_is_given_back(monkeypatch: pytest.Monkey
     "runtime, target, precision, words",
     [
         ("jax", "cpu-x86-64", "fp32", "no runtime 'jax'"),
-        ("torch", "jetson-orin-nano", "fp16", "jetson-orin-nano has a GPU"),
+        ("torch", "jetson-orin-nano", "fp16", "jetson-orin-nano does not support --runtime torch"),
         ("torch", "cpu-x86-64", "int8", "does not support --precision int8"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -131,6 +132,10 @@ class Command(click.Command):
         except BrokenPipeError as error:
             ctx.exit(session.fail(error))  # Click itself would end with 1, as for an error
         except UsageError as error:
+            # Checks name options as a program in Python does.
+            error.message = re.sub(
+                r"`(\w+)`", lambda name: "--" + name[1].replace("_", "-"), error.message
+            )
             error.hint = error.hint or f"see '{ctx.command_path} --help'"
             raise
 
