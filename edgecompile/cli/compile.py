@@ -102,7 +102,7 @@ def _library(compiled: CompiledModel, variant: str) -> str | None:
 
 
 def _table(compiled: CompiledModel) -> RenderableType:
-    from edgecompile.cli.terminal.console import table
+    from edgecompile.cli.terminal.tables import table
     from edgecompile.units import format_bytes, format_duration
 
     verdicts = {(verdict.variant, verdict.library): verdict for verdict in compiled.audit}

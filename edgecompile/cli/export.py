@@ -77,7 +77,7 @@ def _rows(exported: ExportedPlan) -> list[dict[str, Any]]:
 def _table(rows: list[dict[str, Any]]) -> RenderableType:
     from rich.text import Text
 
-    from edgecompile.cli.terminal.console import stack, table
+    from edgecompile.cli.terminal.tables import stack, table
     from edgecompile.units import sentence
 
     cells = [

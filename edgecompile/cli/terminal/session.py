@@ -85,7 +85,7 @@ class Session:
             if self.json:
                 self.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
             else:
-                from edgecompile.cli.terminal.console import print_data
+                from edgecompile.cli.terminal.tables import print_data
 
                 print_data(table(), self.stdout)
             self.stdout.flush()
