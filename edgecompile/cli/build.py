@@ -67,8 +67,8 @@ def _complete_jetpack(ctx: click.Context, param: click.Parameter, incomplete: st
     "--jetpack",
     metavar="RELEASE",
     shell_complete=_complete_jetpack,
-    help="Build for this JetPack release of a Jetson: 6.2 or 7.2.  [default: the first that the "
-    "target names]",
+    help="Build for this JetPack release of a Jetson: 6.0, 6.2 or 7.2.  [default: the first that "
+    "the target names]",
 )
 @click.option(
     "--backend",

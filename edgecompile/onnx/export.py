@@ -18,6 +18,7 @@ import edgecompile
 from edgecompile.errors import ExportError, MissingDependencyError
 from edgecompile.export.guards import quiet_torch
 from edgecompile.onnx.graph import Array, OnnxGraph, Place
+from edgecompile.onnx.opset17 import OPSET, lower
 from edgecompile.onnx.weights import load_graph
 
 if TYPE_CHECKING:
@@ -63,11 +64,12 @@ def export_onnx(exported: ExportedModel, opset: int, scratch: Path) -> OnnxGraph
     Raises:
         ExportError: torch's exporter refuses the program, or gives another opset or other inputs or
             outputs than asked for.
+        UnsupportedOperatorError: ``opset`` is 17, which can't express some nodes; lists all.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     path = scratch / "exported.onnx"
     try:
-        translate(exported, path, opset)
+        translate(exported, path, max(opset, OPSET + 1))  # the oldest that the exporter writes
     except Exception as error:  # one class of its own, or whatever a translation raises
         raise ExportError(
             f"the model '{exported.name}' can't be translated to ONNX: "
@@ -82,6 +84,8 @@ def export_onnx(exported: ExportedModel, opset: int, scratch: Path) -> OnnxGraph
     _lift_constants(graph)
     _name_axes(graph, exported)
     graph.drop_unused()
+    if opset <= OPSET:
+        graph = lower(graph)
     graph.merge_equal_tensors()
     _name_nodes(graph)
     _strip(graph)
