@@ -125,6 +125,17 @@ def test_a_bert_for_tensorrt_8(bert: LoadedModel, tmp_path: Path, precision: str
     assert {kinds[name] for name in scales} <= {onnx.TensorProto.FLOAT}
 
 
+@pytest.mark.parametrize("target", [TARGET, OnnxTarget("8.6", 17)])
+def test_positions_counted_from_a_mask(tmp_path: Path, target: OnnxTarget) -> None:
+    """RoBERTa's positions are sums of whole numbers, which TensorRT's CumSum doesn't take."""
+    write_model(tmp_path / "model", "roberta", "Model")
+    model = load_model(tmp_path / "model")
+    made = build_onnx(model, [bucket(1, 16, (1, 1))], "fp16", target, None, tmp_path)
+    assert made.check.ok and made.ops.operators["CumSum"] == 1
+    kept = {item.operator for item in made.kept}
+    assert "CumSum" in kept  # float16 ends at 2048 to be exact
+
+
 def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     write_model(tmp_path / "model", "gpt2", "LMHeadModel")
     model = load_model(tmp_path / "model", task="logits")
