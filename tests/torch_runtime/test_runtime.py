@@ -285,7 +285,7 @@ def test_what_isn_t_such_a_program_is_refused(
     "runtime, target, precision, words",
     [
         ("jax", "cpu-x86-64", "fp32", "no runtime 'jax'"),
-        ("torch", "jetson-orin-nano", "fp16", "jetson-orin-nano has a GPU"),
+        ("torch", "jetson-orin-nano", "fp16", "jetson-orin-nano does not support --runtime torch"),
         ("torch", "cpu-x86-64", "int8", "does not support --precision int8"),
     ],
 )
