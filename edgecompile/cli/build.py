@@ -138,15 +138,20 @@ def command(
     request = BuildRequest(
         model,
         target,
-        replace(plan, plan=chosen, quick=quick, cut=traffic.texts is not None),
+        replace(
+            plan,
+            plan=chosen,
+            quick=quick,
+            cut=traffic.texts is not None,
+            jetpack=jetpack,
+            backend=backend,
+            keep_tokenizer=keep_tokenizer,
+            emulation=not no_emulation,
+        ),
         load,
         work_dir,
-        output=output,
-        force=force,
-        jetpack=jetpack,
-        backend=backend,
-        tokenizer=keep_tokenizer,
-        emulate=not no_emulation,
+        output,
+        force,
     )
     if keep_work and work_dir is None:
         request = replace(request, work_dir=request.bundle.with_suffix(".work"))

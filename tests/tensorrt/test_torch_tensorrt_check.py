@@ -88,10 +88,9 @@ def test_build_refuses_before_it_loads_the_model(tmp_path: Path) -> None:
     request = BuildRequest(
         model=str(tmp_path / "none"),
         target=str(write_profile(tmp_path)),
-        plan=PlanRequest(LengthDistribution.from_samples([3])),
+        plan=PlanRequest(LengthDistribution.from_samples([3]), backend="torch-tensorrt"),
         output=tmp_path / "out.ecb",
         work_dir=tmp_path / "work",
-        backend="torch-tensorrt",
     )
     with pytest.raises(MissingDependencyError):
         build(request)
@@ -104,9 +103,8 @@ def test_a_target_without_a_gpu(tmp_path: Path) -> None:
     request = BuildRequest(
         model=str(tmp_path / "none"),
         target="cpu-x86-64",
-        plan=PlanRequest(LengthDistribution.from_samples([3])),
+        plan=PlanRequest(LengthDistribution.from_samples([3]), backend="torch-tensorrt"),
         output=tmp_path / "out.ecb",
-        backend="torch-tensorrt",
     )
     with pytest.raises(TargetError, match="cpu-x86-64 describes no GPU"):
         build(request)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edgecompile import __version__
 from edgecompile.buckets.assessment import COST_WORDS
 from edgecompile.buckets.figures import bucket_table
-from edgecompile.cli.terminal.console import heading, stack, table
+from edgecompile.cli.terminal.tables import heading, stack, table
 from edgecompile.units import sentence
 
 if TYPE_CHECKING:
