@@ -78,7 +78,9 @@ def test_no_cycle_of_imports() -> None:
 def test_the_picture_of_packages_is_that_of_the_imports() -> None:
     page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
     drawn = page.partition("```mermaid\n")[2].partition("\n```")[0]
-    assert drawn == layout.picture(layout.graph(layout.modules())), "run scripts/layout.py --picture"
+    assert drawn == layout.picture(layout.graph(layout.modules())), (
+        "run scripts/layout.py --picture"
+    )
 
 
 def test_folders_and_files_are_small() -> None:

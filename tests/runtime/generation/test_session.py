@@ -199,9 +199,10 @@ def test_all_that_is_wrong_is_told(model: Model) -> None:
 
 def test_options_are_named_in_the_signature(model: Model) -> None:
     for maker in (model, model.session()):
+        names = set(inspect.signature(maker.generate).parameters)
+        assert {*Options._fields, "input_ids", "decoder_input_ids"} <= names
+        assert maker.stream([1], **Options(max_new_tokens=1)._asdict(), decoder_input_ids=None)
         for method in (maker.generate, maker.stream):
-            names = set(inspect.signature(method).parameters)
-            assert {*Options._fields, "input_ids", "decoder_input_ids"} <= names
             with pytest.raises(TypeError, match="num_beams"):
                 method([1], num_beams=4)  # type: ignore[call-arg]
 
