@@ -88,11 +88,12 @@ def build_for_any(
                 BuildRequest(
                     model=model,
                     target="cpu-any",
-                    plan=PlanRequest(lengths, buckets=buckets, mode="exact", max_length=32),
+                    plan=PlanRequest(
+                        lengths, buckets=buckets, mode="exact", max_length=32, emulation=False
+                    ),  # that is what the tests do
                     output=output,
                     load=LoadOptions(batch=batch),
                     work_dir=folder / f"{name}.work",
-                    emulate=False,  # that is what the tests do
                 )
             )
     return output

@@ -162,7 +162,7 @@ def test_only_one_file_knows_torch_s_private_names(path: Path) -> None:
     if path == PACKAGE / "backends" / "inductor_compat.py":
         return
     private = [name for name in imported_names(path) if name.startswith("torch._")]
-    if path == PACKAGE / "torch_runtime" / "handles.py":
+    if path == PACKAGE / "torch_runtime" / "program.py":
         # What ships can't import the builder's; and it runs with one version of torch only.
         private = [name for name in private if name not in ("torch._C", "torch._C._aoti")]
     if "contenders" in path.parts:

@@ -201,7 +201,7 @@ def judge_policies(
     times = {name: summarise(rounds[name]) for name in results}
     best = min(results, key=lambda name: times[name].mean_ms)
     predicted = {
-        name: expected_cost(result.plan.buckets, lengths, curve) for name, result in results.items()
+        name: expected_cost(result.buckets, lengths, curve) for name, result in results.items()
     }
     least = min(predicted.values())
     figures = []
@@ -211,7 +211,7 @@ def judge_policies(
         figures.append(
             PolicyFigures(
                 name=name,
-                buckets=result.plan.buckets,
+                buckets=result.buckets,
                 predicted_traffic_ms=result.evaluation.expected_ms,
                 predicted_ms=predicted[name],
                 times=times[name],

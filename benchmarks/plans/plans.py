@@ -194,7 +194,7 @@ def compare_batch(
     with _folder(options.work, f"batch-{batch}") as work:
         exports = ExportStore(model, work / "exported")
         results, curve, notes = predict(exports, profile, subject, options, work, console)
-        plans = {name: result.plan.buckets for name, result in results.items()}
+        plans = {name: result.buckets for name, result in results.items()}
         arch = architecture(platform.machine())
         variant = host_variants(profile, build_probe(arch, work / "probe"))[-1]
         with tempfile.TemporaryDirectory(prefix="bundles-", dir=work) as folder:
@@ -203,7 +203,7 @@ def compare_batch(
                 wait_until_idle(max(options.wait, REST), options.force)
             load = load_average()[0]
             sample = stream(subject.traffic, options.runs)
-            axis = results["optimum"].plan.length_axis
+            axis = results["optimum"].axes[0]
             job = {
                 "bundles": {name: str(path.resolve()) for name, path in bundles.items()},
                 "axis": axis,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgecompile.api import checks
+from edgecompile import checks
 from edgecompile.api.models import Subject, find_subject, kept_state
 from edgecompile.api.options import LoadOptions, read_batch, read_target
 from edgecompile.api.progress import listen

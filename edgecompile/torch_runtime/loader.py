@@ -67,9 +67,9 @@ class TorchLoader:
 
         from .programs import TorchLibrary, TorchPrograms
 
-        library: Any = TorchLibrary()
+        manifest = folder.manifest
+        library: Any = TorchLibrary((len(manifest.inputs), len(manifest.outputs)))
         if threads is not None:
             library.threads = threads
-        manifest = folder.manifest
         weights = map_weights(folder, manifest.weights[manifest.precision], check_weights)
         return TorchPrograms(folder, variant, library, weights, concurrency)

@@ -80,7 +80,6 @@ _ELSEWHERE = {
 _NAMES = {
     "plan_file": "plan",
     "no_emulation": "emulation",
-    "max_build_s": "max_build_time",
     "no_code": "code",
 }
 

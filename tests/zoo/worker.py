@@ -224,7 +224,7 @@ class _Run:
         packed = pack_bundle(Contents(model, plan, compiled), self.work / f"{self.entry.name}.ecb")
         self.facts["bytes"] = packed.size_bytes
         self._note_errors(packed.verify)
-        return packed.path
+        return packed.bundle_path
 
     def _compare(
         self,
