@@ -6,14 +6,13 @@ int32 where the ONNX has int64, and one size of scratch memory for all of their 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from . import builder, execution, types
 from .hooks import called, require
-from .types import ILogger, is_made
+from .types import ILogger
 
 
 class DataType:
