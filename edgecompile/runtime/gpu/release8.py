@@ -24,9 +24,10 @@ class Release8:
     def create_parser(self, network: Any, logger: Any) -> "tensorrt.OnnxParser":
         """A parser that fills a network, with no layer that needs TensorRT's library of plugins."""
         trt = _module()
-        parser: tensorrt.OnnxParser = trt.OnnxParser(network, logger)
+        parser: Any = trt.OnnxParser(network, logger)
         parser.set_flag(trt.OnnxParserFlag.NATIVE_INSTANCENORM)
-        return parser
+        made: tensorrt.OnnxParser = parser
+        return made
 
     def node_of(self, error: "tensorrt.ParserError") -> Tuple[str, str]:
         """Nothing: this parser's errors have a node's number alone."""
