@@ -77,7 +77,7 @@ def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
     builder = tensorrt.Builder(logger)
     release = find_release()
     network = release.create_network(builder)
-    parser = release.create_parser(network, logger)
+    parser = tensorrt.OnnxParser(network, logger)
     if not parser.parse_from_file(job.onnx):
         raise BuildFailure(_parser_errors(parser, release, log), log.about_memory())
     config = builder.create_builder_config()

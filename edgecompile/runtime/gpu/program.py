@@ -110,7 +110,7 @@ class GpuProgram:
                 x.name: np.dtype(context.dtypes.get(x.name, x.dtype))
                 for x in (*manifest.inputs, *manifest.outputs)
             }
-            self._limits = _list_limits(manifest.inputs, dtypes)
+            self._limits = list_limits(manifest.inputs, dtypes)
             self._buffers = Buffers(
                 lane.cuda,
                 {x.name: (dtypes[x.name], largest[x.name]) for x in manifest.inputs},
@@ -232,7 +232,7 @@ class GpuProgram:
     ) -> List["NDArray[Any]"]:
         given = tuple([array.shape for array in arrays])
         for index, limits in self._limits:
-            self._check_range(self._specs[index], arrays[index], limits)
+            check_range(self.label, self._specs[index], arrays[index], limits)
         with self._lock:
             if self._buffers is None:
                 raise GpuError("{}: the program is closed".format(self.label))
@@ -257,23 +257,6 @@ class GpuProgram:
                 np.array(view[tuple([slice(n) for n in shape])], spec.dtype, order="C")
                 for view, spec, shape in zip(self._out, self._results, shapes)
             ]
-
-    def _check_range(
-        self, spec: TensorSpec, array: "NDArray[Any]", limits: "np.iinfo[Any]"
-    ) -> None:
-        if array.size and not limits.min <= array.min() <= array.max() <= limits.max:
-            text = "{}: {} has values from {} to {}; the engine takes it as {}, {} to {}"
-            raise InputError(
-                text.format(
-                    self.label,
-                    spec.name,
-                    array.min(),
-                    array.max(),
-                    limits.dtype,
-                    limits.min,
-                    limits.max,
-                )
-            )
 
     def _change(self, given: Tuple[Sizes, ...]) -> None:
         if self._executable:
@@ -342,7 +325,17 @@ def _largest(spec: TensorSpec, bucket: BucketSpec) -> Sizes:
     )
 
 
-def _list_limits(
+def check_range(
+    label: str, spec: TensorSpec, array: "NDArray[Any]", limits: "np.iinfo[Any]"
+) -> None:
+    """Raises InputError if a value isn't one of the engine's integers."""
+    if array.size and not limits.min <= array.min() <= array.max() <= limits.max:
+        text = "{}: {} has values from {} to {}; the engine takes it as {}, {} to {}"
+        span = (array.min(), array.max(), limits.dtype, limits.min, limits.max)
+        raise InputError(text.format(label, spec.name, *span))
+
+
+def list_limits(
     specs: Sequence[TensorSpec], dtypes: "Mapping[str, np.dtype[Any]]"
 ) -> "List[Tuple[int, np.iinfo[Any]]]":
     """(number, limits) of the inputs whose allowed values may exceed the engine's integers."""

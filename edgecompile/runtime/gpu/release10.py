@@ -18,14 +18,6 @@ class Release10:
         flag = tensorrt.NetworkDefinitionCreationFlag.STRONGLY_TYPED
         return builder.create_network(1 << int(flag))
 
-    def create_parser(
-        self, network: "tensorrt.INetworkDefinition", logger: "tensorrt.ILogger"
-    ) -> "tensorrt.OnnxParser":
-        """A parser that fills a network."""
-        import tensorrt
-
-        return tensorrt.OnnxParser(network, logger)
-
     def node_of(self, error: "tensorrt.ParserError") -> Tuple[str, str]:
         """Name and operator of the node that a parser's error is about."""
         return error.node_name(), error.node_operator()

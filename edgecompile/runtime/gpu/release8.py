@@ -21,14 +21,6 @@ class Release8:
         flag = trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH
         return builder.create_network(1 << int(flag))
 
-    def create_parser(self, network: Any, logger: Any) -> "tensorrt.OnnxParser":
-        """A parser that fills a network, with no layer that needs TensorRT's library of plugins."""
-        trt = _module()
-        parser: Any = trt.OnnxParser(network, logger)
-        parser.set_flag(trt.OnnxParserFlag.NATIVE_INSTANCENORM)
-        made: tensorrt.OnnxParser = parser
-        return made
-
     def node_of(self, error: "tensorrt.ParserError") -> Tuple[str, str]:
         """Nothing: this parser's errors have a node's number alone."""
         return "", ""

@@ -21,12 +21,6 @@ class Release(Protocol):
         """An empty network of a builder."""
         ...
 
-    def create_parser(
-        self, network: "tensorrt.INetworkDefinition", logger: "tensorrt.ILogger"
-    ) -> "tensorrt.OnnxParser":
-        """A parser that fills a network."""
-        ...
-
     def node_of(self, error: "tensorrt.ParserError") -> Tuple[str, str]:
         """Name and operator of the node that a parser's error is about, "" where it can't be told."""
         ...

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import builder, execution, types
 from .hooks import called, require
-from .types import ILogger
+from .types import BuilderFlag, ILogger
 
 
 class DataType:
@@ -33,13 +33,6 @@ class NetworkDefinitionCreationFlag(types._Enum):
     EXPLICIT_BATCH = "explicit batch"
 
 
-class BuilderFlag(types._Enum):
-    TF32 = "tf32"
-    FP16 = "fp16"
-    INT8 = "int8"
-    OBEY_PRECISION_CONSTRAINTS = "obey"
-
-
 class TacticSource(types._Enum):
     CUBLAS = "cublas"
     CUBLAS_LT = "cublas lt"
@@ -50,10 +43,6 @@ class TacticSource(types._Enum):
 
 class PreviewFeature(types._Enum):
     PROFILE_SHARING_0806 = "profile sharing"
-
-
-class OnnxParserFlag(types._Enum):
-    NATIVE_INSTANCENORM = "native instancenorm"
 
 
 class LayerType(types._Enum):
@@ -120,7 +109,7 @@ class IBuilderConfig(builder.IBuilderConfig):
 
     def set_flag(self, flag: BuilderFlag) -> None:
         called("set_flag", flag.name)
-        self._flags.add(flag)  # type: ignore[arg-type]
+        self._flags.add(flag)
 
     def set_tactic_sources(self, tactic_sources: int) -> bool:
         called("set_tactic_sources", str(tactic_sources))
@@ -148,7 +137,7 @@ class Builder(builder.Builder):
         self, network: builder.INetworkDefinition, config: builder.IBuilderConfig
     ) -> types.IHostMemory | None:
         assert isinstance(network, INetworkDefinition) and isinstance(config, IBuilderConfig)
-        flags: Any = config._flags
+        flags = config._flags
         own = (TacticSource.EDGE_MASK_CONVOLUTIONS, TacticSource.JIT_CONVOLUTIONS)
         require(
             config._sources == sum(1 << int(item) for item in own),
@@ -174,11 +163,19 @@ class Builder(builder.Builder):
         return {"shared": PreviewFeature.PROFILE_SHARING_0806 in config._previews}
 
 
+class ParserError(builder.ParserError):
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("node_name", "node_operator"):
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
 class OnnxParser(builder.OnnxParser):
     _last_opset = 17
 
-    def set_flag(self, flag: OnnxParserFlag) -> None:
-        called("set_flag", flag.name)
+    def get_error(self, index: int) -> builder.ParserError:
+        error = super().get_error(index)
+        return ParserError(error._number, None, error._text)
 
     def parse_from_file(self, model: str) -> bool:
         done = super().parse_from_file(model)
@@ -255,8 +252,10 @@ class IExecutionContext(execution.IExecutionContext):
         called("set_device_memory", "")
         self._use_memory(memory, self._engine.device_memory_size)
 
-    def set_device_memory(self, memory: int, size: int) -> None:
-        raise AttributeError("set_device_memory")
+    def __getattribute__(self, name: str) -> Any:
+        if name == "set_device_memory":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         if profile_index in self._engine._taken and not self._engine._shared:
