@@ -85,7 +85,6 @@ def build_for_gpu(run: Run, model: LoadedModel, staging: Staging, work: Path) ->
         ),
     )
     artifact, planned = _with_padding(artifact, subject, planned)
-    run.notes.add(*artifact.notes)
     rtx: RtxReport | None = None
     if has_rtx():
         profiles = bucket_profiles(buckets, model.inputs)
