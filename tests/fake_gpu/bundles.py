@@ -108,6 +108,14 @@ class GpuBundle(DummyBundle):
         self.document["golden"].append({"bucket": number, "case": "hint", "file": name})
         self.files[name] = write_case(*run_eager(hi, number))
 
+    def set_opset(self, opset: int) -> None:
+        """Another opset of the ONNX, whose operators are the same in it."""
+        import onnx
+
+        model = onnx.load_from_string(self.files[FOLDER + "model.onnx"])
+        model.opset_import[0].version = opset
+        self.files[FOLDER + "model.onnx"] = model.SerializeToString()
+
     def write(self, manifest: bytes | None = None) -> str:
         """Writes everything, the recipe as it is now."""
         self.put_recipe(self.recipe)

@@ -124,6 +124,8 @@ class TorchEngine:
 class TorchContext:
     """A bucket's program with the buffers that it uses."""
 
+    dtypes: Mapping[str, str] = {}
+
     def __init__(self, engine: TorchEngine, program: Program) -> None:
         self.engine = engine
         self.program: Program | None = program

@@ -17,6 +17,11 @@ MODES = (PLANNED, DEFAULT, REDUCE_OVERHEAD)
 class Context(Protocol):
     """One profile of an engine made ready to run: not from two threads at once."""
 
+    @property
+    def dtypes(self) -> Mapping[str, str]:
+        """Of inputs and outputs that may have another dtype than the manifest's: int32 for int64."""
+        ...
+
     def reshape(self, shapes: Mapping[str, Sizes]) -> Dict[str, Sizes]:
         """Sets the shape of every input, and returns that of every output.
 

@@ -1,6 +1,6 @@
 """Hooks of the fake, set by the environment: count, fail, pause and die at a chosen call.
 
-FAKE_TRT_VERSION   the version that it says it is, by default 10.3.0
+FAKE_TRT_VERSION   the version that it says it is, by default 10.3.0; 8.6.x has 8.6's names
 FAKE_TRT_FAIL      NAME:N[:HOW], several with commas: call N (or *) of NAME fails. HOW is "" (as
                    that call fails), raise, kill (SIGKILL, as out of memory), segv, abort, or the
                    name of a signal: SIGTERM
