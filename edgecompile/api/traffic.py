@@ -128,15 +128,9 @@ def _from_texts(file: Path, tokenizer: Path, *, named: bool) -> Traffic:
 
 
 def _from_stats(files: tuple[Path, ...], max_length: int | None) -> Traffic:
-    from edgecompile.lengths.joint import JointDistribution
     from edgecompile.lengths.stats_files import read_stats
 
-    served = read_stats(files, max_length=max_length)
-    lengths = served.demand(outside=True)
-    if not served.cells or not served.cell_axes:
-        return Traffic(lengths)
-    cells: dict[tuple[int, ...], int] = dict(served.cells.items())
-    return Traffic(lengths, JointDistribution.from_counts(served.cell_axes, cells, lengths.source))
+    return Traffic(*read_stats(files, max_length=max_length).sizes())
 
 
 @contextmanager
