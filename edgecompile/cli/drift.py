@@ -141,7 +141,7 @@ def _tokenizer_of(bundle: Path) -> Path | None:
 def _table(report: DriftReport) -> RenderableType:
     from rich.text import Text
 
-    from edgecompile.cli.terminal.console import facts, heading, stack, table
+    from edgecompile.cli.terminal.tables import facts, heading, stack, table
     from edgecompile.units import format_count, format_ms, format_share
 
     traffic = report.traffic

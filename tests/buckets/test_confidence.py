@@ -64,8 +64,6 @@ def test_the_interval_is_seeded_and_narrows() -> None:
     assert large.high - large.low < (small.high - small.low) / 5
     assert small == bootstrap_interval(buckets, draw(100, 1), CURVE, seed=4)
     assert small != bootstrap_interval(buckets, draw(100, 1), CURVE, seed=5)
-    with pytest.raises(ValueError, match="level"):
-        bootstrap_interval(buckets, draw(10, 1), CURVE, level=1.0)
 
 
 def test_thin_tails_are_told() -> None:
