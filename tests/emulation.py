@@ -63,7 +63,7 @@ def selftest(
 
 
 def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """What a command with --json printed; it must have succeeded."""
+    """The JSON that a command printed; it must have succeeded."""
     assert done.returncode == 0, done.stdout + done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report

@@ -1,4 +1,4 @@
-"""What counts as agreement between the two loaders."""
+"""Agreement between the two loaders."""
 
 from __future__ import annotations
 

@@ -75,6 +75,21 @@ def test_no_cycle_of_imports() -> None:
     assert layout.cycles(layout.by_package(runtime)) == []
 
 
+def test_the_picture_of_packages_is_that_of_the_imports() -> None:
+    page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = page.partition("```mermaid\n")[2].partition("\n```")[0]
+    assert drawn == layout.picture(layout.graph(layout.modules())), (
+        "run scripts/layout.py --picture"
+    )
+
+
+def test_folders_and_files_are_small() -> None:
+    """At most 15 files of code in a folder, and 400 lines in a file."""
+    figures = layout.count()
+    assert max(figures["files_per_folder"].values()) <= 15
+    assert figures["files_over_400_lines"] == {}
+
+
 def test_the_package_itself_loads_nothing() -> None:
     program = (
         "import sys; before = set(sys.modules); import edgecompile; "
@@ -162,7 +177,7 @@ def test_only_one_file_knows_torch_s_private_names(path: Path) -> None:
     if path == PACKAGE / "backends" / "inductor_compat.py":
         return
     private = [name for name in imported_names(path) if name.startswith("torch._")]
-    if path == PACKAGE / "torch_runtime" / "program.py":
+    if path == PACKAGE / "torch_runtime" / "handles.py":
         # What ships can't import the builder's; and it runs with one version of torch only.
         private = [name for name in private if name not in ("torch._C", "torch._C._aoti")]
     if "contenders" in path.parts:

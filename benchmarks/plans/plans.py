@@ -135,7 +135,7 @@ def wait_until_idle(seconds: float, force: bool) -> None:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured: a model's specification and the lengths that it gets."""
+    """The subject of a measurement: a model's specification and its lengths."""
 
     spec: str
     name: str
@@ -166,7 +166,7 @@ def predict(
     work: Path,
     console: Console,
 ) -> tuple[dict[str, BaselineResult], CostGrid, tuple[str, ...]]:
-    """What a user of the planner gets: the policies, the measured costs, and its notes."""
+    """The planner's results for a user: the baselines, the measured costs, and its notes."""
     request = PlanRequest(
         lengths=subject.traffic,
         max_buckets=options.programs,

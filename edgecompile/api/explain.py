@@ -30,7 +30,7 @@ __all__ = ["Explanation", "explain"]
 
 @dataclass(frozen=True)
 class Explanation(Shown):
-    """What became of a model, and why.
+    """The outcome for a model, with its causes.
 
     Attributes:
         details: everything that was found, with the fields that docs/explain.md describes.

@@ -351,6 +351,23 @@ def _fits(expression: Any, dtype: torch.dtype, ranges: dict[Any, Any]) -> bool:
     return bool(limits.min <= bounds.lower and bounds.upper <= limits.max)
 
 
+def torch_constant(kind: str, number: int) -> str:
+    """The name in torch of what a serialized graph says by number: ``float32``, ``strided``.
+
+    Args:
+        kind: ``as_scalar_type``, ``as_layout`` or ``as_memory_format``.
+        number: within that kind.
+    """
+    from torch._export.serde import serialize
+
+    tables: dict[str, Mapping[Any, Any]] = {
+        "as_scalar_type": serialize._SERIALIZE_TO_TORCH_DTYPE,
+        "as_layout": serialize._SERIALIZE_TO_TORCH_LAYOUT,
+        "as_memory_format": serialize._SERIALIZE_TO_TORCH_MEMORY_FORMAT,
+    }
+    return str(tables[kind][number]).removeprefix("torch.")
+
+
 @dataclass(frozen=True)
 class TracingBreak:
     """A place where torch.compile leaves the graph; ``place`` is ``file:line in function``."""

@@ -25,6 +25,7 @@ from edgecompile.backends.inductor_cpu import (
     called_symbols,
     link_renamed,
 )
+from edgecompile.backends.torch_calls import list_calls
 from edgecompile.errors import CompileError
 from edgecompile.precision import Precision
 from edgecompile.runtime.cpu.host import architecture
@@ -39,7 +40,7 @@ from edgecompile.toolchain.compilers import (
 from edgecompile.toolchain.native import NativeRuntime, native_headers_id, native_sources
 
 #: What support.cpp does instead of torch.
-_OWN = ("aoti_torch_check",)
+_OWN = ("aoti_torch_check", "aoti_torch_proxy_executor_call_function")
 #: Longest piece of a string literal that every compiler takes.
 _PIECE = 4096
 
@@ -62,8 +63,8 @@ class InductorTorchBackend(InductorCpuBackend):
         return {"runtime": TORCH}
 
     def support(self, generated: GeneratedCpp) -> bytes:
-        """C++ that every program needs beside its own code, and its calls, for torch's executor."""
-        text = generated.calls or "[]"
+        """C++ that every program needs beside its own code, and its list of operators."""
+        text = list_calls(generated.calls)
         pieces = [text[i : i + _PIECE] for i in range(0, len(text), _PIECE)]
         literal = "\n".join(json.dumps(piece) for piece in pieces)
         return b"\n".join(

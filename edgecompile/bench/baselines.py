@@ -104,7 +104,7 @@ def eager_baseline(spec: str, manifest: Manifest, threads: int) -> Baseline:
 def find_baseline(
     text: str, spec: str | None, manifest: Manifest, settings: BenchSettings, cache: Path
 ) -> Baseline:
-    """What ``--against`` names: ``eager``, the path of a bundle (``….ecb``), or ``NAME=COMMAND``.
+    """A baseline of ``--against``: ``eager``, the path of a bundle (``….ecb``), or ``NAME=COMMAND``.
 
     Raises:
         BenchError: it is none of these, or the model that eager needs isn't known.

@@ -214,7 +214,7 @@ def _measure(
 
 
 def _check_runtime(baseline: Baseline, opened: Mapping[str, Any]) -> None:
-    """What is measured must be what ships: the bundle's own runtime, and no torch beside it."""
+    """Refuses to measure anything but the bundle's own runtime, with no torch beside it."""
     if baseline.bundle is None:
         return
     inside = baseline.bundle / "runtime"

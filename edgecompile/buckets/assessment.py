@@ -94,7 +94,7 @@ class PlanAssessment:
         return value
 
     def verdict(self) -> str:
-        """What the plan comes to, in one sentence."""
+        """The verdict on the plan, in one sentence."""
         fewer = self._fewer_programs()
         return fewer[0] if fewer and len(self.plan.buckets) > 1 else describe_saving(self.plan)
 

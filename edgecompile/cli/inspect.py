@@ -144,7 +144,7 @@ _PADDING = {
 
 
 def _padding_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the builder knows of padding; nothing where nothing is padded or nobody said."""
+    """The builder's facts on padding; none where nothing is padded or they are unknown."""
     said = (manifest.get("plan") or {}).get("padding")
     return [("padding", _PADDING.get(said, str(said)))] if said else []
 

@@ -1,4 +1,4 @@
-"""What devices served, added up."""
+"""The traffic of devices, added up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BucketTraffic:
 
 @dataclass(frozen=True)
 class ServedTraffic:
-    """What one or several devices were asked for.
+    """The traffic of one or several devices.
 
     Attributes:
         bundle: name of the bundle; several names where files of several were merged.

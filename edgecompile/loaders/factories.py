@@ -86,7 +86,7 @@ def load_object(value: object, options: LoadOptions) -> LoadedModel:
 def _generator(
     value: object, subject: str, name: str, source: ModelSource, options: LoadOptions
 ) -> LoadedModel | None:
-    """What generates tokens, if it is said that it does; None if that isn't said.
+    """The generator of tokens, if the factory names one, else None.
 
     Raises:
         ModelError: it isn't a transformers model that can, or is asked for another task than it says.

@@ -38,7 +38,7 @@ __all__ = ["Contents", "pack_bundle", "run_notes"]
 
 @dataclass(frozen=True)
 class Contents:
-    """What goes into a bundle.
+    """The contents of a bundle.
 
     Attributes:
         model: what was compiled.
@@ -169,7 +169,7 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
 
 
 def _cases(contents: Contents, seed: int) -> tuple[list[Case], Sequence[str]]:
-    """What the bundle is compared on, and the names of the cases that are its golden vectors."""
+    """The cases that the bundle is compared on, and the names of those that are its golden vectors."""
     model, compiled, buckets = contents.model, contents.compiled, contents.plan.buckets
     cases = list(make_cases(model, buckets, seed=seed))
     # Of narrower weights the bounds are those of the usual cases; places in a cache are drawn
@@ -216,7 +216,7 @@ def _verify(
 
 
 def run_notes(report: VerifyReport) -> tuple[str, ...]:
-    """What a person should know of variants that this host didn't run itself."""
+    """The notes on variants that this host didn't run itself."""
     emulated = [
         f"{name} passed the golden vectors under {how}, which proves its results, not its speed."
         for name, how in report.emulated.items()
@@ -231,7 +231,7 @@ def _file_names(source: str) -> str:
 
 
 def _reports(manifest: Manifest, contents: Contents, report: VerifyReport) -> dict[str, bytes]:
-    """What the bundle says about itself: JSON for programs, one page for people."""
+    """The reports inside the bundle: JSON for programs, one page for people."""
     plan, choice, gpu = contents.plan, contents.choice, contents.gpu
     audit = contents.compiled.audit
     files: dict[str, object] = {

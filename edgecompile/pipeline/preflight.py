@@ -1,4 +1,4 @@
-"""What is checked before a build or a plan begins: all that can be known without loading the model.
+"""Checks before a build or a plan: all that can be known without loading the model.
 
 Every problem is found before anything is said, so that nobody mends one to meet the next.
 """
@@ -300,7 +300,7 @@ def _check_writable(preflight: Preflight, folder: Path) -> None:
 
 
 def _least_bytes(request: BuildRequest, profile: TargetProfile, weights: int) -> int:
-    """What the bundle will have, and the work beside it, at the very least."""
+    """The least bytes of the bundle and of the work beside it."""
     width = _WIDTHS.get(request.plan.precision_for(profile), 1)  # auto may choose int8
     return int(_USED * width * weights) + _CODE_BYTES * len(profile.variants)
 

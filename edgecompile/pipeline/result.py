@@ -105,7 +105,7 @@ class BuildResult:
 
     @classmethod
     def from_earlier(cls, document: Mapping[str, Any], bundle: Path) -> BuildResult:
-        """What an earlier build said of itself, as :meth:`to_json`.
+        """Reads the result of an earlier build, as :meth:`to_json` wrote it.
 
         Raises:
             KeyError, TypeError, ValueError, PlanError: the document is damaged.

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Run:
-    """What the stages of one build or plan share.
+    """Things that the stages of one build or plan share.
 
     Args:
         request: what is asked for.

@@ -49,7 +49,7 @@ def load(run: Run) -> LoadedModel:
 
 
 def find_subject(run: Run, model: LoadedModel, work: Path, *, cut: bool = True) -> Subject:
-    """What is planned for a model; leaves the traffic in ``lengths.json``.
+    """The subject of a plan; leaves the traffic in ``lengths.json``.
 
     Args:
         run: the build or the plan.

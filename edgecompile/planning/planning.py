@@ -129,7 +129,7 @@ def _given(subject: Subject, given: BucketPlan, precision: Precision) -> Planned
 
 
 def _note_refused_lengths(subject: Subject, longest: int) -> None:
-    """What becomes of longer traffic, if there is any."""
+    """The note on longer traffic, if there is any."""
     over = subject.request.traffic.share_over(longest)
     if not over:
         return

@@ -47,7 +47,7 @@ _FAILED = "FAILED"
 def build_header(
     manifest: Manifest, source: ModelSource, audit: Sequence[AuditVerdict], *, measured: bool
 ) -> tuple[tuple[str, str], ...]:
-    """What a bundle's page is about: (name, value) pairs.
+    """The facts of a bundle's page: (name, value) pairs.
 
     The date and the machine are given where costs were measured on it: otherwise equal inputs make
     equal pages.
@@ -129,7 +129,7 @@ def plain_page(
 
 
 def precision_section(choice: PrecisionChoice) -> Section:
-    """What was tried and what it cost."""
+    """The precisions tried, and their costs."""
     from edgecompile.narrowing.trials import COLUMNS
 
     strong = tuple(

@@ -67,9 +67,9 @@ class TorchLoader:
 
         from .programs import TorchLibrary, TorchPrograms
 
-        manifest = folder.manifest
-        library: Any = TorchLibrary((len(manifest.inputs), len(manifest.outputs)))
+        library: Any = TorchLibrary()
         if threads is not None:
             library.threads = threads
+        manifest = folder.manifest
         weights = map_weights(folder, manifest.weights[manifest.precision], check_weights)
         return TorchPrograms(folder, variant, library, weights, concurrency)

@@ -1,73 +1,66 @@
-"""One compiled program whose kernels are torch's: its constants and its runs.
-
-The only file of this package that uses what torch doesn't document: its runner of AOTInductor's
-libraries. A variant is for one version of torch, which the loader compares, so what was tried with
-it is what runs.
-"""
+"""One compiled program whose kernels are torch's: its constants and its runs."""
 
 from __future__ import annotations
 
 import ctypes
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch._C import _aoti
 
-from edgecompile.runtime.cpu.libraries import load_library
+from edgecompile.runtime.cpu.tensors import wrap_tensor
 from edgecompile.runtime.errors import NativeError
-from edgecompile.runtime.format.document import shorten
+from edgecompile.runtime.format.dtypes import BY_NAME
+
+from .calls import SYMBOL, OperatorCalls, read_operators
+from .container import Container
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edgecompile.runtime.cpu.libraries import PinnedLibrary
     from edgecompile.runtime.cpu.tensors import Shape
     from edgecompile.runtime.format.weights import Weights
 
-#: The program's symbol with the calls of operators that torch has no C function for.
-SYMBOL = "ec_torch_calls"
+_ALIGNMENT = 64  # to which generated code rounds the sizes of constants up
 
 
 class TorchProgram:
-    """One compiled bucket. Runs wait for each other: torch's runner keeps Python's lock.
+    """One compiled bucket. ``run`` may be called from several threads; ``close`` may not overlap.
 
-    As ``runtime.cpu.library.Program``: nothing is checked here that the caller has checked.
+    As ``runtime.program.Program``: nothing is checked here that the caller has checked.
 
     Args:
-        pinned: the program's library.
+        library: the program, loaded.
+        label: what to call it in errors.
         weights: the bundle's, mapped; its memory is borrowed until ``close``.
-        counts: how many inputs and outputs the manifest says that it has.
+        concurrency: how many runs may be in flight at once; more wait their turn.
 
     Raises:
-        DamagedBundleError: its content changed since it was pinned.
-        NativeError: it can't be loaded, or constants or operators are missing.
+        NativeError: it isn't such a program, or constants or operators are missing.
     """
 
     runs_into = True
 
-    def __init__(self, pinned: PinnedLibrary, weights: Weights, counts: tuple[int, int]) -> None:
-        self.label = pinned.label
-        self.n_inputs, self.n_outputs = counts
-        library = load_library(pinned)
+    def __init__(
+        self, library: ctypes.CDLL, label: str, weights: Weights, concurrency: int
+    ) -> None:
+        self.label = label
+        self._weights: Weights | None = weights
+        self._constants: list[int] = []
+        # The container has a queue of its own, but a run that fails wakes no waiter in it.
+        self._turns = threading.BoundedSemaphore(concurrency)
+        container = Container(library, label, concurrency)
+        self._container: Container | None = container
+        self.n_inputs, self.n_outputs = container.n_inputs, container.n_outputs
         try:
-            calls = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, SYMBOL)))
-        except ValueError:
-            raise NativeError(f"{self.label}: has no {SYMBOL} [native-functions]") from None
-        if calls[:1] == b"[" and calls != b"[]":
-            raise NativeError(
-                f"{self.label}: its calls of operators are in an older form",
-                "build the bundle again, or open it with the runtime that it carries",
-            )
-        hint = "import the package that registers an operator before open_bundle"
-        with self._explained("opening it", hint):
-            runner = _open(pinned.path, calls)
-            self._bind(runner, weights)
-        self._runner: Any = runner
+            operators = read_operators(_read_list(library, label), label)
+            self._calls = OperatorCalls(container, operators)
+            self._bind(container, weights)
+        except BaseException:
+            self.close()
+            raise
 
     def run(
         self, arrays: Sequence[NDArray[Any]], shapes: Sequence[Shape] | None = None
@@ -84,12 +77,16 @@ class TorchProgram:
         Raises:
             NativeError: torch or native code reported a failure.
         """
-        views = self._run(arrays)
-        wanted = [view.shape for view in views] if shapes is None else shapes
-        return [
-            np.array(self._cut(index, view, shape), order="C", copy=True)
-            for index, (view, shape) in enumerate(zip(views, wanted, strict=True))
-        ]
+        container, handles = self._run(arrays)
+        try:
+            views = [self._wrap(container, i, handles[i]) for i in range(self.n_outputs)]
+            if shapes is not None:
+                views = [
+                    self._cut(i, *pair) for i, pair in enumerate(zip(views, shapes, strict=True))
+                ]
+            return [np.array(view, order="C", copy=True) for view in views]
+        finally:
+            container.free(handles)
 
     def run_into(self, arrays: Sequence[NDArray[Any]], results: Sequence[NDArray[Any]]) -> None:
         """Runs once and writes the outputs, or the leading part that fits, to ``results``.
@@ -102,45 +99,90 @@ class TorchProgram:
             NativeError: torch or native code reported a failure, or an output is of another dtype
                 or smaller.
         """
-        for index, (view, result) in enumerate(zip(self._run(arrays), results, strict=True)):
-            if view.dtype != result.dtype:
-                text = f"has dtype {view.dtype}, memory for {result.dtype} was given"
-                raise NativeError(f"{self.label}: output {index} {text}")
-            result[...] = self._cut(index, view, result.shape)
+        container, handles = self._run(arrays)
+        try:
+            for i, result in enumerate(results):
+                view = self._wrap(container, i, handles[i])
+                if view.dtype != result.dtype:
+                    text = f"has dtype {view.dtype}, memory for {result.dtype} was given"
+                    raise NativeError(f"{self.label}: output {i} {text}")
+                result[...] = self._cut(i, view, result.shape)
+        finally:
+            container.free(handles)
 
     def close(self) -> None:
         """Gives the program's memory back; runs must be over. A second call does nothing."""
-        self._runner = None
+        container, self._container = self._container, None
+        if container is not None:
+            container.close()
+            container.free(self._constants)
+            self._constants = []
+            self._weights = None
 
-    def _bind(self, runner: Any, weights: Weights) -> None:
-        stored = {item.name: item for item in weights.constants}
-        dtypes = runner.get_constant_names_to_dtypes()
-        tensors, problems = {}, []
-        for name, key in runner.get_constant_names_to_original_fqns().items():
-            item = stored.get(key or name)
-            if item is None:
-                problems.append(f"the constant {key or name} is missing")
-            elif item.type.code != dtypes[name]:
-                problems.append(f"the constant {key or name} is {item.type.name}")
-            else:
-                dtype = getattr(torch, item.type.name)
-                tensors[name] = _borrow(weights.address + item.offset, dtype, item.shape)
+    def _bind(self, container: Container, weights: Weights) -> None:
+        known = {item.name: item for item in weights.constants}
+        missing, wrong, pairs = [], [], []
+        for wanted in container.constants():
+            stored = known.get(wanted.key)
+            if stored is None:
+                missing.append(wanted.key)
+                continue
+            rounded = (stored.nbytes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+            if stored.type.code != wanted.dtype or rounded != wanted.nbytes:
+                wrong.append(f"{wanted.key} ({stored.type.name}, {stored.nbytes} bytes)")
+                continue
+            handle = container.borrow(
+                weights.address + stored.offset,
+                stored.type.code,
+                stored.shape,
+                _row_major(stored.shape),
+            )
+            self._constants.append(handle)
+            pairs.append((wanted.name, handle))
+        problems = [f"missing constants: {', '.join(missing)}"] if missing else []
+        problems += [f"misfitting constants: {', '.join(wrong)}"] if wrong else []
         if problems:
-            raise RuntimeError("; ".join(sorted(problems)))
-        runner.update_constant_buffer(tensors, False, True, True)
+            raise NativeError(f"{self.label}: opening it failed: {'; '.join(problems)}")
+        container.bind(pairs)
 
-    def _run(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """The outputs, without a copy."""
-        if self._runner is None:
+    def _run(self, arrays: Sequence[NDArray[Any]]) -> tuple[Container, list[int | None]]:
+        """The outputs' handles, which the caller frees."""
+        container = self._container
+        if container is None:
             raise NativeError(f"{self.label}: the program is closed")
-        inputs = [
-            _borrow(array.ctypes.data, getattr(torch, array.dtype.name), array.shape)
-            for array in arrays
-        ]
+        if len(arrays) != self.n_inputs:
+            text = f"has {self.n_inputs} inputs, {len(arrays)} were given"
+            raise NativeError(f"{self.label}: {text}")
         # Lets torch tell OpenMP, which keeps it by thread, how many threads it was given.
         torch.get_num_threads()
-        with self._explained("running it"):
-            return [tensor.numpy() for tensor in self._runner.run(inputs)]
+        inputs = (ctypes.c_void_p * max(self.n_inputs, 1))()
+        outputs = (ctypes.c_void_p * max(self.n_outputs, 1))()
+        try:
+            for i, array in enumerate(arrays):
+                code = BY_NAME[array.dtype.name].code
+                shape = array.shape
+                inputs[i] = container.borrow(array.ctypes.data, code, shape, _row_major(shape))
+            self._calls.forget_failure()
+            with self._turns:
+                container.run(inputs, outputs, self._calls.entry)
+        except NativeError as error:
+            container.free(list(outputs))
+            failure = self._calls.failure
+            if failure is not None:
+                raise NativeError(f"{self.label}: running it failed: {failure}") from None
+            raise error
+        finally:
+            container.free(list(inputs))
+        return container, _separate(container, list(outputs))
+
+    def _wrap(self, container: Container, index: int, handle: int | None) -> NDArray[Any]:
+        """The memory of an output as an array, without a copy."""
+        if not handle:
+            raise NativeError(f"{self.label}: the model left output {index} undefined")
+        try:
+            return wrap_tensor(container.view(handle))
+        except ValueError as error:
+            raise NativeError(f"{self.label}: output {index} has {error}") from None
 
     def _cut(self, index: int, view: NDArray[Any], shape: Shape) -> NDArray[Any]:
         """The leading part of an output."""
@@ -151,34 +193,27 @@ class TorchProgram:
             raise NativeError(f"{self.label}: {text}")
         return view[tuple([slice(n) for n in shape])]
 
-    @contextmanager
-    def _explained(self, doing: str, hint: str | None = None) -> Iterator[None]:
-        """Raises what torch says as a NativeError."""
-        try:
-            yield
-        except (RuntimeError, TypeError) as error:
-            cause = str(error).partition("\nException raised from")[0]  # a trace of C++
-            text = f"{self.label}: {doing} failed: {shorten(cause, 1000)}"
-            raise NativeError(text, hint) from None
+
+def _read_list(library: ctypes.CDLL, label: str) -> bytes:
+    try:
+        return ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, SYMBOL)))
+    except ValueError:
+        raise NativeError(f"{label}: has no {SYMBOL} [native-functions]") from None
 
 
-def _open(path: str, calls: bytes) -> _aoti.AOTIModelContainerRunnerCpu:
-    """The runner, which finds the list of calls by a library's name, and only in a file beside it."""
-    if calls in (b"", b"[]"):
-        return _aoti.AOTIModelContainerRunnerCpu(path, 1)
-    with tempfile.TemporaryDirectory(prefix="edgecompile-") as folder:
-        library = Path(folder, "program.so")
-        library.symlink_to(path)
-        library.with_suffix(".json").write_bytes(calls)
-        return _aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+def _separate(container: Container, handles: list[int | None]) -> list[int | None]:
+    """A model that returns one tensor twice writes the same handle twice; each is to be freed."""
+    for i, handle in enumerate(handles):
+        if handle and handle in handles[:i]:
+            handles[i] = None  # should making another one fail
+            copy = ctypes.c_void_p()
+            container.call("aoti_torch_new_tensor_handle", handle, ctypes.byref(copy))
+            handles[i] = copy.value
+    return handles
 
 
-def _borrow(address: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor over memory of somebody else's, in the order of rows."""
-    size = dtype.itemsize
-    for extent in shape:
-        size *= extent
-    if size == 0:
-        return torch.empty(tuple(shape), dtype=dtype)
-    memory = (ctypes.c_ubyte * size).from_address(address)
-    return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
+def _row_major(shape: Sequence[int]) -> list[int]:
+    steps = [1] * len(shape)
+    for i in range(len(shape) - 1, 0, -1):
+        steps[i - 1] = steps[i] * max(shape[i], 1)
+    return steps

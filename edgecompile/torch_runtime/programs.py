@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from edgecompile.runtime.cpu.libraries import load_library
 from edgecompile.runtime.cpu.programs import Programs
 
 from .program import TorchProgram
@@ -37,14 +38,21 @@ class TorchLibrary:
     def trim(self) -> None:
         """torch gives freed memory of a CPU back by itself."""
 
-    def __init__(self, counts: tuple[int, int]) -> None:
-        self._counts = counts
-
     def open_program(
         self, pinned: PinnedLibrary, weights: Weights, concurrency: int
     ) -> TorchProgram:
-        """Loads a program and gives it the constants of ``weights``; see :class:`TorchProgram`."""
-        return TorchProgram(pinned, weights, self._counts)
+        """Loads a program and gives it the constants of ``weights``.
+
+        Args:
+            pinned: the program's library.
+            weights: kept mapped until the program is closed.
+            concurrency: how many runs may be in flight at once; more wait their turn.
+
+        Raises:
+            DamagedBundleError: its content changed since it was pinned.
+            NativeError: it can't be loaded, or constants or operators are missing (all are listed).
+        """
+        return TorchProgram(load_library(pinned), pinned.label, weights, concurrency)
 
 
 class TorchPrograms(Programs):

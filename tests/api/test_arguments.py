@@ -1,4 +1,4 @@
-"""What is refused before any work begins, and what to give instead."""
+"""Arguments refused before any work begins, with a hint."""
 
 from __future__ import annotations
 

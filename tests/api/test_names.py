@@ -1,4 +1,4 @@
-"""What ``import edgecompile`` offers, and what it costs."""
+"""The names that ``import edgecompile`` offers, and its cost."""
 
 from __future__ import annotations
 

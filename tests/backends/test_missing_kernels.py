@@ -1,4 +1,4 @@
-"""What the runtime lacks is known from the generated code, with the modules that call it."""
+"""Kernels that the runtime lacks are found in the generated code, with the modules that call them."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def results() -> dict[str, BaselineResult]:
 
 
 def run(buckets: Sequence[Bucket], lengths: Sequence[int], factor: float) -> Round:
-    """What a machine would measure that runs ``factor`` times as long as the curve says."""
+    """The measurements of a machine that runs ``factor`` times as long as the curve says."""
     ns = []
     for length in lengths:
         bucket = next(b for b in buckets if b.lo <= length <= b.hi)

@@ -1,4 +1,4 @@
-"""What a kept stage is found by: every byte of every file that goes in."""
+"""The keys of kept stages: every byte of every file that goes in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see: steps, warnings, tables."""
+"""The console: steps, warnings, tables."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class GpuBundle(DummyBundle):
 
 
 def make_device_root(folder: Path) -> Path:
-    """What EDGECOMPILE_DEVICE_ROOT names: the files of an Orin Nano with JetPack 6.2."""
+    """The folder for EDGECOMPILE_DEVICE_ROOT: the files of an Orin Nano with JetPack 6.2."""
     for name, text in (
         ("proc/device-tree/model", MODEL + "\0"),
         ("etc/nv_tegra_release", RELEASE),

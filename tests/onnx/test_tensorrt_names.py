@@ -137,7 +137,7 @@ def test_shared_code_asks_for_nothing_that_8_lacks() -> None:
 
 @pytest.mark.parametrize("file", sorted(FAKE.glob("*.py")), ids=lambda path: path.name)
 def test_the_fake_has_no_name_of_its_own(file: Path) -> None:
-    """What the fake alone had, code could come to rely on."""
+    """The fake has no name that TensorRT lacks: code could come to rely on it."""
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.ClassDef) or file.name == "hooks.py":
             continue

@@ -1,4 +1,4 @@
-"""What is known before the work begins is said before the work begins, all of it at once."""
+"""All problems that can be known before the work begins are reported then, at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page says of a plan: the verdict, the figures, and which points count as measured."""
+"""The section of a page about a plan: verdict, figures, and the measured points."""
 
 from __future__ import annotations
 

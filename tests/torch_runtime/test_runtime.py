@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from edgecompile.backends.torch_calls import list_calls
 from edgecompile.cli import cli
-from edgecompile.errors import LoaderNeededError, NativeError, UsageError
+from edgecompile.errors import (
+    CompileError,
+    LoaderNeededError,
+    NativeError,
+    UsageError,
+)
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
@@ -219,7 +224,7 @@ def test_runs_from_several_threads_and_into_arrays(model: Model) -> None:
 
 
 def test_an_operator_that_fails_is_named(model: Model) -> None:
-    with pytest.raises(NativeError, match=r"failed: linalg.cholesky: .*not positive-definite"):
+    with pytest.raises(NativeError, match=r"aten::_linalg_check_errors: .*not positive-definite"):
         model.run({"x": np.full((1, 4, WIDTH), np.nan, np.float32)})
     assert np.isfinite(model.run({"x": draw(4)})["spectrum"]).all()
 
@@ -247,38 +252,62 @@ def test_a_changed_program_is_never_loaded(spectral: Path, tmp_path: Path) -> No
     assert done.returncode == 22 and "[file-hash]" in done.stderr
 
 
-def test_an_operator_that_isn_t_registered_is_named(
-    spectral: Path, monkeypatch: pytest.MonkeyPatch, torch_loader: None
-) -> None:
-    string_at = ctypes.string_at
-    renamed = lambda address: string_at(address).replace(b"aten::linalg_qr", b"mine::linalg_qr")  # noqa: E731
-    monkeypatch.setattr(ctypes, "string_at", renamed)
-    with pytest.raises(NativeError, match=r"opening it failed: .*mine::linalg_qr") as raised:
-        open_bundle(spectral).close()
-    assert "import the package that registers" in str(raised.value.hint)
+def test_what_can_t_be_handed_over_is_listed() -> None:
+    node = {
+        "target": "mine::op",
+        "inputs": [
+            {"name": "a", "arg": {"as_tensor": {"name": "buf0"}}, "kind": 1},
+            {"name": "dtype", "arg": {"as_scalar_type": 7}, "kind": 2},
+        ],
+        "outputs": [{"as_tensors": [{"name": "buf1"}, {"name": "buf2"}]}],
+    }
+    (call,) = json.loads(list_calls(json.dumps({"nodes": [{"name": "buf1", "node": node}]})))
+    assert call["arguments"] == [
+        {"name": "a", "keyword": False, "kind": "tensor"},
+        {"name": "dtype", "keyword": True, "kind": "torch", "value": "float32"},
+    ]
+    assert call["returns"] == [{"kind": "tensors", "count": 2}]
+    node["inputs"] = [{"name": "g", "arg": {"as_graph": {}}, "kind": 1}]
+    node["outputs"] = [{"as_complex": {}}]
+    with pytest.raises(CompileError, match=r"mine::op: g is graph; mine::op: a result is complex"):
+        list_calls(json.dumps({"nodes": [{"name": "buf1", "node": node}]}))
+    assert list_calls("") == "[]"
 
 
-@pytest.mark.parametrize(
-    "calls, words",
-    [
-        (None, "has no ec_torch_calls"),
-        (b'[{"operator": "aten::relu"}]', "in an older form"),
-    ],
-)
-def test_what_isn_t_such_a_program_is_refused(
-    calls: bytes | None, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_operator_that_isn_t_registered_is_named(torch_loader: None) -> None:
+    from edgecompile.torch_runtime.calls import read_operators
+
+    calls = [{"operator": f"{name}::op", "arguments": [], "returns": []} for name in ("b", "a")]
+    with pytest.raises(NativeError, match="no operator a::op, b::op"):
+        read_operators(json.dumps(calls).encode(), "program")
+    with pytest.raises(NativeError, match="can't be read"):
+        read_operators(b'[{"operator": "aten::relu"}]', "program")
+
+
+def test_a_program_that_can_t_be_opened_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     from edgecompile.torch_runtime import program
 
-    library: Any = ctypes.CDLL(None)
-    if calls is not None:
-        monkeypatch.setattr(program, "SYMBOL", "environ")
-        monkeypatch.setattr(ctypes, "string_at", lambda _: calls)
-    monkeypatch.setattr(program, "load_library", lambda _: library)
-    pinned: Any = SimpleNamespace(label="program", path="")
+    closed = []
+
+    class Container:
+        """Stands for a loaded program's container."""
+
+        n_inputs = n_outputs = 0
+
+        def __init__(self, *arguments: object) -> None:
+            pass
+
+        def close(self) -> None:
+            closed.append(self)
+
+        def free(self, handles: object) -> None:
+            pass
+
+    monkeypatch.setattr(program, "Container", Container)
     weights: Any = None
-    with pytest.raises(NativeError, match=words):
-        program.TorchProgram(pinned, weights, (1, 1))
+    with pytest.raises(NativeError, match="has no ec_torch_calls"):
+        program.TorchProgram(ctypes.CDLL(None), "program", weights, 1)
+    assert len(closed) == 1
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ _CALLED = re.compile(r"\b(aoti_torch_\w+|Sleef_\w+)\(")
 
 @dataclass
 class Outcome:
-    """What became of one architecture; plain values.
+    """The result of one architecture, as plain values.
 
     Attributes:
         status: ok, refused (in words), wrong (an output differs), failed (another exception).

@@ -209,7 +209,9 @@ class ManifestReader {
         variant->programs.push_back(*path);
       }
     }
-    if (entry.find("programs") != nullptr && items.count != manifest_.buckets.size()) {
+    const Value* const programs = entry.find("programs");
+    if (programs != nullptr && programs->is(Value::Type::kList) &&
+        items.count != manifest_.buckets.size()) {
       reader_.add("variant-programs", place,
                   cat(items.count, " programs for ", manifest_.buckets.size(), " buckets"));
     }

@@ -1,4 +1,4 @@
-"""What builds show on the terminal: their options, their result, and what to type next."""
+"""Builds on the terminal: their options, their result, and the next commands."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def show_build(console: Console, profile: TargetProfile, runtime: str, result: B
 
 
 def next_step(profile: TargetProfile, bundle: Path, runtime: str) -> str:
-    """What to type once there is a bundle for these devices."""
+    """The next commands, once there is a bundle for these devices."""
     here = profile.gpu is None and architecture(platform.machine()) in profile.archs
     path = shlex.quote(str(bundle) if here else bundle.name)
     command = f"python3 {path} {'selftest' if profile.gpu is None else 'finish'}"

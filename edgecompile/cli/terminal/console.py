@@ -127,7 +127,7 @@ class Console:
             self._print(Text(printable(text)))
 
     def say_notes(self, notes: Iterable[str]) -> None:
-        """What a stage's result has to say, a remark each."""
+        """Shows the notes of a stage's result, a remark each."""
         for note in notes:
             self.say(f"  note: {sentence(note)}")
 

@@ -1,4 +1,4 @@
-"""What ``edgecompile plan`` shows: a table for the terminal, a page for the browser."""
+"""The output of ``edgecompile plan``: a table for the terminal, a page for the browser."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _fold(heading: str) -> str:
 
 
 def precision_table(choice: PrecisionChoice) -> RenderableType:
-    """What ``--precision auto`` tried."""
+    """The trials of ``--precision auto``."""
     from edgecompile.narrowing.trials import COLUMNS
 
     chosen = [i for i, t in enumerate(choice.trials) if t.precision == choice.precision]

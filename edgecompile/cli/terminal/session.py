@@ -28,7 +28,7 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 
 class Session:
-    """What every command is handed as Click's ``obj``.
+    """Click's ``obj``, which every command gets.
 
     Attributes:
         json: print the result as JSON.

@@ -111,7 +111,7 @@ def compare_step(
     pad: int,
     more: Mapping[str, Tensor] | None = None,
 ) -> str:
-    """What differs, or "" if nothing does.
+    """The difference, or "" if there is none.
 
     Args:
         step: a :class:`~edgecompile.loaders.generators.causal_step.GenerationStep`.

@@ -31,7 +31,7 @@ KeyValueShape = tuple[tuple[int, int], tuple[int, int]]
 
 
 def cache_shapes(model: Any) -> tuple[KeyValueShape, ...]:
-    """What each layer of a transformers model keeps, found by running it on three tokens.
+    """The cache of each layer of a transformers model, found by running it on three tokens.
 
     Raises:
         ModelError: it keeps something else than keys and values of every token.

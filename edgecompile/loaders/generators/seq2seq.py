@@ -214,7 +214,7 @@ def _source_rows(encoder: LoadedModel) -> str | int:
 
 
 def _start(model: Any, vocabulary: int, notes: list[str]) -> tuple[int, ...]:
-    """What every text begins with: the decoder's start token, and the first one if that is forced."""
+    """The first tokens of every text: the decoder's start token, and the next if that is forced."""
     asked = generation_setting(model, "decoder_start_token_id")
     if isinstance(asked, (list, tuple)) and len(set(asked)) == 1:
         asked = asked[0]

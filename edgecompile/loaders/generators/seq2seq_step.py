@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Projections:
-    """What a decoder makes of the encoder's hidden states, and what it keeps of its own text.
+    """The decoder's keys and values of the encoder's hidden states, and the cache of its own text.
 
     Attributes:
         pairs: of each layer, what makes the keys and the values of the source.
@@ -124,7 +124,7 @@ def _pairs(given: Mapping[str, Tensor], names: Sequence[str]) -> list[tuple[Tens
 
 
 def find_projections(model: Any, own: str, hidden: Tensor, start: int) -> Projections:
-    """What a decoder keeps, found by running it on one token behind an encoder's result.
+    """The cache of a decoder, found by running it on one token behind an encoder's result.
 
     Args:
         model: a transformers model; ``own`` is its attention.

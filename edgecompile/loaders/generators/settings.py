@@ -1,4 +1,4 @@
-"""What a transformers model says about generation: limits, special tokens, how to sample."""
+"""The generation settings of a transformers model: limits, special tokens, sampling."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def step_inputs(
 
 
 def generation_setting(model: Any, name: str) -> Any:
-    """What the generation configuration says, else the model's."""
+    """The setting of the generation configuration, else the model's."""
     found = getattr(getattr(model, "generation_config", None), name, None)
     return getattr(model.config, name, None) if found is None else found
 
@@ -174,7 +174,7 @@ def end_tokens(model: Any, vocabulary: int) -> tuple[int, ...]:
 
 
 def pad_token(model: Any, options: LoadOptions, vocabulary: int) -> int:
-    """What fills a run up: as asked for, else the model's own, else one that ends a text."""
+    """The token that pads a run: as asked for, else the model's own, else one that ends a text."""
     asked = options.pad.get(INPUT)
     found = asked if asked is not None else generation_setting(model, "pad_token_id")
     token = token_or_none(found, vocabulary)

@@ -89,7 +89,7 @@ def _measure(
     precision: Precision,
     step: StepHandle,
 ) -> tuple[dict[str, Any], BucketCost]:
-    """What the runtime says of a kit, and what buckets take."""
+    """The runtime's measurements of a calibration bundle, and the sizes of buckets."""
 
     def show(text: str) -> None:
         # "12 rounds, 4 of 6 s"

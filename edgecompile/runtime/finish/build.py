@@ -29,7 +29,7 @@ _EVERY = 0.2  # seconds between two messages about progress
 
 @dataclass(frozen=True)
 class BuildJob(Record):
-    """What to build: an engine of ``profiles``, each with a range of shapes by input.
+    """The order for an engine of ``profiles``, each with a range of shapes by input.
 
     ``output`` is a file that doesn't exist yet, ``timing_cache`` one that may.
     """
@@ -215,7 +215,7 @@ class Phases:
             self._done.pop(name, None)
 
     def fraction(self) -> float:
-        """What is done of the outermost phase, 0 to 1; what runs side by side isn't added."""
+        """The finished part of the outermost phase, 0 to 1; parallel phases aren't added."""
         best: Dict[Optional[str], float] = {}
         with self._lock:
             # Children begin after their parents, so the last ones come first here.

@@ -1,4 +1,4 @@
-"""What runs on a GPU, as the rest of the runtime sees it: an engine and its contexts.
+"""An engine and its contexts on a GPU, as the rest of the runtime sees them.
 
 ``tensorrt.py`` has TensorRT's. Anything else that queues its work on a given stream, reads and writes
 given addresses and allocates nothing while it does so can be driven the same way.
@@ -63,7 +63,7 @@ class Engine(Protocol):
 
     @property
     def label(self) -> str:
-        """What to call it in messages, such as a path."""
+        """Its name in messages, such as a path."""
         ...
 
     @property

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GpuLane:
-    """What all buckets of a model share: a stream, and the right to use the scratch memory.
+    """Things that all buckets of a model share: a stream, and the right to use the scratch memory.
 
     Whoever runs holds ``lock``. After an error that CUDA doesn't recover from, ``check`` refuses.
     """

@@ -138,7 +138,7 @@ class TrtEngine:
             table[names.get(name, name)] = _DTYPES.get(dtype.name, str(dtype))
 
     def native(self, name: str) -> str:
-        """What TensorRT calls an input or output."""
+        """TensorRT's name of an input or output."""
         return self._tensors.get(name, name)
 
     def check(self, manifest: Manifest, last: int) -> None:
@@ -160,7 +160,7 @@ class TrtEngine:
             raise GpuError("{}: {}".format(self.label, "; ".join(problems)), _AGAIN)
 
     def scratch_bytes(self, profile: int) -> int:
-        """What TensorRT says of the profile."""
+        """TensorRT's ranges of the profile."""
         assert self._engine is not None
         return self._release.scratch_bytes(self._engine, profile)
 
@@ -184,7 +184,7 @@ class TrtEngine:
         return result
 
     def failure(self, doing: str, error: Optional[RuntimeError] = None) -> GpuError:
-        """What to raise where TensorRT said no, or its bindings raised ``error``."""
+        """The error where TensorRT said no, or its bindings raised ``error``."""
         if error is not None:
             doing += " ({})".format(shorten(error, 200))
         text = "{}: TensorRT failed at {}{}".format(self.label, doing, _last_words(self._log))

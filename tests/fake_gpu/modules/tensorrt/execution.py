@@ -272,7 +272,7 @@ class _Run:
         self.shapes = {**context._shapes, **context._results}
 
     def work(self, _: Any) -> None:
-        """What the kernels would do; it can't raise, so it breaks the fake GPU instead."""
+        """The work of the kernels; it can't raise, so it breaks the fake GPU instead."""
         try:
             self._work()
         except _AstrayError as error:
