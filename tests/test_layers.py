@@ -143,7 +143,15 @@ def test_device_files_evaluate_no_newer_types(path: Path) -> None:
 
 
 # JetPack's TensorRT, which only they may import, and only when it is needed.
-TENSORRT_FILES = {"finish/build.py", "gpu/device.py", "gpu/log.py", "gpu/tensorrt.py"}
+TENSORRT_FILES = {
+    "finish/build.py",
+    "gpu/device.py",
+    "gpu/log.py",
+    "gpu/release8.py",
+    "gpu/release10.py",
+    "gpu/releases.py",
+    "gpu/tensorrt.py",
+}
 
 
 @pytest.mark.parametrize("path", DEVICE_FILES, ids=module_id)
