@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os.path import commonpath
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +23,6 @@ from edgecompile.export.guards import quiet_torch
 from edgecompile.models.source_lines import Place, place_of_trace
 from edgecompile.precision import Precision
 from edgecompile.targets.profile import VariantSpec
-from edgecompile.toolchain.compilers import find_toolchain
 
 __all__ = [
     "LoweredProgram",
@@ -109,8 +106,6 @@ def generate(
     lowered: LoweredProgram,
     example: Mapping[str, torch.Tensor],
     variant: VariantSpec,
-    scratch: Path,
-    cxx: str,
 ) -> GeneratedCpp:
     """Inductor's C++ for the lowered graph.
 
@@ -122,9 +117,7 @@ def generate(
             lowered.gm,
             example,
             variant,
-            cache_dir=scratch,
             shared=lowered.constants,
-            cxx=cxx,
         )
 
 
@@ -136,20 +129,18 @@ def generate_code(
         notes.append(_NO_CODE)
         return None, None
     variant = request.target.variants[-1]
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            cxx = find_toolchain(variant.arch).cxx
-            with quiet_torch():
-                example = subject.loaded.make_example(subject.traced, seed=7)
-                return generate(lowered, example, variant, Path(folder), cxx), None
-        except CompileError as error:
-            notes.append(_NO_CODE)
-            if error.__cause__ is not None:
-                return None, read_failure(error.__cause__)
-            return None, CodegenFailure(error.message, error.hint or "")
-        except EdgecompileError as error:
-            # Of this machine, such as a compiler that isn't installed: the model may be fine.
-            notes.append(f"no code was generated: {error.message}")
+    try:
+        with quiet_torch():
+            example = subject.loaded.make_example(subject.traced, seed=7)
+            return generate(lowered, example, variant), None
+    except CompileError as error:
+        notes.append(_NO_CODE)
+        if error.__cause__ is not None:
+            return None, read_failure(error.__cause__)
+        return None, CodegenFailure(error.message, error.hint or "")
+    except EdgecompileError as error:
+        # Of this machine, such as a compiler that isn't installed: the model may be fine.
+        notes.append(f"no code was generated: {error.message}")
     return None, None
 
 

@@ -340,7 +340,7 @@ class Tied(nn.Module):
         return self.head(self.two(torch.relu(self.one(x))))
 
 
-def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
+def test_tied_weights_are_stored_once() -> None:
     model = load(
         Tied(),
         inputs={"ids": torch.ones(1, 6, dtype=torch.int64)},
@@ -358,7 +358,6 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
             module,
             exported.example({"length": 8}),
             load_variant("x86-64-v3"),
-            cache_dir=tmp_path,
             shared={*signature.parameters, *signature.buffers} | packed,
         )
     # One table for both look-ups, its packed form for the head; one packed layer, one bias.
