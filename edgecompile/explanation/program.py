@@ -174,12 +174,7 @@ def kernel_uses(
         ]
     )
     groups: dict[str, list[ExternCall]] = {}
-    lacking: set[str] = set()  # nodes whose operators are missing
     for call in calls:
-        if not call.native:
-            if call.nodes and not call.operators and lacking.issuperset(call.nodes):
-                continue  # checks the result of the call before: the same gap
-            lacking.update(call.nodes[-1:])
         groups.setdefault(call.name, []).append(call)
     uses = []
     for name, group in groups.items():

@@ -338,7 +338,7 @@ def test_calls_are_read_from_generated_code() -> None:
     // Topologically Sorted Source Nodes: [sums], Original ATen: [aten.scatter_reduce]
     aoti_torch_cpu_scatter_reduce_two_out(buf3, buf3,0,arg1,buf2, "sum",1);
     """
-    calls = extern_calls(wrapper)
+    calls = list(extern_calls(wrapper))
     assert [(c.name, c.nodes, c.native) for c in calls] == [
         ("addmm_out", ("view", "linear"), True),
         ("aten.linalg_inv_ex", ("inv",), False),
