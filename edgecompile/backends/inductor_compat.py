@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -95,19 +96,6 @@ def vector_isa(arch: str, simdlen: int) -> cpu_vec_isa.VecISA:
     return table[arch, simdlen]()
 
 
-@contextmanager
-def _patched(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Sets attributes of a module or class for as long as the context lasts."""
-    before = {name: getattr(owner, name) for name in attributes}
-    for name, value in attributes.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
-
-
 def _forced_isa(isa: cpu_vec_isa.VecISA) -> AbstractContextManager[None]:
     """Makes ``isa`` the only instruction set that Inductor sees; none, if it's false.
 
@@ -115,7 +103,7 @@ def _forced_isa(isa: cpu_vec_isa.VecISA) -> AbstractContextManager[None]:
     generated elsewhere. The function is looked up at each call, hence patched and restored.
     """
     visible = [] if isinstance(isa, cpu_vec_isa.InvalidVecISA) else [isa]
-    return _patched(cpu_vec_isa, valid_vec_isa_list=lambda: visible)
+    return patch.multiple(cpu_vec_isa, valid_vec_isa_list=lambda: visible)
 
 
 def _ordered_sums() -> AbstractContextManager[None]:
@@ -129,25 +117,7 @@ def _ordered_sums() -> AbstractContextManager[None]:
     def falls_back(dtype: torch.dtype) -> bool:
         return dtype.is_floating_point or original(dtype)
 
-    return _patched(module, needs_fallback_due_to_atomic_add_limitations=falls_back)
-
-
-@contextmanager
-def _cache_directory(path: str) -> Iterator[None]:
-    """Gives Inductor a cache directory of its own.
-
-    A shared one can hand back C++ of another instruction set.
-    """
-    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = path
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+    return patch.multiple(module, needs_fallback_due_to_atomic_add_limitations=falls_back)
 
 
 def _options(variant: VariantSpec, cxx: str) -> dict[str, Any]:
@@ -204,7 +174,8 @@ def generate_cpp(
         _forced_isa(isa),
         _ordered_sums(),
         temporary_folder() as folder,
-        _cache_directory(folder),
+        # A shared cache can hand back C++ of another instruction set.
+        patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder),
         _equal_sizes_copied(),
         _overflow_heeded() as overflows,
         torch.no_grad(),
@@ -305,10 +276,10 @@ def _equal_sizes_copied() -> AbstractContextManager[None]:
         return torch.where(torch.scalar_tensor(outer - inner) == 0, 1.0, usual)
 
     def interpolate_linearly(*args: Any) -> Any:
-        with _patched(decompositions, _compute_scale=scale):
+        with patch.multiple(decompositions, _compute_scale=scale):
             return interpolate(*args)
 
-    return _patched(decompositions, _upsample_linear=interpolate_linearly)
+    return patch.multiple(decompositions, _upsample_linear=interpolate_linearly)
 
 
 @contextmanager
@@ -337,7 +308,7 @@ def _overflow_heeded() -> Iterator[list[str]]:
         overflows.append(str(value.expr))
         return self.fallback(name, args, kwargs)
 
-    with _patched(IndexPropagation, __init__=begin, propagate_sympy=propagate):
+    with patch.multiple(IndexPropagation, __init__=begin, propagate_sympy=propagate):
         yield overflows
 
 

@@ -8,7 +8,7 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -311,7 +311,7 @@ def called_symbols(toolchain: Toolchain, objects: Sequence[BuiltObject]) -> set[
 def link_renamed(
     toolchain: Toolchain,
     objects: Sequence[BuiltObject],
-    renamed: Container[str],
+    renamed: Collection[str],
     output: Path,
     library: Path,
     exports: Sequence[str] = ("AOTInductor*",),
@@ -319,9 +319,8 @@ def link_renamed(
     """Links objects at ``output`` that call ``ec_X`` of ``library`` for each ``X`` in ``renamed``."""
     with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as folder:
         copies = [Path(folder) / f"{number}.o" for number in range(len(objects))]
+        table = {symbol: f"ec_{symbol}" for symbol in renamed}
         for built, copy in zip(objects, copies, strict=True):
-            wanted = undefined_symbols(toolchain, built.path)
-            table = {symbol: f"ec_{symbol}" for symbol in wanted if symbol in renamed}
             rename_symbols(toolchain, built.path, copy, table)
         link_shared(
             toolchain, copies, output, exports=exports, soname=output.name, libraries=[library]

@@ -145,8 +145,6 @@ class LoadedModel:
         length_axis: the axis that varies with traffic; None: there is none.
         source: where it came from.
         tokenizer: its ``tokenizer.json``, if it has one.
-        pad_safe: what the model's author says about padding; None: nothing. A hint only,
-            :func:`edgecompile.export.padding.check.check_padding` finds out.
         notes: choices made while loading that a person may want to know.
         labels: names of the classes by output, whose last dimension they count.
         load: the options that shaped it, as :meth:`LoadOptions.to_json` has them.
@@ -161,7 +159,6 @@ class LoadedModel:
     length_axis: str | None
     source: ModelSource
     tokenizer: Path | None = None
-    pad_safe: bool | None = None
     notes: tuple[str, ...] = ()
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     load: Mapping[str, Any] = field(default_factory=dict)
