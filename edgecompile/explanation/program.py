@@ -18,7 +18,8 @@ from edgecompile.backends.inductor_compat import GENERATING, GeneratedCpp, gener
 from edgecompile.backends.lowering.lower import LoweringReport, lower_graph
 from edgecompile.errors import CompileError, EdgecompileError
 from edgecompile.explanation.report import KernelUse, Unlowered
-from edgecompile.explanation.request import ExplainRequest, Subject
+from edgecompile.explanation.request import ExplainRequest
+from edgecompile.export.checks import ExportScope
 from edgecompile.export.guards import quiet_torch
 from edgecompile.models.source_lines import Place, place_of_trace
 from edgecompile.precision import Precision
@@ -122,7 +123,7 @@ def generate(
 
 
 def generate_code(
-    subject: Subject, lowered: LoweredProgram, request: ExplainRequest, notes: list[str]
+    subject: ExportScope, lowered: LoweredProgram, request: ExplainRequest, notes: list[str]
 ) -> tuple[GeneratedCpp | None, CodegenFailure | None]:
     """The generated code, or why a build would get none; neither where it can't be found out."""
     if not request.code:

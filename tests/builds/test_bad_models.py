@@ -16,7 +16,7 @@ from edgecompile.backends.lowering.constants import PACKED_PREFIX
 from edgecompile.backends.lowering.lower import lower_graph
 from edgecompile.bundle.weights import lay_out
 from edgecompile.errors import EdgecompileError, ExportError, ModelError
-from edgecompile.export.checks import check_program
+from edgecompile.export.checks import ExportScope, check_program
 from edgecompile.export.export import export_model
 from edgecompile.export.ladder import STATIC_LADDER, export_program
 from edgecompile.export.program import ExportedModel
@@ -256,7 +256,7 @@ def test_a_program_that_changes_its_input_is_wrong() -> None:
     loaded.module.copied = ()  # type: ignore[assignment]
     example = loaded.make_example(sizes)
     program = export_program(loaded.module, example, loaded.inputs, spans, STATIC_LADDER[0])
-    result = check_program(program, loaded, spans, sizes)
+    result = check_program(program, ExportScope(loaded, spans, sizes))
     assert not result.ok and "changes its inputs in place: x" in result.describe()
 
 
