@@ -15,7 +15,7 @@ fields, or a tuple ``(module, inputs, axes)``::
 
 One that returns ``{"module": model, "task": "causal-lm"}`` (or ``"seq2seq-lm"``), or such a model
 alone where that task is asked for, makes a generator of a transformers model; its inputs are those of
-:mod:`edgecompile.loaders.generators.causal_step` or :mod:`edgecompile.loaders.generators.seq2seq_step`.
+:mod:`edgecompile.loaders.generators.step`.
 """
 
 from __future__ import annotations

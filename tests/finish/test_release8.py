@@ -33,6 +33,13 @@ def test_a_bundle_is_finished_and_served(rig8: Rig) -> None:
     check_served(rig8, [3, 20], ("default", "reduce-overhead"))
 
 
+def test_halves_and_what_stays_single_are_pinned_to_the_types_of_the_onnx(rig8: Rig) -> None:
+    # The fake's network says FLOAT of all floats, and its builder compares pins with the ONNX.
+    rig8.bundle.narrow()
+    assert rig8.finish().report["state"] == "finished"
+    assert "set_flag FP16" in rig8.calls("set_flag")
+
+
 def test_buckets_that_share_a_profile_run_side_by_side(rig8: Rig) -> None:
     report = rig8.finish(FAKE_TRT_MEMORY=str((64 << 20) + (1 << 25) + (1 << 26))).report
     assert set(report["profile_of"]) == {0}

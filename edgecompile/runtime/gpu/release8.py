@@ -1,7 +1,7 @@
 """What TensorRT 8 (8.6 of JetPack 6.0) has in the place of release10's calls; see releases.py.
 
-Its builder chooses precisions, so every layer is pinned to the types that the parsed network has. It has
-no int64 and reports no progress.
+Its builder chooses precisions, so every layer is pinned to the ONNX's types. It has no int64 and reports
+no progress.
 """
 
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Set, Tuple
@@ -36,30 +36,7 @@ class Release8:
         # Else a profile serves one context at a time, and buckets can't share it.
         config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
         config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
-        types = trt.LayerType
-        free = (types.CONSTANT, types.CAST, types.QUANTIZE, types.DEQUANTIZE)
-        dequantized: Set[str] = set()
-        for index in range(network.num_layers):
-            layer = network.get_layer(index)
-            outputs = [layer.get_output(number) for number in range(layer.num_outputs)]
-            inputs = [layer.get_input(number) for number in range(layer.num_inputs)]
-            if any(tensor.dtype == trt.DataType.HALF for tensor in outputs):
-                config.set_flag(trt.BuilderFlag.FP16)
-            if layer.type == types.QUANTIZE:
-                config.set_flag(trt.BuilderFlag.INT8)
-            elif layer.type == types.DEQUANTIZE:
-                dequantized.update(tensor.name for tensor in outputs)
-            floats = (trt.DataType.FLOAT, trt.DataType.HALF)
-            if (
-                layer.type in free
-                or outputs[0].dtype not in floats
-                or any(tensor is not None and tensor.name in dequantized for tensor in inputs)
-            ):
-                continue
-            layer.precision = outputs[0].dtype
-            for number, tensor in enumerate(outputs):
-                if tensor.dtype in floats:
-                    layer.set_output_type(number, tensor.dtype)
+        _pin_precisions(trt, network, config)
 
     def watch(
         self,
@@ -80,6 +57,49 @@ class Release8:
         if context is not None:
             context.device_memory = scratch
         return context
+
+
+def _pin_precisions(trt: Any, network: Any, config: Any) -> None:
+    """Pins layers to float16 or float32, and sets the flags that allow it.
+
+    The parsed network says FLOAT of every tensor with floats. Constants and casts know better, and all
+    other operators keep the type of their inputs. One float16 input decides: the parser adds float32
+    constants of its own.
+    """
+    types, single, half = trt.LayerType, trt.DataType.FLOAT, trt.DataType.HALF
+    floats = (single, half)
+    halves: Set[str] = set()
+    dequantized: Set[str] = set()
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        kind = layer.type
+        outputs = [layer.get_output(number) for number in range(layer.num_outputs)]
+        inputs = [layer.get_input(number) for number in range(layer.num_inputs)]
+        inputs = [tensor for tensor in inputs if tensor is not None]
+        names = {tensor.name for tensor in inputs if tensor.dtype in floats}
+        if kind == types.CONSTANT:
+            layer.__class__ = trt.IConstantLayer  # the bindings give its base class
+            is_half = layer.weights.dtype.name == "float16"
+        elif kind == types.CAST:
+            layer.__class__ = trt.ICastLayer
+            is_half = layer.to_type == half
+        else:
+            is_half = not halves.isdisjoint(names)
+        made = [tensor for tensor in outputs if tensor.dtype in floats]
+        if is_half:
+            config.set_flag(trt.BuilderFlag.FP16)
+            halves.update(tensor.name for tensor in made)
+        if kind == types.QUANTIZE:
+            config.set_flag(trt.BuilderFlag.INT8)
+        elif kind == types.DEQUANTIZE:
+            dequantized.update(tensor.name for tensor in outputs)
+        elif kind in (types.CONSTANT, types.CAST) or not dequantized.isdisjoint(names):
+            continue
+        elif made or (names and kind == types.ELEMENTWISE):  # a comparison makes no floats
+            layer.precision = half if is_half else single
+            for number, tensor in enumerate(outputs):
+                if tensor.dtype in floats:
+                    layer.set_output_type(number, half if is_half else single)
 
 
 def _module() -> Any:

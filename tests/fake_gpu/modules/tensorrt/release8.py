@@ -1,7 +1,8 @@
 """What TensorRT 8.6 has in the place of 10's names: FAKE_TRT_VERSION=8.6.x.
 
-Its networks aren't strongly typed, so this builder asks that every layer be pinned. Engines have
-int32 where the ONNX has int64, and one size of scratch memory for all of their profiles.
+Its networks aren't strongly typed: they say FLOAT of every tensor with floats, and this builder asks
+that every layer be pinned to the ONNX's own types. Engines have int32 where the ONNX has int64, and
+one size of scratch memory for all of their profiles.
 """
 
 from __future__ import annotations
@@ -50,18 +51,28 @@ class LayerType(types._Enum):
     CAST = "Cast"
     QUANTIZE = "QuantizeLinear"
     DEQUANTIZE = "DequantizeLinear"
+    ELEMENTWISE = "Greater"
     SHUFFLE = "anything else"
 
 
 class ILayer:
-    """A node of the ONNX."""
+    """A node of the ONNX. ``dtypes`` are the ONNX's, by the names of tensors."""
 
-    def __init__(self, node: Any, tensors: dict[str, builder.ITensor]) -> None:
+    def __init__(
+        self,
+        node: Any,
+        tensors: dict[str, builder.ITensor],
+        dtypes: dict[str, types.DataType],
+        value: Any = None,
+    ) -> None:
         self.name = node.name
         kinds = {item.value: item for item in LayerType}
         self.type = kinds.get(node.op_type, LayerType.SHUFFLE)
         self._inputs = [tensors.get(name) for name in node.input]
         self._outputs = [tensors[name] for name in node.output if name]
+        self._makes = [dtypes[name] for name in node.output if name]
+        self._takes = [dtypes[name] for name in node.input if name]
+        self._value = value
         self.precision: types.DataType | None = None
         self._pinned: dict[int, types.DataType] = {}
 
@@ -82,6 +93,20 @@ class ILayer:
     def set_output_type(self, index: int, dtype: types.DataType) -> None:
         require(dtype in _FLOATS, "only what is computed in floats is pinned")
         self._pinned[index] = dtype
+
+
+class IConstantLayer(ILayer):
+    """As in the bindings, who wants ``weights`` has to assign this class to an ILayer."""
+
+    @property
+    def weights(self) -> Any:
+        return self._value
+
+
+class ICastLayer(ILayer):
+    @property
+    def to_type(self) -> types.DataType:
+        return self._makes[0]
 
 
 class INetworkDefinition(builder.INetworkDefinition):
@@ -146,16 +171,20 @@ class Builder(builder.Builder):
         require(BuilderFlag.OBEY_PRECISION_CONSTRAINTS in flags, "precisions are up to the builder")
         dequantized: set[str] = set()
         for layer in network._layers:
-            dtypes = [item.dtype for item in layer._outputs]
             if layer.type == LayerType.DEQUANTIZE:
                 dequantized.update(item.name for item in layer._outputs)
             if layer.type == LayerType.QUANTIZE:
                 require(BuilderFlag.INT8 in flags, "quantized, but INT8 isn't allowed")
-            if DataType.HALF in dtypes:
+            if DataType.HALF in layer._makes:
                 require(BuilderFlag.FP16 in flags, "halves, but FP16 isn't allowed")
-            free = layer.type != LayerType.SHUFFLE or dtypes[0] not in _FLOATS
+            floats = [item for item in layer._makes if item in _FLOATS]
+            if layer.type == LayerType.ELEMENTWISE:
+                floats += [item for item in layer._takes if item in _FLOATS]
+            free = layer.type not in (LayerType.SHUFFLE, LayerType.ELEMENTWISE) or not floats
             if not free and not any(x and x.name in dequantized for x in layer._inputs):
-                require(layer.precision == dtypes[0], f"{layer.name} isn't pinned")
+                require(layer.precision == floats[0], f"{layer.name} isn't pinned")
+                pinned = [layer._pinned.get(n, item) for n, item in enumerate(layer._makes)]
+                require(pinned == layer._makes, f"{layer.name} gives another type")
         return super().build_serialized_network(network, config)
 
     def _more(self, config: builder.IBuilderConfig) -> dict[str, Any]:
@@ -196,13 +225,21 @@ def _layers(model: Any) -> list[ILayer]:
 
     inferred = onnx.shape_inference.infer_shapes(model)
     graph = inferred.graph
-    tensors = {
-        item.name: builder.ITensor(
-            item.name, _narrowed(builder._TYPES[item.type.tensor_type.elem_type]), ()
-        )
+    dtypes = {
+        item.name: _narrowed(builder._TYPES[item.type.tensor_type.elem_type])
         for item in (*graph.input, *graph.output, *graph.value_info)
     }
-    return [ILayer(node, tensors) for node in graph.node]
+    values = {item.name: onnx.numpy_helper.to_array(item) for item in graph.initializer}
+    dtypes.update((i.name, _narrowed(builder._TYPES[i.data_type])) for i in graph.initializer)
+    tensors = {
+        name: builder.ITensor(name, DataType.FLOAT if dtype in _FLOATS else dtype, ())
+        for name, dtype in dtypes.items()
+    }
+    constants = [onnx.NodeProto(op_type="Constant", name=name, output=[name]) for name in values]
+    return [
+        *(ILayer(node, tensors, dtypes, values[node.name]) for node in constants),
+        *(ILayer(node, tensors, dtypes) for node in graph.node),
+    ]
 
 
 class ICudaEngine(execution.ICudaEngine):
