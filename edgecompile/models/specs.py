@@ -61,7 +61,10 @@ class InputSpec:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> InputSpec:
         """The inverse of :meth:`to_json`."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items()})
+        fields: dict[str, Any] = {
+            key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
+        }
+        return cls(**fields)
 
 
 @dataclass(frozen=True)
