@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from edgecompile.errors import ModelError
+from edgecompile.files import plain_fields
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.specs import AxisLimits, InputSpec, OutputSpec
 from edgecompile.runtime.format.schema import CAUSAL_LM, SEQ2SEQ
@@ -60,12 +61,7 @@ class ModelSource:
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain values."""
-        return {
-            "kind": self.kind,
-            "spec": self.spec,
-            "sha256": dict(self.sha256),
-            "details": dict(self.details),
-        }
+        return plain_fields(self)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from edgecompile.loaders.folders.text_inputs import FolderInputs, text_inputs, w
 from edgecompile.loaders.kinds import check_config
 from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.modules import NamedModule
-from edgecompile.models.probing import copy_changed_inputs, probe_outputs
+from edgecompile.models.probing import probe_model
 from edgecompile.models.tasks import SEQ2SEQ_LM, Task, choose_task, reads
 from edgecompile.runtime.format.schema import CAUSAL_LM
 
@@ -85,8 +85,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         constants=made.constants,
         softmax=options.softmax,
     )
-    copied = copy_changed_inputs(module, inputs, made.axes, name)
-    outputs = probe_outputs(module, inputs, made.axes, name)
+    outputs, copied = probe_model(module, inputs, made.axes, name)
     kept = keep_outputs(task, outputs)
     if kept is not None:
         module = NamedModule(module, [spec.name for spec in inputs], only=kept).eval()
