@@ -118,7 +118,8 @@ def test_figures_agree_with_the_planner() -> None:
 def test_held_out_cost_is_that_of_the_buckets_on_the_rest() -> None:
     found = held_out_cost(SAMPLE, SURFACE, seed=3, max_buckets=4)
     rest, held = Traffic.of(SAMPLE).split(0.2, 3)
-    plan = plan_buckets(rest, SURFACE, max_buckets=4, max_sizes=SAMPLE.max_sizes)
+    most = Traffic.of(SAMPLE).most
+    plan = plan_buckets(rest, SURFACE, max_buckets=4, max_sizes=dict(zip(AXES, most, strict=True)))
     assert found.planned_ms == plan.expected_ms
     assert found.held_out_ms == pytest.approx(expected_cost(plan.buckets, held, SURFACE))
     assert found.excess >= -1e-9
