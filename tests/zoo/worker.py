@@ -22,6 +22,7 @@ from edgecompile.backends.inductor_compat import GeneratedCpp
 from edgecompile.backends.inductor_cpu import InductorCpuBackend, ProgramTask
 from edgecompile.buckets.plan import Bucket, BucketPlan
 from edgecompile.bundle.cases import Case
+from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.verdict import VerifyReport
 from edgecompile.bundle.verify import verify_bundle
 from edgecompile.errors import EdgecompileError, ExportError, MissingKernelError
@@ -216,7 +217,8 @@ class _Run:
             jobs=1,
         )
         plan = BucketPlan(bucket.length_axis, (bucket,), policy="manual")
-        packed = pack_bundle(Contents(model, plan, compiled), self.work / f"{self.entry.name}.ecb")
+        with Staging(self.work / f"{self.entry.name}.ecb") as claim:
+            packed = pack_bundle(Contents(model, plan, compiled), claim)
         self.facts["bytes"] = packed.size_bytes
         self._note_errors(packed.verify)
         return packed.bundle_path
