@@ -32,6 +32,10 @@ def test_rules_are_named_with_the_section_that_they_are_about() -> None:
         (refused("generation:generation-tokens"), refused("program-signature")),
         (refused("golden:key-type"), refused("generation:generation-shape")),
         (refused("key-type", "labels:list-size"), refused("key-type")),
+        (refused("key-type", "list-size"), refused("list-size")),
+        (refused("json-depth"), refused("json-syntax")),
+        (refused("weights-layout"), OPENED),
+        (refused("axis-buckets"), refused("file-kind", status=22)),
     ],
 )
 def test_loaders_that_agree(python: Verdict, c: Verdict) -> None:
@@ -47,6 +51,9 @@ def test_loaders_that_agree(python: Verdict, c: Verdict) -> None:
         (refused("key-type"), refused("key-missing")),
         (refused("key-type"), refused("key-type", status=21)),
         (refused("key-type"), refused("key-type", "list-size")),
+        (refused("key-type", "weights-layout"), OPENED),
+        (refused("weights-layout"), refused("weights-alignment")),
+        (refused("json-depth"), refused("key-type")),
         (refused("text:key-type"), refused("text:key-type")),
         (refused("text:key-type"), refused("key-type")),
         (refused("text:key-type"), refused("program-signature", "key-type")),

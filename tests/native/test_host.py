@@ -84,9 +84,7 @@ def test_description_is_pythons_info(model: HostModel, python_model: Model) -> N
     told, info = model.describe(), python_model.info
     host = told.pop("host"), info.pop("host")
     assert told == info
-    # Of versions it tells the kernel's alone.
-    assert host[0].pop("versions").items() <= host[1].pop("versions").items()
-    assert host[0].items() <= host[1].items()
+    assert len(host[0]) == 6 and host[0].items() <= host[1].items()
 
 
 def test_the_runtime_is_shared_with_python(
@@ -198,7 +196,7 @@ BAD_INPUTS: list[tuple[str, Any]] = [
     ("values lie outside 0..", swap(IDS, with_value(2**40))),
     ("values lie outside 0..", swap(IDS, with_value(-1))),
     ("the first is 2 at [0, 5]", swap(MASK, with_value(2))),
-    ("2 problems", lambda inputs: {n: with_value(-7)(a) for n, a in inputs.items()}),
+    ("the first is -7", lambda inputs: {n: with_value(-7)(a) for n, a in inputs.items()}),
     ("no bucket takes", lambda inputs: {n: np.repeat(a, 20, 1) for n, a in inputs.items()}),
     ("no bucket takes", lambda inputs: {n: np.repeat(a, 5, 0) for n, a in inputs.items()}),
     ("no bucket takes", lambda inputs: {n: a[:, :0].copy() for n, a in inputs.items()}),
@@ -216,7 +214,7 @@ def test_bad_inputs_are_refused_as_in_python(
         model.run(inputs)
     assert caught.value.status == wanted.value.exit_code
     assert text in caught.value.text
-    if "outside" in text or "bucket" in text:
+    if "values lie outside" in text or "bucket" in text:
         # Buckets list their axes in the manifest's order here, in their own there.
         assert words(caught.value.text) == words(str(wanted.value))
 
