@@ -11,7 +11,17 @@ import re
 from typing import NamedTuple
 
 #: Sections of which the C interface checks less than Python does.
-SECTIONS = ("generation", "text", "labels", "golden", "plan", "expected", "built_by")
+SECTIONS = (
+    "generation",
+    "text",
+    "labels",
+    "golden",
+    "plan",
+    "expected",
+    "built_by",
+    "__metadata__",
+    "__pad",
+)
 #: The one of them in which it may still find something.
 CHECKED = "generation"
 #: Rules that it checks in part or not at all.
@@ -21,7 +31,7 @@ BUNDLE = 20
 BEHIND = "program-signature"
 
 _RULE = re.compile(r"\[([a-z0-9]+-[a-z0-9-]+)\]")
-_PLACE = re.compile(rf"(?:.*?manifest\.json: |\s*)({'|'.join(SECTIONS)})[.\[:]")
+_PLACE = re.compile(rf"(?:.*?(?:manifest\.json|weights\.fp32): |\s*)({'|'.join(SECTIONS)})[.\[:]")
 
 
 def named_rules(message: str) -> frozenset[str]:
@@ -54,14 +64,11 @@ def agree(python: Verdict, c: Verdict) -> bool:
         return False
     if not python.rules:
         return c == python
-    if c.rules and (c.rules <= python.rules or _is_json(c) and _is_json(python)):
+    if c.rules and (c.rules <= python.rules or (_is_json(c) and _is_json(python))):
         return c.status == python.status
     left = frozenset(rule for rule in python.rules if ":" in rule or rule in LEFT)
-    if (
-        left != python.rules
-        or c.status == BUNDLE
-        and python.sections() == {CHECKED}
-        and c.sections()
+    if left != python.rules or (
+        c.status == BUNDLE and python.sections() == {CHECKED} and c.sections()
     ):
         return False
     # Refused for what the C interface leaves alone: it goes on to what comes next.

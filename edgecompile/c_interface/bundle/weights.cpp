@@ -83,6 +83,7 @@ std::vector<Constant> read_constants(const Descriptor& file, int64_t size,
   }
   std::vector<Constant> constants;
   for (const Member& member : header.object()) {
+    // What fills gaps, and notes: nothing here reads them.
     if (member.key == kMetadata || member.key.rfind(kPaddingPrefix, 0) == 0) continue;
     constants.push_back(read_constant(member.key, header.child(member), start, size));
   }
