@@ -1,4 +1,4 @@
-"""What benchmarks/run encoder measures: the models, and the lengths that they are run at."""
+"""The models of benchmarks/run encoder, and the lengths that they are run at."""
 
 from __future__ import annotations
 

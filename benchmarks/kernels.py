@@ -89,7 +89,7 @@ def build(march: str, folder: Path) -> Path:
 
 
 def measure(program: Path, arguments: list[str]) -> Iterator[dict[str, Any]]:
-    """What the program prints, as soon as it does."""
+    """The lines of the program, as soon as it prints them."""
     with subprocess.Popen([str(program), *arguments], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:

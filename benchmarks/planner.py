@@ -48,7 +48,7 @@ def make_curve(distinct: int, seed: int, modes: str) -> CostGrid:
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:
-    """What a call gives, and its seconds."""
+    """The result of a call, and its seconds."""
     start = time.perf_counter()
     value = function()
     return value, time.perf_counter() - start

@@ -165,7 +165,7 @@ def compile_parts(clock: Clock, generated: GeneratedCpp, variant: VariantSpec, c
 
 
 def try_regions(folder: Path) -> str:
-    """What becomes of torch's own regional compilation on the way to C++."""
+    """The fate of torch's own regional compilation on the way to C++."""
     x = torch.randn(1, TOKENS, WIDTH)
     variant = load_target("cpu-x86-64").variants[0]
     try:

@@ -14,13 +14,13 @@ _RUNTIME = {
     "open_bundle": "edgecompile.runtime",
 }
 _BUILD = {
-    "BuildOptions": "edgecompile.api.options",
+    "BuildOptions": "edgecompile.planning.options",
     "Bundle": "edgecompile.api.build",
     "Explanation": "edgecompile.api.explain",
     "LoadOptions": "edgecompile.models.options",
     "ModelSpec": "edgecompile.loaders.factory_specs",
     "Plan": "edgecompile.api.plan",
-    "PlanOptions": "edgecompile.api.options",
+    "PlanOptions": "edgecompile.planning.options",
     "ProgressEvent": "edgecompile.api.progress",
     "Verification": "edgecompile.api.verify",
     "build": "edgecompile.api.build",

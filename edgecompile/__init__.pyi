@@ -3,8 +3,6 @@ from edgecompile.api.build import Bundle as Bundle
 from edgecompile.api.build import build as build
 from edgecompile.api.explain import Explanation as Explanation
 from edgecompile.api.explain import explain as explain
-from edgecompile.api.options import BuildOptions as BuildOptions
-from edgecompile.api.options import PlanOptions as PlanOptions
 from edgecompile.api.plan import Plan as Plan
 from edgecompile.api.plan import plan as plan
 from edgecompile.api.progress import ProgressEvent as ProgressEvent
@@ -12,6 +10,8 @@ from edgecompile.api.verify import Verification as Verification
 from edgecompile.api.verify import verify as verify
 from edgecompile.loaders.factory_specs import ModelSpec as ModelSpec
 from edgecompile.models.options import LoadOptions as LoadOptions
+from edgecompile.planning.options import BuildOptions as BuildOptions
+from edgecompile.planning.options import PlanOptions as PlanOptions
 from edgecompile.runtime import Model as Model
 from edgecompile.runtime import open_bundle as open_bundle
 

@@ -1,4 +1,4 @@
-"""What of this installation shapes what is built: packages, edgecompile's own sources, variables."""
+"""The parts of this installation that shape a build: packages, edgecompile's own sources, variables."""
 
 from __future__ import annotations
 

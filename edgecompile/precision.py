@@ -60,7 +60,7 @@ def widest(names: Iterable[str]) -> str:
 
 
 def base_name(label: str) -> str:
-    """What a label (:attr:`Precision.label`) begins with: the precision of most weights."""
+    """The start of a label (:attr:`Precision.label`): the precision of most weights."""
     return label.partition("-")[0]
 
 
@@ -73,10 +73,10 @@ class Rounded(Protocol):
 
     @property
     def inputs(self) -> str:
-        """What they were rounded for, in words."""
+        """The data that they were rounded for, in words."""
 
     def take(self, name: str, weight: Any) -> Any:
-        """What stands for this matrix as the kernels read it, by the packed weight's attribute.
+        """The stand-in for this matrix as the kernels read it, by the packed weight's attribute.
 
         None where it isn't among them; raises CompileError where it had other values.
         """
@@ -87,7 +87,7 @@ class Rounded(Protocol):
 
 @dataclass(frozen=True)
 class Precision:
-    """What linear layers' weights are stored in; activations and all else are float32.
+    """The storage of linear layers' weights; activations and all else are float32.
 
     Attributes:
         name: of the weights, one of :data:`PRECISIONS`.
@@ -122,7 +122,7 @@ class Precision:
 
     @property
     def label(self) -> str:
-        """What bundles, calibrations and weights files call it.
+        """Its name in bundles, calibrations and weights files.
 
         Unlike ones differ in it, unless they only round otherwise: those are as fast and as large.
         """

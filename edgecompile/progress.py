@@ -15,7 +15,7 @@ __all__ = ["NULL_PROGRESS", "NULL_STEP", "NullProgress", "Progress", "StepHandle
 
 
 class StepHandle(Protocol):
-    """What a running step may say about itself."""
+    """The progress reports of a running step."""
 
     def update(
         self, done: float | None = None, total: float | None = None, text: str | None = None

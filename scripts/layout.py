@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = REPOSITORY / "edgecompile"
@@ -149,7 +150,7 @@ def code_lines(path: Path) -> int:
     )
 
 
-def count() -> dict[str, object]:
+def count() -> dict[str, Any]:
     """All figures."""
     known = modules()
     files = [p for p in PACKAGE.rglob("*") if p.suffix in NATIVE | {".py"}]

@@ -25,7 +25,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass
 class Module:
-    """What a module defines and imports: names to dotted names."""
+    """The names that a module defines and imports, with their dotted names."""
 
     name: str
     tree: ast.Module

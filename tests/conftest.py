@@ -40,7 +40,7 @@ def aarch64_compiler() -> str:
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """What a test draws with torch doesn't depend on the tests that ran before it."""
+    """A test's draws with torch don't depend on the tests that ran before it."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(0)

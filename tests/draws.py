@@ -1,4 +1,4 @@
-"""What tests draw at random: the same in every run, unless someone searches for longer."""
+"""Random draws of tests: the same in every run, unless someone searches for longer."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def selftest(
 
 
 def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """What a command with --json printed; it must have succeeded."""
+    """The JSON that a command printed; it must have succeeded."""
     assert done.returncode == 0, done.stdout + done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report
@@ -88,11 +88,12 @@ def build_for_any(
                 BuildRequest(
                     model=model,
                     target="cpu-any",
-                    plan=PlanRequest(lengths, buckets=buckets, mode="exact", max_length=32),
+                    plan=PlanRequest(
+                        lengths, buckets=buckets, mode="exact", max_length=32, emulation=False
+                    ),  # that is what the tests do
                     output=output,
                     load=LoadOptions(batch=batch),
                     work_dir=folder / f"{name}.work",
-                    emulate=False,  # that is what the tests do
                 )
             )
     return output

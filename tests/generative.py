@@ -75,8 +75,8 @@ def build_decoder(output: Path, work: Path) -> None:
     made = pack_bundle(
         Contents(model, BucketPlan("length", buckets), compiled), work / "packed.ecb"
     )
-    make_generative(made.path, model.module)
-    os.rename(made.path, output)
+    make_generative(made.bundle_path, model.module)
+    os.rename(made.bundle_path, output)
 
 
 def make_generative(folder: Path, module: Any) -> None:

@@ -1,4 +1,4 @@
-"""What wheels, sdists and editable installs hold, and that they work where they land."""
+"""Wheels, sdists and editable installs: their contents, and that they work where they land."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ __all__ = ["Workshop"]
 
 
 class Workshop:
-    """What baselines are prepared from.
+    """The model and options that baselines are prepared from.
 
     Args:
         spec: the model's specification; None: there is only a bundle.

@@ -1,4 +1,4 @@
-"""What benchmarks/run plans found: predictions beside measurements, as plain values."""
+"""The findings of benchmarks/run plans: predictions beside measurements, as plain values."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def judge_policies(
     times = {name: summarise(rounds[name]) for name in results}
     best = min(results, key=lambda name: times[name].mean_ms)
     predicted = {
-        name: expected_cost(result.plan.buckets, lengths, curve) for name, result in results.items()
+        name: expected_cost(result.buckets, lengths, curve) for name, result in results.items()
     }
     least = min(predicted.values())
     figures = []
@@ -211,7 +211,7 @@ def judge_policies(
         figures.append(
             PolicyFigures(
                 name=name,
-                buckets=result.plan.buckets,
+                buckets=result.buckets,
                 predicted_traffic_ms=result.evaluation.expected_ms,
                 predicted_ms=predicted[name],
                 times=times[name],
@@ -226,7 +226,7 @@ def judge_policies(
 def pool_programs(
     policies: Mapping[str, Sequence[Bucket]], rounds: Rounds, curve: CostGrid
 ) -> tuple[ProgramFigures, ...]:
-    """What each size cost, whichever policy ran it: dynamic programs by length, then static ones.
+    """The cost of each size, whichever baseline ran it: dynamic programs by length, then static ones.
 
     Dynamic programs of different ranges are thrown together.
     """
@@ -255,7 +255,7 @@ def twins(policies: Sequence[PolicyFigures]) -> list[tuple[PolicyFigures, Policy
 
 
 def shortfalls(batch: BatchFigures) -> list[str]:
-    """What a reader has to know against the figures, in sentences."""
+    """Doubts about the figures, in sentences."""
     lines = []
     for item in batch.policies:
         if item.missed:

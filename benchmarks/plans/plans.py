@@ -135,7 +135,7 @@ def wait_until_idle(seconds: float, force: bool) -> None:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured: a model's specification and the lengths that it gets."""
+    """The subject of a measurement: a model's specification and its lengths."""
 
     spec: str
     name: str
@@ -166,7 +166,7 @@ def predict(
     work: Path,
     console: Console,
 ) -> tuple[dict[str, BaselineResult], CostGrid, tuple[str, ...]]:
-    """What a user of the planner gets: the policies, the measured costs, and its notes."""
+    """The planner's results for a user: the baselines, the measured costs, and its notes."""
     request = PlanRequest(
         lengths=subject.traffic,
         max_buckets=options.programs,
@@ -194,7 +194,7 @@ def compare_batch(
     with _folder(options.work, f"batch-{batch}") as work:
         exports = ExportStore(model, work / "exported")
         results, curve, notes = predict(exports, profile, subject, options, work, console)
-        plans = {name: result.plan.buckets for name, result in results.items()}
+        plans = {name: result.buckets for name, result in results.items()}
         arch = architecture(platform.machine())
         variant = host_variants(profile, build_probe(arch, work / "probe"))[-1]
         with tempfile.TemporaryDirectory(prefix="bundles-", dir=work) as folder:
@@ -203,7 +203,7 @@ def compare_batch(
                 wait_until_idle(max(options.wait, REST), options.force)
             load = load_average()[0]
             sample = stream(subject.traffic, options.runs)
-            axis = results["optimum"].plan.length_axis
+            axis = results["optimum"].axes[0]
             job = {
                 "bundles": {name: str(path.resolve()) for name, path in bundles.items()},
                 "axis": axis,

@@ -102,7 +102,7 @@ def _worker(
 
 
 def _checked(opened: Mapping[str, Any], bundle: Path) -> dict[str, Any]:
-    """What is measured must be what ships: a bundle's own runtime, and no framework beside it."""
+    """Refuses to measure anything but a bundle's own runtime, with no framework beside it."""
     used = Path(opened["runtime"]).resolve()
     if not used.is_relative_to((bundle / "runtime").resolve()):
         raise BenchError(f"the bundles were run by {used}, not by the runtime in {bundle}")

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgecompile.api import checks
-from edgecompile.api.models import find_subject, kept_state, model_folder, require_lengths
+from edgecompile import checks
+from edgecompile.api.models import find_subject, kept_state, model_folder
 from edgecompile.api.options import (
     BuildOptions,
     LoadOptions,
     PlanOptions,
-    check_target,
     read_batch,
     read_target,
 )
@@ -22,7 +20,6 @@ from edgecompile.api.plan import Plan, plan_request, read_plan
 from edgecompile.api.progress import listen
 from edgecompile.api.shown import Shown
 from edgecompile.api.traffic import find_sources
-from edgecompile.errors import UsageError
 from edgecompile.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
 
     from edgecompile.api.arguments import Callback, Lengths, Model, PathLike, Texts
     from edgecompile.api.verify import Verification
-    from edgecompile.buckets.plan import BucketPlan
+    from edgecompile.pipeline.result import BuildResult
     from edgecompile.report.page import Section
     from edgecompile.runtime import Model as OpenModel
 
@@ -42,37 +39,45 @@ class Bundle(Shown):
     """A verified bundle on this machine's disk.
 
     Attributes:
-        path: its folder.
-        size_bytes: of all its files together.
-        sha256: of its manifest, which names the hash of every other file.
-        plan: its buckets.
-        seconds: wall time of the build by step.
-        notes: sentences worth knowing.
-        document: what ``edgecompile build --json`` prints.
+        details: how it was made and verified.
     """
 
-    path: Path
-    size_bytes: int
-    sha256: str
-    plan: Plan
-    seconds: Mapping[str, float]
-    notes: tuple[str, ...]
-    document: Mapping[str, Any]
+    details: BuildResult
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Bundle:
-        """The bundle of a document that ``edgecompile build --json`` printed."""
-        from edgecompile.buckets.plan import BucketPlan
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self.details.bundle_path
 
-        return cls(
-            path=Path(document["bundle"]),
-            size_bytes=document["size_bytes"],
-            sha256=document["sha256"],
-            plan=Plan(BucketPlan.from_json(document["plan"])),
-            seconds=document["seconds"],
-            notes=tuple(document["notes"]),
-            document=document,
-        )
+    @property
+    def size_bytes(self) -> int:
+        """The size of all its files together."""
+        return self.details.size_bytes
+
+    @property
+    def sha256(self) -> str:
+        """The hash of its manifest, which names the hash of every other file."""
+        return self.details.sha256
+
+    @property
+    def plan(self) -> Plan:
+        """Its buckets."""
+        return Plan(self.details.plan)
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Wall time of the build by step."""
+        return self.details.seconds
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences worth knowing."""
+        return self.details.notes
+
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """The document that ``edgecompile build --json`` prints."""
+        return self.details.to_json()
 
     @property
     def cases(self) -> int:
@@ -208,52 +213,20 @@ def build(
     """
     sources = find_sources(model_folder(model), lengths, texts, tokenizer, stats)
     subject = find_subject(model, example_inputs, axes, load_options, varying=sources.given)
-    limits = checks.options("plan_options", plan_options, PlanOptions)
-    options = checks.options("build_options", build_options, BuildOptions)
-    options.check_precision(precision)
-    _check_choice(plan, checks.flag("quick", quick), limits)
-    checks.flag("force", force)
-    sizes, longest = read_batch(batch), checks.whole("max_length", max_length)
-    listener = listen(progress)
-    check_target(target, precision, options)
+    chosen, listener = read_plan(plan), listen(progress)
 
     from edgecompile.pipeline.build import build as run_build
     from edgecompile.pipeline.request import BuildRequest
 
-    chosen: BucketPlan | None = read_plan(plan)
-    with ExitStack() as held:
-        held.enter_context(kept_state(subject.model))
-        if not sources.given:
-            require_lengths(subject, sizes)
-        traffic = held.enter_context(sources.read(longest))
-        request = BuildRequest(
-            subject.model,
-            read_target(target),
-            plan_request(traffic, limits, options, longest, precision, plan=chosen, quick=quick),
-            replace(subject.options, batch=sizes),
-            checks.path("work_dir", work_dir),
-            output=checks.path("output", output) or Path(subject.name),
-            force=force,
-            jetpack=options.jetpack,
-            backend=options.backend,
-            tokenizer=options.keep_tokenizer,
-            emulate=options.emulation,
-        )
-        return Bundle.from_json(run_build(request, listener).to_json())
-
-
-def _check_choice(plan: Any, quick: bool, limits: PlanOptions) -> None:
-    """Refuses options that would decide what is decided already.
-
-    Raises:
-        UsageError: names all of them.
-    """
-    fixed = [name for name, given in (("plan", plan is not None), ("quick=True", quick)) if given]
-    deciding = [name for name in limits.given() if name != "assume_paddable"]
-    if fixed == ["quick=True"]:
-        deciding = [name for name in deciding if name != "mode"]
-    problems = fixed[1:] + (deciding if fixed else [])
-    if problems:
-        raise UsageError(
-            f"{', '.join(problems)}: {fixed[0]} leaves nothing to choose", hint="give one of them"
-        )
+    request = BuildRequest(
+        subject.model,
+        read_target(target),
+        plan_request(plan_options, build_options, max_length, precision, plan=chosen, quick=quick),
+        replace(subject.options, batch=read_batch(batch)),
+        checks.path("work_dir", work_dir),
+        checks.path("output", output) or Path(subject.name),
+        checks.flag("force", force),
+    )
+    request.check_target()
+    with kept_state(subject.model), sources.read(subject, request) as sized:
+        return Bundle(run_build(sized, listener))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgecompile.api import checks
+from edgecompile import checks
 from edgecompile.api.models import Subject, find_subject, kept_state
 from edgecompile.api.options import LoadOptions, read_batch, read_target
 from edgecompile.api.progress import listen
@@ -30,7 +30,7 @@ __all__ = ["Explanation", "explain"]
 
 @dataclass(frozen=True)
 class Explanation(Shown):
-    """What became of a model, and why.
+    """The outcome for a model, with its causes.
 
     Attributes:
         details: everything that was found, with the fields that docs/explain.md describes.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgecompile.api import checks
+from edgecompile import checks
 from edgecompile.bundle.names import bundle_name
 from edgecompile.errors import UsageError
 from edgecompile.models.options import LoadOptions
@@ -129,7 +129,7 @@ def find_subject(
     return Subject(spec, options, bundle_name(options.name or spec.name or "model"))
 
 
-def require_lengths(subject: Subject, batch: tuple[int, int]) -> None:
+def require_lengths(subject: Subject, load: LoadOptions) -> None:
     """Refuses to go on without lengths where those of a model in memory vary.
 
     Raises:
@@ -141,7 +141,7 @@ def require_lengths(subject: Subject, batch: tuple[int, int]) -> None:
     from edgecompile.planning.request import PlanRequest
     from edgecompile.planning.scope import with_traffic
 
-    loaded = load_model(subject.model, subject.options, batch=batch)
+    loaded = load_model(subject.model, load)
     with_traffic(PlanRequest(None), loaded.encoder or loaded)
 
 

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgecompile.api import checks
-from edgecompile.api.models import find_subject, kept_state, model_folder, require_lengths
+from edgecompile import checks
+from edgecompile.api.models import find_subject, kept_state, model_folder
 from edgecompile.api.options import (
     BuildOptions,
     LoadOptions,
     PlanOptions,
-    check_target,
     read_batch,
     read_target,
 )
 from edgecompile.api.progress import listen
 from edgecompile.api.shown import Shown
-from edgecompile.api.traffic import Traffic, find_sources
-from edgecompile.errors import PlanError, UsageError
+from edgecompile.api.traffic import find_sources
+from edgecompile.errors import UsageError
 from edgecompile.files import write_text
 from edgecompile.units import format_ms
 
@@ -124,18 +122,9 @@ def read_plan(plan: Any) -> BucketPlan | None:
         raise UsageError(
             f"plan is {checks.describe(plan)}", hint="give what edgecompile.plan made, or its file"
         )
-    try:
-        value = json.loads(Path(plan).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise PlanError(f"there is no plan {plan}") from None
-    except OSError as error:
-        raise PlanError(f"{plan} can't be read: {error.strerror}") from error
-    except ValueError as error:
-        raise PlanError(f"{plan} isn't JSON: {error}") from error
-    try:
-        return BucketPlan.from_json(value)
-    except PlanError as error:
-        raise PlanError(f"{plan}: {error.message}", hint=error.hint) from error
+    from edgecompile.pipeline.work_files import read_plan as read
+
+    return read(Path(plan))
 
 
 def plan(
@@ -183,54 +172,39 @@ def plan(
     """
     sources = find_sources(model_folder(model), lengths, texts, tokenizer, stats)
     subject = find_subject(model, example_inputs, axes, load_options, varying=sources.given)
-    limits = checks.options("plan_options", plan_options, PlanOptions)
-    options = checks.options("build_options", build_options, BuildOptions)
-    options.check_precision(precision)
-    sizes, longest = read_batch(batch), checks.whole("max_length", max_length)
     listener = listen(progress)
-    check_target(target, precision, options)
 
     from edgecompile.pipeline.plan import plan as run_plan
-    from edgecompile.pipeline.request import ModelRequest
+    from edgecompile.pipeline.request import BuildRequest
 
-    with kept_state(subject.model), ExitStack() as held:
-        if not sources.given:
-            require_lengths(subject, sizes)
-        traffic = held.enter_context(sources.read(longest))
-        request = ModelRequest(
-            subject.model,
-            read_target(target),
-            plan_request(traffic, limits, options, longest, precision),
-            replace(subject.options, batch=sizes),
-            checks.path("work_dir", work_dir),
-        )
-        result = run_plan(request, listener)
+    request = BuildRequest(
+        subject.model,
+        read_target(target),
+        plan_request(plan_options, build_options, max_length, precision),
+        replace(subject.options, batch=read_batch(batch)),
+        checks.path("work_dir", work_dir),
+    )
+    request.check_target()
+    with kept_state(subject.model), sources.read(subject, request) as sized:
+        result = run_plan(sized, listener)
     return Plan(result.plan, result.assessment)
 
 
 def plan_request(
-    traffic: Traffic,
-    limits: PlanOptions,
-    options: BuildOptions,
+    limits: PlanOptions | None,
+    options: BuildOptions | None,
     longest: int | None,
     precision: str | None,
     **more: Any,
 ) -> PlanRequest:
-    """The request that these arguments make; ``more`` are further fields."""
+    """The request that these arguments make, without lengths; ``more`` are further fields."""
     from edgecompile.planning.request import PlanRequest
 
     return PlanRequest(
-        traffic.lengths,
-        traffic.joint,
-        max_length=longest,
-        cut=traffic.texts is not None,
-        texts=traffic.texts,
+        None,
+        max_length=checks.whole("max_length", longest),
         precision=precision,
-        max_error=options.max_error,
-        runtime=options.runtime,
-        threads=options.threads,
-        jobs=options.jobs,
-        seed=options.seed,
-        **limits.fields(),
+        **vars(checks.options("plan_options", limits, PlanOptions)),
+        **vars(checks.options("build_options", options, BuildOptions)),
         **more,
     )

@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgecompile.api import checks
+from edgecompile import checks
+from edgecompile.api.models import Subject, require_lengths
 from edgecompile.errors import LengthsError, UsageError
 
 if TYPE_CHECKING:
     from edgecompile.lengths.distribution import LengthDistribution
     from edgecompile.lengths.joint import JointDistribution
     from edgecompile.models.samples import SampleTexts
+    from edgecompile.pipeline.request import BuildRequest
 
 __all__ = ["Sources", "Traffic", "find_sources"]
 
@@ -58,7 +60,28 @@ class Sources:
         return self.lengths is not None or self.texts is not None or bool(self.stats)
 
     @contextmanager
-    def read(self, max_length: int | None) -> Iterator[Traffic]:
+    def read(self, subject: Subject, request: BuildRequest) -> Iterator[BuildRequest]:
+        """The request with its traffic; texts stay readable for as long as the context lasts.
+
+        Raises:
+            LengthsError: the lengths can't be read, or aren't any.
+            UsageError: there are none, and those of the model vary.
+            ModelError, MissingDependencyError: the tokenizer can't be read.
+        """
+        if not self.given:
+            require_lengths(subject, request.load)
+        with self.traffic(request.plan.max_length) as traffic:
+            sized = replace(
+                request.plan,
+                lengths=traffic.lengths,
+                joint=traffic.joint,
+                texts=traffic.texts,
+                cut=traffic.texts is not None,
+            )
+            yield replace(request, plan=sized)
+
+    @contextmanager
+    def traffic(self, max_length: int | None) -> Iterator[Traffic]:
         """The traffic; the texts stay readable for as long as the context lasts.
 
         Raises:
@@ -128,15 +151,9 @@ def _from_texts(file: Path, tokenizer: Path, *, named: bool) -> Traffic:
 
 
 def _from_stats(files: tuple[Path, ...], max_length: int | None) -> Traffic:
-    from edgecompile.lengths.joint import JointDistribution
     from edgecompile.lengths.stats_files import read_stats
 
-    served = read_stats(files, max_length=max_length)
-    lengths = served.demand(outside=True)
-    if not served.cells or not served.cell_axes:
-        return Traffic(lengths)
-    cells: dict[tuple[int, ...], int] = dict(served.cells.items())
-    return Traffic(lengths, JointDistribution.from_counts(served.cell_axes, cells, lengths.source))
+    return Traffic(*read_stats(files, max_length=max_length).sizes())
 
 
 @contextmanager
@@ -177,7 +194,6 @@ def _own_tokenizer(folder: Path | None) -> Path:
             "texts need a tokenizer, and the model is not a folder that has one",
             hint="give tokenizer=, the path of its tokenizer.json",
         )
-    inner = sorted(path.parent / "tokenizer.json" for path in folder.glob("*/config.json"))
-    known = [path for path in (folder / "tokenizer.json", *inner) if path.is_file()]
-    # Where there is none, reading this one says so, and what to do.
-    return known[0] if known else folder / "tokenizer.json"
+    from edgecompile.loaders.kinds import find_tokenizer
+
+    return find_tokenizer(folder) or folder / "tokenizer.json"

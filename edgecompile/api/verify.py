@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgecompile.api import checks
+from edgecompile import checks
 from edgecompile.api.models import Subject, find_subject, kept_state
 from edgecompile.api.progress import listen
 from edgecompile.api.shown import Shown
@@ -117,8 +117,7 @@ def verify(
         raise UsageError("bundle is None", hint="give the path of a bundle")
     if model is None and (example_inputs is not None or axes is not None):
         raise UsageError("example_inputs and axes go with model", hint="give the model too")
-    if checks.whole("seed", seed, 0) is None:
-        raise UsageError("seed is None", hint="give a whole number from 0 up")
+    checks.seed(seed)
     listener = listen(progress)
 
     from edgecompile.bundle.verdict import check_report

@@ -106,7 +106,7 @@ _PREFIX = "aoti_torch_cpu_"
 _COMMENT = re.compile(
     r"// Topologically Sorted Source Nodes: \[(.*?)\](?:, Original ATen: \[(.*?)\])?"
 )
-_CALL = re.compile(r"\b(aoti_torch_\w+)\(")
+_CALL = re.compile(rf"\b({_PREFIX}\w+|{PROXY})\(")
 _DEFINED = re.compile(rf"^AOTITorchError ec_({_PREFIX}\w+)\(", re.MULTILINE)
 
 
@@ -138,10 +138,15 @@ class ExternCall:
         return self.symbol in runtime_kernels()
 
 
-def all_calls(wrapper: str) -> Iterator[ExternCall]:
-    """The calls of AOTInductor's C interface in its C++ of a model, in their order."""
+def extern_calls(wrapper: str) -> Iterator[ExternCall]:
+    """The calls in AOTInductor's C++ of a model that compute something, in their order.
+
+    These are kernels, and operators without a C interface. A call that only checks the result of a
+    missing one, as torch's does after an inverse, is left out.
+    """
     nodes: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+    lacking: set[str] = set()  # nodes whose operators the runtime lacks
     for line in wrapper.splitlines():
         comment = _COMMENT.search(line)
         if comment is not None:
@@ -151,13 +156,12 @@ def all_calls(wrapper: str) -> Iterator[ExternCall]:
         if "extern " in code or code.lstrip().startswith("AOTITorchError "):
             continue  # a declaration
         for symbol in _CALL.findall(code):
-            yield ExternCall(symbol, nodes, operators)
-
-
-def extern_calls(wrapper: str) -> tuple[ExternCall, ...]:
-    """Those of them that compute something: kernels, and what has no C interface."""
-    calls = all_calls(wrapper)
-    return tuple(x for x in calls if x.symbol == PROXY or x.symbol.startswith(_PREFIX))
+            call = ExternCall(symbol, nodes, operators)
+            if not call.native:
+                if nodes and not operators and lacking.issuperset(nodes):
+                    continue
+                lacking.update(nodes[-1:])
+            yield call
 
 
 @cache

@@ -22,7 +22,7 @@ from edgecompile.backends.inductor_compat import GENERATING, GeneratedCpp, gener
 from edgecompile.backends.lowering.constants import PACKED_PREFIX
 from edgecompile.backends.lowering.lower import lower_graph
 from edgecompile.backends.missing_kernels import (
-    missing_symbols_error,
+    missing_kernels_error,
     modules_of_nodes,
     refuse_missing_kernels,
 )
@@ -221,7 +221,7 @@ class InductorCpuBackend:
         foreign = set(filter(FOREIGN.match, called_symbols(toolchain, objects)))
         missing = sorted(s for s in foreign if f"ec_{s}" not in native.exports)
         if missing:
-            raise missing_symbols_error(missing)
+            raise missing_kernels_error(dict.fromkeys(missing, ()), {})
         link_renamed(toolchain, objects, foreign, output, native.path)
 
 

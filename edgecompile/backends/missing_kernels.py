@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from torch.fx import GraphModule
 
-from edgecompile.backends.generated import PROXY, all_calls
+from edgecompile.backends.generated import PROXY, ExternCall, extern_calls
 from edgecompile.errors import MissingKernelError
 
 #: Why some kernels will never be there.
@@ -55,28 +55,32 @@ def refuse_missing_kernels(
         modules: from :func:`modules_of_nodes`.
         exports: the runtime's symbols, ``ec_`` and the called name each.
     """
-    missing: dict[str, list[Iterable[str]]] = {}
-    for call in all_calls(wrapper):
-        if f"ec_{call.symbol}" in exports:
-            continue
-        label = call.symbol
-        if call.symbol == PROXY:
-            label = f"{', '.join(call.operators) or 'an operator'} (no C interface)"
-        names = [name.lower() for name in call.nodes]
-        places = dict.fromkeys(modules[name] for name in names if name in modules)
-        missing.setdefault(label, []).append(places)
+    missing: dict[str, list[ExternCall]] = {}
+    for call in extern_calls(wrapper):
+        if f"ec_{call.symbol}" not in exports:
+            label = f"{call.name} (no C interface)" if call.symbol == PROXY else call.symbol
+            missing.setdefault(label, []).append(call)
     if missing:
-        raise _error(missing)
+        raise missing_kernels_error(missing, modules)
 
 
-def _error(missing: Mapping[str, Sequence[Iterable[str]]]) -> MissingKernelError:
-    """One error for all of it: by kernel, the modules of each call."""
+def missing_kernels_error(
+    missing: Mapping[str, Sequence[ExternCall]], modules: Mapping[str, str]
+) -> MissingKernelError:
+    """One error for all that is missing.
+
+    Args:
+        missing: the calls by what they call, none for symbols that only the linker would miss
+            (vector functions, OpenMP).
+        modules: from :func:`modules_of_nodes`.
+    """
     lines = []
     for name, calls in sorted(missing.items()):
-        times = "once" if len(calls) == 1 else f"{len(calls)} times"
-        modules = list(dict.fromkeys(module for call in calls for module in call))
-        rest = len(modules) - _MOST
-        places = ", ".join(modules[:_MOST]) + (f" and {rest} more" if rest > 0 else "")
+        times = f"{len(calls)} times" if len(calls) > 1 else "once"
+        nodes = [node.lower() for call in calls for node in call.nodes]
+        callers = list(dict.fromkeys(modules[node] for node in nodes if node in modules))
+        rest = len(callers) - _MOST
+        places = ", ".join(callers[:_MOST]) + (f" and {rest} more" if rest > 0 else "")
         reason = next((text for pattern, text in _REASONS if re.search(pattern, name)), "")
         line = f"  {name}, {times}" + (f", in {places}" if places else "")
         lines.append(line + (f": {reason}" if reason else ""))
@@ -86,8 +90,3 @@ def _error(missing: Mapping[str, Sequence[Iterable[str]]]) -> MissingKernelError
         hint="rewrite these operations in the model, or move them outside the compiled part; "
         "--runtime torch makes a bundle for hosts that have torch",
     )
-
-
-def missing_symbols_error(names: list[str]) -> MissingKernelError:
-    """The same for symbols that the linker would miss: vector functions, OpenMP."""
-    return _error({name: [()] for name in names})

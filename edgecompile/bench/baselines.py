@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgecompile.bench.process import Baseline, clean_environment
+from edgecompile.bench.process import Baseline
 from edgecompile.bench.report import BenchSettings
 from edgecompile.errors import BenchError
 from edgecompile.models.loaded import LoadOptions
@@ -53,7 +51,6 @@ def bundle_baseline(name: str, path: Path, settings: BenchSettings, cache: Path)
 
     Raises:
         BundleError: the bundle is damaged, or holds files that its manifest doesn't list.
-        BenchError: the runtime can't be imported.
     """
     bundle = path.resolve()
     # Before anything in it runs: its Python runtime does so unhashed.
@@ -64,7 +61,7 @@ def bundle_baseline(name: str, path: Path, settings: BenchSettings, cache: Path)
         sizes = device_bytes(manifest, variant)
         return {kind: size for kind, size in sizes.items() if kind != "total"}
 
-    baseline = Baseline(
+    return Baseline(
         name=name,
         command=(sys.executable, str(_WORKER), "bundle"),
         settings={
@@ -79,16 +76,6 @@ def bundle_baseline(name: str, path: Path, settings: BenchSettings, cache: Path)
         bundle=bundle,
         measure_size=measure_size,
     )
-    done = subprocess.run(
-        [sys.executable, "-c", "import edgecompile.runtime.model"],
-        capture_output=True,
-        text=True,
-        env=clean_environment(baseline, settings.threads),
-        cwd=tempfile.gettempdir(),
-    )
-    if done.returncode != 0:
-        raise BenchError(f"the runtime of {name} can't be imported:\n{done.stderr.strip()}")
-    return baseline
 
 
 def eager_baseline(spec: str, manifest: Manifest, threads: int) -> Baseline:
@@ -117,7 +104,7 @@ def eager_baseline(spec: str, manifest: Manifest, threads: int) -> Baseline:
 def find_baseline(
     text: str, spec: str | None, manifest: Manifest, settings: BenchSettings, cache: Path
 ) -> Baseline:
-    """What ``--against`` names: ``eager``, the path of a bundle (``….ecb``), or ``NAME=COMMAND``.
+    """A baseline of ``--against``: ``eager``, the path of a bundle (``….ecb``), or ``NAME=COMMAND``.
 
     Raises:
         BenchError: it is none of these, or the model that eager needs isn't known.

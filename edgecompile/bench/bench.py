@@ -115,12 +115,7 @@ def bench_bundle(
     figures = _measure(baselines, model_spec, manifest, workload, settings, progress)
     rounds = figures.measured.rounds
     results = tuple(figures.result(item) for item in baselines)
-    conditions = {
-        "average_1min": average,
-        "foreign_cpus": figures.measured.foreign_cpus,
-        "stolen_cpus": figures.measured.stolen_cpus,
-    }
-    load_figures = {name: value for name, value in conditions.items() if value is not None}
+    load_figures = {"average_1min": average, **figures.measured.load}
     return BenchReport(
         bundle=manifest.name,
         manifest_sha256=hashlib.sha256((bundle / MANIFEST_NAME).read_bytes()).hexdigest(),
@@ -219,7 +214,7 @@ def _measure(
 
 
 def _check_runtime(baseline: Baseline, opened: Mapping[str, Any]) -> None:
-    """What is measured must be what ships: the bundle's own runtime, and no torch beside it."""
+    """Refuses to measure anything but the bundle's own runtime, with no torch beside it."""
     if baseline.bundle is None:
         return
     inside = baseline.bundle / "runtime"
@@ -286,10 +281,10 @@ def _warnings(
         least = min_cosine(item.precision_class) or LEAST_COSINE
         if item.cosine is not None and not item.cosine >= least:
             warnings.append(f"{item.name}: cosine to eager {item.cosine:.6f}")
-    foreign = load.get("foreign_cpus", 0.0)
-    if foreign > FOREIGN_LIMIT:
-        warnings.append(f"other processes kept {foreign:.2f} CPUs busy during the rounds")
-    stolen = load.get("stolen_cpus", 0.0)
-    if stolen > FOREIGN_LIMIT:
-        warnings.append(f"the hypervisor took {stolen:.2f} CPUs away during the rounds")
+    for key, what in (
+        ("foreign_cpus", "other processes kept {:.2f} CPUs busy"),
+        ("stolen_cpus", "the hypervisor took {:.2f} CPUs away"),
+    ):
+        if load.get(key, 0.0) > FOREIGN_LIMIT:
+            warnings.append(what.format(load[key]) + " during the rounds")
     return tuple(warnings)

@@ -27,7 +27,7 @@ TIMEOUT_S = 1800
 
 @dataclass(frozen=True)
 class KernelProfile:
-    """What ``bench --profile`` of the runtime reports (:mod:`edgecompile.runtime.measure.profile`)."""
+    """The report of the runtime's ``bench --profile`` (:mod:`edgecompile.runtime.measure.profile`)."""
 
     report: dict[str, Any]
 
@@ -48,7 +48,7 @@ class KernelProfile:
 
     @property
     def caption(self) -> str:
-        """What the table is of, and what its shares refer to."""
+        """The subject of the table, and the base of its shares."""
         ceilings = self.report["ceilings"]
         return (
             f"A mean run of {format_ms(self.report['run_ms'])} ms on {self.report['threads']} "

@@ -1,4 +1,4 @@
-"""What a benchmark found, as values that leave a file."""
+"""The findings of a benchmark, as values that leave a file."""
 
 from __future__ import annotations
 

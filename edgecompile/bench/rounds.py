@@ -20,11 +20,16 @@ RUN_TIMEOUT = 600.0
 
 @dataclass(frozen=True)
 class Measured:
-    """Rounds by baseline, in order, and what else the machine did meanwhile (None: unknown)."""
+    """Rounds by baseline, in order, and what else the machine did meanwhile.
+
+    Attributes:
+        rounds: of each baseline.
+        load: ``foreign_cpus`` that others used, and ``stolen_cpus`` that the hypervisor took; empty
+            where the system doesn't tell.
+    """
 
     rounds: Mapping[str, tuple[Round, ...]]
-    foreign_cpus: float | None
-    stolen_cpus: float | None
+    load: Mapping[str, float]
 
 
 def shuffled(items: Sequence[str], *seed: object) -> list[str]:
@@ -67,9 +72,11 @@ def measure_rounds(
                 rounds[name].append(Round(tuple(order), tuple(times)))
     after = read_clock(processes)
     measured = {name: tuple(items) for name, items in rounds.items()}
-    if before is None or after is None:
-        return Measured(measured, None, None)
-    return Measured(measured, after.foreign_since(before), after.stolen_since(before))
+    load = {}
+    if before is not None and after is not None:
+        load["foreign_cpus"] = after.foreign_since(before)
+        load["stolen_cpus"] = after.stolen_since(before)
+    return Measured(measured, load)
 
 
 def _turn(

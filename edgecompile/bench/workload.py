@@ -20,7 +20,7 @@ __all__ = ["Workload", "choose_workload"]
 
 @dataclass(frozen=True)
 class Workload:
-    """What every process runs in a round.
+    """The runs of every process in a round.
 
     Attributes:
         lengths: of the runs, ascending; rounds shuffle them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,29 +16,24 @@ from edgecompile.buckets.confidence import (
     tail_warnings,
 )
 from edgecompile.buckets.costs.grid import CostGrid, Mode
+from edgecompile.buckets.figures import TextTable
 from edgecompile.buckets.limits import BucketCost
+from edgecompile.buckets.notes import describe_saving
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.search.strips import SearchBounds
 from edgecompile.buckets.traffic import Sizes, Traffic
 from edgecompile.units import format_bytes, format_duration, format_ms, format_share
 
-__all__ = [
-    "COST_WORDS",
-    "SAME",
-    "PlanAssessment",
-    "assess_plan",
-    "baseline_label",
-    "excess_text",
-]
+__all__ = ["COST_WORDS", "PlanAssessment", "assess_plan", "baseline_label"]
 
-#: With less between two means, as a share, they count as equal.
-SAME = 1e-9
 COST_WORDS = {
     "measured": "measured",
     "calibrated": "measured on the device",
     "modelled": "modelled, not measured",
 }
 
+# With less between two means, as a share, they count as equal.
+_SAME = 1e-9
 # What other rules may use where the plan itself isn't bounded.
 _UNBOUNDED_PROGRAMS = 8
 # With fewer inputs a fifth of them says nothing.
@@ -98,12 +93,15 @@ class PlanAssessment:
             value["build_s"] = self.cost.build_s(programs) if self.cost.bucket_build_s else None
         return value
 
+    def verdict(self) -> str:
+        """The verdict on the plan, in one sentence."""
+        fewer = self._fewer_programs()
+        return fewer[0] if fewer and len(self.plan.buckets) > 1 else describe_saving(self.plan)
+
     def sentences(self) -> tuple[str, ...]:
         """The plan's notes, and what there is to know beside them, for people; no warnings."""
         lines = [note for note in self.plan.notes if note not in self.warnings]
-        fewer = self.fewer_programs()
-        if fewer:
-            lines.append(f"{fewer}.")
+        lines += self._fewer_programs()
         points = " × ".join(str(len(self.costs.sizes(i))) for i in range(len(self.costs.axes)))
         lines.append(f"Costs are {COST_WORDS[self.costs.kind]}, at {points} points.")
         lines.append(
@@ -112,34 +110,30 @@ class PlanAssessment:
             "traffic."
         )
         if self.held_out is not None:
-            lines.append(self.held_out.sentence(self.traffic.n))
+            part = round(100 * self.held_out.samples / self.traffic.n)
+            lines.append(
+                f"Cross-check: a plan made from {100 - part} % of the inputs costs "
+                f"{format_ms(self.held_out.held_out_ms)} ms on the other {part} %, "
+                f"{format_share(max(0.0, self.held_out.excess))} above that part's own optimum."
+            )
         return tuple(lines)
 
-    def best_baseline(self) -> BaselineResult | None:
-        """The rule with the least mean run beside the plan; None: there is none."""
+    def _fewer_programs(self) -> list[str]:
+        """That another rule's runs take less time with more programs, and why it wasn't chosen."""
+        own = self.results[OPTIMUM].evaluation
         others = [item for name, item in self.results.items() if name != OPTIMUM]
-        return min(others, key=lambda item: item.evaluation.expected_ms, default=None)
-
-    def fewer_programs(self) -> str:
-        """That another rule's runs take less time with more programs, and why it wasn't chosen; "" if
-        none do."""
-        own, other = self.results[OPTIMUM].evaluation, self.best_baseline()
-        if other is None:
-            return ""
-        less = 1 - other.evaluation.expected_ms / own.expected_ms
-        if less <= SAME or other.evaluation.programs <= own.programs:
-            return ""
+        best = min(others, key=lambda item: item.evaluation.expected_ms)
+        less = 1 - best.evaluation.expected_ms / own.expected_ms
+        if less <= _SAME or best.evaluation.programs <= own.programs:
+            return []
         noun = "program" if own.programs == 1 else "programs"
         price = self.plan.price_per_bucket
-        why = (
-            f"each one must save {format_ms(price)} ms of the mean run"
-            if price
-            else "more aren't allowed"
-        )
-        return (
-            f"{own.programs} {noun} instead of {other.evaluation.programs}, which would take "
-            f"{format_share(less)} less time ({baseline_label(other.name)}): {why}"
-        )
+        why = f"each one must save {format_ms(price)} ms of the mean run"
+        return [
+            f"{own.programs} {noun} instead of {best.evaluation.programs}, which would take "
+            f"{format_share(less)} less time ({baseline_label(best.name)}): "
+            f"{why if price else 'more are not allowed'}."
+        ]
 
     def baseline_caption(self) -> str:
         """The meaning of the last columns of :meth:`baseline_table`."""
@@ -151,32 +145,30 @@ class PlanAssessment:
             )
         return f"{text}."
 
-    def baseline_table(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    def baseline_table(self) -> TextTable:
         """Headings and rows of the plan and the other rules, as texts, the plan first.
 
         Size and build time are there where it is known what buckets take.
         """
-        cost = self.cost if self.cost is not None and self.cost.base_size else None
-        priced = self.plan.price_per_bucket > 0
-        columns = ["rule", "mean ms", "p99 ms", "padding", "programs"]
-        columns += [] if cost is None else ["size", "predicted build"]
-        columns += ["time", *(["with price"] if priced else [])]
-        rows = []
-        own = self.results[OPTIMUM].evaluation.expected_ms
-        for name, result in self.results.items():
-            figures = result.evaluation
-            row = [
-                baseline_label(name),
-                format_ms(figures.expected_ms),
-                format_ms(figures.p99_ms),
-                format_share(figures.padding_waste),
-                f"{figures.programs}",
-            ]
-            if cost is not None:
-                row.append(format_bytes(cost.size(figures.programs)))
-                row.append(format_duration(cost.build_s(figures.programs)))
-            shares = [figures.expected_ms / own - 1, *([result.regret] if priced else [])]
-            rows.append((*row, *("–" if name == OPTIMUM else excess_text(x) for x in shares)))
+        own, cost = self.results[OPTIMUM], self.cost
+        columns: dict[str, Callable[[BaselineResult], str]] = {
+            "rule": lambda item: baseline_label(item.name),
+            "mean ms": lambda item: format_ms(item.evaluation.expected_ms),
+            "p99 ms": lambda item: format_ms(item.evaluation.p99_ms),
+            "padding": lambda item: format_share(item.evaluation.padding_waste),
+            "programs": lambda item: f"{item.evaluation.programs}",
+        }
+        if cost is not None and cost.base_size:
+            columns["size"] = lambda item: format_bytes(cost.size(item.evaluation.programs))
+            columns["predicted build"] = lambda item: format_duration(
+                cost.build_s(item.evaluation.programs)
+            )
+        columns["time"] = lambda item: _excess_text(
+            item is own, item.evaluation.expected_ms / own.evaluation.expected_ms - 1
+        )
+        if self.plan.price_per_bucket:
+            columns["with price"] = lambda item: _excess_text(item is own, item.regret)
+        rows = [tuple(cell(item) for cell in columns.values()) for item in self.results.values()]
         return tuple(columns), tuple(rows)
 
 
@@ -261,6 +253,8 @@ def baseline_label(name: str) -> str:
     return {OPTIMUM: "chosen", ONE_RANGE: "one dynamic range"}.get(name, name.replace("_", " "))
 
 
-def excess_text(share: float) -> str:
+def _excess_text(is_own: bool, share: float) -> str:
     """``+12.3 %``; from 100 % on the digit after the point says nothing."""
+    if is_own:
+        return "–"
     return f"{100 * share:+.0f} %" if abs(share) >= 1 else f"{100 * share:+.1f} %"

@@ -10,8 +10,9 @@ one is tried, and the one that costs least is taken. So each rule is shown at it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -35,27 +36,27 @@ class BaselineResult:
 
     Attributes:
         name: name of the rule.
-        plan: its buckets, ready to be built.
-        evaluation: their figures on the traffic.
+        buckets: ready to be built.
+        axes: the axes that it divides, the length axis first.
+        evaluation: figures of the buckets on the traffic.
         regret: by what share its mean run, with the price of its buckets, costs more than the
             plan's that it is compared with; 0.1 is 10 %.
     """
 
     name: str
-    plan: BucketPlan
+    buckets: tuple[Bucket, ...]
+    axes: tuple[str, ...]
     evaluation: Evaluation
     regret: float
 
     def to_json(self) -> dict[str, Any]:
         """``{"expected_ms", "p50_ms", "p99_ms", "padding_waste", "programs", "regret", "sizes"}``.
 
-        ``sizes`` are the upper ends of the buckets; of a plan over several axes objects with the
-        end on each.
+        ``sizes`` are the upper ends of the buckets; over several axes objects with the end on each.
         """
-        axes = self.plan.divided
-        sizes: list[Any] = [bucket.hi for bucket in self.plan.buckets]
-        if len(axes) > 1:
-            sizes = [{axis: b.range(axis).hi for axis in axes} for b in self.plan.buckets]
+        sizes: list[Any] = [bucket.hi for bucket in self.buckets]
+        if len(self.axes) > 1:
+            sizes = [{axis: b.range(axis).hi for axis in self.axes} for b in self.buckets]
         return {**self.evaluation.to_json(), "regret": self.regret, "sizes": sizes}
 
 
@@ -69,13 +70,8 @@ def powers_of_two(sample: LengthDistribution, max_length: int, programs: int) ->
 
     This is the rule of hand-written lists and of the bucketing in AWS Neuron.
     """
-    sizes = [max_length]
-    power = 1 << (max_length - 1).bit_length() >> 1
-    while len(sizes) < programs and power >= sample.min:
-        if power < max_length:
-            sizes.append(power)
-        power //= 2
-    return sorted(sizes)
+    powers = [1 << i for i in range(max_length.bit_length()) if sample.min <= 1 << i < max_length]
+    return [*powers[max(0, len(powers) - programs + 1) :], max_length]
 
 
 def linear(sample: LengthDistribution, max_length: int, programs: int) -> list[int]:
@@ -103,8 +99,7 @@ def exponential(
 
 def quantiles(sample: LengthDistribution, max_length: int, programs: int) -> list[int]:
     """The same number of samples in each bucket."""
-    sizes = {sample.quantile(i / programs) for i in range(1, programs)}
-    return sorted({*sizes, max_length})
+    return sorted({*(sample.quantile(i / programs) for i in range(1, programs)), max_length})
 
 
 BASELINES: dict[str, SizeRule] = {
@@ -115,20 +110,14 @@ BASELINES: dict[str, SizeRule] = {
     "quantiles": quantiles,
 }
 
-
-def _exponential_from_one(sample: LengthDistribution, largest: int, programs: int) -> list[int]:
-    """The exponential rule for a batch or another small axis: its steps are of 1, not of 8."""
-    return exponential(sample, largest, programs, step=1)
+# What a rule does on the second axis, where that differs: a batch grows in steps of 1, not of 8.
+_SECOND: dict[str, SizeRule] = {"exponential": partial(exponential, step=1)}
 
 
-# What a rule does on the second axis, where that differs from the length axis.
-_SECOND: dict[str, SizeRule] = {"exponential": _exponential_from_one}
-
-
-def baseline_plans(
+def baseline_buckets(
     optimum: BucketPlan, sizes: Sizes, costs: CostGrid, *, programs: int
-) -> Iterator[BucketPlan]:
-    """The plans of all rules: the padded ones, then one dynamic range.
+) -> dict[str, tuple[Bucket, ...]]:
+    """The buckets of all rules by name: the padded ones, then one dynamic range.
 
     Rules whose mode has no costs are left out.
 
@@ -138,17 +127,15 @@ def baseline_plans(
         costs: the costs by which the programs are shared out.
         programs: the most programs that a rule may use, from 1 up.
     """
-    if programs < 1:
-        raise ValueError(f"programs is {programs}, not 1 or more")
     traffic = Traffic.of(sizes, optimum.length_axis)
     axes = traffic.axes
     extents = [optimum.extent(axis) for axis in axes]
     others = tuple(item for item in optimum.buckets[0].axes if item[0] not in axes)
     served = traffic.clip([high for _, high in extents])
     marginals = [served.marginal(index) for index in range(len(axes))]
-    splits = (
-        [(programs // j, j) for j in range(1, programs + 1)] if len(axes) > 1 else [(programs,)]
-    )
+    splits: list[tuple[int, ...]] = [(programs,)]
+    if len(axes) > 1:
+        splits = [(programs // j, j) for j in range(1, programs + 1)]
 
     def boxes(rules: tuple[SizeRule, ...], split: tuple[int, ...]) -> tuple[Bucket, ...]:
         """The padded boxes of a rule that may use ``split`` sizes on the axes."""
@@ -156,17 +143,14 @@ def baseline_plans(
         for axis, sample, (low, high), rule, budget in zip(
             axes, marginals, extents, rules, split, strict=False
         ):
-            ranges = []
-            for size in rule(sample, high, budget):
-                if size >= low:
-                    ranges.append((axis, AxisRange(low, size, size)))
-                    low = size + 1
-            parts.append(ranges)
+            ends = [size for size in rule(sample, high, budget) if size >= low]
+            starts = [low, *(end + 1 for end in ends)]
+            parts.append(
+                [(axis, AxisRange(lo, hi, hi)) for lo, hi in zip(starts, ends, strict=False)]
+            )
         return tuple(Bucket("pad", (*item, *others), axes) for item in product(*parts))
 
-    def plan(name: str, buckets: tuple[Bucket, ...]) -> BucketPlan:
-        return BucketPlan(optimum.length_axis, buckets, policy=name, source=traffic.source)
-
+    results = {}
     for name, rule in BASELINES.items() if "pad" in costs.modes else ():
         rules = (rule, _SECOND.get(name, rule))
         # In a fixed order, so that of splits that cost the same it's always the same one.
@@ -174,15 +158,17 @@ def baseline_plans(
             {boxes(rules, split) for split in splits},
             key=lambda item: (len(item), [b.hi for b in item]),
         )
-        ms = [expected_cost(item, served, costs) for item in tried] if len(tried) > 1 else [0.0]
-        best = next(i for i, cost in enumerate(ms) if cost <= min(ms) * (1 + TIE))
-        yield plan(name, tried[best])
+        ms = [expected_cost(item, served, costs) for item in tried]
+        results[name] = next(
+            b for b, cost in zip(tried, ms, strict=True) if cost <= min(ms) * (1 + TIE)
+        )
     if "exact" in costs.modes:
         whole = tuple(
             (axis, AxisRange(low, high, max(low, sample.quantile(0.5))))
             for axis, sample, (low, high) in zip(axes, marginals, extents, strict=True)
         )
-        yield plan(ONE_RANGE, (Bucket("exact", (*whole, *others)),))
+        results[ONE_RANGE] = (Bucket("exact", (*whole, *others)),)
+    return results
 
 
 def compare_baselines(
@@ -203,20 +189,12 @@ def compare_baselines(
     """
     traffic = Traffic.of(sizes, optimum.length_axis)
     served = traffic.clip([optimum.extent(axis)[1] for axis in traffic.axes])
+    others = baseline_buckets(optimum, served, costs, programs=programs)
     results: dict[str, BaselineResult] = {}
-    price = optimum.price_per_bucket
     least = 0.0
-    for plan in (optimum, *baseline_plans(optimum, served, costs, programs=programs)):
-        evaluation = evaluate_buckets(plan.buckets, served, costs)
-        total = evaluation.expected_ms + price * evaluation.programs
+    for name, buckets in {OPTIMUM: optimum.buckets, **others}.items():
+        evaluation = evaluate_buckets(buckets, served, costs)
+        total = evaluation.expected_ms + optimum.price_per_bucket * evaluation.programs
         least = least or total
-        name = OPTIMUM if plan is optimum else plan.policy
-        if plan is not optimum:
-            plan = replace(
-                plan,
-                expected_ms=evaluation.expected_ms,
-                cost_model=costs,
-                price_per_bucket=price,
-            )
-        results[name] = BaselineResult(name, plan, evaluation, total / least - 1.0)
+        results[name] = BaselineResult(name, buckets, traffic.axes, evaluation, total / least - 1)
     return results

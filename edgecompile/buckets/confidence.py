@@ -24,6 +24,7 @@ from edgecompile.units import format_ms, format_share
 # error of a count of 10 is 32 %.
 _THIN = 10
 _RESAMPLES_AT_ONCE = 64
+_LEVEL = 0.95
 # Of a median: quartiles that are farther apart are worth a warning.
 _SPREAD_LIMIT = 0.25
 
@@ -44,15 +45,6 @@ class HeldOutCost:
     best_ms: float
     samples: int
 
-    def sentence(self, whole: int) -> str:
-        """The result for people; ``whole`` is the number of all samples."""
-        part = round(100 * self.samples / whole)
-        return (
-            f"Cross-check: a plan made from {100 - part} % of the inputs costs "
-            f"{format_ms(self.held_out_ms)} ms on the other {part} %, "
-            f"{format_share(max(0.0, self.excess))} above that part's own optimum."
-        )
-
     @property
     def excess(self) -> float:
         """Share by which the buckets cost more on new samples than the best for these would."""
@@ -69,7 +61,7 @@ class Interval:
 
     low: float
     high: float
-    level: float
+    level: float = _LEVEL
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain numbers."""
@@ -93,20 +85,17 @@ def held_out_cost(
         LengthsError: the traffic is too small to be split.
         PlanError: see plan_buckets.
     """
-    traffic = Traffic.of(sizes, plan_options.get("length_axis", "length"))
+    traffic = Traffic.of(sizes)
     most = dict(zip(traffic.axes, traffic.most, strict=True))
-    most |= plan_options.get("max_sizes") or {}
-    options = {**plan_options, "max_sizes": most}
+    most |= plan_options.pop("max_sizes", {})
     rest, held = traffic.split(fraction, seed)
-    plan = plan_buckets(rest, costs, **options)
-    best = plan_buckets(held, costs, **options)
-    planned_ms, best_ms = plan.expected_ms, best.expected_ms
-    assert planned_ms is not None and best_ms is not None  # plan_buckets always gives them
+    plan, best = (plan_buckets(x, costs, max_sizes=most, **plan_options) for x in (rest, held))
+    assert plan.expected_ms is not None and best.expected_ms is not None  # never without costs
     served = held.clip([most[axis] for axis in held.axes])
     return HeldOutCost(
-        planned_ms=planned_ms,
+        planned_ms=plan.expected_ms,
         held_out_ms=expected_cost(plan.buckets, served, costs),
-        best_ms=best_ms,
+        best_ms=best.expected_ms,
         samples=held.n,
     )
 
@@ -116,11 +105,10 @@ def bootstrap_interval(
     sizes: Sizes,
     costs: CostGrid,
     *,
-    level: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """The percentile interval of the mean run of given buckets over resampled traffic.
+    """The 95 % percentile interval of the mean run of given buckets over resampled traffic.
 
     It covers the chance in the sample, not errors of the costs or traffic that changes.
 
@@ -128,27 +116,21 @@ def bootstrap_interval(
         buckets: they must serve all of the traffic.
         sizes: the traffic.
         costs: the costs.
-        level: share of the resampled means inside the interval.
         resamples: how often to resample.
         seed: seed of the draws.
 
     Raises:
         PlanError: some sizes are outside every bucket.
     """
-    if not 0 < level < 1 or resamples < 1:
-        raise ValueError(
-            f"level {level} isn't between 0 and 1, or resamples {resamples} not over 0"
-        )
     traffic = Traffic.of(sizes, buckets[0].length_axis)
     ms, n = run_costs(buckets, traffic, costs), traffic.n
     rng = np.random.default_rng(seed)
     means = np.empty(resamples)
     for start in range(0, resamples, _RESAMPLES_AT_ONCE):  # bounds the memory
         size = min(_RESAMPLES_AT_ONCE, resamples - start)
-        drawn = rng.multinomial(n, traffic.counts / n, size=size)
-        means[start : start + size] = drawn @ ms / n
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(low), float(high), level)
+        means[start : start + size] = rng.multinomial(n, traffic.counts / n, size=size) @ ms / n
+    low, high = np.quantile(means, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+    return Interval(float(low), float(high))
 
 
 def spread_warnings(costs: CostGrid) -> tuple[str, ...]:
@@ -187,20 +169,16 @@ def tail_warnings(distribution: LengthDistribution) -> tuple[str, ...]:
     of three", about 3/n).
     """
     warnings = []
-    if len(distribution.lengths) == 1:
+    n, longest = distribution.n, distribution.max
+    if distribution.min == longest:
         warnings.append(
-            f"All {distribution.n} samples have the length {distribution.min}: "
-            "is this the length after padding?"
+            f"All {n} samples have the length {longest}: is this the length after padding?"
         )
-    thin = [q for q in (0.9, 0.99, 0.999) if distribution.n * (1 - q) < _THIN * (1 - 1e-9)]
-    if thin:
-        q = thin[0]
-        beyond = distribution.n * (1 - q)
-        unseen = 1 - 0.05 ** (1 / distribution.n)
+    thin = next((q for q in (0.9, 0.99, 0.999) if n * (1 - q) < _THIN * (1 - 1e-9)), None)
+    if thin is not None:
         warnings.append(
-            f"{distribution.n} samples are few: only about {beyond:.2g} lie beyond the "
-            f"{100 * q:g} % quantile, so the tail is doubtful from there on. Lengths over "
-            f"{distribution.max} may make up as much as {100 * unseen:.2g} % of the traffic "
-            "(95 % confidence)."
+            f"{n} samples are few: only about {n * (1 - thin):.2g} lie beyond the {100 * thin:g} % "
+            f"quantile, so the tail is doubtful from there on. Lengths over {longest} may make up "
+            f"as much as {100 * (1 - 0.05 ** (1 / n)):.2g} % of the traffic (95 % confidence)."
         )
     return tuple(warnings)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.search.problem import Problem
 from edgecompile.buckets.search.strips import StripSearch
 from edgecompile.buckets.traffic import Traffic
-from edgecompile.units import format_share
+from edgecompile.units import format_ms, format_share
 
 # A saving or a gap of less than this share is none: rounding mustn't decide.
 _NOTHING = 1e-9
@@ -32,16 +32,15 @@ def plan_notes(
         searches: the best strips of each order.
         outer: the axis that is cut first in the chosen plan.
     """
-    notes = [_saving(plan, problem)]
+    notes = [describe_saving(plan)]
     if plan.lower_bound_ms is not None:
         notes += [_strips(searches, problem.axes, outer, len(plan.buckets))]
         notes += [_gap(plan, plan.lower_bound_ms, problem)]
-    notes += _next_bucket(plan, problem)
-    costs = problem.costs
+    notes += [_next_bucket(plan, problem)]
     if problem.modes == ("pad",):
-        why = "there are no exact costs" if "exact" not in costs.modes else "as asked for"
+        why = "there are no exact costs" if "exact" not in problem.costs.modes else "as asked for"
         notes.append(f"Every bucket is padded to fixed sizes: {why}.")
-    if costs.kind == "modelled":
+    if problem.costs.kind == "modelled":
         notes.append(
             "The costs are modelled, not measured: a run on the target may rank otherwise."
         )
@@ -50,26 +49,33 @@ def plan_notes(
     return replace(plan, notes=tuple(note for note in notes if note))
 
 
-def _saving(plan: BucketPlan, problem: Problem) -> str:
-    """The saving of several buckets against one, or the reason for one; empty if that's unknown."""
+def describe_saving(plan: BucketPlan) -> str:
+    """The saving of several buckets against one, or the reason for one.
+
+    Args:
+        plan: one that was planned with costs.
+    """
     assert plan.expected_ms is not None
-    first, count, chosen = plan.buckets[0], len(plan.buckets), ms_text(plan.expected_ms)
-    if count == 1 and first.mode == "exact":
-        return f"One dynamic range is best: it runs every input unpadded, for {chosen} on average."
+    count, mean, by_count = len(plan.buckets), _ms(plan.expected_ms), plan.expected_by_count
     if count == 1:
-        sizes = " and ".join(f"{axis} {first.range(axis).hi}" for axis in problem.axes)
-        return f"One static program is best: it pads every input to {sizes} and takes {chosen}."
-    if not plan.expected_by_count:
-        return ""
-    single = plan.expected_by_count[0]
+        totals = [ms + plan.price_per_bucket * further for further, ms in enumerate(by_count)]
+        is_best = not totals or totals[0] <= min(totals) * (1 + _NOTHING)
+        rank = "is best" if is_best else "is all that is allowed"
+        first = plan.buckets[0]
+        if first.mode == "exact":
+            return f"One dynamic range {rank}: it runs every input unpadded, for {mean} on average."
+        sizes = " and ".join(f"{axis} {first.range(axis).hi}" for axis in plan.divided)
+        return f"One static program {rank}: it pads every input to {sizes} and takes {mean}."
     padded = sum(bucket.mode == "pad" for bucket in plan.buckets)
     kinds = {0: "all exact", count: "all padded"}.get(padded, f"{padded} of them padded")
-    saved = single - plan.expected_ms
-    if saved <= _NOTHING * single:
+    if not by_count:
+        return f"{count} buckets ({kinds}) take {mean} on average."
+    saved = by_count[0] - plan.expected_ms
+    if saved <= _NOTHING * by_count[0]:
         return f"{count} buckets ({kinds}) save nothing against the best single bucket."
     return (
-        f"{count} buckets ({kinds}) save {ms_text(saved)} a run ({format_share(saved / single)}) against "
-        f"the best single bucket, {ms_text(single)}."
+        f"{count} buckets ({kinds}) save {_ms(saved)} a run ({format_share(saved / by_count[0])}) "
+        f"against the best single bucket, {_ms(by_count[0])}."
     )
 
 
@@ -77,14 +83,14 @@ def _strips(searches: Sequence[StripSearch], axes: Sequence[str], outer: int, co
     text = "Plans are strips: one axis is cut first, the other within each strip"
     if count > 1:
         text += f"; here {axes[outer]} is cut first"
-    partial = [search for search in searches if not search.whole]
+    partial = [
+        f"at {search.tried} of {search.possible} sizes of {axes[search.outer]}"
+        for search in searches
+        if not search.whole
+    ]
     if not partial:
         return f"{text}. This is the best of them."
-    limits = " and ".join(
-        f"at {search.tried} of {search.possible} sizes of {axes[search.outer]}"
-        for search in partial
-    )
-    return f"{text}. Strips were tried only {limits}, so this is a heuristic."
+    return f"{text}. Strips were tried only {' and '.join(partial)}, so this is a heuristic."
 
 
 def _gap(plan: BucketPlan, bound: float, problem: Problem) -> str:
@@ -99,54 +105,50 @@ def _gap(plan: BucketPlan, bound: float, problem: Problem) -> str:
         )
     return (
         f"At most {format_share(gap)} over the best set of {number}buckets of any shape: the "
-        f"lower bound is {ms_text(bound)}."
+        f"lower bound is {_ms(bound)}."
     )
 
 
-def _next_bucket(plan: BucketPlan, problem: Problem) -> list[str]:
+def _next_bucket(plan: BucketPlan, problem: Problem) -> str:
     """The saving of further buckets, and why they weren't made; empty if that's unknown."""
     count, by_count, price = len(plan.buckets), plan.expected_by_count, plan.price_per_bucket
     if len(by_count) <= count:
-        return []
+        return ""
     # Two more buckets can save where one can't, so the best of all larger counts is named.
     further = min(range(count, len(by_count)), key=lambda k: by_count[k] + price * (k - count))
-    saved = by_count[count - 1] - by_count[further]
-    more = further + 1 - count
+    saved, more = by_count[count - 1] - by_count[further], further + 1 - count
     if saved <= _NOTHING * by_count[count - 1]:
-        return ["More buckets would save nothing."]
+        return "More buckets would save nothing."
     noun = "A further bucket" if more == 1 else f"{more} further buckets"
-    text = f"{noun} would save {ms_text(saved)} a run ({format_share(saved / by_count[count - 1])})"
+    text = f"{noun} would save {_ms(saved)} a run ({format_share(saved / by_count[count - 1])})"
     if problem.count is not None:
-        return [f"{text}, but the number of buckets was given."]
+        return f"{text}, but the number of buckets was given."
     if problem.most is not None and count + more > problem.most:
-        return [f"{text}, but {problem.most} is the most allowed."]
-    return [f"{text}, less than the {ms_text(price * more)} that it has to save."]
+        return f"{text}, but {problem.most} is the most allowed."
+    return f"{text}, less than the {_ms(price * more)} that it has to save."
 
 
-def _doubts(index: int, problem: Problem, traffic: Traffic) -> list[str]:
+def _doubts(index: int, problem: Problem, traffic: Traffic) -> Iterator[str]:
     """The doubts about the sizes on one axis."""
-    notes = []
     axis, high, largest = problem.axes[index], problem.highs[index], traffic.most[index]
     share = traffic.share_over(index, high)
     if share:
-        notes.append(
+        yield (
             f"{format_share(share)} of the samples have a {axis} over {high} and count as {high} "
             "here; at run time the caller must truncate them, or they are refused."
         )
     if largest < high:
-        notes.append(
+        yield (
             f"No sample has a {axis} over {largest}; those from {largest + 1} to {high} are "
             "served, but nothing is known of how often they come."
         )
     last = problem.costs.sizes(index)[-1]
     if high > last:
-        notes.append(
+        yield (
             f"The last cost point on the axis {axis} is at {last}; the costs of larger inputs, up "
             f"to {high}, are extrapolated."
         )
-    return notes
 
 
-def ms_text(value: float) -> str:
-    """Milliseconds with their unit."""
-    return f"{value:.3g} ms" if abs(value) < 100 else f"{value:.0f} ms"
+def _ms(value: float) -> str:
+    return f"{format_ms(value)} ms"

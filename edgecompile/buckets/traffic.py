@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from edgecompile.lengths.distribution import LengthDistribution, draw_held_out
+from edgecompile.lengths.distribution import LengthDistribution, add_up, draw_held_out
 from edgecompile.lengths.joint import JointDistribution
 
 IntArray = npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ class Traffic:
 
     def marginal(self, axis: int) -> LengthDistribution:
         """The sizes on one axis, by its position, whatever the other has."""
-        sizes, counts = _add_up(self.sizes[:, [axis]], self.counts)
+        sizes, counts = add_up(self.sizes[:, [axis]], self.counts)
         return LengthDistribution(tuple(sizes[:, 0].tolist()), tuple(counts.tolist()), self.source)
 
     def share_over(self, axis: int, size: int) -> float:
@@ -73,7 +73,7 @@ class Traffic:
         """The traffic with larger sizes cut to ``most``, one for each axis."""
         if all(size <= limit for size, limit in zip(self.most, most, strict=True)):
             return self
-        sizes, counts = _add_up(np.minimum(self.sizes, np.array(most)), self.counts)
+        sizes, counts = add_up(np.minimum(self.sizes, np.array(most)), self.counts)
         return Traffic(self.axes, sizes, counts, self.source)
 
     def split(self, fraction: float, seed: int) -> tuple[Traffic, Traffic]:
@@ -93,11 +93,3 @@ class Traffic:
 
 
 Sizes = Traffic | LengthDistribution | JointDistribution
-
-
-def _add_up(sizes: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
-    """The distinct rows of ``sizes``, ascending, and how many samples each has."""
-    distinct, index = np.unique(sizes, axis=0, return_inverse=True)
-    total = np.zeros(len(distinct), dtype=np.int64)
-    np.add.at(total, index.reshape(-1), counts)
-    return distinct, total

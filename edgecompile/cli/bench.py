@@ -202,7 +202,7 @@ def _about(result: BenchReport) -> list[tuple[str, str]]:
 def _table(result: BenchReport, kernels: KernelProfile | None) -> RenderableType:
     from rich.text import Text
 
-    from edgecompile.cli.terminal.console import facts, stack, table
+    from edgecompile.cli.terminal.tables import facts, stack, table
     from edgecompile.units import sentence
 
     drawn = table(_COLUMNS, _cells(result), strong=0)

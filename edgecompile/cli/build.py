@@ -67,8 +67,8 @@ def _complete_jetpack(ctx: click.Context, param: click.Parameter, incomplete: st
     "--jetpack",
     metavar="RELEASE",
     shell_complete=_complete_jetpack,
-    help="Build for this JetPack release of a Jetson: 6.2 or 7.2.  [default: the first that the "
-    "target names]",
+    help="Build for this JetPack release of a Jetson: 6.0, 6.2 or 7.2.  [default: the first that "
+    "the target names]",
 )
 @click.option(
     "--backend",
@@ -138,15 +138,20 @@ def command(
     request = BuildRequest(
         model,
         target,
-        replace(plan, plan=chosen, quick=quick, cut=traffic.texts is not None),
+        replace(
+            plan,
+            plan=chosen,
+            quick=quick,
+            cut=traffic.texts is not None,
+            jetpack=jetpack,
+            backend=backend,
+            keep_tokenizer=keep_tokenizer,
+            emulation=not no_emulation,
+        ),
         load,
         work_dir,
-        output=output,
-        force=force,
-        jetpack=jetpack,
-        backend=backend,
-        tokenizer=keep_tokenizer,
-        emulate=not no_emulation,
+        output,
+        force,
     )
     if keep_work and work_dir is None:
         request = replace(request, work_dir=request.bundle.with_suffix(".work"))

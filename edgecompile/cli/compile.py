@@ -62,12 +62,15 @@ def command(
     The libraries are left in DIR/artifacts. Each is audited: instructions, glibc, libraries and
     symbols that it needs.
     """
-    from edgecompile.pipeline.request import ModelRequest
-    from edgecompile.pipeline.work_files import request_plan
+    from edgecompile.pipeline.request import BuildRequest
+    from edgecompile.pipeline.work_files import read_plan
+    from edgecompile.planning.request import PlanRequest
 
-    ModelRequest(None, target).check_stage()  # before the plan, which a GPU's build doesn't leave
-    plan = request_plan(plan_file, work_dir, precision=precision, runtime=runtime, jobs=jobs)
-    request = ModelRequest(None, target, plan, work_dir=work_dir)
+    # Before the plan, which a GPU's build doesn't leave.
+    BuildRequest(None, target).check_stage()
+    chosen = read_plan(plan_file or work_dir / "plan.json")
+    plan = PlanRequest(None, plan=chosen, precision=precision, runtime=runtime, jobs=jobs)
+    request = BuildRequest(None, target, plan, work_dir=work_dir)
     from edgecompile.pipeline.single import compile_exports
 
     compiled = compile_exports(request, variants, session.console)
@@ -99,7 +102,7 @@ def _library(compiled: CompiledModel, variant: str) -> str | None:
 
 
 def _table(compiled: CompiledModel) -> RenderableType:
-    from edgecompile.cli.terminal.console import table
+    from edgecompile.cli.terminal.tables import table
     from edgecompile.units import format_bytes, format_duration
 
     verdicts = {(verdict.variant, verdict.library): verdict for verdict in compiled.audit}

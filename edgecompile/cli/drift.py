@@ -48,14 +48,6 @@ _SHARE = click.FloatRange(min=0.0, max=1.0)
     help="Allow this share of the calls to be refused for their sizes, beyond what was planned.",
 )
 @click.option(
-    "--level",
-    type=click.FloatRange(min=0.0, max=1.0, min_open=True, max_open=True),
-    default=0.01,
-    show_default=True,
-    metavar="P",
-    help="Test at this significance level whether the lengths have changed.",
-)
-@click.option(
     "--distance",
     type=_SHARE,
     default=0.1,
@@ -98,7 +90,6 @@ def command(
     traffic: TrafficOptions,
     tolerance: float,
     max_refused: float,
-    level: float,
     distance: float,
     min_runs: int,
     max_buckets: int | None,
@@ -131,7 +122,7 @@ def command(
     report = judge_drift(
         shipped,
         read_stats((*files, *traffic.stats), any_bundle=any_bundle, max_length=shipped.hi),
-        thresholds=Thresholds(tolerance, max_refused, level, distance, min_runs),
+        thresholds=Thresholds(tolerance, max_refused, distance, min_runs),
         any_bundle=any_bundle,
         modes=None if mode == "auto" else tuple(item for item in MODES if item == mode),
         max_buckets=max_buckets,
@@ -150,7 +141,7 @@ def _tokenizer_of(bundle: Path) -> Path | None:
 def _table(report: DriftReport) -> RenderableType:
     from rich.text import Text
 
-    from edgecompile.cli.terminal.console import facts, heading, stack, table
+    from edgecompile.cli.terminal.tables import facts, heading, stack, table
     from edgecompile.units import format_count, format_ms, format_share
 
     traffic = report.traffic
@@ -171,7 +162,7 @@ def _table(report: DriftReport) -> RenderableType:
         about += [
             ("lengths", f"mean {old.mean:.1f} planned, {new.mean:.1f} now"),
             ("", f"p50 {old.p50} planned, {new.p50} now; p99 {old.p99} planned, {new.p99} now"),
-            ("distance", f"{shift.distance:.3f}, p {shift.p_value:.2g}"),
+            ("distance", f"{shift.distance:.3f}, by chance up to {shift.chance:.3f}"),
         ]
     if report.cost is not None:
         cost = report.cost

@@ -109,7 +109,7 @@ def command(
 def _table(explanation: Explanation) -> RenderableType:
     from rich.text import Text
 
-    from edgecompile.cli.terminal.console import heading, stack, table
+    from edgecompile.cli.terminal.tables import heading, stack, table
     from edgecompile.explanation.view import explanation_tables
     from edgecompile.units import sentence
 

@@ -42,13 +42,13 @@ def command(
     used again.
     """
     from edgecompile.loaders.load import check_model
-    from edgecompile.pipeline.request import ModelRequest
-    from edgecompile.pipeline.work_files import request_plan
+    from edgecompile.pipeline.request import BuildRequest
+    from edgecompile.pipeline.work_files import read_plan
+    from edgecompile.planning.request import PlanRequest
 
     check_model(model, load)
-    request = ModelRequest(
-        model, plan=request_plan(plan_file, work_dir), load=load, work_dir=work_dir
-    )
+    plan = PlanRequest(None, plan=read_plan(plan_file or work_dir / "plan.json"))
+    request = BuildRequest(model, plan=plan, load=load, work_dir=work_dir)
     from edgecompile.pipeline.single import export_plan
 
     exported = export_plan(request, session.console)
@@ -77,7 +77,7 @@ def _rows(exported: ExportedPlan) -> list[dict[str, Any]]:
 def _table(rows: list[dict[str, Any]]) -> RenderableType:
     from rich.text import Text
 
-    from edgecompile.cli.terminal.console import stack, table
+    from edgecompile.cli.terminal.tables import stack, table
     from edgecompile.units import sentence
 
     cells = [

@@ -82,7 +82,7 @@ def command(
 
 
 def _table(document: dict[str, Any]) -> RenderableType:
-    from edgecompile.cli.terminal.console import facts, heading, stack, table
+    from edgecompile.cli.terminal.tables import facts, heading, stack, table
     from edgecompile.units import format_bytes
 
     manifest = document["manifest"]
@@ -144,7 +144,7 @@ _PADDING = {
 
 
 def _padding_line(manifest: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the builder knows of padding; nothing where nothing is padded or nobody said."""
+    """The builder's facts on padding; none where nothing is padded or they are unknown."""
     said = (manifest.get("plan") or {}).get("padding")
     return [("padding", _PADDING.get(said, str(said)))] if said else []
 
@@ -173,7 +173,7 @@ def _variant_rows(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]
 def _target_lines(target: dict[str, Any] | None) -> list[RenderableType]:
     if target is None:
         return []
-    from edgecompile.cli.terminal.console import facts
+    from edgecompile.cli.terminal.tables import facts
 
     verdict = "can run it" if target["ok"] else f"can't: {target['problem']}"
     return [facts([(target["name"], verdict)])]
@@ -182,7 +182,7 @@ def _target_lines(target: dict[str, Any] | None) -> list[RenderableType]:
 def _audit_lines(verdicts: list[dict[str, Any]] | None) -> list[RenderableType]:
     if verdicts is None:
         return []
-    from edgecompile.cli.terminal.console import heading, table
+    from edgecompile.cli.terminal.tables import heading, table
 
     rows = [
         (

@@ -78,7 +78,7 @@ def command(
 def _table(distribution: LengthDistribution, max_length: int | None, over: float) -> RenderableType:
     from rich.text import Text
 
-    from edgecompile.cli.terminal.console import facts, stack
+    from edgecompile.cli.terminal.tables import facts, stack
     from edgecompile.units import format_count, format_share
 
     summary = distribution.summary()

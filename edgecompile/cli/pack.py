@@ -64,25 +64,19 @@ def command(
 
     The bundle is run against eager first; only one that agrees gets its name.
     """
-    from edgecompile.cli.terminal.build_view import show_packed
+    from edgecompile.cli.terminal.build_view import show_build
     from edgecompile.loaders.load import check_model
     from edgecompile.pipeline.request import BuildRequest
-    from edgecompile.pipeline.work_files import request_plan
+    from edgecompile.pipeline.work_files import read_plan
+    from edgecompile.planning.request import PlanRequest
 
     check_model(model, load)
-    request = BuildRequest(
-        model,
-        target,
-        request_plan(plan_file, work_dir, runtime=runtime, seed=seed),
-        load,
-        work_dir,
-        output=output,
-        tokenizer=keep_tokenizer,
-        force=force,
-    )
+    chosen = read_plan(plan_file or work_dir / "plan.json")
+    plan = PlanRequest(None, plan=chosen, runtime=runtime, seed=seed, keep_tokenizer=keep_tokenizer)
+    request = BuildRequest(model, target, plan, load, work_dir, output, force)
     profile = request.check_target()
     from edgecompile.pipeline.single import pack_libraries
 
     packed = pack_libraries(request, variants, session.console)
-    show_packed(session.console, profile, runtime, packed)
-    session.emit(packed.to_json(), lambda: str(packed.path))
+    show_build(session.console, profile, runtime, packed)
+    session.emit(packed.to_json(), lambda: str(packed.bundle_path))

@@ -16,7 +16,7 @@ from edgecompile.cli.terminal.session import Command, Session, output_options
 
 if TYPE_CHECKING:
     from edgecompile.models.options import LoadOptions
-    from edgecompile.pipeline.request import ModelRequest
+    from edgecompile.pipeline.request import BuildRequest
     from edgecompile.pipeline.result import PlanResult
     from edgecompile.planning.request import PlanRequest
 
@@ -80,14 +80,14 @@ def command(
     machine can't run the target's code, they are modelled. The plan says which. The table
     compares the plan with the usual rules, by the same costs on the same lengths.
     """
-    from edgecompile.pipeline.request import ModelRequest
+    from edgecompile.pipeline.request import BuildRequest
 
     if (model is None) == (cost_points is None):
         raise click.UsageError("Give either --model MODEL or --cost-points FILE.")
     traffic = traffic.or_file(file)
     if not traffic and work_dir is not None and (work_dir / "lengths.json").exists():
         traffic = replace(traffic, lengths=str(work_dir / "lengths.json"))
-    request = ModelRequest(model, target, plan, load, work_dir)
+    request = BuildRequest(model, target, plan, load, work_dir)
     result: PlanResult | None
     if cost_points is not None:
         result = _plan_from_costs(request, traffic, cost_points, kit)
@@ -98,12 +98,12 @@ def command(
 
 
 def _plan_from_costs(
-    request: ModelRequest, traffic: TrafficOptions, file: Path, kit: Path | None
+    request: BuildRequest, traffic: TrafficOptions, file: Path, kit: Path | None
 ) -> PlanResult:
     from edgecompile.buckets.costs.files import read_costs
     from edgecompile.pipeline.plan import plan_from_costs, refuse_model_options
 
-    refuse_model_options(request, ["--kit"] if kit is not None else [])
+    refuse_model_options(request, ["kit"] if kit is not None else [])
     costs = read_costs(file)
     lengths, joint = traffic.read(
         axes=None if len(costs.axes) == 1 else (costs.axes[0], costs.axes[1]),
@@ -115,21 +115,18 @@ def _plan_from_costs(
 
 def _plan_model(
     session: Session,
-    request: ModelRequest,
+    request: BuildRequest,
     traffic: TrafficOptions,
     kit: Path | None,
     files: list[Path | None],
 ) -> PlanResult | None:
     """The plan; None where a kit was written instead."""
     from edgecompile.loaders.load import check_model
-    from edgecompile.pipeline.plan import make_kit
+    from edgecompile.pipeline.plan import GPU_KIT, make_kit
     from edgecompile.pipeline.plan import plan as make_plan
 
     model = str(request.model)
-    if kit is None:
-        request.check_target()
-    else:
-        request.check_kit()
+    request.check_target("" if kit is None else GPU_KIT)
     check_model(model, request.load)
     if traffic:
         lengths, joint = traffic.read(model, max_length=request.plan.max_length)

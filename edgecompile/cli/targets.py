@@ -178,7 +178,7 @@ def _runnable(profile: TargetProfile) -> list[VariantSpec]:
 
 
 def _list_table(profiles: list[TargetProfile]) -> RenderableType:
-    from edgecompile.cli.terminal.console import table
+    from edgecompile.cli.terminal.tables import table
 
     rows = [
         (profile.name, ", ".join(variant.name for variant in profile.variants), profile.description)
@@ -188,7 +188,7 @@ def _list_table(profiles: list[TargetProfile]) -> RenderableType:
 
 
 def _show_table(profile: TargetProfile) -> RenderableType:
-    from edgecompile.cli.terminal.console import facts, heading, stack, table
+    from edgecompile.cli.terminal.tables import facts, heading, stack, table
 
     peaks = ", ".join(f"{precision} {peak:g}" for precision, peak in profile.peak_gflops)
     known = profile.bandwidth_gbs is not None
@@ -221,7 +221,7 @@ def _show_table(profile: TargetProfile) -> RenderableType:
 
 
 def _check_table(profile: TargetProfile, document: dict[str, Any]) -> RenderableType:
-    from edgecompile.cli.terminal.console import facts
+    from edgecompile.cli.terminal.tables import facts
 
     compilers = [document["compilers"].get(arch, "none") for arch in profile.archs]
     return facts(

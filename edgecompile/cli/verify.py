@@ -60,7 +60,7 @@ def command(
 def _table(report: VerifyReport, buckets: tuple[Bucket, ...]) -> RenderableType:
     from rich.text import Text
 
-    from edgecompile.cli.terminal.console import stack, table
+    from edgecompile.cli.terminal.tables import stack, table
     from edgecompile.units import format_share
 
     tolerance = report.tolerance

@@ -1,11 +1,10 @@
 """Whether a bundle's traffic has moved away from its plan, and whether that costs.
 
-Two separate questions. *Has it moved?* A two-sample Kolmogorov-Smirnov test between the lengths
-that the bundle was planned for and those that devices were asked for, and a threshold for the
-distance D as well: with millions of calls p is tiny for differences that nobody would notice, and
-with few calls D is large by chance. Only p < level together with D over the threshold is a move.
-Calls that follow each other aren't independent, so p is smaller than it should be; the threshold
-guards against that, too.
+Two separate questions. *Has it moved?* By the Kolmogorov-Smirnov distance between the lengths that the
+bundle was planned for and those that devices were asked for: it has to be over a threshold, and over
+the distance that chance gives two samples of these sizes. With millions of calls chance gives next to
+nothing, and a difference that nobody would notice isn't a move; with few calls it gives much. Calls
+that follow each other aren't independent; the threshold guards against that, too.
 
 *Does acting pay?* That is what a cron job wants to know. The current buckets are costed on the new
 traffic by the costs that they were planned with, and compared with the best buckets for it under
@@ -14,6 +13,7 @@ the same constraints. Traffic may move without cost, and a small move may cost m
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -23,16 +23,18 @@ from edgecompile.buckets.evaluation import expected_cost, run_costs
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.shipped import ShippedPlan
-from edgecompile.drift.kolmogorov import kolmogorov_distance, kolmogorov_p_value
 from edgecompile.drift.report import BucketDrift, CostDrift, DriftReport, LengthShift, Thresholds
 from edgecompile.errors import DriftError, LengthsError
-from edgecompile.lengths.distribution import LengthDistribution
+from edgecompile.lengths.distribution import IntArray, LengthDistribution
 from edgecompile.lengths.traffic import ServedTraffic
 
-__all__ = ["check_drift", "judge_drift"]
+__all__ = ["chance_distance", "check_drift", "judge_drift", "length_distance"]
 
 # A plan that costs this share more than the optimum found wasn't made under those constraints.
 _NOT_OPTIMAL = 1e-6
+# Kolmogorov's distribution has 1 % beyond this (N. Smirnov, "Table for estimating the goodness of fit
+# of empirical distributions", Annals of Mathematical Statistics 19(2), 1948).
+_CRITICAL = 1.6276
 
 
 def judge_drift(
@@ -111,41 +113,42 @@ def check_drift(report: DriftReport) -> None:
 
 def _within(lengths: LengthDistribution, plan: BucketPlan) -> LengthDistribution | None:
     """The part of a sample that the plan's range holds; None if that is nothing."""
-    kept = {
-        length: count
-        for length, count in zip(lengths.lengths, lengths.counts, strict=True)
-        if plan.min_length <= length <= plan.max_length
-    }
-    return LengthDistribution.from_counts(kept, lengths.source) if kept else None
+    sizes = lengths.length_array
+    inside = (sizes >= plan.min_length) & (sizes <= plan.max_length)
+    return lengths.with_counts(lengths.count_array * inside) if inside.any() else None
 
 
 def _shift(shipped: ShippedPlan, traffic: ServedTraffic) -> LengthShift:
-    """The test; lengths are compared in the bins that the device counted in.
+    """The distance; lengths over the longest served count as that.
 
-    Lengths over the longest served count as that: whoever truncates sends exactly it, and what was
-    refused is judged by itself.
+    Whoever truncates sends exactly it, and what was refused is judged by itself.
     """
     planned, asked = (
-        _binned(sample.clip(shipped.plan.max_length)[0], shipped, traffic.length_bin)
-        for sample in (shipped.lengths, traffic.demand())
+        sample.clip(shipped.plan.max_length)[0] for sample in (shipped.lengths, traffic.demand())
     )
-    distance = kolmogorov_distance(planned, asked)
-    p_value = kolmogorov_p_value(distance, planned.n, asked.n)
-    return LengthShift(distance, p_value, planned, asked)
+    ends = planned.length_array
+    if traffic.length_bin > 1:  # what was asked for is known at the ends of bins only
+        width, first = traffic.length_bin, shipped.lo
+        last = np.minimum((ends - first) // width * width + first + width - 1, shipped.hi)
+        ends = np.where(ends < first, ends, last)
+    distance = length_distance(planned, asked, np.union1d(ends, asked.length_array))
+    return LengthShift(distance, chance_distance(planned.n, asked.n), planned, asked)
 
 
-def _binned(sample: LengthDistribution, shipped: ShippedPlan, width: int) -> LengthDistribution:
-    """Each length as the last of its bin of ``width`` lengths, cut at the axis' upper end."""
-    if width == 1:
-        return sample
-    counts: dict[int, int] = {}
-    for length, count in zip(sample.lengths, sample.counts, strict=True):
-        last = length
-        if length >= shipped.lo:
-            first = shipped.lo + (length - shipped.lo) // width * width
-            last = max(length, min(first + width - 1, shipped.hi))
-        counts[last] = counts.get(last, 0) + count
-    return LengthDistribution.from_counts(counts, sample.source)
+def length_distance(first: LengthDistribution, second: LengthDistribution, at: IntArray) -> float:
+    """The largest difference, at the lengths ``at``, between the shares of inputs up to a length."""
+    gap = first.shares_up_to(at) - second.shares_up_to(at)
+    return float(np.max(np.abs(gap)))
+
+
+def chance_distance(first_n: int, second_n: int) -> float:
+    """The distance that two samples of one distribution exceed in 1 % of all cases.
+
+    That is asymptotic, and of a continuous distribution. Lengths are whole numbers with many ties,
+    where distances are smaller (G. E. Noether, "Note on the Kolmogorov statistic in the discrete
+    case", Metrika 7, 1963), so this errs on the side of not seeing a move.
+    """
+    return _CRITICAL * math.sqrt(1 / first_n + 1 / second_n)
 
 
 def _cost(

@@ -8,6 +8,7 @@ from typing import Any
 from edgecompile.buckets.costs.grid import Mode
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import Bucket
+from edgecompile.files import plain
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.traffic import ServedTraffic
 
@@ -26,42 +27,39 @@ class Thresholds:
         tolerance: by which the plan may cost more than the best for the new traffic.
         max_refused: of the calls that may be refused for their sizes, beyond what the plan
             knew it would refuse.
-        level: of significance of the test.
-        distance: D that a move has to exceed.
+        distance: that a move has to exceed.
         min_calls: fewer calls than this tell nothing.
     """
 
     tolerance: float = 0.05
     max_refused: float = 0.01
-    level: float = 0.01
     distance: float = 0.1
     min_calls: int = MIN_CALLS
-
-    def to_json(self) -> dict[str, Any]:
-        """A dict of plain numbers."""
-        return dict(vars(self))
 
 
 @dataclass(frozen=True)
 class LengthShift:
-    """The test on the lengths, where those over the plan's longest count as that one.
+    """How far the lengths are apart, where those over the plan's longest count as that one.
 
     Attributes:
-        distance: D, the largest difference between the shares of calls up to a length.
-        p_value: of D; too large rather than too small, see
-            :func:`edgecompile.drift.kolmogorov.kolmogorov_p_value`.
+        distance: the largest difference between the shares of calls up to a length.
+        chance: the distance that samples of these sizes have by chance in 1 % of all cases.
         planned, asked: the lengths planned for, and those asked for, refused ones included.
     """
 
     distance: float
-    p_value: float
+    chance: float
     planned: LengthDistribution
     asked: LengthDistribution
 
     def to_json(self) -> dict[str, Any]:
-        """The test's figures, and a summary of both samples."""
-        samples = {"planned": self.planned, "asked": self.asked}
-        return {**vars(self), **{k: v.summary().to_json() for k, v in samples.items()}}
+        """Both distances, and a summary of both samples."""
+        return {
+            "distance": self.distance,
+            "chance": self.chance,
+            "planned": self.planned.summary().to_json(),
+            "asked": self.asked.summary().to_json(),
+        }
 
 
 @dataclass(frozen=True)
@@ -88,13 +86,11 @@ class CostDrift:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the optimum with its buckets."""
-        figures = dict(vars(self))
-        optimum = figures.pop("optimum")
+        optimum = self.optimum
         return {
-            **figures,
-            "modes": list(self.modes),
+            **{key: plain(value) for key, value in vars(self).items() if value is not optimum},
             "optimum_ms": optimum.expected_ms,
-            "optimum_buckets": [bucket.to_json() for bucket in optimum.buckets],
+            "optimum_buckets": plain(optimum.buckets),
             "price_per_bucket": optimum.price_per_bucket,
         }
 
@@ -135,7 +131,7 @@ class DriftReport:
         thresholds: that were applied.
         refused: calls that this bundle refuses for their sizes.
         planned_refused_share: of the planned lengths, the share that it refuses.
-        shift: the test; None without calls.
+        shift: how far the lengths are apart; None without calls.
         cost: None if the bundle has no cost model, serves none of the calls, or divides more than
             one axis.
         buckets: in the plan's order.
@@ -166,8 +162,7 @@ class DriftReport:
         """Whether the lengths have moved; None if there are too few calls to tell."""
         if not self.enough or self.shift is None:
             return None
-        limits = self.thresholds
-        return self.shift.p_value < limits.level and self.shift.distance > limits.distance
+        return self.shift.distance > max(self.thresholds.distance, self.shift.chance)
 
     @property
     def act(self) -> bool:
@@ -222,7 +217,7 @@ class DriftReport:
             "act": self.act,
             "moved": self.moved,
             "reasons": list(self.reasons),
-            "thresholds": self.thresholds.to_json(),
+            "thresholds": plain(self.thresholds),
             "traffic": {
                 "manifests": list(traffic.manifests),
                 "since": traffic.since,
@@ -235,9 +230,9 @@ class DriftReport:
                 "planned_refused_share": self.planned_refused_share,
                 "all_refused": traffic.refused,
             },
-            "shift": None if self.shift is None else self.shift.to_json(),
-            "cost": None if self.cost is None else self.cost.to_json(),
-            "buckets": [bucket.to_json() for bucket in self.buckets],
+            "shift": plain(self.shift),
+            "cost": plain(self.cost),
+            "buckets": plain(self.buckets),
         }
 
 

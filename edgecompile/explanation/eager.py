@@ -94,7 +94,7 @@ def _failure(loaded: LoadedModel, sizes: Mapping[str, int]) -> EagerFailure | No
 
 
 def error_text(error: ModelError) -> str:
-    """What the model's own code raised, without the sizes and the line, which stand beside it."""
+    """The error of the model's own code, without the sizes and the line, which stand beside it."""
     cause = error.__cause__
     lines = str(cause).strip().splitlines()
     if cause is None or not lines:

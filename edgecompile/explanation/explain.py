@@ -179,7 +179,7 @@ def _breaks(subject: Subject, notes: list[str]) -> tuple[GraphBreak, ...]:
 
 
 def _try_padding(subject: Subject, multiple: int) -> tuple[str, bool | None]:
-    """What padding does to the outputs, and whether it leaves them; None where that isn't known."""
+    """The effect of padding on the outputs, and whether it leaves them; None where unknown."""
     axis, traced = subject.loaded.length_axis, subject.traced
     if axis is None or subject.loaded.axes[axis].lo == subject.loaded.axes[axis].hi:
         return "the model has one size, so nothing is padded", None

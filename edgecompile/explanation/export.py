@@ -108,7 +108,7 @@ class _Climber:
         self._callers = {(f.filename, f.lineno or 0) for f in traceback.extract_stack()}
 
     def attempt(self, strategy: ExportStrategy) -> tuple[ExportAttempt, Program | None]:
-        """What one strategy gives, and its program if there is one."""
+        """The result of one strategy, and its program if there is one."""
         ranges, inputs = dict(self.subject.ranges), self.loaded.inputs
         error: Exception | None = None
         with watch_guards() as watch:

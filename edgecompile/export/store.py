@@ -116,7 +116,7 @@ class ExportStore:
 
 
 def _load_export(place: Path) -> ExportedModel | None:
-    """What an earlier process left there; None if that is nothing, or damaged."""
+    """The export that an earlier process left there; None if there is none, or it is damaged."""
     if not (place / _EXPORT_DONE).is_file():
         return None
     try:

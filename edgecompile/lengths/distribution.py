@@ -1,8 +1,7 @@
-"""Distributions of traffic: summarise, clip, split, sample.
+"""Distributions of traffic: summarise and clip.
 
 Quantiles are those of the sample itself (the smallest length that at least a share q of the
-samples doesn't exceed), so every number that a summary prints did occur. Randomness takes an
-explicit seed and nothing else; the same seed gives the same draw for one numpy version.
+samples doesn't exceed), so every number that a summary prints did occur.
 """
 
 from __future__ import annotations
@@ -11,17 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgecompile.errors import LengthsError
 from edgecompile.lengths.documents import count_array, count_document
-from edgecompile.lengths.rows import LENGTH, MAX_TOTAL, AxisRule, Sizes, make_row
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from edgecompile.lengths.rows import LENGTH, MAX_TOTAL, Sizes, make_row
 
 IntArray = npt.NDArray[np.int64]
 
@@ -39,10 +35,6 @@ class CountedSamples:
 
     counts: tuple[int, ...]
     source: str
-
-    def _with_counts(self, counts: IntArray) -> Self:
-        """The same sizes with other counts; those that occur no longer are left out."""
-        raise NotImplementedError
 
     def _check(self, axes: Sequence[str], sizes: Sequence[Any], noun: str) -> None:
         """Raises a LengthsError if sizes or counts are bad, unordered or too many."""
@@ -76,27 +68,6 @@ class CountedSamples:
     def n(self) -> int:
         """Number of samples."""
         return sum(self.counts)
-
-    def split(self, fraction: float, seed: int) -> tuple[Self, Self]:
-        """Splits the samples at random in two: a part to plan from, and a part held out.
-
-        Args:
-            fraction: share of the samples to hold out, over 0 and under 1.
-            seed: seed of the draw.
-
-        Returns:
-            (rest, held out); each has one sample at least.
-
-        Raises:
-            LengthsError: there are fewer than two samples.
-        """
-        drawn = draw_held_out(self.count_array, fraction, seed, self.source)
-        return self._with_counts(self.count_array - drawn), self._with_counts(drawn)
-
-    def resample(self, seed: int) -> Self:
-        """A bootstrap sample: as many samples, drawn with replacement."""
-        rng = np.random.default_rng(seed)
-        return self._with_counts(rng.multinomial(self.n, self.count_array / self.n))
 
 
 @dataclass(frozen=True)
@@ -204,45 +175,35 @@ class LengthDistribution(CountedSamples):
             max=self.max,
         )
 
+    def shares_up_to(self, lengths: IntArray) -> npt.NDArray[np.float64]:
+        """For each of ``lengths``, the share of the samples that don't exceed it."""
+        reached = np.concatenate([[0], np.cumsum(self.count_array)])
+        shares: npt.NDArray[np.float64] = (
+            reached[np.searchsorted(self.length_array, lengths, side="right")] / self.n
+        )
+        return shares
+
     def share_over(self, max_length: int) -> float:
         """Share of the samples that are longer than ``max_length``."""
-        index = int(np.searchsorted(self.length_array, max_length, side="right"))
-        return sum(self.counts[index:]) / self.n
+        return int(self.count_array[self.length_array > max_length].sum()) / self.n
 
-    def clip(
-        self, max_length: int, over: Literal["truncate", "drop"] = "truncate"
-    ) -> tuple[LengthDistribution, float]:
-        """Limits the lengths, and gives the share of samples that were over the limit.
+    def clip(self, max_length: int) -> tuple[LengthDistribution, float]:
+        """Counts longer samples as ``max_length``, and gives their share.
 
-        Args:
-            max_length: the longest length that stays.
-            over: ``truncate`` counts longer samples as ``max_length`` (what a tokenizer with
-                truncation sends to the model); ``drop`` leaves them out (what a caller sees who
-                sends them whole and is refused).
-
-        Raises:
-            LengthsError: with ``drop``, no sample is left.
+        That is what a tokenizer with truncation sends to the model.
         """
         share = self.share_over(max_length)
         if share == 0:
             return self, 0.0
-        index = int(np.searchsorted(self.length_array, max_length, side="right"))
-        counts = dict(zip(self.lengths[:index], self.counts[:index], strict=True))
-        if over == "truncate":
-            counts[max_length] = counts.get(max_length, 0) + sum(self.counts[index:])
-        if not counts:
-            raise LengthsError(
-                f"{self.source}: all {self.n} samples are longer than {max_length}; "
-                f"the shortest has {self.min}",
-                hint="raise --max-length, or truncate the inputs",
-            )
-        return LengthDistribution.from_counts(counts, self.source), share
+        cut, counts = add_up(np.minimum(self.length_array, max_length), self.count_array)
+        return LengthDistribution(tuple(cut.tolist()), tuple(counts.tolist()), self.source), share
 
-    def sample(self, n: int, seed: int) -> IntArray:
-        """Draws ``n`` lengths with replacement, in random order; int64, shape [n]."""
-        rng = np.random.default_rng(seed)
-        drawn: IntArray = rng.choice(self.length_array, size=n, p=self.count_array / self.n)
-        return drawn
+    def with_counts(self, counts: IntArray) -> LengthDistribution:
+        """The same lengths with other counts, shape [distinct]; those with none are left out."""
+        left = counts > 0
+        return LengthDistribution(
+            tuple(self.length_array[left].tolist()), tuple(counts[left].tolist()), self.source
+        )
 
     def sparkline(self, width: int = 40) -> str:
         """The histogram in one line of ``width`` block characters, from min to max length."""
@@ -254,7 +215,7 @@ class LengthDistribution(CountedSamples):
         return "".join(blocks[level] for level in levels)
 
     def to_json(self) -> dict[str, Any]:
-        """``{"lengths": [...], "counts": [...], "source": ...}``; read_lengths reads it, too."""
+        """``{"lengths": [...], "counts": [...], "source": ...}``; read_sizes reads it, too."""
         return {
             "lengths": list(self.lengths),
             "counts": list(self.counts),
@@ -263,19 +224,15 @@ class LengthDistribution(CountedSamples):
 
     @classmethod
     def from_json(cls, value: object, name: str = "lengths") -> LengthDistribution:
-        """The inverse of :meth:`to_json`; takes every JSON form that read_lengths takes.
+        """The inverse of :meth:`to_json`; takes every JSON form of lengths that read_sizes takes.
 
         Raises:
             LengthsError: the value has another form, or holds bad lengths or counts.
         """
-        counted = count_document(value, name, AxisRule(pairs=False))
-        return cls.from_sizes(counted.counts, counted.recorded_source or name)
-
-    def _with_counts(self, counts: IntArray) -> LengthDistribution:
-        left = counts > 0
-        return LengthDistribution(
-            tuple(self.length_array[left].tolist()), tuple(counts[left].tolist()), self.source
-        )
+        counted = count_document(value, name)
+        if len(counted.axes) != 1:
+            raise LengthsError(f"{name}: is about two axes, not about lengths alone")
+        return cls.from_sizes(counted.counts, counted.source)
 
 
 def read_only(values: Sequence[Any]) -> IntArray:
@@ -283,6 +240,14 @@ def read_only(values: Sequence[Any]) -> IntArray:
     array = np.array(values, dtype=np.int64)
     array.flags.writeable = False
     return array
+
+
+def add_up(sizes: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
+    """The distinct rows of ``sizes``, ascending, and how many samples each has."""
+    distinct, index = np.unique(sizes, axis=0, return_inverse=True)
+    total = np.zeros(len(distinct), dtype=np.int64)
+    np.add.at(total, index.reshape(-1), counts)
+    return distinct, total
 
 
 def draw_held_out(counts: IntArray, fraction: float, seed: int, source: str) -> IntArray:

@@ -25,47 +25,15 @@ import numpy as np
 
 from edgecompile.errors import LengthsError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.lengths.documents import (
-    CountedSizes,
-    check_counts,
-    count_array,
-    count_document,
-)
-from edgecompile.lengths.joint import JointDistribution
-from edgecompile.lengths.rows import (
-    FORMS_HINT,
-    LENGTH,
-    AxisRule,
-    RowReader,
-    choose_columns,
-    rows_hint,
-)
-from edgecompile.lengths.tables import (
-    count_rows,
-    display_name,
-    open_source,
-    read_block,
-    read_document,
-)
+from edgecompile.lengths.documents import CountedSizes, count_array, count_document
+from edgecompile.lengths.joint import JointDistribution, distribution_of
+from edgecompile.lengths.rows import FORMS_HINT, LENGTH, RowReader, choose_columns, rows_hint
+from edgecompile.lengths.tables import count_rows, open_source, read_block, read_document
 
-__all__ = ["read_lengths", "read_sizes"]
+__all__ = ["read_sizes"]
 
 _NPY_MAGIC = b"\x93NUMPY"
 _NPY_HINT = "write it with numpy.save(path, integer_array)"
-
-
-def read_lengths(source: str | os.PathLike[str]) -> LengthDistribution:
-    """Reads a file of lengths, or standard input where ``source`` is ``"-"``.
-
-    Raises:
-        LengthsError: the file can't be opened, isn't in a known form, is empty, or holds values
-            that aren't lengths (whole numbers from 1 to 2^31-1) or counts (from 1 up); the first
-            ten are named with their lines.
-    """
-    counted = _count_source(source, AxisRule(pairs=False))
-    return LengthDistribution.from_sizes(
-        counted.counts, counted.recorded_source or display_name(source)
-    )
 
 
 def read_sizes(
@@ -79,27 +47,21 @@ def read_sizes(
             another name with "length" in it. Other columns are ignored.
 
     Raises:
-        LengthsError: see :func:`read_lengths`.
+        LengthsError: the file can't be opened, isn't in a known form, is empty, or holds values
+            that aren't sizes (whole numbers from 1 to 2^31-1) or counts (from 1 up); the first
+            ten are named with their lines.
     """
-    counted = _count_source(source, AxisRule(axes))
-    name = counted.recorded_source or display_name(source)
-    if len(counted.axes) == 2:
-        return JointDistribution.from_counts(counted.axes, counted.counts, name)
-    return LengthDistribution.from_sizes(counted.counts, name)
-
-
-def _count_source(source: str | os.PathLike[str], rule: AxisRule) -> CountedSizes:
     with open_source(source) as (stream, name):
         head = read_block(stream)
         if head.startswith(_NPY_MAGIC):
-            return _count_npy(head + stream.read(), name)
+            return distribution_of(_count_npy(head + stream.read(), name))
         head = head.removeprefix(b"\xef\xbb\xbf")  # a byte order mark that some editors write
-        if _is_document(head, rule):
-            return count_document(read_document(head, stream, name, FORMS_HINT), name, rule)
-        reader = RowReader(rule)
+        if _is_document(head, axes):
+            document = read_document(head, stream, name, FORMS_HINT)
+            return distribution_of(count_document(document, name, axes))
+        reader = RowReader(axes)
         counts = count_rows(head, stream, name, reader, rows_hint(head))
-        axes = (LENGTH,) if reader.columns is None else reader.columns.axes
-        return check_counts(CountedSizes(axes, counts), name, FORMS_HINT)
+        return distribution_of(CountedSizes(tuple(reader.columns or (LENGTH,)), counts, name))
 
 
 def _count_npy(data: bytes, name: str) -> CountedSizes:
@@ -110,7 +72,7 @@ def _count_npy(data: bytes, name: str) -> CountedSizes:
     return count_array(array, name, _NPY_HINT)
 
 
-def _is_document(head: bytes, rule: AxisRule) -> bool:
+def _is_document(head: bytes, axes: Sequence[str] | None) -> bool:
     """Whether JSON is one document: not an object in its first line that is a row."""
     text = head.lstrip()
     if not text.startswith(b"{"):
@@ -121,4 +83,4 @@ def _is_document(head: bytes, rule: AxisRule) -> bool:
         return True  # an object that goes on over the next lines
     if isinstance(value.get("axes"), list):
         return True
-    return LENGTH not in value and choose_columns(list(value), rule) is None
+    return LENGTH not in value and choose_columns(list(value), axes) is None

@@ -1,26 +1,22 @@
-"""The sizes that traffic has on two axes at once: lengths with batches, or two lengths.
-
-The first axis is the length axis. Randomness takes an explicit seed and nothing else.
-"""
+"""The sizes that traffic has on two axes at once: lengths with batches, or two lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from edgecompile.errors import LengthsError
 from edgecompile.lengths.distribution import (
     CountedSamples,
     IntArray,
     LengthDistribution,
+    add_up,
     read_only,
 )
-from edgecompile.lengths.documents import count_document
-from edgecompile.lengths.rows import FORMS_HINT, AxisRule, Sizes
+from edgecompile.lengths.documents import CountedSizes
+from edgecompile.lengths.rows import Sizes
 
 
 @dataclass(frozen=True)
@@ -78,54 +74,23 @@ class JointDistribution(CountedSamples):
         """Largest size on an axis."""
         return int(self.size_array[:, self.index(axis)].max())
 
-    @property
-    def max_sizes(self) -> dict[str, int]:
-        """Largest size on each axis; no sample needs to have them all."""
-        return {axis: self.max(axis) for axis in self.axes}
-
     def marginal(self, axis: str) -> LengthDistribution:
         """The sizes on one axis, whatever the other has."""
-        found, where = np.unique(self.size_array[:, self.index(axis)], return_inverse=True)
-        counts = np.zeros(len(found), dtype=np.int64)
-        np.add.at(counts, where, self.count_array)
-        return LengthDistribution(tuple(found.tolist()), tuple(counts.tolist()), self.source)
+        sizes, counts = add_up(self.size_array[:, self.index(axis)], self.count_array)
+        return LengthDistribution(tuple(sizes.tolist()), tuple(counts.tolist()), self.source)
 
-    def share_over(self, axis: str, max_size: int) -> float:
-        """Share of the samples that are larger than ``max_size`` on an axis."""
-        over = self.size_array[:, self.index(axis)] > max_size
-        return int(self.count_array[over].sum()) / self.n
-
-    def clip(
-        self, axis: str, max_size: int, over: Literal["truncate", "drop"] = "truncate"
-    ) -> tuple[JointDistribution, float]:
-        """Limits the sizes on one axis, and gives the share of samples that were over the limit.
-
-        Args:
-            axis: the axis.
-            max_size: the largest size that stays.
-            over: ``truncate`` counts larger samples as ``max_size``; ``drop`` leaves them out.
-
-        Raises:
-            LengthsError: with ``drop``, no sample is left.
-        """
-        share = self.share_over(axis, max_size)
-        if share == 0:
-            return self, 0.0
+    def clip(self, axis: str, max_size: int) -> tuple[JointDistribution, float]:
+        """Counts larger sizes on one axis as ``max_size``, and gives their share of the samples."""
         column = self.index(axis)
-        kept: dict[Sizes, int] = {}
-        for cell, count in zip(self.sizes, self.counts, strict=True):
-            if cell[column] > max_size:
-                if over == "drop":
-                    continue
-                cell = (max_size, cell[1]) if column == 0 else (cell[0], max_size)
-            kept[cell] = kept.get(cell, 0) + count
-        if not kept:
-            raise LengthsError(
-                f"{self.source}: all {self.n} samples are larger than {max_size} on the axis "
-                f"{axis}; the smallest has {self.min(axis)}",
-                hint="raise the limit, or truncate the inputs",
-            )
-        return JointDistribution.from_counts(self.axes, kept, self.source), share
+        over = self.size_array[:, column] > max_size
+        if not over.any():
+            return self, 0.0
+        cut = self.size_array.copy()
+        cut[over, column] = max_size
+        sizes, counts = add_up(cut, self.count_array)
+        cells = tuple((a, b) for a, b in sizes.tolist())
+        clipped = JointDistribution(self.axes, cells, tuple(counts.tolist()), self.source)
+        return clipped, int(self.count_array[over].sum()) / self.n
 
     def to_json(self) -> dict[str, Any]:
         """``{"axes", "sizes": [[…], …], "counts", "source"}``; read_sizes reads it, too."""
@@ -136,19 +101,9 @@ class JointDistribution(CountedSamples):
             "source": self.source,
         }
 
-    @classmethod
-    def from_json(cls, value: object, name: str = "sizes") -> JointDistribution:
-        """The inverse of :meth:`to_json`; pairs may repeat and stand in any order.
 
-        Raises:
-            LengthsError: the value has another form, or holds bad sizes or counts.
-        """
-        counted = count_document(value, name, AxisRule())
-        if len(counted.axes) != 2:
-            raise LengthsError(f'{name}: not an object with two "axes"', hint=FORMS_HINT)
-        return cls.from_counts(counted.axes, counted.counts, counted.recorded_source or name)
-
-    def _with_counts(self, counts: IntArray) -> JointDistribution:
-        left = counts > 0
-        sizes = tuple((a, b) for a, b in self.size_array[left].tolist())
-        return JointDistribution(self.axes, sizes, tuple(counts[left].tolist()), self.source)
+def distribution_of(counted: CountedSizes) -> LengthDistribution | JointDistribution:
+    """The distribution of what a source has counted, over one axis or two."""
+    if len(counted.axes) == 1:
+        return LengthDistribution.from_sizes(counted.counts, counted.source)
+    return JointDistribution.from_counts(counted.axes, counted.counts, counted.source)

@@ -10,7 +10,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,58 +68,41 @@ class Problems:
         raise LengthsError("\n".join(lines), hint=self.hint)
 
 
-@dataclass(frozen=True)
-class AxisRule:
-    """Which axes a source may be about.
+#: The axes of a source, the length axis first, each with the name that it has there, in lower case.
+Columns = Mapping[str, str]
+LENGTHS_ALONE: Columns = {LENGTH: LENGTH}
 
-    Attributes:
+
+def choose_columns(names: Sequence[str], axes: Sequence[str] | None) -> Columns | None:
+    """The columns that names of columns or keys stand for; None if there are none.
+
+    Args:
+        names: of the source.
         axes: the model's axes that may vary, the length axis first; None accepts "length" with
             "batch", or with another name that has "length" in it. A column "length" stands for the
             length axis whatever its name.
-        pairs: whether a source that names two of them is about both; else about lengths alone.
     """
-
-    axes: Sequence[str] | None = None
-    pairs: bool = True
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The axes of a source, the length axis first, and their positions among its names."""
-
-    axes: tuple[str, ...]
-    at: tuple[int, ...]
-
-
-LENGTHS_ALONE = Columns((LENGTH,), (0,))
-
-
-def choose_columns(names: Sequence[str], rule: AxisRule) -> Columns | None:
-    """The columns that names of columns or keys stand for; None if there are none."""
-    pair = find_pair(names, rule.axes) if rule.pairs else None
-    if pair and (rule.axes or pair.axes[1] == "batch" or LENGTH in pair.axes[1]):
+    pair = find_pair(names, axes)
+    if pair and (axes or any(axis == "batch" or LENGTH in axis for axis in list(pair)[1:])):
         return pair
     lower = [name.lower() for name in names]
-    if lower.count(LENGTH) != 1 or lower.count(COUNT) > 1:
-        return None
-    return Columns((LENGTH,), (lower.index(LENGTH),))
+    return LENGTHS_ALONE if lower.count(LENGTH) == 1 and lower.count(COUNT) < 2 else None
 
 
 def find_pair(names: Sequence[str], axes: Sequence[str] | None) -> Columns | None:
     """The two axes that names stand for, of ``axes`` or whatever they are; None without such."""
     lower = [name.lower() for name in names]
     if axes is None:
-        others = [name for name in lower if name not in (LENGTH, COUNT)]
-        first, present = LENGTH, others
-    else:
-        first, present = axes[0], [axis for axis in axes[1:] if axis.lower() in lower]
-        if first.lower() not in lower and LENGTH in [axis.lower() for axis in axes[1:]]:
+        axes = (LENGTH, *(name for name in lower if name not in (LENGTH, COUNT)))
+    others = {axis: axis.lower() for axis in axes[1:]}
+    first = axes[0].lower()
+    if first not in lower:
+        if LENGTH in others.values():
             return None
-    first_name = first.lower() if first.lower() in lower else LENGTH
-    used = (first_name, *(axis.lower() for axis in present))
-    if len(present) != 1 or any(lower.count(name) != 1 for name in used) or lower.count(COUNT) > 1:
-        return None
-    return Columns((first, present[0]), tuple(lower.index(name) for name in used))
+        first = LENGTH
+    pair = {axes[0]: first, **{axis: name for axis, name in others.items() if name in lower}}
+    once = all(lower.count(name) == 1 for name in pair.values()) and lower.count(COUNT) < 2
+    return pair if len(pair) == 2 and once else None
 
 
 def make_row(axes: Sequence[str], sizes: Sequence[object], count: object) -> Row | str:
@@ -129,37 +112,28 @@ def make_row(axes: Sequence[str], sizes: Sequence[object], count: object) -> Row
     values: list[int] = []
     reasons = []
     for axis, value in zip((*axes, COUNT), (*sizes, count), strict=True):
-        number = whole_number(value)
+        noun = COUNT if axis is COUNT else LENGTH if len(axes) == 1 else "size"
+        number = _checked_number(value, noun)
         if isinstance(number, int):
             values.append(number)
-            noun = COUNT if axis is COUNT else "length" if len(axes) == 1 else "size"
-            number = _check_range(number, noun)
-        if isinstance(number, str):
-            if value is None or value == "":
-                reasons.append(f"has no {axis}")
-            elif len(axes) == 1 and axis is not COUNT:
-                reasons.append(number)
-            else:
-                reasons.append(f"has the {axis} {quote(spell(value))}, which {number}")
+        elif value is None or value == "":
+            reasons.append(f"has no {axis}")
+        elif noun == LENGTH:
+            reasons.append(number)
+        else:
+            reasons.append(f"has the {axis} {quote(spell(value))}, which {number}")
     return "; ".join(reasons) if reasons else (tuple(values[:-1]), values[-1])
 
 
-def whole_number(value: object) -> int | str:
-    """``value`` as an int, or the reason why it isn't a whole number."""
-    if type(value) is int:
-        return value
+def _checked_number(value: object, noun: str) -> int | str:
+    """``value`` as a length, size or count, or the reason why it can't be one."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         return "isn't a number"
-    if isinstance(value, float | np.floating):
-        if not math.isfinite(value):
-            return "isn't a finite number"
-        if value != int(value):
-            return "isn't a whole number"
-    return int(value)
-
-
-def _check_range(number: int, noun: str) -> str | int:
-    """The number, or the reason why it can't be a length, a size or a count."""
+    if not isinstance(value, int) and not math.isfinite(value):
+        return "isn't a finite number"
+    number = int(value)
+    if number != value:
+        return "isn't a whole number"
     largest = MAX_TOTAL if noun == COUNT else MAX_LENGTH
     if number < 1:
         return f"is no {noun}: {noun}s start at 1"
@@ -173,12 +147,11 @@ class RowReader:
         columns: of the file; None before the first row, or where it can't be one.
     """
 
-    def __init__(self, rule: AxisRule) -> None:
+    def __init__(self, axes: Sequence[str] | None) -> None:
         self.columns: Columns | None = None
-        self._rule = rule
-        self._n_columns = 1
-        self._count_at: int | None = None
-        self._objects: list[str] = []  # keys of the sizes, where rows of two axes are JSON objects
+        self._axes = axes
+        self._names: Sequence[str] = (LENGTH,)
+        self._objects = False
 
     def start(self, line: bytes) -> bool | str:
         """Learns the columns from the first row.
@@ -188,56 +161,48 @@ class RowReader:
             the other rows can still be judged if ``columns`` isn't None then.
         """
         text = strip_comment(line)
-        is_object = text.startswith("{")
-        names = list(_object_of(text) or ()) if is_object else split_cells(text)
-        columns = choose_columns(names, self._rule)
-        if is_object:
-            pair = columns if columns and len(columns.axes) == 2 else None
-            self._objects = [names[i].lower() for i in pair.at] if pair else []
-            self.columns = pair or LENGTHS_ALONE
+        self._objects = text.startswith("{")
+        names = list(_object_of(text) or ()) if self._objects else split_cells(text)
+        columns = choose_columns(names, self._axes)
+        if self._objects:
+            self.columns = columns or LENGTHS_ALONE
             return False
-        self._n_columns = len(names)
         if _NUMBER.fullmatch(names[0]) or names[0].lower() in (*_NOT_FINITE, ""):
             self.columns = LENGTHS_ALONE
-            self._count_at = 1 if len(names) > 1 else None
+            self._names = (LENGTH, COUNT, *names)[: len(names)]
             if len(names) > 2:
                 return f"has {len(names)} columns and no header that names them"
             return False
+        self._names = [name.lower() for name in names]
         if columns is None:
-            if len(names) == 1 and names[0].lower() != LENGTH:
+            if len(names) == 1 and self._names[0] != LENGTH:
                 self.columns = LENGTHS_ALONE  # no header that could be meant: judge the other rows
+                self._names = (LENGTH,)
             return 'is neither a length nor a header with one "length" column'
-        lower = [name.lower() for name in names]
         self.columns = columns
-        self._count_at = lower.index(COUNT) if COUNT in lower else None
         return True
 
     def parse(self, line: bytes) -> Row | str | None:
         """Sizes and count; None for a blank or comment; else the reason of refusal."""
         assert self.columns is not None
-        axes, at = self.columns.axes, self.columns.at
-        if self._n_columns == 1 and len(line) < 10 and line.isdigit() and len(axes) == 1:
-            length = int(line)  # the common row, read quickly
-            if length:
-                return (length,), 1
         text = strip_comment(line)
         if not text:
             return None
         is_object = text.startswith("{")
-        if len(axes) == 2 and is_object != bool(self._objects):
+        if len(self.columns) == 2 and is_object != self._objects:
             return "isn't a row of the kind that the first row is"
         if is_object:
             value = _object_of(text)
             if value is None:
                 return "isn't valid JSON"
             named = {key.lower(): item for key, item in value.items()}
-            sizes = [named.get(key) for key in self._objects or (LENGTH,)]
-            return make_row(axes, sizes, named.get(COUNT, 1))
-        cells = split_cells(text)
-        if len(cells) != self._n_columns:
-            return f"has {len(cells)} columns where the first row has {self._n_columns}"
-        count = 1 if self._count_at is None else spelled_number(cells[self._count_at])
-        return make_row(axes, [spelled_number(cells[i]) for i in at], count)
+        else:
+            cells = split_cells(text)
+            if len(cells) != len(self._names):
+                return f"has {len(cells)} columns where the first row has {len(self._names)}"
+            named = dict(zip(self._names, map(spelled_number, cells), strict=True))
+        sizes = [named.get(name) for name in self.columns.values()]
+        return make_row(tuple(self.columns), sizes, named.get(COUNT, 1))
 
 
 def _object_of(text: str) -> dict[str, object] | None:

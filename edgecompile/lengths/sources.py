@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,8 +12,8 @@ from edgecompile.errors import LengthsError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.documents import count_array, count_elements
 from edgecompile.lengths.files import read_sizes
-from edgecompile.lengths.joint import JointDistribution
-from edgecompile.lengths.rows import LENGTH, LENGTHS_ALONE, Columns
+from edgecompile.lengths.joint import JointDistribution, distribution_of
+from edgecompile.lengths.rows import LENGTH
 
 __all__ = ["TrafficSource", "read_traffic"]
 
@@ -70,7 +70,7 @@ def read_traffic(
         return _count(list(zip(cells, counts.tolist(), strict=True)), axes)
     if array.ndim == 1 and not array.size:
         raise LengthsError("the source holds no lengths", hint=_HINT)
-    return LengthDistribution.from_sizes(count_array(array, "lengths", _HINT).counts, "lengths")
+    return distribution_of(count_array(array, "lengths", _HINT))
 
 
 def _count(
@@ -79,13 +79,12 @@ def _count(
     """The distribution of (length or pair, count)."""
     if not items:
         raise LengthsError("the source holds no lengths", hint=_HINT)
-    if not isinstance(items[0][0], tuple):
-        lengths = count_elements(_named(items), LENGTHS_ALONE, "lengths", _HINT)
-        return LengthDistribution.from_sizes(lengths, "lengths")
-    columns = Columns(tuple(axes or (LENGTH, "batch"))[:2], (1, 0))  # (batch, length)
-    pairs = count_elements(_named(items), columns, "pairs of sizes", _HINT)
-    return JointDistribution.from_counts(columns.axes, pairs, "pairs of sizes")
-
-
-def _named(items: list[tuple[Any, Any]]) -> Iterator[tuple[str, Any, Any]]:
-    return ((f"element {i}", sizes, count) for i, (sizes, count) in enumerate(items))
+    joint = isinstance(items[0][0], tuple)
+    name = "pairs of sizes" if joint else "lengths"
+    elements = [
+        # A pair is (batch, length); the length axis comes first here.
+        (f"element {i}", sizes[::-1] if joint and isinstance(sizes, tuple) else sizes, count)
+        for i, (sizes, count) in enumerate(items)
+    ]
+    columns = tuple(axes or (LENGTH, "batch"))[:2] if joint else (LENGTH,)
+    return distribution_of(count_elements(elements, columns, name, _HINT))

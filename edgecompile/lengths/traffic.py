@@ -1,21 +1,19 @@
-"""What devices served, added up."""
+"""The traffic of devices, added up."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 
 from edgecompile.errors import LengthsError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
+from edgecompile.lengths.rows import Sizes
 
-__all__ = ["BucketTraffic", "Cells", "ServedTraffic", "merge_traffic", "parse_time"]
+__all__ = ["STATS_HINT", "BucketTraffic", "ServedTraffic", "merge_traffic"]
 
 STATS_HINT = "give a file that the device's runtime wrote for its bundle (open_bundle's stats_file)"
-
-Cells = Mapping[tuple[int, int], int]
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class BucketTraffic:
 
 @dataclass(frozen=True)
 class ServedTraffic:
-    """What one or several devices were asked for.
+    """The traffic of one or several devices.
 
     Attributes:
         bundle: name of the bundle; several names where files of several were merged.
@@ -40,8 +38,7 @@ class ServedTraffic:
         refused: all refused calls, whatever the reason.
         since, until: when counting began and when the last file was written, UTC.
         buckets: per bucket; empty where files of several bundles were merged.
-        cell_axes: the two axes of ``cells``, the length axis first; empty without cells.
-        cells: runs by (length, other size), where two axes vary and the device counted them.
+        joint: lengths of the runs with another size, where two axes vary and it was counted.
         sources: the files.
     """
 
@@ -55,14 +52,8 @@ class ServedTraffic:
     since: str
     until: str
     buckets: tuple[BucketTraffic, ...] = ()
-    cell_axes: tuple[str, ...] = ()
-    cells: Cells | None = field(default=None, hash=False)
+    joint: JointDistribution | None = None
     sources: tuple[str, ...] = ()
-
-    @property
-    def manifest_sha256(self) -> str | None:
-        """The one bundle's; None where files of several bundles were merged."""
-        return self.manifests[0] if len(self.manifests) == 1 else None
 
     @property
     def runs(self) -> int:
@@ -96,12 +87,7 @@ class ServedTraffic:
     def sizes(self) -> tuple[LengthDistribution, JointDistribution | None]:
         """The lengths that were asked for, and with another axis where it was counted, too."""
         lengths = self.demand()
-        if not self.cells or not self.cell_axes:
-            return lengths, None
-        joint = JointDistribution.from_counts(
-            self.cell_axes, dict(self.cells.items()), lengths.source
-        )
-        return lengths, joint
+        return lengths, self.joint and replace(self.joint, source=lengths.source)
 
     def describe(self) -> str:
         """Where the lengths come from, for people; used as the source of distributions."""
@@ -112,8 +98,8 @@ class ServedTraffic:
 def merge_traffic(parts: Sequence[ServedTraffic], *, any_bundle: bool = False) -> ServedTraffic:
     """Adds up what several devices served.
 
-    Buckets are kept only if all belong to one bundle, cells only if all parts with runs have them
-    for the same axes.
+    Buckets are kept only if all belong to one bundle, joint counts only if all parts with runs have
+    them for the same axes.
 
     Args:
         parts: one at least.
@@ -141,14 +127,9 @@ def merge_traffic(parts: Sequence[ServedTraffic], *, any_bundle: bool = False) -
         )
     served: Counter[int] = Counter()
     outside: Counter[int] = Counter()
-    cells: Counter[tuple[int, int]] = Counter()
     for part in parts:
         served.update(_counts(part.distribution))
         outside.update(part.outside)
-        cells.update(part.cells or {})
-    counted = [part for part in parts if part.runs] or parts
-    cell_axes = {part.cell_axes for part in counted}
-    has_cells = len(cell_axes) == 1 and all(part.cells is not None for part in counted)
     bundle = ", ".join(dict.fromkeys(part.bundle for part in parts))
     sources = tuple(source for part in parts for source in part.sources)
     merged = LengthDistribution.from_counts(served, "; ".join(sources)) if served else None
@@ -160,11 +141,11 @@ def merge_traffic(parts: Sequence[ServedTraffic], *, any_bundle: bool = False) -
         distribution=merged,
         outside=dict(sorted(outside.items())),
         refused=sum(part.refused for part in parts),
-        since=min((part.since for part in parts), key=parse_time),
-        until=max((part.until for part in parts), key=parse_time),
+        # Without the Z, times of this form are ordered as their texts are.
+        since=min((part.since for part in parts), key=lambda text: text.rstrip("Z")),
+        until=max((part.until for part in parts), key=lambda text: text.rstrip("Z")),
         buckets=_add_buckets([part.buckets for part in parts]) if len(manifests) == 1 else (),
-        cell_axes=next(iter(cell_axes)) if has_cells else (),
-        cells=dict(sorted(cells.items())) if has_cells else None,
+        joint=_add_joint([part.joint for part in parts if part.runs]),
         sources=sources,
     )
 
@@ -180,14 +161,17 @@ def _add_buckets(parts: Sequence[tuple[BucketTraffic, ...]]) -> tuple[BucketTraf
     return tuple(result)
 
 
+def _add_joint(parts: Sequence[JointDistribution | None]) -> JointDistribution | None:
+    known = [part for part in parts if part is not None]
+    if not known or len(known) < len(parts) or len({part.axes for part in known}) > 1:
+        return None
+    cells: Counter[Sizes] = Counter()
+    for part in known:
+        cells.update(dict(zip(part.sizes, part.counts, strict=True)))
+    return JointDistribution.from_counts(known[0].axes, cells, known[0].source)
+
+
 def _counts(distribution: LengthDistribution | None) -> Counter[int]:
     if distribution is None:
         return Counter()
     return Counter(dict(zip(distribution.lengths, distribution.counts, strict=True)))
-
-
-def parse_time(text: str) -> datetime:
-    """A time such as ``2026-11-21T10:00:00Z``, in UTC; raises ValueError for one that never was."""
-    # fromisoformat knows Z only from Python 3.11 on, and fractions of 3 or 6 digits before.
-    whole, _, fraction = text[:-1].partition(".")
-    return datetime.fromisoformat(whole).replace(microsecond=int(fraction.ljust(6, "0") or "0"))

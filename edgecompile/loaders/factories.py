@@ -15,7 +15,7 @@ fields, or a tuple ``(module, inputs, axes)``::
 
 One that returns ``{"module": model, "task": "causal-lm"}`` (or ``"seq2seq-lm"``), or such a model
 alone where that task is asked for, makes a generator of a transformers model; its inputs are those of
-:mod:`edgecompile.loaders.generators.causal_step` or :mod:`edgecompile.loaders.generators.seq2seq_step`.
+:mod:`edgecompile.loaders.generators.step`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def load_object(value: object, options: LoadOptions) -> LoadedModel:
 def _generator(
     value: object, subject: str, name: str, source: ModelSource, options: LoadOptions
 ) -> LoadedModel | None:
-    """What generates tokens, if it is said that it does; None if that isn't said.
+    """The generator of tokens, if the factory names one, else None.
 
     Raises:
         ModelError: it isn't a transformers model that can, or is asked for another task than it says.

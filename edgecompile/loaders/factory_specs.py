@@ -75,7 +75,7 @@ def build_model(
 
 
 def find_problems(spec: ModelSpec, options: LoadOptions) -> list[str]:
-    """What is wrong with a factory's result, as far as it can be told without running it."""
+    """The faults of a factory's result that can be found without running it."""
     checker = _Checker(spec, options)
     checker.check()
     return checker.problems
@@ -325,7 +325,7 @@ def _run_example(
 
 
 def _failure_hint(exc: Exception, notes: Sequence[str]) -> str:
-    """What may help where a module fails on its own example."""
+    """A hint where a module fails on its own example."""
     text = str(exc)
     hints = []
     if "dtype" in text and any(note.startswith("weights were") for note in notes):
@@ -364,7 +364,7 @@ def _pair(value: Any) -> tuple[int, int | None] | None:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a factory returns.
+    """The specification that a factory returns.
 
     Attributes:
         module: the model; it is put in eval mode and its weights are converted to float32.

@@ -1,4 +1,4 @@
-"""What a model specification names, told by its files alone: what edgecompile can't start from is
+"""The kind of a model specification, told by its files alone: a kind that edgecompile can't start from is
 refused with its name and a cure before anything is loaded."""
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _check_file(path: Path) -> None:
 
 
 def _told_by_content(path: Path) -> tuple[str, str] | None:
-    """What a file is, by its first bytes or by what an archive of torch holds."""
+    """The kind of a file, by its first bytes or by the contents of an archive of torch."""
     names = _names_in(path)
     if any(name.endswith("/constants.pkl") or "/code/" in f"/{name}" for name in names):
         return _TORCHSCRIPT

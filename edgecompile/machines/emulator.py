@@ -67,7 +67,7 @@ class Emulator:
     name: str
 
     def features(self) -> frozenset[str]:
-        """What the emulated CPU can do, in the names of the runtime's probe.
+        """The features of the emulated CPU, in the names of the runtime's probe.
 
         Raises:
             ToolchainError: the probe can't be built or run.
@@ -109,7 +109,7 @@ def find_emulator(arch: str) -> Emulator | None:
 
 
 def emulator_for(variant: Variant | VariantSpec, emulate: bool = True) -> Emulator | str:
-    """What runs a variant that this host can't run, or why nothing does.
+    """The emulator for a variant that this host can't run, or the reason why there is none.
 
     Args:
         variant: its architecture and the features of the CPU that it requires.

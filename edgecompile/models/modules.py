@@ -133,7 +133,7 @@ def run_module(
 
 
 def describe_error(exc: BaseException) -> str:
-    """What an exception says, with the innermost line of code that isn't torch's or ours."""
+    """The message of an exception, with the innermost line of code that isn't torch's or ours."""
     lines = str(exc).strip().splitlines()
     missing = _NO_CODE.match(lines[0]) if lines else None
     if missing is not None:

@@ -1,4 +1,4 @@
-"""What a model folder can be compiled for, and what its config.json says it is for.
+"""The tasks that a model folder can be compiled for, and the one that its config.json names.
 
 The table names for every task the class of transformers that loads the folder and what goes in.
 Nothing here loads a framework.
@@ -147,7 +147,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 def choose_task(
     config: Mapping[str, Any], asked: str | None, *, main_input: str, pipeline: bool
 ) -> Task:
-    """What the folder is compiled for.
+    """The task that a folder is compiled for.
 
     Args:
         config: the folder's config.json.

@@ -56,7 +56,7 @@ _MAX_RETRIES = 4
 
 @dataclass(frozen=True)
 class ResolvedPrecision:
-    """What a request's precision means for a model.
+    """The precision of a request, resolved for a model.
 
     Attributes:
         precision: of the linear layers' weights.
@@ -72,7 +72,7 @@ class ResolvedPrecision:
 def resolve_precision(
     subject: Subject, *, rounding: bool = True, step: StepHandle = NULL_STEP
 ) -> ResolvedPrecision:
-    """What the request's precision means: itself, or the choice that ``auto`` is.
+    """The request's precision: itself, or the choice that ``auto`` makes.
 
     Args:
         subject: the model, its target and its traffic.

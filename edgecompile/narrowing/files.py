@@ -25,7 +25,7 @@ def save_precision(folder: Path, precision: Precision) -> None:
 
 
 def load_precision(folder: Path) -> Precision:
-    """What :func:`save_precision` left; fp32 where there is nothing.
+    """Reads the file of :func:`save_precision`; fp32 where there is none.
 
     Raises:
         CompileError: the files hold something else.

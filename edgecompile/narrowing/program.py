@@ -1,4 +1,4 @@
-"""What narrowing weights costs a model: a lowered program run by torch with any precision.
+"""The error of narrow weights: a lowered program run by torch with any precision.
 
 The operators' CPU implementations compute what the kernels do, so nothing has to be compiled to
 learn which layers can't bear it.

@@ -42,14 +42,14 @@ def can_round(model: LoadedModel) -> bool:
 
 
 def resolving_title(asked: str, model: LoadedModel) -> str | None:
-    """What the step is called that finds out what a name of a precision means; None: it is no work."""
+    """The name of the step that resolves a precision; None if that takes no work."""
     if asked == AUTO_PRECISION:
         return "choose the precision"
     return "round the weights" if asked == "int8" and can_round(model) else None
 
 
 def rounding_notes(precision: Precision) -> tuple[str, ...]:
-    """What a person may want to know of a precision's rounding."""
+    """Notes for people on a precision's rounding."""
     rounded = precision.rounded
     return () if rounded is None else (f"int8 weights are rounded for {rounded.inputs}",)
 

@@ -1,4 +1,4 @@
-"""What precisions were tried for a model, and which was chosen: for reports and people."""
+"""The precisions tried for a model and the one chosen: for reports and people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["COLUMNS", "PrecisionChoice", "Trial"]
 
 @dataclass(frozen=True)
 class Trial:
-    """What a precision came to in the shipped runtime.
+    """The time and error of a precision in the shipped runtime.
 
     Attributes:
         precision: that was tried.
@@ -49,7 +49,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """What was chosen, and from what.
+    """The choice, and the trials it was made from.
 
     Attributes:
         precision: the fastest within the bound.

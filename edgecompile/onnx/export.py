@@ -14,10 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import edgecompile
 from edgecompile.errors import ExportError, MissingDependencyError
 from edgecompile.export.guards import quiet_torch
 from edgecompile.onnx.graph import Array, OnnxGraph, Place
+from edgecompile.onnx.opset17 import OPSET, lower
 from edgecompile.onnx.weights import load_graph
 
 if TYPE_CHECKING:
@@ -63,11 +66,12 @@ def export_onnx(exported: ExportedModel, opset: int, scratch: Path) -> OnnxGraph
     Raises:
         ExportError: torch's exporter refuses the program, or gives another opset or other inputs or
             outputs than asked for.
+        UnsupportedOperatorError: ``opset`` is 17, which can't express some nodes; lists all.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     path = scratch / "exported.onnx"
     try:
-        translate(exported, path, opset)
+        translate(exported, path, max(opset, OPSET + 1))  # the oldest that the exporter writes
     except Exception as error:  # one class of its own, or whatever a translation raises
         raise ExportError(
             f"the model '{exported.name}' can't be translated to ONNX: "
@@ -81,7 +85,10 @@ def export_onnx(exported: ExportedModel, opset: int, scratch: Path) -> OnnxGraph
     graph.places = _take_places(graph)
     _lift_constants(graph)
     _name_axes(graph, exported)
+    graph = _count_in_floats(graph)
     graph.drop_unused()
+    if opset <= OPSET:
+        graph = lower(graph)
     graph.merge_equal_tensors()
     _name_nodes(graph)
     _strip(graph)
@@ -195,8 +202,6 @@ def _lift_constants(graph: OnnxGraph) -> None:
             "value_int",
             "value_ints",
         ):
-            import numpy as np
-
             dtype = np.float32 if "float" in value.name else np.int64
             array = np.asarray(onnx.helper.get_attribute_value(value), dtype)
         if array is None or node.output[0] in graph.outputs:
@@ -207,6 +212,31 @@ def _lift_constants(graph: OnnxGraph) -> None:
         nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
         del graph.proto.graph.node[:]
         graph.proto.graph.node.extend(nodes)
+
+
+def _count_in_floats(graph: OnnxGraph) -> OnnxGraph:
+    """TensorRT's CumSum takes floats alone; numbers of true entries are exact in float32 to 2**24."""
+    import onnx
+
+    if not any(node.op_type == "CumSum" for node in graph.nodes):
+        return graph
+    dtypes, producers = graph.dtypes(), graph.producers()
+    result = graph.without_nodes()
+    for old in graph.nodes:
+        source, output = old.input[:1], old.output[0]
+        while source and source[0] in producers and producers[source[0]].op_type == "Cast":
+            source = producers[source[0]].input[:1]
+        result.nodes.append(old)
+        whole = old.op_type == "CumSum" and dtypes.get(old.input[0]) in ("int32", "int64")
+        if not whole or dtypes.get(source[0]) != "bool":
+            continue
+        place, node = graph.place(old.name), result.nodes.pop()
+        node.input[0], node.output[0] = f"{output}/entries", f"{output}/count"
+        result.add("Cast", [old.input[0]], node.input[0], place, to=onnx.TensorProto.FLOAT)
+        result.nodes.append(node)
+        kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtypes[output]))
+        result.add("Cast", [node.output[0]], output, place, to=kind)
+    return result
 
 
 def _name_axes(graph: OnnxGraph, exported: ExportedModel) -> None:

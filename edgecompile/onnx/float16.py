@@ -1,7 +1,8 @@
 """Narrows a float32 graph to float16, but for nodes that don't bear it.
 
-TensorRT builds the network strongly typed: what the graph says is what is calculated. So weights and
-values become float16 in the graph itself, and where a node stays in float32, Casts stand around it.
+What the graph says is what TensorRT calculates: strongly typed, or in 8.x by constraints on each layer.
+So weights and values become float16 in the graph itself, and where a node stays in float32, Casts stand
+around it.
 Inputs and outputs keep their dtypes.
 """
 
@@ -96,7 +97,7 @@ class _Narrowing:
         if inner_graphs(node):
             self._take_outer(node, place)
             return
-        fixed = _single_inputs(node)
+        fixed = _single_inputs(node, self.old.opset)
         for index, name in enumerate(node.input):
             if self.dtypes.get(name) != "float32":
                 if name in self.old.tensors:
@@ -168,9 +169,9 @@ class _Narrowing:
         return name
 
 
-def _single_inputs(node: Any) -> set[int]:
+def _single_inputs(node: Any, opset: int) -> set[int]:
     """Inputs that ONNX wants in float32 whatever the others are (Resize's scales)."""
-    schema = schema_of(node)
+    schema = schema_of(node, opset)
     if schema is None:
         return set()
     formals = list(schema.inputs)

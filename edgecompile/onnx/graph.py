@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-#: Operators are looked up at the opset that graphs are made in.
-_OPSET = 20
-
 #: Initializers of more bytes than this are in the weights file, smaller ones in the graph.
 EXTERNAL_ABOVE = 1024
 
@@ -258,12 +255,12 @@ def taken(node: Any) -> Iterator[str]:
                 yield value.name
 
 
-def schema_of(node: Any) -> Any:
-    """ONNX's definition of a node's operator; None if it has none."""
+def schema_of(node: Any, opset: int) -> Any:
+    """ONNX's definition of a node's operator in an opset; None if it has none."""
     import onnx
 
     try:
-        return onnx.defs.get_schema(node.op_type, max_inclusive_version=_OPSET, domain=node.domain)
+        return onnx.defs.get_schema(node.op_type, max_inclusive_version=opset, domain=node.domain)
     except Exception:  # the class of the error differs between versions of onnx
         return None
 

@@ -57,7 +57,7 @@ def find_kept(graph: OnnxGraph, scan: Scan, fills: Mapping[str, Fill]) -> dict[s
         if not names:
             continue
         reason = (
-            _form_problem(node)
+            _form_problem(node, graph.opset)
             or _constant_problem(node, graph, fills)
             or _range_problem(node, names, scan)
         )
@@ -68,11 +68,11 @@ def find_kept(graph: OnnxGraph, scan: Scan, fills: Mapping[str, Fill]) -> dict[s
     return reasons
 
 
-def _form_problem(node: Any) -> str:
+def _form_problem(node: Any, opset: int) -> str:
     """The reason that an operator has no float16 form at all; empty if it has one."""
     if inner_graphs(node):
         return "it holds a graph of its own"
-    schema = schema_of(node)
+    schema = schema_of(node, opset)
     if schema is None:
         return "nothing is known of the operator"
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}

@@ -13,13 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgecompile.errors import OpsetError, TargetError, UnsupportedOperatorError
 from edgecompile.files import plain_fields
 from edgecompile.onnx.graph import OnnxGraph, attribute, inner_graphs
 from edgecompile.targets.schema import read_toml
 
 _FILE = Path(__file__).with_name("tensorrt_operators.toml")
-_NEWEST_OPSET = 20
 
 
 @dataclass(frozen=True)
@@ -32,17 +33,7 @@ class OnnxTarget:
     """
 
     tensorrt: str = "10.3"
-    opset: int = _NEWEST_OPSET
-
-    @classmethod
-    def of(cls, tensorrt: str) -> OnnxTarget:
-        """The target of a TensorRT release; its opset is 20 at most, which all of them take.
-
-        Raises:
-            TargetError: nothing is known of that release.
-        """
-        release = _release(tensorrt)
-        return cls(tensorrt, min(_NEWEST_OPSET, int(release["opset"])))
+    opset: int = 20
 
 
 @dataclass(frozen=True)
@@ -152,6 +143,23 @@ class _Checker:
             for name, dtype in values.items():
                 if dtype not in allowed:
                     yield Violation("", "", "", f"the {kind} '{name}' is {dtype}")
+        if not self._is_later(self.table["network"]["int64_since"]):
+            return
+        users = self.graph.consumers()
+        most = np.iinfo(np.int32).max
+        for name, array in self.graph.tensors.items():
+            if (
+                array.dtype != np.int64
+                or not array.size
+                or -most <= array.min() <= array.max() <= most
+            ):
+                continue
+            # The ends of a Slice only mean "up to the end".
+            for node in (user for user in users.get(name, ()) if user.op_type != "Slice"):
+                problem = (
+                    f"its constant '{name}' is beyond 32 bits, in which TensorRT calculates int64"
+                )
+                yield Violation(node.name, node.op_type, str(self.graph.place(node.name)), problem)
 
     def nodes(self, proto: Any, outer: str | None) -> Iterator[Violation]:
         """Problems of nodes; ``outer`` is the node whose inner graph they are in."""
@@ -174,7 +182,7 @@ class _Checker:
             yield f"TensorRT {self.tensorrt} has no such operator"
             return
         since = self.table["since"].get(operator)
-        if since is not None and _order(self.tensorrt) < _order(since):
+        if self._is_later(since):
             yield f"TensorRT has it from {since} on"
             return
         yield from self._type_problems(node, types)
@@ -183,6 +191,7 @@ class _Checker:
     def _type_problems(self, node: Any, types: Sequence[str]) -> Iterator[str]:
         for rule in self._rules("narrower", node.op_type):
             types = rule["types"]
+        types = [name for name in types if not self._is_later(self.table["types_since"].get(name))]
         names = list(node.input[:1])
         if node.op_type in ("Cast", "CastLike", "ConstantOfShape", "OneHot", "Where"):
             names += list(node.output[:1])
@@ -218,7 +227,7 @@ class _Checker:
                 array = self.graph.tensors.get(node.input[rule["input"]])
                 if array is None or array.any():
                     yield f"its {rule['name']} isn't zero"
-        if operator == "Einsum" and _order(self.tensorrt) < _order("10.12"):
+        if operator == "Einsum" and self._is_later("10.12"):
             terms = attribute(node, "equation", b"").decode().replace("->", ",").split(",")
             twice = [t for t in terms if len(set(t.strip())) < len(t.strip()) and "..." not in t]
             if twice:
@@ -227,10 +236,12 @@ class _Checker:
     def _rules(self, kind: str, operator: str) -> Iterator[Mapping[str, Any]]:
         for rule in self.table[kind]:
             until = rule.get("until")
-            if operator in rule["operators"] and (
-                until is None or _order(self.tensorrt) < _order(until)
-            ):
+            if operator in rule["operators"] and (until is None or self._is_later(until)):
                 yield rule
+
+    def _is_later(self, release: str | None) -> bool:
+        """Whether a release came after the target's; None: it didn't."""
+        return release is not None and _order(self.tensorrt) < _order(release)
 
     def _computed(self, node: Any, index: int) -> bool:
         if index >= len(node.input) or not node.input[index]:

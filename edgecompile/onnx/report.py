@@ -98,7 +98,6 @@ class OnnxArtifact:
         int8: which layers are in int8; None for other precisions.
         ops: the operators against the target's list, clean.
         check: the file against eager, clean but perhaps for padding.
-        notes: what a person may want to know.
     """
 
     path: Path
@@ -114,7 +113,6 @@ class OnnxArtifact:
     int8: Int8Report | None
     ops: OpsReport
     check: OnnxReport
-    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for reports."""

@@ -34,7 +34,7 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
     work, key = request.work_dir, None
     if work is not None and not request.plan.measure_again:
         with progress.step("look for changes"):
-            key = build_key(request)
+            key = build_key(request, profile)
             earlier = None if key is None else find_built(work, key, request.bundle)
         if earlier is not None:
             return earlier
@@ -43,18 +43,18 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
     from edgecompile.pipeline.run import Run, work_folder
     from edgecompile.pipeline.stages import load
 
-    run = Run(profile, progress)
-    with begin_build(run, request) as staging:
-        model = load(run, request)
+    run = Run(request, profile, progress)
+    with begin_build(run) as staging:
+        model = load(run)
         with work_folder(work, model.source) as folder:
-            result = _way(run, model)(run, model, request, staging, folder)
+            result = _stages_for(run, model)(run, model, staging, folder)
     if work is not None and key is not None:
         write_stamp(work, key, result)
     return result
 
 
-def _way(run: Run, model: LoadedModel) -> Callable[..., BuildResult]:
-    """The list of stages for a model and a target."""
+def _stages_for(run: Run, model: LoadedModel) -> Callable[..., BuildResult]:
+    """The list of stages for a target and a model."""
     if run.profile.gpu is not None:
         from edgecompile.pipeline.gpu import build_for_gpu
 
@@ -66,35 +66,15 @@ def _way(run: Run, model: LoadedModel) -> Callable[..., BuildResult]:
     return _build_for_cpu
 
 
-def _build_for_cpu(
-    run: Run, model: LoadedModel, request: BuildRequest, staging: Staging, work: Path
-) -> BuildResult:
+def _build_for_cpu(run: Run, model: LoadedModel, staging: Staging, work: Path) -> BuildResult:
     from edgecompile.pipeline import stages
-    from edgecompile.pipeline.packing import Contents
 
-    subject = stages.find_subject(run, model, request.plan, work)
+    subject = stages.find_subject(run, model, work)
     resolved = stages.choose_precision(run, subject)
     planned = stages.make_plan(run, subject, resolved.precision)
-    buckets = planned.plan.buckets
-    exported = stages.export_programs(run, subject.whole, buckets)
+    exported = stages.export_programs(run, subject.whole, planned.plan.buckets)
     compiled = stages.compile_programs(
-        run, subject.whole, exported, buckets, request.plan, work, precision=resolved.precision
+        run, subject.whole, exported, planned.plan.buckets, work, precision=resolved.precision
     )
-    contents = Contents(
-        model,
-        planned.plan,
-        compiled,
-        sizes=subject.asked.sizes,
-        cost=planned.cost,
-        samples=resolved.samples,
-        choice=resolved.choice,
-        tokenizer=request.tokenizer,
-    )
-    packed = stages.pack(run, contents, request, staging)
-    return BuildResult.of(
-        packed,
-        run,
-        plan=planned.plan,
-        audit=compiled.audit,
-        choice=resolved.choice,
-    )
+    contents = stages.contents(run, subject, planned, compiled, resolved)
+    return stages.pack(run, contents, staging)

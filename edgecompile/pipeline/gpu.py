@@ -15,23 +15,25 @@ from edgecompile.errors import ModelError, PlanError
 from edgecompile.export.padding.check import ASSUMED
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import text_samples
+from edgecompile.narrowing.choice import ResolvedPrecision
 from edgecompile.onnx.build import build_onnx
 from edgecompile.onnx.operators import OnnxTarget, known_releases
 from edgecompile.onnx.report import OnnxArtifact
-from edgecompile.pipeline.packing import Contents
-from edgecompile.pipeline.request import TORCH_TENSORRT, BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.run import Run
 from edgecompile.pipeline.stages import (
     compile_programs,
+    contents,
     export_programs,
     find_subject,
     make_plan,
     pack,
 )
+from edgecompile.planning.options import TORCH_TENSORRT
 from edgecompile.planning.padding import with_padding
 from edgecompile.planning.planning import Planned
 from edgecompile.planning.subject import Subject
+from edgecompile.precision import FP32
 from edgecompile.runtime.gpu.device import DeviceIdentity
 from edgecompile.targets.jetpack import find_jetpack
 from edgecompile.tensorrt.parts import GpuParts, engine_notes, rtx_notes
@@ -42,33 +44,31 @@ from edgecompile.tensorrt.torch_tensorrt_check import need_torch_tensorrt
 __all__ = ["build_for_gpu"]
 
 
-def build_for_gpu(
-    run: Run, model: LoadedModel, request: BuildRequest, staging: Staging, work: Path
-) -> BuildResult:
+def build_for_gpu(run: Run, model: LoadedModel, staging: Staging, work: Path) -> BuildResult:
     """Builds, verifies and writes a bundle that a device with a GPU finishes.
 
     Args:
         run: the build; its target has a GPU.
         model: what is built.
-        request: what is asked for.
         staging: where the bundle goes, claimed.
         work: where the stages leave their files.
 
     Raises:
         EdgecompileError: a subclass for each cause; nothing stands under the final name then.
     """
-    jetpack = find_jetpack(run.profile, request.jetpack)
-    precision = request.plan.precision_for(run.profile)
+    options = run.options
+    jetpack = find_jetpack(run.profile, options.jetpack)
+    precision = options.precision_for(run.profile)
     device: DeviceIdentity | None = None
-    if request.backend == TORCH_TENSORRT:
+    if options.backend == TORCH_TENSORRT:
         device = need_torch_tensorrt(run.profile, precision)
-    subject = find_subject(run, model, request.plan, work)
+    subject = find_subject(run, model, work)
     planned = make_plan(run, subject)
     buckets, whole = planned.plan.buckets, planned.scope.whole_bucket
     exported = export_programs(run, subject.whole, [whole])
     samples = None
-    if request.plan.texts is not None:
-        samples = text_samples(model, request.plan.texts, planned.plan.max_length)
+    if options.texts is not None:
+        samples = text_samples(model, options.texts, planned.plan.max_length)
     releases = [OnnxTarget(name, jetpack.opset) for name in jetpack.releases(known_releases())]
     artifact = run.stage(
         "write and check the ONNX",
@@ -85,7 +85,6 @@ def build_for_gpu(
         ),
     )
     artifact, planned = _with_padding(artifact, subject, planned)
-    run.notes.add(*artifact.notes)
     rtx: RtxReport | None = None
     if has_rtx():
         profiles = bucket_profiles(buckets, model.inputs)
@@ -93,13 +92,7 @@ def build_for_gpu(
             "parse and build it with TensorRT-RTX", lambda _: check_rtx(artifact.path, profiles)
         )
     compiled = compile_programs(
-        run,
-        subject.whole,
-        exported,
-        [whole],
-        request.plan,
-        work,
-        title="compile for the module's own cores",
+        run, subject.whole, exported, [whole], work, title="compile for the module's own cores"
     )
     engine: BuiltEngine | None = None
     if device is not None:
@@ -108,28 +101,10 @@ def build_for_gpu(
             "convert with torch-tensorrt",
             lambda _: build_engine(exported[0], buckets, precision, here, work / "torch-tensorrt"),
         )
-    gpu = GpuParts(run.profile, jetpack, artifact, rtx, engine)
-    contents = Contents(
-        model,
-        planned.plan,
-        compiled,
-        sizes=subject.asked.sizes,
-        cost=planned.cost,
-        samples=samples,
-        gpu=gpu,
-        tokenizer=request.tokenizer,
-    )
-    packed = pack(run, contents, request, staging)
     run.notes.add(*rtx_notes(rtx), *engine_notes(engine))
-    return BuildResult.of(
-        packed,
-        run,
-        plan=planned.plan,
-        audit=compiled.audit,
-        gpu=artifact,
-        rtx=rtx,
-        engine=engine,
-    )
+    packed = contents(run, subject, planned, compiled, ResolvedPrecision(FP32, samples=samples))
+    gpu = GpuParts(run.profile, jetpack, artifact, rtx, engine)
+    return pack(run, replace(packed, gpu=gpu), staging)
 
 
 def _with_padding(

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from edgecompile.backends.compilation import CompiledModel
 from edgecompile.buckets.assessment import assess_plan
@@ -26,6 +25,7 @@ from edgecompile.loaders.folders.text_settings import describe_texts
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import Samples
 from edgecompile.narrowing.trials import PrecisionChoice
+from edgecompile.pipeline.result import BuildResult
 from edgecompile.precision import FP32, Precision, min_cosine
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.report.pages import build_header, build_page, plain_page
@@ -33,12 +33,12 @@ from edgecompile.runtime.format.manifest import AOTI_CPU, MANIFEST_NAME, TORCH, 
 from edgecompile.runtime.generation.golden import FILE as GENERATION_FILE
 from edgecompile.tensorrt.parts import GpuParts, add_gpu, try_engine, with_gpu
 
-__all__ = ["Contents", "PackedBundle", "pack_bundle", "run_notes"]
+__all__ = ["Contents", "pack_bundle", "run_notes"]
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What goes into a bundle.
+    """The contents of a bundle.
 
     Attributes:
         model: what was compiled.
@@ -76,27 +76,6 @@ class Contents:
         return replace(self, plan=plan, sizes=sizes)
 
 
-@dataclass(frozen=True)
-class PackedBundle:
-    """A bundle that was verified and named."""
-
-    path: Path
-    size_bytes: int
-    sha256: str
-    verify: VerifyReport
-    notes: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """A dict of plain values."""
-        return {
-            "bundle": str(self.path),
-            "size_bytes": self.size_bytes,
-            "sha256": self.sha256,
-            "verify": self.verify.to_json(),
-            "notes": list(self.notes),
-        }
-
-
 def pack_bundle(
     contents: Contents,
     output: Path | Staging,
@@ -105,7 +84,7 @@ def pack_bundle(
     force: bool = False,
     emulate: bool = True,
     step: StepHandle = NULL_STEP,
-) -> PackedBundle:
+) -> BuildResult:
     """Writes a bundle and verifies it before it gets its name.
 
     Args:
@@ -151,7 +130,17 @@ def pack_bundle(
         path = writer.commit()
     size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
     sha256 = file_sha256(path / MANIFEST_NAME)
-    return PackedBundle(path, size, sha256, report, (*notes, *run_notes(report)))
+    return BuildResult(
+        path,
+        size,
+        sha256,
+        contents.plan,
+        report,
+        contents.compiled.audit,
+        notes=(*notes, *run_notes(report)),
+        choice=contents.choice,
+        gpu=contents.gpu,
+    )
 
 
 def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str, ...]]:
@@ -180,7 +169,7 @@ def _fill(writer: BundleWriter, contents: Contents) -> tuple[Manifest, tuple[str
 
 
 def _cases(contents: Contents, seed: int) -> tuple[list[Case], Sequence[str]]:
-    """What the bundle is compared on, and the names of the cases that are its golden vectors."""
+    """The cases that the bundle is compared on, and the names of those that are its golden vectors."""
     model, compiled, buckets = contents.model, contents.compiled, contents.plan.buckets
     cases = list(make_cases(model, buckets, seed=seed))
     # Of narrower weights the bounds are those of the usual cases; places in a cache are drawn
@@ -227,7 +216,7 @@ def _verify(
 
 
 def run_notes(report: VerifyReport) -> tuple[str, ...]:
-    """What a person should know of variants that this host didn't run itself."""
+    """The notes on variants that this host didn't run itself."""
     emulated = [
         f"{name} passed the golden vectors under {how}, which proves its results, not its speed."
         for name, how in report.emulated.items()
@@ -242,7 +231,7 @@ def _file_names(source: str) -> str:
 
 
 def _reports(manifest: Manifest, contents: Contents, report: VerifyReport) -> dict[str, bytes]:
-    """What the bundle says about itself: JSON for programs, one page for people."""
+    """The reports inside the bundle: JSON for programs, one page for people."""
     plan, choice, gpu = contents.plan, contents.choice, contents.gpu
     audit = contents.compiled.audit
     files: dict[str, object] = {
@@ -258,10 +247,10 @@ def _reports(manifest: Manifest, contents: Contents, report: VerifyReport) -> di
             files["rtx.json"] = gpu.rtx.to_json()
         if gpu.engine is not None:
             files["engine.json"] = gpu.engine.to_json()
-    joint = contents.sizes if isinstance(contents.sizes, JointDistribution) else None
-    lengths = joint.marginal(joint.axes[0]) if joint is not None else contents.sizes
-    page = None
-    if isinstance(lengths, LengthDistribution):
+    page, sizes = None, contents.sizes
+    if sizes is not None:
+        joint = sizes if isinstance(sizes, JointDistribution) else None
+        lengths = sizes.marginal(sizes.axes[0]) if isinstance(sizes, JointDistribution) else sizes
         # What the plan was made for: edgecompile drift compares the traffic with it.
         files["lengths.json"] = lengths.to_json()
         if joint is not None:
@@ -273,7 +262,7 @@ def _reports(manifest: Manifest, contents: Contents, report: VerifyReport) -> di
         else:
             assessment = assess_plan(
                 plan,
-                joint or lengths,
+                sizes,
                 modes=tuple(dict.fromkeys(bucket.mode for bucket in plan.buckets)),
                 cost=contents.cost,
             )

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from edgecompile.buckets.assessment import assess_plan
-from edgecompile.buckets.costs.grid import CostGrid, Mode
+from edgecompile.buckets.costs.grid import CostGrid
 from edgecompile.buckets.limits import DEFAULT_MAX_BUCKETS, BucketCost
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.bundle.names import bundle_path
 from edgecompile.errors import LengthsError, UsageError
 from edgecompile.files import write_json
-from edgecompile.pipeline.request import ModelRequest
+from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import KitResult, PlanResult
+from edgecompile.planning.options import PlanOptions
 from edgecompile.planning.request import PlanRequest
 from edgecompile.progress import NULL_PROGRESS, Progress
 
-__all__ = ["make_kit", "plan", "plan_from_costs", "refuse_model_options"]
+__all__ = ["GPU_KIT", "make_kit", "plan", "plan_from_costs", "refuse_model_options"]
+
+#: Why there are no kits for GPUs.
+GPU_KIT = (
+    "`kit` is for CPUs; what a GPU takes is measured with a bundle of several padded buckets (build "
+    "--mode pad --buckets K, on the device finish and bench --calibrate)"
+)
 
 
 def plan(
-    request: ModelRequest, progress: Progress = NULL_PROGRESS, *, files: Iterable[Path] = ()
+    request: BuildRequest, progress: Progress = NULL_PROGRESS, *, files: Iterable[Path] = ()
 ) -> PlanResult:
     """Plans a model's buckets; leaves the stages' files in the work folder, if one was named.
 
@@ -41,26 +48,18 @@ def plan(
     from edgecompile.pipeline.preflight import begin_plan
     from edgecompile.pipeline.run import Run, work_folder
 
-    run = Run(profile, progress)
-    begin_plan(run, request, files)
-    model = stages.load(run, request)
+    run = Run(request, profile, progress)
+    begin_plan(run, files)
+    model = stages.load(run)
     about_model = len(run.notes)
     with work_folder(request.work_dir, model.source) as work:
-        subject = stages.find_subject(run, model, request.plan, work)
+        subject = stages.find_subject(run, model, work)
         resolved = stages.choose_precision(run, subject)
         planned = stages.make_plan(run, subject, resolved.precision, compare=True)
-        result = _assessed(
-            replace(planned.plan, notes=tuple(run.notes[about_model:])),
-            subject.asked,
-            planned.cost,
-        )
+        own = replace(planned.plan, notes=tuple(run.notes[about_model:]))
+        result = _assessed(own, subject.asked, planned.cost)
         write_json(work / "plan.json", result.to_json())
-    return replace(
-        result,
-        precision=resolved.precision,
-        choice=resolved.choice,
-        notes=tuple(run.notes[:about_model]),
-    )
+    return replace(result, choice=resolved.choice, notes=tuple(run.notes[:about_model]))
 
 
 def plan_from_costs(
@@ -74,7 +73,6 @@ def plan_from_costs(
     """
     price, longest = request.price_per_bucket or 0.0, request.max_length
     bounded = request.buckets is not None or price > 0
-    most = request.max_buckets or (None if bounded else DEFAULT_MAX_BUCKETS)
     joint = request.joint
     if len(costs.axes) == 1:
         joint = None
@@ -89,9 +87,9 @@ def plan_from_costs(
         costs,
         max_sizes=None if longest is None else {costs.axes[0]: longest},
         buckets=request.buckets,
-        max_buckets=most,
+        max_buckets=request.max_buckets or (None if bounded else DEFAULT_MAX_BUCKETS),
         price_per_bucket=price,
-        modes=_modes(request),
+        modes=request.modes,
     )
     result = _assessed(made, request)
     if work_dir is not None:
@@ -101,22 +99,22 @@ def plan_from_costs(
     return result
 
 
-def make_kit(request: ModelRequest, output: Path, progress: Progress = NULL_PROGRESS) -> KitResult:
+def make_kit(request: BuildRequest, output: Path, progress: Progress = NULL_PROGRESS) -> KitResult:
     """Writes a bundle of programs that a device times with ``bench --calibrate``.
 
     Raises:
         EdgecompileError: a subclass for each cause.
     """
-    profile = request.check_kit()
+    profile = request.check_target(GPU_KIT)
 
     from edgecompile.pipeline import stages
     from edgecompile.pipeline.run import Run, work_folder
     from edgecompile.planning.costs.sources import make_measuring_kit
 
-    run = Run(profile, progress)
-    model = stages.load(run, request)
+    run = Run(request, profile, progress)
+    model = stages.load(run)
     with work_folder(request.work_dir, model.source) as work:
-        subject = stages.find_subject(run, model, request.plan, work)
+        subject = stages.find_subject(run, model, work)
         precision = stages.choose_precision(run, subject).precision
         built = run.stage(
             "build the kit",
@@ -128,50 +126,32 @@ def make_kit(request: ModelRequest, output: Path, progress: Progress = NULL_PROG
 def _assessed(plan: BucketPlan, request: PlanRequest, cost: BucketCost | None = None) -> PlanResult:
     """The plan beside its rivals, if it has costs."""
     if plan.cost_model is None:
-        return PlanResult(plan, None, cost)
-    assessment = assess_plan(
-        plan, request.sizes, modes=_modes(request), seed=request.seed, cost=cost
-    )
-    return PlanResult(plan, assessment, cost)
+        return PlanResult(plan, None)
+    modes, seed = request.modes, request.seed
+    return PlanResult(plan, assess_plan(plan, request.sizes, modes=modes, seed=seed, cost=cost))
 
 
-def _modes(request: PlanRequest) -> tuple[Mode, ...]:
-    if request.mode == "auto":
-        return ("exact", "pad")
-    return ("pad",) if request.mode == "pad" else ("exact",)
+#: What a plan by cost points heeds; all else needs a model.
+_WITHOUT_MODEL = ("buckets", "max_buckets", "price_per_bucket", "mode")
 
 
-#: Options that need a model, by the name of their field.
-_MODEL_OPTIONS = {
-    "runs": "--runs",
-    "max_size": "--max-size",
-    "max_build_s": "--max-build-time",
-    "calibration": "--calibration",
-    "measure_again": "--measure-again",
-    "precision": "--precision",
-    "runtime": "--runtime",
-    "assume_paddable": "--assume-paddable",
-}
-
-
-def refuse_model_options(request: ModelRequest, others: Sequence[str] = ()) -> None:
+def refuse_model_options(request: BuildRequest, others: Sequence[str] = ()) -> None:
     """Refuses options that mean nothing without a model.
 
     Args:
         request: what is asked for.
-        others: further options of this kind, as they are called.
+        others: further options of this kind.
 
     Raises:
         UsageError: names all.
     """
-    plain = PlanRequest(None)
-    refused = [
-        option
-        for name, option in _MODEL_OPTIONS.items()
-        if getattr(request.plan, name) != getattr(plain, name)
-    ]
-    refused += [*others, *("--" + name.replace("_", "-") for name in request.load.to_json())]
+    plan, plain = request.plan, PlanRequest(None)
+    names = [item.name for item in fields(PlanOptions) if item.name not in _WITHOUT_MODEL]
+    names += ["precision", "runtime"]
+    refused = [name for name in names if getattr(plan, name) != getattr(plain, name)]
+    refused += [*others, *request.load.to_json()]
     if refused:
         raise UsageError(
-            f"{', '.join(refused)}: only with --model, as cost points don't say what programs take."
+            ", ".join(f"`{name}`" for name in refused)
+            + ": only with `model`, as cost points don't say what programs take"
         )

@@ -1,4 +1,4 @@
-"""What is checked before a build or a plan begins: all that can be known without loading the model.
+"""Checks before a build or a plan: all that can be known without loading the model.
 
 Every problem is found before anything is said, so that nobody mends one to meet the next.
 """
@@ -36,7 +36,7 @@ from edgecompile.machines.emulator import emulator_for
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM, architecture_of, find_task
 from edgecompile.onnx.export import need_onnx
-from edgecompile.pipeline.request import BuildRequest, ModelRequest
+from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.run import Run
 from edgecompile.pipeline.seq2seq import refuse_auto
 from edgecompile.planning.request import AUTO_PRECISION, PlanRequest
@@ -89,12 +89,11 @@ class Preflight:
 
 
 @contextmanager
-def begin_build(run: Run, request: BuildRequest) -> Iterator[Staging]:
+def begin_build(run: Run) -> Iterator[Staging]:
     """Checks everything that a build needs and claims its output, for as long as the context lasts.
 
     Args:
         run: the build; its first stage notes what is worth knowing.
-        request: what is asked for.
 
     Yields:
         Where the bundle will grow.
@@ -102,7 +101,8 @@ def begin_build(run: Run, request: BuildRequest) -> Iterator[Staging]:
     Raises:
         EdgecompileError: of the class of the first problem; the message has them all.
     """
-    profile, staging = run.profile, Staging(request.bundle, force=request.force)
+    request, profile = run.request, run.profile
+    staging = Staging(request.bundle, force=request.force)
     held = ExitStack()
 
     def check(step: StepHandle) -> None:
@@ -129,18 +129,17 @@ def begin_build(run: Run, request: BuildRequest) -> Iterator[Staging]:
         yield staging
 
 
-def begin_plan(run: Run, request: ModelRequest, files: Iterable[Path] = ()) -> None:
+def begin_plan(run: Run, files: Iterable[Path] = ()) -> None:
     """Checks everything that a plan needs.
 
     Args:
         run: the plan.
-        request: what is asked for.
         files: what will be written beside those of the work folder.
 
     Raises:
         EdgecompileError: of the class of the first problem; the message has them all.
     """
-    preflight = Preflight()
+    preflight, request = Preflight(), run.request
     _check_temporary(preflight)
     runnable = _runnable(preflight, run.profile)
     if runnable is not None:
@@ -158,7 +157,7 @@ def _check_options(preflight: Preflight, request: BuildRequest, profile: TargetP
             refuse_auto(request.plan.precision_for(profile))
     if profile.gpu is not None:
         with preflight.finding():
-            find_jetpack(profile, request.jetpack)
+            find_jetpack(profile, request.plan.jetpack)
         with preflight.finding():
             need_onnx()
 
@@ -189,7 +188,7 @@ def _check_target(preflight: Preflight, request: BuildRequest, profile: TargetPr
     for variant in profile.variants:
         if variant.name in runnable:
             continue
-        emulator = emulator_for(variant, request.emulate)
+        emulator = emulator_for(variant, request.plan.emulation)
         preflight.notes.append(
             f"this host can't run {variant.name}: it is packed without having been run ({emulator})"
             if isinstance(emulator, str)
@@ -224,7 +223,7 @@ def _check_costs(
         )
 
 
-def _check_model(preflight: Preflight, request: ModelRequest) -> int:
+def _check_model(preflight: Preflight, request: BuildRequest) -> int:
     """That a model is there, and that a folder has what it needs and takes the lengths; gives the
     number of its weights, 0 for other forms of models."""
     model, load = request.model, request.load
@@ -301,7 +300,7 @@ def _check_writable(preflight: Preflight, folder: Path) -> None:
 
 
 def _least_bytes(request: BuildRequest, profile: TargetProfile, weights: int) -> int:
-    """What the bundle will have, and the work beside it, at the very least."""
+    """The least bytes of the bundle and of the work beside it."""
     width = _WIDTHS.get(request.plan.precision_for(profile), 1)  # auto may choose int8
     return int(_USED * width * weights) + _CODE_BYTES * len(profile.variants)
 

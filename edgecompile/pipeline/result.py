@@ -8,21 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgecompile.buckets.plan import BucketPlan
-from edgecompile.units import sentence
 
 if TYPE_CHECKING:
     from edgecompile.audit.judge import AuditVerdict
     from edgecompile.buckets.assessment import PlanAssessment
-    from edgecompile.buckets.limits import BucketCost
     from edgecompile.bundle.verdict import VerifyReport
     from edgecompile.narrowing.trials import PrecisionChoice
-    from edgecompile.onnx.report import OnnxArtifact
-    from edgecompile.pipeline.packing import PackedBundle
-    from edgecompile.pipeline.run import Run
     from edgecompile.planning.costs.kits import MeasuringKit
     from edgecompile.precision import Precision
-    from edgecompile.tensorrt.rtx import RtxReport
-    from edgecompile.tensorrt.torch_tensorrt import BuiltEngine
+    from edgecompile.tensorrt.parts import GpuParts
 
 __all__ = ["BuildResult", "KitResult", "PlanResult"]
 
@@ -34,22 +28,18 @@ class PlanResult:
     Attributes:
         plan: the buckets.
         assessment: the plan beside its rivals, on the traffic; None for a plan without costs.
-        cost: what buckets take, if that is known.
-        precision: what the costs are of; None where they were read from a file.
         choice: how the precision was chosen, if it was.
         notes: what a person should know of the model; the plan has notes of its own.
     """
 
     plan: BucketPlan
     assessment: PlanAssessment | None
-    cost: BucketCost | None = None
-    precision: Precision | None = None
     choice: PrecisionChoice | None = None
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain values."""
-        return self.plan.to_json() if self.assessment is None else self.assessment.to_json()
+        return (self.assessment or self.plan).to_json()
 
 
 @dataclass(frozen=True)
@@ -80,7 +70,7 @@ class KitResult:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a build made.
+    """A bundle that was verified and named, and how it was made.
 
     Attributes:
         bundle_path: the bundle.
@@ -92,9 +82,7 @@ class BuildResult:
         seconds: wall time by stage.
         notes: what a person should know.
         choice: how the precision was chosen, if it was.
-        gpu: the ONNX that a GPU's engine will be built from, if the target has one.
-        rtx: what TensorRT-RTX made of that, where it is installed.
-        engine: what torch-tensorrt made of the program, where it was asked to.
+        gpu: what a GPU's engine will be built from, if the target has one.
         earlier: of a bundle in which nothing has changed, the document of the build that made it.
     """
 
@@ -105,11 +93,9 @@ class BuildResult:
     verify: VerifyReport | None = None
     audit: tuple[AuditVerdict, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     choice: PrecisionChoice | None = None
-    gpu: OnnxArtifact | None = None
-    rtx: RtxReport | None = None
-    engine: BuiltEngine | None = None
+    gpu: GpuParts | None = None
     earlier: Mapping[str, Any] | None = None
 
     @property
@@ -118,21 +104,8 @@ class BuildResult:
         return self.earlier is not None
 
     @classmethod
-    def of(cls, packed: PackedBundle, run: Run, **parts: Any) -> BuildResult:
-        """The result of a run that ends with this bundle; ``parts`` are further attributes."""
-        return cls(
-            bundle_path=packed.path,
-            size_bytes=packed.size_bytes,
-            sha256=packed.sha256,
-            verify=packed.verify,
-            seconds=run.seconds,
-            notes=tuple(dict.fromkeys(sentence(note) for note in run.notes)),
-            **parts,
-        )
-
-    @classmethod
     def from_earlier(cls, document: Mapping[str, Any], bundle: Path) -> BuildResult:
-        """What an earlier build said of itself, as :meth:`to_json`.
+        """Reads the result of an earlier build, as :meth:`to_json` wrote it.
 
         Raises:
             KeyError, TypeError, ValueError, PlanError: the document is damaged.
@@ -151,18 +124,21 @@ class BuildResult:
         """A dict of plain values."""
         if self.earlier is not None:
             return {**self.earlier, "unchanged": True}
-        assert self.verify is not None
+        gpu = self.gpu
+        parts: dict[str, Any] = {
+            "precision": self.choice,
+            "onnx": gpu and gpu.artifact,
+            "rtx": gpu and gpu.rtx,
+            "engine": gpu and gpu.engine,
+            "verify": self.verify,
+        }
         return {
             "bundle": str(self.bundle_path),
             "size_bytes": self.size_bytes,
             "sha256": self.sha256,
             "plan": self.plan.to_json(),
-            "precision": None if self.choice is None else self.choice.to_json(),
-            "onnx": None if self.gpu is None else self.gpu.to_json(),
-            "rtx": None if self.rtx is None else self.rtx.to_json(),
-            "engine": None if self.engine is None else self.engine.to_json(),
-            "verify": self.verify.to_json(),
-            "audit": [v.to_json() for v in self.audit],
-            "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
+            **{name: None if part is None else part.to_json() for name, part in parts.items()},
+            "audit": [verdict.to_json() for verdict in self.audit],
+            "seconds": {name: round(seconds, 3) for name, seconds in self.seconds.items()},
             "notes": list(self.notes),
         }

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from edgecompile.errors import BundleWriteError
 from edgecompile.models.loaded import ModelSource
+from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.notes import Notes
 from edgecompile.progress import Progress, StepHandle
 from edgecompile.targets.profile import TargetProfile
@@ -22,18 +23,21 @@ T = TypeVar("T")
 
 
 class Run:
-    """What the stages of one build or plan share.
+    """Things that the stages of one build or plan share.
 
     Args:
-        profile: the target.
+        request: what is asked for.
+        profile: its target.
         progress: is shown every stage.
 
     Attributes:
+        options: what decides the plan and the build.
         seconds: wall time by stage.
         notes: what a person should know, from all stages.
     """
 
-    def __init__(self, profile: TargetProfile, progress: Progress) -> None:
+    def __init__(self, request: BuildRequest, profile: TargetProfile, progress: Progress) -> None:
+        self.request, self.options = request, request.plan
         self.profile, self.progress = profile, progress
         self.seconds: dict[str, float] = {}
         self.notes = Notes()

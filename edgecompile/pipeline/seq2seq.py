@@ -19,12 +19,12 @@ from edgecompile.export.store import ExportStore
 from edgecompile.files import write_json
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.pipeline.packing import Contents
-from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.run import Run
 from edgecompile.pipeline.stages import (
     choose_precision,
     compile_programs,
+    contents,
     export_programs,
     find_subject,
     make_plan,
@@ -49,30 +49,27 @@ def refuse_auto(precision: str) -> None:
         )
 
 
-def build_seq2seq(
-    run: Run, model: LoadedModel, request: BuildRequest, staging: Staging, work: Path
-) -> BuildResult:
+def build_seq2seq(run: Run, model: LoadedModel, staging: Staging, work: Path) -> BuildResult:
     """Builds both parts, verifies each, and packs the encoder into the decoder's bundle.
 
     Args:
-        run: the build.
+        run: the build; its lengths are those of sources.
         model: the decoder's step; its encoder makes what it attends to.
-        request: what is asked for; its lengths are those of sources.
         staging: where the bundle goes, claimed.
         work: where the stages leave their files, the encoder's in a folder of their own.
 
     Raises:
         EdgecompileError: a subclass for each cause; nothing stands under the final name then.
     """
-    refuse_auto(request.plan.precision_for(run.profile))
-    require_native(model, runtime=request.plan.runtime)
+    refuse_auto(run.options.precision_for(run.profile))
+    require_native(model, runtime=run.options.runtime)
     encoder = model.encoder
     assert encoder is not None  # that is why this list of stages was chosen
     run.notes.add(*encoder.notes)
     inner = work / ENCODER
     inner.mkdir(exist_ok=True)
     # Sources over the limit are refused on the device, not cut.
-    subject = find_subject(run, encoder, replace(request.plan, cut=False), inner)
+    subject = find_subject(run, encoder, inner, cut=False)
     write_json(work / "lengths.json", subject.asked.sizes.to_json())
     # The encoder's inputs tell nothing of the decoder's, so weights are rounded to the nearest.
     resolved = choose_precision(run, subject, rounding=False)
@@ -83,34 +80,19 @@ def build_seq2seq(
     write_json(work / "plan.json", plan.to_json())
 
     def programs(exports: ExportStore, part: BucketPlan, folder: Path) -> CompiledModel:
-        name = exports.model.name
-        exported = export_programs(run, exports, part.buckets, of=name)
+        name, buckets = exports.model.name, part.buckets
+        exported = export_programs(run, exports, buckets, of=name)
+        precision, title = resolved.precision, f"compile {name}"
         return compile_programs(
-            run,
-            exports,
-            exported,
-            part.buckets,
-            request.plan,
-            folder,
-            precision=resolved.precision,
-            title=f"compile {name}",
+            run, exports, exported, buckets, folder, precision=precision, title=title
         )
 
     steps = programs(ExportStore(decoder, work / "exported"), plan, work)
     sources = programs(subject.whole, planned.plan, inner)
     run.notes.add(f"the plan is the encoder's; the decoder has {len(plan.buckets)} programs beside")
-    contents = Contents(
-        encoder,
-        planned.plan,
-        sources,
-        sizes=subject.asked.sizes,
-        cost=planned.cost,
-        samples=resolved.samples,
-        tokenizer=request.tokenizer,
-    )
+    parts = contents(run, subject, planned, sources, resolved)
     with Staging(inner / (ENCODER + SUFFIX), force=True) as inside:
-        packed_encoder = pack(run, contents, request, inside, title="verify and pack the encoder")
-    contents = Contents(decoder, plan, steps, encoder=packed_encoder.path, tokenizer=False)
-    packed = pack(run, contents, request, staging)
-    audit = (*sources.audit, *steps.audit)
-    return BuildResult.of(packed, run, plan=planned.plan, audit=audit)
+        packed = pack(run, parts, inside, title="verify and pack the encoder")
+    parts = Contents(decoder, plan, steps, encoder=packed.bundle_path, tokenizer=False)
+    result = pack(run, parts, staging)
+    return replace(result, plan=planned.plan, audit=(*sources.audit, *steps.audit))

@@ -12,17 +12,17 @@ from edgecompile.bundle.staging import Staging
 from edgecompile.errors import UsageError
 from edgecompile.export.program import ExportedModel
 from edgecompile.export.store import ExportStore
-from edgecompile.models.loaded import LoadedModel
 from edgecompile.narrowing.files import load_precision
 from edgecompile.pipeline import stages
-from edgecompile.pipeline.packing import Contents, PackedBundle
-from edgecompile.pipeline.request import BuildRequest, ModelRequest
+from edgecompile.pipeline.packing import Contents
+from edgecompile.pipeline.request import BuildRequest
+from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.run import Run
 from edgecompile.pipeline.work_files import find_exports, left_sizes, settle_precision
 from edgecompile.planning.generation_plan import require_native
 from edgecompile.planning.padding import with_padding
 from edgecompile.progress import NULL_PROGRESS, Progress
-from edgecompile.targets.profile import TargetProfile, VariantSpec
+from edgecompile.targets.profile import VariantSpec
 
 __all__ = ["ExportedPlan", "compile_exports", "export_plan", "pack_libraries"]
 
@@ -46,16 +46,15 @@ class ExportedPlan:
     notes: tuple[str, ...]
 
 
-def export_plan(request: ModelRequest, progress: Progress = NULL_PROGRESS) -> ExportedPlan:
+def export_plan(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> ExportedPlan:
     """Exports the model for each bucket of the request's plan.
 
     Raises:
         PlanError: its buckets can't be padded.
         EdgecompileError: a subclass for each cause.
     """
-    run = Run(request.check_target(), progress)
-    work, plan = _files(request)
-    model = _load(run, request, plan)
+    run, work, plan = _begin(request, progress)
+    model = stages.load(run)
     notes = tuple(run.notes)
     with_padding(plan, model)  # what can't be padded is refused before it is exported
     exports = ExportStore(model, work / "exported")
@@ -65,7 +64,7 @@ def export_plan(request: ModelRequest, progress: Progress = NULL_PROGRESS) -> Ex
 
 
 def compile_exports(
-    request: ModelRequest, variants: Sequence[str] = (), progress: Progress = NULL_PROGRESS
+    request: BuildRequest, variants: Sequence[str] = (), progress: Progress = NULL_PROGRESS
 ) -> CompiledModel:
     """Compiles and audits what was exported; the model itself isn't needed.
 
@@ -77,12 +76,9 @@ def compile_exports(
     Raises:
         EdgecompileError: a subclass for each cause.
     """
-    profile = request.check_stage()
-    run = Run(profile, progress)
-    work, plan = _files(request)
-    chosen = _variants(profile, variants)
-    precision = settle_precision(request.plan.precision, work)
-    replace(request.plan, precision=precision.name).check_target(profile)
+    run, work, plan = _begin(request, progress)
+    precision = settle_precision(run.options.precision, work)
+    replace(run.options, precision=precision.name).check_target(run.profile)
     folders = find_exports(plan, work)
     exported = run.stage(
         "load the exported programs", lambda _: [ExportedModel.load(path) for path in folders]
@@ -92,13 +88,13 @@ def compile_exports(
         lambda step: compile_buckets(
             exported,
             plan.buckets,
-            profile,
+            run.profile,
             work / "artifacts",
             keys=[path.name for path in folders],
-            variants=chosen,
+            variants=_variants(run, variants),
             precision=precision,
-            runtime=request.plan.runtime,
-            jobs=request.plan.jobs,
+            runtime=run.options.runtime,
+            jobs=run.options.jobs,
             step=step,
         ),
     )
@@ -106,7 +102,7 @@ def compile_exports(
 
 def pack_libraries(
     request: BuildRequest, variants: Sequence[str] = (), progress: Progress = NULL_PROGRESS
-) -> PackedBundle:
+) -> BuildResult:
     """Packs and verifies what was compiled.
 
     Args:
@@ -117,8 +113,7 @@ def pack_libraries(
     Raises:
         EdgecompileError: a subclass for each cause.
     """
-    run = Run(request.check_target(), progress)
-    work, plan = _files(request)
+    run, work, plan = _begin(request, progress)
     folders = find_exports(plan, work)
     keys = [path.name for path in folders]
     compiled = run.stage(
@@ -129,38 +124,30 @@ def pack_libraries(
             run.profile,
             work / "artifacts",
             keys=keys,
-            variants=_variants(run.profile, variants),
+            variants=_variants(run, variants),
             precision=load_precision(work),
-            runtime=request.plan.runtime,
+            runtime=run.options.runtime,
         ),
     )
-    model = _load(run, request, plan)
+    model = stages.load(run)
     ExportStore(model, work / "exported").require(plan.buckets, keys)
-    require_native(model, runtime=request.plan.runtime)
-    contents = Contents(
-        model,
-        with_padding(plan, model),
-        compiled,
-        sizes=left_sizes(work),
-        tokenizer=request.tokenizer,
-    )
+    require_native(model, runtime=run.options.runtime)
+    sizes, tokenizer = left_sizes(work), run.options.keep_tokenizer
+    plan = with_padding(plan, model)
     with Staging(request.bundle, force=request.force) as staging:
-        packed = stages.pack(run, contents, request, staging)
-    return replace(packed, notes=tuple(run.notes))
+        contents = Contents(model, plan, compiled, sizes=sizes, tokenizer=tokenizer)
+        return stages.pack(run, contents, staging)
 
 
-def _files(request: ModelRequest) -> tuple[Path, BucketPlan]:
-    """The work folder and the plan, which single stages can't do without."""
-    if request.work_dir is None or request.plan.plan is None:
+def _begin(request: BuildRequest, progress: Progress) -> tuple[Run, Path, BucketPlan]:
+    """The run, the work folder and its plan, up to whose longest length the model is loaded."""
+    profile, work = request.check_stage(), request.work_dir
+    plan = request.plan.plan
+    if work is None or plan is None:
         raise UsageError("A stage that is run alone needs --work-dir DIR and a plan.")
-    return request.work_dir, request.plan.plan
-
-
-def _load(run: Run, request: ModelRequest, plan: BucketPlan) -> LoadedModel:
-    """The model, for runs as long as the plan's."""
     longest = replace(request.plan, max_length=plan.max_length)
-    return stages.load(run, replace(request, plan=longest))
+    return Run(replace(request, plan=longest), profile, progress), work, plan
 
 
-def _variants(profile: TargetProfile, names: Sequence[str]) -> list[VariantSpec] | None:
-    return [profile.variant(name) for name in names] or None
+def _variants(run: Run, names: Sequence[str]) -> list[VariantSpec] | None:
+    return [run.profile.variant(name) for name in names] or None

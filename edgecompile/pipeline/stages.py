@@ -6,6 +6,7 @@ load → subject (scope, serving mode) → precision → plan → export → com
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from edgecompile.backends.compilation import CompiledModel, compile_buckets
@@ -19,17 +20,18 @@ from edgecompile.models.loaded import LoadedModel
 from edgecompile.narrowing.choice import ResolvedPrecision, resolve_precision
 from edgecompile.narrowing.files import save_precision
 from edgecompile.narrowing.rounded import resolving_title
-from edgecompile.pipeline.packing import Contents, PackedBundle, pack_bundle
-from edgecompile.pipeline.request import BuildRequest, ModelRequest
+from edgecompile.pipeline.packing import Contents, pack_bundle
+from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.run import Run
 from edgecompile.planning.planning import Planned, plan_model
-from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.subject import Subject, make_subject
 from edgecompile.precision import FP32, Precision
+from edgecompile.units import sentence
 
 __all__ = [
     "choose_precision",
     "compile_programs",
+    "contents",
     "export_programs",
     "find_subject",
     "load",
@@ -38,17 +40,26 @@ __all__ = [
 ]
 
 
-def load(run: Run, request: ModelRequest) -> LoadedModel:
+def load(run: Run) -> LoadedModel:
     """Loads the model, for runs as long as are asked for."""
+    request = run.request
     model = run.stage("load the model", lambda _: load_model(request.model, request.load))
     run.notes.add(*model.notes)
-    return model.with_longest(request.plan.max_length)
+    return model.with_longest(run.options.max_length)
 
 
-def find_subject(run: Run, model: LoadedModel, request: PlanRequest, work: Path) -> Subject:
-    """What is planned for a model; leaves the traffic in ``lengths.json``."""
+def find_subject(run: Run, model: LoadedModel, work: Path, *, cut: bool = True) -> Subject:
+    """The subject of a plan; leaves the traffic in ``lengths.json``.
+
+    Args:
+        run: the build or the plan.
+        model: the whole, or the part of it that the lengths are about.
+        work: where the stages leave their files.
+        cut: whether the device may cut texts that are too long.
+    """
     exports = ExportStore(model, work / "exported")
-    subject = make_subject(exports, run.profile, request, work, run.notes)
+    options = replace(run.options, cut=run.options.cut and cut)
+    subject = make_subject(exports, run.profile, options, work, run.notes)
     write_json(work / "lengths.json", subject.asked.sizes.to_json())
     return subject
 
@@ -92,7 +103,6 @@ def compile_programs(
     exports: ExportStore,
     exported: Sequence[ExportedModel],
     buckets: Sequence[Bucket],
-    request: PlanRequest,
     work: Path,
     *,
     precision: Precision = FP32,
@@ -108,27 +118,44 @@ def compile_programs(
             work / "artifacts",
             keys=[exports.key(bucket) for bucket in buckets],
             precision=precision,
-            runtime=request.runtime,
-            jobs=request.jobs,
+            runtime=run.options.runtime,
+            jobs=run.options.jobs,
             step=step,
         ),
     )
 
 
-def pack(
+def contents(
     run: Run,
-    contents: Contents,
-    request: BuildRequest,
-    staging: Staging,
-    *,
-    title: str = "verify and pack",
-) -> PackedBundle:
+    subject: Subject,
+    planned: Planned,
+    compiled: CompiledModel,
+    resolved: ResolvedPrecision,
+) -> Contents:
+    """What the stages made, to be packed."""
+    return Contents(
+        subject.whole.model,
+        planned.plan,
+        compiled,
+        sizes=subject.asked.sizes,
+        cost=planned.cost,
+        samples=resolved.samples,
+        choice=resolved.choice,
+        tokenizer=run.options.keep_tokenizer,
+    )
+
+
+def pack(
+    run: Run, packed: Contents, staging: Staging, *, title: str = "verify and pack"
+) -> BuildResult:
     """The bundle, verified before it gets the name that ``staging`` claims."""
-    packed = run.stage(
+    options = run.options
+    result = run.stage(
         title,
         lambda step: pack_bundle(
-            contents, staging, seed=request.plan.seed, emulate=request.emulate, step=step
+            packed, staging, seed=options.seed, emulate=options.emulation, step=step
         ),
     )
-    run.notes.add(*packed.notes)
-    return packed
+    run.notes.add(*result.notes)
+    notes = tuple(dict.fromkeys(sentence(note) for note in run.notes))
+    return replace(result, seconds=run.seconds, notes=notes)

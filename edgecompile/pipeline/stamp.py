@@ -23,8 +23,8 @@ from edgecompile.machines.identity import cpu_identity, usable_cpus
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.runtime.errors import EdgecompileError
-from edgecompile.runtime.format.manifest import MANIFEST_NAME, parse_manifest
-from edgecompile.targets.profile import load_target
+from edgecompile.runtime.format.manifest import MANIFEST_NAME
+from edgecompile.targets.profile import TargetProfile
 from edgecompile.targets.schema import search_path
 from edgecompile.toolchain.compilers import find_toolchain
 
@@ -33,8 +33,12 @@ __all__ = ["STAMP_NAME", "build_key", "find_built", "write_stamp"]
 STAMP_NAME = "built.json"
 
 
-def build_key(request: BuildRequest) -> str | None:
+def build_key(request: BuildRequest, profile: TargetProfile) -> str | None:
     """A hash of all that shapes a bundle; equal keys mean that a build would make the same again.
+
+    Args:
+        request: what is asked for.
+        profile: its target.
 
     Returns:
         None for a model whose files don't tell all of it: a factory's code may do anything; and where
@@ -46,15 +50,14 @@ def build_key(request: BuildRequest) -> str | None:
     if not (where.is_dir() or (where.is_file() and where.suffix == ".pt2")):
         return None
     try:
-        parts = _parts(request, where)
+        parts = _parts(request, profile, where)
     except (OSError, EdgecompileError):
         return None
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _parts(request: BuildRequest, where: Path) -> dict[str, Any]:
-    profile = load_target(request.target)
+def _parts(request: BuildRequest, profile: TargetProfile, where: Path) -> dict[str, Any]:
     archs = sorted({variant.arch for variant in profile.variants})
     elsewhere = ("model", "target", "work_dir", "output", "force")
     options = {name: value for name, value in vars(request).items() if name not in elsewhere}
@@ -114,8 +117,9 @@ def find_built(work: Path, key: str, bundle: Path) -> BuildResult | None:
         text = (bundle / MANIFEST_NAME).read_bytes()
         if hashlib.sha256(text).hexdigest() != stamp["manifest_sha256"]:
             return None
-        for name, entry in parse_manifest(text, str(bundle)).files.items():
-            if file_sha256(bundle / name) != entry.sha256:
+        # The manifest is the very one that the build wrote, so it is well-formed.
+        for name, entry in json.loads(text)["files"].items():
+            if file_sha256(bundle / name) != entry["sha256"]:
                 return None
         return BuildResult.from_earlier(stamp["result"], bundle)
     except (OSError, ValueError, KeyError, TypeError, EdgecompileError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.errors import CompileError, ExportError, PlanError
@@ -17,10 +16,9 @@ from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.files import read_sizes
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.narrowing.files import load_precision, save_precision
-from edgecompile.planning.request import PlanRequest
 from edgecompile.precision import Precision
 
-__all__ = ["find_exports", "left_sizes", "read_plan", "request_plan", "settle_precision"]
+__all__ = ["find_exports", "left_sizes", "read_plan", "settle_precision"]
 
 
 def read_plan(path: Path) -> BucketPlan:
@@ -31,26 +29,15 @@ def read_plan(path: Path) -> BucketPlan:
     """
     cure = f"write one: edgecompile plan … --work-dir {path.parent}"
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return BucketPlan.from_json(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise PlanError(f"there is no plan {path}", hint=cure) from None
     except OSError as error:
         raise PlanError(f"{path} can't be read: {error.strerror}") from error
     except ValueError as error:
         raise PlanError(f"{path} isn't JSON: {error}", hint=cure) from error
-    try:
-        return BucketPlan.from_json(value)
     except PlanError as error:
         raise PlanError(f"{path}: {error.message}", hint=error.hint) from error
-
-
-def request_plan(plan_file: Path | None, work: Path, **options: Any) -> PlanRequest:
-    """The request for the stages of a plan that was left in the work folder, or is named.
-
-    Raises:
-        PlanError: there is none.
-    """
-    return PlanRequest(None, plan=read_plan(plan_file or work / "plan.json"), **options)
 
 
 def find_exports(plan: BucketPlan, work: Path) -> tuple[Path, ...]:

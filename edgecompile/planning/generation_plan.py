@@ -1,4 +1,4 @@
-"""What planning means for a model that generates: prompts are planned, single steps have a program.
+"""Plans for models that generate: prompts are planned, single steps have a program.
 
 A generated token is a run of length 1, whatever the prompts are like: the plan always has a
 bucket for it alone. Prompts that are longer than the longest run come in pieces.

@@ -21,7 +21,7 @@ __all__ = ["check_plan", "without_foreign_costs"]
 def check_plan(
     plan: BucketPlan, model: LoadedModel, request: PlanRequest, profile: TargetProfile
 ) -> PlanScope:
-    """What a plan that was given serves, if it fits the model, the target and the traffic.
+    """The scope of a given plan, if it fits the model, the target and the traffic.
 
     Args:
         plan: for the model's own axes; of one that generates with the program of single tokens.

@@ -6,7 +6,7 @@ __all__ = ["Notes"]
 
 
 class Notes(list[str]):
-    """What a person should know of a build or a plan: every sentence once, as they came up."""
+    """Notes for people on a build or a plan: every sentence once, as they came up."""
 
     def add(self, *texts: str) -> None:
         """Appends the texts that aren't there yet; empty ones are left out."""

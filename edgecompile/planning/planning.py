@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from edgecompile.buckets.confidence import spread_warnings
 from edgecompile.buckets.costs.grid import CostGrid
@@ -128,7 +129,7 @@ def _given(subject: Subject, given: BucketPlan, precision: Precision) -> Planned
 
 
 def _note_refused_lengths(subject: Subject, longest: int) -> None:
-    """What becomes of longer traffic, if there is any."""
+    """The note on longer traffic, if there is any."""
     over = subject.request.traffic.share_over(longest)
     if not over:
         return
@@ -171,7 +172,7 @@ def _why_not_measured(model: LoadedModel, serving: ServingMode, request: PlanReq
         return (
             f"one {one} program for all lengths, as --quick wants it; nothing was measured for it"
         )
-    bounded = request.max_size is not None or request.max_build_s is not None
+    bounded = request.max_size is not None or request.max_build_time is not None
     if bounded or len(serving.modes) > 1:
         return ""
     if one == "exact":
@@ -190,7 +191,7 @@ def _require_known(request: PlanRequest, cost: BucketCost) -> None:
     """Refuses bounds on what isn't known: without programs built or run there are no figures."""
     needed = {
         "--max-size": request.max_size is not None and not cost.bucket_size,
-        "--max-build-time": request.max_build_s is not None and not cost.bucket_build_s,
+        "--max-build-time": request.max_build_time is not None and not cost.bucket_build_s,
         "--runs": request.runs is not None and not cost.bucket_build_s,
     }
     unknown = [option for option, missing in needed.items() if missing]
@@ -209,7 +210,9 @@ def _choose(
     most = request.max_buckets
     if most is None and request.buckets is None:
         most = DEFAULT_MAX_BUCKETS
-    limits = BucketLimits(request.max_size, request.max_build_s, cost)
+    # Sizes and times with units were read when the request was made.
+    most_bytes = cast("int | None", request.max_size)
+    limits = BucketLimits(most_bytes, cast("float | None", request.max_build_time), cost)
 
     def plan(price: float, buckets: int | None, max_buckets: int | None) -> BucketPlan:
         return plan_buckets(

@@ -123,7 +123,7 @@ def longest_served(
 
 
 def plan_scope(model: LoadedModel, request: PlanRequest) -> PlanScope:
-    """What is planned: the traffic and the range of every axis, the length axis first.
+    """The scope of a plan: the traffic and the range of every axis, the length axis first.
 
     Raises:
         PlanError: the model has no length axis, or lacks the second axis of the sample.

@@ -96,7 +96,7 @@ def _without_the_whole(
     scope: PlanScope,
     error: ExportError,
 ) -> ServingMode:
-    """What is left where no dynamic program serves the whole scope."""
+    """The remaining modes where no dynamic program serves the whole scope."""
     reason = error.message.splitlines()[0]
     part = _covering_part(error.served, request, scope)
     if part is not None and _exports(exports, part):

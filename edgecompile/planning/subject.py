@@ -53,12 +53,12 @@ class Subject:
 
     @property
     def model(self) -> LoadedModel:
-        """What is planned."""
+        """The model to plan for."""
         return self.exports.model
 
     @cached_property
     def scope(self) -> PlanScope:
-        """What was asked about: the traffic, and the range of every axis.
+        """The scope: the traffic, and the range of every axis.
 
         Raises:
             PlanError, LengthsError: the sizes, or the plan that was given, don't fit the model.
@@ -69,7 +69,7 @@ class Subject:
 
     @cached_property
     def serving(self) -> ServingMode:
-        """What of the scope can be served, and how.
+        """The part of the scope that can be served, and how.
 
         Raises:
             ExportError, PlanError: nothing; says why.
@@ -82,7 +82,7 @@ class Subject:
         return runnable_variants(self.profile, self.work)
 
     def made_for(self, precision: Precision) -> dict[str, str]:
-        """What plans say of themselves."""
+        """The subject as plans record it."""
         subject = {"structure": model_structure(self.whole.model), "target": self.profile.name}
         if self.profile.gpu is not None:
             return {**subject, "precision": self.request.precision_for(self.profile)}
@@ -102,7 +102,7 @@ def make_subject(
     work: Path,
     notes: Notes | None = None,
 ) -> Subject:
-    """What is planned for a model.
+    """The subject of a plan: a model and its scope.
 
     Args:
         exports: of the model.

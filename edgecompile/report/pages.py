@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from edgecompile.buckets.assessment import PlanAssessment
-from edgecompile.buckets.figures import plan_figures
+from edgecompile.buckets.figures import bucket_table
 from edgecompile.buckets.plan import Bucket, BucketPlan
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.machines.identity import describe_machine
@@ -47,7 +47,7 @@ _FAILED = "FAILED"
 def build_header(
     manifest: Manifest, source: ModelSource, audit: Sequence[AuditVerdict], *, measured: bool
 ) -> tuple[tuple[str, str], ...]:
-    """What a bundle's page is about: (name, value) pairs.
+    """The facts of a bundle's page: (name, value) pairs.
 
     The date and the machine are given where costs were measured on it: otherwise equal inputs make
     equal pages.
@@ -65,8 +65,10 @@ def build_header(
     for kind, specs in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
         named = [f"{s.name} {s.dtype} [{', '.join(map(str, s.shape))}]" for s in specs]
         rows.append((kind, "; ".join(named)))
-    told = {name: text for name, text in manifest.built_by.items() if name != "structure"}
-    return (*rows, *((name, text) for name, text in told.items() if text))
+    rows += [
+        (name, text) for name, text in manifest.built_by.items() if name != "structure" and text
+    ]
+    return tuple(rows)
 
 
 def _natural(result: CaseResult) -> tuple[str, int, list[str | int]]:
@@ -90,7 +92,7 @@ def build_page(
 
     Args:
         name: of the bundle.
-        assessment: the plan and its rivals.
+        assessment: the plan and the usual rules.
         report: of the verification.
         choice: how the precision was chosen, if it was.
         unit: what a length counts.
@@ -116,7 +118,7 @@ def plain_page(
     header: Sequence[tuple[str, str]] = (),
 ) -> str:
     """:func:`build_page` for a plan without costs: what share of the lengths each bucket serves."""
-    columns, rows = plan_figures(plan, lengths).table()
+    columns, rows = bucket_table(plan, lengths)
     table = Table("Buckets", columns[:-1], tuple(row[:-1] for row in rows), words=2)
     sections = [
         Section("Plan", notes=("Nothing was measured: the plan has no costs.",), parts=(table,)),
@@ -127,7 +129,7 @@ def plain_page(
 
 
 def precision_section(choice: PrecisionChoice) -> Section:
-    """What was tried and what it cost."""
+    """The precisions tried, and their costs."""
     from edgecompile.narrowing.trials import COLUMNS
 
     strong = tuple(

@@ -1,165 +1,262 @@
-"""Drawings as inline SVG: plain numbers in, text out; the same numbers give the same bytes.
-
-Costs by length are drawn in :mod:`edgecompile.report.cost_plots`, pairs of sizes in
-:mod:`edgecompile.report.size_plots`.
-"""
+"""Drawings as inline SVG; the same values give the same bytes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint, Mode
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.ranges import Bucket
+from edgecompile.buckets.traffic import Traffic
 from edgecompile.report import canvas
-from edgecompile.report.canvas import (
-    BLUE,
-    FAINT,
-    GREEN,
-    GREY,
-    INK,
-    MID,
-    MODE_COLOURS,
-    ORANGE,
-    PAPER,
-)
+from edgecompile.report.canvas import FAINT, HEAT, INK, MID, MODE_COLOURS, PAPER
 from edgecompile.units import format_ms
 
-__all__ = ["Band", "bars", "cost_by_count", "length_histogram"]
+__all__ = ["bars", "cost_lines", "length_histogram", "size_map", "was_measured"]
 
 _MODE_NAMES = {"exact": "exact (dynamic, no padding)", "pad": "padded to its upper edge"}
-_SERIES = (BLUE, ORANGE, GREEN, canvas.PURPLE, canvas.SKY, GREY)
-_MOST_BINS = 120
+_DASHES: dict[str, Any] = {"exact": "-", "pad": (0, (4, 1.6))}
+_SOLID: Any = {"dash_offset": 0, "dash_list": None}
+_SERIES = (canvas.BLUE, canvas.ORANGE)
+_MOST_BINS, _MOST_COLUMNS, _MOST_ROWS = 120, 96, 40
 _MOST_LETTERS = 44  # of a bar's label; the bars need room as well
-# Of the highest cost, what an axis that doesn't start at zero shows at least: less would make
-# much of differences that are none.
-_LEAST_SHOWN = 0.1
+# Ratios of the highest cost to the lowest: below the first a logarithmic axis may have no round
+# number to name, above the second a linear one presses the lower curves together.
+_DECADE, _WIDE = 10, 40
+_SHORT_NAME = 9  # letters of an axis' name
 
 
-@dataclass(frozen=True)
-class Band:
-    """A bucket as a plot shows it: lengths ``lo``..``hi`` inclusive, ``exact`` or ``pad``."""
-
-    lo: int
-    hi: int
-    mode: str
-
-
-def length_histogram(
-    lengths: Sequence[int],
-    counts: Sequence[int],
-    bands: Sequence[Band] = (),
-    *,
-    unit: str = "tokens",
-) -> str:
+def length_histogram(traffic: Traffic, buckets: Sequence[Bucket], unit: str) -> str:
     """How often each length occurs, with the buckets behind it.
 
     The axis is logarithmic where a linear one would press most of the sample into its first few
     per cent; areas, not heights, are then the shares.
 
     Args:
-        lengths: distinct, ascending.
-        counts: of each length.
-        bands: the plan's buckets, ascending; their upper edges are labelled.
+        traffic: over one axis; no length is over the buckets'.
+        buckets: of a plan, ascending; their upper edges are labelled.
         unit: what a length counts.
     """
-    with matplotlib.rc_context(canvas.STYLE):
-        figure, axes = canvas.new_figure(2.9)
-        high = max(lengths[-1], bands[-1].hi if bands else 0)
-        log = canvas.is_skewed(lengths, counts, high)
-        low = canvas.left_end(lengths, high, bands[0].lo if bands else lengths[0], log=log)
-        edges = np.array(canvas.bin_edges(low, high, log=log, most=_MOST_BINS))
-        shares, _ = np.histogram(lengths, edges, weights=np.array(counts) / sum(counts) * 100)
-        heights = shares / np.diff(np.log2(edges)) if log else shares
-        for i, band in enumerate(bands):
-            colour = MODE_COLOURS.get(band.mode, GREY)
-            left = low if i == 0 else band.lo
-            style: dict[str, Any] = {"color": colour, "alpha": 0.16 if i % 2 else 0.07}
-            axes.axvspan(left - 0.5, band.hi + 0.5, linewidth=0, **style)
-            if band.mode == "pad":
-                axes.axvspan(
-                    left - 0.5, band.hi + 0.5, facecolor="none", edgecolor=colour, alpha=0.3,
-                    hatch="///", linewidth=0,
-                )  # fmt: skip
-            axes.axvline(band.hi + 0.5, color=colour, linewidth=0.9, alpha=0.8)
-        axes.stairs(heights, edges, fill=True, color=INK, alpha=0.78, linewidth=0)
-        canvas.set_length_axis(axes, low, high, log=log)
-        axes.set_ylim(0, max(heights) * 1.05)
+    lengths, counts = traffic.sizes[:, 0].tolist(), traffic.counts
+    high, text = buckets[-1].hi, "Histogram of input lengths with the edges of the buckets"
+    log = canvas.is_skewed(lengths, counts.tolist(), high)
+    low = canvas.left_end(lengths[0], buckets[0].lo)
+    edges = canvas.bin_edges(low, high, log=log, most=_MOST_BINS)
+    shares, _ = np.histogram(lengths, edges, weights=100 * counts / traffic.n)
+    heights = shares / np.diff(np.log2(edges)) if log else shares
+    with canvas.draw("lengths", text, 2.9) as drawing:
+        plot = drawing.plot
+        for i, bucket in enumerate(buckets):
+            colour, span = MODE_COLOURS[bucket.mode], (max(low, bucket.lo) - 0.5, bucket.hi + 0.5)
+            plot.axvspan(*span, linewidth=0, color=colour, alpha=0.16 if i % 2 else 0.07)
+            if bucket.mode == "pad":
+                style: Any = {"facecolor": "none", "edgecolor": colour, "hatch": "///"}
+                plot.axvspan(*span, alpha=0.3, linewidth=0, **style)
+            plot.axvline(span[1], color=colour, linewidth=0.9, alpha=0.8)
+        plot.stairs(heights, edges, fill=True, color=INK, alpha=0.78, linewidth=0)
+        canvas.set_length_axis(plot, low, high, log=log)
         if log:
             share = "share of inputs, by area"
-            axes.yaxis.set_major_locator(NullLocator())
+            plot.yaxis.set_major_locator(NullLocator())
         else:
             width = edges[1] - edges[0]
             share = "share of inputs" if width == 1 else f"share of inputs, bins of {width:.0f}"
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g} %"))
-        canvas.label_axes(axes, f"length ({unit})", share)
-        _edge_labels(axes, [band.hi for band in bands], log=log)
-        modes = [mode for mode in MODE_COLOURS if any(b.mode == mode for b in bands)]
-        handles = [
-            Patch(
-                facecolor=(MODE_COLOURS[mode], 0.22), edgecolor=(MODE_COLOURS[mode], 0.7),
-                hatch="///" if mode == "pad" else None, linewidth=0,
-                label=f"bucket, {_MODE_NAMES[mode]}",
-            )
-            for mode in modes
-        ]  # fmt: skip
-        if handles:
-            canvas.add_legend(figure, handles)
-        text = "Histogram of input lengths with the edges of the buckets"
-        return canvas.to_svg(figure, "lengths", text)
+            plot.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g} %"))
+        plot.set(xlabel=f"length ({unit})", ylabel=share, ylim=(0, max(heights) * 1.05))
+        _name_edges(plot, [bucket.hi for bucket in buckets], log=log)
+        drawing.add_legend(
+            [
+                Patch(
+                    facecolor=(colour, 0.22), edgecolor=(colour, 0.7), linewidth=0,
+                    hatch="///" if mode == "pad" else None, label=f"bucket, {_MODE_NAMES[mode]}",
+                )
+                for mode, colour in _modes(buckets).items()
+            ]
+        )  # fmt: skip
+    return drawing.svg
 
 
-def cost_by_count(
-    counts: Sequence[int], expected_ms: Sequence[float], chosen: int, *, price: float = 0.0
-) -> str:
-    """The expected milliseconds of the best plan with each number of buckets.
-
-    Where it changes little with the number, the axis of milliseconds doesn't start at zero.
+def size_map(traffic: Traffic, buckets: Sequence[Bucket]) -> str:
+    """How often each pair of sizes occurs, as shades, with the outlines of the buckets over it.
 
     Args:
-        counts: numbers of buckets, ascending.
-        expected_ms: of the best plan with that many.
-        chosen: the number that the plan has; marked.
-        price: what a bucket has to save, in milliseconds; if it isn't 0 there is a second line
-            with the price of all buckets added.
+        traffic: over two axes.
+        buckets: of a plan; each is named by its number where there is room.
     """
-    with matplotlib.rc_context(canvas.STYLE):
-        figure, axes = canvas.new_figure(2.6)
-        axes.plot(
-            counts, expected_ms, color=BLUE, linewidth=1.4, marker="o", markersize=4.0,
-            label="mean run",
+    names, shares = traffic.axes, 100 * traffic.counts / traffic.n
+    edges: list[Any] = []
+    ends = []
+    for i, most in enumerate((_MOST_COLUMNS, _MOST_ROWS)):
+        own, spans = traffic.marginal(i), [bucket.range(names[i]) for bucket in buckets]
+        high = max(own.max, *(span.hi for span in spans))
+        # Buckets crowd where most inputs are, so that a map is sooner logarithmic than a histogram.
+        log = canvas.is_skewed(own.lengths, own.counts, high, skew=5.0, least=6)
+        low = canvas.left_end(own.min, min(span.lo for span in spans))
+        edges.append(canvas.bin_edges(low, high, log=log, most=most))
+        ends.append((low, high, log))
+    cells, _, _ = np.histogram2d(traffic.sizes[:, 0], traffic.sizes[:, 1], edges, weights=shares)
+    least, largest = cells[cells > 0].min(), cells.max()
+    levels = np.geomspace(min(least, largest / 2), largest, len(HEAT) + 1)
+    text = f"Map of how often sizes of {names[0]} and {names[1]} occur, with the buckets"
+    with canvas.draw("sizes", text, min(4.6, 2.4 + 0.25 * (len(edges[1]) - 1))) as drawing:
+        plot = drawing.plot
+        mesh = plot.pcolormesh(
+            *edges, np.ma.masked_equal(cells, 0).T, cmap=ListedColormap(HEAT),
+            norm=BoundaryNorm(levels, len(HEAT)), linewidth=0.3, edgecolors="face",
         )  # fmt: skip
-        totals = [ms + price * n for n, ms in zip(counts, expected_ms, strict=True)]
-        if price > 0:
-            axes.plot(
-                counts, totals, color=GREY, linewidth=1.1, linestyle="--",
-                label="with what each bucket has to save",
-            )  # fmt: skip
-            canvas.add_legend(figure, axes.get_legend_handles_labels()[0])
-        if chosen in counts:
-            value = expected_ms[list(counts).index(chosen)]
-            axes.plot(
-                [chosen], [value], "o", markersize=11, markerfacecolor="none",
-                markeredgecolor=ORANGE, markeredgewidth=1.8,
-            )  # fmt: skip
-            # Below the line, which falls: whatever its slope there is room.
-            right = chosen > (counts[0] + counts[-1]) / 2
-            axes.annotate(
-                f"{chosen} chosen: {format_ms(value)} ms", (chosen, value), color=INK,
-                xytext=(0, -12), textcoords="offset points", va="top",
-                ha="right" if right else "left",
-            )  # fmt: skip
-        axes.set_ylim(*_ms_limits(min(expected_ms), max(totals)))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axes.grid(axis="y", color=FAINT, linewidth=0.7)
-        canvas.label_axes(axes, "number of buckets", "expected ms per run")
-        text = "Expected milliseconds against the number of buckets"
-        return canvas.to_svg(figure, "count", text)
+        for which, (low, high, log) in zip("xy", ends, strict=True):
+            canvas.set_length_axis(plot, low, high, which=which, log=log)
+        for index, bucket in enumerate(buckets):
+            _outline(plot, [bucket.range(name) for name in names], bucket.mode, str(index))
+        plot.set(xlabel=names[0], ylabel=names[1])
+        key = drawing.figure.colorbar(mesh, ticks=levels, spacing="uniform", aspect=30, pad=0.02)
+        key.set_ticklabels([f"{level:.3g} %" for level in levels])
+        key.ax.tick_params(length=0, labelsize=8)
+        key.ax.set_title("inputs", fontsize=8, loc="left", pad=9)
+        key.outline.set_visible(False)
+        drawing.add_legend(
+            [
+                Line2D([], [], color=c, linestyle=_DASHES[m], label=f"bucket, {_MODE_NAMES[m]}")
+                for m, c in _modes(buckets).items()
+            ]
+        )
+    return drawing.svg
+
+
+def _outline(plot: Axes, ranges: Sequence[Any], mode: str, name: str) -> None:
+    """A bucket's outline, a little within its sizes, so that neighbours don't cover each other."""
+    corners = [[own.lo - 0.5 for own in ranges], [own.hi + 0.5 for own in ranges]]
+    low, high = (plot.transScale + plot.transLimits).transform(corners)
+    inset = np.minimum((0.002, 0.006), (high - low) / 4)
+    size, pale = (
+        high - low - 2 * inset,
+        withStroke(linewidth=3.0, foreground=PAPER, alpha=0.6, dashes=_SOLID),
+    )
+    style: Any = {"transform": plot.transAxes, "clip_on": False, "zorder": 3}
+    plot.add_patch(
+        Rectangle(
+            low + inset, *size, fill=False, edgecolor=MODE_COLOURS[mode], linewidth=1.6,
+            linestyle=_DASHES[mode], path_effects=[pale], **style,
+        )
+    )  # fmt: skip
+    if size[0] > 0.025 + 0.008 * len(name) and size[1] > 0.08:
+        box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.82, "pad": 1.0}
+        place = (low[0] + 0.008, high[1] - 0.02)
+        plot.text(*place, name, va="top", fontsize=8, color=INK, bbox=box, **style)
+
+
+def cost_lines(plan: BucketPlan, costs: CostGrid, traffic: Traffic, axis: str) -> str:
+    """Milliseconds per run against the length over the lengths served.
+
+    Costs over one axis are in one plot with a line for each mode; those over two in a plot for each
+    mode with a line for each size of the other axis. Marks are what was run, with the distance of the
+    quartiles; beyond the points of the costs lines are dotted. Thin lines are the buckets' edges.
+
+    Args:
+        plan: its extent and the upper ends of its buckets are drawn.
+        costs: over one axis or two.
+        traffic: with a logarithmic axis where its lengths need one.
+        axis: name of the horizontal axis.
+    """
+    lengths, high = traffic.lengths, plan.max_length
+    low = canvas.left_end(lengths.min, plan.min_length)
+    corners = np.array(sorted({low, *(n for n in costs.lengths if low < n < high), high}))
+    families: list[Sequence[Mode]] = [costs.modes]
+    if len(costs.axes) > 1:
+        families = [(mode,) for mode in costs.modes]
+    lines, styles = costs.lines(), {"exact": "o", "pad": "s"}
+    drawn = [costs.cost(corners, mode, size) for mode in costs.modes for size in lines]
+    least, most = float(np.min(drawn)), float(np.max(drawn))
+    log = canvas.is_skewed(lengths.lengths, lengths.counts, high) or most / least > _WIDE
+    text = f"Milliseconds per run against {axis}"
+    with canvas.draw("cost", text, 2.9, len(families)) as drawing:
+        for plot, modes in zip(drawing.plots, families, strict=True):
+            for edge in {bucket.hi for bucket in plan.buckets}:
+                plot.axvline(edge, color=FAINT, linewidth=1.2, zorder=0)
+            canvas.set_length_axis(plot, low, high, log=log, most=14 // len(families) + 1)
+            if log and most / least > _DECADE:
+                plot.set(yscale="log", ylim=(least / 1.25, most * 1.25))
+                subs = (1.0, 2.0, 5.0) if most / least < 300 else (1.0,)
+                plot.yaxis.set_major_locator(LogLocator(subs=subs))
+                plot.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+                plot.yaxis.set_minor_locator(NullLocator())
+            else:
+                plot.set_ylim(0, most * 1.12)
+            plot.grid(axis="y", color=FAINT, linewidth=0.7)
+            for mode in modes:
+                for i, line in enumerate(lines.values()):
+                    fading = 0.6 * i / max(1, len(lines) - 1)
+                    style: Any = {"color": MODE_COLOURS[mode], "alpha": 1 - fading}
+                    _draw_costs(plot, line, mode, corners, style, styles[mode])
+            if len(costs.axes) > 1:
+                _name_lines(plot, costs, modes[0], high)
+            plot.set_xlabel(axis)
+        drawing.plot.set_ylabel("ms per run")
+        handles = [
+            Line2D(
+                [], [], color=MODE_COLOURS[mode], linestyle=_DASHES[mode], linewidth=1.4,
+                marker=styles[mode] if costs.kind != "modelled" else None, markersize=4.5,
+                label=f"{mode}, {costs.kind}",
+            )
+            for mode in costs.modes
+        ]  # fmt: skip
+        handles.append(Line2D([], [], color=MID, linewidth=1.2, label="bucket edge"))
+        drawing.add_legend(handles)
+    return drawing.svg
+
+
+def _draw_costs(
+    plot: Axes, line: CostGrid, mode: Mode, corners: Any, style: dict[str, Any], marker: str
+) -> None:
+    """The costs of one mode, dotted beyond their points, with marks where they were measured."""
+    first, last = line.lengths[0], line.lengths[-1]
+    ms = line.cost(corners, mode)
+    inside = (corners >= first) & (corners <= last)
+    for part, dashes in ((corners <= first, ":"), (inside, _DASHES[mode]), (corners >= last, ":")):
+        plot.plot(corners[part], ms[part], linestyle=dashes, linewidth=1.4, **style)
+    low, high = corners[0], corners[-1]
+    marks = [p for p in line.points if low <= p.length <= high and was_measured(line, p, mode)]
+    if marks or low == high:  # a line of one point would be nothing to see
+        xs = [p.length for p in marks] or [low]
+        spreads = [p.spread(mode) / 2 for p in marks]
+        plot.errorbar(
+            xs, line.cost(np.array(xs), mode), yerr=spreads if any(spreads) else None,
+            linestyle="none", marker=marker if marks else "_", capsize=2.5, elinewidth=1.0,
+            markersize=4.5 if marks else 14, zorder=3, **style,
+        )  # fmt: skip
+
+
+def was_measured(costs: CostGrid, point: CostPoint, mode: Mode) -> bool:
+    """Whether a mode was really run at a point; where modes were merged, filled costs have no spread."""
+    merged = any(f"{item}_measured_at" in costs.provenance for item in costs.modes)
+    return costs.kind != "modelled" and (not merged or point.spread(mode) > 0)
+
+
+def _name_lines(plot: Axes, costs: CostGrid, mode: Mode, high: int) -> None:
+    """Names lines at their right ends; of names that would touch the upper line's stays."""
+    # A long name has no room there; the title has it as well.
+    prefix = f"{costs.axes[1]} " if len(costs.axes[1]) <= _SHORT_NAME else ""
+    taken = math.inf
+    ends = [(line.cost(high, mode), size) for size, line in costs.lines().items()]
+    for ms, size in sorted(ends, reverse=True):
+        height = (plot.transScale + plot.transLimits).transform((high, ms))[1]
+        if taken - height < 0.06:
+            continue
+        taken = height
+        plot.annotate(
+            f"{prefix}{size}", (high, ms), xytext=(5, 0), textcoords="offset points", va="center",
+            fontsize=8, color=INK, annotation_clip=False,
+        )  # fmt: skip
 
 
 def bars(
@@ -168,100 +265,66 @@ def bars(
     *,
     unit: str = "ms",
     strong: Collection[int] | None = None,
-    remarks: Sequence[str] = (),
-    limit: float | None = None,
 ) -> str:
     """Horizontal bars, grouped by label, each with its value at its end.
 
     Args:
         labels: of the groups, top down; long ones lose their middle.
-        series: name -> one value for each label; at most six series.
+        series: name -> one value for each label; one series or two.
         unit: of the values; the axis starts at zero.
-        strong: indices of groups to stress, the others are grey; None: all alike. With one series.
-        remarks: what to add to the value of each group; none if empty. With one series.
-        limit: longer bars are cut here, with a gap before their end to show it; None: none is.
+        strong: indices of groups to stress, the others are grey; None: all alike.
     """
-    if len(series) > len(_SERIES):
-        raise ValueError(f"{len(series)} series; colours for {len(_SERIES)}")
-    if len(series) != 1 and (strong is not None or remarks):
-        raise ValueError("only a single series has groups to stress or remarks")
-    with matplotlib.rc_context(canvas.STYLE):
-        rows = len(labels) * len(series)
-        figure, axes = canvas.new_figure(0.75 + 0.21 * rows + 0.1 * len(labels))
-        thick = 0.8 / len(series)
-        top = max(max(values) for values in series.values())
-        top = top if limit is None else min(top, limit)
+    height = 0.75 + (0.21 * len(series) + 0.1) * len(labels)
+    with canvas.draw("bars-" + "-".join(series), f"Bars, in {unit}", height) as drawing:
+        plot, thick = drawing.plot, 0.8 / len(series)
+        stressed = set(range(len(labels)) if strong is None else strong)
         for i, (name, values) in enumerate(series.items()):
-            places = [row + (i - (len(series) - 1) / 2) * thick for row in range(len(labels))]
-            colours = [
-                _SERIES[i] if strong is None or row in strong else MID for row in range(len(labels))
-            ]
-            shown = [min(value, top) for value in values]
-            axes.barh(places, shown, height=thick * 0.88, color=colours, label=name)
-            for row, (place, value) in enumerate(zip(places, values, strict=True)):
-                text = " ".join([format_ms(value), *remarks[row : row + 1]]).strip()
-                if value > top:
-                    _cut_bar(axes, place, thick, top)
-                axes.text(
-                    min(value, top) + top * 0.006, place, text, va="center", fontsize=8, color=INK,
-                    fontweight="bold" if strong is not None and row in strong else "normal",
-                )  # fmt: skip
-        axes.set_yticks(range(len(labels)), [_shorten(label) for label in labels])
-        for row, label in enumerate(axes.get_yticklabels()):
-            label.set_fontweight("bold" if strong is not None and row in strong else "normal")
-        axes.tick_params(axis="y", length=0)
-        axes.set_ylim(len(labels) - 0.5, -0.5)
-        axes.set_xlim(0, top * (1.18 if remarks else 1.1))
-        axes.spines["left"].set_visible(False)
-        axes.grid(axis="x", color=FAINT, linewidth=0.7)
-        axes.set_xlabel(unit)
+            drawn = plot.barh(
+                np.arange(len(labels)) + (i - (len(series) - 1) / 2) * thick, values,
+                height=thick * 0.88, label=name,
+                color=[_SERIES[i] if row in stressed else MID for row in range(len(labels))],
+            )  # fmt: skip
+            texts = plot.bar_label(drawn, list(map(format_ms, values)), padding=3, fontsize=8)
+            if strong is not None:
+                for row in stressed:
+                    texts[row].set_fontweight("bold")
+        plot.set_yticks(range(len(labels)), [_shorten(label) for label in labels])
+        if strong is not None:
+            for row in stressed:
+                plot.get_yticklabels()[row].set_fontweight("bold")
+        plot.tick_params(axis="y", length=0)
+        plot.set(ylim=(len(labels) - 0.5, -0.5), xlabel=unit)
+        plot.margins(x=0.1)
+        plot.spines["left"].set_visible(False)
+        plot.grid(axis="x", color=FAINT, linewidth=0.7)
         if len(series) > 1:
-            canvas.add_legend(figure, axes.get_legend_handles_labels()[0])
-        return canvas.to_svg(figure, "bars-" + "-".join(series), f"Bars, in {unit}")
-
-
-def _ms_limits(low: float, high: float) -> tuple[float, float]:
-    """Ends of an axis that shows how costs differ: from zero where they differ by half or more."""
-    if high >= 1.5 * low:
-        return 0.0, high * 1.15
-    span = max(high - low, _LEAST_SHOWN * high)
-    # Room below for the label of the chosen number.
-    return max(0.0, high - 1.6 * span), high + 0.2 * span
+            drawing.add_legend(plot.get_legend_handles_labels()[0])
+    return drawing.svg
 
 
 def _shorten(label: str) -> str:
     """A label without its middle if it is too long: names often differ only at their ends."""
-    if len(label) <= _MOST_LETTERS:
-        return label
     half = _MOST_LETTERS // 2
-    return f"{label[:half]}…{label[-half + 1 :]}"
+    return label if len(label) <= _MOST_LETTERS else f"{label[:half]}…{label[-half + 1 :]}"
 
 
-def _cut_bar(axes: Axes, place: float, thick: float, top: float) -> None:
-    """A slanted gap shortly before the end of a bar."""
-    low, high = place - thick / 2, place + thick / 2
-    corners = [(0.955, high), (0.965, high), (0.977, low), (0.967, low)]
-    axes.fill(
-        [top * x for x, _ in corners], [y for _, y in corners], color=PAPER, linewidth=0, zorder=3
-    )
+def _modes(buckets: Sequence[Bucket]) -> dict[str, str]:
+    """The colours of the modes that occur."""
+    present = {bucket.mode for bucket in buckets}
+    return {mode: colour for mode, colour in MODE_COLOURS.items() if mode in present}
 
 
-def _edge_labels(axes: Axes, edges: Sequence[int], *, log: bool) -> None:
+def _name_edges(plot: Axes, edges: Sequence[int], *, log: bool) -> None:
     """Names upper edges above the plot; of two that would touch only the longer length's stays."""
-
-    def place(value: float) -> float:
-        return float(np.log2(value)) if log else value
-
-    low, high = (place(end) for end in axes.get_xlim())
-    kept: list[int] = []
+    scale = np.log2 if log else float
+    low, high = map(scale, plot.get_xlim())
+    shown: list[int] = []
     for edge in reversed(edges):
-        if kept:
-            letters = len(str(edge)) + len(str(kept[-1]))
-            if place(kept[-1]) - place(edge) < (high - low) * (0.006 + 0.0047 * letters):
-                continue
-        kept.append(edge)
-    above = axes.secondary_xaxis("top")
-    above.set_xticks([edge + 0.5 for edge in kept], [str(edge) for edge in kept])
+        room = (0.006 + 0.0047 * len(f"{edge}{shown[-1]}")) * (high - low) if shown else 0.0
+        if not shown or scale(shown[-1]) - scale(edge) >= room:
+            shown.append(edge)
+    above = plot.secondary_xaxis("top")
+    above.set_xticks([edge + 0.5 for edge in shown], list(map(str, shown)))
     above.xaxis.set_minor_locator(NullLocator())
     above.tick_params(length=0, pad=2)
     above.spines["top"].set_visible(False)

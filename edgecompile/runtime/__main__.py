@@ -105,7 +105,7 @@ def make_parser(
     bundle: Optional[str] = None,
     kind: Type[argparse.ArgumentParser] = _Parser,
 ) -> argparse.ArgumentParser:
-    """What reads the arguments.
+    """The parser of the arguments.
 
     Args:
         prog: how help texts call the program.

@@ -174,7 +174,7 @@ class GpuError(NativeError):
 
 
 class GpuUnavailableError(GpuError):
-    """What a variant for a GPU needs isn't here: libcudart, the tensorrt module, or a GPU."""
+    """A need of a GPU variant isn't met: libcudart, the tensorrt module, or a GPU."""
 
     exit_code = 19
 

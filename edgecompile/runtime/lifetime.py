@@ -124,7 +124,7 @@ class Lifetime:
 
 
 class Unique:
-    """What can be neither copied nor pickled: a copy would free what the first one still uses."""
+    """Forbids copying and pickling: a copy would free what the first one still uses."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raises CopyError; ``copy`` and ``pickle`` come here."""

@@ -1,4 +1,4 @@
-"""What the system refuses a sound bundle: open files, permission, memory, running code from a mount.
+"""Refusals by the system of a sound bundle: open files, permission, memory, mounts without code.
 
 Told apart from damage, whose cure, another copy of the bundle, helps against none of these.
 """

@@ -101,7 +101,7 @@ class OpenBundle(Unique):
 
     @property
     def tolerance(self) -> Tolerance:
-        """What golden vectors are judged by: the manifest's, on a GPU that of its recipe."""
+        """The tolerance of golden vectors: the manifest's, on a GPU that of its recipe."""
         return self._programs.tolerance
 
     @property
@@ -111,7 +111,7 @@ class OpenBundle(Unique):
 
     @property
     def info(self) -> Dict[str, Any]:
-        """What was opened, as plain JSON values: inputs, outputs, buckets, variant, host, …"""
+        """The open bundle as plain JSON values: inputs, outputs, buckets, variant, host, …"""
         manifest = self.manifest
         whole = manifest.to_json()
         keys = ("name", "format_version", "precision", "built_by", "inputs", "outputs", "axes")

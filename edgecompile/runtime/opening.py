@@ -37,7 +37,7 @@ GPU_FAILURES = (GpuError, UnfinishedBundleError, FinishError, SelftestError)
 
 @dataclass(frozen=True)
 class Request:
-    """What ``open_bundle`` was asked for, checked; see there. ``concurrency`` 0: the default.
+    """The checked options of ``open_bundle``; see there. ``concurrency`` 0: the default.
 
     ``without`` has the backends that mustn't be used, each with the reason.
     """
@@ -52,7 +52,7 @@ class Request:
     without: Mapping[str, str] = field(default_factory=dict)
 
     def after(self, error: EdgecompileError) -> "Optional[Request]":
-        """What to try after the GPU failed; None: nothing, the error is to be raised.
+        """The variant to try after the GPU failed; None: raise the error.
 
         A variant that was asked for by name isn't replaced by another one.
         """

@@ -78,12 +78,15 @@ def find_jetpack(profile: TargetProfile, name: str | None) -> JetPack:
         profile: the target; it has a GPU.
         name: which of its releases; None: the first.
 
+    Returns:
+        The release; for a GPU that isn't a Jetson's, the TensorRT that its profile asks for.
+
     Raises:
         PlanError: the target knows no such release.
-        TargetError: see :func:`load_jetpack`.
+        TargetError: no release has the profile's TensorRT, or see :func:`load_jetpack`.
     """
     if not profile.jetpacks and name is None:
-        return NO_JETPACK
+        return _without_jetpack(profile.tensorrt)
     jetpack = load_jetpack(name or profile.jetpacks[0])
     if jetpack.name not in profile.jetpacks:
         raise PlanError(
@@ -91,6 +94,23 @@ def find_jetpack(profile: TargetProfile, name: str | None) -> JetPack:
             hint=f"it knows {', '.join(profile.jetpacks) or 'none: it is no Jetson'}",
         )
     return jetpack
+
+
+def _without_jetpack(tensorrt: str) -> JetPack:
+    """The bounds and opset of the release that has this TensorRT, without its other versions."""
+    if not tensorrt:
+        return NO_JETPACK
+    releases = [load_jetpack(name) for name in list_jetpacks()]
+    for release in releases:
+        if release.takes(tensorrt):
+            bounds = (release.tensorrt_least, release.tensorrt_below)
+            return JetPack("", "", "", "", "", "", *bounds, release.opset)
+    ranges = ", ".join(f"{item.tensorrt_least} to {item.tensorrt_below}" for item in releases)
+    raise TargetError(
+        f"nothing is known of TensorRT {tensorrt}",
+        hint=f"known are {ranges} (excluded); without the key `tensorrt`, "
+        f"{NO_JETPACK.tensorrt_least} to {NO_JETPACK.tensorrt_below}",
+    )
 
 
 def load_jetpack(name: str, folders: Sequence[Path] | None = None) -> JetPack:

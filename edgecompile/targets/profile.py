@@ -93,6 +93,7 @@ class TargetProfile:
         gpu: of a ``jetson`` or ``cuda``; its variants are then for the machine's own cores, to fall
             back to.
         jetpacks: releases of a ``jetson``'s system to build for, the first by default.
+        tensorrt: major.minor of a ``cuda``'s TensorRT; empty: any from 10.3 on.
     """
 
     name: str
@@ -110,6 +111,7 @@ class TargetProfile:
     sources: tuple[tuple[str, str], ...] = ()
     gpu: GpuSpec | None = None
     jetpacks: tuple[str, ...] = ()
+    tensorrt: str = ""
 
     @property
     def archs(self) -> tuple[str, ...]:
@@ -149,7 +151,7 @@ class TargetProfile:
         for key in ("peak_gflops", "features", "sources"):
             data[key] = dict(data[key])
         # A profile of a CPU has no keys of GPUs.
-        return {k: v for k, v in data.items() if v or k not in ("gpu", "jetpacks")}
+        return {k: v for k, v in data.items() if v or k not in ("gpu", "jetpacks", "tensorrt")}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TargetProfile:
@@ -249,8 +251,12 @@ def _assemble(
     if table.get("peak_gflops") and "fp32" not in table["peak_gflops"]:
         problems.append("peak_gflops.fp32: missing")
 
-    for key, kinds in (("gpu", ("jetson", "cuda")), ("jetpacks", ("jetson",))):
-        if table["kind"] in kinds and key not in table:
+    for key, kinds in (
+        ("gpu", ("jetson", "cuda")),
+        ("jetpacks", ("jetson",)),
+        ("tensorrt", ("cuda",)),
+    ):
+        if table["kind"] in kinds and key not in table and key != "tensorrt":
             problems.append(f"{key}: missing; a profile of kind {table['kind']} has it")
         elif table["kind"] not in kinds and key in table:
             problems.append(f"{key}: only a profile of kind {' or '.join(kinds)} has it")

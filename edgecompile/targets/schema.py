@@ -211,6 +211,7 @@ PROFILE_KEYS = (
     Key("python", _matching(r"[0-9]+\.[0-9]+", "3.9")),
     Key("gpu", _table, required=False),
     Key("jetpacks", _list_of(_VERSION, least=1), required=False),
+    Key("tensorrt", _VERSION, required=False),
     Key("features", _table_of(_list_of(_text, least=0)), required=False),
     Key("sources", _table_of(_text), required=False),
 )

@@ -14,7 +14,7 @@ from edgecompile.runtime.cpu.host import architecture
 from edgecompile.runtime.finish.worker import Workers
 from edgecompile.runtime.format.recipe import version_pair
 from edgecompile.runtime.gpu.device import DeviceIdentity
-from edgecompile.targets.jetpack import NO_JETPACK, load_jetpack
+from edgecompile.targets.jetpack import find_jetpack
 from edgecompile.targets.profile import TargetProfile
 
 #: What torch-tensorrt is asked to compute in. For int8 it needs another package, which changes the
@@ -114,7 +114,7 @@ def _differences(profile: TargetProfile, device: DeviceIdentity) -> list[str]:
     ):
         if wanted not in (None, found):
             problems.append(f"{what} {wanted}, this GPU has {found}")
-    releases = [load_jetpack(name) for name in profile.jetpacks] or [NO_JETPACK]
+    releases = [find_jetpack(profile, name) for name in profile.jetpacks or (None,)]
     if not any(item.takes(device.tensorrt) for item in releases):
         ranges = ", ".join(f"{item.tensorrt_least} to {item.tensorrt_below}" for item in releases)
         problems.append(f"TensorRT {ranges} (excluded), installed is {device.tensorrt}")

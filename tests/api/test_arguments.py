@@ -1,4 +1,4 @@
-"""What is refused before any work begins, and what to give instead."""
+"""Arguments refused before any work begins, with a hint."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ import edgecompile
 from edgecompile import BuildOptions, LoadOptions, PlanOptions
 from edgecompile.api.models import find_subject, kept_state
 from edgecompile.api.traffic import find_sources
+from edgecompile.buckets.plan import BucketPlan
+from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import EdgecompileError, LengthsError, ModelError, UsageError
 from edgecompile.loaders.load import load_model
 from tests.api.tiny import AXES, EXAMPLE, Tiny, program
 
+PLAN = BucketPlan("length", (Bucket("exact", (("length", AxisRange(1, 9, 3)),)),))
 GIVEN: dict[str, Any] = {"example_inputs": EXAMPLE, "axes": AXES, "lengths": [3, 5]}
 
 
@@ -64,15 +67,23 @@ def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (Tiny(), {"max_length": -1}, "max_length is -1"),
         (Tiny(), {"max_length": True}, "max_length is True"),
         (Tiny(), {"precision": "fp8"}, "precision is 'fp8'"),
-        (Tiny(), {"precision": "fp16"}, "does not support precision='fp16'"),
+        (Tiny(), {"precision": "fp16"}, "does not support `precision` fp16"),
         (Tiny(), {"quick": 1}, "quick is 1"),
         (Tiny(), {"plan": 5}, "plan is an int"),
-        (Tiny(), {"quick": True, "plan": "p"}, "quick=True: plan leaves nothing to choose"),
-        (Tiny(), {"quick": True, "plan_options": PlanOptions(buckets=2)}, "buckets: quick=True"),
+        (Tiny(), {"quick": True, "plan": PLAN}, "`quick`: `plan` leaves nothing to choose"),
+        (
+            Tiny(),
+            {"quick": True, "plan_options": PlanOptions(buckets=2)},
+            "`buckets`: `quick` leaves",
+        ),
         (Tiny(), {"plan_options": {"buckets": 2}}, "plan_options is a dict"),
         (Tiny(), {"load_options": LoadOptions(max_length=5)}, "load_options has max_length"),
-        (Tiny(), {"build_options": BuildOptions(max_error=0.1)}, "max_error goes with precision"),
-        (Tiny(), {"build_options": BuildOptions(jetpack="6.2")}, "does not support jetpack='6.2'"),
+        (
+            Tiny(),
+            {"build_options": BuildOptions(max_error=0.1)},
+            "`max_error` goes with `precision`",
+        ),
+        (Tiny(), {"build_options": BuildOptions(jetpack="6.2")}, "does not support `jetpack` 6.2"),
         (Tiny(), {"progress": 5}, "progress is a int"),
     ],
 )
@@ -137,8 +148,8 @@ def test_options_out_of_range(make: Any) -> None:
 
 
 def test_quantities_may_have_units() -> None:
-    fields = PlanOptions(max_size="120MB", max_build_time="10min").fields()
-    assert fields["max_size"] == 120_000_000 and fields["max_build_s"] == 600
+    fields = PlanOptions(max_size="120MB", max_build_time="10min")
+    assert fields.max_size == 120_000_000 and fields.max_build_time == 600
 
 
 @pytest.mark.parametrize("function", [edgecompile.plan, edgecompile.explain])
@@ -215,7 +226,7 @@ def test_every_kind_of_lengths(tmp_path: Path) -> None:
         [5, 3, 5], (5, 3, 5), np.array([5, 3, 5]), {3: 1, 5: 2}, iter([5, 3, 5]), range(3, 6, 2),
         "lengths.json", tmp_path / "lengths.json",
     ):  # fmt: skip
-        with find_sources(None, lengths).read(None) as traffic:
+        with find_sources(None, lengths).traffic(None) as traffic:
             assert traffic.lengths.lengths == (3, 5) and traffic.texts is None
 
 
@@ -224,11 +235,11 @@ def test_texts_as_a_list_or_a_file(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("the cat sat\non the mat\nthe\n")
     found = []
     for given in (texts, tuple(texts), (text for text in texts), "texts.txt"):
-        with find_sources(tiny_model, texts=given).read(None) as traffic:
+        with find_sources(tiny_model, texts=given).traffic(None) as traffic:
             assert traffic.texts is not None and traffic.texts.file.is_file()
             found.append((traffic.lengths.lengths, traffic.lengths.counts))
     assert len(set(found)) == 1
-    with find_sources(tiny_model, texts=texts).read(None) as traffic:
+    with find_sources(tiny_model, texts=texts).traffic(None) as traffic:
         file = traffic.texts.file  # type: ignore[union-attr]
         assert traffic.lengths.source == "texts (tokens)"
     assert not file.exists()

@@ -1,4 +1,4 @@
-"""What ``import edgecompile`` offers, and what it costs."""
+"""The names that ``import edgecompile`` offers, and its cost."""
 
 from __future__ import annotations
 
@@ -80,7 +80,6 @@ _ELSEWHERE = {
 _NAMES = {
     "plan_file": "plan",
     "no_emulation": "emulation",
-    "max_build_s": "max_build_time",
     "no_code": "code",
 }
 

@@ -1,4 +1,4 @@
-"""What the disassembly says about code that was compiled for a known instruction set."""
+"""Disassembly of code that was compiled for a known instruction set."""
 
 from __future__ import annotations
 

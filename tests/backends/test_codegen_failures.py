@@ -1,4 +1,4 @@
-"""What torch's Inductor says when it generates no code, read into words with the model's line."""
+"""Failures of torch's Inductor, put into words with the model's line."""
 
 from __future__ import annotations
 

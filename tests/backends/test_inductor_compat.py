@@ -1,4 +1,4 @@
-"""What edgecompile relies on in torch's private parts; fails loudly when torch changes."""
+"""The private parts of torch that edgecompile relies on; fails loudly when torch changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runtime lacks is known from the generated code, with the modules that call it."""
+"""Kernels that the runtime lacks are found in the generated code, with the modules that call them."""
 
 from __future__ import annotations
 
@@ -56,6 +56,23 @@ def test_all_of_it_is_listed_before_anything_is_compiled(tmp_path: Path) -> None
     )
     # With all that it needs nothing is raised.
     refuse_missing_kernels("aoti_torch_cpu_topk(x);", {}, Everything(known))
+
+
+class Inverse(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.inv(x)
+
+
+def test_the_check_of_a_missing_operator_is_no_second_gap(tmp_path: Path) -> None:
+    example = {"x": torch.eye(4)}
+    graph = torch.export.export(NamedModule(Inverse(), ["x"]), (), example, strict=False).module()
+    generated = generate_cpp(graph, example, load_variant("x86-64-v3"), cache_dir=tmp_path)
+    # torch checks the result by another call of the same node.
+    assert generated.wrapper.count("aoti_torch_proxy_executor_call_function(") > 1
+    with pytest.raises(MissingKernelError) as caught:
+        refuse_missing_kernels(generated.wrapper, {}, Everything(set()))
+    text = str(caught.value)
+    assert "the model calls a kernel" in text and "aten.linalg_inv_ex" in text
 
 
 class Everything:

@@ -51,7 +51,7 @@ def results() -> dict[str, BaselineResult]:
 
 
 def run(buckets: Sequence[Bucket], lengths: Sequence[int], factor: float) -> Round:
-    """What a machine would measure that runs ``factor`` times as long as the curve says."""
+    """The measurements of a machine that runs ``factor`` times as long as the curve says."""
     ns = []
     for length in lengths:
         bucket = next(b for b in buckets if b.lo <= length <= b.hi)
@@ -64,10 +64,10 @@ def made_batch(factors: dict[str, float]) -> BatchFigures:
     policies = results()
     orders = ([10, 10, 20, 50, 100], [100, 10, 50, 10, 20])
     rounds = {
-        name: [run(result.plan.buckets, order, factors.get(name, 1.0)) for order in orders]
+        name: [run(result.buckets, order, factors.get(name, 1.0)) for order in orders]
         for name, result in policies.items()
     }
-    plans = {name: result.plan.buckets for name, result in policies.items()}
+    plans = {name: result.buckets for name, result in policies.items()}
     return BatchFigures(
         batch=1,
         traffic=LENGTHS,
@@ -171,7 +171,7 @@ def test_policies_of_the_same_programs_are_told() -> None:
 
 
 def test_every_program_is_needed_once() -> None:
-    plans = {name: result.plan.buckets for name, result in results().items()}
+    plans = {name: result.buckets for name, result in results().items()}
     found = union_of_programs(plans.values(), lambda bucket: json.dumps(bucket.program_json()))
     every = [bucket for buckets in plans.values() for bucket in buckets]
     assert len(found) < len(every)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgecompile.buckets.baselines import (
     BASELINES,
-    baseline_plans,
+    baseline_buckets,
     compare_baselines,
     exponential,
     linear,
@@ -69,14 +69,14 @@ def test_rules_cover_the_range_within_their_number(
 
 def test_evaluation_of_known_buckets() -> None:
     whole = plan_buckets(SAMPLE, CURVE, max_buckets=1)
-    plans = {plan.policy: plan for plan in baseline_plans(whole, SAMPLE, CURVE, programs=2)}
-    halves = evaluate_buckets(plans["linear"].buckets, SAMPLE, CURVE)
+    rules = baseline_buckets(whole, SAMPLE, CURVE, programs=2)
+    halves = evaluate_buckets(rules["linear"], SAMPLE, CURVE)
     assert halves.expected_ms == pytest.approx(75.0)
     assert halves.p50_ms == pytest.approx(50.0)
     assert halves.p99_ms == pytest.approx(100.0)
     assert halves.padding_waste == pytest.approx(1 - 5050 / 7500)
     assert halves.programs == 2
-    one = evaluate_buckets(plans["one_range"].buckets, SAMPLE, CURVE)
+    one = evaluate_buckets(rules["one_range"], SAMPLE, CURVE)
     assert one.expected_ms == pytest.approx(51.5)
     assert one.p99_ms == pytest.approx(100.0)
     assert one.padding_waste == 0.0
@@ -107,11 +107,11 @@ def test_the_optimum_is_never_beaten(
     results = compare_baselines(plan, sample, curve, programs=programs)
     assert list(results) == ["optimum", *BASELINES, "one_range"]
     assert results["optimum"].regret == 0.0
-    assert results["optimum"].plan is plan
+    assert results["optimum"].buckets is plan.buckets
     assert results["optimum"].evaluation.expected_ms == pytest.approx(plan.expected_ms)
     for result in results.values():
         assert result.regret >= -1e-9
-        assert result.plan.max_length == top
+        assert result.buckets[-1].hi == top
         assert result.evaluation.programs <= programs
         json.dumps(result.to_json(), allow_nan=False)
 
@@ -131,10 +131,10 @@ def test_baselines_keep_axes_and_the_shortest_length() -> None:
     whole = plan_buckets(
         sample, CURVE, min_sizes={"tokens": 10}, length_axis="tokens", other_axes=batch
     )
-    plans = list(baseline_plans(whole, sample, CURVE, programs=4))
-    assert len(plans) == 6
-    for plan in plans:
-        assert plan.min_length == 10
-        assert plan.max_length == 90
-        assert all(bucket.other_axes == batch for bucket in plan.buckets)
-        assert plan.length_axis == "tokens"
+    rules = baseline_buckets(whole, sample, CURVE, programs=4)
+    assert len(rules) == 6
+    for buckets in rules.values():
+        assert buckets[0].lo == 10
+        assert buckets[-1].hi == 90
+        assert all(bucket.other_axes == batch for bucket in buckets)
+        assert all(bucket.length_axis == "tokens" for bucket in buckets)

@@ -10,11 +10,12 @@ from edgecompile.buckets.baselines import (
     BASELINES,
     ONE_RANGE,
     OPTIMUM,
-    baseline_plans,
+    baseline_buckets,
     compare_baselines,
 )
 from edgecompile.buckets.costs.grid import CostGrid, CostPoint
 from edgecompile.buckets.evaluation import expected_cost
+from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.ranges import AxisRange
 from edgecompile.lengths.joint import JointDistribution
@@ -62,13 +63,16 @@ def test_baselines_serve_everything_and_never_beat_the_optimum(
     names += [ONE_RANGE] if "exact" in found.modes else []
     assert list(results) == names
     for name, result in results.items():
-        assert result.evaluation.programs == len(result.plan.buckets) <= programs
+        assert result.evaluation.programs == len(result.buckets) <= programs
         for length, batch in itertools.product((1, sample.max("length")), (1, sample.max("batch"))):
-            assert find(result.plan, {"length": length, "batch": batch}) is not None
+            assert (
+                find(BucketPlan(AXES[0], result.buckets), {"length": length, "batch": batch})
+                is not None
+            )
         value = result.to_json()
         assert all(set(sizes) == set(AXES) for sizes in value["sizes"])
         if name == OPTIMUM:
-            assert result.regret == 0 and result.plan is plan
+            assert result.regret == 0 and result.buckets is plan.buckets
             assert result.evaluation.expected_ms == pytest.approx(plan.expected_ms)
         # Products of rules are strips, too, so they can't be cheaper.
         assert result.regret >= -1e-9
@@ -76,11 +80,10 @@ def test_baselines_serve_everything_and_never_beat_the_optimum(
 
 def test_pad_to_max_is_one_static_program() -> None:
     whole = plan_buckets(SAMPLE, surface(), max_sizes=SIZES)
-    found = baseline_plans(whole, SAMPLE, surface(), programs=8)
-    plans = {plan.policy: plan.buckets for plan in found}
-    (one,) = plans["pad_to_max"]
+    rules = baseline_buckets(whole, SAMPLE, surface(), programs=8)
+    (one,) = rules["pad_to_max"]
     assert (one.mode, one.hi, one.range("batch").hi, one.pad_axes) == ("pad", 128, 8, AXES)
-    (one,) = plans[ONE_RANGE]
+    (one,) = rules[ONE_RANGE]
     assert (one.mode, one.lo, one.hi, one.range("batch")) == ("exact", 1, 128, AxisRange(1, 8, 1))
 
 
@@ -88,27 +91,21 @@ def test_the_budget_is_shared_out_at_its_best() -> None:
     """Powers of two with 8 programs: 8 × 1, 4 × 2, 2 × 4 (and 1 × 4) sizes are compared."""
     found = surface()
     whole = plan_buckets(SAMPLE, found, max_sizes=SIZES)
-    plans = list(baseline_plans(whole, SAMPLE, found, programs=8))
-    plan = next(plan for plan in plans if plan.policy == "powers_of_two")
+    rules = baseline_buckets(whole, SAMPLE, found, programs=8)
+    buckets = rules["powers_of_two"]
     best = min(
-        expected_cost(other.buckets, SAMPLE, found)
-        for other in (
-            next(
-                p
-                for p in baseline_plans(whole, SAMPLE, found, programs=n)
-                if p.policy == "powers_of_two"
-            )
-            for n in range(1, 9)
+        expected_cost(
+            baseline_buckets(whole, SAMPLE, found, programs=n)["powers_of_two"], SAMPLE, found
         )
+        for n in range(1, 9)
     )
-    cost = expected_cost(plan.buckets, SAMPLE, found)
+    cost = expected_cost(buckets, SAMPLE, found)
     assert cost == pytest.approx(best)
-    lengths = {b.hi for b in plan.buckets}
-    batches = {b.range("batch").hi for b in plan.buckets}
-    assert len(plan.buckets) == len(lengths) * len(batches) <= 8
+    lengths = {b.hi for b in buckets}
+    batches = {b.range("batch").hi for b in buckets}
+    assert len(buckets) == len(lengths) * len(batches) <= 8
     assert len(batches) > 1 and lengths <= {1 << k for k in range(8)}
-    from_one = next(plan for plan in plans if plan.policy == "exponential")
-    assert {b.range("batch").hi for b in from_one.buckets} > {8}
+    assert {b.range("batch").hi for b in rules["exponential"]} > {8}
 
 
 def test_other_axes_and_prices_are_kept() -> None:
@@ -117,11 +114,6 @@ def test_other_axes_and_prices_are_kept() -> None:
     results = compare_baselines(plan, SAMPLE, surface(), programs=4)
     least = (plan.expected_ms or 0) + 0.2 * len(plan.buckets)
     for result in results.values():
-        assert all(bucket.axes[2] == width[0] for bucket in result.plan.buckets)
+        assert all(bucket.axes[2] == width[0] for bucket in result.buckets)
         total = result.evaluation.expected_ms + 0.2 * result.evaluation.programs
         assert result.regret == pytest.approx(total / least - 1)
-
-
-def test_a_budget_is_needed() -> None:
-    with pytest.raises(ValueError, match="not 1 or more"):
-        list(baseline_plans(plan_buckets(SAMPLE, surface()), SAMPLE, surface(), programs=0))

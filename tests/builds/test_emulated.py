@@ -124,7 +124,7 @@ sys.exit(main(["selftest", sys.argv[1], "--variant", sys.argv[2]]))
 def test_without_the_loader_s_refusal_it_would_die(
     encoder: Path, variant: str, cpu: str, request: pytest.FixtureRequest
 ) -> None:
-    """What the other tests rest on: the emulated CPU really lacks the instructions."""
+    """The emulated CPU really lacks the instructions; the other tests rest on it."""
     command = [*interpreter(variant, request), "-c", FORCED, str(encoder), variant]
     done = run(command, encoder, cpu)
     assert done.returncode == -4, done.stdout + done.stderr  # SIGILL

@@ -1,4 +1,4 @@
-"""What a kept stage is found by: every byte of every file that goes in."""
+"""The keys of kept stages: every byte of every file that goes in."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from edgecompile.loaders.load import load_model  # noqa: E402
 from edgecompile.models.loaded import LoadOptions  # noqa: E402
 from edgecompile.pipeline.request import BuildRequest  # noqa: E402
 from edgecompile.pipeline.stamp import build_key  # noqa: E402
+from edgecompile.targets.profile import load_target  # noqa: E402
 from tests.factories import tiny_models  # noqa: E402
 from tests.factories.folders import HIDDEN, write_model, write_pipeline, write_tokenizer  # noqa: E402
 
@@ -129,7 +130,7 @@ def test_one_bit_of_any_file_of_a_folder_is_another_model(
         return [ExportStore(part, tmp_path).key(BUCKET) for part in parts]
 
     def stamp() -> str | None:
-        return build_key(BuildRequest(str(folder)))
+        return build_key(BuildRequest(str(folder)), load_target("cpu-x86-64"))
 
     known, stamped = keys(), stamp()
     assert keys() == known and stamp() == stamped

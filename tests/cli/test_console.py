@@ -1,4 +1,4 @@
-"""What people see: steps, warnings, tables."""
+"""The console: steps, warnings, tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from edgecompile.cli.terminal.console import Console, print_data, table
+from edgecompile.cli.terminal.console import Console
+from edgecompile.cli.terminal.tables import print_data, table
 from edgecompile.errors import PlanError
 
 
@@ -95,7 +96,7 @@ def test_tables_are_plain_in_a_file() -> None:
 def test_what_is_copied_is_folded_not_cut(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgecompile.cli.terminal.console import facts, print_data, stack, table
+    from edgecompile.cli.terminal.tables import facts, print_data, stack, table
 
     monkeypatch.setenv("COLUMNS", "24")
     rows = [("input", "attention_mask", "int64")]
@@ -112,7 +113,7 @@ def test_what_is_copied_is_folded_not_cut(
 
 
 def test_texts_of_a_bundle_bring_no_escape_sequences(capsys: pytest.CaptureFixture[str]) -> None:
-    from edgecompile.cli.terminal.console import facts, print_data, stack, table
+    from edgecompile.cli.terminal.tables import facts, print_data, stack, table
 
     evil = "\x1b[31mred\x07\x9b2J"
     print_data(stack(facts([("built by", evil)]), table(("library",), [(evil,)])), sys.stdout)

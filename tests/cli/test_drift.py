@@ -85,14 +85,14 @@ def test_the_json(shipped: str) -> None:
     assert document["act"] is True and document["moved"] is True
     assert document["verdict"].startswith("plan again: " + document["reasons"][0])
     assert document["thresholds"] == {
-        **{"tolerance": 0.05, "max_refused": 0.01, "level": 0.01, "distance": 0.1},
+        **{"tolerance": 0.05, "max_refused": 0.01, "distance": 0.1},
         "min_calls": 1000,
     }
     assert set(document["traffic"]) == {
         *("manifests", "since", "until", "files", "calls", "runs", "refused", "refused_share"),
         *("planned_refused_share", "all_refused"),
     }
-    assert set(document["shift"]) == {"distance", "p_value", "planned", "asked"}
+    assert set(document["shift"]) == {"distance", "chance", "planned", "asked"}
     assert document["shift"]["asked"]["n"] == 5000
     assert set(document["cost"]) == {
         *("current_ms", "optimum_ms", "excess", "planned_excess", "optimum_buckets", "modes"),
@@ -110,12 +110,12 @@ def test_the_json(shipped: str) -> None:
 def test_the_choices_reach_the_judgement(shipped: str) -> None:
     stats = write("a.json", shipped, counts(4.2, 1))
     result = run(
-        *("tiny.ecb", stats, "--json", "--max-buckets", "2", "--mode", "pad", "--level", "0.001"),
+        *("tiny.ecb", stats, "--json", "--max-buckets", "2", "--mode", "pad"),
         *("--distance", "0.99", "--max-refused", "0.5", "--tolerance", "0.25"),
     )
     document = json.loads(result.stdout)
     assert document["cost"]["max_buckets"] == 2 and document["cost"]["modes"] == ["pad"]
-    assert document["thresholds"]["level"] == 0.001 and document["moved"] is False
+    assert document["thresholds"]["distance"] == 0.99 and document["moved"] is False
     exact = run("tiny.ecb", stats, "--mode", "exact")
     assert exact.exit_code == 34 and "no costs for the mode exact" in exact.stderr
 
@@ -178,7 +178,7 @@ def test_it_takes_the_traffic_options_of_the_other_commands(shipped: str) -> Non
         (("tiny.ecb", "absent.json"), 30, "absent.json: can't be read"),
         (("tiny.ecb", "tiny.ecb/manifest.json"), 30, "stats_version: is required"),
         (("tiny.ecb", "x", "--tolerance", "-1"), 2, "-1.0 is not in the range"),
-        (("tiny.ecb", "x", "--level", "0"), 2, "0.0 is not in the range"),
+        (("tiny.ecb", "x", "--distance", "2"), 2, "2.0 is not in the range"),
         (("tiny.ecb", "x", "--lengths", "absent"), 30, "absent"),
     ],
 )

@@ -37,7 +37,10 @@ from tests.cli.command import run
         (("lengths", "x", "--lengths", "y"), "same thing"),
         (("plan", "x"), "Give either --model MODEL or --cost-points FILE"),
         (("plan", "x", "--model", "m", "--cost-points", "y"), "Give either"),
-        (("plan", "x", "--cost-points", "y", "--runs", "9", "--max-size", "1MB"), "--runs, --max-"),
+        (
+            ("plan", "x", "--cost-points", "y", "--runs", "9", "--max-size", "1MB"),
+            "--max-size, --runs",
+        ),
         (("plan", "x", "--cost-points", "y", "--kit", "k.ecb"), "--kit: only with --model"),
         (("plan", "x", "--cost-points", "y", "--task", "logits", "--softmax"), "--task, --softmax"),
         (("plan", "x", "--model", "m", "--max-size", "big"), "'big' isn't a size such as 120MB"),

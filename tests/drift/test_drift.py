@@ -15,7 +15,7 @@ from edgecompile.buckets.evaluation import expected_cost
 from edgecompile.buckets.plan import AxisRange, Bucket, BucketPlan
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.shipped import ShippedPlan
-from edgecompile.drift.drift import check_drift, judge_drift
+from edgecompile.drift.drift import chance_distance, check_drift, judge_drift, length_distance
 from edgecompile.drift.report import MIN_CALLS, Thresholds
 from edgecompile.errors import DriftError, LengthsError
 from edgecompile.lengths.distribution import LengthDistribution
@@ -90,7 +90,7 @@ def test_traffic_that_moved_and_costs() -> None:
     report = judge_drift(shipped, serve(served, shipped))
     assert report.moved and report.act
     assert report.shift is not None and report.cost is not None
-    assert report.shift.distance > 0.4 and report.shift.p_value < 1e-100
+    assert report.shift.distance > 0.4 > 20 * report.shift.chance
     best = plan_buckets(served, PADDED, max_buckets=6, max_sizes={"length": 512})
     assert report.cost.optimum.buckets == best.buckets
     current = expected_cost(shipped.plan.buckets, served, PADDED)
@@ -121,7 +121,7 @@ def test_a_small_move_may_cost_much() -> None:
     shipped = ship(lengths, max_buckets=2)
     report = judge_drift(shipped, serve({10: 8100, 11: 900, 500: 1000}, shipped))
     assert report.shift is not None
-    assert report.shift.p_value < 1e-9 and report.shift.distance == pytest.approx(0.09)
+    assert report.shift.distance == pytest.approx(0.09) and report.shift.chance < 0.03
     assert report.moved is False and report.act
 
 
@@ -129,7 +129,7 @@ def test_a_significant_but_tiny_difference_is_no_move() -> None:
     base = {length: 10**9 for length in range(1, 101)}
     shipped = ship(LengthDistribution.from_counts(base))
     report = judge_drift(shipped, serve({**base, 1: 11 * 10**8}, shipped))
-    assert report.shift is not None and report.shift.p_value < 1e-100
+    assert report.shift is not None and report.shift.chance < 1e-5 < report.shift.distance
     assert report.shift.distance < 0.001 and report.moved is False
     assert judge_drift(
         shipped,
@@ -143,7 +143,7 @@ def test_a_large_distance_by_chance_is_no_move() -> None:
         LengthDistribution.from_counts({10: 2, 20: 3}), max_buckets=1, max_sizes={"length": 20}
     )
     report = judge_drift(shipped, serve({10: 700, 20: 300}, shipped))
-    assert report.shift is not None and report.shift.distance > 0.25
+    assert report.shift is not None and report.shift.chance > report.shift.distance > 0.25
     assert report.moved is False
 
 
@@ -296,6 +296,31 @@ def test_buckets_say_what_they_served() -> None:
 
 
 histograms = st.dictionaries(st.integers(1, 512), st.integers(1, 500), min_size=1, max_size=25)
+
+
+@given(histograms, histograms)
+def test_distance_is_the_largest_gap(first: dict[int, int], second: dict[int, int]) -> None:
+    a, b = (np.repeat(list(h), list(h.values())) for h in (first, second))
+    one, other = map(LengthDistribution.from_counts, (first, second))
+    ends = np.array(sorted({*first, *second}))
+    gaps = [abs(np.mean(a <= x) - np.mean(b <= x)) for x in ends]
+    distance = length_distance(one, other, ends)
+    assert distance == pytest.approx(max(gaps), abs=1e-12)
+    assert distance == length_distance(other, one, ends)
+    assert length_distance(one, one, ends) == 0.0
+
+
+@pytest.mark.parametrize("top", [4, 1_000_000_000])
+def test_chance_is_seen_as_a_move_in_one_case_of_a_hundred(top: int) -> None:
+    """Same distribution twice, with many ties and with none."""
+    rng = np.random.default_rng(0)
+    over = 0
+    for _ in range(1000):
+        a, b = (LengthDistribution.from_samples(rng.integers(1, top + 1, n)) for n in (200, 300))
+        ends = np.union1d(a.length_array, b.length_array)
+        over += length_distance(a, b, ends) > chance_distance(a.n, b.n)
+    assert over <= 20  # 10 expected without ties, standard deviation 3.2
+    assert (over > 2) == (top > 4)  # and has nearly its power where nothing is tied
 
 
 @settings(deadline=None, max_examples=examples(60))

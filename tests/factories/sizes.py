@@ -54,7 +54,7 @@ def numbers(x: Tensor) -> Tensor:
 
 
 def everything(model: Any, y: Tensor, x: Tensor) -> dict[str, Tensor]:
-    """What is exact at every length, as one program."""
+    """A model that is exact at every length, as one program."""
     n = x.shape[1]
     is_third = torch.tensor(n) % 7 == 3
     wide = torch.full((n,), n, dtype=torch.int64)
@@ -151,7 +151,7 @@ def to_digits(model: Any, y: Tensor, x: Tensor) -> Tensor:
 def spec(
     compute: Callable[[Any, Tensor, Tensor], Any] = everything, batch: int = 1
 ) -> dict[str, Any]:
-    """What a factory returns for one of these."""
+    """The specification that a factory returns for one of these."""
     torch.manual_seed(0)
     axes = {1: "length"} if batch == 1 else {0: "batch", 1: "length"}
     return {

@@ -108,6 +108,48 @@ class GpuBundle(DummyBundle):
         self.document["golden"].append({"bucket": number, "case": "hint", "file": name})
         self.files[name] = write_case(*run_eager(hi, number))
 
+    def set_opset(self, opset: int) -> None:
+        """Another opset of the ONNX, whose operators are the same in it."""
+        import onnx
+
+        model = onnx.load_from_string(self.files[FOLDER + "model.onnx"])
+        model.opset_import[0].version = opset
+        self.files[FOLDER + "model.onnx"] = model.SerializeToString()
+
+    def narrow(self) -> None:
+        """Has float16 but for a sum, a comparison that selects it, and the outputs."""
+        import onnx
+
+        helper, half, single = onnx.helper, onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+        model = onnx.load_from_string(self.files[FOLDER + "model.onnx"])
+        graph = model.graph
+        lookup, cast, *rest = graph.node
+        lookup.output[0] = "single"
+        cast.attribute[0].i = half
+        mask, total, twice = rest[1:]
+        mask.output[0] = "narrow states"
+        total.input[0], total.output[0], twice.input[:] = "states", "total", ["sum", "sum"]
+        zero = helper.make_tensor("zero", half, [], [0])
+        low = helper.make_tensor("low", single, [], [-1e30])
+        del graph.node[:]
+        graph.node.extend(
+            [
+                lookup,
+                helper.make_node("Cast", ["single"], ["whole"], "narrow", to=half),
+                helper.make_node("Add", ["whole", "zero"], ["found"], "add"),
+                cast,
+                rest[0],
+                mask,
+                helper.make_node("Cast", ["narrow states"], ["states"], "widen states", to=single),
+                total,
+                helper.make_node("Greater", ["total", "low"], ["is high"], "compare"),
+                helper.make_node("Where", ["is high", "total", "low"], ["sum"], "select"),
+                twice,
+            ]
+        )
+        graph.initializer.extend([zero, low])
+        self.files[FOLDER + "model.onnx"] = model.SerializeToString()
+
     def write(self, manifest: bytes | None = None) -> str:
         """Writes everything, the recipe as it is now."""
         self.put_recipe(self.recipe)
@@ -120,7 +162,7 @@ class GpuBundle(DummyBundle):
 
 
 def make_device_root(folder: Path) -> Path:
-    """What EDGECOMPILE_DEVICE_ROOT names: the files of an Orin Nano with JetPack 6.2."""
+    """The folder for EDGECOMPILE_DEVICE_ROOT: the files of an Orin Nano with JetPack 6.2."""
     for name, text in (
         ("proc/device-tree/model", MODEL + "\0"),
         ("etc/nv_tegra_release", RELEASE),

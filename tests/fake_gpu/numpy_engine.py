@@ -82,6 +82,8 @@ class NumpyEngine:
 class NumpyContext:
     """A bucket's."""
 
+    dtypes: Mapping[str, str] = {}
+
     def __init__(self, engine: NumpyEngine, profile: int, scratch: int) -> None:
         self.engine = engine
         self.bucket = engine.manifest.buckets[profile]

@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Finished:
-    """What came out of one run."""
+    """The result of one run."""
 
     def __init__(self, code: int, stdout: str, stderr: str) -> None:
         self.code = code
@@ -95,7 +95,7 @@ class Rig:
         return stderr
 
     def calls(self, name: str) -> list[str]:
-        """What the fake of TensorRT was called with."""
+        """The calls of the fake TensorRT."""
         if not self.log.exists():
             return []
         lines = [line.split(" ", 1)[1] for line in self.log.read_text().splitlines()]

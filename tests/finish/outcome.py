@@ -1,4 +1,4 @@
-"""What ``finish`` has to leave and to print, and whether its engine serves."""
+"""The files and the output of ``finish``, and whether its engine serves."""
 
 from __future__ import annotations
 

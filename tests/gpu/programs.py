@@ -25,7 +25,7 @@ exec {0} "$@"
 
 
 def prepare_kind(kind: str, folder: Path) -> None:
-    """What has to be set before torch's compiler is imported."""
+    """Settings that have to precede the import of torch's compiler."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
     if kind == "aoti-hidden":
         # Named like the compiler that it stands for: torch looks at the name.

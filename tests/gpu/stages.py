@@ -36,7 +36,7 @@ Arrays = dict[str, Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """What one process of the check does; see tests/gpu/check.py."""
+    """The work of one process of the check; see tests/gpu/check.py."""
 
     kind: str
     model: str
@@ -51,7 +51,7 @@ class Settings:
 
 
 class Runner:
-    """What ``Model.run`` does, without a bundle: checks, chooses, pads, runs and cuts."""
+    """Does as ``Model.run``, without a bundle: checks, chooses, pads, runs and cuts."""
 
     def __init__(self, programs: GpuPrograms) -> None:
         self.programs = programs

@@ -1,4 +1,4 @@
-"""What a process of the check on a GPU does: the whole check, a probe, or a fault on purpose."""
+"""The work of a process of the check on a GPU: the whole check, a probe, or a fault on purpose."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ WARMUPS = 3
 
 
 class _Memory:
-    """What torch takes for a tensor of another library."""
+    """A tensor of another library, in the form that torch takes."""
 
     def __init__(self, address: int, shape: Sizes, dtype: str) -> None:
         self.__cuda_array_interface__ = {
@@ -123,6 +123,8 @@ class TorchEngine:
 
 class TorchContext:
     """A bucket's program with the buffers that it uses."""
+
+    dtypes: Mapping[str, str] = {}
 
     def __init__(self, engine: TorchEngine, program: Program) -> None:
         self.engine = engine

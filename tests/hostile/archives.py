@@ -31,7 +31,7 @@ DTYPES = ("F32", "F64", "I8", "BOOL", "U8", "BF16", "f32", "F8_E4M3", "U16", "U6
 
 
 def weights_data() -> bytes:
-    """What the tensors of ENTRIES hold."""
+    """The contents of the tensors of ENTRIES."""
     return bytes(range(136))
 
 

@@ -31,7 +31,7 @@ GOLDEN = "golden/0-hint.npz"
 
 
 class Special(NamedTuple):
-    """What lies where a file should: "link" (to ``target``), "folder", "pipe", "socket", "device",
+    """The thing in the place of a file: "link" (to ``target``), "folder", "pipe", "socket", "device",
     "missing", or "sparse" (a file of ``size`` zeros)."""
 
     kind: str

@@ -47,7 +47,7 @@ class Worst:
 
 @dataclass
 class Report:
-    """What a run found. Sizes in MiB, times in seconds."""
+    """The findings of a run. Sizes in MiB, times in seconds."""
 
     seed: int
     cases: int = 0

@@ -24,7 +24,7 @@ KNOWN_CODES = frozenset({0, 20, 21, 22, 23, 24, 26, 73})
 
 @dataclass
 class Answer:
-    """What a loader made of one bundle. ``crashes`` is empty if it did as it should."""
+    """The result of a loader on one bundle. ``crashes`` is empty if it did as it should."""
 
     code: int
     rules: frozenset[str]

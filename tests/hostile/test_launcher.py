@@ -1,4 +1,4 @@
-"""What somebody leaves in a bundle is refused before it runs: the bundle's own runtime, started as a
+"""Files that somebody left in a bundle are refused before they run: the bundle's own runtime, started as a
 device without an installed one starts it. Whatever is planted leaves a trace once it runs."""
 
 from __future__ import annotations

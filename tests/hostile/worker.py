@@ -49,7 +49,7 @@ _OWN = re.compile(r"/proc/self/fd/[0-9]+")
 
 
 class Watch:
-    """What happens while a bundle is open."""
+    """Steps taken while a bundle is open."""
 
     def __init__(self) -> None:
         self.folder = ""

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgecompile.errors import LengthsError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.lengths.files import read_lengths
+from edgecompile.lengths.files import read_sizes
 
 histograms = st.dictionaries(st.integers(1, 5000), st.integers(1, 1000), min_size=1, max_size=30)
 
@@ -53,13 +53,13 @@ def test_written_json_reads_back_equal(tmp_path: Path) -> None:
     distribution = make({12: 3, 7: 1})
     path = tmp_path / "lengths"
     path.write_text(json.dumps(distribution.to_json(), indent=2))
-    assert read_lengths(path) == distribution
+    assert read_sizes(path) == distribution
 
 
 def test_source_of_a_file_is_its_path(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("3\n")
-    assert read_lengths(path).source == str(path)
+    assert read_sizes(path).source == str(path)
 
 
 @pytest.mark.parametrize(
@@ -104,50 +104,15 @@ def test_clip(histogram: dict[int, int], limit: int) -> None:
     assert share == pytest.approx(over / distribution.n)
     assert clipped.n == distribution.n
     assert clipped.max == min(limit, distribution.max)
-    if over == distribution.n:
-        with pytest.raises(LengthsError, match="are longer than"):
-            distribution.clip(limit, "drop")
-    else:
-        dropped, share = distribution.clip(limit, "drop")
-        assert dropped.n == distribution.n - over
-        assert share == pytest.approx(over / distribution.n)
-        assert dropped.max <= limit
+    assert distribution.share_over(limit) == share
 
 
-@settings(deadline=None)
-@given(histograms, st.floats(0.01, 0.99), st.integers(0, 2**32))
-def test_split_parts_add_up(histogram: dict[int, int], fraction: float, seed: int) -> None:
-    distribution = make(histogram)
-    if distribution.n < 2:
-        with pytest.raises(LengthsError, match="one sample"):
-            distribution.split(fraction, seed)
-        return
-    rest, held = distribution.split(fraction, seed)
-    total = dict.fromkeys(histogram, 0)
-    for part in (rest, held):
-        for length, count in zip(part.lengths, part.counts, strict=True):
-            total[length] += count
-    assert total == histogram
-    assert held.n == min(max(round(distribution.n * fraction), 1), distribution.n - 1)
-    assert distribution.split(fraction, seed) == (rest, held)
-
-
-def test_split_of_very_many_samples() -> None:
-    rest, held = make({3: 10**12, 9: 10**12}).split(0.25, seed=0)
-    assert held.n / (rest.n + held.n) == pytest.approx(0.25, abs=1e-4)
-
-
-def test_sample_and_resample_follow_the_distribution() -> None:
-    distribution = make({3: 900, 10: 100})
-    drawn = distribution.sample(20_000, seed=1)
-    assert drawn.shape == (20_000,)
-    assert set(drawn.tolist()) == {3, 10}
-    assert np.mean(drawn == 10) == pytest.approx(0.1, abs=0.01)
-    assert np.array_equal(drawn, distribution.sample(20_000, seed=1))
-    again = distribution.resample(seed=2)
-    assert again.n == 1000
-    assert again != distribution
-    assert again == distribution.resample(seed=2)
+@given(histograms, st.lists(st.integers(1, 6000), min_size=1))
+def test_shares_up_to_lengths(histogram: dict[int, int], lengths: list[int]) -> None:
+    shares = make(histogram).shares_up_to(np.array(lengths))
+    total = sum(histogram.values())
+    for length, share in zip(lengths, shares, strict=True):
+        assert share == sum(n for size, n in histogram.items() if size <= length) / total
 
 
 def test_sparkline() -> None:

@@ -37,14 +37,18 @@ def refused(folder: Path, *documents: Any, **options: Any) -> str:
     return caught.value.message
 
 
+def cells(traffic: Any) -> dict[tuple[int, ...], int]:
+    return dict(zip(traffic.joint.sizes, traffic.joint.counts, strict=True))
+
+
 def test_one_file(tmp_path: Path) -> None:
     traffic = read(tmp_path, stats_document({5: 3, 9: 1}, outside={700: 2}, refused=4, buckets=2))
     assert traffic.distribution == LengthDistribution((5, 9), (3, 1), traffic.distribution.source)
     assert (traffic.runs, traffic.refused, traffic.calls) == (4, 4, 6)
     assert traffic.outside == {700: 2}
-    assert traffic.manifest_sha256 == SHA and traffic.bundle == "tiny"
+    assert traffic.manifests == (SHA,) and traffic.bundle == "tiny"
     assert traffic.buckets == (BucketTraffic(4, 2.0), BucketTraffic(0, None))
-    assert traffic.cells is None and traffic.cell_axes == ()
+    assert traffic.joint is None
     assert (traffic.since, traffic.until) == ("2026-11-21T10:00:00Z", "2026-11-22T10:00:00Z")
     assert traffic.demand().lengths == (5, 9, 700)
     assert traffic.demand(outside=False).lengths == (5, 9)
@@ -69,8 +73,12 @@ def test_what_the_runtime_writes_is_read(tmp_path: Path) -> None:
     assert traffic.demand(outside=False).counts == (2, 1)
     assert traffic.outside == {7: 1, 99: 1} and traffic.refused == 3
     assert traffic.buckets == (BucketTraffic(2, 2.0), BucketTraffic(1, 5.0))
-    assert traffic.cell_axes == ("length", "batch")
-    assert traffic.cells == {(5, 1): 1, (5, 2): 1, (40, 1): 1}
+    lengths, joint = traffic.sizes()
+    assert lengths == traffic.demand()
+    assert (
+        joint is not None and joint.axes == ("length", "batch") and joint.source == lengths.source
+    )
+    assert cells(traffic) == {(5, 1): 1, (5, 2): 1, (40, 1): 1}
 
 
 def test_binned_files_of_the_runtime_are_read(tmp_path: Path) -> None:
@@ -126,7 +134,7 @@ def test_only_files_of_one_bundle_unless_told(tmp_path: Path) -> None:
     assert SHA in message and OTHER in message and "0.json" in message and "1.json" in message
     traffic = read(tmp_path, *documents, any_bundle=True)
     assert traffic.distribution.lengths == (5, 9)
-    assert traffic.manifest_sha256 is None and traffic.manifests == (SHA, OTHER)
+    assert traffic.manifests == (SHA, OTHER)
     assert traffic.bundle == "tiny, old"
     assert traffic.buckets == ()
     other_axis = stats_document({9: 1}, manifest_sha256=OTHER, length_axis="frames")
@@ -159,12 +167,12 @@ def test_joint_counts(tmp_path: Path) -> None:
     one = stats_document({5: 3}, sizes=sizes([5, 1, 2], [5, 8, 1]))
     two = stats_document({5: 1, 6: 1}, sizes=sizes([5, 1, 1], [6, 2, 1]))
     traffic = read(tmp_path, one, two)
-    assert traffic.cells == {(5, 1): 3, (5, 8): 1, (6, 2): 1}
-    assert traffic.cell_axes == ("length", "batch")
-    assert read(tmp_path, one, stats_document({7: 1})).cells is None
-    assert read(tmp_path, one, stats_document({})).cells == {(5, 1): 2, (5, 8): 1}
+    assert cells(traffic) == {(5, 1): 3, (5, 8): 1, (6, 2): 1}
+    assert traffic.joint.axes == ("length", "batch")
+    assert read(tmp_path, one, stats_document({7: 1})).joint is None
+    assert cells(read(tmp_path, one, stats_document({}))) == {(5, 1): 2, (5, 8): 1}
     other = stats_document({5: 1}, sizes={**sizes([5, 1, 1]), "axes": ["length", "frames"]})
-    assert read(tmp_path, one, other).cells is None
+    assert read(tmp_path, one, other).joint is None
     message = refused(
         tmp_path,
         stats_document({5: 9}, sizes=sizes([5, 1], [0, 1, 1], [5, 1, -3], [5, 1, 2], [5, 1, 2])),
@@ -188,14 +196,14 @@ def test_joint_counts(tmp_path: Path) -> None:
         ({"since": "yesterday"}, "since: 'yesterday' isn't a time"),
         ({"until": "2026-13-21T10:00:00Z"}, "until: '2026-13-21T10:00:00Z' isn't a time"),
         ({"length_axis": None, "lengths": {}}, "has no length axis"),
-        ({"length_bin": 0}, "length_bin: 0 isn't from 1"),
-        ({"runs": -1}, "runs: -1 isn't from 0"),
+        ({"length_bin": 0}, "length_bin: 0 isn't within 1.."),
+        ({"runs": -1}, "runs: -1 isn't within 0.."),
         ({"runs": 2**60}, "runs: 1152921504606846976 isn't"),
         ({"runs": 5}, "runs: 5, but the lengths count 3"),
         ({"runs": 3.0}, "runs: must be an integer, not number"),
         ({"refused": True}, "refused: must be an integer, not true/false"),
-        ({"lengths": {"5": -3}}, "lengths.5: -3 isn't from 1"),
-        ({"lengths": {"5": 0}}, "lengths.5: 0 isn't from 1"),
+        ({"lengths": {"5": -3}}, "lengths.5: -3 isn't within 1.."),
+        ({"lengths": {"5": 0}}, "lengths.5: 0 isn't within 1.."),
         ({"lengths": {"5": None}}, "lengths.5: must be an integer, not null"),
         ({"lengths": {"0": 3}}, "lengths.0: isn't a length"),
         ({"lengths": {"05": 3}}, "lengths.05: isn't a length"),

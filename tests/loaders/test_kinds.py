@@ -1,4 +1,4 @@
-"""What isn't a model is refused by name, with a cure, before anything else is asked for."""
+"""Anything but a model is refused by name, with a cure, before anything else is asked for."""
 
 from __future__ import annotations
 

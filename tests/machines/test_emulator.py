@@ -174,7 +174,11 @@ def test_without_an_emulator_a_bundle_says_that_it_wasn_t_run(
 
 
 def test_emulation_can_be_declined(request_: BuildRequest, tmp_path: Path) -> None:
-    request = dataclasses.replace(request_, output=tmp_path / "unrun.ecb", emulate=False)
+    request = dataclasses.replace(
+        request_,
+        output=tmp_path / "unrun.ecb",
+        plan=dataclasses.replace(request_.plan, emulation=False),
+    )
     result = build(request)
     assert result.verify.results == ()
     assert "emulation is off" in result.verify.not_executed["aarch64-dotprod"]

@@ -63,7 +63,7 @@ def march_flags(march: str) -> list[str]:
 
 
 def sanitizer_flags() -> list[str]:
-    """What scripts/sanitize adds to compile and link with: -fsanitize=… of ``$EDGECOMPILE_SANITIZE``."""
+    """The flags that scripts/sanitize adds to compile and link: -fsanitize=… of ``$EDGECOMPILE_SANITIZE``."""
     names = os.environ.get("EDGECOMPILE_SANITIZE", "")
     if not names:
         return []

@@ -237,7 +237,7 @@ def test_packed_weights(shim, seed: int):  # noqa: F811
 
 @sweep("seed", range(40))
 def test_torchs_implementation_of_the_operator_is_the_same(seed: int):
-    """What verifies lowered graphs computes what the kernel does, and knows its sizes."""
+    """The stand-in for verifying lowered graphs computes as the kernel does, and knows its sizes."""
     rng = np.random.default_rng(2000 + seed)
     case = random_case(rng)
     x, weight, bias = arrays(rng, case)
@@ -294,7 +294,7 @@ def test_unequal_padding(shim):  # noqa: F811
 
 
 def test_values_beyond_the_image_are_not_read(shim):  # noqa: F811
-    """What lies between the elements and around them is NaN."""
+    """Memory between the elements and around them is NaN."""
     for channels, groups in ((5, 1), (5, 5), (33, 33), (40, 2)):
         case = Case(2, channels, channels, (13, 6), (3, 5), (1, 1), (1, 2), (1, 1), groups)
         memory = np.full((4, 15, 8, channels + 3), np.nan, F)

@@ -1,4 +1,4 @@
-"""What is handed to native code, and what is made of its answer: the same as by the Python runtime.
+"""Calls of native code and its answers: the same as by the Python runtime.
 
 Random manifests (axes, buckets of both modes, dtypes, bounds) around a runtime library that gives
 back what it was given (host_echo.c), and random inputs, good and bad.

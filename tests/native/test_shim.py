@@ -122,7 +122,7 @@ def test_unknown_dtype_has_no_size():
 
 
 def facts(shim, handle):
-    """What generated code can ask of a tensor."""
+    """The questions that generated code can ask about a tensor."""
     return {
         "dim": shim.dims(handle),
         "sizes": shim.sizes(handle),
@@ -432,7 +432,7 @@ def test_errors_belong_to_their_thread(shim):
 
 
 def test_varying_lengths_do_not_grow_memory(shim):
-    """What is kept is bounded by the most that was ever in use, whatever the sizes were."""
+    """Kept memory is bounded by the most that was ever in use, whatever the sizes were."""
     rng = np.random.default_rng(0)
     shim.library.ec_trim()
 

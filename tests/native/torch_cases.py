@@ -101,7 +101,7 @@ def call(shim: Shim, name: str, *arguments: Any, results: int) -> list[Tensor]:
 
 
 def ours(name: str, *arguments: Any, results: int = 1) -> list[Tensor]:
-    """What our library gives."""
+    """The result of our library."""
     return call(load_shim(), name, *arguments, results=results)
 
 

@@ -1,4 +1,4 @@
-"""What torch's exporter refuses is said in one line, with the operator."""
+"""An operator that torch's exporter refuses is named in one line."""
 
 from __future__ import annotations
 

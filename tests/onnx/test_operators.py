@@ -101,12 +101,7 @@ def test_an_opset_that_is_too_new() -> None:
 
 
 def test_targets() -> None:
-    assert known_releases() == ("10.3", "10.7", "10.16", "11.4")
-    assert {OnnxTarget.of(release).opset for release in known_releases()} == {20}
-    with pytest.raises(TargetError, match=r"of TensorRT 8\.5"):
-        OnnxTarget.of("8.5")
-    with pytest.raises(TargetError, match="'new' is no TensorRT release"):
-        OnnxTarget.of("new")
+    assert known_releases() == ("8.6", "10.3", "10.7", "10.16", "11.4")
     # A release between two known ones is the earlier of them, with what came since.
     graph = graph_of(
         "agraph (float[n] x) => (float[n] y) { y = Add(x, w)\n w = HannWindow(size) }".replace(
@@ -115,3 +110,53 @@ def test_targets() -> None:
         size=np.array(3),
     )
     assert problems(graph, "10.4") == [] and len(problems(graph, "10.3")) == 1
+    with pytest.raises(TargetError, match=r"of TensorRT 8\.5"):
+        problems(graph, "8.5")
+    with pytest.raises(TargetError, match="'new' is no TensorRT release"):
+        problems(graph, "new")
+
+
+def test_what_tensorrt_8_lacks() -> None:
+    """As its parser's source has it: operators, element types, reductions, slices along computed axes."""
+    graph = graph_of(
+        """agraph (int32[n] x, float[n,4,4,4] w, int64[1] at, bfloat16[n] half)
+            => (int32[1] y, float[n,4,4,4] t, float[n,4,4,4] s, int32[m] p, bfloat16[n] a, float16[n] l) {
+          y = ReduceMax(x)
+          t = Trilu(w)
+          s = ScatterElements<reduction="add">(w, spots, w)
+          p = Slice(x, zero, one, at)
+          a = Abs(half)
+          l = CastLike(half, like)
+        }""",
+        opset=17,
+        spots=np.zeros((1, 4, 4, 4), np.int64),
+        zero=np.array([0]),
+        one=np.array([1]),
+        like=np.array(0, np.float16),
+    )
+    assert problems(graph, "8.6") == [
+        "ReduceMax in the model: 'x' is int32; it takes float32, float16",
+        "Trilu in the model: its input has 4 dimensions, not [2, 3]",
+        "ScatterElements in the model: its attribute reduction is 'add', not one of ['none']",
+        "Slice in the model: its axes are calculated, they must be constants",
+        "Abs in the model: 'half' is bfloat16; it takes float32, float16, int32, int64",
+        "CastLike in the model: TensorRT has it from 9.1 on",
+    ]
+    assert problems(graph, "10.16") == []
+
+
+def test_whole_numbers_beyond_32_bits() -> None:
+    graph = graph_of(
+        """agraph (int64[n] x) => (int64[n] y, int64[m] z) {
+          y = Add(x, large)
+          z = Slice(y, small, end)
+        }""",
+        large=np.array(2**31),
+        small=np.array([-(2**31) + 1]),
+        end=np.array([2**63 - 1]),
+    )
+    graph.places["Add:y"] = Place("clock", "model.py:3")
+    assert problems(graph) == []
+    graph.proto.opset_import[0].version = 17
+    (problem,) = problems(graph, "8.6")
+    assert problem.startswith("Add in clock (model.py:3): its constant 'large' is beyond 32 bits")

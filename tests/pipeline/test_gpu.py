@@ -163,9 +163,9 @@ def command(*arguments: str) -> tuple[int, str]:
             ("--target", "jetson-orin", "--precision", "bf16"),
             "Target jetson-orin does not support --precision bf16",
         ),
-        (("--target", "jetson-orin", "--precision", "auto"), "Choose fp32, fp16 or int8"),
-        (("--target", "cpu-x86-64", "--precision", "fp16"), "Choose fp32, bf16, int8 or auto"),
-        (("--target", "jetson-orin", "--jetpack", "5.1"), "choose 6.2 or 7.2"),
+        (("--target", "jetson-orin", "--precision", "auto"), "choose fp32 or fp16 or int8"),
+        (("--target", "cpu-x86-64", "--precision", "fp16"), "choose fp32 or bf16 or int8 or auto"),
+        (("--target", "jetson-orin", "--jetpack", "5.1"), "choose 6.2 or 6.0 or 7.2"),
         (("--target", "cpu-x86-64", "--jetpack", "6.2"), "it is for targets such as jetson"),
     ],
 )

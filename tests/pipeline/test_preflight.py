@@ -1,4 +1,4 @@
-"""What is known before the work begins is said before the work begins, all of it at once."""
+"""All problems that can be known before the work begins are reported then, at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from edgecompile.models.samples import SampleTexts
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.plan import plan
 from edgecompile.pipeline.preflight import begin_plan
-from edgecompile.pipeline.request import BuildRequest, ModelRequest
+from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.run import Run, work_folder
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.scope import plan_scope
@@ -330,8 +330,8 @@ def test_a_pipeline_is_read_within_its_folder_only(tiny_model: Path, tmp_path: P
     folder = tmp_path / "model"
     shutil.copytree(tiny_model, folder)
     (folder / "modules.json").write_text('[{"path": "../outside"}]')
-    run = Run(load_target("cpu-x86-64-v3"), NULL_PROGRESS)
-    begin_plan(run, ModelRequest(str(folder), "cpu-x86-64-v3", PlanRequest(SHORT)))
+    request = BuildRequest(str(folder), "cpu-x86-64-v3", PlanRequest(SHORT))
+    begin_plan(Run(request, load_target("cpu-x86-64-v3"), NULL_PROGRESS))
 
 
 def test_a_probe_that_fails_hides_no_other_problem(
@@ -356,7 +356,7 @@ def test_a_probe_that_fails_hides_no_other_problem(
 def test_a_plan_is_checked_too(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(LengthsError, match="2 problems"):
         plan(
-            ModelRequest(str(tiny_model), "cpu-x86-64-v3", PlanRequest(LONG)),
+            BuildRequest(str(tiny_model), "cpu-x86-64-v3", PlanRequest(LONG)),
             files=(Path("/proc/plan.json"),),
         )
     (tmp_path / "long.txt").write_text("5\n41\n")

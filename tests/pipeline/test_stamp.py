@@ -19,6 +19,7 @@ from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.stamp import STAMP_NAME, build_key, find_built, write_stamp
 from edgecompile.planning.request import PlanRequest
+from edgecompile.targets.profile import load_target
 
 # A build whose key is known, in a process that shows what was imported.
 COMMAND = """
@@ -26,7 +27,7 @@ import sys
 from pathlib import Path
 from edgecompile.cli import main
 from edgecompile.pipeline import build
-build.build_key = lambda request: "key"
+build.build_key = lambda request, profile: "key"
 sys.argv = ["edgecompile", *sys.argv[1:]]
 try:
     main()
@@ -63,7 +64,7 @@ def model(tmp_path: Path) -> Path:
 
 def key_of(model: Path, target: str = "cpu-x86-64", **changes: object) -> str:
     plan = PlanRequest(**{"lengths": LENGTHS, **changes})  # type: ignore[arg-type]
-    key = build_key(BuildRequest(str(model), target, plan))
+    key = build_key(BuildRequest(str(model), target, plan), load_target(target))
     assert key is not None
     return key
 
@@ -108,7 +109,12 @@ def test_what_a_factory_does_is_unknown(tmp_path: Path) -> None:
     source = tmp_path / "net.py"
     source.write_text("def make(): ...")
     for spec in (f"{source}:make", "package.module:make", str(source), str(tmp_path / "absent")):
-        assert build_key(BuildRequest(spec, "cpu-x86-64", PlanRequest(LENGTHS))) is None
+        assert (
+            build_key(
+                BuildRequest(spec, "cpu-x86-64", PlanRequest(LENGTHS)), load_target("cpu-x86-64")
+            )
+            is None
+        )
     saved = tmp_path / "a.pt2"
     saved.write_bytes(b"1")
     assert key_of(saved)

@@ -288,7 +288,7 @@ def test_constraints_on_size_and_time_are_told_with_what_lacks(
 ) -> None:
     model = load_model(str(tiny_model))
     with pytest.raises(PlanError) as caught:
-        plan_with(model, tmp_path, "cpu-x86-64-v3", max_size=1000, max_build_s=0.001)
+        plan_with(model, tmp_path, "cpu-x86-64-v3", max_size=1000, max_build_time=0.001)
     assert "--max-size allows 1.00 kB, but 1 bucket needs" in caught.value.message
     assert "--max-build-time allows" in caught.value.message
 
@@ -373,7 +373,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
         (Tokens, {"mode": "pad"}, None),
         (Tokens, {"buckets": 2, "mode": "exact"}, None),
         (Tokens, {"mode": "exact", "max_size": 1 << 30}, None),
-        (Tokens, {"mode": "exact", "max_build_s": 1e6}, None),
+        (Tokens, {"mode": "exact", "max_build_time": 1e6}, None),
     ],
 )
 def test_nothing_is_measured_where_there_is_nothing_to_choose(

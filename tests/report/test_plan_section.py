@@ -1,22 +1,18 @@
-"""What a page says of a plan: the verdict, the figures, and which points count as measured."""
+"""The section of a page about a plan: verdict, figures, and the measured points."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from edgecompile.buckets.assessment import assess_plan
-from edgecompile.buckets.costs.grid import CostGrid, CostPoint
+from edgecompile.buckets.costs.grid import CostGrid, CostPoint, Mode
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
-from edgecompile.report.cost_plots import CostLine
 from edgecompile.report.page import Drawing, Section, Table
-from edgecompile.report.plan_section import (
-    _cost_line,
-    _measured_lengths,
-    plan_section,
-)
+from edgecompile.report.plan_section import plan_section
+from edgecompile.report.plots import was_measured
 from edgecompile.units import format_share
 from tests.grids import two_axes
 from tests.svg import count_uses, read_words
@@ -38,31 +34,32 @@ def part(found: Section, title: str) -> Drawing | Table:
 
 def test_one_dynamic_range_is_said_at_a_glance() -> None:
     found = section(DYNAMIC, max_buckets=4)
-    assert found.verdict == "One dynamic range is best: no buckets are needed."
+    assert found.verdict.startswith("One dynamic range is best: it runs every input unpadded")
+    assert found.verdict not in found.notes
     drawing = part(found, "Expected mean")
     assert isinstance(drawing, Drawing)
     assert {"one dynamic range (the same)", "chosen"} <= set(read_words(drawing.svg))
 
 
 def test_one_bucket_that_was_forced_is_not_called_best() -> None:
-    assert section(max_buckets=1).verdict.endswith("more programs would pay, but weren't allowed.")
+    assert section(max_buckets=1).verdict.startswith("One dynamic range is all that is allowed: ")
+    assert "but 1 is the most allowed" in " ".join(section(max_buckets=1).notes)
     padded = section(buckets=1, modes=("pad",))
-    text = f"One static program, padded to {SAMPLE.lengths[-1]}: more programs would pay"
-    assert padded.verdict.startswith(text)
+    text = f"is all that is allowed: it pads every input to length {SAMPLE.lengths[-1]} and takes"
+    assert text in padded.verdict
 
 
 def test_one_static_program_may_be_best() -> None:
     sample = LengthDistribution((37,), (80,))
     judged = assess_plan(plan_buckets(sample, CURVE, max_buckets=3), sample, programs=3)
-    assert plan_section(judged).verdict == "One static program, padded to 37, is best."
+    text = "One static program is best: it pads every input to length 37 and takes"
+    assert plan_section(judged).verdict.startswith(text)
 
 
-def test_several_buckets_are_compared_with_the_best_other_rule() -> None:
+def test_several_buckets_are_compared_with_the_best_single_one() -> None:
     found = section(max_buckets=4)
-    assert (
-        found.verdict.startswith("4 programs, ")
-        and " below that of the best other" in found.verdict
-    )
+    assert found.verdict.startswith("4 buckets (") and " save " in found.verdict
+    assert "against the best single bucket" in found.verdict
 
 
 def test_a_plan_of_fewer_programs_says_what_they_cost_and_why() -> None:
@@ -70,24 +67,24 @@ def test_a_plan_of_fewer_programs_says_what_they_cost_and_why() -> None:
     count = len(plan.buckets)
     judged = assess_plan(plan, SAMPLE, programs=8)
     found = plan_section(judged)
-    rival = judged.best_baseline()
-    assert rival is not None and rival.evaluation.programs == 8 > count
+    others = list(judged.results.values())[1:]
+    rival = min(others, key=lambda item: item.evaluation.expected_ms)
+    assert rival.evaluation.programs == 8 > count
     own = judged.results["optimum"].evaluation.expected_ms
     less = format_share(1 - rival.evaluation.expected_ms / own)
     said = f"{count} programs instead of 8, which would take {less} less time ({rival.name}): "
-    why = "each one must save 0.500 ms of the mean run"
-    assert found.verdict == f"{said}{why} (all padded)."
-    assert f"{said}{why}." in judged.sentences()
+    assert found.verdict == f"{said}each one must save 0.500 ms of the mean run."
+    assert found.verdict in judged.sentences()
     assert not any("instead of" in note for note in found.notes)
     table, bars = part(found, "Against"), part(found, "Expected mean")
     assert isinstance(table, Table) and isinstance(bars, Drawing)
     assert table.columns[-2:] == ("time", "with price") and "must save" in table.caption
     assert table.rows[0][0] == "chosen" and table.rows[0][-2:] == ("–", "–")
-    # One number for one thing: what the plot says of the time, the table's column says as well.
+    # One number for one thing: the plot says what the table's column says as well.
     words = " ".join(read_words(bars.svg))
     for row in table.rows[1:]:
-        assert f"({row[-2]})" in words
-    assert f"(-{less})" in words
+        assert row[1] in words
+    assert f"-{less}" in [row[-2] for row in table.rows]
     assert "optimum" not in words + str(table)
 
 
@@ -119,20 +116,27 @@ def test_size_and_build_time_are_shown_where_they_are_known() -> None:
     assert isinstance(table, Table) and {"size", "predicted build"} <= set(table.columns)
 
 
+def measured(costs: CostGrid, mode: Mode) -> list[int]:
+    return [point.length for point in costs.points if was_measured(costs, point, mode)]
+
+
+FILLED = tuple(replace(p, pad_spread_ms=0.0) if p.length in (2, 64) else p for p in POINTS)
+MERGED = CostGrid(
+    FILLED, "measured", {"exact_measured_at": "2, 16, 64, 121", "pad_measured_at": "16, 121"}
+)
+
+
 def test_only_what_was_run_is_marked() -> None:
-    every = frozenset(CURVE.lengths)
-    assert _measured_lengths(CURVE, CURVE) == {"exact": every, "pad": every}
-    merged = replace(CURVE, provenance={"exact_measured_at": "2, 16, 64, 121"})
-    assert _measured_lengths(merged, merged) == {"exact": every, "pad": frozenset()}
-    merged = replace(merged, provenance={**merged.provenance, "pad_measured_at": "16, 121"})
-    assert _measured_lengths(merged, merged)["pad"] == {16, 121}
-    modelled = replace(CURVE, kind="modelled")
-    assert _measured_lengths(modelled, modelled)["exact"] == frozenset()
+    assert measured(CURVE, "exact") == measured(CURVE, "pad") == list(CURVE.lengths)
+    bare = replace(CURVE, points=FILLED)
+    assert measured(bare, "pad") == list(CURVE.lengths)
+    assert measured(MERGED, "exact") == list(CURVE.lengths) and measured(MERGED, "pad") == [16, 121]
+    assert measured(replace(CURVE, kind="modelled"), "exact") == []
     uses = []
-    for curve in (CURVE, merged, replace(CURVE, kind="modelled")):
+    for curve in (CURVE, MERGED, replace(CURVE, kind="modelled")):
         drawing = part(section(curve, max_buckets=2), "Cost of one run")
         assert isinstance(drawing, Drawing)
-        assert ("follows the other by their ratio" in drawing.caption) == (curve is merged)
+        assert ("follows the other by their ratio" in drawing.caption) == (curve is MERGED)
         uses.append(count_uses(drawing.svg))
     assert uses[0] > uses[1] > uses[2]
     assert (
@@ -141,26 +145,12 @@ def test_only_what_was_run_is_marked() -> None:
     )
 
 
-def test_lines_span_what_is_served() -> None:
-    line = _cost_line(CURVE, "exact", frozenset({16, 121}), (8, 100))
-    assert line == CostLine(
-        "exact",
-        (8, 16, 64, 100),
-        tuple(CURVE.cost(n, "exact") for n in (8, 16, 64, 100)),
-        ((16, CURVE.cost(16, "exact"), 0.2),),
-        (8, 100),
-    )
-    assert _cost_line(CURVE, "pad", frozenset(), (1, 200)).known == (2, 121)
-
-
 def test_lines_that_were_filled_are_not_marked() -> None:
-    filled = replace(CURVE, points=tuple(replace(p, pad_spread_ms=0.0) for p in POINTS))
-    grid = CostGrid.join(("length", "batch"), {1: CURVE, 4: filled}, {})
-    every = frozenset(CURVE.lengths)
-    assert _measured_lengths(grid, grid.lines()[4]) == {"exact": every, "pad": every}
-    merged = replace(grid, provenance={"exact_measured_at": "2, 16, 64, 121"})
-    assert _measured_lengths(merged, merged.lines()[4]) == {"exact": every, "pad": frozenset()}
-    assert _measured_lengths(merged, merged.lines()[1]) == {"exact": every, "pad": every}
+    grid = CostGrid.join(("length", "batch"), {1: CURVE, 4: MERGED}, {})
+    assert measured(grid.lines()[4], "pad") == list(CURVE.lengths)
+    merged = replace(grid, provenance=MERGED.provenance)
+    assert measured(merged.lines()[4], "pad") == [16, 121]
+    assert measured(merged.lines()[1], "pad") == list(CURVE.lengths)
 
 
 def test_a_plan_over_two_axes() -> None:
@@ -181,7 +171,6 @@ def test_a_plan_over_two_axes() -> None:
         "Expected mean of each rule",
         "Against other ways to choose",
         "Cost of one run at each batch, measured",
-        "What more buckets would save",
     ]
     figures = dict(found.figures)
     assert figures["batch served"] == "1–4" and "frames served" in figures

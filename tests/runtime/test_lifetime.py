@@ -33,7 +33,7 @@ class Owned:
 
 
 class Interrupt(BaseException):
-    """What a signal handler raises."""
+    """Raised by a signal handler."""
 
 
 def interrupt_at(number: int, action: Callable[[], Any], *files: str) -> bool:

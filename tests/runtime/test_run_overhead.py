@@ -1,4 +1,4 @@
-"""What a run costs in Python, counted in bytecode: a guard that no busy machine can upset."""
+"""The cost of a run in Python, counted in bytecode, which no busy machine can upset."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_any_orin_takes_any_number_of_multiprocessors() -> None:
 
 
 def test_releases_say_what_may_finish_a_bundle() -> None:
-    assert list_jetpacks() == ("6.2", "7.2")
+    assert list_jetpacks() == ("6.0", "6.2", "7.2")
     for name in list_jetpacks():
         release = load_jetpack(name)
         least, below, own = (
@@ -109,11 +109,12 @@ def test_releases_say_what_may_finish_a_bundle() -> None:
 
 def test_every_release_that_may_finish_is_compared() -> None:
     known = ("10.3", "10.7", "10.16", "11.4", "11.6")
+    assert load_jetpack("6.0").releases(("8.5", "8.6", *known)) == ("8.6",)
     assert load_jetpack("6.2").releases(known) == ("10.3",)
     assert load_jetpack("7.2").releases(known) == ("10.16", "11.4")
 
 
-@pytest.mark.parametrize(("name", "hint"), [("6.3", "6.2, 7.2"), ("../6.2", "6.2, 7.2")])
+@pytest.mark.parametrize(("name", "hint"), [("6.3", "6.2, 7.2"), ("../6.2", "6.0, 6.2")])
 def test_unknown_release(name: str, hint: str) -> None:
     with pytest.raises(TargetError) as caught:
         load_jetpack(name)

@@ -266,9 +266,8 @@ def test_a_wrong_engine_ends_the_build(
     request = BuildRequest(
         model=str(tiny_model),
         target=str(write_profile(tmp_path)),
-        plan=PlanRequest(LENGTHS, buckets=1, max_length=32),
+        plan=PlanRequest(LENGTHS, buckets=1, max_length=32, backend="torch-tensorrt"),
         output=tmp_path / "out.ecb",
-        backend="torch-tensorrt",
     )
     with pytest.raises(SelftestError, match="doesn't reproduce the golden vectors"):
         build(request)

@@ -18,6 +18,7 @@ from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime.cpu.host import architecture
+from edgecompile.targets.jetpack import NO_JETPACK, find_jetpack
 from edgecompile.targets.profile import TargetProfile, load_target
 from edgecompile.tensorrt import torch_tensorrt_check
 from edgecompile.tensorrt.torch_tensorrt_check import need_torch_tensorrt
@@ -87,10 +88,9 @@ def test_build_refuses_before_it_loads_the_model(tmp_path: Path) -> None:
     request = BuildRequest(
         model=str(tmp_path / "none"),
         target=str(write_profile(tmp_path)),
-        plan=PlanRequest(LengthDistribution.from_samples([3])),
+        plan=PlanRequest(LengthDistribution.from_samples([3]), backend="torch-tensorrt"),
         output=tmp_path / "out.ecb",
         work_dir=tmp_path / "work",
-        backend="torch-tensorrt",
     )
     with pytest.raises(MissingDependencyError):
         build(request)
@@ -103,9 +103,8 @@ def test_a_target_without_a_gpu(tmp_path: Path) -> None:
     request = BuildRequest(
         model=str(tmp_path / "none"),
         target="cpu-x86-64",
-        plan=PlanRequest(LengthDistribution.from_samples([3])),
+        plan=PlanRequest(LengthDistribution.from_samples([3]), backend="torch-tensorrt"),
         output=tmp_path / "out.ecb",
-        backend="torch-tensorrt",
     )
     with pytest.raises(TargetError, match="cpu-x86-64 describes no GPU"):
         build(request)
@@ -174,7 +173,23 @@ def test_a_profile_of_a_server(tmp_path: Path) -> None:
     profile = load_target(write_profile(tmp_path))
     assert profile.kind == "cuda" and profile.jetpacks == () and profile.gpu is not None
     assert TargetProfile.from_json(profile.to_json()) == profile
-    assert "jetpacks" not in profile.to_json()
+    assert profile.to_json().keys().isdisjoint({"jetpacks", "tensorrt"})
+
+
+def test_the_tensorrt_of_a_server(tmp_path: Path) -> None:
+    path = write_profile(tmp_path)
+    text = path.read_text()
+    assert find_jetpack(load_target(path), None) == NO_JETPACK
+    path.write_text(text.replace('kind = "cuda"', 'kind = "cuda"\ntensorrt = "8.6"'))
+    profile = load_target(path)
+    assert TargetProfile.from_json(profile.to_json()) == profile
+    release = find_jetpack(profile, None)
+    assert (release.name, release.opset) == ("", 17)
+    assert release.takes("8.6.1") and not release.takes("10.3.0")
+    path.write_text(text.replace('kind = "cuda"', 'kind = "cuda"\ntensorrt = "8.5"'))
+    with pytest.raises(TargetError, match=r"nothing is known of TensorRT 8\.5") as caught:
+        find_jetpack(load_target(path), None)
+    assert "8.6 to 8.7, 10.3 to 10.4, 10.16 to 11.5" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +199,11 @@ def test_a_profile_of_a_server(tmp_path: Path) -> None:
             'kind = "cuda"',
             'kind = "cuda"\njetpacks = ["6.2"]',
             "jetpacks: only a profile of kind j",
+        ),
+        (
+            'kind = "cuda"',
+            'kind = "cpu"\ntensorrt = "8.6"',
+            "tensorrt: only a profile of kind cuda",
         ),
         ('kind = "cuda"', 'kind = "cpu"', "gpu: only a profile of kind jetson or cuda has it"),
         ('kind = "cuda"', 'kind = "jetson"', "jetpacks: missing; a profile of kind jetson has it"),

@@ -313,9 +313,14 @@ def test_a_program_that_can_t_be_opened_is_given_back(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "runtime, target, precision, words",
     [
-        ("jax", "cpu-x86-64", "fp32", "no runtime 'jax'"),
-        ("torch", "jetson-orin-nano", "fp16", "jetson-orin-nano has a GPU"),
-        ("torch", "cpu-x86-64", "int8", "does not support --precision int8"),
+        ("jax", "cpu-x86-64", "fp32", "runtime is 'jax'"),
+        (
+            "torch",
+            "jetson-orin-nano",
+            "fp16",
+            "jetson-orin-nano does not support (--|`)runtime`? torch",
+        ),
+        ("torch", "cpu-x86-64", "int8", "does not support (--|`)precision`? int8"),
     ],
 )
 def test_what_torch_doesn_t_go_with(

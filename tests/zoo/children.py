@@ -21,7 +21,7 @@ __all__ = ["Child", "Limits", "run_children"]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a child may take: bytes of address space, seconds of its CPU time (not of the clock:
+    """Limits of a child: bytes of address space, seconds of its CPU time (not of the clock:
     a machine may be busy or a process paused)."""
 
     memory: int = 16 << 30

@@ -1,4 +1,4 @@
-"""What the zoo's catalogue is made of: a name, a group, and a factory as edgecompile takes it."""
+"""An entry of the zoo's catalogue: a name, a group, and a factory as edgecompile takes it."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def check_family(name: str, work: Path, prompts: int) -> Outcome:
 
 
 def go_on(loaded: Any, model: Any, random: np.random.Generator) -> tuple[list[int], list[int], int]:
-    """What is wanted and what came out behind a random prompt, and its length."""
+    """Expected and actual tokens behind a random prompt, and its length."""
     length = int(random.integers(1, min(3 * LONGEST_RUN, POSITIONS - NEW_TOKENS) + 1))
     prompt = random.integers(3, 97, length).tolist()
     want = loaded.generation.greedy(prompt, NEW_TOKENS)

@@ -398,4 +398,4 @@ def _build(
     tell("verifying")
     plan = BucketPlan(buckets[0].length_axis, buckets)
     packed = pack_bundle(Contents(loaded, plan, compiled, encoder=encoder), output, force=True)
-    return packed.path
+    return packed.bundle_path

@@ -1,4 +1,4 @@
-"""What the zoo's results say: a line each, a page for people, a dated record."""
+"""The zoo's results: a line each, a page for people, a dated record."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def _mobile() -> nn.Module:
 
 
 class _Joined(nn.Module):
-    """What several branches make of the input, side by side."""
+    """The results of several branches, side by side."""
 
     def __init__(self, *branches: nn.Module, keep: bool = False) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ _CALLED = re.compile(r"\b(aoti_torch_\w+|Sleef_\w+)\(")
 
 @dataclass
 class Outcome:
-    """What became of one architecture; plain values.
+    """The result of one architecture, as plain values.
 
     Attributes:
         status: ok, refused (in words), wrong (an output differs), failed (another exception).
@@ -224,7 +224,7 @@ class _Run:
         packed = pack_bundle(Contents(model, plan, compiled), self.work / f"{self.entry.name}.ecb")
         self.facts["bytes"] = packed.size_bytes
         self._note_errors(packed.verify)
-        return packed.path
+        return packed.bundle_path
 
     def _compare(
         self,

@@ -28,6 +28,8 @@ std::vector<int64_t> read_sizes(const Field& entry, size_t least, size_t most) {
   return sizes;
 }
 
+bool is_padding(const std::string& name) { return name.rfind(kPaddingPrefix, 0) == 0; }
+
 // A tensor whose data begins behind `start` and ends within `size` bytes of the file.
 Constant read_constant(const std::string& name, const Field& entry, int64_t start, int64_t size) {
   Constant constant;
@@ -53,11 +55,28 @@ Constant read_constant(const std::string& name, const Field& entry, int64_t star
   }
   if (span[1] > size - start) entry.refuse("weights-layout", "ends behind the end of the file");
   constant.offset = start + span[0];
-  if (constant.offset % kAlignment != 0) {
+  if (constant.offset % kAlignment != 0 && !is_padding(name)) {
     entry.refuse("weights-alignment",
                  cat("begins at byte ", constant.offset, ", must be a multiple of ", kAlignment));
   }
   return constant;
+}
+
+// Tensors follow each other without holes or overlaps, and the last ends with the file.
+void check_layout(const Field& header, const std::vector<Constant>& constants, int64_t start,
+                  int64_t size) {
+  std::vector<std::pair<int64_t, int64_t>> spans;
+  for (const Constant& item : constants) spans.emplace_back(item.offset, item.nbytes);
+  std::sort(spans.begin(), spans.end());
+  spans.emplace_back(size, 0);
+  int64_t position = start;
+  for (const auto& [offset, nbytes] : spans) {
+    if (offset != position) {
+      header.refuse("weights-layout", cat("a tensor or the file has its edge at byte ", offset,
+                                          ", but what comes before ends at byte ", position));
+    }
+    position = offset + nbytes;
+  }
 }
 
 std::vector<Constant> read_constants(const Descriptor& file, int64_t size,
@@ -81,12 +100,16 @@ std::vector<Constant> read_constants(const Descriptor& file, int64_t size,
     header.refuse("weights-alignment",
                   cat("the data begins at byte ", start, ", must be a multiple of ", kAlignment));
   }
+  if (const std::optional<Field> notes = header.find(kMetadata)) notes->check_strings();
   std::vector<Constant> constants;
   for (const Member& member : header.object()) {
-    // What fills gaps, and notes: nothing here reads them.
-    if (member.key == kMetadata || member.key.rfind(kPaddingPrefix, 0) == 0) continue;
+    if (member.key == kMetadata) continue;
     constants.push_back(read_constant(member.key, header.child(member), start, size));
   }
+  check_layout(header, constants, start, size);
+  constants.erase(std::remove_if(constants.begin(), constants.end(),
+                                 [](const Constant& item) { return is_padding(item.name); }),
+                  constants.end());
   return constants;
 }
 

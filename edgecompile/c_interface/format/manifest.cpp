@@ -51,6 +51,7 @@ class ManifestReader {
   Manifest read() {
     manifest_.name = document_.at("name").name();
     manifest_.precision = document_.at("precision").name();
+    if (const std::optional<Field> entry = document_.find("built_by")) entry->check_strings();
     read_files();
     read_signature(document_, &manifest_);
     manifest_.probes = read_paths(document_.at("probes"));
@@ -122,11 +123,16 @@ class ManifestReader {
     const Field glibc = entry.at("glibc");
     if (!glibc.is_null()) variant.glibc = read_version(glibc);
     variant.rank = entry.at("rank").integer();
-    if (variant.backend == kBackend) {
+    if (variant.backend == kTensorRtBackend) read_path(entry.at("recipe"));
+    if (variant.backend == kBackend || variant.backend == kTorchBackend) {
       if (manifest_.probes.count(variant.arch) == 0) {
         entry.refuse("variant-probe", "no probe for the architecture " + quoted(variant.arch));
       }
-      variant.runtime = read_path(entry.at("runtime"));
+      if (variant.backend == kTorchBackend) {
+        entry.at("torch").name();
+      } else {
+        variant.runtime = read_path(entry.at("runtime"));
+      }
       const Field programs = entry.at("programs");
       for (const Field& program : programs.list(0, 256)) {
         variant.programs.push_back(read_path(program));

@@ -15,6 +15,7 @@ namespace ecr {
 constexpr int64_t kFormatVersion = 1;
 constexpr const char* kManifestName = "manifest.json";
 constexpr const char* kBackend = "aoti-cpu";
+constexpr const char* kTensorRtBackend = "tensorrt";
 constexpr const char* kTorchBackend = "torch";
 constexpr size_t kMaxDims = ECR_MAX_DIMS;
 

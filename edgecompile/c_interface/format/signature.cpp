@@ -18,11 +18,15 @@ bool contains(const std::vector<size_t>& axes, size_t axis) {
   return std::find(axes.begin(), axes.end(), axis) != axes.end();
 }
 
-Extent read_extent(const Field& entry, const char* rule) {
+Extent read_extent(const Field& entry, const char* rule, bool has_hint) {
   Extent extent{entry.at("lo").integer(), entry.at("hi").integer()};
+  if (has_hint) extent.hint = entry.at("hint").integer();
   if (extent.lo < 1 || extent.lo > extent.hi || extent.hi > kMaxSize) {
     entry.refuse(
         rule, cat("lo ", extent.lo, " and hi ", extent.hi, " must be 1 <= lo <= hi <= ", kMaxSize));
+  }
+  if (has_hint && !extent.contains(extent.hint)) {
+    entry.refuse(rule, cat("the hint ", extent.hint, " isn't within ", extent_text(extent)));
   }
   return extent;
 }
@@ -38,7 +42,7 @@ class SignatureReader {
     for (const Member& member : axes.object(0, kMaxAxes)) {
       const Field entry = axes.child(member);
       entry.check_name(member.key);
-      manifest_.axes.push_back({member.key, read_extent(entry, "axis-range")});
+      manifest_.axes.push_back({member.key, read_extent(entry, "axis-range", false)});
     }
     read_tensors(document_.at("inputs").list(1, kMaxInputs), true, &manifest_.inputs);
     check_axes_used(axes);
@@ -170,14 +174,7 @@ class SignatureReader {
       if (members.size() != manifest_.axes.size() || members[i].key != manifest_.axes[i].name) {
         axes.refuse("bucket-axes", "must have all axes of the bundle and no other");
       }
-      const Field item = axes.child(members[i]);
-      Extent extent = read_extent(item, "bucket-range");
-      extent.hint = item.at("hint").integer();
-      if (!extent.contains(extent.hint)) {
-        item.refuse("bucket-range",
-                    cat("the hint ", extent.hint, " isn't within ", extent_text(extent)));
-      }
-      bucket.axes.push_back(extent);
+      bucket.axes.push_back(read_extent(axes.child(members[i]), "bucket-range", true));
     }
     manifest_.buckets.push_back(std::move(bucket));
   }
@@ -220,15 +217,19 @@ class SignatureReader {
     }
   }
 
-  // No bucket takes sizes that the bytes of a tensor were not calculated for.
+  // The buckets reach exactly as far as the axes: the bytes of a tensor were checked up to there.
   void check_reach(const Field& entry) const {
-    for (const Bucket& bucket : manifest_.buckets) {
-      for (size_t i = 0; i < bucket.axes.size(); ++i) {
-        const Axis& axis = manifest_.axes[i];
-        if (!axis.extent.contains(bucket.axes[i].lo) || !axis.extent.contains(bucket.axes[i].hi)) {
-          entry.refuse("axis-buckets", cat(axis.name, " is ", extent_text(axis.extent),
-                                           ", but a bucket has ", extent_text(bucket.axes[i])));
-        }
+    for (size_t i = 0; i < manifest_.axes.size(); ++i) {
+      const Axis& axis = manifest_.axes[i];
+      Extent reach = manifest_.buckets[0].axes[i];
+      for (const Bucket& bucket : manifest_.buckets) {
+        reach.lo = std::min(reach.lo, bucket.axes[i].lo);
+        reach.hi = std::max(reach.hi, bucket.axes[i].hi);
+      }
+      if (reach.lo != axis.extent.lo || reach.hi != axis.extent.hi) {
+        entry.refuse("axis-buckets",
+                     cat(axis.name, " is ", extent_text(axis.extent),
+                         ", but the buckets reach from ", reach.lo, " to ", reach.hi));
       }
     }
   }

@@ -78,6 +78,10 @@ void Field::check_name(const std::string& text) const {
   }
 }
 
+void Field::check_strings() const {
+  for (const Member& member : object()) child(member).string();
+}
+
 int64_t Field::integer() const {
   check_type(Type::kInteger, "an integer");
   return value_->integer();

@@ -83,7 +83,6 @@ plan_options = add_options(
     ),
     click.option(
         "--max-build-time",
-        "max_build_s",
         type=_Quantity("duration", parse_duration),
         metavar="TIME",
         help="Keep the build within this time: 90s, 10min.",

@@ -1,4 +1,4 @@
-"""What builds show on the terminal: their options, their result, and what to type next."""
+"""Builds on the terminal: their options, their result, and the next commands."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from edgecompile.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from edgecompile.cli.terminal.console import Console
     from edgecompile.lengths.distribution import LengthDistribution
-    from edgecompile.pipeline.packing import PackedBundle
     from edgecompile.pipeline.request import BuildRequest
     from edgecompile.pipeline.result import BuildResult
     from edgecompile.planning.request import PlanRequest
     from edgecompile.progress import StepHandle
     from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["next_step", "show_build", "show_lengths", "show_options", "show_packed"]
+__all__ = ["next_step", "show_build", "show_lengths", "show_options"]
 
 
 def show_options(
@@ -48,9 +47,9 @@ def show_options(
         "longest": (plan.max_length, "the model's limit, or the longest seen"),
         "batch": (None if high == 1 else f"{low}" if low == high else f"{low} to {high}", "1"),
         "precision": (plan.precision, plan.precision_for(profile)),
-        "JetPack": (request.jetpack, profile.jetpacks[0] if profile.jetpacks else "–"),
+        "JetPack": (plan.jetpack, profile.jetpacks[0] if profile.jetpacks else "–"),
         "task": (load.task, "what the model says"),
-        "engine": (None if request.backend == "auto" else request.backend, "auto"),
+        "engine": (None if plan.backend == "auto" else plan.backend, "auto"),
         "runtime": (None if plan.runtime == "native" else plan.runtime, "native"),
         "mode": (None if plan.mode == "auto" else plan.mode, "auto"),
         "padding": (
@@ -113,23 +112,8 @@ def show_build(console: Console, profile: TargetProfile, runtime: str, result: B
     console.say(f"\n  {next_step(profile, result.bundle_path, runtime)}")
 
 
-def show_packed(
-    console: Console, profile: TargetProfile, runtime: str, packed: PackedBundle
-) -> None:
-    """As :func:`show_build`, of a bundle that a single stage packed."""
-    console.say_notes(packed.notes)
-    console.summary(
-        [
-            ("size", format_bytes(packed.size_bytes)),
-            ("checks", f"{len(packed.verify.results)} agree with eager"),
-            ("sha256", f"{packed.sha256}  manifest.json"),
-        ]
-    )
-    console.say(f"\n  {next_step(profile, packed.path, runtime)}")
-
-
 def next_step(profile: TargetProfile, bundle: Path, runtime: str) -> str:
-    """What to type once there is a bundle for these devices."""
+    """The next commands, once there is a bundle for these devices."""
     here = profile.gpu is None and architecture(platform.machine()) in profile.archs
     path = shlex.quote(str(bundle) if here else bundle.name)
     command = f"python3 {path} {'selftest' if profile.gpu is None else 'finish'}"

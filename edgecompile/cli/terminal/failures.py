@@ -37,7 +37,7 @@ class Failure:
     hint: str | None = None
 
     def to_json(self, exc: BaseException) -> dict[str, Any]:
-        """What ``--json`` prints in place of the result; ``exc`` is what was raised."""
+        """The document that ``--json`` prints in place of the result; ``exc`` is the error."""
         return {
             "error": {
                 "code": self.exit_code,

@@ -1,4 +1,4 @@
-"""What ``edgecompile plan`` shows: a table for the terminal, a page for the browser."""
+"""The output of ``edgecompile plan``: a table for the terminal, a page for the browser."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from edgecompile import __version__
 from edgecompile.buckets.assessment import COST_WORDS
-from edgecompile.buckets.figures import plan_figures
-from edgecompile.cli.terminal.console import heading, stack, table
+from edgecompile.buckets.figures import bucket_table
+from edgecompile.cli.terminal.tables import heading, stack, table
 from edgecompile.units import sentence
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _HEADING_WIDTH = 10  # "tuned for" stays on one line
 
 def plan_table(assessment: PlanAssessment) -> RenderableType:
     """The buckets, the other rules and what there is to know."""
-    columns, rows = plan_figures(assessment.plan, assessment.served).table()
+    columns, rows = bucket_table(assessment.plan, assessment.served)
     buckets = table([_fold(column) for column in columns], rows, left=2)
     columns, rows = assessment.baseline_table()
     baselines = table([_fold(column) for column in columns], rows, strong=0)
@@ -42,7 +42,7 @@ def _fold(heading: str) -> str:
 
 
 def precision_table(choice: PrecisionChoice) -> RenderableType:
-    """What ``--precision auto`` tried."""
+    """The trials of ``--precision auto``."""
     from edgecompile.narrowing.trials import COLUMNS
 
     chosen = [i for i, t in enumerate(choice.trials) if t.precision == choice.precision]

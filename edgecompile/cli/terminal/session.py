@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -27,7 +28,7 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 
 class Session:
-    """What every command is handed as Click's ``obj``.
+    """Click's ``obj``, which every command gets.
 
     Attributes:
         json: print the result as JSON.
@@ -84,7 +85,7 @@ class Session:
             if self.json:
                 self.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
             else:
-                from edgecompile.cli.terminal.console import print_data
+                from edgecompile.cli.terminal.tables import print_data
 
                 print_data(table(), self.stdout)
             self.stdout.flush()
@@ -131,6 +132,10 @@ class Command(click.Command):
         except BrokenPipeError as error:
             ctx.exit(session.fail(error))  # Click itself would end with 1, as for an error
         except UsageError as error:
+            # Checks name options as a program in Python does.
+            error.message = re.sub(
+                r"`(\w+)`", lambda name: "--" + name[1].replace("_", "-"), error.message
+            )
             error.hint = error.hint or f"see '{ctx.command_path} --help'"
             raise
 

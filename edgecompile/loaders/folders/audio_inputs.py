@@ -1,4 +1,4 @@
-"""What a folder's audio model reads: samples of a waveform, or frames of features.
+"""The inputs of a folder's audio model: samples of a waveform, or frames of features.
 
 Layouts are those of transformers' classes and of their feature extractors' outputs.
 """

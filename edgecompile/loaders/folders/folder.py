@@ -47,17 +47,32 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
     check_config(inner, config)
     main = main_input(config)
     task = choose_task(config, options.task, main_input=main, pipeline=pipeline is not None)
-    if task.name in (CAUSAL_LM, SEQ2SEQ_LM):
-        from edgecompile.loaders.generators.registry import load_generator  # needs transformers
-
-        return load_generator(folder, options, task.name)
     find_weights(inner)
-    pooling, steps = pipeline_for(pipeline, options, task)
+    generates = task.name in (CAUSAL_LM, SEQ2SEQ_LM)
+    pooling, steps = (None, ()) if generates else pipeline_for(pipeline, options, task)
     if pooling is not None and reads(main) != "text":
         raise ModelError(f"pooling is for texts, but this model reads {main}")
     pretrained = load_pretrained(inner, config, task)
     transformer = pretrained.model
-    notes = list(pretrained.notes)
+    tokenizer = next((p for d in (folder, inner) if (p := d / "tokenizer.json").is_file()), None)
+    name = options.name or plain_name(folder.resolve().name)
+    source = ModelSource(
+        kind="folder",
+        spec=str(folder),
+        sha256=hash_tree(folder),
+        details=_details(transformer, config, task, pipeline),
+    )
+    if generates:
+        from edgecompile.loaders.generators.registry import MAKERS  # needs transformers
+
+        return MAKERS[task.name](
+            transformer,
+            options,
+            name=name,
+            source=source,
+            tokenizer=tokenizer,
+            notes=pretrained.notes,
+        )
     if pooling is not None:
         drop_pooler(transformer)
     made = _inputs(transformer, inner, config, options, task, pooled=pooling is not None)
@@ -70,7 +85,6 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         constants=made.constants,
         softmax=options.softmax,
     )
-    name = options.name or plain_name(folder.resolve().name)
     copied = copy_changed_inputs(module, inputs, made.axes, name)
     outputs = probe_outputs(module, inputs, made.axes, name)
     kept = keep_outputs(task, outputs)
@@ -82,7 +96,6 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
             f"--softmax: {type(transformer).__name__} has no logits, only "
             + ", ".join(spec.name for spec in outputs)
         )
-    tokenizer = next((p for d in (folder, inner) if (p := d / "tokenizer.json").is_file()), None)
     return LoadedModel(
         name=name,
         module=module,
@@ -90,14 +103,9 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         outputs=outputs,
         axes=made.axes,
         length_axis=made.length_axis,
-        source=ModelSource(
-            kind="folder",
-            spec=str(folder),
-            sha256=hash_tree(folder),
-            details=_details(transformer, config, task, pipeline),
-        ),
+        source=source,
         tokenizer=tokenizer,
-        notes=(*notes, *made.notes, *copied),
+        notes=(*pretrained.notes, *made.notes, *copied),
         labels=label_names(transformer.config, outputs),
         load=options.to_json(),
     )

@@ -1,4 +1,4 @@
-"""What is compiled around a folder's model for a task: pooling, softmax, and which outputs stay."""
+"""The head compiled around a folder's model for a task: pooling, softmax, and its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a folder's image model reads: pixel values of one size, or of dynamic height and width."""
+"""The inputs of a folder's image model: pixel values of one size, or of dynamic height and width."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def import_transformers() -> Any:
 
 
 def main_input(config: Mapping[str, Any]) -> str:
-    """What the model that config.json describes chiefly reads, such as ``pixel_values``."""
+    """The main input of the model that config.json describes, such as ``pixel_values``."""
     transformers = import_transformers()
     found = _named_class(transformers, config)
     if found is None:

@@ -1,4 +1,4 @@
-"""What follows the transformer in a sentence-transformers pipeline, in plain torch.
+"""The steps behind the transformer in a sentence-transformers pipeline, in plain torch.
 
 The pipeline is described by ``modules.json``; pooling, dense layers and normalization become part
 of the compiled model. The formulas are those of sentence-transformers' modules of the same names.

@@ -1,4 +1,4 @@
-"""What a folder's model reads: the inputs by modality, with their axes, pad values and bounds."""
+"""The inputs of a folder's model by modality, with their axes, pad values and bounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH, LENGTH = "batch", "length"
 
 @dataclass(frozen=True)
 class FolderInputs:
-    """What goes in.
+    """The inputs.
 
     Attributes:
         inputs: in the order of the program.

@@ -1,4 +1,4 @@
-"""What a bundle says about texts: the tokenizer that travels along, and what its tokens feed."""
+"""The text settings of a bundle: the tokenizer that travels along, and the inputs that it feeds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENIZER_PATH = "tokenizer/tokenizer.json"
 def describe_texts(
     model: LoadedModel, axes: Mapping[str, Extent]
 ) -> tuple[TextSpec | None, tuple[str, ...]]:
-    """What the manifest says about texts, and notes for people.
+    """The text settings for the manifest, and notes for people.
 
     Args:
         model: what is packed.
@@ -79,7 +79,7 @@ def _check_tokenizer(path: Path) -> None:
 
 
 def _steps(folder: Path) -> tuple[str, ...]:
-    """What sentence-transformers does to a text before it tokenizes it; nothing for others."""
+    """The changes of sentence-transformers to a text before tokenizing; none for others."""
     if not (folder / "sentence_bert_config.json").is_file():
         return ()
     return ("strip", "lower") if wants_lower_case(folder) else ("strip",)

@@ -131,7 +131,7 @@ class _GivenCache(Cache):
 
 
 class SourceCache(EncoderDecoderCache):
-    """What a decoder of an encoder-decoder model attends to: its own text, and a source.
+    """The two caches of a decoder in an encoder-decoder model: its own text, and a source.
 
     Args:
         own: the text's cache.

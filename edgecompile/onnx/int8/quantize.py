@@ -11,7 +11,8 @@ import numpy as np
 from edgecompile.onnx.graph import Array, OnnxGraph
 from edgecompile.onnx.int8.scales import ActivationScale, Layer, quantize_weight, round_up
 
-_ZERO = "int8/zero"
+#: From this opset on scales may be float16.
+_HALF_SCALES = 19
 
 
 def quantize(
@@ -25,7 +26,8 @@ def quantize(
     The activation goes through QuantizeLinear and DequantizeLinear, once for all that take it, and
     before that through a Mul with a factor for each channel where there are such. The
     matrix is stored in int8 behind a DequantizeLinear. Scales have the dtype that the layer
-    calculates in, which strongly typed networks ask for.
+    calculates in, which strongly typed networks ask for. Before opset 19 they are float32, and with
+    them the layer, between Casts: a Cast behind DequantizeLinear would hide it from TensorRT.
 
     Args:
         graph: in float32, or narrowed to float16; isn't changed.
@@ -33,6 +35,9 @@ def quantize(
         layers: of ``wide``.
         scales: by name of the activation in ``wide``.
     """
+    import onnx
+
+    single = onnx.TensorProto.FLOAT
     chosen = {layer.node: layer for layer in layers}
     dtypes = graph.dtypes()
     result = graph.without_nodes()
@@ -46,6 +51,8 @@ def quantize(
             value, weight = old.input[0], old.input[1]
             place = graph.place(old.name)
             dtype = np.dtype(dtypes[value])
+            widens = dtype == np.float16 and graph.opset < _HALF_SCALES
+            scale_dtype = np.dtype(np.float32) if widens else dtype
             if value not in made:
                 scale = f"{value}/scale"
                 source = value
@@ -54,27 +61,45 @@ def quantize(
                     source = f"{value}/smooth"
                     result.tensors[f"{value}/factors"] = factors.astype(dtype)
                     result.add("Mul", [value, f"{value}/factors"], source, place)
+                if widens:
+                    result.add("Cast", [source], f"{value}/fp32*", place, to=single)
+                    source = f"{value}/fp32*"
                 wanted = np.array(scales[layer.value].scale, np.float64)
-                result.tensors[scale] = round_up(wanted, dtype)
-                result.tensors[_ZERO] = np.zeros((), np.int8)
-                made[value] = f"{value}/int8/{dtype.name}"
-                result.add("QuantizeLinear", [source, scale, _ZERO], f"{value}/int8", place)
-                result.add("DequantizeLinear", [f"{value}/int8", scale, _ZERO], made[value], place)
+                result.tensors[scale] = round_up(wanted, scale_dtype)
+                made[value] = f"{value}/int8/{scale_dtype.name}"
+                zero = _zeros(result, ())
+                result.add("QuantizeLinear", [source, scale, zero], f"{value}/int8", place)
+                result.add("DequantizeLinear", [f"{value}/int8", scale, zero], made[value], place)
             # One matrix may be taken by two activations, with other factors each.
             own = owners.setdefault(weight, value) == value
             stored = f"{weight}/int8" if own else f"{weight}/int8/{value}"
             if stored not in made:
                 matrix = _divided(wide.tensors[layer.weight], layer, scales[layer.value])
-                whole, steps = quantize_weight(matrix, layer.axis, dtype)
+                whole, steps = quantize_weight(matrix, layer.axis, scale_dtype)
                 result.tensors[stored] = whole
                 result.tensors[f"{stored}/scale"] = steps
-                made[stored] = f"{stored}/{dtype.name}"
-                inputs = [stored, f"{stored}/scale"]
+                made[stored] = f"{stored}/{scale_dtype.name}"
+                inputs = [stored, f"{stored}/scale", _zeros(result, steps.shape)]
                 result.add("DequantizeLinear", inputs, made[stored], place, axis=layer.axis)
             node.input[0], node.input[1] = made[value], made[stored]
+            if widens:
+                output = node.output[0] = f"{old.output[0]}/fp32*"
+                for index, name in enumerate(node.input[2:], 2):
+                    node.input[index] = f"{output}/{index}"
+                    result.add("Cast", [name], node.input[index], place, to=single)
         result.nodes.append(node)
+        if node.output[0] != old.output[0]:
+            half = onnx.TensorProto.FLOAT16
+            result.add("Cast", [node.output[0]], old.output[0], graph.place(old.name), to=half)
     result.drop_unused()
     return result
+
+
+def _zeros(graph: OnnxGraph, shape: tuple[int, ...]) -> str:
+    """The name of zero points of a shape. TensorRT 8.6 asks for one for each scale."""
+    name = "/".join(["int8/zero", *map(str, shape)])
+    graph.tensors[name] = np.zeros(shape, np.int8)
+    return name
 
 
 def _divided(matrix: Array, layer: Layer, scale: ActivationScale) -> Array:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
+from edgecompile.files import write_json
 from edgecompile.machines.identity import cpu_identity, usable_cpus
 from edgecompile.planning.costs.calibration import Calibration
 from edgecompile.planning.costs.calibration_files import parse_calibration, read_document
@@ -93,16 +93,10 @@ def keep_costs(key: str, document: Mapping[str, Any], cost: BucketCost) -> None:
         cost: what buckets take in a bundle of all variants of the target.
     """
     path = _place(key)
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
-    text = json.dumps({**document, "key": key, "bucket_cost": cost.to_json()}, indent=1)
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        write_json(path, {**document, "key": key, "bucket_cost": cost.to_json()})
         _drop_oldest(path.parent)
-    except OSError:
-        with suppress(OSError):
-            partial.unlink()
 
 
 def _place(key: str) -> Path:

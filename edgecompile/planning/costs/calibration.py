@@ -67,7 +67,7 @@ class CalibratedPoint:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a device measured.
+    """A device's measurements.
 
     Attributes:
         source: the file.

@@ -46,7 +46,7 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def parse_calibration(document: dict[str, Any], name: str) -> Calibration:
-    """What a calibration file called ``name`` holds; unknown keys are ignored.
+    """Reads the contents of a calibration file called ``name``; unknown keys are ignored.
 
     Raises:
         CostError: as :func:`read_calibration`.

@@ -206,7 +206,7 @@ def build_kit(
 def _cost(
     path: Path, profile: TargetProfile, compiled: CompiledModel, build_s: float
 ) -> BucketCost:
-    """What buckets take in a bundle of all the target's variants, from the variants built here."""
+    """The sizes of buckets in a bundle of all the target's variants, from the variants built here."""
     programs = [a for artifacts in compiled.artifacts.values() for a in artifacts]
     sizes = [artifact.library.stat().st_size for artifact in programs]
     native = sum(runtime.path.stat().st_size for runtime in compiled.natives.values())

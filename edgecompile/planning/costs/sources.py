@@ -7,6 +7,7 @@ says which.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import edgecompile
-from edgecompile.buckets.costs.grid import MODES, CostGrid, Mode
+from edgecompile.buckets.costs.grid import CostGrid, Mode
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
 from edgecompile.export.workcount import count_work
@@ -26,7 +27,6 @@ from edgecompile.planning.costs.gpu_roofline import gpu_curve
 from edgecompile.planning.costs.kits import BuiltKit, MeasuringKit, build_kit, make_kit
 from edgecompile.planning.costs.measure import calibrate, measured_costs
 from edgecompile.planning.costs.roofline import modelled_curve
-from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.scope import PlanScope
 from edgecompile.planning.subject import Subject
 from edgecompile.precision import FP32, Precision
@@ -89,7 +89,7 @@ def _measure(
     precision: Precision,
     step: StepHandle,
 ) -> tuple[dict[str, Any], BucketCost]:
-    """What the runtime says of a kit, and what buckets take."""
+    """The runtime's measurements of a calibration bundle, and the sizes of buckets."""
 
     def show(text: str) -> None:
         # "12 rounds, 4 of 6 s"
@@ -109,7 +109,7 @@ def _measure(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def calibrated_costs(subject: Subject, precision: Precision, file: Path) -> Costs:
+def calibrated_costs(subject: Subject, precision: Precision, file: str | os.PathLike[str]) -> Costs:
     """The costs that a device measured.
 
     Raises:
@@ -129,7 +129,7 @@ def calibrated_costs(subject: Subject, precision: Precision, file: Path) -> Cost
     # Costs at another batch would make another plan.
     at = {name: extent.lo for name, extent in scope.axes[1:]}
     costs = measured_costs(calibration, "calibrated", second=scope.second, at=at)
-    return Costs(_only(costs, _asked_modes(request)), scope, calibration.bucket_cost)
+    return Costs(_only(costs, request.modes), scope, calibration.bucket_cost)
 
 
 def _modelled(subject: Subject, weights: Precision) -> Costs:
@@ -170,10 +170,6 @@ def _modelled(subject: Subject, weights: Precision) -> Costs:
     lines = {size: curve({**fixed, second: size}) for size in scope.second_sizes()}
     provenance = dict(next(iter(lines.values())).provenance)
     return Costs(CostGrid.join((scope.axis, second), lines, provenance), scope)
-
-
-def _asked_modes(request: PlanRequest) -> tuple[Mode, ...]:
-    return tuple(mode for mode in MODES if request.mode in (mode, "auto"))
 
 
 def _only(curve: CostGrid, modes: tuple[Mode, ...]) -> CostGrid:

@@ -75,7 +75,7 @@ class Dispatcher:
         return "the sizes lie in a gap between the buckets; build the bundle with these lengths"
 
     def padded_sizes(self, index: int) -> Dict[str, int]:
-        """What bucket ``index`` fills each of its padded axes up to; {} if it doesn't pad."""
+        """The sizes that bucket ``index`` fills its padded axes up to; {} if it doesn't pad."""
         return dict(self._fills[index])
 
     def pad(

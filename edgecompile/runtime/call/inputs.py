@@ -288,7 +288,7 @@ def make_inputs(
 
 
 class CacheRules:
-    """What the inputs of one generative manifest must keep to; holds no state of a run."""
+    """The rules for inputs of one generative manifest; holds no state of a run."""
 
     def __init__(self, spec: GenerationSpec) -> None:
         self._spec = spec
@@ -322,7 +322,7 @@ class CacheRules:
         sizes: Mapping[str, int],
         filled: Mapping[str, int],
     ) -> List[str]:
-        """What is wrong with the rows of a run: of inputs of these ``sizes``, padded to ``filled``."""
+        """Faults in the rows of a run: of inputs of these ``sizes``, padded to ``filled``."""
         spec, problems = self._spec, []
         position, last = int(arrays[spec.position][0]), int(arrays[spec.last][0])
         length, rows = sizes[spec.length_axis], sizes[spec.context_axis]

@@ -16,7 +16,7 @@ _Loader = Callable[[], Case]
 
 
 class Runner(Protocol):
-    """What the cases are run with: an open ``Model``, or an engine that isn't finished yet."""
+    """A runner of cases: an open ``Model``, or an engine that isn't finished yet."""
 
     @property
     def manifest(self) -> Manifest:
@@ -43,7 +43,7 @@ class Runner(Protocol):
 
 
 def run_cases(model: Runner, cases: Optional[str] = None) -> List[Dict[str, Any]]:
-    """What became of each golden vector, or of each in the folder ``cases``; see ``run_selftest``."""
+    """The result of each golden vector, or of each in the folder ``cases``; see ``run_selftest``."""
     return [_run_case(model, *item) for item in _cases(model, cases)]
 
 

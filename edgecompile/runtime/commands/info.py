@@ -1,4 +1,4 @@
-"""What ``info`` tells: a bundle's contents, and what of it fits this machine."""
+"""The ``info`` command: a bundle's contents, and the parts that fit this machine."""
 
 import os
 from typing import Any, Dict, List, Optional
@@ -68,7 +68,7 @@ def _gpu_precision(folder: BundleFolder) -> Optional[str]:
 
 
 def _judge_host(folder: BundleFolder, wanted: Optional[str]) -> Dict[str, Any]:
-    """What of a bundle fits this machine: the keys of ``_HERE``."""
+    """The parts of a bundle that fit this machine: the keys of ``_HERE``."""
     manifest = folder.manifest
     host = describe_host(folder)
     chosen, problem = None, None
@@ -96,7 +96,7 @@ def _judge_host(folder: BundleFolder, wanted: Optional[str]) -> Dict[str, Any]:
 
 
 def _ready(folder: BundleFolder, variant: Variant) -> str:
-    """What is to be said of a variant that this machine's CPU can run."""
+    """The notes on a variant that this machine's CPU can run."""
     if variant.backend != TENSORRT:
         return "runs here"
     from ..gpu.variant import judge_gpu_variant

@@ -1,4 +1,4 @@
-"""What this machine can run, and which variant of a bundle fits it best.
+"""The instruction sets of this machine, and the variant of a bundle that fits it best.
 
 Features come from a small native probe (CPUID and XGETBV, or the auxiliary vector), built for the
 lowest baseline of the architecture: /proc/cpuinfo lies under emulation and says nothing about
@@ -177,7 +177,7 @@ def missing(variant: Variant, host: Host) -> List[str]:
 
 
 def _refusal(variants: Sequence[Variant], refused: Mapping[str, List[str]]) -> UnsupportedHostError:
-    """What to raise where none of ``variants`` can run: a backend's own error if that is all that
+    """The error where none of ``variants`` can run: a backend's own if that is all that
     one of them lacks."""
     for item in variants:
         refusal = loaders.refuse(item)

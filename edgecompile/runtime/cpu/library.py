@@ -187,7 +187,7 @@ class RuntimeLibrary:
         return list(rows[: min(capacity, int(self._library.ec_profile_stop(rows, capacity)))])
 
     def measure_ceilings(self) -> Tuple[float, float]:
-        """What the machine can do at most: float32 operations, and bytes read, per second."""
+        """The machine's peaks: float32 operations, and bytes read, per second."""
         flops, bytes_read = ctypes.c_double(), ctypes.c_double()
         status = self._library.ec_measure_ceilings(ctypes.byref(flops), ctypes.byref(bytes_read))
         self.check(status, "measuring the machine")

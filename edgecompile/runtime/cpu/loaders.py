@@ -22,7 +22,7 @@ _OWN_COMMAND = "edgecompile.runtime"
 
 
 class Loader(Protocol):
-    """What runs the variants of one backend."""
+    """A loader: runs the variants of one backend."""
 
     #: What ``python -m`` is given instead of ``edgecompile.runtime``.
     command: str
@@ -80,7 +80,7 @@ def refuse(variant: Variant) -> Optional[UnsupportedHostError]:
 
 
 def command() -> str:
-    """What ``python -m`` is given to do in a fresh process what this one can do."""
+    """The module for ``python -m`` that can do in a fresh process what this one can."""
     for loader in _loaders.values():
         return loader.command
     return _OWN_COMMAND

@@ -17,6 +17,7 @@ from ..format.output import write_output
 from ..format.recipe_schema import ShapeRange
 from ..format.schema import Record
 from ..gpu.log import KEPT, BuildFailure, BuildLog, make_logger
+from ..gpu.releases import Release, find_release
 
 if TYPE_CHECKING:
     import tensorrt
@@ -28,7 +29,7 @@ _EVERY = 0.2  # seconds between two messages about progress
 
 @dataclass(frozen=True)
 class BuildJob(Record):
-    """What to build: an engine of ``profiles``, each with a range of shapes by input.
+    """The order for an engine of ``profiles``, each with a range of shapes by input.
 
     ``output`` is a file that doesn't exist yet, ``timing_cache`` one that may.
     """
@@ -74,12 +75,11 @@ def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
     log = BuildLog()
     logger = make_logger(log)
     builder = tensorrt.Builder(logger)
-    network = builder.create_network(
-        1 << int(tensorrt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-    )
+    release = find_release()
+    network = release.create_network(builder)
     parser = tensorrt.OnnxParser(network, logger)
     if not parser.parse_from_file(job.onnx):
-        raise BuildFailure(_parser_errors(parser, log), log.about_memory())
+        raise BuildFailure(_parser_errors(parser, release, log), log.about_memory())
     config = builder.create_builder_config()
     config.builder_optimization_level = job.optimization_level
     # On by default, and strong types leave it on: float32 would be multiplied with 10 bits of mantissa.
@@ -87,7 +87,8 @@ def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
     config.set_memory_pool_limit(tensorrt.MemoryPoolType.WORKSPACE, job.workspace_bytes)
     _add_profiles(builder, network, config, job.profiles, log)
     used = _set_timing_cache(config, job.timing_cache)
-    config.progress_monitor = _make_monitor(tell, started)
+    release.configure(network, config)
+    release.watch(config, lambda: _make_monitor(tell, started))
     plan = builder.build_serialized_network(network, config)
     # Also after a failure: what was measured needn't be measured by the next attempt.
     kept = _save_timing_cache(config, job.timing_cache)
@@ -103,13 +104,14 @@ def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
     }
 
 
-def _parser_errors(parser: "tensorrt.OnnxParser", log: BuildLog) -> str:
+def _parser_errors(parser: "tensorrt.OnnxParser", release: Release, log: BuildLog) -> str:
     lines = []
     for index in range(min(parser.num_errors, KEPT)):
         error = parser.get_error(index)
         text = "node {} {} ({}): {}"
-        name, kind = shorten(error.node_name(), 120), shorten(error.node_operator())
-        lines.append(text.format(error.node(), name or "-", kind, shorten(error.desc(), 300)))
+        name, kind = release.node_of(error)
+        named = (shorten(name, 120) or "-", shorten(kind) or "-")
+        lines.append(text.format(error.node(), *named, shorten(error.desc(), 300)))
     reasons = lines or log.errors or ["it gave no reason"]
     return "TensorRT's parser refuses the ONNX: " + "\n  ".join(reasons)
 
@@ -213,7 +215,7 @@ class Phases:
             self._done.pop(name, None)
 
     def fraction(self) -> float:
-        """What is done of the outermost phase, 0 to 1; what runs side by side isn't added."""
+        """The finished part of the outermost phase, 0 to 1; parallel phases aren't added."""
         best: Dict[Optional[str], float] = {}
         with self._lock:
             # Children begin after their parents, so the last ones come first here.

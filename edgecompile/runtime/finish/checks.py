@@ -1,4 +1,4 @@
-"""What is looked at before a build: is this the right device, is there the memory and the disk."""
+"""Checks before a build: the right device, enough memory, enough disk."""
 
 import os
 from typing import List, Optional, Tuple

@@ -64,7 +64,7 @@ def finish_bundle(
 
 
 def _finish(maker: EngineMaker) -> Tuple[str, FinishedEngine]:
-    """What was done, and the engine."""
+    """Finishes; returns the steps taken, and the engine."""
     maker.say("device: {}".format(maker.identity))
     for note in check_device(maker.recipe, maker.identity, maker.options.force):
         maker.note(note)

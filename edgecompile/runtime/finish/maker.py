@@ -37,7 +37,7 @@ _FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.
 
 
 class Options(NamedTuple):
-    """What the user asks for; None leaves it to the recipe and to the device.
+    """Options of the user; None leaves one to the recipe and to the device.
 
     ``force``: build anew even if it was done, and in spite of predictions and another GPU.
     """
@@ -49,7 +49,7 @@ class Options(NamedTuple):
     debug: bool = False
 
     def asked(self) -> Dict[str, Any]:
-        """What an engine has to have been built with, as the stamp keeps it."""
+        """The options that an engine has to have been built with, as the stamp keeps them."""
         return {"workspace_bytes": self.workspace, "level": self.level}
 
 

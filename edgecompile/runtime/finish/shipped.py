@@ -15,12 +15,12 @@ from ..gpu.device import DeviceIdentity
 
 
 def list_differences(shipped: ShippedEngine, identity: DeviceIdentity) -> List[str]:
-    """What differs between the device that an engine was built on and this one; [] if it fits."""
+    """Differences between the device that an engine was built on and this one; [] if it fits."""
     return compare_devices(shipped.device, identity.key_json())
 
 
 def compare_devices(before: Mapping[str, Any], now: Mapping[str, Any]) -> List[str]:
-    """What differs between two ``DeviceIdentity.key_json``, for people."""
+    """Differences between two ``DeviceIdentity.key_json``, for people."""
     return [
         "{} was {}, is {}".format(name, shorten(before.get(name)), value)
         for name, value in now.items()

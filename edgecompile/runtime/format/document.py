@@ -240,10 +240,7 @@ class Reader:
         if optional and key not in parent:
             return {}
         value = self.key(parent, key, where)
-        if key in parent and self._typed(value, join(where, key), (dict,), "an object"):
-            assert isinstance(value, dict)
-            return value
-        return {}
+        return self.as_object(value, join(where, key)) if key in parent else {}
 
     def items(
         self, parent: Dict[str, Any], key: str, where: str, least: int, most: int

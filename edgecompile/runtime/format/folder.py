@@ -306,7 +306,7 @@ def _keeps_byte_code_out(folder: int, name: str) -> bool:
 
 
 def file_state(info: os.stat_result) -> Tuple[int, ...]:
-    """What changes with the content of a file: device, inode, size in bytes, times in ns.
+    """Facts that change with the content of a file: device, inode, size in bytes, times in ns.
 
     A writer can set the time of modification back, but not the one of change (ctime).
     """

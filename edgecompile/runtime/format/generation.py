@@ -95,7 +95,7 @@ class _GenerationReader:
         return self.reader.problems.count > self.before
 
     def _source(self) -> Dict[str, Any]:
-        """What there is beside, where a text goes on from a source."""
+        """The entries for a source, where a text goes on from one."""
         reader, entry = self.reader, self.entry
         names = {key: reader.string(entry, key, KEY) or "" for key in ("encoder", "source")}
         return {

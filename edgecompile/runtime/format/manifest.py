@@ -57,7 +57,7 @@ _SEGMENT = re.compile(r"[A-Za-z0-9._+@=,~-]{1,255}")
 
 
 def check_path(path: str) -> Optional[str]:
-    """What is wrong with a path of a bundle, or None.
+    """The fault of a path in a bundle, or None.
 
     Relative, at most 1024 characters, segments of 1 to 255 of ``A-Z a-z 0-9 . _ + @ = , ~ -``
     separated by single slashes, none of them "." or "..".

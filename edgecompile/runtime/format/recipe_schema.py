@@ -1,4 +1,4 @@
-"""What a recipe says, as frozen dataclasses; FORMAT.md is normative.
+"""The recipe as frozen dataclasses; FORMAT.md is normative.
 
 Construction checks nothing: ``recipe.parse_recipe`` does, and every writer sends its bytes through
 it before they leave.
@@ -50,7 +50,7 @@ class TargetDevice(Record):
 
 @dataclass(frozen=True)
 class Predicted(Record):
-    """What the build host expects: bytes, and seconds where it can tell; ``how`` says from what."""
+    """The build host's predictions: bytes, and seconds where it can tell; ``how`` names their basis."""
 
     build_bytes: int
     engine_bytes: int

@@ -1,4 +1,4 @@
-"""What a manifest says, as frozen dataclasses; FORMAT.md is normative.
+"""The manifest as frozen dataclasses; FORMAT.md is normative.
 
 ``to_json()`` gives plain dicts whose order is fixed, so equal manifests are equal bytes.
 Construction checks nothing: ``manifest.parse_manifest`` does, and every writer sends its bytes

@@ -15,7 +15,7 @@ _MAX_LISTED = 32
 
 
 class Signature(NamedTuple):
-    """What was read; complete only if the reader noted no problem."""
+    """The signature; complete only if the reader noted no problem."""
 
     axes: Dict[str, Extent]
     inputs: Tuple[TensorSpec, ...]

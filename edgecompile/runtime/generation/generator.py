@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Generator:
-    """What makes new tokens behind a prompt."""
+    """Makes new tokens behind a prompt."""
 
     def _stream(self, input_ids: Any, decoder_input_ids: Any, options: Options) -> "TokenStream":
         raise NotImplementedError

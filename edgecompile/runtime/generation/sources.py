@@ -1,4 +1,4 @@
-"""What a text goes on from, where an encoder reads it: the source of an encoder-decoder bundle."""
+"""The source of a text in an encoder-decoder bundle, which the encoder reads."""
 
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
 

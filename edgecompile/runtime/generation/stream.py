@@ -1,4 +1,4 @@
-"""What a generation is asked for, and the stream of its tokens."""
+"""The options of a generation, and the stream of its tokens."""
 
 import sys
 from typing import (
@@ -95,7 +95,7 @@ def make_request(manifest: Manifest, input_ids: Any, options: Options) -> Reques
 
 
 def begin_text(spec: GenerationSpec, given: Any) -> Any:
-    """What a text behind a source goes on from.
+    """The start of a text behind a source.
 
     As in transformers: ``given`` with the first start token in front, if it isn't there; the start
     tokens after the first, which are forced, only where nothing else follows it.
@@ -216,7 +216,7 @@ def refuse_text(value: Any) -> None:
 
 
 def turn_lost() -> InputError:
-    """What the stream of a session gets whose text another one has taken the place of."""
+    """The error for a stream whose text in the session was replaced by another one."""
     return InputError(
         "another generation of this session began meanwhile, which ended this one",
         "let texts that are made at the same time have a session each",
@@ -258,7 +258,7 @@ def _read_prompt(
 
 
 def _read_sampling(spec: GenerationSpec, options: Options, problems: List[str]) -> Sampling:
-    """What is given, else the bundle's defaults, else what changes nothing."""
+    """The given options, else the bundle's defaults, else neutral values."""
     given = options._asdict()
     do_sample: Any = options.do_sample
     seed = options.seed

@@ -69,7 +69,7 @@ def digest(value: object) -> str:
 
 
 def describe_content(manifest: Manifest, variant: Variant, recipe: Recipe) -> Dict[str, Any]:
-    """What an engine is built from: hashes of ONNX and weights, profiles, options; and the engine
+    """The sources of an engine: hashes of ONNX and weights, profiles, options; and the engine
     that comes along, which may take their place."""
     whole = recipe.to_json()
     shipped = {}

@@ -1,4 +1,4 @@
-"""What identifies the device that an engine is built on: module, system and versions.
+"""The identity of the device that an engine is built on: module, system and versions.
 
 An engine runs only where all of it is the same. The name that CUDA gives doesn't tell modules
 apart (every Orin is called "Orin"); the device tree does.
@@ -56,7 +56,7 @@ class DeviceIdentity:
         return dict(self.__dict__)
 
     def key_json(self) -> Dict[str, Any]:
-        """What an engine depends on."""
+        """The facts that an engine depends on."""
         result = self.to_json()
         del result["memory_bytes"], result["runtime"]
         return result

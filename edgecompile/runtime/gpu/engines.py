@@ -1,4 +1,4 @@
-"""What runs on a GPU, as the rest of the runtime sees it: an engine and its contexts.
+"""An engine and its contexts on a GPU, as the rest of the runtime sees them.
 
 ``tensorrt.py`` has TensorRT's. Anything else that queues its work on a given stream, reads and writes
 given addresses and allocates nothing while it does so can be driven the same way.
@@ -16,6 +16,11 @@ MODES = (PLANNED, DEFAULT, REDUCE_OVERHEAD)
 
 class Context(Protocol):
     """One profile of an engine made ready to run: not from two threads at once."""
+
+    @property
+    def dtypes(self) -> Mapping[str, str]:
+        """Of inputs and outputs that may have another dtype than the manifest's: int32 for int64."""
+        ...
 
     def reshape(self, shapes: Mapping[str, Sizes]) -> Dict[str, Sizes]:
         """Sets the shape of every input, and returns that of every output.
@@ -58,7 +63,7 @@ class Engine(Protocol):
 
     @property
     def label(self) -> str:
-        """What to call it in messages, such as a path."""
+        """Its name in messages, such as a path."""
         ...
 
     @property

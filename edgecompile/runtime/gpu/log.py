@@ -46,7 +46,7 @@ class BuildLog:
         return any(word in text for word in _MEMORY_WORDS)
 
     def failure(self, doing: str) -> BuildFailure:
-        """What to raise where TensorRT gave nothing back."""
+        """The error where TensorRT gave nothing back."""
         reasons = self.errors or self.warnings or ["TensorRT gave no reason"]
         text = "{}: {}".format(doing, "; ".join(reasons[-5:]))
         # Without any reason the commonest one is assumed: a smaller attempt costs time alone.

@@ -1,11 +1,11 @@
 """One bucket on a GPU: its context, its buffers and, with graphs, its captured run."""
 
 import threading
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..errors import EdgecompileError, GpuError
+from ..errors import EdgecompileError, GpuError, InputError
 from ..format.manifest import BucketSpec, Manifest, TensorSpec
 from .buffers import Buffers, Span
 from .cuda import Cuda
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GpuLane:
-    """What all buckets of a model share: a stream, and the right to use the scratch memory.
+    """Things that all buckets of a model share: a stream, and the right to use the scratch memory.
 
     Whoever runs holds ``lock``. After an error that CUDA doesn't recover from, ``check`` refuses.
     """
@@ -106,10 +106,15 @@ class GpuProgram:
             largest = {spec.name: _largest(spec, bucket) for spec in manifest.inputs}
             outputs = self._reshape(largest)
             _check_outputs(self.label, manifest, bucket, outputs)
+            dtypes = {
+                x.name: np.dtype(context.dtypes.get(x.name, x.dtype))
+                for x in (*manifest.inputs, *manifest.outputs)
+            }
+            self._limits = list_limits(manifest.inputs, dtypes)
             self._buffers = Buffers(
                 lane.cuda,
-                {x.name: (np.dtype(x.dtype), largest[x.name]) for x in manifest.inputs},
-                {x.name: (np.dtype(x.dtype), outputs[x.name]) for x in manifest.outputs},
+                {x.name: (dtypes[x.name], largest[x.name]) for x in manifest.inputs},
+                {x.name: (dtypes[x.name], outputs[x.name]) for x in manifest.outputs},
                 zero_copy,
             )
             context.bind(self._buffers.addresses)
@@ -206,6 +211,7 @@ class GpuProgram:
 
         Raises:
             GpuError: CUDA or the engine reported a failure.
+            InputError: a value isn't one of the engine's integers.
         """
         return self._run(arrays, shapes)
 
@@ -214,6 +220,7 @@ class GpuProgram:
 
         Raises:
             GpuError: CUDA or the engine reported a failure.
+            InputError: a value isn't one of the engine's integers.
         """
         self._run(arrays, None, results)
 
@@ -224,6 +231,8 @@ class GpuProgram:
         results: Optional[Sequence["NDArray[Any]"]] = None,
     ) -> List["NDArray[Any]"]:
         given = tuple([array.shape for array in arrays])
+        for index, limits in self._limits:
+            check_range(self.label, self._specs[index], arrays[index], limits)
         with self._lock:
             if self._buffers is None:
                 raise GpuError("{}: the program is closed".format(self.label))
@@ -243,10 +252,10 @@ class GpuProgram:
                     result[...] = view[tuple([slice(n) for n in result.shape])]
                 return []
             if shapes is None:
-                return [np.array(view) for view in self._out]
+                return [np.array(view, x.dtype) for view, x in zip(self._out, self._results)]
             return [
-                np.array(view[tuple([slice(n) for n in shape])], order="C")
-                for view, shape in zip(self._out, shapes)
+                np.array(view[tuple([slice(n) for n in shape])], spec.dtype, order="C")
+                for view, spec, shape in zip(self._out, self._results, shapes)
             ]
 
     def _change(self, given: Tuple[Sizes, ...]) -> None:
@@ -314,6 +323,30 @@ def _largest(spec: TensorSpec, bucket: BucketSpec) -> Sizes:
     return tuple(
         [bucket.axes[dim].hi if isinstance(dim, str) else int(dim or 0) for dim in spec.shape]
     )
+
+
+def check_range(
+    label: str, spec: TensorSpec, array: "NDArray[Any]", limits: "np.iinfo[Any]"
+) -> None:
+    """Raises InputError if a value isn't one of the engine's integers."""
+    if array.size and not limits.min <= array.min() <= array.max() <= limits.max:
+        text = "{}: {} has values from {} to {}; the engine takes it as {}, {} to {}"
+        span = (array.min(), array.max(), limits.dtype, limits.min, limits.max)
+        raise InputError(text.format(label, spec.name, *span))
+
+
+def list_limits(
+    specs: Sequence[TensorSpec], dtypes: "Mapping[str, np.dtype[Any]]"
+) -> "List[Tuple[int, np.iinfo[Any]]]":
+    """(number, limits) of the inputs whose allowed values may exceed the engine's integers."""
+    result = []
+    for index, spec in enumerate(specs):
+        if dtypes[spec.name] != spec.dtype:
+            limits = np.iinfo(dtypes[spec.name])
+            low, high = spec.bounds or (-np.inf, np.inf)
+            if low < limits.min or high > limits.max:
+                result.append((index, limits))
+    return result
 
 
 def _check_outputs(

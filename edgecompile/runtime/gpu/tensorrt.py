@@ -1,6 +1,6 @@
 """TensorRT's engines and contexts, as ``engines`` describes them.
 
-Only names that TensorRT 10.3, 10.16 and 11.4 all have. TensorRT reports failures by None or False,
+Only names that TensorRT 8.6, 10.3, 10.16 and 11.4 all have; releases.py has the others. TensorRT reports failures by None or False,
 its bindings some of them by a RuntimeError without a reason. Why is in the log alone, so the log's last
 words are part of every message here.
 """
@@ -18,10 +18,20 @@ from .cuda import Cuda
 from .device import tensorrt_version
 from .engines import Sizes
 from .log import BuildLog, make_logger
+from .releases import find_release
 
 if TYPE_CHECKING:
     import tensorrt
 
+_DTYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "INT64": "int64",
+    "INT32": "int32",
+    "INT8": "int8",
+    "UINT8": "uint8",
+    "BOOL": "bool",
+}
 _AGAIN = "finish the bundle again: python -m edgecompile.runtime finish BUNDLE --force"
 
 
@@ -114,34 +124,26 @@ class TrtEngine:
         self._runtime: Optional[tensorrt.Runtime] = runtime
         self._engine: Optional[tensorrt.ICudaEngine] = engine
         self._log = log
+        self._release = find_release()
         self._contexts: List[TrtContext] = []
         self._tensors = dict(tensors)
         names = {native: name for name, native in tensors.items()}
         self.inputs: Dict[str, str] = {}
         self.outputs: Dict[str, str] = {}
-        types = {
-            tensorrt.DataType.FLOAT: "float32",
-            tensorrt.DataType.HALF: "float16",
-            tensorrt.DataType.INT64: "int64",
-            tensorrt.DataType.INT32: "int32",
-            tensorrt.DataType.INT8: "int8",
-            tensorrt.DataType.UINT8: "uint8",
-            tensorrt.DataType.BOOL: "bool",
-        }
         for index in range(engine.num_io_tensors):
             name = engine.get_tensor_name(index)
             dtype = engine.get_tensor_dtype(name)
             is_input = engine.get_tensor_mode(name) == tensorrt.TensorIOMode.INPUT
             table = self.inputs if is_input else self.outputs
-            table[names.get(name, name)] = types.get(dtype, str(dtype))
+            table[names.get(name, name)] = _DTYPES.get(dtype.name, str(dtype))
 
     def native(self, name: str) -> str:
-        """What TensorRT calls an input or output."""
+        """TensorRT's name of an input or output."""
         return self._tensors.get(name, name)
 
     def check(self, manifest: Manifest, last: int) -> None:
         """Raises GpuError unless it has a profile of the number ``last``, and inputs and outputs have
-        the manifest's names and dtypes."""
+        the manifest's names and dtypes, or those that this TensorRT has in their place."""
         problems = []
         if last >= self.profiles:
             problems.append("has {} profiles, must have {}".format(self.profiles, last + 1))
@@ -149,31 +151,27 @@ class TrtEngine:
             ("inputs", self.inputs, manifest.inputs),
             ("outputs", self.outputs, manifest.outputs),
         ):
-            wanted = {spec.name: spec.dtype for spec in specs}
+            narrowed = self._release.narrowed
+            wanted = {spec.name: narrowed.get(spec.dtype, spec.dtype) for spec in specs}
             if found != wanted:
-                text = "has the {} {}, the manifest has {}"
+                text = "has the {} {}, must have {}"
                 problems.append(text.format(kind, _pairs(found), _pairs(wanted)))
         if problems:
             raise GpuError("{}: {}".format(self.label, "; ".join(problems)), _AGAIN)
 
     def scratch_bytes(self, profile: int) -> int:
-        """What TensorRT says of the profile."""
+        """TensorRT's ranges of the profile."""
         assert self._engine is not None
-        return int(self._engine.get_device_memory_size_for_profile_v2(profile))
+        return self._release.scratch_bytes(self._engine, profile)
 
     def open(self, profile: int, scratch: int, size: int, stream: int) -> "TrtContext":
         """See ``engines.Engine.open``."""
-        import tensorrt
-
         assert self._engine is not None
-        context = self._engine.create_execution_context(
-            tensorrt.ExecutionContextAllocationStrategy.USER_MANAGED
-        )
+        context = self._release.create_context(self._engine, scratch, size)
         if context is None:
             raise self.failure("creating a context of profile {}".format(profile))
         doing = "choosing profile {}".format(profile)
         try:
-            context.set_device_memory(scratch, size)
             done = context.set_optimization_profile_async(profile, stream)
         except RuntimeError as error:
             raise self.failure(doing, error) from None
@@ -186,7 +184,7 @@ class TrtEngine:
         return result
 
     def failure(self, doing: str, error: Optional[RuntimeError] = None) -> GpuError:
-        """What to raise where TensorRT said no, or its bindings raised ``error``."""
+        """The error where TensorRT said no, or its bindings raised ``error``."""
         if error is not None:
             doing += " ({})".format(shorten(error, 200))
         text = "{}: TensorRT failed at {}{}".format(self.label, doing, _last_words(self._log))
@@ -219,6 +217,7 @@ class TrtContext:
 
     def __init__(self, engine: TrtEngine, native: "tensorrt.IExecutionContext") -> None:
         self._engine = engine
+        self.dtypes = {**engine.inputs, **engine.outputs}
         self.native: Optional[tensorrt.IExecutionContext] = native
 
     def _open(self) -> "tensorrt.IExecutionContext":

@@ -65,7 +65,7 @@ def _find(folder: BundleFolder, variant: Variant, recipe: Recipe, cuda: Cuda) ->
 
 
 def judge_gpu_variant(folder: BundleFolder, variant: Variant) -> str:
-    """What ``info`` says of a variant that fits this machine's CPU; loads no engine."""
+    """The entry of ``info`` for a variant that fits this machine's CPU; loads no engine."""
     try:
         engine = _find(folder, variant, read_recipe(folder, variant), Cuda.load())
     except (GpuError, UnfinishedBundleError) as error:

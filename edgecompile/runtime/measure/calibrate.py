@@ -118,7 +118,7 @@ def calibrate_bundle(
 
 
 def bucket_cost(manifest: Manifest) -> Dict[str, float]:
-    """What a bucket takes in this bundle: bytes of all variants, and seconds to build if known.
+    """The size of a bucket in this bundle: bytes of all variants, and seconds to build if known.
 
     "base_size" is the bundle without programs; "bucket_build_s" is what the builder noted.
     """

@@ -1,4 +1,4 @@
-"""What starting costs: measured in fresh processes, one after another, and the memory they take."""
+"""The cost of starting: measured in fresh processes, one after another, and their memory."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def cold_start(
     imported: int,
     **how: Any,
 ) -> Dict[str, Any]:
-    """What a fresh process does: opens, warms up and runs once. Run by ``measure_cold_start``.
+    """Opens, warms up and runs once, in a fresh process. Run by ``measure_cold_start``.
 
     Args:
         since: when the parent started this process, ``time.monotonic_ns`` (one clock for all).
@@ -62,7 +62,7 @@ def cold_start(
 
 
 def cold_load(path: str, **how: Any) -> Dict[str, Any]:
-    """What a fresh process does to open a bundle, without running anything.
+    """Opens a bundle in a fresh process, without running anything.
 
     Returns:
         "open_ms" without any program, and "load_ms" of each distinct program, one after another:
@@ -107,7 +107,7 @@ def measure_cold_start(
 
 
 def measure_cold_loads(path: str, *, count: int, **how: Any) -> Dict[str, float]:
-    """What opening a bundle and loading one more program cost, in ``count`` fresh processes.
+    """The cost of opening a bundle and of loading one more program, in ``count`` fresh processes.
 
     Returns:
         "open_ms": the median of opening it without its programs. "load_ms": the mean of loading
@@ -134,7 +134,7 @@ def _start(
     count: int,
     **how: Any,
 ) -> List[Dict[str, Any]]:
-    """What ``count`` runs of the hidden command say."""
+    """The answers of ``count`` runs of the hidden command."""
     command, where = child_command(loaders.command())
     command += ["coldstart", os.path.abspath(path)]
     command += extra

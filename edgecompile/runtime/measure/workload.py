@@ -1,4 +1,4 @@
-"""What a benchmark runs: lengths and how often each occurs."""
+"""The lengths of a benchmark and how often each occurs."""
 
 import os
 from typing import Dict, List, Mapping, Optional, Tuple

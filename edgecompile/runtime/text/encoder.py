@@ -57,7 +57,7 @@ class Bundle(Protocol):
 
 
 class TokenizedText(NamedTuple):
-    """What the tokenizer made of a text.
+    """The tokens of a text.
 
     ``ids`` and ``type_ids`` are numbers by token, special ones included; ``offsets`` say from which
     to which character of the text (of its second one where ``type_ids`` or a pair says so) a token

@@ -357,7 +357,7 @@ def test_sums_that_would_change_stay() -> None:
 
 
 class Mutation(nn.Module):
-    """What the linear reads changes before the sum."""
+    """The input of the linear layer changes before the sum."""
 
     def __init__(self) -> None:
         super().__init__()

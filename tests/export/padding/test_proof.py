@@ -1,4 +1,4 @@
-"""What the analysis of a model's operators proves of padding, and which operator it names if not."""
+"""Proofs that padding changes nothing, or the operator that stands against one."""
 
 from __future__ import annotations
 

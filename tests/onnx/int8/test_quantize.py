@@ -25,9 +25,9 @@ TWO = """agraph (float[n,24] x) => (float[n,16] y, float[n,8] z) {
 }"""
 
 
-def two(scale: np.ndarray | None = None) -> tuple[np.ndarray, object]:
+def two(scale: np.ndarray | None = None, opset: int = 20) -> tuple[np.ndarray, object]:
     x = X if scale is None else X * scale
-    graph = graph_of(TWO, w=W, v=V, b=np.ones(8, np.float32))
+    graph = graph_of(TWO, opset, w=W, v=V, b=np.ones(8, np.float32))
     return x.astype(np.float32), graph
 
 
@@ -55,20 +55,30 @@ def test_a_matrix_is_rounded_by_columns_and_scales_never_clip() -> None:
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_the_graph_multiplies_whole_numbers(tmp_path: Path, half: bool) -> None:
-    x, graph = two()
+@pytest.mark.parametrize("opset", [17, 20])
+def test_the_graph_multiplies_whole_numbers(tmp_path: Path, half: bool, opset: int) -> None:
+    x, graph = two(opset=opset)
     layers = find_layers(graph)
     scales = find_scales(graph, layers, [{"x": x}], tmp_path)
     base = narrow(graph, {}, {}).graph if half else graph
     made = quantize(base, graph, layers, scales)
-    counts = check_operators(made, OnnxTarget("10.3"))
+    counts = check_operators(made, OnnxTarget("8.6" if opset == 17 else "10.3"))
     counts.check()
     # The activation is rounded once for both, each matrix has its own.
     assert counts.operators["QuantizeLinear"] == 1
     assert counts.operators["DequantizeLinear"] == 3
     kinds = {name: array.dtype.name for name, array in made.tensors.items()}
-    own = "float16" if half else "float32"
-    assert sorted(kinds.values()).count("int8") == 3  # two matrices and the zero
+    own = "float16" if half and opset == 20 else "float32"
+    # Two matrices, and zero points of the sizes of the scales, which TensorRT 8.6 asks for.
+    assert sorted(kinds.values()).count("int8") == 2 + 3
+    for node in made.nodes:
+        if node.op_type.endswith("tizeLinear"):
+            assert made.tensors[node.input[1]].shape == made.tensors[node.input[2]].shape
+    # What multiplies takes whole numbers' values as they are: a Cast between would hide them.
+    made_by = {name: node.op_type for node in made.nodes for name in node.output}
+    for node in made.nodes:
+        if node.op_type in ("MatMul", "Gemm"):
+            assert [made_by[name] for name in node.input[:2]] == 2 * ["DequantizeLinear"]
     assert {kind for name, kind in kinds.items() if name.endswith("scale")} == {own}
     assert "w" not in kinds and "v" not in kinds
     got, want = run(made, tmp_path, x=x), run(graph, tmp_path, x=x)

@@ -76,7 +76,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def calibration(kit: MeasuringKit = KIT) -> dict[str, Any]:
-    """What the runtime would write of a kit."""
+    """The document that the runtime writes for a calibration bundle."""
     return {
         "calibration_version": 1,
         "edgecompile": "1",

@@ -60,7 +60,7 @@ def job(tmp_path: Path) -> BuildJob:
 
 
 def build(python: str, job: BuildJob, **changes: Any) -> dict[str, Any]:
-    """What build_engine gave, raised and told, in a process of its own."""
+    """The result, error and progress of build_engine in a process of its own."""
     request = {**job.to_json(), **changes}
     done = subprocess.run(
         [python, "-c", BUILD],

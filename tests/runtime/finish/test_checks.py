@@ -20,6 +20,7 @@ from edgecompile.runtime.finish.checks import check_device, check_disk, check_me
 from edgecompile.runtime.format.manifest import Manifest, parse_manifest
 from edgecompile.runtime.format.recipe import Recipe, parse_recipe
 from edgecompile.runtime.gpu.device import DeviceIdentity
+from edgecompile.targets.jetpack import load_jetpack
 from tests.runtime.bundles import DummyBundle
 from tests.runtime.gpu.test_cache import ORIN
 
@@ -56,6 +57,21 @@ def test_another_device(
     with pytest.raises(WrongDeviceError) as caught:
         check_device(parsed[1], dataclasses.replace(NANO, **changed), force=False)
     assert text in caught.value.message and "jetson-orin-nano" in caught.value.message
+
+
+@pytest.mark.parametrize(("made_for", "has"), [("6.0", "6.2"), ("6.2", "6.0")])
+def test_two_releases_of_one_jetpack(
+    parsed: tuple[Manifest, Recipe], made_for: str, has: str
+) -> None:
+    """Both are JetPack 6 to the system: their TensorRT tells them apart."""
+    target, installed = load_jetpack(made_for), load_jetpack(has)
+    bounds = {"least": target.tensorrt_least, "below": target.tensorrt_below}
+    recipe = dataclasses.replace(parsed[1], jetpack=made_for, **bounds)
+    check_device(recipe, dataclasses.replace(NANO, tensorrt=target.tensorrt), force=False)
+    with pytest.raises(WrongDeviceError) as caught:
+        check_device(recipe, dataclasses.replace(NANO, tensorrt=installed.tensorrt), force=True)
+    assert f"TensorRT {installed.tensorrt} is installed" in caught.value.message
+    assert f"the recipe is for {target.tensorrt_least} and later" in caught.value.message
 
 
 def test_everything_that_is_wrong_is_named(parsed: tuple[Manifest, Recipe]) -> None:

@@ -51,7 +51,7 @@ RUNTIME_SOURCES = sorted(Path(edgecompile.runtime.__file__).parent.rglob("*.py")
 
 
 def read_everything(path: str) -> None:
-    """What opening a bundle and testing it reads, short of loading native code."""
+    """Reads all that opening and testing a bundle reads, short of loading native code."""
     folder = BundleFolder(path)
     try:
         folder.check_sizes()

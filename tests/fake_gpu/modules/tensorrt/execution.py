@@ -43,6 +43,8 @@ def _reaches(address: int, size: int) -> bool:
 
 
 class Runtime:
+    _engine_type: type[ICudaEngine]
+
     def __init__(self, logger: ILogger) -> None:
         if called("Runtime"):
             raise TypeError("pybind11::init(): factory function returned nullptr")
@@ -55,7 +57,7 @@ class Runtime:
             text = "The engine plan file is not compatible with this version or device"
             self._logger.log(ILogger.ERROR, text)
             return None
-        return ICudaEngine(self._logger, *found)
+        return self._engine_type(self._logger, *found)
 
 
 class ICudaEngine:
@@ -112,9 +114,16 @@ class ICudaEngine:
 
     def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int:
         require(0 <= profile_index < self.num_optimization_profiles, "no such profile")
+        return self._scratch_bytes(profile_index)
+
+    def _scratch_bytes(self, profile_index: int) -> int:
         if not self._profiles:
             return 4096
         return 4096 + sum(8 * math.prod(s[2]) for s in self._profiles[profile_index].values())
+
+    def _compute(self, inputs: dict[str, Any]) -> list[Any]:
+        """The outputs, by the dtypes of the ONNX."""
+        return list(self._session.run(list(self._outputs), inputs))
 
     def create_execution_context(
         self,
@@ -126,6 +135,9 @@ class ICudaEngine:
             self._say("Error Code 2: OutOfMemory (a fake failure)")
             return None
         return IExecutionContext(self)
+
+
+Runtime._engine_type = ICudaEngine
 
 
 class IExecutionContext:
@@ -145,6 +157,9 @@ class IExecutionContext:
 
     def set_device_memory(self, memory: int, size: int) -> None:
         called("set_device_memory", str(size))
+        self._use_memory(memory, size)
+
+    def _use_memory(self, memory: int, size: int) -> None:
         require(memory % _ALIGNMENT == 0, "scratch memory that isn't aligned")
         require(_reaches(memory, size), "scratch memory that isn't the GPU's")
         self._memory = (memory, size)
@@ -155,7 +170,7 @@ class IExecutionContext:
             self._engine._say("the profile can't be set (a fake failure)")
             # The binding raises where C++ returns false.
             raise RuntimeError("Error in set optimization profile async.")
-        needed = self._engine.get_device_memory_size_for_profile_v2(profile_index)
+        needed = self._engine._scratch_bytes(profile_index)
         require(self._memory[1] >= needed, "less scratch memory than the profile needs")
         self._profile = profile_index
         self._shapes, self._results, self._settled = {}, {}, False
@@ -206,7 +221,7 @@ class IExecutionContext:
             name: np.zeros(shape, engine._inputs[name][0].value)
             for name, shape in self._shapes.items()
         }
-        values = engine._session.run(list(engine._outputs), zeros)
+        values = engine._compute(zeros)
         return {
             name: tuple(value.shape) for name, value in zip(engine._outputs, values, strict=True)
         }
@@ -257,7 +272,7 @@ class _Run:
         self.shapes = {**context._shapes, **context._results}
 
     def work(self, _: Any) -> None:
-        """What the kernels would do; it can't raise, so it breaks the fake GPU instead."""
+        """The work of the kernels; it can't raise, so it breaks the fake GPU instead."""
         try:
             self._work()
         except _AstrayError as error:
@@ -275,7 +290,7 @@ class _Run:
         if engine._scratch.setdefault(scratch, id(self)) != id(self):
             raise _AstrayError("two runs share the scratch memory at once")
         inputs = {name: self._array(name).copy() for name in engine._inputs}
-        values = engine._session.run(list(engine._outputs), inputs)
+        values = engine._compute(inputs)
         for name, value in zip(engine._outputs, values, strict=True):
             self._array(name)[...] = value
         del engine._scratch[scratch]

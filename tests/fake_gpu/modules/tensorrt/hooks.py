@@ -1,6 +1,6 @@
-"""What the environment makes the fake do: count, fail, pause and die at a chosen call.
+"""Hooks of the fake, set by the environment: count, fail, pause and die at a chosen call.
 
-FAKE_TRT_VERSION   the version that it says it is, by default 10.3.0
+FAKE_TRT_VERSION   the version that it says it is, by default 10.3.0; 8.6.x has 8.6's names
 FAKE_TRT_FAIL      NAME:N[:HOW], several with commas: call N (or *) of NAME fails. HOW is "" (as
                    that call fails), raise, kill (SIGKILL, as out of memory), segv, abort, or the
                    name of a signal: SIGTERM
@@ -38,7 +38,7 @@ def version() -> str:
 
 
 def device() -> str:
-    """What engines and timing caches are bound to."""
+    """The device that engines and timing caches are bound to."""
     items = os.environ.get("FAKE_CUDART_DEVICE", "").split(";")
     # TensorRT doesn't use the process' libcudart.
     bound = [item for item in items if not item.startswith("runtime=")]

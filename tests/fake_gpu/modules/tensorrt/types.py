@@ -68,7 +68,12 @@ class NetworkDefinitionCreationFlag(_Enum):
 
 
 class BuilderFlag(_Enum):
+    """Those of precisions are gone in 11; release8.py alone has a use for them."""
+
     TF32 = "tf32"
+    FP16 = "fp16"
+    INT8 = "int8"
+    OBEY_PRECISION_CONSTRAINTS = "obey"
 
 
 class MemoryPoolType(_Enum):

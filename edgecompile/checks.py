@@ -5,13 +5,24 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
 from edgecompile.errors import UsageError
 
-__all__ = ["choice", "describe", "flag", "instance", "number", "options", "path", "whole"]
+__all__ = [
+    "choice",
+    "describe",
+    "flag",
+    "instance",
+    "number",
+    "options",
+    "path",
+    "quantity",
+    "seed",
+    "whole",
+]
 
 T = TypeVar("T")
 
@@ -64,6 +75,17 @@ def whole(name: str, value: Any, least: int = 1) -> int | None:
     return result
 
 
+def seed(value: Any) -> int:
+    """A random seed.
+
+    Raises:
+        UsageError: it isn't one.
+    """
+    if value is None:
+        raise UsageError("seed is None", hint="give a whole number from 0 up")
+    return whole("seed", value, 0) or 0
+
+
 def number(name: str, value: Any, least: float, most: float = math.inf) -> float | None:
     """A finite number from ``least`` to ``most``; None stays.
 
@@ -77,6 +99,20 @@ def number(name: str, value: Any, least: float, most: float = math.inf) -> float
         bounds = f"from {least:g} up" if most == math.inf else f"from {least:g} to {most:g}"
         raise UsageError(f"{name} is {value!r}", hint=f"give a number {bounds}")
     return float(value)
+
+
+def quantity(name: str, value: Any, parse: Callable[[str], T]) -> T | float | None:
+    """A number from 0 up, or what ``parse`` makes of a text with a unit; None stays.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if not isinstance(value, str):
+        return number(name, value, 0)
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise UsageError(f"`{name}`: {error}") from error
 
 
 def flag(name: str, value: Any) -> bool:

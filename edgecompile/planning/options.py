@@ -1,0 +1,126 @@
+"""Options in groups: the bounds of a plan, and how programs are compiled, run and packed.
+
+The Python interface takes them as they are, the command line makes them, and requests inherit them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from edgecompile import checks
+from edgecompile.backends import NATIVE, RUNTIMES
+from edgecompile.units import parse_bytes, parse_duration
+
+__all__ = ["AUTO", "BACKENDS", "MODES", "TORCH_TENSORRT", "BuildOptions", "PlanOptions"]
+
+MODES = ("auto", "exact", "pad")
+#: What makes a GPU's engine: the device, from the bundle's ONNX; or torch-tensorrt, here and now, for
+#: the very GPU of this machine.
+AUTO, TORCH_TENSORRT = "auto", "torch-tensorrt"
+BACKENDS = (AUTO, TORCH_TENSORRT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """Limits of a plan, and the costs that it is made by.
+
+    Attributes:
+        buckets: the exact number of programs; None: as many as pay.
+        max_buckets: the largest number of programs; None: 8.
+        max_size: the largest size of the bundle in bytes, or a text such as ``"120MB"``.
+        max_build_time: the longest time of the build in seconds, or a text such as ``"10min"``.
+        price_per_bucket: milliseconds of the mean run that each further bucket has to save; None:
+            what measurements can tell from noise, 1 to 5 % of the mean run.
+        runs: expected number of runs; a bucket has to save more time over these than it takes to
+            build and load.
+        calibration: path of the costs that a device measured; None: measure here.
+        measure_again: measure also what this machine measured before.
+        mode: ``"exact"`` (programs of dynamic length), ``"pad"`` (of fixed length, with padded
+            inputs) or ``"auto"``.
+        assume_paddable: pad where padding changes nothing in trials, though nothing proves it.
+
+    Raises:
+        UsageError: a value is of the wrong type or out of its range.
+
+    Example:
+        >>> PlanOptions(max_buckets=4, max_size="120MB")
+    """
+
+    buckets: int | None = None
+    max_buckets: int | None = None
+    max_size: int | str | None = None
+    max_build_time: float | str | None = None
+    price_per_bucket: float | None = None
+    runs: float | None = None
+    calibration: str | os.PathLike[str] | None = None
+    measure_again: bool = False
+    mode: str = "auto"
+    assume_paddable: bool = False
+
+    def __post_init__(self) -> None:
+        checks.whole("buckets", self.buckets)
+        checks.whole("max_buckets", self.max_buckets)
+        checks.number("price_per_bucket", self.price_per_bucket, 0)
+        checks.number("runs", self.runs, 1)
+        checks.flag("measure_again", self.measure_again)
+        checks.choice("mode", self.mode, MODES)
+        checks.flag("assume_paddable", self.assume_paddable)
+        # Texts become what all else reads.
+        for name, value in (
+            ("max_size", checks.quantity("max_size", self.max_size, parse_bytes)),
+            (
+                "max_build_time",
+                checks.quantity("max_build_time", self.max_build_time, parse_duration),
+            ),
+            ("calibration", checks.path("calibration", self.calibration)),
+        ):
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """How programs are compiled, run and packed.
+
+    A plan needs the first five; it ignores the others.
+
+    Attributes:
+        max_error: the largest difference from eager that ``precision="auto"`` may cause, as a share
+            of an output's largest magnitude (0 to 1); None: 0.02.
+        runtime: runs the programs on a CPU: ``"native"``, or ``"torch"`` on hosts that have it.
+        threads: threads to measure with; None: every CPU that the process may use.
+        jobs: programs to compile at once; None: one for each CPU.
+        seed: random seed of verification inputs.
+        backend: builds a GPU's engine: ``"auto"`` (the device) or ``"torch-tensorrt"`` (this machine).
+        jetpack: the JetPack release of a Jetson; None: the first that the target names.
+        emulation: verify variants that this machine can't run under qemu, where it is installed.
+        keep_tokenizer: put the model's tokenizer into the bundle, if it has one.
+
+    Raises:
+        UsageError: a value is of the wrong type or out of its range.
+
+    Example:
+        >>> BuildOptions(threads=2, seed=7)
+    """
+
+    max_error: float | None = None
+    runtime: str = NATIVE
+    threads: int | None = None
+    jobs: int | None = None
+    seed: int = 0
+    backend: str = AUTO
+    jetpack: str | None = None
+    emulation: bool = True
+    keep_tokenizer: bool = True
+
+    def __post_init__(self) -> None:
+        checks.number("max_error", self.max_error, 1e-12, 1)
+        checks.choice("runtime", self.runtime, RUNTIMES)
+        checks.whole("threads", self.threads)
+        checks.whole("jobs", self.jobs)
+        checks.seed(self.seed)
+        checks.choice("backend", self.backend, BACKENDS)
+        if self.jetpack is not None:
+            checks.instance("jetpack", self.jetpack, str, 'a release, such as "6.2"')
+        checks.flag("emulation", self.emulation)
+        checks.flag("keep_tokenizer", self.keep_tokenizer)

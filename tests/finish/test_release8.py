@@ -1,0 +1,87 @@
+"""finish and runs on TensorRT 8.6: the adapter, against a FAKE with 8.6's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fake_gpu.rig import Rig
+from tests.finish.outcome import check_served
+
+V8 = {"FAKE_TRT_VERSION": "8.6.0"}
+
+
+@pytest.fixture
+def rig8(rig: Rig) -> Rig:
+    """A bundle for TensorRT 8.6 on a device that has it."""
+    rig.bundle.recipe["tensorrt"] = {"least": "8.6", "below": "8.7"}
+    rig.bundle.recipe["opset"] = 17
+    rig.bundle.set_opset(17)
+    rig.environment.update(V8)
+    return rig
+
+
+def test_a_bundle_is_finished_and_served(rig8: Rig) -> None:
+    report = rig8.finish().report
+    assert report["state"] == "finished" and report["device"]["tensorrt"].startswith("8.6.0")
+    assert set(report["selftest"]["modes"]) == {"planned", "default", "reduce-overhead"}
+    flags = " ".join(rig8.calls("set_flag"))
+    assert "OBEY_PRECISION_CONSTRAINTS" in flags and "FP16" not in flags and "INT8" not in flags
+    assert rig8.calls("set_preview_feature") == ["set_preview_feature PROFILE_SHARING_0806"]
+    check_served(rig8, [3, 20], ("default", "reduce-overhead"))
+
+
+def test_halves_and_what_stays_single_are_pinned_to_the_types_of_the_onnx(rig8: Rig) -> None:
+    # The fake's network says FLOAT of all floats, and its builder compares pins with the ONNX.
+    rig8.bundle.narrow()
+    assert rig8.finish().report["state"] == "finished"
+    assert "set_flag FP16" in rig8.calls("set_flag")
+
+
+def test_buckets_that_share_a_profile_run_side_by_side(rig8: Rig) -> None:
+    report = rig8.finish(FAKE_TRT_MEMORY=str((64 << 20) + (1 << 25) + (1 << 26))).report
+    assert set(report["profile_of"]) == {0}
+    check_served(rig8, [3, 20], ("default",))
+
+
+def test_the_parser_names_nodes_by_their_numbers(rig8: Rig) -> None:
+    done = rig8.finish(FAKE_TRT_LACKS="Gather")
+    assert done.code == 60
+    assert "node 0 - (-): no importer registered for op: Gather" in done.stderr
+
+
+def test_bundles_of_other_releases_are_refused_both_ways(rig: Rig) -> None:
+    done = rig.finish(**V8)
+    assert done.code == 61 and "TensorRT 8.6.0" in done.stderr and "10.3 and later" in done.stderr
+    rig.bundle.recipe["tensorrt"] = {"least": "8.6", "below": "8.7"}
+    rig.bundle.write()
+    done = rig.finish()
+    assert done.code == 61 and "for 8.6 and later, below 8.7" in done.stderr
+
+
+@pytest.mark.parametrize(("value", "fits"), [(2**31 - 1, True), (2**31, False), (-(2**40), False)])
+def test_ids_beyond_int32_are_refused_and_never_wrapped(value: int, fits: bool) -> None:
+    from edgecompile.runtime.errors import InputError
+    from edgecompile.runtime.format.schema import TensorSpec
+    from edgecompile.runtime.gpu.program import check_range, list_limits
+
+    spec = TensorSpec("ids", "int64", (1, "length"))
+    ((index, limits),) = list_limits([spec], {"ids": np.dtype("int32")})
+    array: Any = np.array([[0, value]])
+    assert index == 0
+    if fits:
+        check_range("bucket 0", spec, array, limits)
+        return
+    with pytest.raises(InputError, match=rf"ids has values from .*{value}.*int32, -2147483648 to"):
+        check_range("bucket 0", spec, array, limits)
+
+
+def test_ids_whose_bounds_fit_are_not_looked_at() -> None:
+    from edgecompile.runtime.format.schema import TensorSpec
+    from edgecompile.runtime.gpu.program import list_limits
+
+    spec = TensorSpec("ids", "int64", (1, "length"), bounds=(0, 30521))
+    assert list_limits([spec], {"ids": np.dtype("int32")}) == []
+    assert list_limits([spec], {"ids": np.dtype("int64")}) == []
