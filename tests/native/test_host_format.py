@@ -412,8 +412,9 @@ def test_mutated_manifests_are_judged_as_in_python(
         path.mkdir(parents=True)
         (path / "manifest.json").write_bytes(data)
         cases[str(i)] = (path, path)
-    told, _ = assert_agree(machine, program, cases)
-    assert len({verdict.rules for verdict in told}) > 40
+    told, pythons = assert_agree(machine, program, cases)
+    assert len({verdict.rules for verdict in pythons}) > 40
+    assert len({verdict.rules for verdict in told}) > 30  # one each
     assert {verdict.status for verdict in told} >= {20, 22}
 
 
