@@ -137,7 +137,6 @@ def generated(
             module,
             exported.example({"length": 16}),
             load_variant("x86-64-v3"),
-            cache_dir=folder,
         )
     return module, exported, code
 
