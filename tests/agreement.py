@@ -63,10 +63,13 @@ def agree(python: Verdict, c: Verdict) -> bool:
         c.status == BUNDLE and python.sections() == {CHECKED} and c.sections()
     ):
         return False
-    if c.rules == {HIDDEN}:
-        return c.status == python.status and bool(python.rules & LEFT)
-    # Refused for what the C interface leaves alone: it goes on to what comes next.
-    return c.status != BUNDLE or c.rules == {BEHIND} or bool(c.sections())
+    if python.rules & LEFT and c.rules == {HIDDEN}:
+        return c.status == python.status
+    if python.rules & LEFT and c.status == BUNDLE and c.rules != {BEHIND}:
+        return False
+    # Refused for what the C interface leaves alone: it goes on to what comes next, the weights among it.
+    behind = c.rules == {BEHIND} or all(rule.startswith(("weights-", "json-")) for rule in c.rules)
+    return c.status != BUNDLE or behind or bool(c.sections())
 
 
 def _is_json(verdict: Verdict) -> bool:

@@ -36,6 +36,8 @@ def test_rules_are_named_with_the_section_that_they_are_about() -> None:
         (refused("json-depth"), refused("json-syntax")),
         (refused("weights-name"), OPENED),
         (refused("weights-name"), refused("weights-layout")),
+        (refused("golden:key-type"), refused("weights-header")),
+        (refused("golden:key-type"), refused("json-syntax")),
         (refused("weights-name"), refused("file-kind", status=22)),
     ],
 )
@@ -53,7 +55,6 @@ def test_loaders_that_agree(python: Verdict, c: Verdict) -> None:
         (refused("key-type"), refused("key-type", status=21)),
         (refused("key-type"), refused("key-type", "list-size")),
         (refused("weights-layout"), OPENED),
-        (refused("text:key-type"), refused("weights-layout")),
         (refused("axis-buckets"), OPENED),
         (refused("key-type", "weights-name"), OPENED),
         (refused("weights-name"), refused("weights-alignment")),

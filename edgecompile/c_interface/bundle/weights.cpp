@@ -30,8 +30,9 @@ std::vector<int64_t> read_sizes(const Field& entry, size_t least, size_t most) {
 
 bool is_padding(const std::string& name) { return name.rfind(kPaddingPrefix, 0) == 0; }
 
-// A tensor whose data begins behind `start` and ends within `size` bytes of the file.
-Constant read_constant(const std::string& name, const Field& entry, int64_t start, int64_t size) {
+// A tensor, its offset from the end of the header. Until the layout was checked no sum of it can be
+// built: it might overflow.
+Constant read_constant(const std::string& name, const Field& entry) {
   Constant constant;
   constant.name = name;
   const Field dtype = entry.at("dtype");
@@ -53,27 +54,29 @@ Constant read_constant(const std::string& name, const Field& entry, int64_t star
                  cat("from ", span[0], " to ", span[1], ", but ", dtype.string(), "[",
                      join(constant.shape), "] has another number of bytes"));
   }
-  if (span[1] > size - start) entry.refuse("weights-layout", "ends behind the end of the file");
-  constant.offset = start + span[0];
+  constant.offset = span[0];
+  // So is the end of the header.
   if (constant.offset % kAlignment != 0 && !is_padding(name)) {
     entry.refuse("weights-alignment",
-                 cat("begins at byte ", constant.offset, ", must be a multiple of ", kAlignment));
+                 cat("begins ", constant.offset, " bytes behind the header, must be a multiple of ",
+                     kAlignment));
   }
   return constant;
 }
 
-// Tensors follow each other without holes or overlaps, and the last ends with the file.
-void check_layout(const Field& header, const std::vector<Constant>& constants, int64_t start,
-                  int64_t size) {
+// Tensors follow each other without holes or overlaps, and the last ends with the `size` bytes
+// behind the header.
+void check_layout(const Field& header, const std::vector<Constant>& constants, int64_t size) {
   std::vector<std::pair<int64_t, int64_t>> spans;
   for (const Constant& item : constants) spans.emplace_back(item.offset, item.nbytes);
   std::sort(spans.begin(), spans.end());
   spans.emplace_back(size, 0);
-  int64_t position = start;
+  int64_t position = 0;
   for (const auto& [offset, nbytes] : spans) {
     if (offset != position) {
-      header.refuse("weights-layout", cat("a tensor or the file has its edge at byte ", offset,
-                                          ", but what comes before ends at byte ", position));
+      header.refuse("weights-layout",
+                    cat("a tensor or the file has its edge at byte ", offset,
+                        " behind the header, but what comes before ends at byte ", position));
     }
     position = offset + nbytes;
   }
@@ -100,13 +103,14 @@ std::vector<Constant> read_constants(const Descriptor& file, int64_t size,
     header.refuse("weights-alignment",
                   cat("the data begins at byte ", start, ", must be a multiple of ", kAlignment));
   }
-  if (const std::optional<Field> notes = header.find(kMetadata)) notes->check_strings();
+  if (header.has(kMetadata)) header.at(kMetadata).check_strings();
   std::vector<Constant> constants;
   for (const Member& member : header.object()) {
     if (member.key == kMetadata) continue;
-    constants.push_back(read_constant(member.key, header.child(member), start, size));
+    constants.push_back(read_constant(member.key, header.child(member)));
   }
-  check_layout(header, constants, start, size);
+  check_layout(header, constants, size - start);
+  for (Constant& item : constants) item.offset += start;
   constants.erase(std::remove_if(constants.begin(), constants.end(),
                                  [](const Constant& item) { return is_padding(item.name); }),
                   constants.end());

@@ -51,7 +51,7 @@ class ManifestReader {
   Manifest read() {
     manifest_.name = document_.at("name").name();
     manifest_.precision = document_.at("precision").name();
-    if (const std::optional<Field> entry = document_.find("built_by")) entry->check_strings();
+    if (document_.has("built_by")) document_.at("built_by").check_strings();
     read_files();
     read_signature(document_, &manifest_);
     manifest_.probes = read_paths(document_.at("probes"));
@@ -101,6 +101,7 @@ class ManifestReader {
     Strings result;
     for (const Member& member : entries.object(1, 64)) {
       const Field entry = entries.child(member);
+      entry.string();  // A wrong type counts before a wrong name, as in Python.
       entry.check_name(member.key);
       result[member.key] = read_path(entry);
     }

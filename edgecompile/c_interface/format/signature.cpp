@@ -136,6 +136,7 @@ class SignatureReader {
         bounds->refuse("bounds-form", "must be null or [smallest, largest]");
       }
       const std::vector<Field> ends = bounds->list(2, 2);
+      for (const Field& end : ends) end.number();  // Types count first, as in Python.
       const Number low = read(ends[0], "bounds-form");
       const Number high = read(ends[1], "bounds-form");
       if (low.value > high.value) bounds->refuse("bounds-form", "must ascend");
