@@ -20,12 +20,12 @@ from edgecompile.export.checks import (
     check_program,
     find_side_effects,
 )
+from edgecompile.export.conditions import input_nodes
 from edgecompile.export.guards import Reason, explain_failure, watch_guards
 from edgecompile.export.ladder import (
     LADDER,
     STATIC_LADDER,
     ExportStrategy,
-    placeholder_values,
     program_ranges,
     trace_sizes,
 )
@@ -212,9 +212,8 @@ def _finish(loaded: LoadedModel, part: _Part, known: Sequence[str]) -> ExportedM
     program, strategy, result = part.attempt.program, part.attempt.strategy, part.result
     assert program is not None
     notes = list(known)
-    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    for spec, name in zip(loaded.inputs, program.graph_signature.user_inputs, strict=True):
-        if not nodes[str(name)].users:
+    for spec, node in zip(loaded.inputs, input_nodes(program), strict=True):
+        if not node.users:
             notes.append(f"the input '{spec.name}' has no influence on the outputs")
     if strategy not in (LADDER[0], STATIC_LADDER[0]):
         notes.append(f"torch.export's plain form was refused; '{strategy.name}' served")
@@ -223,7 +222,6 @@ def _finish(loaded: LoadedModel, part: _Part, known: Sequence[str]) -> ExportedM
             "conditions on sizes that tracing made were dropped: the program agrees with eager at "
             f"{len(result.passed)} sizes, of every kind that they tell apart"
         )
-    assert len(placeholder_values(program)) == len(loaded.inputs)
     return ExportedModel(
         name=loaded.name,
         source=program,

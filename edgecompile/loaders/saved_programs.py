@@ -15,7 +15,8 @@ import torch
 
 from edgecompile.errors import ModelError
 from edgecompile.export.archive import load_program
-from edgecompile.export.ladder import placeholder_values, upper_limit
+from edgecompile.export.conditions import input_nodes
+from edgecompile.export.ladder import upper_limit
 from edgecompile.export.program import fill_bounds
 from edgecompile.files import hash_tree
 from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
@@ -108,7 +109,7 @@ def _read_signature(
     spec: str, program: torch.export.ExportedProgram, options: LoadOptions
 ) -> tuple[tuple[InputSpec, ...], dict[str, AxisLimits], int]:
     names = [str(name) for name in program.graph_signature.user_inputs]
-    values = placeholder_values(program)
+    values = [node.meta["val"] for node in input_nodes(program)]
     called, positional = _arguments(spec, program, names)
     problems = []
     for name, value in zip(called, values, strict=True):
