@@ -19,7 +19,7 @@ import numpy as np
 from edgecompile.backends.artifact import TensorStore
 from edgecompile.backends.compilation import compile_buckets
 from edgecompile.backends.inductor_compat import GeneratedCpp
-from edgecompile.backends.inductor_cpu import InductorCpuBackend
+from edgecompile.backends.inductor_cpu import InductorCpuBackend, ProgramTask
 from edgecompile.buckets.plan import Bucket, BucketPlan
 from edgecompile.bundle.cases import Case
 from edgecompile.bundle.verdict import VerifyReport
@@ -189,15 +189,10 @@ class _Run:
     def _generate(self, exported: ExportedModel, bucket: Bucket, variant: VariantSpec) -> None:
         """Code generation without the compiler: finds what the runtime lacks in a few seconds."""
         try:
-            _CodeOnly().compile_program(
-                exported,
-                bucket,
-                variant,
-                build_runtime(variant, self.work / variant.name),
-                self.work / "program.so",
-                scratch=self.work / "inductor",
-                store=TensorStore(self.work / "tensors"),
-            )
+            native = build_runtime(variant, self.work / variant.name)
+            library, store = self.work / "program.so", TensorStore(self.work / "tensors")
+            task = ProgramTask(exported, bucket, variant, native, library, store)
+            _CodeOnly().compile_program(task)
         except _Generated as done:
             called = set(_CALLED.findall(done.code.wrapper + done.code.kernels))
             self.facts["kernels"] = sorted(n for n in called if not _HANDLES.match(n))

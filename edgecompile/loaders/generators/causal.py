@@ -37,7 +37,7 @@ from edgecompile.loaders.generators.settings import (
 )
 from edgecompile.loaders.generators.step import GenerationStep, find_caches
 from edgecompile.models.loaded import CausalGeneration, LoadedModel, LoadOptions, ModelSource
-from edgecompile.models.probing import probe_outputs
+from edgecompile.models.probing import probe_model
 from edgecompile.models.specs import AxisLimits
 
 __all__ = ["CONTEXT", "LENGTH", "make_generator"]
@@ -117,7 +117,7 @@ def make_generator(
     axes = {LENGTH: AxisLimits(1, max_context), CONTEXT: AxisLimits(max_context, max_context)}
     inputs = step_inputs(vocabulary, pad, max_context, max_context, step)
     chosen = plain_name(options.name or name)
-    outputs = probe_outputs(step, inputs, axes, chosen)
+    outputs, _ = probe_model(step, inputs, axes, chosen)
     made = LoadedModel(
         name=chosen,
         module=step,

@@ -55,7 +55,7 @@ from edgecompile.models.loaded import (
     ModelSource,
     Seq2SeqGeneration,
 )
-from edgecompile.models.probing import probe_outputs
+from edgecompile.models.probing import probe_model
 from edgecompile.models.specs import AxisLimits, InputSpec
 from edgecompile.models.tasks import reads
 
@@ -131,7 +131,7 @@ def make_seq2seq(
         name=chosen + "-encoder",
         module=whole,
         inputs=inputs,
-        outputs=probe_outputs(whole, inputs, axes, chosen + "-encoder"),
+        outputs=probe_model(whole, inputs, axes, chosen + "-encoder")[0],
         axes=axes,
         length_axis=LENGTH if LENGTH in axes else next(iter(axes)),
         source=source,
@@ -153,7 +153,7 @@ def make_seq2seq(
             )
         ),
     )
-    outputs = probe_outputs(step, taken, own_axes, chosen)
+    outputs, _ = probe_model(step, taken, own_axes, chosen)
     suppress = tokens_of(model, "suppress_tokens", vocabulary)
     first = tokens_of(model, "begin_suppress_tokens", vocabulary)
     settings = call_settings(model, step, outputs[0].name, max_context, pad, vocabulary)
