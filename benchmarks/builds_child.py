@@ -19,6 +19,7 @@ STARTED = time.perf_counter()
 
 from edgecompile.backends.compilation import compile_buckets  # noqa: E402
 from edgecompile.buckets.plan import BucketPlan  # noqa: E402
+from edgecompile.bundle.staging import Staging  # noqa: E402
 from edgecompile.export.store import ExportStore, export_buckets  # noqa: E402
 from edgecompile.loaders.load import load_model  # noqa: E402
 from edgecompile.pipeline.packing import Contents, pack_bundle  # noqa: E402
@@ -62,9 +63,8 @@ def build(
         "compile",
         lambda: compile_buckets(exported, plan.buckets, profile, work / "artifacts", keys=keys),
     )
-    timed(
-        "verify and pack", lambda: pack_bundle(Contents(model, plan, compiled), output, force=True)
-    )
+    with Staging(output, force=True) as claim:
+        timed("verify and pack", lambda: pack_bundle(Contents(model, plan, compiled), claim))
     made = {name for name, when in descriptions(work).items() if before.get(name) != when}
     inside: dict[str, float] = defaultdict(float)
     for items in compiled.artifacts.values():

@@ -122,7 +122,6 @@ def measure(layers: int, folder: Path) -> dict[str, Any]:
             graph,
             inputs,
             variant,
-            cache_dir=folder / f"inductor-{layers}",
             shared=shared,
         ),
     )
@@ -177,7 +176,6 @@ def try_regions(folder: Path) -> str:
             graph,
             {"x": x},
             variant,
-            cache_dir=folder / "regions",
             shared=set(program.state_dict),
         )
         return found + "C++ was generated"

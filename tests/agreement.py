@@ -1,7 +1,8 @@
 """Where the Python runtime and the C interface have to agree about a bundle, and where they needn't.
 
-The C interface leaves some sections of the manifest to its caller: of "generation" it checks what a run
-depends on, the others it hands on or doesn't read. Of all else both have to find the same.
+Python names every broken rule, the C interface the first that it meets. It leaves some sections of the manifest
+to its caller (of "generation" it checks what a run depends on, the others it hands on or doesn't read) and
+some rules to Python, as nothing in it depends on them. Of all else both have to find the same.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from typing import NamedTuple
 SECTIONS = ("generation", "text", "labels", "golden", "plan", "expected")
 #: The one of them in which it may still find something.
 CHECKED = "generation"
+#: Rules that it doesn't check: no name that breaks this one is that of a constant of a program.
+LEFT = frozenset({"weights-name"})
+#: The rule that Python looks at only where those hold.
+HIDDEN = "weights-layout"
 BUNDLE = 20
 #: The rule with that status which is about no manifest.
 BEHIND = "program-signature"
@@ -47,16 +52,26 @@ class Verdict(NamedTuple):
 
 def agree(python: Verdict, c: Verdict) -> bool:
     """Whether the C interface says of a bundle what it has to, where Python says this."""
-    shared = frozenset(rule for rule in python.rules if ":" not in rule)
-    own = frozenset(rule for rule in c.rules if ":" in rule)
-    if c.sections() - {CHECKED}:
+    if len(c.rules) > 1 or c.sections() - {CHECKED}:
         return False
-    # Both look at it closely only if nothing else is wrong; Python knows more of what else is.
-    if python.sections() <= {CHECKED} and not own <= python.rules:
+    if not python.rules:
+        return c == python
+    if c.rules and (c.rules <= python.rules or (_is_json(c) and _is_json(python))):
+        return c.status == python.status
+    left = frozenset(rule for rule in python.rules if ":" in rule or rule in LEFT)
+    if left != python.rules or (
+        c.status == BUNDLE and python.sections() == {CHECKED} and c.sections()
+    ):
         return False
-    if shared or not python.rules:
-        return c.status == python.status and c.rules - own == shared
-    if own:
-        return c.status == BUNDLE and c.rules == own
-    # Refused for a section that the C interface leaves alone: it goes on to what comes next.
-    return c.status != BUNDLE or c.rules == {BEHIND}
+    if python.rules & LEFT and c.rules == {HIDDEN}:
+        return c.status == python.status
+    if python.rules & LEFT and c.status == BUNDLE and c.rules != {BEHIND}:
+        return False
+    # Refused for what the C interface leaves alone: it goes on to what comes next, the weights among it.
+    behind = c.rules == {BEHIND} or all(rule.startswith(("weights-", "json-")) for rule in c.rules)
+    return c.status != BUNDLE or behind or bool(c.sections())
+
+
+def _is_json(verdict: Verdict) -> bool:
+    """Whether the text is no JSON: what is wrong with it first depends on the parser."""
+    return all(rule.startswith("json-") for rule in verdict.rules)

@@ -48,6 +48,7 @@ def build_decoder(output: Path, work: Path) -> None:
     """Compiles the decoder in three buckets (one token, padded to 16, 17 to 32) and packs it."""
     from edgecompile.backends.compilation import compile_buckets
     from edgecompile.buckets.plan import AxisRange, Bucket, BucketPlan
+    from edgecompile.bundle.staging import Staging
     from edgecompile.export.store import ExportStore, export_buckets
     from edgecompile.loaders.load import load_model
     from edgecompile.models.modules import NamedModule
@@ -72,9 +73,9 @@ def build_decoder(output: Path, work: Path) -> None:
     keys = [store.key(bucket) for bucket in buckets]
     profile = load_target("cpu-x86-64-v3")
     compiled = compile_buckets(exported, buckets, profile, work / "artifacts", keys=keys)
-    made = pack_bundle(
-        Contents(model, BucketPlan("length", buckets), compiled), work / "packed.ecb"
-    )
+    contents = Contents(model, BucketPlan("length", buckets), compiled)
+    with Staging(work / "packed.ecb") as claim:
+        made = pack_bundle(contents, claim)
     make_generative(made.bundle_path, model.module)
     os.rename(made.bundle_path, output)
 

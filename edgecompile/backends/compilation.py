@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgecompile.audit.judge import AuditVerdict, baseline, judge, require
 from edgecompile.backends import LIBTORCH, NATIVE
 from edgecompile.backends.artifact import Artifact, TensorStore
-from edgecompile.backends.inductor_cpu import InductorCpuBackend, artifact_key
+from edgecompile.backends.inductor_cpu import InductorCpuBackend, ProgramTask
 from edgecompile.backends.inductor_torch import InductorTorchBackend, foreign_symbols
 from edgecompile.buckets.plan import Bucket
 from edgecompile.errors import CompileError
@@ -85,6 +86,7 @@ def compile_buckets(
     precision: Precision = FP32,
     runtime: str = NATIVE,
     jobs: int | None = None,
+    only_known: bool = False,
     step: StepHandle = NULL_STEP,
 ) -> CompiledModel:
     """Compiles every bucket for every variant and audits each library.
@@ -100,129 +102,63 @@ def compile_buckets(
         precision: of the linears' weights.
         runtime: one of :data:`edgecompile.backends.RUNTIMES`.
         jobs: programs to compile side by side; None: one for each CPU.
+        only_known: compile nothing: every program must be left from an earlier call.
         step: gets the progress.
 
     Raises:
-        CompileError, ToolchainError: something could not be built.
+        CompileError, ToolchainError: something could not be built; with ``only_known``, programs are
+            missing, have changed or were compiled from something else.
         AuditError: a library isn't fit for the target; names every problem of every library.
     """
-    made = _prepare(exported, profile, folder, variants, precision, runtime)
-    backend = InductorTorchBackend() if runtime == TORCH else InductorCpuBackend()
-    chosen = made.variants
-    tasks = [(i, v) for i in range(len(buckets)) for v in chosen]
-    done = 0
-
-    def compile_one(task: tuple[int, VariantSpec]) -> Artifact:
-        index, variant = task
-        return backend.compile_program(
+    chosen = tuple(profile.variants if variants is None else variants)
+    built = () if runtime == TORCH else chosen
+    natives = {v.name: build_runtime(v, folder / v.name) for v in built}
+    archs = sorted({variant.arch for variant in chosen})
+    probes = {arch: build_probe(arch, folder / arch) for arch in archs}
+    store = TensorStore(folder / "tensors")
+    tasks = [
+        ProgramTask(
             exported[index],
-            buckets[index],
+            bucket,
             variant,
-            made.natives.get(variant.name),
+            natives.get(variant.name),
             folder / variant.name / f"bucket-{index}.so",
-            scratch=folder / "inductor" / variant.name,
-            store=made.store,
-            index=index,
-            export_key=keys[index] if keys else None,
-            precision=precision,
+            store,
+            index,
+            precision,
+            keys[index] if keys else uuid.uuid4().hex,
         )
-
-    workers = jobs or os.cpu_count() or 1
+        for index, bucket in enumerate(buckets)
+        for variant in chosen
+    ]
+    known = [task.find_known() for task in tasks]
+    stale = [
+        f"bucket {t.index}, {t.variant.name}"
+        for t, a in zip(tasks, known, strict=True)
+        if a is None
+    ]
+    if stale and only_known:
+        raise CompileError(
+            f"in {folder} these programs are missing, have changed since they were built, or were made of "
+            "something else: " + ", ".join(stale),
+            hint="run the compile stage again",
+        )
+    backend = InductorTorchBackend() if runtime == TORCH else InductorCpuBackend()
     artifacts: dict[str, list[Artifact]] = {v.name: [] for v in chosen}
-    with ThreadPoolExecutor(max_workers=workers) as pool:
+    with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1) as pool:
         try:
-            for artifact in pool.map(compile_one, tasks):
+            made = pool.map(lambda task, a: a or backend.compile_program(task), tasks, known)
+            for done, artifact in enumerate(made, 1):
                 artifacts[artifact.variant].append(artifact)
-                done += 1
                 step.update(done, len(tasks), f"bucket {artifact.bucket}, {artifact.variant}")
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    return _audited(made, artifacts, profile)
-
-
-def load_compiled(
-    exported: Sequence[ExportedModel],
-    buckets: Sequence[Bucket],
-    profile: TargetProfile,
-    folder: Path,
-    *,
-    keys: Sequence[str],
-    variants: Sequence[VariantSpec] | None = None,
-    precision: Precision = FP32,
-    runtime: str = NATIVE,
-) -> CompiledModel:
-    """Reads the programs that an earlier :func:`compile_buckets` left in ``folder``, and judges them again.
-
-    Args:
-        exported, buckets, profile, folder, variants, precision, runtime: as they were compiled.
-        keys: what identifies each export; a program that was made from another is refused.
-
-    Raises:
-        CompileError: a library is missing, has changed or belongs to other buckets; says to run
-            the stage again.
-        AuditError: a library isn't fit for the target.
-    """
-    made = _prepare(exported, profile, folder, variants, precision, runtime)
-    indices = range(len(buckets))
-    artifacts = {
-        v.name: [Artifact.load(folder / v.name / f"bucket-{index}.json") for index in indices]
-        for v in made.variants
-    }
-    stale = [
-        f"bucket {index}, {v.name}"
-        for v in made.variants
-        for index, (bucket, key) in enumerate(zip(buckets, keys, strict=True))
-        if artifacts[v.name][index].key
-        != artifact_key(key, bucket, v, made.natives.get(v.name), precision)
-    ]
-    if stale:
-        raise CompileError(
-            f"in {folder} these programs were compiled from something else: {', '.join(stale)}",
-            hint="run the compile stage again",
-        )
-    return _audited(made, artifacts, profile)
-
-
-def _prepare(
-    exported: Sequence[ExportedModel],
-    profile: TargetProfile,
-    folder: Path,
-    variants: Sequence[VariantSpec] | None,
-    precision: Precision,
-    runtime: str,
-) -> CompiledModel:
-    """All but the programs and the verdicts: what they are compiled against and kept in."""
-    chosen = tuple(profile.variants if variants is None else variants)
-    native = () if runtime == TORCH else chosen
-    archs = sorted({variant.arch for variant in chosen})
-    return CompiledModel(
-        variants=chosen,
-        natives={v.name: build_runtime(v, folder / v.name) for v in native},
-        artifacts={},
-        probes={arch: build_probe(arch, folder / arch) for arch in archs},
-        store=TensorStore(folder / "tensors"),
-        audit=(),
-        compilers=frozenset(find_toolchain(arch).version for arch in archs),
-        exported=tuple(exported),
-        precision=precision,
-        runtime=runtime,
-    )
-
-
-def _audited(
-    made: CompiledModel, artifacts: Mapping[str, Sequence[Artifact]], profile: TargetProfile
-) -> CompiledModel:
-    """With its programs and a verdict on every library.
-
-    Raises:
-        AuditError: a library isn't fit for the target.
-    """
     verdicts = [
-        judge(path, baseline(arch), profile, vectorised=False) for arch, path in made.probes.items()
+        judge(path, baseline(arch), profile, vectorised=False) for arch, path in probes.items()
     ]
-    for variant in made.variants:
-        native = made.natives.get(variant.name)
+    for variant in chosen:
+        native = natives.get(variant.name)
         if native is not None:
             verdicts.append(judge(native.path, variant, profile))
         for artifact in artifacts[variant.name]:
@@ -238,8 +174,18 @@ def _audited(
                 )
             )
     require(verdicts)
-    programs = {name: tuple(items) for name, items in artifacts.items()}
-    return replace(made, artifacts=programs, audit=tuple(verdicts))
+    return CompiledModel(
+        variants=chosen,
+        natives=natives,
+        artifacts={name: tuple(items) for name, items in artifacts.items()},
+        probes=probes,
+        store=store,
+        audit=tuple(verdicts),
+        compilers=frozenset(find_toolchain(arch).version for arch in archs),
+        exported=tuple(exported),
+        precision=precision,
+        runtime=runtime,
+    )
 
 
 def _exports(library: Path, variant: VariantSpec, native: NativeRuntime | None) -> frozenset[str]:

@@ -7,7 +7,7 @@ tensors, a real one a tensor; so is the result. Names, arguments and norms are t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -98,73 +98,57 @@ def _tables(
     )
 
 
-def _one(inverse: bool, half: bool = False) -> Callable[..., Pair]:
-    def run(x: Any, n: Any = None, dim: int = -1, norm: str | None = None) -> Pair:
-        return _transform(x, n, dim, norm, inverse, half)
+def _function(
+    inverse: bool, *, half: bool = False, real: bool = False, last: Any = -1
+) -> Callable[..., Any]:
+    """One of torch.fft's functions.
 
-    return run
+    Args:
+        inverse: whether it goes back.
+        half: of real numbers, along the last dimension.
+        real: to real numbers, along the last dimension.
+        last: the dimension or dimensions that it takes by itself; None: all.
+    """
 
-
-def _many(
-    inverse: bool, half: bool = False, last: Sequence[int] | None = None
-) -> Callable[..., Pair]:
-    def run(
-        x: Any, s: Any = None, dim: Sequence[int] | None = last, norm: str | None = None
-    ) -> Pair:
-        sizes = _sizes(x, s, dim)
-        if half:  # of real numbers along the last, which leaves complex ones for the others
-            x = _transform(x, sizes[-1][1], sizes[-1][0], norm, inverse, half=True)
-            sizes = sizes[:-1]
-        for d, n in sizes:
-            x = _transform(x, n, d, norm, inverse)
-        result: Pair = x
-        return result
-
-    return run
-
-
-def _many_to_real(last: Sequence[int] | None = None) -> Callable[..., Tensor]:
-    def run(
-        x: Any, s: Any = None, dim: Sequence[int] | None = last, norm: str | None = None
-    ) -> Tensor:
-        *others, (final, size) = _sizes(x, s, dim)
+    def run(x: Any, sizes: Any = None, dim: Any = last, norm: str | None = None) -> Any:
+        *others, (final, size) = _sizes(x, sizes, dim)
+        if half:  # first, as it leaves complex numbers for the others
+            x = _transform(x, size, final, norm, inverse, half=True)
         for d, n in others:
-            x = _transform(x, n, d, norm, inverse=True)
-        return _to_real(x, size, final, norm, inverse=True)
+            x = _transform(x, n, d, norm, inverse)
+        if real:
+            return _to_real(x, size, final, norm, inverse)
+        return x if half else _transform(x, size, final, norm, inverse)
 
     return run
 
 
-def _sizes(x: Any, s: Any, dim: Sequence[int] | None) -> list[tuple[int, Any]]:
+def _sizes(x: Any, sizes: Any, dim: Any) -> list[tuple[int, Any]]:
     """The dimensions with the size asked for of each, None for the tensor's own."""
     rank = (x if isinstance(x, Tensor) else x[0]).dim()
+    if isinstance(dim, int):
+        return [(dim, sizes)]
     if dim is None:
-        dim = range(rank) if s is None else range(rank - len(s), rank)
-    sizes = [None] * len(dim) if s is None else [None if n == -1 else n for n in s]
-    return list(zip(dim, sizes, strict=True))
-
-
-def _one_to_real(inverse: bool) -> Callable[..., Tensor]:
-    def run(x: Any, n: Any = None, dim: int = -1, norm: str | None = None) -> Tensor:
-        return _to_real(x, n, dim, norm, inverse)
-
-    return run
+        dim = range(rank) if sizes is None else range(rank - len(sizes), rank)
+    if sizes is None:
+        return [(d, None) for d in dim]
+    return [(d, None if n == -1 else n) for d, n in zip(dim, sizes, strict=True)]
 
 
 #: By the operators that export leaves of torch.fft's functions.
 TRANSFORMS: dict[Any, Callable[..., Any]] = {
-    aten.fft_fft.default: _one(inverse=False),
-    aten.fft_ifft.default: _one(inverse=True),
-    aten.fft_rfft.default: _one(inverse=False, half=True),
-    aten.fft_ihfft.default: _one(inverse=True, half=True),
-    aten.fft_irfft.default: _one_to_real(inverse=True),
-    aten.fft_hfft.default: _one_to_real(inverse=False),
-    aten.fft_fftn.default: _many(inverse=False),
-    aten.fft_ifftn.default: _many(inverse=True),
-    aten.fft_rfftn.default: _many(inverse=False, half=True),
-    aten.fft_irfftn.default: _many_to_real(),
-    aten.fft_fft2.default: _many(inverse=False, last=(-2, -1)),
-    aten.fft_ifft2.default: _many(inverse=True, last=(-2, -1)),
-    aten.fft_rfft2.default: _many(inverse=False, half=True, last=(-2, -1)),
-    aten.fft_irfft2.default: _many_to_real(last=(-2, -1)),
+    aten.fft_fft.default: _function(inverse=False),
+    aten.fft_ifft.default: _function(inverse=True),
+    aten.fft_rfft.default: _function(inverse=False, half=True),
+    aten.fft_ihfft.default: _function(inverse=True, half=True),
+    aten.fft_irfft.default: _function(inverse=True, real=True),
+    aten.fft_hfft.default: _function(inverse=False, real=True),
+    aten.fft_fftn.default: _function(inverse=False, last=None),
+    aten.fft_ifftn.default: _function(inverse=True, last=None),
+    aten.fft_rfftn.default: _function(inverse=False, half=True, last=None),
+    aten.fft_irfftn.default: _function(inverse=True, real=True, last=None),
+    aten.fft_fft2.default: _function(inverse=False, last=(-2, -1)),
+    aten.fft_ifft2.default: _function(inverse=True, last=(-2, -1)),
+    aten.fft_rfft2.default: _function(inverse=False, half=True, last=(-2, -1)),
+    aten.fft_irfft2.default: _function(inverse=True, real=True, last=(-2, -1)),
 }

@@ -11,7 +11,6 @@ import os
 import re
 import tempfile
 from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch import Tensor
 from edgecompile.errors import CompileError
 from edgecompile.toolchain.native import runtime_sources
 
-#: What a command line that shlex splits can't hold as it is.
+#: Characters that a command line which shlex splits can't hold as they are.
 _TO_BE_QUOTED = re.compile(r"""[\s'"\\]""")
 
 #: The line that Inductor writes before each generated kernel. Everything before the first one is
@@ -175,27 +174,19 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(item.strip() for item in text.split(",") if item.strip())
 
 
-@contextmanager
-def without_spaces(path: Path) -> Iterator[Path]:
-    """The folder under a path that torch's compiler commands can hold: it doesn't quote them.
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder whose path torch's compiler commands can hold: they don't quote it.
 
     Raises:
-        CompileError: every folder for temporary files has such a path, too.
+        CompileError: every folder for temporary files has a path with spaces or quotes.
     """
-    if not _TO_BE_QUOTED.search(str(path)):
-        yield path
-        return
-    folders = (tempfile.gettempdir(), "/tmp", "/var/tmp")
-    usable = [x for x in folders if not _TO_BE_QUOTED.search(x) and os.access(x, os.W_OK | os.X_OK)]
-    if not usable:
-        raise CompileError(
-            f"torch's compiler commands can't hold the path {path}: it has spaces or quotes",
-            hint="use a --work-dir without them",
-        )
-    with tempfile.TemporaryDirectory(prefix="edgecompile-", dir=usable[0]) as folder:
-        link = Path(folder) / "inductor"
-        link.symlink_to(path.resolve())
-        yield link
+    for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        if not _TO_BE_QUOTED.search(parent) and os.access(parent, os.W_OK | os.X_OK):
+            return tempfile.TemporaryDirectory(prefix="edgecompile-", dir=parent)
+    raise CompileError(
+        f"torch's compiler commands can't hold the path {tempfile.gettempdir()}: it has spaces or quotes",
+        hint="set TMPDIR to a folder without them",
+    )
 
 
 def name_by_content(

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -31,9 +32,15 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from edgecompile.backends import ops
 from edgecompile.backends.codegen_failures import first_line, read_failure
-from edgecompile.backends.generated import name_by_content, only_file, split_source, without_spaces
+from edgecompile.backends.generated import (
+    name_by_content,
+    only_file,
+    split_source,
+    temporary_folder,
+)
 from edgecompile.errors import CompileError
 from edgecompile.targets.profile import VariantSpec
+from edgecompile.toolchain.compilers import find_toolchain
 
 #: To be held from an exported program to its C++: the graph's tracing and code generation patch
 #: and read global state of torch, so only one thread of a process may be at it.
@@ -89,19 +96,6 @@ def vector_isa(arch: str, simdlen: int) -> cpu_vec_isa.VecISA:
     return table[arch, simdlen]()
 
 
-@contextmanager
-def _patched(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Sets attributes of a module or class for as long as the context lasts."""
-    before = {name: getattr(owner, name) for name in attributes}
-    for name, value in attributes.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
-
-
 def _forced_isa(isa: cpu_vec_isa.VecISA) -> AbstractContextManager[None]:
     """Makes ``isa`` the only instruction set that Inductor sees; none, if it's false.
 
@@ -109,7 +103,7 @@ def _forced_isa(isa: cpu_vec_isa.VecISA) -> AbstractContextManager[None]:
     generated elsewhere. The function is looked up at each call, hence patched and restored.
     """
     visible = [] if isinstance(isa, cpu_vec_isa.InvalidVecISA) else [isa]
-    return _patched(cpu_vec_isa, valid_vec_isa_list=lambda: visible)
+    return patch.multiple(cpu_vec_isa, valid_vec_isa_list=lambda: visible)
 
 
 def _ordered_sums() -> AbstractContextManager[None]:
@@ -123,25 +117,7 @@ def _ordered_sums() -> AbstractContextManager[None]:
     def falls_back(dtype: torch.dtype) -> bool:
         return dtype.is_floating_point or original(dtype)
 
-    return _patched(module, needs_fallback_due_to_atomic_add_limitations=falls_back)
-
-
-@contextmanager
-def _cache_directory(path: Path) -> Iterator[None]:
-    """Gives Inductor a cache directory of its own.
-
-    One directory per variant: a shared one can hand back C++ of another instruction set.
-    """
-    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(path)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+    return patch.multiple(module, needs_fallback_due_to_atomic_add_limitations=falls_back)
 
 
 def _options(variant: VariantSpec, cxx: str) -> dict[str, Any]:
@@ -172,9 +148,7 @@ def generate_cpp(
     kwargs: Mapping[str, Tensor],
     variant: VariantSpec,
     *,
-    cache_dir: Path,
     shared: Container[str] = (),
-    cxx: str = "g++",
 ) -> GeneratedCpp:
     """Generates C++ for a lowered graph; the caller holds :data:`GENERATING`.
 
@@ -182,11 +156,9 @@ def generate_cpp(
         gm: an exported program's module after :func:`~edgecompile.backends.lowering.lower.lower_graph`.
         kwargs: example inputs by name.
         variant: that the code will be compiled for.
-        cache_dir: scratch directory of this variant.
         shared: names of constants that mean the same tensor in every program of the model. Any
             other (lifted or folded by the compiler, and perhaps different from program to
             program) is renamed after its content.
-        cxx: the compiler of the variant's architecture.
 
     Raises:
         CompileError: Inductor failed, caused by what it raised (:mod:`codegen_failures`), fixed a
@@ -197,12 +169,13 @@ def generate_cpp(
     environment = next((size.node.shape_env for size, _ in sizes), None)
     _assume_no_ones(sizes)
     known = 0 if environment is None else len(environment.guards)
-    cache_dir.mkdir(parents=True, exist_ok=True)
+    cxx = find_toolchain(variant.arch).cxx
     with (
         _forced_isa(isa),
         _ordered_sums(),
-        without_spaces(cache_dir) as folder,
-        _cache_directory(folder),
+        temporary_folder() as folder,
+        # A shared cache can hand back C++ of another instruction set.
+        patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder),
         _equal_sizes_copied(),
         _overflow_heeded() as overflows,
         torch.no_grad(),
@@ -220,21 +193,21 @@ def generate_cpp(
                 hint=f"{cure}--debug shows torch's own traceback",
             ) from error
         paths = [Path(item).resolve() for item in files if isinstance(item, str)]
+        code = only_file(paths, ".wrapper.cpp").read_text()
+        metadata = json.loads(only_file(paths, ".wrapper_metadata.json").read_text())
+        calls = [path.read_text() for path in paths if path.name.endswith(".wrapper.json")]
     new = [] if environment is None else environment.guards[known:]
     _refuse_fixed(sizes, new)
     tables = [item for item in files if not isinstance(item, str)]
     constants = {name: pair[0].detach() for table in tables for name, pair in table.items()}
-    wrapper_path = only_file(paths, ".wrapper.cpp")
-    metadata = json.loads(only_file(paths, ".wrapper_metadata.json").read_text())
     used = str(metadata.get("AOTI_CPU_ISA", ""))
     if used != str(isa).upper():
         raise CompileError(
             f"Inductor generated code for '{used}' instead of {type(isa).__name__}",
             hint="this is a defect of edgecompile with this version of torch; please report it",
         )
-    wrapper, kernels = split_source(wrapper_path.read_text())
+    wrapper, kernels = split_source(code)
     wrapper, constants = name_by_content(wrapper, constants, shared)
-    calls = [path.read_text() for path in paths if path.name.endswith(".wrapper.json")]
     # Whether an instance is true is a compiler run of torch's, in a folder of its own.
     vectorised = not isinstance(isa, cpu_vec_isa.InvalidVecISA)
     return GeneratedCpp(
@@ -303,10 +276,10 @@ def _equal_sizes_copied() -> AbstractContextManager[None]:
         return torch.where(torch.scalar_tensor(outer - inner) == 0, 1.0, usual)
 
     def interpolate_linearly(*args: Any) -> Any:
-        with _patched(decompositions, _compute_scale=scale):
+        with patch.multiple(decompositions, _compute_scale=scale):
             return interpolate(*args)
 
-    return _patched(decompositions, _upsample_linear=interpolate_linearly)
+    return patch.multiple(decompositions, _upsample_linear=interpolate_linearly)
 
 
 @contextmanager
@@ -335,7 +308,7 @@ def _overflow_heeded() -> Iterator[list[str]]:
         overflows.append(str(value.expr))
         return self.fallback(name, args, kwargs)
 
-    with _patched(IndexPropagation, __init__=begin, propagate_sympy=propagate):
+    with patch.multiple(IndexPropagation, __init__=begin, propagate_sympy=propagate):
         yield overflows
 
 

@@ -8,9 +8,11 @@ import json
 import re
 import tempfile
 import time
-import uuid
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -100,92 +102,103 @@ _INCLUDES = {
 FOREIGN = re.compile(r"^(aoti_torch_|Sleef_|GOMP_|omp_|hypotf?$)")
 
 
+@dataclass(frozen=True)
+class ProgramTask:
+    """A program to compile.
+
+    Attributes:
+        exported: the program for the bucket's range (static for a padded bucket).
+        bucket: its hint is the size that kernels are tuned for.
+        variant: instruction set.
+        native: the runtime library to link against; None: torch's.
+        output: path of the library.
+        store: where the program's constants are put.
+        index: the bucket's number in the plan.
+        precision: of the linears' weights.
+        export_key: identifies ``exported``.
+    """
+
+    exported: ExportedModel
+    bucket: Bucket
+    variant: VariantSpec
+    native: NativeRuntime | None
+    output: Path
+    store: TensorStore
+    index: int = 0
+    precision: Precision = FP32
+    export_key: str = ""
+
+    @cached_property
+    def key(self) -> str:
+        """Identifies everything that shapes the library."""
+        toolchain = find_toolchain(self.variant.arch)
+        parts = [
+            self.export_key,
+            self.bucket.program_json(),
+            self.variant.to_json(),
+            self.precision.to_json(),
+            "torch" if self.native is None else self.native.sha256,
+            [toolchain.cxx, toolchain.version],
+            installation_id(),
+        ]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def find_known(self) -> Artifact | None:
+        """What an earlier process left at ``output``, if it has this key and is whole."""
+        try:
+            artifact = Artifact.load(self.output.with_suffix(".json"))
+        except CompileError:
+            return None
+        whole = all(self.store.path(t).is_file() for t in artifact.constants.values())
+        return artifact if artifact.key == self.key and whole else None
+
+
 class InductorCpuBackend:
     """Compiles exported programs to shared libraries that need only our runtime library."""
 
-    def compile_program(
-        self,
-        exported: ExportedModel,
-        bucket: Bucket,
-        variant: VariantSpec,
-        native: NativeRuntime | None,
-        output: Path,
-        *,
-        scratch: Path,
-        store: TensorStore,
-        index: int = 0,
-        export_key: str | None = None,
-        precision: Precision = FP32,
-    ) -> Artifact:
-        """Builds the library of ``bucket`` for ``variant`` at ``output``.
-
-        Args:
-            exported: the program for the bucket's range (static for a padded bucket).
-            bucket: its hint is the size that kernels are tuned for.
-            variant: instruction set.
-            native: the runtime library to link against.
-            output: path of the library; ``output`` with suffix ``.json`` describes it.
-            scratch: folder for Inductor's files; one for each variant.
-            store: where the program's constants are put.
-            index: the bucket's number in the plan.
-            export_key: identifies ``exported``; an artifact that an earlier call left at
-                ``output`` for the same key, precision, variant, runtime and versions is returned
-                as it is.
-            precision: of the linears' weights.
+    def compile_program(self, task: ProgramTask) -> Artifact:
+        """Builds a library; its path with the suffix ``.json`` describes it.
 
         Raises:
             CompileError: code generation, compiling or linking failed.
             MissingKernelError: the program calls what the runtime lacks; lists all of it.
         """
-        key = artifact_key(export_key or uuid.uuid4().hex, bucket, variant, native, precision)
-        known = _reusable(output, key, store)
-        if known is not None:
-            return known
+        exported, variant, native, output = task.exported, task.variant, task.native, task.output
         seconds: dict[str, float] = {}
         toolchain = find_toolchain(variant.arch)
-        start = time.perf_counter()
-        with GENERATING:
+        with _timed(seconds, "generate"), GENERATING:
             module = exported.program.module()
             signature = exported.program.graph_signature
             own = {*signature.parameters, *signature.buffers}
-            report = self.lower(module, precision)
+            report = self.lower(module, task.precision)
             modules = modules_of_nodes(module)
             packed = {n for n, _ in module.named_buffers() if n.startswith(PACKED_PREFIX)}
             # A padded bucket's program is static, so its ranges decide and the hint doesn't matter.
             ranges = exported.ranges
             sizes = {
                 name: min(max(e.hint, ranges[name][0]), ranges[name][1])
-                for name, e in bucket.axes
+                for name, e in task.bucket.axes
                 if name in ranges
             }
             example = exported.example(sizes)
-            generated = generate_cpp(
-                module,
-                example,
-                variant,
-                cache_dir=scratch,
-                shared=own | packed,
-                cxx=toolchain.cxx,
-            )
-        seconds["generate"] = time.perf_counter() - start
+            generated = generate_cpp(module, example, variant, shared=own | packed)
         if native is not None:
             refuse_missing_kernels(generated.wrapper, modules, native.exports)
-        start = time.perf_counter()
-        objects = _compile_objects(toolchain, generated, variant, self.support(generated))
-        seconds["compile"] = time.perf_counter() - start
-        start = time.perf_counter()
-        output.parent.mkdir(parents=True, exist_ok=True)
-        self.link(toolchain, objects, native, output)
-        seconds["link"] = time.perf_counter() - start
+        with _timed(seconds, "compile"):
+            objects = _compile_objects(toolchain, generated, variant, self.support(generated))
+        with _timed(seconds, "link"):
+            output.parent.mkdir(parents=True, exist_ok=True)
+            self.link(toolchain, objects, native, output)
+        constants = generated.constants.items()
         artifact = Artifact(
-            key=key,
-            bucket=index,
+            key=task.key,
+            bucket=task.index,
             variant=variant.name,
             library=output,
             sha256=file_sha256(output),
             isa=generated.isa,
             vectorised=computes_in_vectors(generated.kernels),
-            constants={name: store.add(item) for name, item in generated.constants.items()},
+            constants={name: task.store.add(item) for name, item in constants},
             seconds=seconds,
             commands=tuple(sorted({" ".join(o.command) for o in objects})),
             lowering=report,
@@ -225,38 +238,11 @@ class InductorCpuBackend:
         link_renamed(toolchain, objects, foreign, output, native.path)
 
 
-def artifact_key(
-    export_key: str,
-    bucket: Bucket,
-    variant: VariantSpec,
-    native: NativeRuntime | None,
-    precision: Precision = FP32,
-) -> str:
-    """Identifies everything that shapes a model library."""
-    toolchain = find_toolchain(variant.arch)
-    parts = [
-        export_key,
-        bucket.program_json(),
-        variant.to_json(),
-        precision.to_json(),
-        "torch" if native is None else native.sha256,
-        [toolchain.cxx, toolchain.version],
-        installation_id(),
-    ]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _reusable(output: Path, key: str, store: TensorStore) -> Artifact | None:
-    """The artifact at ``output`` if it has this key and is whole."""
-    description = output.with_suffix(".json")
-    if not description.is_file():
-        return None
-    try:
-        artifact = Artifact.load(description)
-    except CompileError:
-        return None
-    whole = all(store.path(t).is_file() for t in artifact.constants.values())
-    return artifact if artifact.key == key and whole else None
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - start
 
 
 def torch_include_dirs() -> tuple[Path, ...]:
@@ -325,7 +311,7 @@ def called_symbols(toolchain: Toolchain, objects: Sequence[BuiltObject]) -> set[
 def link_renamed(
     toolchain: Toolchain,
     objects: Sequence[BuiltObject],
-    renamed: Container[str],
+    renamed: Collection[str],
     output: Path,
     library: Path,
     exports: Sequence[str] = ("AOTInductor*",),
@@ -333,9 +319,8 @@ def link_renamed(
     """Links objects at ``output`` that call ``ec_X`` of ``library`` for each ``X`` in ``renamed``."""
     with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as folder:
         copies = [Path(folder) / f"{number}.o" for number in range(len(objects))]
+        table = {symbol: f"ec_{symbol}" for symbol in renamed}
         for built, copy in zip(objects, copies, strict=True):
-            wanted = undefined_symbols(toolchain, built.path)
-            table = {symbol: f"ec_{symbol}" for symbol in wanted if symbol in renamed}
             rename_symbols(toolchain, built.path, copy, table)
         link_shared(
             toolchain, copies, output, exports=exports, soname=output.name, libraries=[library]

@@ -13,6 +13,7 @@ from edgecompile.backends.artifact import Artifact
 from edgecompile.backends.compilation import CompiledModel
 from edgecompile.buckets.plan import Bucket
 from edgecompile.bundle.names import manifest_name
+from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.writer import BundleWriter, VariantParts, merge_constants
 from edgecompile.models.loaded import LoadedModel, model_structure
 from edgecompile.precision import TOLERANCES
@@ -45,7 +46,8 @@ def stage_kit(
         "calibrate": [{"bucket": index, "sizes": dict(sizes)} for index, sizes in runs],
         "bucket_build_s": round(bucket_build_s, 3),
     }
-    with BundleWriter(output, force=force) as writer:
+    with Staging(output, force=force) as claim:
+        writer = BundleWriter(claim)
         manifest = stage(writer, model, buckets, compiled, built_by(model, compiled))
         writer.write_manifest(replace(manifest, plan=plan))
         return writer.commit()

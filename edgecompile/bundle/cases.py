@@ -72,8 +72,8 @@ def make_cases(model: LoadedModel, buckets: Sequence[Bucket], *, seed: int = 0) 
             if name == "hint" and model.generation is not None:
                 # This one travels with the bundle, and its caches are most of it.
                 sizes.update({axis: extent.lo for axis, extent in bucket.other_axes})
-            inputs = model.make_example(sizes, seed=int(random.integers(1 << 31)))
-            yield Case(index, name, _to_numpy(inputs), _eager(model, inputs))
+            inputs = _draw(model, sizes, int(random.integers(1 << 31)))
+            yield Case(index, name, inputs, run_eager(model, inputs))
         yield from _padded_cases(model, index, bucket, random)
 
 
@@ -176,20 +176,17 @@ def _spread(
 
 def _case(model: LoadedModel, index: int, name: str, sizes: Mapping[str, int], seed: int) -> Case:
     number = zlib.crc32(json.dumps([seed, index, name]).encode())
-    inputs = model.make_example(sizes, seed=number)
-    return Case(index, name, _to_numpy(inputs), _eager(model, inputs))
+    inputs = _draw(model, sizes, number)
+    return Case(index, name, inputs, run_eager(model, inputs))
 
 
 def sample_cases(model: LoadedModel, buckets: Sequence[Bucket], samples: Samples) -> Iterator[Case]:
     """Given inputs with eager's answers, each in the first bucket that serves it."""
-    import torch
-
     for number, (inputs, length) in enumerate(zip(samples.inputs, samples.lengths, strict=True)):
         for index, bucket in enumerate(buckets):
             others = all(e.lo <= model.axes[name].lo <= e.hi for name, e in bucket.other_axes)
             if bucket.lo <= length <= bucket.hi and others:
-                tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
-                yield Case(index, f"text{number}", inputs, _eager(model, tensors))
+                yield Case(index, f"text{number}", inputs, run_eager(model, inputs))
                 break
 
 
@@ -201,8 +198,6 @@ def _padded_cases(
     What must come out is what eager makes of the padded input. For most models that is its answer
     to the unpadded one; a model that lets padding leak isn't made better, nor refused.
     """
-    import torch
-
     axis = model.length_axis
     if not model.has_mask or axis is None or bucket.hi == bucket.lo:
         return
@@ -212,14 +207,13 @@ def _padded_cases(
         return
     length = min(bucket.hint, bucket.hi - 1)
     sizes = _sizes(model, bucket, length, random)
-    inputs = _to_numpy(model.make_example(sizes, seed=int(random.integers(1 << 31))))
+    inputs = _draw(model, sizes, int(random.integers(1 << 31)))
     for width in sorted({length + 1, bucket.hi}):
         padded = {
             spec.name: pad_array(inputs[spec.name], spec.shape, {axis: width}, spec.pad)
             for spec in model.inputs
         }
-        want = _eager(model, {name: torch.from_numpy(array) for name, array in padded.items()})
-        yield Case(index, f"padded{width}", padded, want)
+        yield Case(index, f"padded{width}", padded, run_eager(model, padded))
 
 
 def _sizes(
@@ -257,8 +251,15 @@ def pad_array(
 
 
 def _to_numpy(tensors: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
-    return {name: np.ascontiguousarray(t.detach().cpu().numpy()) for name, t in tensors.items()}
+    return {name: t.detach().cpu().contiguous().numpy() for name, t in tensors.items()}
 
 
-def _eager(model: LoadedModel, inputs: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
-    return _to_numpy(model.run(inputs))
+def _draw(model: LoadedModel, sizes: Mapping[str, int], seed: int) -> Arrays:
+    return _to_numpy(model.make_example(sizes, seed=seed))
+
+
+def run_eager(model: LoadedModel, inputs: Arrays) -> Arrays:
+    """The model's own outputs of one run, by name."""
+    import torch
+
+    return _to_numpy(model.run({name: torch.from_numpy(a) for name, a in inputs.items()}))

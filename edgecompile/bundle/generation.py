@@ -8,12 +8,12 @@ import math
 from dataclasses import fields
 
 import numpy as np
+import numpy.typing as npt
 
 from edgecompile.models.loaded import LoadedModel, Seq2SeqGeneration
 from edgecompile.runtime.format.schema import GenerationSpec
 
 _NEW_TOKENS = 24
-_PROMPTS = 4
 #: The folder, in a bundle, of the bundle that reads sources.
 ENCODER = "encoder"
 # Numbers of all the sources together that aren't tokens: the file may have 4 MiB.
@@ -37,60 +37,50 @@ def golden_texts(model: LoadedModel, *, seed: int = 0) -> bytes:
     """Prompts of random tokens and what the model's own library generates from them, greedily.
 
     Prompts of one token, of a few, of the longest run and, where the context has room, of a run
-    and a bit more, so that it comes in pieces.
+    and a bit more, so that it comes in pieces. Behind a source: random ones, short and the longest,
+    and texts that begin with more than the start tokens, one of them in pieces.
     """
     made, axis = model.generation, model.length_axis
     assert made is not None and axis is not None
-    longest = model.axes[axis].hi or 1
+    longest, room = model.axes[axis].hi or 1, made.max_context
     tokens = next(spec.bounds for spec in model.inputs if spec.name == made.input)
     assert tokens is not None
+    low, high = int(tokens[0]), int(tokens[1])
     random = np.random.default_rng([seed, 7])
-    room = made.max_context
+    cases: list[dict[str, object]] = []
     if isinstance(made, Seq2SeqGeneration):
-        return _golden_translations(model, made, random)
-    lengths = [1, min(7, room - 1), min(longest, room - 1), min(longest + 5, room - 1)]
-    cases = []
-    for length in dict.fromkeys(n for n in lengths[:_PROMPTS] if n >= 1):
-        prompt = random.integers(int(tokens[0]), int(tokens[1]) + 1, length).tolist()
-        generated = made.greedy(prompt, min(_NEW_TOKENS, room - length))
-        cases.append({"prompt": prompt, "tokens": generated})
+        for size, more in zip(_source_sizes(made), (0, 3, 0, longest + 3), strict=False):
+            sizes = dict.fromkeys(made.encoder.axes, size)
+            source = made.encoder.make_example(sizes, seed=int(random.integers(1 << 31)))
+            begun = min(more, max(0, room - len(made.start) - 1))
+            prompt = [*made.start, *random.integers(low, high + 1, begun).tolist()]
+            generated = made.translate(source, prompt, min(_NEW_TOKENS, room - len(prompt)))
+            content = _source_content(source[made.source].numpy())
+            cases.append({"source": content, "prompt": prompt, "tokens": generated})
+    else:
+        for length in dict.fromkeys(min(n, room - 1) for n in (1, 7, longest, longest + 5)):
+            prompt = random.integers(low, high + 1, length).tolist()
+            generated = made.greedy(prompt, min(_NEW_TOKENS, room - length))
+            cases.append({"prompt": prompt, "tokens": generated})
     return (json.dumps({"cases": cases}) + "\n").encode()
 
 
-def _golden_translations(
-    model: LoadedModel, made: Seq2SeqGeneration, random: np.random.Generator
-) -> bytes:
-    """The same behind random sources: short ones and the longest, and texts that begin with more than
-    the start tokens, one of them in pieces.
-    """
-    assert model.length_axis is not None
+def _source_sizes(made: Seq2SeqGeneration) -> list[int]:
+    """Sizes of the sources: of those that aren't tokens as many as the file has room for."""
     encoder = made.encoder
-    tokens = next(spec.bounds for spec in model.inputs if spec.name == made.input)
-    chief = next(spec for spec in encoder.inputs if spec.name == made.source)
-    assert tokens is not None
-    limits = next(iter(encoder.axes.values()))
-    if encoder.length_axis is not None:
-        limits = encoder.axes[encoder.length_axis]
+    limits = encoder.axes[encoder.length_axis or next(iter(encoder.axes))]
     most = limits.hi or max(limits.lo, _FREE_SIZE)
     sizes = [min(max(n, limits.lo), most) for n in (5, 2, most, 9)]
-    longest = model.axes[model.length_axis].hi or 1
+    chief = next(spec for spec in encoder.inputs if spec.name == made.source)
+    if chief.dtype == "int64":
+        return sizes
     whole = math.prod(size for size in chief.shape if isinstance(size, int))
-    if chief.dtype != "int64":
-        sizes = sizes[: max(1, _SOURCE_ELEMENTS // whole)]
-    more = (0, 3, 0, longest + 3)
-    cases = []
-    for number, size in enumerate(sizes):
-        source = encoder.make_example(
-            dict.fromkeys(encoder.axes, size), seed=int(random.integers(1 << 31))
-        )
-        begun = min(more[number], max(0, made.max_context - len(made.start) - 1))
-        given = random.integers(int(tokens[0]), int(tokens[1]) + 1, begun).tolist()
-        prompt = [*made.start, *given]
-        generated = made.translate(source, prompt, min(_NEW_TOKENS, made.max_context - len(prompt)))
-        array = source[made.source].numpy()
-        content: object = array.reshape(-1).tolist()
-        if chief.dtype != "int64":
-            data = base64.b64encode(np.ascontiguousarray(array, "<f4").tobytes())
-            content = {"shape": list(array.shape), "float32": data.decode()}
-        cases.append({"source": content, "prompt": prompt, "tokens": generated})
-    return (json.dumps({"cases": cases}) + "\n").encode()
+    return sizes[: max(1, _SOURCE_ELEMENTS // whole)]
+
+
+def _source_content(array: npt.NDArray[np.generic]) -> object:
+    """A source as the file has it: tokens as a list, other numbers as bytes."""
+    if array.dtype == np.int64:
+        return array.reshape(-1).tolist()
+    data = base64.b64encode(np.ascontiguousarray(array, "<f4").tobytes())
+    return {"shape": list(array.shape), "float32": data.decode()}

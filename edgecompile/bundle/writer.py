@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -57,40 +56,16 @@ class VariantParts:
 
 
 class BundleWriter:
-    """Collects a bundle's files in a staging folder; a context manager.
-
-    Leaving the context without :meth:`commit` removes everything that was written.
+    """Collects a bundle's files in the folder that a :class:`Staging` has claimed.
 
     Args:
-        output: the bundle's final path, ending in ``.ecb``.
-        force: replace a bundle that is already there.
-        claimed: the folder to write to, where a build has claimed it; it stays the build's to leave.
-
-    Raises:
-        BundleWriteError: the final name is taken, or its folder can't be written.
+        claim: entered; leaving it without :meth:`commit` removes everything that was written.
     """
 
-    def __init__(
-        self, output: Path, *, force: bool = False, claimed: Staging | None = None
-    ) -> None:
-        self._claim = claimed or Staging(output, force=force)
-        self._own = claimed is None
-        self.output, self.staging = self._claim.output, self._claim.folder
+    def __init__(self, claim: Staging) -> None:
+        self._claim = claim
+        self.output, self.staging = claim.output, claim.folder
         self._files: dict[str, FileEntry] = {}
-
-    def __enter__(self) -> BundleWriter:
-        if self._own:
-            self._claim.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._own:
-            self._claim.__exit__(kind, value, trace)
 
     @contextmanager
     def _writing(self, name: str, size: int | None = None) -> Iterator[None]:
@@ -221,11 +196,9 @@ class BundleWriter:
         if name in self._files:
             raise BundleWriteError(f"the bundle already holds {name}")
         target = self.staging / name
-        with self._writing(name):
-            target.parent.mkdir(parents=True, exist_ok=True)
         with self._writing(name, size):
+            target.parent.mkdir(parents=True, exist_ok=True)
             write(target)
-        with self._writing(name):
             self._files[name] = FileEntry(target.stat().st_size, file_sha256(target))
         return name
 

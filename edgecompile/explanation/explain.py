@@ -28,7 +28,7 @@ from edgecompile.explanation.report import (
     ProgramFindings,
     TimeFindings,
 )
-from edgecompile.explanation.request import ExplainRequest, Subject
+from edgecompile.explanation.request import ExplainRequest
 from edgecompile.explanation.work import (
     NodeWork,
     count_graph,
@@ -36,7 +36,7 @@ from edgecompile.explanation.work import (
     module_times,
     run_figures,
 )
-from edgecompile.export.checks import Range, choose_sizes, find_side_effects
+from edgecompile.export.checks import ExportScope, Range, choose_sizes, find_side_effects
 from edgecompile.export.guards import quiet_torch
 from edgecompile.export.ladder import trace_sizes
 from edgecompile.export.padding.check import check_padding
@@ -92,7 +92,7 @@ def explain_model(
         else:
             shown = ", ".join(f"{axis} {lo}..{hi}" for axis, (lo, hi) in eager.ranges.items())
             notes.append(f"eager works within {shown}; the rest is about these sizes")
-    subject = Subject(loaded, eager.ranges, traced)
+    subject = ExportScope(loaded, eager.ranges, traced)
     effects = find_side_effects(loaded, traced, {axis: hi for axis, (_, hi) in ranges.items()})
 
     climb = _climb(subject, request, progress)
@@ -150,7 +150,7 @@ def _ranges(loaded: LoadedModel, request: ExplainRequest, notes: list[str]) -> d
     return ranges
 
 
-def _climb(subject: Subject, request: ExplainRequest, progress: Progress) -> Climb:
+def _climb(subject: ExportScope, request: ExplainRequest, progress: Progress) -> Climb:
     """The ladder; where no strategy serves all sizes, also that of a single size."""
     with progress.step("export") as step:
         climb = climb_ladder(subject, every=request.every, step=step)
@@ -167,7 +167,7 @@ def _climb(subject: Subject, request: ExplainRequest, progress: Progress) -> Cli
     return replace(climb, program=static.program, ranges=static.ranges)
 
 
-def _breaks(subject: Subject, notes: list[str]) -> tuple[GraphBreak, ...]:
+def _breaks(subject: ExportScope, notes: list[str]) -> tuple[GraphBreak, ...]:
     loaded = subject.loaded
     try:
         with quiet_torch():
@@ -178,7 +178,7 @@ def _breaks(subject: Subject, notes: list[str]) -> tuple[GraphBreak, ...]:
     return tuple(dict.fromkeys(GraphBreak(b.reason, place_of_text(b.place)) for b in breaks))
 
 
-def _try_padding(subject: Subject, multiple: int) -> tuple[str, bool | None]:
+def _try_padding(subject: ExportScope, multiple: int) -> tuple[str, bool | None]:
     """The effect of padding on the outputs, and whether it leaves them; None where unknown."""
     axis, traced = subject.loaded.length_axis, subject.traced
     if axis is None or subject.loaded.axes[axis].lo == subject.loaded.axes[axis].hi:
@@ -205,7 +205,7 @@ def _try_padding(subject: Subject, multiple: int) -> tuple[str, bool | None]:
 
 
 def _count_work(
-    subject: Subject,
+    subject: ExportScope,
     climb: Climb,
     lowered: LoweredProgram,
     request: ExplainRequest,

@@ -12,8 +12,7 @@ import torch
 from edgecompile.errors import ModelError
 from edgecompile.explanation.eager import error_text
 from edgecompile.explanation.report import Condition, ExportAttempt, FixedAxis
-from edgecompile.explanation.request import Subject
-from edgecompile.export.checks import CheckResult, Range, Sizes, check_program
+from edgecompile.export.checks import CheckResult, ExportScope, Range, Sizes, check_program
 from edgecompile.export.guards import (
     axis_texts,
     explain_failure,
@@ -58,7 +57,7 @@ class Climb:
     fixed_axes: tuple[FixedAxis, ...]
 
 
-def climb_ladder(subject: Subject, *, every: bool = False, step: StepHandle) -> Climb:
+def climb_ladder(subject: ExportScope, *, every: bool = False, step: StepHandle) -> Climb:
     """Tries the strategies in their order; those for fixed sizes where no axis varies.
 
     Args:
@@ -100,7 +99,7 @@ def climb_ladder(subject: Subject, *, every: bool = False, step: StepHandle) -> 
 class _Climber:
     """Tries strategies, and collects the axes that they fix."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: ExportScope) -> None:
         self.subject = subject
         self.loaded = subject.loaded
         self._fixed: list[FixedAxis] = []
@@ -113,9 +112,7 @@ class _Climber:
         error: Exception | None = None
         with watch_guards() as watch:
             try:
-                program, also, compared = export_with(
-                    self.loaded, ranges, self.subject.traced, strategy
-                )
+                program, also, compared = export_with(self.subject, strategy)
             except Exception as exc:  # torch raises whatever the model or the tracer raises
                 error = exc
         names = {symbol: axis_texts(source, inputs) for symbol, source in watch.symbols.items()}
@@ -204,7 +201,9 @@ class _Climber:
         if any(not lo <= traced[axis] <= hi for axis, (lo, hi) in attempt.ranges.items()):
             return attempt
         try:
-            check = done or check_program(program, self.loaded, attempt.ranges, traced, also=also)
+            check = done or check_program(
+                program, replace(self.subject, ranges=attempt.ranges), also
+            )
         except ModelError as error:
             text = f"not compared: eager itself fails, {error_text(error)}"
             return replace(attempt, outcome="unchecked", text=text)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os.path import commonpath
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +18,12 @@ from edgecompile.backends.inductor_compat import GENERATING, GeneratedCpp, gener
 from edgecompile.backends.lowering.lower import LoweringReport, lower_graph
 from edgecompile.errors import CompileError, EdgecompileError
 from edgecompile.explanation.report import KernelUse, Unlowered
-from edgecompile.explanation.request import ExplainRequest, Subject
+from edgecompile.explanation.request import ExplainRequest
+from edgecompile.export.checks import ExportScope
 from edgecompile.export.guards import quiet_torch
 from edgecompile.models.source_lines import Place, place_of_trace
 from edgecompile.precision import Precision
 from edgecompile.targets.profile import VariantSpec
-from edgecompile.toolchain.compilers import find_toolchain
 
 __all__ = [
     "LoweredProgram",
@@ -109,8 +107,6 @@ def generate(
     lowered: LoweredProgram,
     example: Mapping[str, torch.Tensor],
     variant: VariantSpec,
-    scratch: Path,
-    cxx: str,
 ) -> GeneratedCpp:
     """Inductor's C++ for the lowered graph.
 
@@ -122,34 +118,30 @@ def generate(
             lowered.gm,
             example,
             variant,
-            cache_dir=scratch,
             shared=lowered.constants,
-            cxx=cxx,
         )
 
 
 def generate_code(
-    subject: Subject, lowered: LoweredProgram, request: ExplainRequest, notes: list[str]
+    subject: ExportScope, lowered: LoweredProgram, request: ExplainRequest, notes: list[str]
 ) -> tuple[GeneratedCpp | None, CodegenFailure | None]:
     """The generated code, or why a build would get none; neither where it can't be found out."""
     if not request.code:
         notes.append(_NO_CODE)
         return None, None
     variant = request.target.variants[-1]
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            cxx = find_toolchain(variant.arch).cxx
-            with quiet_torch():
-                example = subject.loaded.make_example(subject.traced, seed=7)
-                return generate(lowered, example, variant, Path(folder), cxx), None
-        except CompileError as error:
-            notes.append(_NO_CODE)
-            if error.__cause__ is not None:
-                return None, read_failure(error.__cause__)
-            return None, CodegenFailure(error.message, error.hint or "")
-        except EdgecompileError as error:
-            # Of this machine, such as a compiler that isn't installed: the model may be fine.
-            notes.append(f"no code was generated: {error.message}")
+    try:
+        with quiet_torch():
+            example = subject.loaded.make_example(subject.traced, seed=7)
+            return generate(lowered, example, variant), None
+    except CompileError as error:
+        notes.append(_NO_CODE)
+        if error.__cause__ is not None:
+            return None, read_failure(error.__cause__)
+        return None, CodegenFailure(error.message, error.hint or "")
+    except EdgecompileError as error:
+        # Of this machine, such as a compiler that isn't installed: the model may be fine.
+        notes.append(f"no code was generated: {error.message}")
     return None, None
 
 

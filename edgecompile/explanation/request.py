@@ -1,16 +1,13 @@
-"""The request of ``edgecompile explain``, and the model at the sizes that are looked at."""
+"""The request of ``edgecompile explain``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgecompile.export.checks import Range
-from edgecompile.models.loaded import LoadedModel
 from edgecompile.precision import FP32, Precision
 from edgecompile.targets.profile import TargetProfile
 
-__all__ = ["ExplainRequest", "Subject"]
+__all__ = ["ExplainRequest"]
 
 
 @dataclass(frozen=True)
@@ -30,17 +27,3 @@ class ExplainRequest:
     max_length: int | None = None
     code: bool = True
     every: bool = False
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model with the smallest and largest size of each axis, and the sizes to trace it with."""
-
-    loaded: LoadedModel
-    ranges: Mapping[str, Range]
-    traced: Mapping[str, int]
-
-    @property
-    def varies(self) -> bool:
-        """Whether any axis has more than one size."""
-        return any(lo < hi for lo, hi in self.ranges.values())

@@ -25,6 +25,39 @@ Range = tuple[int, int]
 Sizes = dict[str, int]
 
 
+@dataclass(frozen=True)
+class ExportScope:
+    """A model with what its programs are to serve.
+
+    Attributes:
+        loaded: the model.
+        ranges: smallest and largest size of each axis, both inclusive.
+        traced: sizes to trace with: the model is known to work there.
+    """
+
+    loaded: LoadedModel
+    ranges: Mapping[str, Range]
+    traced: Mapping[str, int]
+
+    @property
+    def varies(self) -> bool:
+        """Whether any axis has more than one size."""
+        return any(lo < hi for lo, hi in self.ranges.values())
+
+    def example(
+        self, sizes: Mapping[str, int], seed: int, *, mask: bool = True
+    ) -> dict[str, torch.Tensor]:
+        """Random valid inputs; a third of the positions is masked where the model has a mask."""
+        axis, masked = self.loaded.length_axis, mask and self.masked
+        padding = sizes[axis] // 3 if masked and axis is not None else 0
+        return self.loaded.make_example(sizes, seed=seed, padding=padding)
+
+    @property
+    def masked(self) -> bool:
+        """Whether positions can be masked."""
+        return self.loaded.has_mask and self.loaded.paddable
+
+
 @dataclass
 class CheckResult:
     """Sizes at which the program agreed with eager, and those at which it didn't, with reasons.
@@ -83,16 +116,9 @@ def choose_sizes(
 
 
 def check_program(
-    program: torch.export.ExportedProgram,
-    loaded: LoadedModel,
-    ranges: Mapping[str, Range],
-    hint: Mapping[str, int],
-    *,
-    seed: int = 0,
-    tolerance: float = TOLERANCE,
-    also: Sequence[Sizes] = (),
+    program: torch.export.ExportedProgram, scope: ExportScope, also: Sequence[Sizes] = ()
 ) -> CheckResult:
-    """Compares ``program`` with ``loaded.module`` at :func:`choose_sizes`, and at ``also``.
+    """Compares ``program`` with the model at :func:`choose_sizes`, and at ``also``.
 
     A program that writes to its own constants or to inputs that aren't meant to be changed is wrong
     whatever it computes: both are only read where it runs.
@@ -103,7 +129,7 @@ def check_program(
     Sizes at which the eager model itself fails count as failed. Where none did, every size that
     breaks a condition of the program does.
     """
-    result = CheckResult()
+    result, loaded, ranges, hint = CheckResult(), scope.loaded, scope.ranges, scope.traced
     try:
         module = program.module()
     except Exception as exc:  # a graph that refers to what tracing made and dropped
@@ -116,17 +142,14 @@ def check_program(
             **_plain_tensors(module),
         }
     )
-    axis = loaded.length_axis
-    masked = loaded.has_mask and loaded.paddable and axis is not None
-    chosen = choose_sizes(ranges, hint, axis)
+    chosen = choose_sizes(ranges, hint, loaded.length_axis)
     chosen += [sizes for sizes in also if sizes not in chosen and _within(sizes, ranges)]
     cases = [(sizes, index % 2) for index, sizes in enumerate(chosen)]
-    if masked:
+    if scope.masked:
         centre = {name: hint.get(name, span[1]) for name, span in ranges.items()}
         cases += [(centre, 0), (centre, 1)]
     for index, (sizes, odd) in enumerate(cases):
-        padding = sizes[axis] // 3 if masked and odd and axis is not None else 0
-        inputs = loaded.make_example(sizes, seed=seed + index, padding=padding)
+        inputs = scope.example(sizes, index, mask=bool(odd))
         mine, theirs = loaded.fresh(inputs), loaded.fresh(inputs)
         try:
             want = {**run_module(loaded.module, mine, loaded.name), **_changed(loaded, mine)}
@@ -151,7 +174,7 @@ def check_program(
             result.failed.append((sizes, f"changes its inputs in place: {', '.join(changed)}"))
         elif isinstance(error, str):
             result.failed.append((sizes, error))
-        elif not error <= tolerance:
+        elif not error <= TOLERANCE:
             result.failed.append((sizes, f"differs from eager by {error:.2g} of its scale"))
         else:
             result.passed.append(sizes)

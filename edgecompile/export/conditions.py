@@ -31,6 +31,12 @@ _SUBJECT = re.compile(r"failed:? (?:for expression )?(.+?)(?: on node '\w+')?$")
 Range = tuple[int, int]
 
 
+def input_nodes(program: torch.export.ExportedProgram) -> list[Node]:
+    """The nodes of a program's inputs, in their order."""
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    return [nodes[str(name)] for name in program.graph_signature.user_inputs]
+
+
 def broken_conditions(
     module: torch.nn.Module,
     inputs: Sequence[InputSpec],
@@ -99,8 +105,7 @@ def drop_conditions(
     checks = _checks(gm)
     if not checks:
         return []
-    given = {str(name) for name in program.graph_signature.user_inputs}
-    first = [n for n in gm.graph.nodes if n.op == "placeholder" and n.name in given]
+    first = input_nodes(program)
 
     def held(sizes: Mapping[str, int]) -> tuple[bool, ...]:
         tensors = [_stand_in(spec, sizes) for spec in inputs]

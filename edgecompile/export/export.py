@@ -12,13 +12,20 @@ from dataclasses import dataclass, replace
 import torch
 
 from edgecompile.errors import ExportError, ModelError
-from edgecompile.export.checks import CheckResult, Range, Sizes, check_program, find_side_effects
+from edgecompile.export.checks import (
+    CheckResult,
+    ExportScope,
+    Range,
+    Sizes,
+    check_program,
+    find_side_effects,
+)
+from edgecompile.export.conditions import input_nodes
 from edgecompile.export.guards import Reason, explain_failure, watch_guards
 from edgecompile.export.ladder import (
     LADDER,
     STATIC_LADDER,
     ExportStrategy,
-    placeholder_values,
     program_ranges,
     trace_sizes,
 )
@@ -85,25 +92,24 @@ def export_model(
         ModelError: the eager model fails, not at an end of the ranges alone.
     """
     spans = _resolve_ranges(loaded, ranges or {})
-    traced = trace_sizes(loaded, spans, hint)
-    effects = find_side_effects(loaded, traced, {axis: hi for axis, (_, hi) in spans.items()})
+    scope = ExportScope(loaded, spans, trace_sizes(loaded, spans, hint))
+    effects = find_side_effects(loaded, scope.traced, {axis: hi for axis, (_, hi) in spans.items()})
     if effects.problem:
         raise ExportError(
             f"the model '{loaded.name}' {effects.problem}",
             hint="a compiled program has no random numbers and keeps no state: take noise out of "
             "forward, and make what is kept an input and an output",
         )
-    dynamic = any(lo < hi for lo, hi in spans.values())
     attempts: list[_Attempt] = []
     eager: ModelError | None = None
-    for strategy in ladder or (LADDER if dynamic else STATIC_LADDER):
+    for strategy in ladder or (LADDER if scope.varies else STATIC_LADDER):
         if ladder is None and _in_vain(strategy, attempts, loaded):
             continue
-        attempt = _try(loaded, traced, spans, strategy)
+        attempt = _try(scope, strategy)
         if attempt.program is not None and attempt.ranges == spans:
-            result = attempt.result or check_program(attempt.program, loaded, spans, traced)
+            result = attempt.result or check_program(attempt.program, scope)
             if result.ok:
-                return _finish(loaded, attempt.program, strategy, spans, result, effects.notes)
+                return _finish(loaded, _Part(attempt, spans, result), effects.notes)
             if result.only_eager:
                 # No other way to export can be right where the model itself fails.
                 attempts = [replace(attempt, problem=f"{result.describe()}")]
@@ -111,16 +117,12 @@ def export_model(
                 break
             attempt = replace(attempt, problem="wrong " + result.describe())
         attempts.append(attempt)
-    part = _best_part(loaded, attempts, traced)
+    part = _best_part(scope, attempts)
     if part is None and eager is not None:
         raise eager
     if part is not None and allow_narrower:
-        chosen = part.attempt
-        assert chosen.program is not None
-        return _finish(
-            loaded, chosen.program, chosen.strategy, part.ranges, part.result, effects.notes
-        )
-    raise _refusal(loaded, traced, spans, attempts, part)
+        return _finish(loaded, part, effects.notes)
+    raise _refusal(scope, attempts, part)
 
 
 def _resolve_ranges(loaded: LoadedModel, ranges: Mapping[str, Range]) -> dict[str, Range]:
@@ -139,18 +141,14 @@ def _resolve_ranges(loaded: LoadedModel, ranges: Mapping[str, Range]) -> dict[st
     return result
 
 
-def _try(
-    loaded: LoadedModel,
-    traced: Mapping[str, int],
-    spans: dict[str, Range],
-    strategy: ExportStrategy,
-) -> _Attempt:
+def _try(scope: ExportScope, strategy: ExportStrategy) -> _Attempt:
+    inputs, spans = scope.loaded.inputs, scope.ranges
     try:
-        program, also, result = export_with(loaded, spans, traced, strategy)
+        program, also, result = export_with(scope, strategy)
     except Exception as exc:  # torch raises whatever the model or the tracer raises
-        reason = explain_failure(exc, loaded.inputs)
+        reason = explain_failure(exc, inputs)
         return _Attempt(strategy, reason.text, f"{type(exc).__name__}: {exc}", reason=reason)
-    real = program_ranges(program, loaded.inputs, spans)
+    real = program_ranges(program, inputs, spans)
     narrower = [f"{axis} {_span_text(real[axis])}" for axis in spans if real[axis] != spans[axis]]
     problem = f"only for {', '.join(narrower)}" if narrower else ""
     return _Attempt(strategy, problem, problem, program, real, also=also, result=result)
@@ -172,11 +170,10 @@ def _in_vain(strategy: ExportStrategy, attempts: Sequence[_Attempt], loaded: Loa
     return fixed and (strategy.auto or (strategy.strict and strategy.deferred))
 
 
-def _best_part(
-    loaded: LoadedModel, attempts: Sequence[_Attempt], traced: Mapping[str, int]
-) -> _Part | None:
+def _best_part(scope: ExportScope, attempts: Sequence[_Attempt]) -> _Part | None:
     """The attempt that is right for the widest part of the range, with that part."""
     best: _Part | None = None
+    traced = scope.traced
     for attempt in attempts:
         part = dict(attempt.ranges or {})
         for _ in range(_SHRINKS):
@@ -184,7 +181,7 @@ def _best_part(
             if not inside or _width(part) <= (_width(best.ranges) if best else 0):
                 break
             assert attempt.program is not None
-            result = check_program(attempt.program, loaded, part, traced, also=attempt.also)
+            result = check_program(attempt.program, replace(scope, ranges=part), attempt.also)
             if result.ok:
                 best = _Part(attempt, part, result)
                 break
@@ -211,18 +208,12 @@ def _shrink(
     return result
 
 
-def _finish(
-    loaded: LoadedModel,
-    program: torch.export.ExportedProgram,
-    strategy: ExportStrategy,
-    spans: Mapping[str, Range],
-    result: CheckResult,
-    known: Sequence[str],
-) -> ExportedModel:
+def _finish(loaded: LoadedModel, part: _Part, known: Sequence[str]) -> ExportedModel:
+    program, strategy, result = part.attempt.program, part.attempt.strategy, part.result
+    assert program is not None
     notes = list(known)
-    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    for spec, name in zip(loaded.inputs, program.graph_signature.user_inputs, strict=True):
-        if not nodes[str(name)].users:
+    for spec, node in zip(loaded.inputs, input_nodes(program), strict=True):
+        if not node.users:
             notes.append(f"the input '{spec.name}' has no influence on the outputs")
     if strategy not in (LADDER[0], STATIC_LADDER[0]):
         notes.append(f"torch.export's plain form was refused; '{strategy.name}' served")
@@ -231,13 +222,12 @@ def _finish(
             "conditions on sizes that tracing made were dropped: the program agrees with eager at "
             f"{len(result.passed)} sizes, of every kind that they tell apart"
         )
-    assert len(placeholder_values(program)) == len(loaded.inputs)
     return ExportedModel(
         name=loaded.name,
         source=program,
         inputs=fill_bounds(program, loaded.inputs),
         outputs=loaded.outputs,
-        ranges=dict(spans),
+        ranges=part.ranges,
         length_axis=loaded.length_axis,
         strategy=strategy.name,
         checked=tuple({tuple(s.items()): s for s in result.passed}.values()),
@@ -246,22 +236,18 @@ def _finish(
     )
 
 
-def _refusal(
-    loaded: LoadedModel,
-    traced: Mapping[str, int],
-    spans: dict[str, Range],
-    attempts: Sequence[_Attempt],
-    part: _Part | None,
-) -> ExportError:
+def _refusal(scope: ExportScope, attempts: Sequence[_Attempt], part: _Part | None) -> ExportError:
     """The error that says why nothing worked; the first strategy's reason tells the most."""
     first = next((a for a in attempts if a.reason is not None), None)
     text = (first or attempts[0]).problem
     kind = "" if first is None or first.reason is None else first.reason.kind
+    inputs, spans = scope.loaded.inputs, scope.ranges
     if first is not None and kind != "other":
         with watch_guards() as watch:
-            again = _raised(loaded, traced, spans, first.strategy)
-        if again is not None:
-            text = explain_failure(again, loaded.inputs, watch.place_of(loaded.inputs)).text
+            try:
+                export_with(scope, first.strategy)
+            except Exception as again:
+                text = explain_failure(again, inputs, watch.place_of(inputs)).text
     wanted = ", ".join(f"{axis} {_span_text(span)}" for axis, span in spans.items())
     details = "\n\n".join(f"[{a.strategy.name}] {a.problem}\n{a.raw}".rstrip() for a in attempts)
     hints = []
@@ -269,31 +255,18 @@ def _refusal(
         hints.append("choose between results with torch.where instead of between lines of code")
     elif kind == "operator":
         hints.append("write the operator with torch's own, or leave it outside the model")
-    elif any(lo < hi for lo, hi in spans.values()):
+    elif scope.varies:
         hints.append("padded buckets have one fixed length each and may still work: --mode pad")
     if part is not None:
         less = [f"{a} {_span_text(s)}" for a, s in part.ranges.items() if s != spans[a]]
         hints.append(f"it can be exported for {', '.join(less)}")
     hints.append("--debug shows what torch said")
     return ExportError(
-        f"the model '{loaded.name}' can't be exported for {wanted or 'fixed sizes'}: {text}",
+        f"the model '{scope.loaded.name}' can't be exported for {wanted or 'fixed sizes'}: {text}",
         hint="; ".join(hints),
         details=details,
         served=None if part is None else part.ranges,
     )
-
-
-def _raised(
-    loaded: LoadedModel,
-    traced: Mapping[str, int],
-    spans: dict[str, Range],
-    strategy: ExportStrategy,
-) -> Exception | None:
-    try:
-        export_with(loaded, spans, traced, strategy)
-    except Exception as exc:
-        return exc
-    return None
 
 
 def _span_text(span: Range) -> str:

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
+from edgecompile.export.conditions import Range, input_nodes
 from edgecompile.export.guards import quiet_torch
 from edgecompile.export.operators.recurrence import WholeRecurrences, has_recurrences
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.specs import InputSpec
-
-Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -145,20 +144,13 @@ def program_ranges(
     Inputs that share an axis may have symbols of their own (AUTO): their ranges are intersected.
     """
     result = dict(ranges)
-    values = placeholder_values(program)
-    for spec, value in zip(inputs, values, strict=True):
-        for axis, size in zip(spec.shape, value.shape, strict=True):
+    for spec, node in zip(inputs, input_nodes(program), strict=True):
+        for axis, size in zip(spec.shape, node.meta["val"].shape, strict=True):
             if isinstance(axis, str) and axis in result:
                 lo, hi = _size_range(program, size)
                 old = result[axis]
                 result[axis] = (max(old[0], lo), min(old[1], hi if hi is not None else old[1]))
     return result
-
-
-def placeholder_values(program: torch.export.ExportedProgram) -> list[Any]:
-    """The symbolic tensors of the program's inputs, in their order."""
-    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    return [nodes[str(name)].meta["val"] for name in program.graph_signature.user_inputs]
 
 
 @contextmanager

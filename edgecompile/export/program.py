@@ -13,6 +13,7 @@ import torch
 
 from edgecompile.errors import ExportError
 from edgecompile.export.archive import check_archive, load_program
+from edgecompile.export.conditions import Range, input_nodes
 from edgecompile.files import hash_tree, plain_fields, replacing, write_json
 from edgecompile.models.examples import make_example
 from edgecompile.models.specs import InputSpec, OutputSpec
@@ -22,8 +23,6 @@ aten = torch.ops.aten
 PROGRAM_FILE = "program.pt2"
 RECORD_FILE = "exported.json"
 _RECORD_VERSION = 1
-
-Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -164,10 +163,9 @@ def fill_bounds(
     An index outside its table aborts the compiled program, so the runtime checks bounds before each
     run; a factory or a saved program need not declare them.
     """
-    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     result = []
-    for spec, name in zip(inputs, program.graph_signature.user_inputs, strict=True):
-        rows = _table_rows(nodes[str(name)]) if spec.bounds is None else []
+    for spec, node in zip(inputs, input_nodes(program), strict=True):
+        rows = _table_rows(node) if spec.bounds is None else []
         result.append(replace(spec, bounds=(0, min(rows) - 1)) if rows else spec)
     return tuple(result)
 

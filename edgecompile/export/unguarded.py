@@ -14,10 +14,9 @@ from collections.abc import Mapping
 
 import torch
 
-from edgecompile.export.checks import CheckResult, Range, Sizes, check_program
+from edgecompile.export.checks import CheckResult, ExportScope, Range, Sizes, check_program
 from edgecompile.export.conditions import drop_conditions, every_size
 from edgecompile.export.ladder import ExportStrategy, export_program
-from edgecompile.models.loaded import LoadedModel
 
 #: How many branches are traced before the last one stands.
 _MOST_TRACES = 4
@@ -25,65 +24,45 @@ _MOST_TRACES = 4
 _MOST_SIZES = 512
 
 
-def trace_example(loaded: LoadedModel, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    """Inputs to trace with.
-
-    Some positions are masked: else tracing could take "nothing is masked" for given.
-    """
-    axis = loaded.length_axis
-    masked = loaded.has_mask and loaded.paddable and axis is not None
-    return loaded.make_example(sizes, seed=1, padding=sizes[axis] // 3 if masked and axis else 0)
-
-
 def export_with(
-    loaded: LoadedModel,
-    spans: Mapping[str, Range],
-    traced: Mapping[str, int],
-    strategy: ExportStrategy,
+    scope: ExportScope, strategy: ExportStrategy
 ) -> tuple[torch.export.ExportedProgram, list[Sizes], CheckResult | None]:
     """Exports by one strategy.
 
-    Args:
-        loaded: the model.
-        spans: the sizes that are wanted.
-        traced: those to trace with.
-        strategy: the way to export.
-
     Returns:
         The program; at which sizes it has to be checked beside the usual ones; and what came of
-        that over ``spans``, where it was done: else it has still to be checked.
+        that over the scope's ranges, where it was done: else it has still to be checked.
 
     Raises:
         Exception: whatever torch, or the model, raises.
     """
-    program = _export(loaded, spans, traced, strategy)
+    program = _export(scope, scope.traced, strategy)
     if not strategy.unguarded:
         return program, [], None
+    ranges, traced = scope.ranges, scope.traced
     tried: list[Mapping[str, int]] = [traced]
     while True:
-        also = drop_conditions(program, loaded.inputs, spans, traced)
+        also = drop_conditions(program, scope.loaded.inputs, ranges, traced)
         if not also:
             return program, [], None  # there was none
-        also += [sizes for sizes in every_size(spans, traced, _MOST_SIZES) if sizes not in also]
-        result = check_program(program, loaded, spans, traced, also=also)
-        other = _untried([sizes for sizes, _ in result.failed], spans, tried)
+        also += [sizes for sizes in every_size(ranges, traced, _MOST_SIZES) if sizes not in also]
+        result = check_program(program, scope, also)
+        other = _untried([sizes for sizes, _ in result.failed], ranges, tried)
         if other is None or len(tried) == _MOST_TRACES:
             return program, also, result
         tried.append(other)
         try:
-            program = _export(loaded, spans, other, strategy)
+            program = _export(scope, other, strategy)
         except Exception:  # that branch is for a few sizes alone
             return program, also, result
 
 
 def _export(
-    loaded: LoadedModel,
-    spans: Mapping[str, Range],
-    sizes: Mapping[str, int],
-    strategy: ExportStrategy,
+    scope: ExportScope, sizes: Mapping[str, int], strategy: ExportStrategy
 ) -> torch.export.ExportedProgram:
-    example = trace_example(loaded, sizes)
-    return export_program(loaded.module, example, loaded.inputs, spans, strategy)
+    # Some positions are masked: else tracing could take "nothing is masked" for given.
+    example, loaded = scope.example(sizes, 1), scope.loaded
+    return export_program(loaded.module, example, loaded.inputs, scope.ranges, strategy)
 
 
 def _untried(

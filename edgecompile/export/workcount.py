@@ -34,7 +34,6 @@ def count_work(
     model: LoadedModel,
     lengths: Iterable[int],
     *,
-    batch: int | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> FlopModel:
     """Counts a model's work as a function of the length.
@@ -45,7 +44,6 @@ def count_work(
     Args:
         model: the model.
         lengths: at least one.
-        batch: size of the axis ``batch``.
         sizes: sizes of axes other than the length axis; an axis without one has its least.
 
     Raises:
@@ -57,8 +55,7 @@ def count_work(
     if axis is None:
         raise CostError(f"{model.name} has no length axis, so its work has nothing to vary with")
     ascending = sorted(set(lengths))
-    given = {**({} if batch is None else {"batch": batch}), **(sizes or {})}
-    fixed = _other_sizes(model, ascending, given)
+    fixed = _other_sizes(model, ascending, sizes or {})
     chosen = _choose(ascending)
     runs = [_run(model, {**fixed, axis: length}) for length in chosen]
 

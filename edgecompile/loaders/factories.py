@@ -15,7 +15,7 @@ fields, or a tuple ``(module, inputs, axes)``::
 
 One that returns ``{"module": model, "task": "causal-lm"}`` (or ``"seq2seq-lm"``), or such a model
 alone where that task is asked for, makes a generator of a transformers model; its inputs are those of
-:mod:`edgecompile.loaders.generators.causal_step` or :mod:`edgecompile.loaders.generators.seq2seq_step`.
+:mod:`edgecompile.loaders.generators.step`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from torch import nn
 
 from edgecompile.errors import ModelError
 from edgecompile.loaders.factory_specs import ModelSpec, build_model, find_problems
+from edgecompile.loaders.kinds import names_file
 from edgecompile.loaders.saved_programs import load_program_object
 from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.modules import describe_error, is_user_code
@@ -59,13 +60,10 @@ def load_factory(where: str, factory: str, options: LoadOptions) -> LoadedModel:
             returns can't be used; names the line of the user's code, and all problems at once.
     """
     spec = f"{where}:{factory}"
-    module = _import_file(Path(where).expanduser()) if _is_file(where) else _import_module(where)
+    module = _import_file(Path(where)) if names_file(where) else _import_module(where)
     made = _call(_find(module, factory, spec), spec)
     source = ModelSource("factory", spec, details={"module": type(made).__name__})
-    generator = _generator(made, spec, factory, source, options)
-    if generator is not None:
-        return generator
-    return build_model(to_spec(made, f"{spec} returned", options), source, factory, options)
+    return _load(made, spec, f"{spec} returned", factory, source, options)
 
 
 def load_object(value: object, options: LoadOptions) -> LoadedModel:
@@ -77,10 +75,17 @@ def load_object(value: object, options: LoadOptions) -> LoadedModel:
     source = ModelSource("object", type(value).__name__)
     if isinstance(value, torch.export.ExportedProgram):
         return load_program_object(value, source, "model", options)
-    generator = _generator(value, "the model", "model", source, options)
+    return _load(value, "the model", "the model is", "model", source, options)
+
+
+def _load(
+    value: object, subject: str, start: str, name: str, source: ModelSource, options: LoadOptions
+) -> LoadedModel:
+    """The model of what a factory returned: ``subject`` and ``start`` begin errors about it."""
+    generator = _generator(value, subject, name, source, options)
     if generator is not None:
         return generator
-    return build_model(to_spec(value, "the model is", options), source, "model", options)
+    return build_model(to_spec(value, start, options), source, name, options)
 
 
 def _generator(
@@ -165,13 +170,8 @@ def _spec_of_dict(value: Mapping[Any, Any], subject: str, options: LoadOptions) 
     return ModelSpec(**known)
 
 
-def _is_file(where: str) -> bool:
-    return where.endswith(".py") or "/" in where
-
-
 def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ModelError(f"there is no file '{path}'", hint="a factory is written file.py:function")
+    path = path.expanduser()
     name = f"edgecompile_factory_{path.stem}"
     found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:

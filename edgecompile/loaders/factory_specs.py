@@ -20,7 +20,7 @@ from edgecompile.errors import ModelError
 from edgecompile.loaders.input_specs import as_dict, describe_inputs
 from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.modules import NamedModule, describe_error
-from edgecompile.models.probing import copy_changed_inputs, probe_outputs
+from edgecompile.models.probing import probe_model
 from edgecompile.models.specs import AxisLimits, InputSpec
 from edgecompile.runtime.format.dtypes import INPUT_NAMES, Number
 
@@ -59,8 +59,7 @@ def build_model(
         if isinstance(axis, str)
     }
     _run_example(named, examples, source.spec, checker.notes)
-    copied = copy_changed_inputs(named, inputs, axes, name, known)
-    outputs = probe_outputs(named, inputs, axes, name, known)
+    outputs, copied = probe_model(named, inputs, axes, name, known)
     return LoadedModel(
         name=name,
         module=named,

@@ -14,11 +14,11 @@ from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.files import read_object, weight_files
 
 __all__ = [
-    "check_config",
     "check_form",
     "find_tokenizer",
     "first_module",
     "is_program_archive",
+    "names_file",
     "split_factory",
 ]
 
@@ -110,9 +110,7 @@ def check_form(spec: str | Path) -> None:
         _check_file(path)
     elif _URL.match(text) or factory is None:
         raise ModelError(f"there is no model '{text}'", hint=_missing_hint(text))
-    elif (factory[0].endswith(".py") or "/" in factory[0]) and not Path(
-        factory[0]
-    ).expanduser().is_file():
+    elif names_file(factory[0]) and not Path(factory[0]).expanduser().is_file():
         raise ModelError(
             f"there is no file '{factory[0]}'", hint="a factory is written file.py:function"
         )
@@ -124,12 +122,17 @@ def split_factory(text: str) -> tuple[str, str] | None:
     return None if match is None else (match["where"], match["factory"])
 
 
+def names_file(where: str) -> bool:
+    """Whether a factory is looked for in a file rather than in a module with a dotted name."""
+    return where.endswith(".py") or "/" in where
+
+
 def is_program_archive(path: Path) -> bool:
     """Whether a file is a zip archive that holds an exported program."""
     return any(_PROGRAM.search(name) for name in _names_in(path))
 
 
-def check_config(folder: Path, config: Mapping[str, Any]) -> None:
+def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
     """Refuses a parsed config.json that names no kind of model, or quantized weights.
 
     Raises:
@@ -152,7 +155,7 @@ def _check_folder(folder: Path) -> None:
     inner = first_module(folder)
     if not (inner / "config.json").exists():
         _refuse_without_config(inner if inner.is_dir() else folder)
-    check_config(inner, read_object(inner / "config.json", "the model's configuration"))
+    _check_config(inner, read_object(inner / "config.json", "the model's configuration"))
     names = sorted(path.name for path in inner.iterdir())
     if not any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         _refuse_foreign(names, f"'{inner}' has no safetensors weights")

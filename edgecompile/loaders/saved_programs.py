@@ -15,12 +15,13 @@ import torch
 
 from edgecompile.errors import ModelError
 from edgecompile.export.archive import load_program
-from edgecompile.export.ladder import placeholder_values, upper_limit
+from edgecompile.export.conditions import input_nodes
+from edgecompile.export.ladder import upper_limit
 from edgecompile.export.program import fill_bounds
 from edgecompile.files import hash_tree
 from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.modules import NamedModule
-from edgecompile.models.probing import copy_changed_inputs, probe_outputs
+from edgecompile.models.probing import probe_model
 from edgecompile.models.specs import AxisLimits, InputSpec
 from edgecompile.runtime.format.dtypes import INPUT_NAMES
 
@@ -61,12 +62,12 @@ def load_program_object(
     name = options.name or name
     module = NamedModule(program.module(), [item.name for item in inputs], positional=positional)
     known = _known_sizes(program, inputs)
-    copied = copy_changed_inputs(module, inputs, axes, name, known)
+    outputs, copied = probe_model(module, inputs, axes, name, known)
     return LoadedModel(
         name=name,
         module=module,
         inputs=inputs,
-        outputs=probe_outputs(module, inputs, axes, name, known),
+        outputs=outputs,
         axes=axes,
         # Where nothing else varies, what varies with traffic is how much comes at once.
         length_axis=next((axis for axis in ("length", "batch") if axis in axes), None),
@@ -108,7 +109,7 @@ def _read_signature(
     spec: str, program: torch.export.ExportedProgram, options: LoadOptions
 ) -> tuple[tuple[InputSpec, ...], dict[str, AxisLimits], int]:
     names = [str(name) for name in program.graph_signature.user_inputs]
-    values = placeholder_values(program)
+    values = [node.meta["val"] for node in input_nodes(program)]
     called, positional = _arguments(spec, program, names)
     problems = []
     for name, value in zip(called, values, strict=True):

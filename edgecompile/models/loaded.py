@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from edgecompile.errors import ModelError
+from edgecompile.files import plain_fields
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.specs import AxisLimits, InputSpec, OutputSpec
 from edgecompile.runtime.format.schema import CAUSAL_LM, SEQ2SEQ
@@ -60,12 +61,7 @@ class ModelSource:
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain values."""
-        return {
-            "kind": self.kind,
-            "spec": self.spec,
-            "sha256": dict(self.sha256),
-            "details": dict(self.details),
-        }
+        return plain_fields(self)
 
 
 @dataclass(frozen=True)
@@ -145,8 +141,6 @@ class LoadedModel:
         length_axis: the axis that varies with traffic; None: there is none.
         source: where it came from.
         tokenizer: its ``tokenizer.json``, if it has one.
-        pad_safe: what the model's author says about padding; None: nothing. A hint only,
-            :func:`edgecompile.export.padding.check.check_padding` finds out.
         notes: choices made while loading that a person may want to know.
         labels: names of the classes by output, whose last dimension they count.
         load: the options that shaped it, as :meth:`LoadOptions.to_json` has them.
@@ -161,7 +155,6 @@ class LoadedModel:
     length_axis: str | None
     source: ModelSource
     tokenizer: Path | None = None
-    pad_safe: bool | None = None
     notes: tuple[str, ...] = ()
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     load: Mapping[str, Any] = field(default_factory=dict)

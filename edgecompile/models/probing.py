@@ -22,60 +22,41 @@ _STEPS: tuple[Callable[[int], int], ...] = (
 _LEAPS: tuple[Callable[[int], int], ...] = (lambda size: 2 * size, lambda size: size // 2)
 
 
-def copy_changed_inputs(
-    module: NamedModule,
-    inputs: Sequence[InputSpec],
-    axes: Mapping[str, AxisLimits],
-    name: str,
-    known: Mapping[str, int] | None = None,
-) -> tuple[str, ...]:
-    """Makes ``module`` work on copies of the inputs that its code changes in place.
-
-    What a program changes is the caller's own memory, which may be a file mapped read-only. Only
-    these inputs are copied: a copy that nothing writes to would cost time for nothing.
-
-    Args:
-        module: runs once; its ``copied`` is set.
-        inputs, axes: what it takes.
-        name: what to call the model in errors.
-        known: sizes for which the model is known to work; default: small ones.
-
-    Returns:
-        A note for each such input.
-
-    Raises:
-        ModelError: the model fails.
-    """
-    example = make_example(inputs, _start(axes, known), seed=1)
-    watch = WriteWatch(example, values=True)
-    run_module(module, example, name)
-    module.copied = tuple(watch.written())
-    return tuple(
-        f"its code changes the input '{changed}' in place: the program works on a copy"
-        for changed in module.copied
-    )
-
-
-def probe_outputs(
+def probe_model(
     module: torch.nn.Module,
     inputs: Sequence[InputSpec],
     axes: Mapping[str, AxisLimits],
     name: str,
     known: Mapping[str, int] | None = None,
-) -> tuple[OutputSpec, ...]:
+) -> tuple[tuple[OutputSpec, ...], tuple[str, ...]]:
     """Runs ``module`` at a first size, then at two other sizes of each axis.
 
+    A :class:`NamedModule` then works on copies of the inputs that its code changes in place: what a
+    program changes is the caller's own memory, which may be a file mapped read-only. Only these are
+    copied, as a copy that nothing writes to would cost time for nothing.
+
     Args:
-        module: a :class:`~edgecompile.models.modules.NamedModule`.
+        module: takes inputs by name; its ``copied`` is set, if it has that.
         inputs, axes: what it takes.
         name: what to call the model in errors.
         known: sizes for which the model is known to work; default: small ones.
 
+    Returns:
+        The outputs, and a note for each input that is copied.
+
     Raises:
         ModelError: the model fails at the first sizes, or returns what no array can hold.
     """
-    start = _start(axes, known)
-    first = _run(module, inputs, start, name)
+    start = known or {axis: _first(limits) for axis, limits in axes.items()}
+    example = make_example(inputs, start, seed=1)
+    watch = WriteWatch(example, values=True)
+    first = run_module(module, example, name)
+    if isinstance(module, NamedModule):
+        module.copied = tuple(watch.written())
+    notes = tuple(
+        f"its code changes the input '{changed}' in place: the program works on a copy"
+        for changed in getattr(module, "copied", ())
+    )
     _check_dtypes(first)
     shapes: dict[str, list[int | str | None]] = {key: list(t.shape) for key, t in first.items()}
     for axis, limits in axes.items():
@@ -91,21 +72,18 @@ def probe_outputs(
                         shapes[key][dim] = axis
                     continue
                 pairs = [
-                    (sizes[axis], outputs[key].shape[dim] if key in outputs else size)
-                    for sizes, outputs in others
+                    (sizes[axis], results[key].shape[dim] if key in results else size)
+                    for sizes, results in others
                 ]
                 if all(varied == size for _, varied in pairs):
                     continue
                 same = size == start[axis] and all(varied == given for given, varied in pairs)
                 shapes[key][dim] = axis if same and shapes[key][dim] is not None else None
-    return tuple(
+    outputs = tuple(
         OutputSpec(key, str(tensor.dtype).removeprefix("torch."), tuple(shapes[key]))
         for key, tensor in first.items()
     )
-
-
-def _start(axes: Mapping[str, AxisLimits], known: Mapping[str, int] | None) -> dict[str, int]:
-    return {axis: _first(limits) for axis, limits in axes.items()} if known is None else dict(known)
+    return outputs, notes
 
 
 def _first(limits: AxisLimits) -> int:
@@ -131,17 +109,10 @@ def _vary(
             continue
         sizes = {**start, axis: other}
         try:
-            return sizes, _run(module, inputs, sizes, name)
+            return sizes, run_module(module, make_example(inputs, sizes, seed=1), name)
         except ModelError:
             continue
     return None
-
-
-def _run(
-    module: torch.nn.Module, inputs: Sequence[InputSpec], sizes: Mapping[str, int], name: str
-) -> dict[str, torch.Tensor]:
-    outputs = run_module(module, make_example(inputs, sizes, seed=1), name)
-    return {key: tensor for key, tensor in outputs.items()}
 
 
 def _check_dtypes(outputs: Mapping[str, torch.Tensor]) -> None:

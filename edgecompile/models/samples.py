@@ -116,12 +116,8 @@ def draw_samples(
     served, _ = traffic.clip(longest)
     shortest = model.axes[model.length_axis].lo if shortest is None else shortest
     lengths = tuple(max(shortest, served.quantile((i + 0.5) / count)) for i in range(count))
-    made = []
-    for index, length in enumerate(lengths):
-        sizes = {name: extent.lo for name, extent in model.axes.items()}
-        drawn = model.make_example({**sizes, model.length_axis: length}, seed=seed + index)
-        made.append({name: tensor.numpy() for name, tensor in drawn.items()})
-    return Samples(tuple(made), lengths, f"{count} drawn inputs of the traffic's lengths")
+    made = tuple(_drawn(model, length, seed + index) for index, length in enumerate(lengths))
+    return Samples(made, lengths, f"{count} drawn inputs of the traffic's lengths")
 
 
 def add_drawn(
@@ -147,12 +143,16 @@ def add_drawn(
             lengths.append(samples.lengths[index])
         if index < count:
             length = shortest + round((longest - shortest) * index / max(1, count - 1))
-            sizes = {name: extent.lo for name, extent in model.axes.items()}
-            drawn = model.make_example({**sizes, model.length_axis: length}, seed=seed + index)
-            inputs.append({name: tensor.numpy() for name, tensor in drawn.items()})
+            inputs.append(_drawn(model, length, seed + index))
             lengths.append(length)
     source = f"{samples.source} and {count} drawn inputs of all lengths"
     return Samples(tuple(inputs), tuple(lengths), source, samples.real)
+
+
+def _drawn(model: LoadedModel, length: int, seed: int) -> dict[str, npt.NDArray[np.generic]]:
+    """Drawn inputs of a length, at the smallest size of every other axis."""
+    sizes = {name: length if name == model.length_axis else e.lo for name, e in model.axes.items()}
+    return {name: t.numpy() for name, t in model.make_example(sizes, seed=seed).items()}
 
 
 def _spread(total: int, count: int) -> Sequence[int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from edgecompile.files import plain_fields
 from edgecompile.models.modules import is_user_code
 
 __all__ = ["Place", "place_of_text", "place_of_trace", "places_of_error"]
@@ -36,12 +37,7 @@ class Place:
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain values."""
-        return {
-            "file": self.file,
-            "line": self.line,
-            "function": self.function,
-            "code": self.code,
-        }
+        return plain_fields(self)
 
 
 def place_of_trace(trace: str | None) -> Place | None:

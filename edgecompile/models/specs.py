@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgecompile.files import plain_fields
 from edgecompile.runtime.format.dtypes import Number
 
 __all__ = ["AxisLimits", "InputSpec", "OutputSpec"]
@@ -55,31 +56,15 @@ class InputSpec:
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain values."""
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "pad": self.pad,
-            "bounds": None if self.bounds is None else list(self.bounds),
-            "draw": None if self.draw is None else list(self.draw),
-            "within": list(self.within),
-            "in_place": self.in_place,
-        }
+        return plain_fields(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> InputSpec:
         """The inverse of :meth:`to_json`."""
-        bounds, draw = value.get("bounds"), value.get("draw")
-        return cls(
-            name=value["name"],
-            dtype=value["dtype"],
-            shape=tuple(value["shape"]),
-            pad=value.get("pad"),
-            bounds=None if bounds is None else (bounds[0], bounds[1]),
-            draw=None if draw is None else (draw[0], draw[1]),
-            within=tuple(value.get("within", ())),
-            in_place=bool(value.get("in_place", False)),
-        )
+        fields: dict[str, Any] = {
+            key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
+        }
+        return cls(**fields)
 
 
 @dataclass(frozen=True)
@@ -96,7 +81,7 @@ class OutputSpec:
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain values."""
-        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+        return plain_fields(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> OutputSpec:

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import shutil
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
 from edgecompile.backends.compilation import compile_buckets
 from edgecompile.bundle.assembly import stage_kit
-from edgecompile.bundle.cases import Case
+from edgecompile.bundle.cases import Case, run_eager
 from edgecompile.bundle.verify import verify_bundle
 from edgecompile.errors import PlanError, VerificationError
 from edgecompile.models.samples import Samples, add_drawn, draw_samples, text_samples
@@ -159,37 +156,31 @@ class _Trials:
         self.sizes = [
             {**fixed, scope.axis: n} for n in sorted({min(max(n, lo), hi) for n in lengths})
         ]
-        self.wanted: list[Mapping[str, npt.NDArray[np.generic]]] = [
-            {
-                name: np.ascontiguousarray(tensor.detach().numpy())
-                for name, tensor in subject.model.run(
-                    {name: torch.from_numpy(array) for name, array in inputs.items()}
-                ).items()
-            }
-            for inputs in samples.inputs
-        ]
+        self.wanted = [run_eager(subject.model, inputs) for inputs in samples.inputs]
 
     def tell(self, text: str) -> None:
         self.step.update(text=text)
 
     def choose(self) -> PrecisionChoice:
         self.tell("trying fp32")
-        for left in self.folder.glob("*.ecb"):  # by a build that was ended, maybe of other weights
-            shutil.rmtree(left)
-        folders: list[Path] = []
+        self._clear()  # what an ended build left may be of other weights
         try:
-            return self._choose(folders)
+            return self._choose()
         finally:
-            for folder in folders:
-                shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):
+                self._clear()
 
-    def _choose(self, folders: list[Path]) -> PrecisionChoice:
+    def _clear(self) -> None:
+        for bundle in self.folder.glob("*.ecb"):
+            shutil.rmtree(bundle)
+
+    def _choose(self) -> PrecisionChoice:
         program = self._program(len(self.samples.inputs))
         products = len(program.groups)
         if not products:
             note = f"{self.exports.model.name} has no linear layer to store narrower, so it is fp32"
             return PrecisionChoice(FP32, (), 0, self.max_error, self.samples.source, (note,))
-        first = self._try(FP32, 0, folders)
+        first = self._try(FP32, 0)
         if not first.within:
             raise VerificationError(
                 f"no precision reaches --max-error {self.max_error:g}: fp32 itself differs by "
@@ -200,10 +191,8 @@ class _Trials:
         wide = program.deviation(Precision("bf16"))
         for name in ("bf16", "int8"):
             wider = "bf16" if name == "int8" and self._holds("bf16", wide) else "fp32"
-            trial = self._search(name, wider, program, folders)
-            if trial is not None:
-                trials.append(trial)
-        timed = self._time(trials, folders)
+            trials.append(self._search(name, wider, program))
+        timed = self._time(trials)
         chosen = timed[0]
         for trial in timed[1:]:
             if trial.within and trial.ms is not None and chosen.ms is not None:
@@ -230,9 +219,7 @@ class _Trials:
             cosine = 1 - _MARGIN * (1 - cosine)
         return deviation.within(most, cosine)
 
-    def _search(
-        self, name: str, wider: str, program: NarrowedProgram, folders: list[Path]
-    ) -> Trial | None:
+    def _search(self, name: str, wider: str, program: NarrowedProgram) -> Trial:
         """The trial of ``name``, with as few products kept as the bounds need.
 
         Where none will do, that of the pure precision, which is over the bounds.
@@ -240,7 +227,7 @@ class _Trials:
         pure = Precision(name, rounded=self.rounded if name == "int8" else None)
         self.tell(f"running {name} in torch")
         if self._holds(name, program.deviation(pure)):
-            trial = self._try(pure, 0, folders)
+            trial = self._try(pure, 0)
             if trial.within:
                 return trial
         products = len(program.groups)
@@ -257,19 +244,17 @@ class _Trials:
             if count >= products:
                 break
             kept = tuple((weight, wider) for group in ranked[:count] for weight in group)
-            trial = self._try(replace(pure, kept=kept), count, folders)
+            trial = self._try(replace(pure, kept=kept), count)
             if trial.within:
                 return trial
             # The CPU's own kernels round a little more than torch's stand-in does.
             count += max(1, count // 2)
-        return self._try(pure, 0, folders)
+        return self._try(pure, 0)
 
-    def _try(self, precision: Precision, kept: int, folders: list[Path]) -> Trial:
+    def _try(self, precision: Precision, kept: int) -> Trial:
         """Builds the program in a precision, runs the samples, and compares."""
         self.tell(f"building {precision}")
         path = self._bundle(precision)
-        if path not in folders:
-            folders.append(path)
         self.tell(f"running {precision}")
         cases = [
             Case(0, f"sample{index}", inputs, wanted)
@@ -313,7 +298,7 @@ class _Trials:
         runs = [(0, sizes) for sizes in self.sizes]
         return stage_kit(self.exports.model, [self.bucket], compiled, path, runs, force=True)
 
-    def _time(self, trials: Sequence[Trial], folders: list[Path]) -> list[Trial]:
+    def _time(self, trials: Sequence[Trial]) -> list[Trial]:
         """Times those within the bounds, in rounds over all, so that a busy moment hits none alone."""
         found: dict[str, list[float]] = {trial.precision.label: [] for trial in trials}
         for number in range(_ROUNDS):
@@ -329,17 +314,7 @@ class _Trials:
                 found[trial.precision.label].append(
                     statistics.fmean(point.ms for point in result.points)
                 )
-        return [
-            Trial(
-                trial.precision,
-                trial.deviation,
-                min(found[trial.precision.label], default=None),
-                trial.within,
-                trial.kept,
-                trial.size_bytes,
-            )
-            for trial in trials
-        ]
+        return [replace(t, ms=min(found[t.precision.label], default=None)) for t in trials]
 
     def _notes(self, chosen: Trial, first: Trial, products: int) -> tuple[str, ...]:
         error = f"{100 * chosen.deviation.error:.2g} % of an output's scale at most"

@@ -6,6 +6,7 @@ learn which layers can't bear it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from edgecompile.backends import ops
 from edgecompile.backends.lowering.constants import is_nameless
 from edgecompile.backends.lowering.lower import lower_graph
+from edgecompile.bundle.cases import pad_array
 from edgecompile.export.program import ExportedModel
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.narrowing.rounding import RoundedWeights, round_products
@@ -196,7 +198,8 @@ class NarrowedProgram:
             for inputs, wanted in zip(self._samples, self._wanted, strict=True):
                 outputs = self._module(**inputs)
                 for key, want in wanted.items():
-                    got = self._cut(key, outputs[key].numpy(), want.shape)
+                    # What stands at padded positions doesn't count.
+                    got = outputs[key].numpy()[tuple(map(slice, want.shape))]
                     agreement = compare_arrays(got, want, _ANY)
                     finite = not np.isnan(got).any() or np.isnan(want).any()
                     relative = agreement.max_abs_error / (agreement.scale or 1.0)
@@ -223,24 +226,12 @@ class NarrowedProgram:
 
     def _fit(self, inputs: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, Tensor]:
         """The inputs as tensors, padded to the program's length where it has only one."""
-        fitted = {}
-        for spec in self._model.inputs:
-            array = inputs[spec.name]
-            if self._width is not None:
-                widths = [
-                    (0, self._width - size if name == self._axis else 0)
-                    for name, size in zip(spec.shape, array.shape, strict=True)
-                ]
-                array = np.pad(array, widths, constant_values=spec.pad or 0)
-            fitted[spec.name] = torch.from_numpy(np.ascontiguousarray(array))
-        return fitted
-
-    @staticmethod
-    def _cut(
-        key: str, got: npt.NDArray[np.generic], shape: tuple[int, ...]
-    ) -> npt.NDArray[np.generic]:
-        """An output of padded inputs without what stands at padded positions."""
-        return got[tuple(slice(size) for size in shape)]
+        sizes = {} if self._axis is None or self._width is None else {self._axis: self._width}
+        arrays = {
+            spec.name: pad_array(inputs[spec.name], spec.shape, sizes, spec.pad)
+            for spec in self._model.inputs
+        }
+        return {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
 
 
 def fewest_kept(
@@ -264,13 +255,8 @@ def fewest_kept(
     def keeping(count: int) -> Precision:
         return replace(pure, kept=tuple((w, wider) for group in ranked[:count] for w in group))
 
-    low, high = 1, len(ranked) - 1  # with all of them kept it is the wider precision
-    if high < low or not holds(keeping(high)):
+    counts = range(1, len(ranked))  # with all of them kept it is the wider precision
+    if not counts or not holds(keeping(counts[-1])):
         return None
-    while low < high:
-        middle = (low + high) // 2
-        if holds(keeping(middle)):
-            high = middle
-        else:
-            low = middle + 1
-    return keeping(low), low
+    count = counts[bisect_left(counts, True, hi=len(counts) - 1, key=lambda n: holds(keeping(n)))]
+    return keeping(count), count

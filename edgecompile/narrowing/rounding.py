@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from edgecompile.backends import ops
 from edgecompile.errors import CompileError
+from edgecompile.files import replacing
 
 __all__ = ["RoundedWeights", "hash_matrix", "round_matrix", "round_products"]
 
@@ -80,13 +80,11 @@ class RoundedWeights:
 
     def save(self, path: Path) -> None:
         """Writes them as a .npz file, whole or not at all; raises OSError."""
-        partial = path.with_name(path.name + ".partial")
         arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in self.packed.items()}
         for name, origin in self.origins.items():
             arrays[name + _ORIGIN] = np.frombuffer(bytes.fromhex(origin), np.uint8)
-        with partial.open("wb") as stream:
+        with replacing(path) as stream:
             np.savez(stream, **arrays)
-        os.replace(partial, path)
 
     @classmethod
     def load(cls, path: Path, digest: str | None = None) -> RoundedWeights:

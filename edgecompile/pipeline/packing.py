@@ -78,10 +78,9 @@ class Contents:
 
 def pack_bundle(
     contents: Contents,
-    output: Path | Staging,
+    claim: Staging,
     *,
     seed: int = 0,
-    force: bool = False,
     emulate: bool = True,
     step: StepHandle = NULL_STEP,
 ) -> BuildResult:
@@ -89,9 +88,8 @@ def pack_bundle(
 
     Args:
         contents: what goes in.
-        output: the bundle to write, or its claimed place.
+        claim: where the bundle goes, entered.
         seed: of the inputs that are drawn.
-        force: replace a bundle of the same name.
         emulate: whether variants that this host can't run are run under an emulator; see
             :func:`edgecompile.bundle.verify.verify_bundle`.
         step: told what is being done.
@@ -102,32 +100,28 @@ def pack_bundle(
         BundleWriteError, DiskFullError: it could not be written.
     """
     contents = contents.without_folders()
-    claimed = output if isinstance(output, Staging) else None
-    path = output.output if isinstance(output, Staging) else output
-    with BundleWriter(path, force=force, claimed=claimed) as writer:
-        step.update(text="copying")
-        manifest, notes = _fill(writer, contents)
-        step.update(text="running eager")
-        cases, always = _cases(contents, seed)
-        golden = tuple(
-            writer.add_golden(c.bucket, c.name, c.inputs, c.outputs)
-            for c in cases
-            if c.name in always
-        )
-        manifest = replace(manifest, golden=golden, generation=manifest_generation(contents.model))
-        texts = None
-        if contents.model.generation is not None:
-            step.update(text="generating with transformers")
-            texts = golden_texts(contents.model, seed=seed)
-            writer.add_bytes(texts, GENERATION_FILE)
-        writer.write_manifest(manifest)
-        report = _verify(writer, contents, manifest, cases, texts, emulate, step)
-        manifest = replace(manifest, built_by={**manifest.built_by, "verified": report.summary})
-        for name, data in _reports(manifest, contents, report).items():
-            writer.add_bytes(data, f"reports/{name}")
-        writer.write_manifest(manifest)
-        step.update(text="naming it")
-        path = writer.commit()
+    writer = BundleWriter(claim)
+    step.update(text="copying")
+    manifest, notes = _fill(writer, contents)
+    step.update(text="running eager")
+    cases, always = _cases(contents, seed)
+    golden = tuple(
+        writer.add_golden(c.bucket, c.name, c.inputs, c.outputs) for c in cases if c.name in always
+    )
+    manifest = replace(manifest, golden=golden, generation=manifest_generation(contents.model))
+    texts = None
+    if contents.model.generation is not None:
+        step.update(text="generating with transformers")
+        texts = golden_texts(contents.model, seed=seed)
+        writer.add_bytes(texts, GENERATION_FILE)
+    writer.write_manifest(manifest)
+    report = _verify(writer, contents, manifest, cases, texts, emulate, step)
+    manifest = replace(manifest, built_by={**manifest.built_by, "verified": report.summary})
+    for name, data in _reports(manifest, contents, report).items():
+        writer.add_bytes(data, f"reports/{name}")
+    writer.write_manifest(manifest)
+    step.update(text="naming it")
+    path = writer.commit()
     size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
     sha256 = file_sha256(path / MANIFEST_NAME)
     return BuildResult(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgecompile.backends.compilation import CompiledModel, compile_buckets, load_compiled
+from edgecompile.backends.compilation import CompiledModel, compile_buckets
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.bundle.staging import Staging
 from edgecompile.errors import UsageError
@@ -118,7 +118,7 @@ def pack_libraries(
     keys = [path.name for path in folders]
     compiled = run.stage(
         "load what was compiled",
-        lambda _: load_compiled(
+        lambda _: compile_buckets(
             [ExportedModel.load(path) for path in folders],
             plan.buckets,
             run.profile,
@@ -127,6 +127,7 @@ def pack_libraries(
             variants=_variants(run, variants),
             precision=load_precision(work),
             runtime=run.options.runtime,
+            only_known=True,
         ),
     )
     model = stages.load(run)

@@ -248,7 +248,6 @@ def link_shared(
     exports: Sequence[str],
     soname: str | None = None,
     libraries: Sequence[Path] = (),
-    allow_undefined: bool = False,
 ) -> None:
     """Links a shared library that exports ``exports`` (patterns) and nothing else.
 
@@ -273,13 +272,12 @@ def link_shared(
         "-Wl,--build-id=none",
         "-Wl,--gc-sections",
         "-Wl,--as-needed",
+        "-Wl,-z,defs",
         "-o",
         str(partial),
         *map(str, objects),
         *map(str, libraries),
     ]
-    if not allow_undefined:
-        command.append("-Wl,-z,defs")
     if soname:
         command.append(f"-Wl,-soname,{soname}")
     kept = _KEPT_SYMBOLS.get(toolchain.arch)

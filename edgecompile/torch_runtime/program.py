@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,16 +78,12 @@ class TorchProgram:
         Raises:
             NativeError: torch or native code reported a failure.
         """
-        container, handles = self._run(arrays)
-        try:
-            views = [self._wrap(container, i, handles[i]) for i in range(self.n_outputs)]
+        with self._outputs(arrays) as views:
             if shapes is not None:
                 views = [
                     self._cut(i, *pair) for i, pair in enumerate(zip(views, shapes, strict=True))
                 ]
             return [np.array(view, order="C", copy=True) for view in views]
-        finally:
-            container.free(handles)
 
     def run_into(self, arrays: Sequence[NDArray[Any]], results: Sequence[NDArray[Any]]) -> None:
         """Runs once and writes the outputs, or the leading part that fits, to ``results``.
@@ -99,16 +96,12 @@ class TorchProgram:
             NativeError: torch or native code reported a failure, or an output is of another dtype
                 or smaller.
         """
-        container, handles = self._run(arrays)
-        try:
-            for i, result in enumerate(results):
-                view = self._wrap(container, i, handles[i])
+        with self._outputs(arrays) as views:
+            for i, (view, result) in enumerate(zip(views, results, strict=True)):
                 if view.dtype != result.dtype:
                     text = f"has dtype {view.dtype}, memory for {result.dtype} was given"
                     raise NativeError(f"{self.label}: output {i} {text}")
                 result[...] = self._cut(i, view, result.shape)
-        finally:
-            container.free(handles)
 
     def close(self) -> None:
         """Gives the program's memory back; runs must be over. A second call does nothing."""
@@ -145,8 +138,9 @@ class TorchProgram:
             raise NativeError(f"{self.label}: opening it failed: {'; '.join(problems)}")
         container.bind(pairs)
 
-    def _run(self, arrays: Sequence[NDArray[Any]]) -> tuple[Container, list[int | None]]:
-        """The outputs' handles, which the caller frees."""
+    @contextmanager
+    def _outputs(self, arrays: Sequence[NDArray[Any]]) -> Iterator[list[NDArray[Any]]]:
+        """Runs once; the outputs are views of memory that is freed at the end."""
         container = self._container
         if container is None:
             raise NativeError(f"{self.label}: the program is closed")
@@ -173,7 +167,14 @@ class TorchProgram:
             raise error
         finally:
             container.free(list(inputs))
-        return container, _separate(container, list(outputs))
+        handles = _separate(container, list(outputs))
+        try:
+            yield [
+                self._wrap(container, i, handle)
+                for i, handle in enumerate(handles[: self.n_outputs])
+            ]
+        finally:
+            container.free(handles)
 
     def _wrap(self, container: Container, index: int, handle: int | None) -> NDArray[Any]:
         """The memory of an output as an array, without a copy."""

@@ -36,13 +36,11 @@ needs_aarch64 = pytest.mark.usefixtures("aarch64_compiler")
 
 
 def generated(
-    tmp_path: Path,
     march: str,
     simdlen: int,
     shared: tuple[str, ...] = SHARED,
     *,
     arch: str = "x86-64",
-    cxx: str = "g++",
 ) -> GeneratedCpp:
     dim = torch.export.Dim("length", min=1, max=64)
     example = {"x": torch.randn(9, 16)}
@@ -55,9 +53,7 @@ def generated(
         graph,
         example,
         VariantSpec(march, arch, march, simdlen, "DEFAULT", (), 0),
-        cache_dir=tmp_path,
         shared=shared,
-        cxx=cxx,
     )
 
 
@@ -66,9 +62,9 @@ def generated(
     [("x86-64-v3", 256, "AVX2", "8"), ("x86-64-v4", 512, "AVX512", "16")],
 )
 def test_generated_code_is_for_the_variant_asked_for(
-    tmp_path: Path, march: str, simdlen: int, isa: str, register: str
+    march: str, simdlen: int, isa: str, register: str
 ) -> None:
-    result = generated(tmp_path, march, simdlen)
+    result = generated(march, simdlen)
     assert result.isa == isa
     # Kernels step by the vector's width, which proves that they aren't scalar.
     assert f"static_cast<int64_t>({register}" in result.kernels
@@ -79,41 +75,39 @@ def test_folders_with_spaces_make_the_same_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch doesn't quote the paths in its compiler commands."""
-    plain = generated(tmp_path / "plain", "x86-64-v3", 256)
-    spaced = tmp_path / "it's a folder"
-    temporary = spaced / "tmp"
-    temporary.mkdir(parents=True)
+    plain = generated("x86-64-v3", 256)
+    temporary = tmp_path / "it's a folder"
+    temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    result = generated(spaced, "x86-64-v3", 256)
+    result = generated("x86-64-v3", 256)
     assert (result.wrapper, result.kernels) == (plain.wrapper, plain.kernels)
     assert list(temporary.iterdir()) == []
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(CompileError, match="spaces or quotes") as caught:
-        generated(spaced, "x86-64-v3", 256)
-    assert "--work-dir" in str(caught.value.hint)
+        generated("x86-64-v3", 256)
+    assert "TMPDIR" in str(caught.value.hint)
 
 
 @needs_aarch64
-def test_code_for_another_architecture(tmp_path: Path) -> None:
-    cxx = "aarch64-linux-gnu-g++"
-    result = generated(tmp_path, "armv8-a", 128, arch="aarch64", cxx=cxx)
+def test_code_for_another_architecture() -> None:
+    result = generated("armv8-a", 128, arch="aarch64")
     assert result.isa == "ASIMD"
     assert "static_cast<int64_t>(4" in result.kernels
     assert "at::vec::Vectorized<float>" in result.kernels
     assert computes_in_vectors(result.kernels)
 
 
-def test_sse_gets_scalar_code_and_says_so(tmp_path: Path) -> None:
+def test_sse_gets_scalar_code_and_says_so() -> None:
     before = cpu_vec_isa.valid_vec_isa_list
-    result = generated(tmp_path, "x86-64-v2", 128)
+    result = generated("x86-64-v2", 128)
     assert cpu_vec_isa.valid_vec_isa_list is before
     assert result.isa == ""
     assert "std::exp" in result.kernels
     assert not computes_in_vectors(result.kernels)
 
 
-def test_linears_are_direct_calls_and_constants_are_complete(tmp_path: Path) -> None:
-    result = generated(tmp_path, "x86-64-v3", 256)
+def test_linears_are_direct_calls_and_constants_are_complete() -> None:
+    result = generated("x86-64-v3", 256)
     assert "aoti_torch_cpu_ec_linear(" in result.wrapper
     assert "proxy_executor_call_function(" not in result.wrapper
     assert set(result.constants) == {"ecpack_f_weight", "f.bias", "shift"}
@@ -122,8 +116,8 @@ def test_linears_are_direct_calls_and_constants_are_complete(tmp_path: Path) -> 
         assert f'"{name}"' in result.wrapper, "the container can't be asked for this name"
 
 
-def test_constants_of_one_program_are_named_by_their_content(tmp_path: Path) -> None:
-    result = generated(tmp_path, "x86-64-v3", 256, shared=("ecpack_f_weight", "f.bias"))
+def test_constants_of_one_program_are_named_by_their_content() -> None:
+    result = generated("x86-64-v3", 256, shared=("ecpack_f_weight", "f.bias"))
     (fresh,) = set(result.constants) - {"ecpack_f_weight", "f.bias"}
     assert fresh.startswith("shift.")
     assert f'.original_fqn = "{fresh}"' in result.wrapper
@@ -131,13 +125,13 @@ def test_constants_of_one_program_are_named_by_their_content(tmp_path: Path) -> 
 
 
 def test_no_path_of_the_build_machine_is_in_the_code(tmp_path: Path) -> None:
-    result = generated(tmp_path, "x86-64-v3", 256)
+    result = generated("x86-64-v3", 256)
     assert str(tmp_path) not in result.wrapper + result.kernels
     assert "omp_get_max_threads" not in result.wrapper
 
 
 def test_no_compiler_is_asked_whether_it_knows_the_instruction_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """torch's way takes seconds, and leaves a folder beside the other temporary files."""
 
@@ -147,12 +141,12 @@ def test_no_compiler_is_asked_whether_it_knows_the_instruction_set(
     monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", ask)
     # What was asked before is kept by class.
     monkeypatch.setattr(cpu_vec_isa.VecAVX2, "__hash__", lambda self: 7)
-    assert generated(tmp_path, "x86-64-v3", 256).isa == "AVX2"
+    assert generated("x86-64-v3", 256).isa == "AVX2"
 
 
-def test_the_instruction_set_is_restored(tmp_path: Path) -> None:
+def test_the_instruction_set_is_restored() -> None:
     before = cpu_vec_isa.valid_vec_isa_list
-    generated(tmp_path, "x86-64-v4", 512)
+    generated("x86-64-v4", 512)
     assert cpu_vec_isa.valid_vec_isa_list is before
 
 
@@ -207,8 +201,6 @@ def test_a_stored_program_keeps_a_batch_of_one_or_two(tmp_path: Path) -> None:
         graph,
         example,
         load_variant("x86-64-v3"),
-        cache_dir=tmp_path / "cache",
         shared=(),
-        cxx="g++",
     )
     assert made.assumed == ()

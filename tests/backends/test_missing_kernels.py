@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -35,13 +33,13 @@ class Exotic(nn.Module):
         return torch.linalg.qr(x.T @ x)[1] + draw.sum() + torch.topk(x, 3).values.sum()
 
 
-def test_all_of_it_is_listed_before_anything_is_compiled(tmp_path: Path) -> None:
+def test_all_of_it_is_listed_before_anything_is_compiled() -> None:
     example = {"x": torch.randn(9, 16)}
     module = NamedModule(Exotic(), ["x"])
     graph = torch.export.export(module, (), example, strict=False).module()
     lower_graph(graph)
     modules = modules_of_nodes(graph)
-    generated = generate_cpp(graph, example, load_variant("x86-64-v3"), cache_dir=tmp_path)
+    generated = generate_cpp(graph, example, load_variant("x86-64-v3"))
     known = {"ec_aoti_torch_cpu_mm_out", "ec_aoti_torch_cpu_topk"}
     with pytest.raises(MissingKernelError) as caught:
         refuse_missing_kernels(generated.wrapper, modules, Everything(known))
@@ -63,10 +61,10 @@ class Inverse(nn.Module):
         return torch.linalg.inv(x)
 
 
-def test_the_check_of_a_missing_operator_is_no_second_gap(tmp_path: Path) -> None:
+def test_the_check_of_a_missing_operator_is_no_second_gap() -> None:
     example = {"x": torch.eye(4)}
     graph = torch.export.export(NamedModule(Inverse(), ["x"]), (), example, strict=False).module()
-    generated = generate_cpp(graph, example, load_variant("x86-64-v3"), cache_dir=tmp_path)
+    generated = generate_cpp(graph, example, load_variant("x86-64-v3"))
     # torch checks the result by another call of the same node.
     assert generated.wrapper.count("aoti_torch_proxy_executor_call_function(") > 1
     with pytest.raises(MissingKernelError) as caught:

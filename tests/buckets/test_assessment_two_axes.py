@@ -13,6 +13,7 @@ from edgecompile.buckets.figures import bucket_figures, bucket_table
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.buckets.traffic import Traffic
 from edgecompile.lengths.joint import JointDistribution
 from tests.grids import two_axes
 
@@ -116,8 +117,9 @@ def test_figures_agree_with_the_planner() -> None:
 
 def test_held_out_cost_is_that_of_the_buckets_on_the_rest() -> None:
     found = held_out_cost(SAMPLE, SURFACE, seed=3, max_buckets=4)
-    rest, held = SAMPLE.split(0.2, 3)
-    plan = plan_buckets(rest, SURFACE, max_buckets=4, max_sizes=SAMPLE.max_sizes)
+    rest, held = Traffic.of(SAMPLE).split(0.2, 3)
+    most = Traffic.of(SAMPLE).most
+    plan = plan_buckets(rest, SURFACE, max_buckets=4, max_sizes=dict(zip(AXES, most, strict=True)))
     assert found.planned_ms == plan.expected_ms
     assert found.held_out_ms == pytest.approx(expected_cost(plan.buckets, held, SURFACE))
     assert found.excess >= -1e-9

@@ -16,7 +16,7 @@ from edgecompile.backends.lowering.constants import PACKED_PREFIX
 from edgecompile.backends.lowering.lower import lower_graph
 from edgecompile.bundle.weights import lay_out
 from edgecompile.errors import EdgecompileError, ExportError, ModelError
-from edgecompile.export.checks import check_program
+from edgecompile.export.checks import ExportScope, check_program
 from edgecompile.export.export import export_model
 from edgecompile.export.ladder import STATIC_LADDER, export_program
 from edgecompile.export.program import ExportedModel
@@ -256,7 +256,7 @@ def test_a_program_that_changes_its_input_is_wrong() -> None:
     loaded.module.copied = ()  # type: ignore[assignment]
     example = loaded.make_example(sizes)
     program = export_program(loaded.module, example, loaded.inputs, spans, STATIC_LADDER[0])
-    result = check_program(program, loaded, spans, sizes)
+    result = check_program(program, ExportScope(loaded, spans, sizes))
     assert not result.ok and "changes its inputs in place: x" in result.describe()
 
 
@@ -340,7 +340,7 @@ class Tied(nn.Module):
         return self.head(self.two(torch.relu(self.one(x))))
 
 
-def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
+def test_tied_weights_are_stored_once() -> None:
     model = load(
         Tied(),
         inputs={"ids": torch.ones(1, 6, dtype=torch.int64)},
@@ -358,7 +358,6 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
             module,
             exported.example({"length": 8}),
             load_variant("x86-64-v3"),
-            cache_dir=tmp_path,
             shared={*signature.parameters, *signature.buffers} | packed,
         )
     # One table for both look-ups, its packed form for the head; one packed layer, one bias.

@@ -126,9 +126,7 @@ def test_what_torch_cannot_store_is_refused_in_words(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def generated(
-    compute: Callable[..., Any], folder: Path, **how: bool
-) -> tuple[Any, ExportedModel, Any]:
+def generated(compute: Callable[..., Any], **how: bool) -> tuple[Any, ExportedModel, Any]:
     exported = export_model(loaded(compute), **how)
     with GENERATING:
         module = exported.program.module()
@@ -137,21 +135,18 @@ def generated(
             module,
             exported.example({"length": 16}),
             load_variant("x86-64-v3"),
-            cache_dir=folder,
         )
     return module, exported, code
 
 
-def test_a_length_that_the_code_generator_fixes_is_refused(tmp_path: Path) -> None:
+def test_a_length_that_the_code_generator_fixes_is_refused() -> None:
     with pytest.raises(CompileError, match=r"fixes dimension 1 of 'x' to 16.*adaptive_avg_pool"):
-        generated(sizes.pooled, tmp_path)
+        generated(sizes.pooled)
 
 
-def test_what_the_code_generator_takes_for_given_is_tried_where_it_does_not_hold(
-    tmp_path: Path,
-) -> None:
+def test_what_the_code_generator_takes_for_given_is_tried_where_it_does_not_hold() -> None:
     # The program is right from 4 on; the code is generated as if it were for all lengths.
-    module, exported, code = generated(sizes.halves, tmp_path, allow_narrower=True)
+    module, exported, code = generated(sizes.halves, allow_narrower=True)
     assert code.assumed and not code.overflows
     at, span = {"length": 16}, {"length": (4, 130)}
     assert unlike_sizes(module, code.assumed, exported.inputs, span, at) == []

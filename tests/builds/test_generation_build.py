@@ -79,7 +79,7 @@ def test_only_the_new_rows_of_a_cache_change(model: Model, gemma: LoadedModel) -
             assert changed == list(range(position, position + last + 1))
 
 
-def test_no_program_allocates_anything_of_the_context(gemma: LoadedModel, tmp_path: Path) -> None:
+def test_no_program_allocates_anything_of_the_context(gemma: LoadedModel) -> None:
     """In the generated code: what is as long as the context are the inputs alone."""
     from edgecompile.backends.inductor_compat import GENERATING, generate_cpp
     from edgecompile.backends.lowering.lower import lower_graph
@@ -98,7 +98,6 @@ def test_no_program_allocates_anything_of_the_context(gemma: LoadedModel, tmp_pa
                 module,
                 example,
                 load_variant("x86-64-v3"),
-                cache_dir=tmp_path / str(length[1]),
             )
         code = generated.wrapper[generated.wrapper.index("::run_impl(") :]
         arrays = dict(re.findall(r"int64_t (int_array_\d+)\[\] = \{([^}]*)\}", code))

@@ -9,6 +9,7 @@ import pytest
 
 from edgecompile.bundle import writer as bundle
 from edgecompile.bundle.names import bundle_path, manifest_name
+from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.writer import BundleWriter
 from edgecompile.errors import BundleWriteError, DiskFullError
 from edgecompile.runtime.format.document import Problems, Reader
@@ -37,7 +38,8 @@ def test_any_file_name_makes_a_manifest_name(text: str) -> None:
 
 
 def written(output: Path, text: bytes, *, force: bool = False) -> Path:
-    with BundleWriter(output, force=force) as writer:
+    with Staging(output, force=force) as claim:
+        writer = BundleWriter(claim)
         writer.add_bytes(text, "manifest.json")
         return writer.commit()
 
@@ -73,7 +75,7 @@ def test_the_old_bundle_stays_if_the_new_one_cant_be_named(
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_what_was_not_committed_is_removed(tmp_path: Path, error: type[BaseException]) -> None:
-    with pytest.raises(error), BundleWriter(tmp_path / "x.ecb") as writer:
-        writer.add_bytes(b"1", "a/b")
+    with pytest.raises(error), Staging(tmp_path / "x.ecb") as claim:
+        BundleWriter(claim).add_bytes(b"1", "a/b")
         raise error
     assert os.listdir(tmp_path) == []

@@ -201,5 +201,5 @@ def test_the_stages_one_by_one(files: Path, tiny_model: Path) -> None:
     library = Path(compiled["variants"]["x86-64-v3"]["programs"][0]["library"])
     library.write_bytes(library.read_bytes() + b"x")
     changed = run("pack", model, "-w", "w", *target, "-o", "u.ecb")
-    assert changed.exit_code == 36 and "has changed since it was built" in changed.stderr
+    assert changed.exit_code == 36 and "changed since they were built" in changed.stderr
     assert not (files / "u.ecb").exists()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edgecompile.errors import ExportError, ModelError
-from edgecompile.export.checks import check_program, choose_sizes, compare_outputs
+from edgecompile.export.checks import ExportScope, check_program, choose_sizes, compare_outputs
 from edgecompile.export.export import export_model
 from edgecompile.export.ladder import LADDER, ExportStrategy, export_program
 from edgecompile.export.program import ExportedModel
@@ -181,7 +181,7 @@ def test_a_branch_that_no_checked_size_takes_is_found(strategy: ExportStrategy) 
     assert all(size["length"] % 8 for size in sizes)
     example = model.make_example({"length": 21})
     program = export_program(model.module, example, model.inputs, {"length": (2, 100)}, strategy)
-    result = check_program(program, model, {"length": (2, 100)}, {"length": 21})
+    result = check_program(program, ExportScope(model, {"length": (2, 100)}, {"length": 21}))
     assert len(result.passed) == len(sizes)
     assert [s["length"] for s, _ in result.failed] == list(range(8, 101, 8))
     assert "length" in result.failed[0][1] and "8" in result.failed[0][1]
@@ -341,7 +341,7 @@ def test_an_exported_model_goes_through_files(tmp_path: Path) -> None:
     again = ExportedModel.load(folder)
     assert again.to_json() == exported.to_json()
     assert "program" not in vars(again), "it is read when it is asked for"
-    assert check_program(again.program, model, again.ranges, {"length": 9}).ok
+    assert check_program(again.program, ExportScope(model, again.ranges, {"length": 9})).ok
     exported.save(folder)
     assert sorted(p.name for p in folder.iterdir()) == ["exported.json", "program.pt2"]
 

@@ -42,7 +42,7 @@ def token_ids(module: nn.Module, high: int) -> LoadedModel:
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_linear_and_attention_in_closed_form(batch: int) -> None:
-    work = count_work(load("causal"), [4, 40], batch=batch)
+    work = count_work(load("causal"), [4, 40], sizes={"batch": batch})
     # The layers qkv 16x48 and head 16x50; q·kᵀ and ·v of two heads of 8; all scores count,
     # also those that a causal mask hides.
     assert work.flops_per_element == batch * 2 * 16 * (48 + 50)
@@ -122,7 +122,7 @@ def test_a_bert_in_closed_form(tiny_model: Path) -> None:
 
 def test_the_batch_multiplies_what_is_not_weights(tmp_path: Path) -> None:
     model = load_model(write_model(tmp_path / "m"), batch=(1, 8))
-    one, eight = (count_work(model, [10, 40], batch=batch) for batch in (1, 8))
+    one, eight = (count_work(model, [10, 40], sizes={"batch": batch}) for batch in (1, 8))
     assert eight.flops_per_element == 8 * one.flops_per_element
     assert eight.flops_per_pair == 8 * one.flops_per_pair
     assert eight.fixed_flops == 8 * one.fixed_flops
@@ -265,14 +265,14 @@ def test_lengths_between_are_chosen_from_those_given() -> None:
 
 def test_sizes_that_make_no_sense_are_refused_together() -> None:
     with pytest.raises(CostError) as caught:
-        count_work(load("causal"), [0, 5, 49], batch=5, sizes={"depth": 2, "length": 3})
+        count_work(load("causal"), [0, 5, 49], sizes={"batch": 5, "depth": 2, "length": 3})
     for part in ("length 0", "length 49", "batch 5", "no axis depth", "length is given twice"):
         assert part in caught.value.message, part
     with pytest.raises(CostError, match="no length is given"):
         count_work(load("causal"), [])
     with pytest.raises(CostError, match="no axis batch"):
-        count_work(load("encoder_layer"), [4], batch=2)
-    assert count_work(load("encoder_layer"), [4], batch=1).sizes == ()
+        count_work(load("encoder_layer"), [4], sizes={"batch": 2})
+    assert count_work(load("encoder_layer"), [4], sizes={"batch": 1}).sizes == ()
 
 
 def test_a_model_of_one_size_is_counted_at_it() -> None:

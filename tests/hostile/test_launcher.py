@@ -15,6 +15,7 @@ from zipfile import ZipFile
 
 import pytest
 
+from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.writer import BundleWriter
 from tests.hostile.conftest import Toy
 from tests.runtime.bundles import DummyBundle
@@ -26,7 +27,8 @@ PACKAGE = "runtime/edgecompile/runtime"
 @pytest.fixture
 def bundle(toy: Toy, tmp_path: Path) -> DummyBundle:
     """The toy bundle with the runtime that every bundle carries."""
-    with BundleWriter(tmp_path / "donor.ecb") as writer:
+    with Staging(tmp_path / "donor.ecb") as claim:
+        writer = BundleWriter(claim)
         writer.add_runtime()
         for name in writer.files:
             toy.bundle.files[name] = (writer.staging / name).read_bytes()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from edgecompile.backends.artifact import Artifact, TensorStore
-from edgecompile.backends.inductor_cpu import InductorCpuBackend
+from edgecompile.backends.inductor_cpu import InductorCpuBackend, ProgramTask
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.export.export import export_model
 from edgecompile.loaders.load import load_model
@@ -35,15 +35,10 @@ def artifact(
 ) -> Artifact:
     folder = tmp_path_factory.mktemp("convolutional")
     variant = own_variant()
-    return InductorCpuBackend().compile_program(
-        export_model(model),
-        Bucket("exact", (("length", AxisRange(4, 64, 20)),)),
-        variant,
-        own_runtime(),
-        folder / "parts.so",
-        scratch=folder / "scratch",
-        store=store,
-    )
+    bucket = Bucket("exact", (("length", AxisRange(4, 64, 20)),))
+    library = folder / "parts.so"
+    task = ProgramTask(export_model(model), bucket, variant, own_runtime(), library, store)
+    return InductorCpuBackend().compile_program(task)
 
 
 def test_parts_became_the_runtimes_operators(artifact: Artifact) -> None:

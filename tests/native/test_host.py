@@ -84,8 +84,7 @@ def test_description_is_pythons_info(model: HostModel, python_model: Model) -> N
     told, info = model.describe(), python_model.info
     host = told.pop("host"), info.pop("host")
     assert told == info
-    # Of versions it tells the kernel's alone.
-    assert host[0].pop("versions").items() <= host[1].pop("versions").items()
+    assert set(host[0]) == {"system", "arch", "cpus", "memory_bytes", "features", "glibc"}
     assert host[0].items() <= host[1].items()
 
 
@@ -198,7 +197,7 @@ BAD_INPUTS: list[tuple[str, Any]] = [
     ("values lie outside 0..", swap(IDS, with_value(2**40))),
     ("values lie outside 0..", swap(IDS, with_value(-1))),
     ("the first is 2 at [0, 5]", swap(MASK, with_value(2))),
-    ("2 problems", lambda inputs: {n: with_value(-7)(a) for n, a in inputs.items()}),
+    ("the first is -7", lambda inputs: {n: with_value(-7)(a) for n, a in inputs.items()}),
     ("no bucket takes", lambda inputs: {n: np.repeat(a, 20, 1) for n, a in inputs.items()}),
     ("no bucket takes", lambda inputs: {n: np.repeat(a, 5, 0) for n, a in inputs.items()}),
     ("no bucket takes", lambda inputs: {n: a[:, :0].copy() for n, a in inputs.items()}),
@@ -216,7 +215,7 @@ def test_bad_inputs_are_refused_as_in_python(
         model.run(inputs)
     assert caught.value.status == wanted.value.exit_code
     assert text in caught.value.text
-    if "outside" in text or "bucket" in text:
+    if "values lie outside" in text or "bucket" in text:
         # Buckets list their axes in the manifest's order here, in their own there.
         assert words(caught.value.text) == words(str(wanted.value))
 

@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from edgecompile.backends.artifact import TensorStore  # noqa: E402
-from edgecompile.backends.inductor_cpu import InductorCpuBackend  # noqa: E402
+from edgecompile.backends.inductor_cpu import InductorCpuBackend, ProgramTask  # noqa: E402
 from edgecompile.buckets.ranges import AxisRange, Bucket  # noqa: E402
 from edgecompile.export.export import export_model  # noqa: E402
 from edgecompile.loaders.load import load_model  # noqa: E402
@@ -99,15 +99,10 @@ def build(kind: type[torch.nn.Module], folder: Path) -> Built:
     exported = export_model(loaded)
     variant = own_variant()
     store = TensorStore(folder / "tensors")
-    artifact = InductorCpuBackend().compile_program(
-        exported,
-        Bucket("exact", (("length", AxisRange(1, LONGEST, 64)),)),
-        variant,
-        own_runtime(),
-        folder / "lookup.so",
-        scratch=folder / "scratch",
-        store=store,
-    )
+    bucket = Bucket("exact", (("length", AxisRange(1, LONGEST, 64)),))
+    library = folder / "lookup.so"
+    task = ProgramTask(exported, bucket, variant, own_runtime(), library, store)
+    artifact = InductorCpuBackend().compile_program(task)
     load_shim()  # the library finds the runtime by its SONAME among those that are loaded
     weights = {
         name: np.fromfile(store.path(t), t.dtype).reshape(t.shape)

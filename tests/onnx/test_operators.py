@@ -145,6 +145,21 @@ def test_what_tensorrt_8_lacks() -> None:
     assert problems(graph, "10.16") == []
 
 
+def test_triangles_and_sums_of_other_types_in_tensorrt_8() -> None:
+    graph = graph_of(
+        """agraph (bool[n,n] x, int64[n] w) => (bool[n,n] y, int64[n] s) {
+          y = Trilu(x)
+          s = CumSum(w, axis)
+        }""",
+        opset=17,
+        axis=np.array(0),
+    )
+    (triangle,) = problems(graph, "8.6")
+    assert triangle.startswith("Trilu in the model: 'x' is bool; it takes float32")
+    (total,) = problems(graph, "10.3")
+    assert total.startswith("CumSum in the model: 'w' is int64")
+
+
 def test_whole_numbers_beyond_32_bits() -> None:
     graph = graph_of(
         """agraph (int64[n] x) => (int64[n] y, int64[m] z) {

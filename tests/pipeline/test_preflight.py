@@ -154,7 +154,8 @@ def test_parents_are_made_said_and_taken_back(tiny_model: Path, tmp_path: Path) 
         assert staging.made == (tmp_path / "new", tmp_path / "new" / "er")
     refused(tiny_model, tmp_path, output=output, lengths=LONG)
     assert list(tmp_path.iterdir()) == []
-    with BundleWriter(output) as writer:
+    with Staging(output) as claim:
+        writer = BundleWriter(claim)
         writer.add_bytes(b"x", "manifest.json")
         writer.commit()
     assert (output / "manifest.json").read_bytes() == b"x"
@@ -190,7 +191,8 @@ def test_a_second_build_to_the_same_output_is_told_at_the_start(
         first.communicate()
     # What a killed build leaves claims nothing, and goes.
     assert (tmp_path / ".made.ecb.partial" / "half").is_file()
-    with BundleWriter(output) as writer:
+    with Staging(output) as claim:
+        writer = BundleWriter(claim)
         writer.add_bytes(b"x", "manifest.json")
         writer.commit()
     assert [path.name for path in tmp_path.iterdir()] == ["made.ecb"]
@@ -259,8 +261,8 @@ def test_a_full_disk_is_named_by_where_the_bundle_goes(
 
     monkeypatch.setattr(shutil, "copyfile", full)
     output = tmp_path / "tiny" / "x.ecb"
-    with pytest.raises(DiskFullError) as caught, BundleWriter(output) as writer:
-        writer.add_file(source, "code/v/libecrt.so")
+    with pytest.raises(DiskFullError) as caught, Staging(output) as claim:
+        BundleWriter(claim).add_file(source, "code/v/libecrt.so")
     failure = describe_failure(caught.value)
     assert failure.message.startswith(
         f"{tmp_path / 'tiny'}: no space left for code/v/libecrt.so of x.ecb (needs 2.90 MB, has "

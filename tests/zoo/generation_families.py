@@ -379,6 +379,7 @@ def _build(
 ) -> Path:
     from edgecompile.backends.compilation import compile_buckets
     from edgecompile.buckets.plan import BucketPlan
+    from edgecompile.bundle.staging import Staging
     from edgecompile.export.store import ExportStore, export_buckets
     from edgecompile.pipeline.packing import Contents, pack_bundle
     from edgecompile.targets.profile import load_target
@@ -397,5 +398,6 @@ def _build(
     )
     tell("verifying")
     plan = BucketPlan(buckets[0].length_axis, buckets)
-    packed = pack_bundle(Contents(loaded, plan, compiled, encoder=encoder), output, force=True)
+    with Staging(output, force=True) as claim:
+        packed = pack_bundle(Contents(loaded, plan, compiled, encoder=encoder), claim)
     return packed.bundle_path

@@ -19,9 +19,10 @@ import numpy as np
 from edgecompile.backends.artifact import TensorStore
 from edgecompile.backends.compilation import compile_buckets
 from edgecompile.backends.inductor_compat import GeneratedCpp
-from edgecompile.backends.inductor_cpu import InductorCpuBackend
+from edgecompile.backends.inductor_cpu import InductorCpuBackend, ProgramTask
 from edgecompile.buckets.plan import Bucket, BucketPlan
 from edgecompile.bundle.cases import Case
+from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.verdict import VerifyReport
 from edgecompile.bundle.verify import verify_bundle
 from edgecompile.errors import EdgecompileError, ExportError, MissingKernelError
@@ -189,15 +190,10 @@ class _Run:
     def _generate(self, exported: ExportedModel, bucket: Bucket, variant: VariantSpec) -> None:
         """Code generation without the compiler: finds what the runtime lacks in a few seconds."""
         try:
-            _CodeOnly().compile_program(
-                exported,
-                bucket,
-                variant,
-                build_runtime(variant, self.work / variant.name),
-                self.work / "program.so",
-                scratch=self.work / "inductor",
-                store=TensorStore(self.work / "tensors"),
-            )
+            native = build_runtime(variant, self.work / variant.name)
+            library, store = self.work / "program.so", TensorStore(self.work / "tensors")
+            task = ProgramTask(exported, bucket, variant, native, library, store)
+            _CodeOnly().compile_program(task)
         except _Generated as done:
             called = set(_CALLED.findall(done.code.wrapper + done.code.kernels))
             self.facts["kernels"] = sorted(n for n in called if not _HANDLES.match(n))
@@ -221,7 +217,8 @@ class _Run:
             jobs=1,
         )
         plan = BucketPlan(bucket.length_axis, (bucket,), policy="manual")
-        packed = pack_bundle(Contents(model, plan, compiled), self.work / f"{self.entry.name}.ecb")
+        with Staging(self.work / f"{self.entry.name}.ecb") as claim:
+            packed = pack_bundle(Contents(model, plan, compiled), claim)
         self.facts["bytes"] = packed.size_bytes
         self._note_errors(packed.verify)
         return packed.bundle_path

@@ -49,22 +49,5 @@ def _key(node: Node) -> Any:
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         if random or not schema.returns:
             return None
-    try:
-        key = (node.op, node.target, _frozen(node.args), _frozen(node.kwargs))
-        hash(key)
-    except TypeError:
-        return None
-    return key
-
-
-def _frozen(value: Any) -> Any:
-    """The argument as something hashable; numbers that are equal but of other types differ."""
-    if isinstance(value, Node):
-        return value
-    if isinstance(value, (list, tuple)):
-        return ("list", *map(_frozen, value))  # operators take either
-    if isinstance(value, dict):
-        return ("dict", *((name, _frozen(item)) for name, item in sorted(value.items())))
-    if isinstance(value, slice):
-        return ("slice", _frozen(value.start), _frozen(value.stop), _frozen(value.step))
-    return (type(value).__name__, repr(value) if isinstance(value, (float, complex)) else value)
+    # Nodes print as their names, and equal numbers of other types differently.
+    return node.op, node.target, repr(node.args), repr(sorted(node.kwargs.items()))

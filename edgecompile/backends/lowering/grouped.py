@@ -69,5 +69,5 @@ def _product(gm: GraphModule, x: Node, w: Node, offs: Any, pack: Pack) -> tuple[
     if constant is None:
         return ops.GROUPED_MM, [x, w, offs]
     matrices = constant if transposed else constant.transpose(1, 2)  # [E, N, K]
-    attr = pack(str(weight.target) + ("" if transposed else ".t"), matrices)
+    attr = pack(matrices, str(weight.target) + ("" if transposed else ".t"))
     return ops.GROUPED_LINEAR, [x, gm.graph.get_attr(attr), offs, int(matrices.shape[1])]

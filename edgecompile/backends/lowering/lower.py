@@ -96,18 +96,11 @@ def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     report.equal = merge_equal_nodes(gm)
     report.convolutions = lower_convolutions(gm)
 
-    packer = _Packer(gm, report)
-
-    def pack(name: str, weight: Tensor) -> str:
-        return packer.add([name], weight, precision)
-
-    def pack_exactly(name: str, weight: Tensor) -> str:
-        # Rounding errors of recurrent weights would add up from step to step.
-        return packer.add([name], weight, FP32)
-
-    report.recurrences = lower_recurrences(gm, pack_exactly, report.kept)
-    report.grouped = lower_grouped(gm, pack, report.kept)
-    _lower_linears(gm, report, packer, precision)
+    # Rounding errors of recurrent weights would add up from step to step.
+    exactly, packer = _Packer(gm, report, FP32), _Packer(gm, report, precision)
+    report.recurrences = lower_recurrences(gm, exactly.add, report.kept)
+    report.grouped = lower_grouped(gm, packer.add, report.kept)
+    _lower_linears(packer)
     report.residuals = fuse_residuals(gm)
     report.norms = lower_layer_norms(gm)
     report.attentions = lower_attention(gm, report.kept, precision.name != "fp32")
@@ -144,25 +137,25 @@ class _Packer:
 
     gm: GraphModule
     report: LoweringReport
+    precision: Precision
 
-    def add(self, names: list[str], weight: Tensor, precision: Precision) -> str:
+    def add(self, weight: Tensor, *names: str) -> str:
         """Registers a packed matrix ``[N, K]``, or a stack ``[E, N, K]``; returns its attribute.
 
         Args:
-            names: of the constants that ``weight`` is made of.
             weight: float32.
-            precision: to pack it in.
+            names: of the constants that it is made of.
         """
         attr = packed_name(names)
         if hasattr(self.gm, attr):
             return attr
-        chosen = precision.of(names)
-        rounded = precision.rounded if chosen == "int8" and weight.dim() == 2 else None
+        chosen = self.precision.of(names)
+        rounded = self.precision.rounded if chosen == "int8" and weight.dim() == 2 else None
         packed = None if rounded is None else rounded.take(attr, weight)
         if weight.dim() == 3:
             packed = torch.stack([ops.pack_weight(matrix, chosen) for matrix in weight])
         self.gm.register_buffer(attr, ops.pack_weight(weight, chosen) if packed is None else packed)
-        self.report.packed[attr] = names
+        self.report.packed[attr] = list(names)
         if chosen != "fp32":
             self.report.narrowed.update(dict.fromkeys(names, chosen))
         return attr
@@ -258,10 +251,9 @@ def _swaps_dimensions(node: Node) -> bool:
     return first > second if node.target is aten.permute.default else first != second
 
 
-def _lower_linears(
-    gm: GraphModule, report: LoweringReport, packer: _Packer, precision: Precision
-) -> None:
-    matches = [m for n in gm.graph.nodes if (m := _match_linear(gm, n, report)) is not None]
+def _lower_linears(packer: _Packer) -> None:
+    gm = packer.gm
+    matches = [m for n in gm.graph.nodes if (m := _match_linear(gm, n, packer.report)) is not None]
     # A product that is merged with an earlier one reads the input there.
     changes = ChangesInPlace(gm)
     groups: dict[tuple[str, int, bool], list[_Linear]] = {}
@@ -279,14 +271,14 @@ def _lower_linears(
             and not changes.between(group[0].node, m.node)
         ]
         if len(mergeable) > 1:
-            _emit_merged(gm, mergeable, packer, precision)
+            _emit_merged(packer, mergeable)
             group = [m for m in group if m not in mergeable]
         for match in group:
-            _emit_linear(gm, match, packer, precision)
+            _emit_linear(packer, match)
 
 
-def _emit_linear(gm: GraphModule, match: _Linear, packer: _Packer, precision: Precision) -> None:
-    attr = packer.add([match.weight_name], match.weight, precision)
+def _emit_linear(packer: _Packer, match: _Linear) -> None:
+    gm, attr = packer.gm, packer.add(match.weight, match.weight_name)
     last, code = activation_of(match.node) or (match.node, 0)
     packer.report.activations += last is not match.node
     with gm.graph.inserting_before(match.node):
@@ -296,13 +288,11 @@ def _emit_linear(gm: GraphModule, match: _Linear, packer: _Packer, precision: Pr
     packer.report.linears += 1
 
 
-def _emit_merged(
-    gm: GraphModule, group: list[_Linear], packer: _Packer, precision: Precision
-) -> None:
-    first = group[0].node
+def _emit_merged(packer: _Packer, group: list[_Linear]) -> None:
+    gm, first = packer.gm, group[0].node
     widths = [int(m.weight.shape[0]) for m in group]
     weight = torch.cat([match.weight for match in group])
-    attr = packer.add([match.weight_name for match in group], weight, precision)
+    attr = packer.add(weight, *(match.weight_name for match in group))
     bias = None
     # A merged bias is a new constant with a name of its own: weights may be shared, biases not.
     if group[0].bias is not None:

@@ -66,7 +66,7 @@ def lower_recurrences(gm: GraphModule, pack: Pack, kept: dict[str, str]) -> int:
         if weight is None or weight.dtype != torch.float32:
             kept[node.name] = "the weight isn't a constant float32 matrix"
             continue
-        attr = pack(str(w.target), weight)
+        attr = pack(weight, str(w.target))
         with gm.graph.inserting_before(node):
             packed = gm.graph.get_attr(attr)
         replace(gm, node, ops.RECURRENCE, (gates, packed, *rest))

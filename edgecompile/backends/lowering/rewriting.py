@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-#: Registers a weight by its name, packed, and returns the name of the attribute.
-Pack = Callable[[str, Tensor], str]
+#: Registers a weight with its name, packed, and returns the name of the attribute.
+Pack = Callable[[Tensor, str], str]
 
 
 def arguments_of(node: Node) -> dict[str, Any]:

@@ -52,13 +52,13 @@ std::string quoted(const std::string& text, size_t limit = 60);
 // The key path of `key` below `where`.
 std::string place_of(const std::string& where, const std::string& key);
 
-// Of valid UTF-8 (lone surrogates are allowed for, as JSON can spell them).
-size_t count_code_points(const std::string& text);
-// Whether every code point has a visible form or is a space: no control, format or separator
-// characters, surrogates, private ones or noncharacters.
-bool is_printable(const std::string& text);
-// The first byte that isn't part of well-formed UTF-8, or `size`.
-size_t find_bad_utf8(const char* data, size_t size);
+struct CodePoint {
+  uint32_t value = 0;
+  size_t length = 0;  // of its bytes
+};
+// The first code point of `room` bytes, at least one; its length is 0 where that isn't UTF-8. Lone
+// surrogates are allowed, as JSON can spell them.
+CodePoint decode_utf8(const char* data, size_t room);
 
 // What the system says about an errno.
 std::string system_text(int number);

@@ -23,7 +23,6 @@ constexpr const char* kDamagedHint = "copy the bundle again, or build it again";
 constexpr const char* kUnlistedHint =
     "remove what the manifest doesn't list; Python writes __pycache__ where PYTHONPATH names the "
     "bundle's runtime: install edgecompile-runtime, or run python3 BUNDLE COMMAND, instead";
-constexpr size_t kTooMany = 10000;
 // O_NONBLOCK: opening a FIFO that lies where a file should be must not hang.
 constexpr int kFileFlags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
 constexpr int kFolderFlags = O_RDONLY | O_CLOEXEC | O_DIRECTORY;
@@ -195,53 +194,29 @@ std::string BundleFolder::read_manifest() const {
   }
   // One byte more than it had, to notice a file that grows.
   std::string data(static_cast<size_t>(info.st_size) + 1, '\0');
-  size_t done = 0;
-  while (done < data.size()) {
-    const ssize_t count = read_retrying(file.get(), &data[done], data.size() - done, done);
-    if (count == 0) break;
-    if (count < 0) {
-      fail(ECR_BUNDLE, cat(place, ": can't be read: ", system_text(errno), " [bundle-manifest]"));
-    }
-    done += static_cast<size_t>(count);
-  }
-  data.resize(done);
+  data.resize(read_at(file, data.data(), data.size(), 0, place));
   return data;
 }
 
-Descriptor BundleFolder::open(const std::string& name) const {
-  Descriptor file;
-  const Damage damage = try_open(name, &file);
-  if (damage.rule != nullptr) {
-    fail(ECR_DAMAGED, cat(path_, ": ", name, ": ", damage.text, " [", damage.rule, "]"),
-         kDamagedHint);
-  }
-  return file;
+void BundleFolder::fail_damaged(const std::string& name, const Damage& damage) const {
+  fail(ECR_DAMAGED, cat(path_, ": ", name, ": ", damage.text, " [", damage.rule, "]"),
+       kDamagedHint);
 }
 
 void BundleFolder::check_hash(const std::string& name, const Descriptor& file) const {
   const Damage damage = find_hash_damage(file, manifest_.files.at(name), label(name));
-  if (damage.rule != nullptr) {
-    fail(ECR_DAMAGED, cat(path_, ": ", name, ": ", damage.text, " [", damage.rule, "]"),
-         kDamagedHint);
-  }
+  if (damage.rule != nullptr) fail_damaged(name, damage);
 }
 
 void BundleFolder::check_files(bool with_hashes) const {
-  Problems problems(path_);
   for (const auto& entry : manifest_.files) {
-    Descriptor file;
-    Damage damage = try_open(entry.first, &file);
-    if (damage.rule == nullptr && with_hashes) {
-      damage = find_hash_damage(file, entry.second, label(entry.first));
-    }
-    if (damage.rule != nullptr) problems.add(damage.rule, entry.first, damage.text);
+    const Descriptor file = open(entry.first);
+    if (with_hashes) check_hash(entry.first, file);
   }
-  const bool damaged = !problems.empty();
-  if (with_hashes) find_unlisted(&problems);
-  problems.raise_if_any(ECR_DAMAGED, damaged ? kDamagedHint : kUnlistedHint);
+  if (with_hashes) check_unlisted();
 }
 
-void BundleFolder::find_unlisted(Problems* problems) const {
+void BundleFolder::check_unlisted() const {
   std::vector<std::string> folders = {""};
   while (!folders.empty()) {
     const std::string folder = std::move(folders.back());
@@ -249,7 +224,10 @@ void BundleFolder::find_unlisted(Problems* problems) const {
     Descriptor opened(open_beneath(folder_.get(), folder + ".", kFolderFlags | O_NOFOLLOW));
     const std::unique_ptr<DIR, CloseFolder> list(opened.valid() ? fdopendir(opened.get())
                                                                 : nullptr);
-    if (list == nullptr) continue;  // noted with the files in it
+    if (list == nullptr) {
+      fail_if_limit(errno, label(folder));
+      fail_damaged(folder, {"file-kind", "can't be listed"});
+    }
     opened.release();
     while (const dirent* const entry = readdir(list.get())) {
       const std::string leaf = entry->d_name;
@@ -257,36 +235,38 @@ void BundleFolder::find_unlisted(Problems* problems) const {
       if (leaf == "." || leaf == ".." || path == kManifestName || manifest_.files.count(path)) {
         continue;
       }
-      // Only a folder of listed files is looked into; any other one is named.
+      // Only a folder of listed files is looked into; any other one is refused.
       const std::string inside = path + "/";
       const auto first = manifest_.files.lower_bound(inside);
       if (first != manifest_.files.end() && first->first.compare(0, inside.size(), inside) == 0) {
         folders.push_back(inside);
       } else if (!keeps_byte_code_out(dirfd(list.get()), leaf)) {
-        problems->add("file-unlisted", shorten(path, 200), "isn't listed in the manifest");
+        fail(ECR_DAMAGED,
+             cat(path_, ": ", shorten(path, 200), ": isn't listed in the manifest [file-unlisted]"),
+             kUnlistedHint);
       }
-      if (problems->count() >= kTooMany) return;
     }
   }
 }
 
-Damage BundleFolder::try_open(const std::string& name, Descriptor* file) const {
-  *file = Descriptor(open_beneath(folder_.get(), name));
-  if (!file->valid()) {
+Descriptor BundleFolder::open(const std::string& name) const {
+  Descriptor file(open_beneath(folder_.get(), name));
+  if (!file.valid()) {
     const int number = errno;
-    if (number == ENOENT) return {"file-missing", "is missing"};
+    if (number == ENOENT) fail_damaged(name, {"file-missing", "is missing"});
     fail_if_limit(number, label(name));
-    return {"file-kind", cat("is a link, or can't be opened: ", system_text(number))};
+    fail_damaged(name, {"file-kind", "is a link, or can't be opened: " + system_text(number)});
   }
   struct stat info = {};
-  if (fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)) {
-    return {"file-kind", "isn't a regular file"};
+  if (fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
+    fail_damaged(name, {"file-kind", "isn't a regular file"});
   }
-  const int64_t wanted = manifest_.files.at(name).size;
-  if (info.st_size != wanted) {
-    return {"file-size-differs", cat("has ", info.st_size, " bytes, must have ", wanted)};
+  const int64_t recorded = manifest_.files.at(name).size;
+  if (info.st_size != recorded) {
+    fail_damaged(name,
+                 {"file-size-differs", cat("has ", info.st_size, " bytes, must have ", recorded)});
   }
-  return {};
+  return file;
 }
 
 }  // namespace ecr

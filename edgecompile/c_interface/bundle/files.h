@@ -15,8 +15,6 @@
 
 namespace ecr {
 
-class Problems;
-
 // Owns a file descriptor.
 class Descriptor {
  public:
@@ -73,12 +71,12 @@ class BundleFolder {
   // file-hash, file-size-differs.
   void check_hash(const std::string& name, const Descriptor& file) const;
   // Checks that every listed file is there, regular and of its size; with hashes also those, and
-  // that the folder holds no other files. Throws Error ECR_DAMAGED with all that is wrong.
+  // that the folder holds no other files. Throws Error ECR_DAMAGED.
   void check_files(bool with_hashes) const;
 
  private:
-  void find_unlisted(Problems* problems) const;
-  Damage try_open(const std::string& name, Descriptor* file) const;
+  void check_unlisted() const;
+  [[noreturn]] void fail_damaged(const std::string& name, const Damage& damage) const;
   std::string read_manifest() const;
 
   std::string path_;

@@ -2,7 +2,6 @@
 #include "bundle/host.h"
 
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -32,7 +31,7 @@ std::string architecture(const char* machine) {
 #endif
 }
 
-std::optional<std::pair<int64_t, int64_t>> glibc_version() {
+std::optional<Version> glibc_version() {
 #ifdef _CS_GNU_LIBC_VERSION
   char text[64] = "";
   const size_t length = confstr(_CS_GNU_LIBC_VERSION, text, sizeof text);
@@ -42,7 +41,7 @@ std::optional<std::pair<int64_t, int64_t>> glibc_version() {
   char* end = nullptr;
   const long long major = std::strtoll(text + 6, &end, 10);
   if (end == nullptr || *end != '.') return std::nullopt;
-  return std::pair<int64_t, int64_t>(major, std::strtoll(end + 1, nullptr, 10));
+  return Version(major, std::strtoll(end + 1, nullptr, 10));
 #else
   return std::nullopt;
 #endif
@@ -59,28 +58,6 @@ int32_t count_cpus() {
     if (count > 0) return count;
   }
   return 1;
-}
-
-std::string cpu_model() {
-  const Descriptor file(::open("/proc/cpuinfo", O_RDONLY | O_CLOEXEC));
-  if (!file.valid()) return "";
-  std::string text(1 << 16, '\0');
-  const ssize_t count = read(file.get(), text.data(), text.size());
-  text.resize(count < 0 ? 0 : static_cast<size_t>(count));
-  size_t begin = 0;
-  while (begin < text.size()) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string line = text.substr(begin, end - begin);
-    begin = end + 1;
-    const size_t colon = line.find(':');
-    if (colon == std::string::npos) continue;
-    const std::string key = line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1);
-    const size_t value = line.find_first_not_of(" \t", colon + 1);
-    if (key == "model name" || key == "Model" || key == "Hardware") {
-      return value == std::string::npos ? "" : line.substr(value);
-    }
-  }
-  return "";
 }
 
 std::set<std::string> probe_features(const BundleFolder& folder, const std::string& name) {
@@ -114,13 +91,11 @@ Host describe_host(const BundleFolder& folder) {
   uname(&names);
   Host host;
   host.system = names.sysname;
-  host.kernel = names.release;
   host.arch = architecture(names.machine);
   host.glibc = glibc_version();
   host.cpus = count_cpus();
   const int64_t pages = sysconf(_SC_PHYS_PAGES);
   if (pages > 0) host.memory = pages * sysconf(_SC_PAGESIZE);
-  host.model = cpu_model();
   const auto probe = folder.manifest().probes.find(host.arch);
   // No 32-bit process can load the probe, and no variant is for one anyway.
   if (probe != folder.manifest().probes.end() && sizeof(void*) == 8) {
@@ -161,14 +136,11 @@ std::vector<std::string> find_lacks(const Variant& variant, const Host& host) {
   }
   if (!absent.empty()) reasons.push_back("the CPU or the system lacks " + join(absent));
   if (variant.glibc) {
-    const size_t dot = variant.glibc->find('.');
-    const std::pair<int64_t, int64_t> wanted(std::stoi(variant.glibc->substr(0, dot)),
-                                             std::stoi(variant.glibc->substr(dot + 1)));
+    const std::string needed = "needs glibc " + version_text(*variant.glibc);
     if (!host.glibc) {
-      reasons.push_back(cat("needs glibc ", *variant.glibc, ", this C library isn't glibc"));
-    } else if (*host.glibc < wanted) {
-      reasons.push_back(cat("needs glibc ", *variant.glibc, ", this is ", host.glibc->first, ".",
-                            host.glibc->second));
+      reasons.push_back(needed + ", this C library isn't glibc");
+    } else if (*host.glibc < *variant.glibc) {
+      reasons.push_back(cat(needed, ", this is ", version_text(*host.glibc)));
     }
   }
   // Last, and alone: what fits the machine otherwise is a matter of the loader.

@@ -4,7 +4,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "bundle/files.h"
@@ -15,11 +14,9 @@ struct Host {
   std::string system;  // "Linux"
   std::string arch;
   std::set<std::string> features;  // of the CPU and the system: what the bundle's probe says
-  std::optional<std::pair<int64_t, int64_t>> glibc;  // none where the C library is another one
-  int32_t cpus = 1;                                  // that this process may use
-  int64_t memory = 0;                                // bytes; 0 if unknown
-  std::string model;                                 // for people only
-  std::string kernel;
+  std::optional<Version> glibc;    // none where the C library is another one
+  int32_t cpus = 1;                // that this process may use
+  int64_t memory = 0;              // bytes; 0 if unknown
 };
 
 // A variant that can't run here, and why.

@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <map>
-#include <numeric>
-#include <tuple>
 
 #include "base/text.h"
 #include "bundle/limits.h"
@@ -18,166 +16,111 @@ namespace {
 
 constexpr int64_t kAlignment = 64;
 constexpr uint64_t kMaxHeaderBytes = 16u << 20;
-constexpr size_t kMaxNameLength = 1024;
 constexpr const char* kPaddingPrefix = "__pad.";
 constexpr const char* kMetadata = "__metadata__";
-constexpr const char* kHint = "the weights were written wrongly or changed; build the bundle again";
+
+std::vector<int64_t> read_sizes(const Field& entry, size_t least, size_t most) {
+  std::vector<int64_t> sizes;
+  for (const Field& item : entry.list(least, most)) {
+    sizes.push_back(item.integer());
+    if (sizes.back() < 0) item.refuse("weights-offsets", cat(sizes.back(), " is negative"));
+  }
+  return sizes;
+}
 
 bool is_padding(const std::string& name) { return name.rfind(kPaddingPrefix, 0) == 0; }
 
-class HeaderReader {
- public:
-  HeaderReader(const Descriptor& file, int64_t size, const std::string& source)
-      : file_(file), size_(size), source_(source), problems_(source), reader_(&problems_) {}
-
-  std::vector<Constant> read() {
-    uint8_t head[8] = {};
-    uint64_t length = 0;
-    if (read_at(file_, head, sizeof head, 0, source_) == sizeof head) {
-      for (int i = 7; i >= 0; --i) length = length << 8 | head[i];
-    }
-    const uint64_t room = size_ < 8 ? 0 : static_cast<uint64_t>(size_) - 8;
-    if (length < 2 || length > std::min(kMaxHeaderBytes, room)) {
-      reader_.add("weights-header", "header",
-                  cat("the header has ", length, " bytes, must have 2 to ", kMaxHeaderBytes,
-                      " within a file of ", size_, " bytes"));
-      problems_.raise_if_any(ECR_BUNDLE, kHint);
-    }
-    std::string text(length, '\0');
-    text.resize(read_at(file_, text.data(), text.size(), 8, source_));
-    const Value header = parse_json(text.data(), text.size(), source_, kMaxHeaderBytes);
-    for (const Member& member : reader_.mapping(header.object(), kMetadata, "", true).members()) {
-      reader_.as_string(member.value, place_of(kMetadata, member.key));
-    }
-    start_ = 8 + static_cast<int64_t>(length);
-    if (start_ % kAlignment != 0) {
-      reader_.add("weights-alignment", "header",
-                  cat("the data begins at byte ", start_, ", must be a multiple of ", kAlignment));
-    }
-    for (const Member& member : header.object().members()) {
-      if (member.key != kMetadata) read_entry(member.key, member.value);
-    }
-    if (problems_.empty()) check_layout();
-    problems_.raise_if_any(ECR_BUNDLE, kHint);
-    for (Constant& item : constants_) item.offset += start_;
-    constants_.erase(std::remove_if(constants_.begin(), constants_.end(),
-                                    [](const Constant& item) { return is_padding(item.name); }),
-                     constants_.end());
-    return std::move(constants_);
+// A tensor, its offset from the end of the header. Until the layout was checked no sum of it can be
+// built: it might overflow.
+Constant read_constant(const std::string& name, const Field& entry) {
+  Constant constant;
+  constant.name = name;
+  const Field dtype = entry.at("dtype");
+  constant.type = find_container(dtype.string());
+  if (constant.type == nullptr) {
+    dtype.refuse("weights-dtype", quoted(dtype.string()) + " isn't known");
   }
-
- private:
-  // A position behind the header as one in the file, for a message.
-  uint64_t from_start(int64_t position) const {
-    return static_cast<uint64_t>(start_) + static_cast<uint64_t>(position);
+  constant.shape = read_sizes(entry.at("shape"), 0, kMaxDims);
+  const std::vector<int64_t> span = read_sizes(entry.at("data_offsets"), 2, 2);
+  constant.nbytes = constant.type->size;
+  bool fits = true;
+  const bool is_empty = std::count(constant.shape.begin(), constant.shape.end(), 0) != 0;
+  for (const int64_t dim : constant.shape) {
+    fits = fits && (is_empty || !__builtin_mul_overflow(constant.nbytes, dim, &constant.nbytes));
   }
-
-  void read_entry(const std::string& name, const Value& value) {
-    const std::string where = shorten(name);
-    if (name.empty() || count_code_points(name) > kMaxNameLength || !is_printable(name)) {
-      reader_.add("weights-name", where, "names are 1 to 1024 printable characters");
-    }
-    const Object* const entry = reader_.as_object(value, where);
-    if (entry == nullptr) return;
-    Constant constant;
-    constant.name = name;
-    const std::string* const dtype = reader_.string(*entry, "dtype", where);
-    if (dtype != nullptr) {
-      constant.type = find_container(*dtype);
-      if (constant.type == nullptr) {
-        reader_.add("weights-dtype", where + ".dtype",
-                    cat(quoted(*dtype), " isn't one of ", list_containers()));
-      }
-    }
-    std::vector<int64_t> span;
-    const bool has_shape = read_sizes(*entry, "shape", where, 0, kMaxDims, &constant.shape);
-    const bool has_span = read_sizes(*entry, "data_offsets", where, 2, 2, &span);
-    if (constant.type == nullptr || !has_shape || !has_span) return;
-
-    // More than 2^63 bytes can't be: the offsets are integers of 64 bits.
-    bool fits = true;
-    bool empty = false;
-    int64_t nbytes = constant.type->size;
-    for (const int64_t dim : constant.shape) empty = empty || dim == 0;
-    for (const int64_t dim : constant.shape) {
-      fits = fits && (empty || !__builtin_mul_overflow(nbytes, dim, &nbytes));
-    }
-    if (empty) nbytes = 0;
-    if (!fits || span[0] > span[1] || span[1] - span[0] != nbytes) {
-      reader_.add("weights-offsets", where,
-                  cat("from ", span[0], " to ", span[1], ", but ", *dtype, "[",
-                      join(constant.shape), "] has another number of bytes"));
-      return;
-    }
-    // From the end of the header until the layout was checked: no sum can overflow.
-    constant.offset = span[0];
-    constant.nbytes = nbytes;
-    if ((start_ % kAlignment + span[0] % kAlignment) % kAlignment != 0 && !is_padding(name)) {
-      reader_.add(
-          "weights-alignment", where,
-          cat("begins at byte ", from_start(span[0]), ", must be a multiple of ", kAlignment));
-    }
-    constants_.push_back(std::move(constant));
+  if (is_empty) constant.nbytes = 0;
+  if (!fits || span[0] > span[1] || span[1] - span[0] != constant.nbytes) {
+    entry.refuse("weights-offsets",
+                 cat("from ", span[0], " to ", span[1], ", but ", dtype.string(), "[",
+                     join(constant.shape), "] has another number of bytes"));
   }
-
-  // Whether there is a list of so many integers, none negative.
-  bool read_sizes(const Object& entry, const char* key, const std::string& where, size_t least,
-                  size_t most, std::vector<int64_t>* out) {
-    const Items items = reader_.items(entry, key, where, least, most);
-    for (const Value& item : items) {
-      const std::optional<int64_t> value = reader_.as_integer(item, place_of(where, key));
-      if (value) out->push_back(*value);
-    }
-    const Value* const value = entry.find(key);
-    if (value == nullptr || !value->is(Value::Type::kList) || out->size() != value->list().size()) {
-      return false;
-    }
-    if (std::any_of(out->begin(), out->end(), [](int64_t size) { return size < 0; })) {
-      reader_.add("weights-offsets", place_of(where, key),
-                  cat("[", join(*out), "] has a negative number"));
-      return false;
-    }
-    return least <= out->size() && out->size() <= most;
+  constant.offset = span[0];
+  // So is the end of the header.
+  if (constant.offset % kAlignment != 0 && !is_padding(name)) {
+    entry.refuse("weights-alignment",
+                 cat("begins ", constant.offset, " bytes behind the header, must be a multiple of ",
+                     kAlignment));
   }
+  return constant;
+}
 
-  // Tensors follow each other without holes or overlaps, and the last ends with the file.
-  void check_layout() {
-    std::vector<const Constant*> order;
-    for (const Constant& item : constants_) order.push_back(&item);
-    std::stable_sort(order.begin(), order.end(), [](const Constant* a, const Constant* b) {
-      return std::tie(a->offset, a->nbytes) < std::tie(b->offset, b->nbytes);
-    });
-    int64_t position = 0;
-    std::string previous = "the header";
-    for (const Constant* item : order) {
-      if (item->offset != position) {
-        reader_.add("weights-layout", shorten(item->name),
-                    cat("begins at byte ", from_start(item->offset), ", but ", shorten(previous),
-                        " ends at byte ", from_start(position)));
-      }
-      position = item->offset + item->nbytes;
-      previous = item->name;
+// Tensors follow each other without holes or overlaps, and the last ends with the `size` bytes
+// behind the header.
+void check_layout(const Field& header, const std::vector<Constant>& constants, int64_t size) {
+  std::vector<std::pair<int64_t, int64_t>> spans;
+  for (const Constant& item : constants) spans.emplace_back(item.offset, item.nbytes);
+  std::sort(spans.begin(), spans.end());
+  spans.emplace_back(size, 0);
+  int64_t position = 0;
+  for (const auto& [offset, nbytes] : spans) {
+    if (offset != position) {
+      header.refuse("weights-layout",
+                    cat("a tensor or the file has its edge at byte ", offset,
+                        " behind the header, but what comes before ends at byte ", position));
     }
-    if (position != size_ - start_) {
-      reader_.add("weights-layout", "file",
-                  cat("the tensors end at byte ", from_start(position), ", the file has ", size_,
-                      " bytes"));
-    }
+    position = offset + nbytes;
   }
+}
 
-  const Descriptor& file_;
-  const int64_t size_;
-  const std::string source_;
-  Problems problems_;
-  Reader reader_;
-  int64_t start_ = 0;
-  std::vector<Constant> constants_;
-};
+std::vector<Constant> read_constants(const Descriptor& file, int64_t size,
+                                     const std::string& source) {
+  uint8_t head[8] = {};
+  uint64_t length = 0;
+  if (read_at(file, head, sizeof head, 0, source) == sizeof head) {
+    for (int i = 7; i >= 0; --i) length = length << 8 | head[i];
+  }
+  const uint64_t room = size < 8 ? 0 : static_cast<uint64_t>(size) - 8;
+  if (length < 2 || length > std::min(kMaxHeaderBytes, room)) {
+    fail(ECR_BUNDLE, cat(source, ": the header has ", length, " bytes, must have 2 to ",
+                         kMaxHeaderBytes, " within a file of ", size, " bytes [weights-header]"));
+  }
+  std::string text(length, '\0');
+  text.resize(read_at(file, text.data(), text.size(), 8, source));
+  const Value value = parse_json(text, source);
+  const Field header(value, source);
+  const int64_t start = 8 + static_cast<int64_t>(length);
+  if (start % kAlignment != 0) {
+    header.refuse("weights-alignment",
+                  cat("the data begins at byte ", start, ", must be a multiple of ", kAlignment));
+  }
+  if (header.has(kMetadata)) header.at(kMetadata).check_strings();
+  std::vector<Constant> constants;
+  for (const Member& member : header.object()) {
+    if (member.key == kMetadata) continue;
+    constants.push_back(read_constant(member.key, header.child(member)));
+  }
+  check_layout(header, constants, size - start);
+  for (Constant& item : constants) item.offset += start;
+  constants.erase(std::remove_if(constants.begin(), constants.end(),
+                                 [](const Constant& item) { return is_padding(item.name); }),
+                  constants.end());
+  return constants;
+}
 
 }  // namespace
 
 Weights::Weights(const Descriptor& file, int64_t size, const std::string& source)
-    : constants_(HeaderReader(file, size, source).read()), size_(size) {
+    : constants_(read_constants(file, size, source)), size_(size) {
   void* const mapping =
       mmap(nullptr, static_cast<size_t>(size), PROT_READ, MAP_SHARED, file.get(), 0);
   if (mapping == MAP_FAILED) {

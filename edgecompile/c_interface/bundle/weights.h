@@ -25,8 +25,8 @@ struct Constant {
 
 class Weights {
  public:
-  // Checks the header and maps the file. Throws Error ECR_BUNDLE with every broken rule (weights-*
-  // and json-* of FORMAT.md).
+  // Checks the header and maps the file. Throws Error ECR_BUNDLE with the first broken rule
+  // (weights-* and json-* of FORMAT.md) that the use of a tensor depends on.
   Weights(const Descriptor& file, int64_t size, const std::string& source);
   ~Weights();
   Weights(const Weights&) = delete;

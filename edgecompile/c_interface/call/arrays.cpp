@@ -59,6 +59,16 @@ Array make_array(const ElementType& type, Sizes sizes) {
   return array;
 }
 
+Sizes shape_of(const TensorSpec& spec, const Sizes& sizes) {
+  Sizes shape;
+  for (const Dim& dim : spec.shape) {
+    shape.push_back(dim.kind == Dim::Kind::kAxis    ? sizes[dim.axis]
+                    : dim.kind == Dim::Kind::kFixed ? dim.size
+                                                    : -1);
+  }
+  return shape;
+}
+
 Sizes row_major(const Sizes& sizes) {
   Sizes strides(sizes.size());
   // Unsigned: an empty array's strides mean nothing, and may overflow.

@@ -38,6 +38,8 @@ struct Array {
 Array make_array(const ElementType& type, Sizes sizes);
 // The product of the sizes, which has to fit unless one of them is 0.
 int64_t count_elements(const Sizes& sizes);
+// The shape of an input or output where axes have these sizes; -1 for a size of no axis.
+Sizes shape_of(const TensorSpec& spec, const Sizes& sizes);
 // Strides of a row-major array, in elements.
 Sizes row_major(const Sizes& sizes);
 std::string sizes_text(const Sizes& sizes);  // "[1, 7]"

@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 #include <set>
+#include <tuple>
 
 #include "base/text.h"
 
@@ -27,17 +28,8 @@ int64_t saturating_product(int64_t a, int64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<int64_t>::max() : product;
 }
 
-struct Preference {
-  bool padded;
-  int64_t elements;
-  std::vector<int64_t> ends;  // for each axis in order: its upper end, minus its lower end
-
-  bool operator<(const Preference& other) const {
-    if (padded != other.padded) return !padded;
-    if (elements != other.elements) return elements < other.elements;
-    return ends < other.ends;
-  }
-};
+// Whether it pads, its elements, and for each axis in order its upper end, minus its lower end.
+using Preference = std::tuple<bool, int64_t, std::vector<int64_t>>;
 
 }  // namespace
 
@@ -46,24 +38,22 @@ Dispatcher::Dispatcher(const Manifest& manifest) : manifest_(manifest) {
   for (const Bucket& bucket : manifest.buckets) {
     padded.insert(bucket.pad_axes.begin(), bucket.pad_axes.end());
   }
-  std::vector<size_t> axes(manifest.axes.size());
-  std::iota(axes.begin(), axes.end(), size_t{0});
-  std::sort(axes.begin(), axes.end(), [&manifest](size_t a, size_t b) {
-    const bool a_other = manifest.length_axis != a;
-    const bool b_other = manifest.length_axis != b;
-    return a_other != b_other ? !a_other : manifest.axes[a].name < manifest.axes[b].name;
-  });
+  // The length first, the others by their names.
+  std::vector<size_t> axes;
+  if (manifest.length_axis) axes.push_back(*manifest.length_axis);
+  for (size_t i = 0; i < manifest.axes.size(); ++i) {
+    if (manifest.length_axis != i) axes.push_back(i);
+  }
   std::vector<Preference> preferences;
   for (const Bucket& bucket : manifest.buckets) {
-    Preference preference{bucket.padded, 1, {}};
-    for (const size_t axis : padded) {
-      preference.elements = saturating_product(preference.elements, bucket.axes[axis].hi);
-    }
+    int64_t elements = 1;
+    for (const size_t axis : padded) elements = saturating_product(elements, bucket.axes[axis].hi);
+    std::vector<int64_t> ends;
     for (const size_t axis : axes) {
-      preference.ends.push_back(bucket.axes[axis].hi);
-      preference.ends.push_back(-bucket.axes[axis].lo);
+      ends.push_back(bucket.axes[axis].hi);
+      ends.push_back(-bucket.axes[axis].lo);
     }
-    preferences.push_back(std::move(preference));
+    preferences.emplace_back(bucket.padded, elements, std::move(ends));
   }
   order_.resize(manifest.buckets.size());
   std::iota(order_.begin(), order_.end(), size_t{0});
@@ -125,16 +115,9 @@ std::vector<Array> Dispatcher::pad(size_t index, const std::vector<Array>& array
   for (size_t i = 0; i < arrays.size(); ++i) {
     const TensorSpec& spec = manifest_.inputs[i];
     const Array& array = arrays[i];
-    Sizes shape = array.sizes;
-    for (size_t d = 0; d < shape.size(); ++d) {
-      if (spec.shape[d].kind == Dim::Kind::kAxis) shape[d] = filled[spec.shape[d].axis];
-    }
+    Sizes shape = shape_of(spec, filled);
     if (shape == array.sizes) {
-      Array borrowed;
-      borrowed.type = array.type;
-      borrowed.sizes = std::move(shape);
-      borrowed.data = array.data;
-      result.push_back(std::move(borrowed));
+      result.push_back({array.type, std::move(shape), array.data, {}});
       continue;
     }
     Array padded = make_array(*array.type, std::move(shape));
@@ -143,16 +126,6 @@ std::vector<Array> Dispatcher::pad(size_t index, const std::vector<Array>& array
     copy_box(padded.owned.data(), row_major(padded.sizes), array.data, row_major(array.sizes),
              array.sizes, array.type->size);
     result.push_back(std::move(padded));
-  }
-  return result;
-}
-
-Sizes Dispatcher::crop(const TensorSpec& output, const Sizes& sizes) const {
-  Sizes result;
-  for (const Dim& dim : output.shape) {
-    result.push_back(dim.kind == Dim::Kind::kAny     ? -1
-                     : dim.kind == Dim::Kind::kFixed ? dim.size
-                                                     : sizes[dim.axis]);
   }
   return result;
 }

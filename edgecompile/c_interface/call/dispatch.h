@@ -1,4 +1,4 @@
-// Chooses the bucket for the sizes of a run, pads inputs and tells how to cut outputs back.
+// Chooses the bucket for the sizes of a run, and pads inputs for it.
 // The rule: FORMAT.md, "Choosing a bucket".
 #pragma once
 
@@ -20,8 +20,6 @@ class Dispatcher {
   // Inputs as the program of the bucket takes them: filled up at the end with their pad value along
   // every padded axis. Those that fit borrow the memory of `arrays`.
   std::vector<Array> pad(size_t bucket, const std::vector<Array>& arrays, const Sizes& sizes) const;
-  // What of an output belongs to inputs of these sizes; -1 for all there is.
-  Sizes crop(const TensorSpec& output, const Sizes& sizes) const;
   // The sizes that a bucket is tuned for; a padded axis runs at its upper end.
   Sizes hint_sizes(size_t bucket) const;
 

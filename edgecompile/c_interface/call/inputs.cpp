@@ -11,60 +11,33 @@
 namespace ecr {
 namespace {
 
-constexpr size_t kMaxListed = 40;
-
-class InputProblems {
- public:
-  void add(const std::string& text) {
-    if (count_++ < kMaxListed) lines_.push_back(text);
-  }
-  bool empty() const { return count_ == 0; }
-  void raise_if_any() const {
-    if (count_ == 0) return;
-    if (count_ == 1) fail(ECR_INPUT, "input " + lines_[0]);
-    std::string text = cat(count_, " problems with the inputs");
-    for (const std::string& line : lines_) text += "\n  " + line;
-    if (count_ > lines_.size()) text += cat("\n  ... and ", count_ - lines_.size(), " more");
-    fail(ECR_INPUT, text);
-  }
-
- private:
-  std::vector<std::string> lines_;
-  size_t count_ = 0;
-};
-
-// A cache has none: what the program writes there would be lost.
-bool has_default(const Manifest& manifest, const TensorSpec& spec) {
-  return spec.fallback && !(manifest.generation && manifest.generation->is_cache(spec.name));
+[[noreturn]] void refuse(const std::string& name, const std::string& text) {
+  fail(ECR_INPUT, cat("input ", name, ": ", text));
 }
 
-// Which tensor is which input; problems for the rest.
+bool is_cache(const Manifest& manifest, const TensorSpec& spec) {
+  return manifest.generation && manifest.generation->is_cache(spec.name);
+}
+
+// Which tensor is which input; null where the input's default stands for it.
 std::vector<const ecr_tensor*> match_names(const Manifest& manifest, const ecr_tensor* tensors,
-                                           int64_t count, InputProblems* problems) {
-  std::vector<const ecr_tensor*> found(manifest.inputs.size(), nullptr);
+                                           int64_t count) {
+  std::vector<const ecr_tensor*> slots(manifest.inputs.size(), nullptr);
   for (int64_t i = 0; i < count; ++i) {
-    if (tensors[i].name == nullptr) {
-      problems->add(cat("number ", i, ": has no name"));
-      continue;
-    }
-    const std::string name = tensors[i].name;
-    const auto at = std::find_if(manifest.inputs.begin(), manifest.inputs.end(),
-                                 [&name](const TensorSpec& spec) { return spec.name == name; });
-    if (at == manifest.inputs.end()) {
-      problems->add(shorten(name) + ": the model has no such input");
-      continue;
-    }
-    const ecr_tensor*& slot = found[static_cast<size_t>(at - manifest.inputs.begin())];
-    if (slot != nullptr) problems->add(name + ": is given twice");
-    slot = &tensors[i];
+    if (tensors[i].name == nullptr) refuse(cat("number ", i), "has no name");
+    const std::optional<size_t> input = manifest.find_input(tensors[i].name);
+    if (!input) refuse(shorten(tensors[i].name), "the model has no such input");
+    if (slots[*input] != nullptr) refuse(tensors[i].name, "is given twice");
+    slots[*input] = &tensors[i];
   }
-  for (size_t i = 0; i < found.size(); ++i) {
+  for (size_t i = 0; i < slots.size(); ++i) {
     const TensorSpec& spec = manifest.inputs[i];
-    if (found[i] == nullptr && !has_default(manifest, spec)) {
-      problems->add(spec.name + ": is missing");
+    // A cache has no default: what the program writes there would be lost.
+    if (slots[i] == nullptr && (!spec.fallback || is_cache(manifest, spec))) {
+      refuse(spec.name, "is missing");
     }
   }
-  return found;
+  return slots;
 }
 
 // Whether every value of an integer or boolean type is one of `to`.
@@ -84,65 +57,48 @@ T load(const uint8_t* at) {
   return value;
 }
 
+// Both are little-endian.
 int64_t load_integer(const ElementType& type, const uint8_t* at) {
-  switch (type.size) {
-    case 2:
-      return load<int16_t>(at);
-    case 4:
-      return load<int32_t>(at);
-    case 8:
-      return load<int64_t>(at);
-    default:
-      return type.kind == Kind::kSigned ? int64_t{load<int8_t>(at)} : int64_t{*at};
-  }
-}
-
-void store_integer(const ElementType& type, int64_t value, uint8_t* at) {
-  encode(type, Number{true, value, 0}, at);
+  uint64_t value = 0;
+  std::memcpy(&value, at, static_cast<size_t>(type.size));
+  const auto unused = static_cast<int>(64 - 8 * type.size);
+  if (type.kind != Kind::kSigned) return static_cast<int64_t>(value);
+  return static_cast<int64_t>(value << unused) >> unused;
 }
 
 // The values as an aligned array of the input's type.
-std::optional<Array> convert(const TensorSpec& spec, const ecr_tensor& tensor,
-                             InputProblems* problems) {
+Array convert(const TensorSpec& spec, const ecr_tensor& tensor) {
   const ElementType* const type = find_type(tensor.dtype);
   if (type == nullptr || (type != spec.type && !widens(*type, *spec.type))) {
-    problems->add(cat(spec.name, ": has dtype ",
-                      type == nullptr ? cat("code ", tensor.dtype) : std::string(type->name),
-                      ", must be ", spec.type->name));
-    return std::nullopt;
+    refuse(spec.name,
+           cat("has dtype ", type == nullptr ? cat("code ", tensor.dtype) : std::string(type->name),
+               ", must be ", spec.type->name));
   }
   if (tensor.ndim < 0 || tensor.ndim > ECR_MAX_DIMS) {
-    problems->add(
-        cat(spec.name, ": has ", tensor.ndim, " dimensions, must have ", spec.shape.size()));
-    return std::nullopt;
+    refuse(spec.name, cat("has ", tensor.ndim, " dimensions, must have ", spec.shape.size()));
   }
   Array array;
   array.type = spec.type;
   array.sizes.assign(tensor.sizes, tensor.sizes + tensor.ndim);
   int64_t nbytes = type->size;
   int64_t widened = spec.type->size;
-  bool fits = true;
   for (const int64_t size : array.sizes) {
-    fits = fits && size >= 0 && !__builtin_mul_overflow(nbytes, size, &nbytes) &&
-           !__builtin_mul_overflow(widened, size, &widened);
-  }
-  if (!fits) {
-    problems->add(cat(spec.name, ": has impossible sizes ", sizes_text(array.sizes)));
-    return std::nullopt;
+    if (size < 0 || __builtin_mul_overflow(nbytes, size, &nbytes) ||
+        __builtin_mul_overflow(widened, size, &widened)) {
+      refuse(spec.name, "has impossible sizes " + sizes_text(array.sizes));
+    }
   }
   if (tensor.nbytes != nbytes || (tensor.data == nullptr && nbytes != 0)) {
-    problems->add(cat(spec.name, ": has ", tensor.data == nullptr ? "no data, " : "", tensor.nbytes,
-                      " bytes, but ", type->name, sizes_text(array.sizes), " has ", nbytes));
-    return std::nullopt;
+    refuse(spec.name, cat("has ", tensor.data == nullptr ? "no data, " : "", tensor.nbytes,
+                          " bytes, but ", type->name, sizes_text(array.sizes), " has ", nbytes));
   }
   array.data = static_cast<const uint8_t*>(tensor.data);
   if (type->kind == Kind::kBoolean) {
     const uint8_t* const end = array.data + nbytes;
     const uint8_t* const bad = std::find_if(array.data, end, [](uint8_t byte) { return byte > 1; });
     if (bad != end) {
-      problems->add(cat(spec.name, ": byte ", bad - array.data, " is ", int{*bad},
-                        ", a bool must be 0 or 1"));
-      return std::nullopt;
+      refuse(spec.name,
+             cat("byte ", bad - array.data, " is ", int{*bad}, ", a bool must be 0 or 1"));
     }
   }
   const bool is_aligned =
@@ -155,8 +111,9 @@ std::optional<Array> convert(const TensorSpec& spec, const ecr_tensor& tensor,
   }
   const int64_t count = count_elements(own.sizes);
   for (int64_t i = 0; i < count; ++i) {
-    store_integer(*spec.type, load_integer(*type, array.data + i * type->size),
-                  own.owned.data() + i * spec.type->size);
+    const int64_t value = load_integer(*type, array.data + i * type->size);
+    std::memcpy(own.owned.data() + i * spec.type->size, &value,
+                static_cast<size_t>(spec.type->size));
   }
   return own;
 }
@@ -164,48 +121,37 @@ std::optional<Array> convert(const TensorSpec& spec, const ecr_tensor& tensor,
 // Sizes of axes as they are met; -1 before.
 class ShapeChecker {
  public:
-  ShapeChecker(const Manifest& manifest, InputProblems* problems)
-      : manifest_(manifest),
-        problems_(*problems),
-        sizes_(manifest.axes.size(), -1),
-        seen_(manifest.axes.size()) {}
+  explicit ShapeChecker(const Manifest& manifest)
+      : manifest_(manifest), sizes_(manifest.axes.size(), -1), seen_(manifest.axes.size()) {}
 
   const Sizes& sizes() const { return sizes_; }
 
-  bool check(const TensorSpec& spec, const Sizes& shape) {
+  void check(const TensorSpec& spec, const Sizes& shape) {
     if (shape.size() != spec.shape.size()) {
       const auto dim_text = [this](const Dim& dim) {
         return dim.kind == Dim::Kind::kAxis ? manifest_.axes[dim.axis].name : cat(dim.size);
       };
-      problems_.add(cat(spec.name, ": has shape ", sizes_text(shape), " with ", shape.size(),
-                        " dimensions, must be [", join(spec.shape, dim_text), "] with ",
-                        spec.shape.size()));
-      return false;
+      refuse(spec.name,
+             cat("has shape ", sizes_text(shape), " with ", shape.size(), " dimensions, must be [",
+                 join(spec.shape, dim_text), "] with ", spec.shape.size()));
     }
-    bool good = true;
     for (size_t i = 0; i < shape.size(); ++i) {
       const Dim& dim = spec.shape[i];
       if (dim.kind == Dim::Kind::kFixed) {
         if (shape[i] == dim.size) continue;
-        problems_.add(
-            cat(spec.name, ": dimension ", i, " has size ", shape[i], ", must be ", dim.size));
-        good = false;
+        refuse(spec.name, cat("dimension ", i, " has size ", shape[i], ", must be ", dim.size));
       } else if (sizes_[dim.axis] < 0) {
         sizes_[dim.axis] = shape[i];
         seen_[dim.axis] = cat("dimension ", i, " of ", spec.name);
       } else if (sizes_[dim.axis] != shape[i]) {
-        problems_.add(cat(spec.name, ": dimension ", i, " (", manifest_.axes[dim.axis].name,
-                          ") has size ", shape[i], ", but ", seen_[dim.axis], " has ",
-                          sizes_[dim.axis]));
-        good = false;
+        refuse(spec.name, cat("dimension ", i, " (", manifest_.axes[dim.axis].name, ") has size ",
+                              shape[i], ", but ", seen_[dim.axis], " has ", sizes_[dim.axis]));
       }
     }
-    return good;
   }
 
  private:
   const Manifest& manifest_;
-  InputProblems& problems_;
   Sizes sizes_;
   std::vector<std::string> seen_;
 };
@@ -221,8 +167,7 @@ std::string position_text(int64_t index, const Sizes& sizes) {
 
 // `Stored` is how a value lies in memory, `value_of` what it means.
 template <class Stored, class ValueOf>
-void check_values(const TensorSpec& spec, const Array& array, ValueOf value_of,
-                  InputProblems* problems) {
+void check_values(const TensorSpec& spec, const Array& array, ValueOf value_of) {
   uint8_t ends[2][8] = {};
   // Bounds are rounded to the input's type as numpy does: 0.1f isn't above a bound of 0.1.
   encode(*spec.type, spec.bounds->first, ends[0]);
@@ -239,33 +184,33 @@ void check_values(const TensorSpec& spec, const Array& array, ValueOf value_of,
   const int64_t outside = std::count_if(values, values + count, is_outside);
   if (outside == 0) return;
   const Stored* const first = std::find_if(values, values + count, is_outside);
-  problems->add(cat(spec.name, ": ", outside, " of ", count, " values lie outside ",
-                    spec.bounds->first.text(), "..", spec.bounds->second.text(), ", the first is ",
-                    value_of(*first), " at ", position_text(first - values, array.sizes)));
+  refuse(spec.name, cat(outside, " of ", count, " values lie outside ", spec.bounds->first.text(),
+                        "..", spec.bounds->second.text(), ", the first is ", value_of(*first),
+                        " at ", position_text(first - values, array.sizes)));
 }
 
-void check_bounds(const TensorSpec& spec, const Array& array, InputProblems* problems) {
+void check_bounds(const TensorSpec& spec, const Array& array) {
   if (!spec.bounds || count_elements(array.sizes) == 0) return;
   const auto as_integer = [](auto value) { return static_cast<int64_t>(value); };
   const auto as_double = [](auto value) { return static_cast<double>(value); };
   switch (spec.type->code) {
     case ECR_UINT8:
     case ECR_BOOL:
-      return check_values<uint8_t>(spec, array, as_integer, problems);
+      return check_values<uint8_t>(spec, array, as_integer);
     case ECR_INT8:
-      return check_values<int8_t>(spec, array, as_integer, problems);
+      return check_values<int8_t>(spec, array, as_integer);
     case ECR_INT16:
-      return check_values<int16_t>(spec, array, as_integer, problems);
+      return check_values<int16_t>(spec, array, as_integer);
     case ECR_INT32:
-      return check_values<int32_t>(spec, array, as_integer, problems);
+      return check_values<int32_t>(spec, array, as_integer);
     case ECR_INT64:
-      return check_values<int64_t>(spec, array, as_integer, problems);
+      return check_values<int64_t>(spec, array, as_integer);
     case ECR_FLOAT16:
-      return check_values<uint16_t>(spec, array, from_half, problems);
+      return check_values<uint16_t>(spec, array, from_half);
     case ECR_FLOAT32:
-      return check_values<float>(spec, array, as_double, problems);
+      return check_values<float>(spec, array, as_double);
     default:
-      return check_values<double>(spec, array, as_double, problems);
+      return check_values<double>(spec, array, as_double);
   }
 }
 
@@ -276,14 +221,13 @@ bool overlap(const Array& a, const Array& b) {
 }
 
 // The program changes a cache in place: a copy would take the changes away with itself.
-void check_cache(const TensorSpec& spec, const Array& array, const std::vector<Array>& others,
-                 InputProblems* problems) {
+void check_cache(const TensorSpec& spec, const Array& array, const std::vector<Array>& others) {
   constexpr const char* kWhy = "; the model changes it in place";
   if (array.owned.data() != nullptr) {
-    problems->add(cat(spec.name, ": isn't aligned in memory", kWhy));
+    refuse(spec.name, cat("isn't aligned in memory", kWhy));
   } else if (std::any_of(others.begin(), others.end(),
                          [&array](const Array& other) { return overlap(array, other); })) {
-    problems->add(cat(spec.name, ": overlaps another input", kWhy));
+    refuse(spec.name, cat("overlaps another input", kWhy));
   }
 }
 
@@ -293,36 +237,31 @@ CheckedInputs check_inputs(const Manifest& manifest, const ecr_tensor* tensors, 
   if (count < 0 || (count > 0 && tensors == nullptr)) {
     fail(ECR_INPUT, cat("inputs: null pointer or negative count ", count));
   }
-  InputProblems problems;
-  ShapeChecker shapes(manifest, &problems);
+  ShapeChecker shapes(manifest);
   CheckedInputs result;
-  const std::vector<const ecr_tensor*> found = match_names(manifest, tensors, count, &problems);
-  for (size_t i = 0; i < found.size(); ++i) {
-    if (found[i] == nullptr) continue;
+  const std::vector<const ecr_tensor*> slots = match_names(manifest, tensors, count);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i] == nullptr) continue;
     const TensorSpec& spec = manifest.inputs[i];
-    std::optional<Array> array = convert(spec, *found[i], &problems);
-    if (array && manifest.generation && manifest.generation->is_cache(spec.name)) {
-      check_cache(spec, *array, result.arrays, &problems);
-    }
-    if (!array || !shapes.check(spec, array->sizes)) continue;
-    check_bounds(spec, *array, &problems);
-    result.arrays.push_back(std::move(*array));
+    Array array = convert(spec, *slots[i]);
+    if (is_cache(manifest, spec)) check_cache(spec, array, result.arrays);
+    shapes.check(spec, array.sizes);
+    check_bounds(spec, array);
+    result.arrays.push_back(std::move(array));
   }
-  problems.raise_if_any();
   result.sizes = shapes.sizes();
-  for (size_t i = 0; i < found.size(); ++i) {
-    if (found[i] != nullptr) continue;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i] != nullptr) continue;
     const TensorSpec& spec = manifest.inputs[i];
-    Sizes sizes;
-    for (const Dim& dim : spec.shape) {
-      sizes.push_back(dim.kind == Dim::Kind::kAxis ? result.sizes[dim.axis] : dim.size);
-      if (sizes.back() < 0) problems.add(spec.name + ": is missing, and nothing else has its size");
+    Sizes sizes = shape_of(spec, result.sizes);
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      if (sizes[d] < 0) refuse(spec.name, "is missing, and nothing else has its size");
+      const Dim& dim = spec.shape[d];
       // No bucket takes that; the dispatcher says so.
-      if (dim.kind == Dim::Kind::kAxis && sizes.back() > manifest.axes[dim.axis].extent.hi) {
+      if (dim.kind == Dim::Kind::kAxis && sizes[d] > manifest.axes[dim.axis].extent.hi) {
         return result;
       }
     }
-    problems.raise_if_any();
     Array array = make_array(*spec.type, std::move(sizes));
     fill(&array, *spec.fallback);
     result.arrays.insert(result.arrays.begin() + static_cast<std::ptrdiff_t>(i), std::move(array));
@@ -333,7 +272,6 @@ CheckedInputs check_inputs(const Manifest& manifest, const ecr_tensor* tensors, 
 void check_rows(const Manifest& manifest, const CheckedInputs& inputs, int64_t computed) {
   if (!manifest.generation) return;
   const Generation& spec = *manifest.generation;
-  InputProblems problems;
   const int64_t rows = inputs.sizes[spec.context];
   const int64_t length = inputs.sizes[spec.length];
   for (size_t i = 0; i < manifest.inputs.size(); ++i) {
@@ -341,26 +279,20 @@ void check_rows(const Manifest& manifest, const CheckedInputs& inputs, int64_t c
     if (name != spec.position && name != spec.last) continue;
     const auto value = load<int64_t>(inputs.arrays[i].data);
     if (name == spec.position && (value < 0 || value > rows - computed)) {
-      problems.add(cat(name, ": ", value, " with ", length, " tokens (", computed,
+      refuse(name, cat(value, " with ", length, " tokens (", computed,
                        " computed) doesn't lie within the ", rows, " rows of the caches"));
     }
     if (name == spec.last && (value < 0 || value >= length)) {
-      problems.add(
-          cat(name, ": ", value, " isn't one of the ", length, " tokens, 0..", length - 1));
+      refuse(name, cat(value, " isn't one of the ", length, " tokens, 0..", length - 1));
     }
   }
-  problems.raise_if_any();
 }
 
 int64_t input_bytes(const Manifest& manifest, const Sizes& sizes) {
   int64_t total = 0;
   for (const TensorSpec& spec : manifest.inputs) {
-    // At most 64 inputs of at most 2^40 bytes: rule tensor-bytes.
-    int64_t count = spec.type->size;
-    for (const Dim& dim : spec.shape) {
-      count *= dim.kind == Dim::Kind::kAxis ? sizes[dim.axis] : dim.size;
-    }
-    total += count;
+    // At most 512 inputs of at most 2^40 bytes: rule tensor-bytes.
+    total += count_elements(shape_of(spec, sizes)) * spec.type->size;
   }
   return total;
 }
@@ -368,20 +300,15 @@ int64_t input_bytes(const Manifest& manifest, const Sizes& sizes) {
 std::vector<Array> make_inputs(const Manifest& manifest, const Sizes& sizes) {
   std::vector<Array> result;
   for (const TensorSpec& spec : manifest.inputs) {
-    Sizes shape;
-    for (const Dim& dim : spec.shape) {
-      shape.push_back(dim.kind == Dim::Kind::kAxis ? sizes[dim.axis] : dim.size);
-    }
-    Number value{true, 1, 0};
-    if (spec.bounds && value.value() < spec.bounds->first.value()) value = spec.bounds->first;
+    Number number{1};
+    if (spec.bounds && number.value < spec.bounds->first.value) number = spec.bounds->first;
     if (manifest.generation &&
         (spec.name == manifest.generation->position || spec.name == manifest.generation->last)) {
-      value = Number{true, 0, 0};
+      number = {0};
     }
-    if (spec.bounds && value.value() > spec.bounds->second.value()) value = spec.bounds->second;
-    Array array = make_array(*spec.type, std::move(shape));
-    fill(&array, value);
-    result.push_back(std::move(array));
+    if (spec.bounds && number.value > spec.bounds->second.value) number = spec.bounds->second;
+    result.push_back(make_array(*spec.type, shape_of(spec, sizes)));
+    fill(&result.back(), number);
   }
   return result;
 }

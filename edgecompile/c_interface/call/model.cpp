@@ -170,7 +170,7 @@ std::unique_ptr<Outputs> Model::run(const ecr_tensor* inputs, int64_t count,
   bool borrows = false;
   for (int64_t i = 0; i < n_outputs; ++i) {
     const TensorSpec& spec = manifest.outputs[static_cast<size_t>(i)];
-    Array array = result->native->take(i, dispatcher_.crop(spec, sizes), loaded.label());
+    Array array = result->native->take(i, shape_of(spec, sizes), loaded.label());
     if (array.type != spec.type) {
       fail(ECR_NATIVE, cat(loaded.label(), ": the output ", spec.name, " has dtype ",
                            array.type->name, ", the manifest says ", spec.type->name));

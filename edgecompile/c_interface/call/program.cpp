@@ -172,13 +172,7 @@ Array ProgramOutputs::take(int64_t i, const Sizes& crop, const std::string& labe
   }
   if (!fits) fail(ECR_NATIVE, cat(label, ": output ", i, " has impossible sizes"));
   const auto* const data = static_cast<const uint8_t*>(view.data);
-  if (cut == sizes && strides == row_major(sizes)) {
-    Array array;
-    array.type = type;
-    array.sizes = sizes;
-    array.data = data;
-    return array;
-  }
+  if (cut == sizes && strides == row_major(sizes)) return {type, sizes, data, {}};
   Array array = make_array(*type, cut);
   copy_box(array.owned.data(), row_major(cut), data, strides, cut, type->size);
   return array;

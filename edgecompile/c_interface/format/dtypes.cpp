@@ -1,11 +1,11 @@
 // Element types: their names, codes and the values that they hold.
 #include "format/dtypes.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
-
-#include "base/text.h"
 
 namespace ecr {
 namespace {
@@ -24,82 +24,48 @@ constexpr ElementType kTypes[] = {
     {nullptr, 15, "BF16", Kind::kFloat, 2},
 };
 
-template <class T>
-void store(T value, void* out) {
-  std::memcpy(out, &value, sizeof value);
+template <class Matches>
+const ElementType* find_if(const Matches& matches) {
+  const auto found = std::find_if(std::begin(kTypes), std::end(kTypes), matches);
+  return found == std::end(kTypes) ? nullptr : found;
 }
 
 }  // namespace
 
 const ElementType* find_type(const std::string& name) {
-  for (const ElementType& type : kTypes) {
-    if (type.name != nullptr && name == type.name) return &type;
-  }
-  return nullptr;
+  return find_if(
+      [&](const ElementType& type) { return type.name != nullptr && name == type.name; });
 }
 
 const ElementType* find_type(int32_t code) {
-  for (const ElementType& type : kTypes) {
-    if (type.name != nullptr && code == type.code) return &type;
-  }
-  return nullptr;
+  return find_if(
+      [=](const ElementType& type) { return type.name != nullptr && code == type.code; });
 }
 
 const ElementType* find_container(const std::string& container) {
-  for (const ElementType& type : kTypes) {
-    if (container == type.container) return &type;
-  }
-  return nullptr;
+  return find_if([&](const ElementType& type) { return container == type.container; });
 }
 
-std::string list_input_types() {
-  std::string text;
-  for (const ElementType& type : kTypes) {
-    if (type.name != nullptr) text += cat(text.empty() ? "" : ", ", type.name);
-  }
-  return text;
-}
-
-std::string list_containers() {
-  return join(kTypes, [](const ElementType& type) { return std::string(type.container); });
-}
-
-bool holds(const ElementType& type, const Number& value) {
-  if (type.kind != Kind::kFloat && !value.is_integer) return false;
-  const int bits = static_cast<int>(8 * type.size);
-  switch (type.kind) {
-    case Kind::kBoolean:
-      return value.integer == 0 || value.integer == 1;
-    case Kind::kUnsigned:
-      return 0 <= value.integer && value.integer < int64_t{1} << bits;
-    case Kind::kSigned:
-      return bits == 64 || (-(int64_t{1} << (bits - 1)) <= value.integer &&
-                            value.integer < int64_t{1} << (bits - 1));
-    case Kind::kFloat:
-      break;
-  }
-  const long double top = type.size == 2 ? 65504.0L
-                          : type.size == 4
-                              ? static_cast<long double>(std::numeric_limits<float>::max())
-                              : static_cast<long double>(std::numeric_limits<double>::max());
-  return -top <= value.value() && value.value() <= top;
-}
-
-void encode(const ElementType& type, const Number& value, void* out) {
+bool holds(const ElementType& type, const Number& number) {
   if (type.kind == Kind::kFloat) {
-    const double real = value.is_integer ? static_cast<double>(value.integer) : value.real;
-    if (type.size == 2) store(to_half(real), out);
-    if (type.size == 4) {
-      value.is_integer ? store(static_cast<float>(value.integer), out)
-                       : store(static_cast<float>(real), out);
-    }
-    if (type.size == 8) store(real, out);
-    return;
+    const double most = type.size == 2   ? 65504.0
+                        : type.size == 4 ? double{std::numeric_limits<float>::max()}
+                                         : std::numeric_limits<double>::max();
+    return -most <= number.value && number.value <= most;
   }
-  if (type.size == 1) store(static_cast<uint8_t>(value.integer), out);
-  if (type.size == 2) store(static_cast<int16_t>(value.integer), out);
-  if (type.size == 4) store(static_cast<int32_t>(value.integer), out);
-  if (type.size == 8) store(value.integer, out);
+  const bool is_signed = type.kind == Kind::kSigned;
+  const int bits = type.kind == Kind::kBoolean ? 1 : static_cast<int>(8 * type.size) - is_signed;
+  const long double end = std::ldexp(1.0L, bits);
+  return number.is_integer && number.value < end && number.value >= (is_signed ? -end : 0);
+}
+
+void encode(const ElementType& type, const Number& number, void* out) {
+  // Little-endian: no program runs elsewhere.
+  const auto size = static_cast<size_t>(type.size);
+  const auto store = [out, size](auto value) { std::memcpy(out, &value, size); };
+  if (type.kind != Kind::kFloat) return store(static_cast<int64_t>(number.value));
+  if (size == 2) return store(to_half(static_cast<double>(number.value)));
+  size == 4 ? store(static_cast<float>(number.value)) : store(static_cast<double>(number.value));
 }
 
 double from_half(uint16_t bits) {

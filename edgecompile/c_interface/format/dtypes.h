@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <string>
 
-#include "json/reader.h"
+#include "edgecompile_runtime.h"
+#include "json/field.h"
 
 namespace ecr {
 
@@ -22,8 +23,6 @@ struct ElementType {
 const ElementType* find_type(const std::string& name);
 const ElementType* find_type(int32_t code);
 const ElementType* find_container(const std::string& container);
-std::string list_input_types();
-std::string list_containers();
 
 // Whether a value can be written in the type: whole for integers, within its range.
 bool holds(const ElementType& type, const Number& value);

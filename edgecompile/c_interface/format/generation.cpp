@@ -9,120 +9,62 @@
 namespace ecr {
 namespace {
 
-constexpr const char* kKey = "generation";
 constexpr size_t kMaxCaches = 509;
 
-bool is_axis(const Dim& dim, size_t axis) {
-  return dim.kind == Dim::Kind::kAxis && dim.axis == axis;
-}
-
-class GenerationReader {
- public:
-  GenerationReader(const Object& entry, Reader* reader, Manifest* manifest)
-      : entry_(entry), reader_(*reader), manifest_(*manifest), before_(reader->count_problems()) {}
-
-  // Keys first; then, if the rest of the manifest is `sound`, what they say about it.
-  void read(bool sound) {
-    const std::string kind = text("kind");
-    spec_.position = text("position");
-    spec_.last = text("last");
-    const std::string length_axis = text("length_axis");
-    const std::string context_axis = text("context_axis");
-    size_t index = 0;
-    for (const Value& value : reader_.items(entry_, "caches", kKey, 1, kMaxCaches)) {
-      const std::string* const name = reader_.as_string(value, cat(kKey, ".caches[", index++, "]"));
-      if (name != nullptr) spec_.caches.push_back(*name);
-    }
-    if (failed()) return;
-    if (kind != "causal-lm" && kind != "seq2seq") {
-      add("generation-kind", "kind", quoted(kind) + " is neither causal-lm nor seq2seq");
-    }
-    if (sound) check(length_axis, context_axis);
-    if (!failed()) manifest_.generation = std::move(spec_);
-  }
-
- private:
-  void add(const char* rule, const char* key, const std::string& message) {
-    reader_.add(rule, place_of(kKey, key), message);
-  }
-
-  bool failed() const { return reader_.count_problems() > before_; }
-
-  std::string text(const char* key) {
-    const std::string* const found = reader_.string(entry_, key, kKey);
-    return found == nullptr ? "" : *found;
-  }
-
-  std::optional<size_t> find_axis(const std::string& name) const {
-    for (size_t i = 0; i < manifest_.axes.size(); ++i) {
-      if (manifest_.axes[i].name == name) return i;
-    }
-    return std::nullopt;
-  }
-
-  void check(const std::string& length_axis, const std::string& context_axis) {
-    const std::optional<size_t> length = find_axis(length_axis);
-    const std::optional<size_t> context = find_axis(context_axis);
-    if (!length || length != manifest_.length_axis) {
-      add("generation-axes", "length_axis", quoted(length_axis) + " isn't the length_axis");
-    }
-    if (!context || context == length) {
-      add("generation-axes", "context_axis",
-          quoted(context_axis) + " isn't another one of the axes");
-    }
-    if (failed()) return;
-    spec_.length = *length;
-    spec_.context = *context;
-    for (const auto& [key, name] :
-         {std::pair("position", &spec_.position), std::pair("last", &spec_.last)}) {
-      check_input(key, *name, ECR_INT64, [](const std::vector<Dim>& shape) {
-        return shape.size() == 1 && shape[0].kind == Dim::Kind::kFixed && shape[0].size == 1;
-      });
-    }
-    for (const std::string& name : spec_.caches) {
-      check_input("caches", name, ECR_FLOAT32, [this](const std::vector<Dim>& shape) {
-        return shape.size() >= 2 && is_axis(shape[0], spec_.context) &&
-               std::all_of(shape.begin() + 1, shape.end(),
-                           [](const Dim& dim) { return dim.kind == Dim::Kind::kFixed; });
-      });
-    }
-    for (size_t i = 0; i < manifest_.buckets.size(); ++i) {
-      const std::vector<size_t>& padded = manifest_.buckets[i].pad_axes;
-      if (std::count(padded.begin(), padded.end(), spec_.context) != 0) {
-        add("generation-buckets", "context_axis",
-            cat("bucket ", i, " pads the context, which caches don't bear"));
-      }
-    }
-  }
-
-  // Whether there is such an input, of this type and of a shape that `has_shape` takes.
-  template <class HasShape>
-  void check_input(const char* key, const std::string& name, int32_t dtype,
-                   const HasShape& has_shape) {
-    const auto item = std::find_if(manifest_.inputs.begin(), manifest_.inputs.end(),
-                                   [&name](const TensorSpec& spec) { return spec.name == name; });
-    if (item == manifest_.inputs.end()) {
-      add("generation-inputs", key, quoted(name) + " isn't an input");
-    } else if (item->type->code != dtype || !has_shape(item->shape)) {
-      add("generation-shape", key, quoted(name) + " has another type or shape");
-    }
-  }
-
-  const Object& entry_;
-  Reader& reader_;
-  Manifest& manifest_;
-  size_t before_;
-  Generation spec_;
-};
+bool is_fixed(const Dim& dim) { return dim.kind == Dim::Kind::kFixed; }
 
 }  // namespace
 
-void read_generation(const Object& document, Reader* reader, Manifest* manifest) {
-  const Value* const value = document.find(kKey);
-  if (value == nullptr) return;
-  const bool sound = reader->count_problems() == 0;
-  const Object* const entry = reader->as_object(*value, kKey);
-  if (entry != nullptr) GenerationReader(*entry, reader, manifest).read(sound);
+void read_generation(const Field& entry, Manifest* manifest) {
+  Generation spec;
+  const Field kind = entry.at("kind");
+  const Field position = entry.at("position");
+  const Field last = entry.at("last");
+  const Field length_axis = entry.at("length_axis");
+  const Field context_axis = entry.at("context_axis");
+  spec.position = position.string();
+  spec.last = last.string();
+  const std::optional<size_t> length = manifest->find_axis(length_axis.string());
+  const std::optional<size_t> context = manifest->find_axis(context_axis.string());
+  const std::vector<Field> caches = entry.at("caches").list(1, kMaxCaches);
+  for (const Field& cache : caches) spec.caches.push_back(cache.string());
+  if (kind.string() != "causal-lm" && kind.string() != "seq2seq") {
+    kind.refuse("generation-kind", quoted(kind.string()) + " is neither causal-lm nor seq2seq");
+  }
+  if (!length || length != manifest->length_axis) {
+    length_axis.refuse("generation-axes", "isn't the length_axis");
+  }
+  if (!context || context == length) {
+    context_axis.refuse("generation-axes", "isn't another one of the axes");
+  }
+  spec.length = *length;
+  spec.context = *context;
+
+  const auto check_input = [&](const Field& name, int32_t dtype, const auto& has_shape) {
+    const std::optional<size_t> input = manifest->find_input(name.string());
+    if (!input) name.refuse("generation-inputs", quoted(name.string()) + " isn't an input");
+    const TensorSpec& item = manifest->inputs[*input];
+    if (item.type->code != dtype || !has_shape(item.shape)) {
+      name.refuse("generation-shape", quoted(name.string()) + " has another type or shape");
+    }
+  };
+  for (const Field& number : {position, last}) {
+    check_input(number, ECR_INT64, [](const std::vector<Dim>& shape) {
+      return shape.size() == 1 && is_fixed(shape[0]) && shape[0].size == 1;
+    });
+  }
+  for (const Field& cache : caches) {
+    check_input(cache, ECR_FLOAT32, [&](const std::vector<Dim>& shape) {
+      return shape.size() >= 2 && shape[0].kind == Dim::Kind::kAxis && shape[0].axis == *context &&
+             std::all_of(shape.begin() + 1, shape.end(), is_fixed);
+    });
+  }
+  for (const Bucket& bucket : manifest->buckets) {
+    if (std::count(bucket.pad_axes.begin(), bucket.pad_axes.end(), *context) != 0) {
+      entry.refuse("generation-buckets", "a bucket pads the context, which caches don't bear");
+    }
+  }
+  manifest->generation = std::move(spec);
 }
 
 }  // namespace ecr

@@ -1,4 +1,4 @@
-// Texts about what a manifest says.
+// Looks up names in a manifest, and writes texts about it.
 #include "format/schema.h"
 
 #include <algorithm>
@@ -6,10 +6,31 @@
 #include "base/text.h"
 
 namespace ecr {
+namespace {
+
+template <class Items>
+std::optional<size_t> find_name(const Items& items, const std::string& name) {
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (items[i].name == name) return i;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<size_t> Manifest::find_axis(const std::string& key) const {
+  return find_name(axes, key);
+}
+
+std::optional<size_t> Manifest::find_input(const std::string& key) const {
+  return find_name(inputs, key);
+}
 
 bool Generation::is_cache(const std::string& name) const {
   return std::find(caches.begin(), caches.end(), name) != caches.end();
 }
+
+std::string version_text(const Version& version) { return cat(version.first, ".", version.second); }
 
 std::string extent_text(const Extent& extent) {
   return extent.lo == extent.hi ? cat(extent.lo) : cat(extent.lo, "..", extent.hi);

@@ -57,13 +57,17 @@ struct Bucket {
   std::vector<size_t> pad_axes;  // what inputs are filled up along; none in exact mode
 };
 
+using Version = std::pair<int64_t, int64_t>;       // of glibc
+std::string version_text(const Version& version);  // "2.34"
+
 struct Variant {
   std::string name;
   std::string arch;
   std::string backend;
   std::vector<std::string> requires_;
-  std::optional<std::string> glibc;
+  std::optional<Version> glibc;
   int64_t rank = 0;
+  // Of the backend that is run here.
   std::string runtime;
   std::vector<std::string> programs;
 };
@@ -87,12 +91,12 @@ struct Generation {
 };
 
 struct Manifest {
+  Value document;  // all of it
   std::string name;
   std::string precision;
-  Strings built_by;
   std::vector<TensorSpec> inputs;
   std::vector<TensorSpec> outputs;
-  std::vector<Axis> axes;
+  std::vector<Axis> axes;  // sorted by their names
   std::optional<size_t> length_axis;
   std::vector<Bucket> buckets;
   std::vector<Variant> variants;
@@ -102,21 +106,23 @@ struct Manifest {
   double rtol = 0;
   std::map<std::string, FileEntry> files;
   std::optional<Generation> generation;
-  // What a caller's own code reads: "generation", "text" and "labels" as the document has them.
-  std::vector<std::pair<std::string, std::string>> passed_on;
-};
 
-// Reads and checks the bytes of a manifest; `source` is what to call them. Throws Error ECR_VERSION
-// for an unknown format version, else ECR_BUNDLE with every broken rule.
-Manifest parse_manifest(const std::string& data, const std::string& source);
+  std::optional<size_t> find_axis(const std::string& key) const;
+  std::optional<size_t> find_input(const std::string& key) const;
+};
 
 constexpr size_t kMaxManifestBytes = 4u << 20;
 
-// Inputs, outputs, axes and buckets, into `manifest`; what is wrong goes to the reader.
-void read_signature(const Object& document, Reader* reader, Manifest* manifest);
+// Reads the bytes of a manifest and checks what a run depends on; `source` is the name of the file
+// in messages. Throws Error ECR_VERSION for an unknown format version, else ECR_BUNDLE with the
+// first broken rule.
+Manifest parse_manifest(const std::string& data, const std::string& source);
 
-// The optional "generation", which is judged by the rest of the manifest if nothing is wrong there.
-void read_generation(const Object& document, Reader* reader, Manifest* manifest);
+// Inputs, outputs, axes and buckets, into `manifest`.
+void read_signature(const Field& document, Manifest* manifest);
+
+// The manifest's "generation", once the rest has been read.
+void read_generation(const Field& entry, Manifest* manifest);
 
 // "1..64", or "7" where both ends are one.
 std::string extent_text(const Extent& extent);

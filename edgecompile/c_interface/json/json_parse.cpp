@@ -1,6 +1,8 @@
 // The parser: strict, with limits on size and depth.
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 
@@ -12,56 +14,44 @@ namespace ecr {
 namespace {
 
 constexpr int kMaxDepth = 32;
-// No number of a bundle needs more; converting longer ones could take long.
-constexpr size_t kMaxIntegerLength = 20;
+// No number of a bundle needs more characters; converting longer ones could take long.
 constexpr size_t kMaxNumberLength = 64;
-
-struct Refused {
-  const char* rule;
-  std::string text;
-};
-
-[[noreturn]] void refuse(const char* rule, std::string text) {
-  throw Refused{rule, std::move(text)};
-}
 
 bool is_digit(char letter) { return '0' <= letter && letter <= '9'; }
 
-// Looked at before anything else, so that a document that is too deep is called that whatever else
-// is wrong with it.
-void check_depth(const char* data, size_t size) {
-  int64_t depth = 0;
-  for (size_t i = 0; i < size; ++i) {
-    if (data[i] == '"') {
-      const size_t opened = i;
-      for (++i; i < size && data[i] != '"'; ++i) {
-        if (data[i] == '\\') ++i;
-      }
-      if (i >= size) refuse("json-syntax", cat("unterminated string at ", opened));
-    } else if (data[i] == '[' || data[i] == '{') {
-      if (++depth > kMaxDepth)
-        refuse("json-depth", cat("nested deeper than ", kMaxDepth, " levels"));
-    } else if (data[i] == ']' || data[i] == '}') {
-      --depth;
-    }
-  }
-}
-
 class Parser {
  public:
-  Parser(const char* begin, const char* end) : begin_(begin), at_(begin), end_(end) {}
+  Parser(const std::string& text, const std::string& source)
+      : source_(source), begin_(text.data()), at_(begin_), end_(begin_ + text.size()) {}
 
   Value parse() {
+    check_utf8();
     skip_space();
     Value value = parse_value(0);
     skip_space();
     if (at_ != end_) fail_syntax("more after the end of the document");
+    if (value.type() != Value::Type::kObject) refuse("json-object", "must be an object");
     return value;
   }
 
  private:
+  [[noreturn]] void refuse(const char* rule, const std::string& text) const {
+    fail(ECR_BUNDLE, cat(source_, ": document: ", text, " [", rule, "]"));
+  }
+
   [[noreturn]] void fail_syntax(const char* text) const {
     refuse("json-syntax", cat(text, " at byte ", at_ - begin_));
+  }
+
+  void check_utf8() const {
+    for (const char* at = begin_; at < end_;) {
+      const CodePoint point = decode_utf8(at, static_cast<size_t>(end_ - at));
+      const bool is_surrogate = 0xD800 <= point.value && point.value < 0xE000;
+      if (point.length == 0 || is_surrogate) {
+        refuse("json-utf8", cat("not UTF-8 at byte ", at - begin_));
+      }
+      at += point.length;
+    }
   }
 
   void skip_space() {
@@ -85,45 +75,38 @@ class Parser {
 
   Value parse_value(int depth) {
     if (at_ >= end_) fail_syntax("a value is missing");
-    if (depth > kMaxDepth) refuse("json-depth", "nested too deep");
-    switch (*at_) {
-      case '{':
-        return parse_object(depth);
-      case '[':
-        return parse_list(depth);
-      case '"':
-        return Value(parse_string());
-      default:
-        break;
+    if (*at_ == '{' || *at_ == '[') {
+      if (depth == kMaxDepth) {
+        refuse("json-depth", cat("nested deeper than ", kMaxDepth, " levels"));
+      }
+      return *at_ == '{' ? parse_object(depth + 1) : parse_list(depth + 1);
     }
-    if (take_word("true")) return Value(true);
-    if (take_word("false")) return Value(false);
-    if (take_word("null")) return Value();
-    for (const char* word : {"NaN", "Infinity", "-Infinity"}) {
-      if (take_word(word)) refuse("json-number", cat(word, " isn't a JSON number"));
-    }
+    if (*at_ == '"') return Value{std::make_unique<std::string>(parse_string())};
+    if (take_word("true")) return Value{true};
+    if (take_word("false")) return Value{false};
+    if (take_word("null")) return Value{};
     return parse_number_token();
   }
 
   Value parse_list(int depth) {
     ++at_;
-    std::vector<Value> items;
+    auto items = std::make_unique<List>();
     skip_space();
     if (!take(']')) {
       do {
         skip_space();
-        items.push_back(parse_value(depth + 1));
+        items->push_back(parse_value(depth));
         skip_space();
       } while (take(','));
       if (!take(']')) fail_syntax("',' or ']' is missing");
     }
-    items.shrink_to_fit();
-    return Value(std::move(items));
+    items->shrink_to_fit();
+    return Value{std::move(items)};
   }
 
   Value parse_object(int depth) {
     ++at_;
-    std::vector<Member> members;
+    auto members = std::make_unique<Object>();
     skip_space();
     if (!take('}')) {
       do {
@@ -133,27 +116,22 @@ class Parser {
         skip_space();
         if (!take(':')) fail_syntax("':' is missing");
         skip_space();
-        Value value = parse_value(depth + 1);
-        members.push_back({std::move(key), std::move(value)});
+        members->push_back({std::move(key), parse_value(depth)});
         skip_space();
       } while (take(','));
       if (!take('}')) fail_syntax("',' or '}' is missing");
     }
-    check_distinct(members);
-    members.shrink_to_fit();
-    return Value(std::move(members));
-  }
-
-  static void check_distinct(const std::vector<Member>& members) {
-    std::vector<const std::string*> keys;
-    keys.reserve(members.size());
-    for (const Member& member : members) keys.push_back(&member.key);
-    std::sort(keys.begin(), keys.end(), [](const auto* a, const auto* b) { return *a < *b; });
-    const auto twice = std::adjacent_find(keys.begin(), keys.end(),
-                                          [](const auto* a, const auto* b) { return *a == *b; });
-    if (twice != keys.end()) {
-      refuse("json-duplicate", cat("the key ", quoted(**twice), " occurs twice"));
+    members->shrink_to_fit();
+    // Compares strings and hashes nothing, so no choice of keys makes it slow.
+    std::sort(members->begin(), members->end(),
+              [](const Member& a, const Member& b) { return a.key < b.key; });
+    const auto twice =
+        std::adjacent_find(members->begin(), members->end(),
+                           [](const Member& a, const Member& b) { return a.key == b.key; });
+    if (twice != members->end()) {
+      refuse("json-duplicate", cat("the key ", quoted(twice->key), " occurs twice"));
     }
+    return Value{std::move(members)};
   }
 
   std::string parse_string() {
@@ -277,31 +255,18 @@ class Parser {
       }
     }
     const std::string text(begin, at_);
-    return is_integer ? Value(to_integer(text)) : Value(to_number(text));
-  }
-
-  static int64_t to_integer(const std::string& text) {
-    const bool negative = text[0] == '-';
-    const uint64_t limit = (uint64_t{1} << 63) - (negative ? 0 : 1);
-    uint64_t value = 0;
-    bool fits = text.size() <= kMaxIntegerLength;
-    for (size_t i = negative ? 1 : 0; fits && i < text.size(); ++i) {
-      const auto digit = static_cast<uint64_t>(text[i] - '0');
-      fits = value <= (limit - digit) / 10;
-      value = value * 10 + digit;
+    if (is_integer) {
+      errno = 0;
+      const int64_t value = std::strtoll(text.c_str(), nullptr, 10);
+      if (errno == ERANGE) refuse("json-number", shorten(text) + " doesn't fit in 64 bits");
+      return Value{value};
     }
-    if (!fits) refuse("json-number", cat(shorten(text), " doesn't fit in 64 bits"));
-    return static_cast<int64_t>(negative ? 0 - value : value);
-  }
-
-  static double to_number(const std::string& text) {
     const double value = text.size() <= kMaxNumberLength ? parse_number(text) : HUGE_VAL;
-    if (!std::isfinite(value)) {
-      refuse("json-number", cat(shorten(text), " isn't a finite double"));
-    }
-    return value;
+    if (!std::isfinite(value)) refuse("json-number", shorten(text) + " isn't a finite double");
+    return Value{value};
   }
 
+  const std::string& source_;
   const char* begin_;
   const char* at_;
   const char* end_;
@@ -309,20 +274,16 @@ class Parser {
 
 }  // namespace
 
-Value parse_json(const char* data, size_t size, const std::string& source, size_t max_bytes) {
-  try {
-    if (size > max_bytes) refuse("json-size", cat(size, " bytes, at most ", max_bytes));
-    const size_t bad = find_bad_utf8(data, size);
-    if (bad != size) refuse("json-utf8", cat("not UTF-8 at byte ", bad));
-    check_depth(data, size);
-    Value value = Parser(data, data + size).parse();
-    if (!value.is(Value::Type::kObject)) {
-      refuse("json-object", cat("must be an object, not ", value.type_name()));
-    }
-    return value;
-  } catch (const Refused& refused) {
-    fail(ECR_BUNDLE, cat(source, ": document: ", refused.text, " [", refused.rule, "]"));
-  }
+const Value* Value::find(const std::string& key) const {
+  const Object& members = object();
+  const auto at =
+      std::lower_bound(members.begin(), members.end(), key,
+                       [](const Member& member, const std::string& k) { return member.key < k; });
+  return at == members.end() || at->key != key ? nullptr : &at->value;
+}
+
+Value parse_json(const std::string& text, const std::string& source) {
+  return Parser(text, source).parse();
 }
 
 }  // namespace ecr

@@ -62,9 +62,6 @@ _known: WeakKeyDictionary[torch.nn.Module, dict[object, PaddingVerdict]] = WeakK
 def check_padding(
     loaded: LoadedModel,
     lengths: Sequence[tuple[int, int]] | None = None,
-    *,
-    other_sizes: Mapping[str, int] | None = None,
-    tolerance: float = TOLERANCE,
 ) -> PaddingVerdict:
     """Proves that padding can't matter, and runs the eager model on inputs drawn against it.
 
@@ -74,8 +71,6 @@ def check_padding(
         loaded: the model.
         lengths: pairs (length, padded length) to try; None: short and long ones within the
             model's limits, padded by a little and by much.
-        other_sizes: sizes of the other axes; default: their lower limits, 2 where they allow it.
-        tolerance: allowed difference relative to an output's scale.
 
     Raises:
         ModelError: the eager model fails.
@@ -92,11 +87,10 @@ def check_padding(
             f"the size of {', '.join(strange)} varies with {axis}, but isn't equal to it"
         )
     pairs = tuple(lengths if lengths is not None else _default_pairs(loaded, axis))
-    sizes = {**_other_sizes(loaded, axis), **(other_sizes or {})}
     known = _known.setdefault(loaded.module, {})
-    key = (loaded.inputs, loaded.outputs, axis, pairs, tuple(sizes.items()), tolerance)
+    key = (loaded.inputs, loaded.outputs, axis, pairs, tuple(loaded.axes.items()))
     if key not in known:
-        known[key] = _check(loaded, axis, pairs, sizes, tolerance)
+        known[key] = _check(loaded, axis, pairs)
     return known[key]
 
 
@@ -104,10 +98,13 @@ def _refused(reason: str) -> PaddingVerdict:
     return PaddingVerdict(False, reason, 0.0, (), True)
 
 
-def _check(
-    loaded: LoadedModel, axis: str, pairs: Pairs, sizes: Mapping[str, int], tolerance: float
-) -> PaddingVerdict:
+def _check(loaded: LoadedModel, axis: str, pairs: Pairs) -> PaddingVerdict:
     worst, tried = 0.0, []
+    sizes = {
+        name: 2 if limits.lo <= 2 <= (limits.hi or 2) else limits.lo
+        for name, limits in loaded.axes.items()
+        if name != axis
+    }
     runs = zip(cycle(_proof_pairs(pairs)), _PROOF_MASKS, strict=False)
     leaks = (find_leak(loaded, *pair, sizes, masks) for pair, masks in runs)
     leak = next((leak for leak in leaks if leak is not None), None)
@@ -123,7 +120,7 @@ def _check(
             length,
         )
         error = compare_outputs(got, want)
-        if isinstance(error, str) or not error <= tolerance:
+        if isinstance(error, str) or not error <= TOLERANCE:
             text = (
                 error if isinstance(error, str) else f"outputs change by {error:.2g} of their scale"
             )
@@ -267,11 +264,3 @@ def _shaped(
             x = x if span is None else x.clamp(float(span[0]), float(span[1]))
         result[spec.name] = x.to(example[spec.name].dtype).contiguous()
     return result
-
-
-def _other_sizes(loaded: LoadedModel, axis: str) -> dict[str, int]:
-    return {
-        name: 2 if limits.lo <= 2 <= (limits.hi or 2) else limits.lo
-        for name, limits in loaded.axes.items()
-        if name != axis
-    }

@@ -19,10 +19,9 @@ from edgecompile.loaders.folders.image_inputs import image_inputs
 from edgecompile.loaders.folders.pretrained import drop_pooler, load_pretrained, main_input
 from edgecompile.loaders.folders.sentence_modules import SentencePipeline, read_pipeline
 from edgecompile.loaders.folders.text_inputs import FolderInputs, text_inputs, with_pads
-from edgecompile.loaders.kinds import check_config
 from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.modules import NamedModule
-from edgecompile.models.probing import copy_changed_inputs, probe_outputs
+from edgecompile.models.probing import probe_model
 from edgecompile.models.tasks import SEQ2SEQ_LM, Task, choose_task, reads
 from edgecompile.runtime.format.schema import CAUSAL_LM
 
@@ -44,20 +43,33 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
     pipeline = read_pipeline(folder) if (folder / "modules.json").is_file() else None
     inner = pipeline.transformer if pipeline is not None else folder
     config = read_object(inner / "config.json", "the model's configuration")
-    check_config(inner, config)
     main = main_input(config)
     task = choose_task(config, options.task, main_input=main, pipeline=pipeline is not None)
-    if task.name in (CAUSAL_LM, SEQ2SEQ_LM):
-        from edgecompile.loaders.generators.registry import load_generator  # needs transformers
-
-        return load_generator(folder, options, task.name)
     find_weights(inner)
-    pooling, steps = pipeline_for(pipeline, options, task)
+    generates = task.name in (CAUSAL_LM, SEQ2SEQ_LM)
+    pooling, steps = (None, ()) if generates else pipeline_for(pipeline, options, task)
     if pooling is not None and reads(main) != "text":
         raise ModelError(f"pooling is for texts, but this model reads {main}")
-    pretrained = load_pretrained(inner, config, task)
-    transformer = pretrained.model
-    notes = list(pretrained.notes)
+    transformer, chosen = load_pretrained(inner, config, task)
+    tokenizer = next((p for d in (folder, inner) if (p := d / "tokenizer.json").is_file()), None)
+    name = options.name or plain_name(folder.resolve().name)
+    source = ModelSource(
+        kind="folder",
+        spec=str(folder),
+        sha256=hash_tree(folder),
+        details=_details(transformer, config, task, pipeline),
+    )
+    if generates:
+        from edgecompile.loaders.generators.registry import MAKERS  # needs transformers
+
+        return MAKERS[task.name](
+            transformer,
+            options,
+            name=name,
+            source=source,
+            tokenizer=tokenizer,
+            notes=chosen,
+        )
     if pooling is not None:
         drop_pooler(transformer)
     made = _inputs(transformer, inner, config, options, task, pooled=pooling is not None)
@@ -70,9 +82,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         constants=made.constants,
         softmax=options.softmax,
     )
-    name = options.name or plain_name(folder.resolve().name)
-    copied = copy_changed_inputs(module, inputs, made.axes, name)
-    outputs = probe_outputs(module, inputs, made.axes, name)
+    outputs, copied = probe_model(module, inputs, made.axes, name)
     kept = keep_outputs(task, outputs)
     if kept is not None:
         module = NamedModule(module, [spec.name for spec in inputs], only=kept).eval()
@@ -82,7 +92,6 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
             f"--softmax: {type(transformer).__name__} has no logits, only "
             + ", ".join(spec.name for spec in outputs)
         )
-    tokenizer = next((p for d in (folder, inner) if (p := d / "tokenizer.json").is_file()), None)
     return LoadedModel(
         name=name,
         module=module,
@@ -90,14 +99,9 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         outputs=outputs,
         axes=made.axes,
         length_axis=made.length_axis,
-        source=ModelSource(
-            kind="folder",
-            spec=str(folder),
-            sha256=hash_tree(folder),
-            details=_details(transformer, config, task, pipeline),
-        ),
+        source=source,
         tokenizer=tokenizer,
-        notes=(*notes, *made.notes, *copied),
+        notes=(*chosen, *made.notes, *copied),
         labels=label_names(transformer.config, outputs),
         load=options.to_json(),
     )

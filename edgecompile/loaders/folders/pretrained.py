@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,11 @@ from edgecompile.errors import MissingDependencyError, ModelError
 from edgecompile.models.modules import describe_error
 from edgecompile.models.tasks import SEQ2SEQ_LM, Task, architecture_of
 
-__all__ = ["Pretrained", "import_transformers", "load_pretrained", "main_input", "quiet"]
+__all__ = ["import_transformers", "load_pretrained", "main_input", "quiet"]
 
 # transformers reads these when it is imported. Nothing here may ever reach for a hub.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _ENCODER_HEADS = r"For(Sequence|Token|Audio)Classification$|ForQuestionAnswering$"
-
-
-@dataclass(frozen=True)
-class Pretrained:
-    """A model in eval mode, float32, as torch.export can trace it.
-
-    Attributes:
-        model: the whole of it, or the encoder of an encoder-decoder model.
-        notes: choices that a person may want to know.
-    """
-
-    model: Any
-    notes: tuple[str, ...]
 
 
 def import_transformers() -> Any:
@@ -65,13 +51,19 @@ def main_input(config: Mapping[str, Any]) -> str:
     return str(getattr(found, "main_input_name", "input_ids"))
 
 
-def load_pretrained(folder: Path, config: Mapping[str, Any], task: Task) -> Pretrained:
+def load_pretrained(
+    folder: Path, config: Mapping[str, Any], task: Task
+) -> tuple[Any, tuple[str, ...]]:
     """The model of a folder for a task.
 
     Args:
         folder: holds config.json and the weights, both looked at before.
         config: the parsed config.json.
         task: what it is for; a bare one leaves heads and the pooler of BERT's kin out.
+
+    Returns:
+        The model in eval mode, float32, as torch.export can trace it: the whole of it, or the encoder
+        of an encoder-decoder model. And choices that a person may want to know.
 
     Raises:
         ModelError: transformers can't load it, or its weights don't fit the task's class.
@@ -105,7 +97,7 @@ def load_pretrained(folder: Path, config: Mapping[str, Any], task: Task) -> Pret
             raise ModelError(f"'{folder}': the weights of the pooler are missing")
         notes.append("the weights hold no pooler: there is no pooler_output")
     _prefer_exportable(model)
-    return Pretrained(model, tuple(notes))
+    return model, tuple(notes)
 
 
 def drop_pooler(model: Any) -> bool:

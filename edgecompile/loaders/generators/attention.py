@@ -29,7 +29,6 @@ __all__ = [
     "Way",
     "attend_always",
     "attending",
-    "context_mask",
     "generate_greedily",
     "own_attention",
     "placed",
@@ -213,26 +212,19 @@ AttentionInterface.register(MASKED, _attend_masked)
 AttentionMaskInterface.register(MASKED, sdpa_mask)
 
 
-def context_mask(context: Any) -> Tensor:
-    """Ones, int64 [1, context]."""
-    return torch.ones(1, context, dtype=torch.int64)
-
-
 def generate_greedily(
     model: Any,
-    own: str,
-    begun: Sequence[int],
     generate: Callable[[Tensor, Any], Tensor],
+    begun: Sequence[int],
     **settings: Any,
 ) -> list[int]:
-    """The tokens that follow ``begun``.
+    """The tokens that follow ``begun``, by transformers and the attention that the model came with.
 
     Args:
         model: a transformers model.
-        own: the attention that it came with.
-        begun: tokens of the text so far.
         generate: transformers' method, given these (int64 [1, length]) and the configuration; gives
             the whole text.
+        begun: tokens of the text so far.
         settings: further fields of the configuration.
     """
     transformers = import_transformers()
@@ -241,8 +233,8 @@ def generate_greedily(
     before, model.generation_config = model.generation_config, plain
     tokens = torch.tensor([list(begun)])
     try:
-        with quiet(transformers), attending(model, own), torch.no_grad():
-            found = generate(tokens, plain)
+        with quiet(transformers), attending(model, own_attention(model)), torch.no_grad():
+            text = generate(tokens, plain)
     finally:
         model.generation_config = before
-    return [int(token) for token in found[0, tokens.shape[1] :]]
+    return [int(token) for token in text[0, tokens.shape[1] :]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -106,21 +107,14 @@ class WrittenCache(Cache):
         return True
 
 
-@dataclass(frozen=True)
-class _GivenLayer:
-    """Keys and values of a source for one layer, float32 [1, heads, source, width]."""
-
-    keys: Tensor
-    values: Tensor
-
-
 class _GivenCache(Cache):
     """Keys and values of a source, which are only read."""
 
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         super().__init__(layers=[])
-        layers = [_GivenLayer(*(t.transpose(0, 1)[None] for t in pair)) for pair in pairs]
-        self.layers = layers  # type: ignore[assignment]
+        layers = [[part.transpose(0, 1)[None] for part in pair] for pair in pairs]
+        # Of a layer models read nothing but these: float32 [1, heads, source, width].
+        self.layers = [SimpleNamespace(keys=k, values=v) for k, v in layers]  # type: ignore[misc]
 
     def __len__(self) -> int:
         return len(self.layers)

@@ -1,7 +1,7 @@
 """Causal language models for generation.
 
 The model's inputs are new tokens and the caches of the tokens before them; see
-:class:`edgecompile.loaders.generators.causal_step.GenerationStep`. One signature serves prompts and single steps.
+:class:`edgecompile.loaders.generators.step.GenerationStep`. One signature serves prompts and single steps.
 """
 
 from __future__ import annotations
@@ -16,9 +16,14 @@ from torch import Tensor
 from edgecompile.loaders.folders.files import plain_name
 from edgecompile.loaders.folders.position_limits import max_positions
 from edgecompile.loaders.folders.pretrained import import_transformers, quiet
-from edgecompile.loaders.generators.attention import attending, generate_greedily, own_attention
-from edgecompile.loaders.generators.causal_check import find_step
-from edgecompile.loaders.generators.causal_step import cache_shapes
+from edgecompile.loaders.generators.attention import (
+    WAYS,
+    attend_always,
+    attending,
+    generate_greedily,
+    own_attention,
+)
+from edgecompile.loaders.generators.check import find_step, short_windows, trial_tokens
 from edgecompile.loaders.generators.settings import (
     CONTEXT,
     LENGTH,
@@ -30,8 +35,9 @@ from edgecompile.loaders.generators.settings import (
     step_inputs,
     unheeded_settings,
 )
+from edgecompile.loaders.generators.step import GenerationStep, find_caches
 from edgecompile.models.loaded import CausalGeneration, LoadedModel, LoadOptions, ModelSource
-from edgecompile.models.probing import probe_outputs
+from edgecompile.models.probing import probe_model
 from edgecompile.models.specs import AxisLimits
 
 __all__ = ["CONTEXT", "LENGTH", "make_generator"]
@@ -58,7 +64,7 @@ def make_generator(
 ) -> LoadedModel:
     """A transformers model with a language modelling head, to generate with.
 
-    Inputs and outputs are those of :class:`~edgecompile.loaders.generators.causal_step.GenerationStep`.
+    Inputs and outputs are those of :class:`~edgecompile.loaders.generators.step.GenerationStep`.
 
     Args:
         model: in eval mode, float32, on the CPU.
@@ -73,20 +79,45 @@ def make_generator(
             keys and values, or doesn't agree with itself over a cache from outside.
     """
     refuse_unused(options, "prompts", without="logits")
-    told = [*notes, *unheeded_settings(model, _ONLY_BEHIND_SOURCES)]
-    max_context = context_limit(max_positions(model), options.max_context, told)
+    said = [*notes, *unheeded_settings(model, _ONLY_BEHIND_SOURCES)]
+    max_context = context_limit(max_positions(model), options.max_context, said)
     length = options.max_length or min(DEFAULT_LENGTH, max_context)
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    pad = pad_token(model, options, vocabulary)
+    tokens = trial_tokens(model, max_context)
+    own = own_attention(model)
     with quiet(import_transformers()):
-        own = own_attention(model)
-        with attending(model, own):
-            shapes = cache_shapes(model)
-        pad = pad_token(model, options, vocabulary)
-        step = find_step(model, shapes, max_context, pad)
+        with attending(model, own), short_windows(model), torch.no_grad():
+            shapes = find_caches(model)
+            want = model(input_ids=tokens, use_cache=False).logits[0]
+            steps = (GenerationStep(model, shapes, way).eval() for way in WAYS)
+            hint = "--task logits compiles it without a cache"
+            step = find_step(steps, own, tokens, want, pad=pad, hint=hint)
+        attend_always(model, step.way.attention or own)
+
+    def greedy(prompt: Sequence[int], most: int) -> list[int]:
+        def generate(given: Tensor, plain: Any) -> Tensor:
+            text: Tensor = model.generate(
+                given, attention_mask=torch.ones_like(given), generation_config=plain
+            )
+            return text
+
+        return generate_greedily(
+            model,
+            generate,
+            prompt,
+            max_new_tokens=most,
+            repetition_penalty=1.0,
+            no_repeat_ngram_size=0,
+            eos_token_id=generation_setting(model, "eos_token_id"),
+            pad_token_id=pad,
+            bos_token_id=generation_setting(model, "bos_token_id"),
+        )
+
     axes = {LENGTH: AxisLimits(1, max_context), CONTEXT: AxisLimits(max_context, max_context)}
-    inputs = step_inputs(vocabulary, pad, max_context, max_context, step.caches, shapes)
+    inputs = step_inputs(vocabulary, pad, max_context, max_context, step)
     chosen = plain_name(options.name or name)
-    outputs = probe_outputs(step, inputs, axes, chosen)
+    outputs, _ = probe_model(step, inputs, axes, chosen)
     made = LoadedModel(
         name=chosen,
         module=step,
@@ -96,38 +127,11 @@ def make_generator(
         length_axis=LENGTH,
         source=source,
         tokenizer=tokenizer,
-        notes=tuple(told),
+        notes=tuple(said),
         load=options.to_json(),
         generation=CausalGeneration(
             **call_settings(model, step, outputs[0].name, max_context, pad, vocabulary),
-            greedy=_Greedy(model, own, pad),
+            greedy=greedy,
         ),
     )
     return made.with_longest(length)
-
-
-class _Greedy:
-    """transformers' own greedy generation, with the attention that the model came with."""
-
-    def __init__(self, model: Any, own: str, pad: int) -> None:
-        self._model, self._own, self._pad = model, own, pad
-
-    def __call__(self, prompt: Sequence[int], most: int) -> list[int]:
-        model = self._model
-
-        def generate(tokens: Tensor, plain: Any) -> Any:
-            mask = torch.ones_like(tokens)
-            return model.generate(tokens, attention_mask=mask, generation_config=plain)
-
-        return generate_greedily(
-            model,
-            self._own,
-            prompt,
-            generate,
-            max_new_tokens=most,
-            repetition_penalty=1.0,
-            no_repeat_ngram_size=0,
-            eos_token_id=generation_setting(model, "eos_token_id"),
-            pad_token_id=self._pad,
-            bos_token_id=generation_setting(model, "bos_token_id"),
-        )

@@ -1,7 +1,7 @@
 """Encoder-decoder models for generation.
 
 The model that is loaded is the decoder's step; its :class:`~edgecompile.models.loaded.Seq2SeqGeneration` has the
-encoder as a model of its own. See :mod:`edgecompile.loaders.generators.seq2seq_step` for what each takes.
+encoder as a model of its own. See :mod:`edgecompile.loaders.generators.sources` and :mod:`edgecompile.loaders.generators.step` for what each takes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from edgecompile.loaders.folders.files import plain_name
 from edgecompile.loaders.folders.position_limits import max_positions
 from edgecompile.loaders.folders.pretrained import import_transformers, quiet
 from edgecompile.loaders.folders.text_inputs import limit_length
-from edgecompile.loaders.generators.attention import attending, generate_greedily, own_attention
-from edgecompile.loaders.generators.seq2seq_check import find_seq2seq_step
-from edgecompile.loaders.generators.seq2seq_step import (
-    SourceEncoder,
-    encoder_alone,
-    find_projections,
+from edgecompile.loaders.generators.attention import (
+    SOURCE_WAYS,
+    attending,
+    generate_greedily,
+    own_attention,
 )
+from edgecompile.loaders.generators.check import find_step, trial_tokens
 from edgecompile.loaders.generators.settings import (
     CONTEXT,
     LENGTH,
@@ -38,8 +38,16 @@ from edgecompile.loaders.generators.settings import (
     sampling_defaults,
     step_inputs,
     token_or_none,
+    tokens_of,
     unheeded_settings,
 )
+from edgecompile.loaders.generators.sources import (
+    SourceEncoder,
+    decoder_alone,
+    encoder_alone,
+    find_projections,
+)
+from edgecompile.loaders.generators.step import GenerationStep
 from edgecompile.models.loaded import (
     CONTEXT_STEP,
     LoadedModel,
@@ -47,7 +55,7 @@ from edgecompile.models.loaded import (
     ModelSource,
     Seq2SeqGeneration,
 )
-from edgecompile.models.probing import probe_outputs
+from edgecompile.models.probing import probe_model
 from edgecompile.models.specs import AxisLimits, InputSpec
 from edgecompile.models.tasks import reads
 
@@ -81,7 +89,7 @@ def make_seq2seq(
 
     Raises:
         ModelError: a batch is asked for, the model isn't one of an encoder and a decoder, or doesn't
-            agree with itself in two parts; see :func:`edgecompile.loaders.generators.seq2seq_check.find_seq2seq_step`.
+            agree with itself in two parts.
     """
     refuse_unused(options, "sources", without="seq2seq-encoder")
     if not getattr(model.config, "is_encoder_decoder", False):
@@ -89,31 +97,41 @@ def make_seq2seq(
             f"{type(model).__name__} has no encoder of its own",
             hint="--task causal-lm is for models of a decoder alone",
         )
-    told = list(notes)
+    said = list(notes)
     chosen = plain_name(options.name or name)
     decoder = model.get_decoder()
-    max_context = context_limit(max_positions(decoder), options.max_context, told)
+    max_context = context_limit(max_positions(decoder), options.max_context, said)
     vocabulary = int(decoder.get_input_embeddings().weight.shape[0])
     pad = pad_token(model, options, vocabulary)
-    start = _start(model, vocabulary, told)
-    told += unheeded_settings(model)
+    start = _start(model, vocabulary, said)
+    said += unheeded_settings(model)
     with quiet(import_transformers()):
         own = own_attention(model)
-        kind, inputs, axes = _source_inputs(model, options, pad, told)
+        kind, inputs, axes = _source_inputs(model, options, pad, said)
         tried = _example(inputs, axes)
         with torch.no_grad(), attending(model, own):
             hidden = model.get_encoder()(**tried, return_dict=True).last_hidden_state
         projections = find_projections(model, own, hidden, start[0])
         encoder = encoder_alone(model)
         encoder.set_attn_implementation(own)
-        names = [spec.name for spec in inputs]
-        whole = SourceEncoder(encoder, projections, names).eval()
-        step = find_seq2seq_step(model, own, whole, projections, tried, max_context, pad)
+        whole = SourceEncoder(encoder, projections, [spec.name for spec in inputs]).eval()
+        tokens = trial_tokens(model, max_context)
+        with torch.no_grad():
+            with attending(model, own):
+                want = model(**tried, decoder_input_ids=tokens, use_cache=False).logits[0]
+            alone = decoder_alone(model, projections)
+            steps = (
+                GenerationStep(alone, projections.caches, way, source=True).eval()
+                for way in SOURCE_WAYS
+            )
+            hint = "--task seq2seq-encoder compiles the encoder alone"
+            more = whole(**tried)
+            step = find_step(steps, own, tokens, want, pad=pad, hint=hint, more=more)
     found = LoadedModel(
         name=chosen + "-encoder",
         module=whole,
         inputs=inputs,
-        outputs=probe_outputs(whole, inputs, axes, chosen + "-encoder"),
+        outputs=probe_model(whole, inputs, axes, chosen + "-encoder")[0],
         axes=axes,
         length_axis=LENGTH if LENGTH in axes else next(iter(axes)),
         source=source,
@@ -127,7 +145,7 @@ def make_seq2seq(
     if rows == SOURCE:
         own_axes[SOURCE] = axes[LENGTH]
     taken = (
-        *step_inputs(vocabulary, pad, max_context, run, step.caches, projections.caches),
+        *step_inputs(vocabulary, pad, max_context, run, step),
         *(
             InputSpec(cross, "float32", (rows, *part))
             for cross, part in zip(
@@ -135,12 +153,32 @@ def make_seq2seq(
             )
         ),
     )
-    outputs = probe_outputs(step, taken, own_axes, chosen)
-    suppress = _tokens(model, "suppress_tokens", vocabulary)
-    first = _tokens(model, "begin_suppress_tokens", vocabulary)
+    outputs, _ = probe_model(step, taken, own_axes, chosen)
+    suppress = tokens_of(model, "suppress_tokens", vocabulary)
+    first = tokens_of(model, "begin_suppress_tokens", vocabulary)
     settings = call_settings(model, step, outputs[0].name, max_context, pad, vocabulary)
     settings["defaults"] = _defaults(model, len(start))
-    eos = settings["eos"]
+
+    def translate(given: Mapping[str, Tensor], prompt: Sequence[int], most: int) -> list[int]:
+        def generate(begun: Tensor, plain: Any) -> Tensor:
+            # Whisper's own method is about recordings of any length; this is what it calls.
+            text: Tensor = import_transformers().GenerationMixin.generate(
+                model, **given, decoder_input_ids=begun, generation_config=plain
+            )
+            return text
+
+        return generate_greedily(
+            model,
+            generate,
+            prompt,
+            max_new_tokens=most,
+            eos_token_id=list(settings["eos"]) or None,
+            pad_token_id=pad,
+            decoder_start_token_id=prompt[0],
+            suppress_tokens=list(suppress) or None,
+            begin_suppress_tokens=list(first) or None,
+        )
+
     return LoadedModel(
         name=chosen,
         module=step,
@@ -149,7 +187,7 @@ def make_seq2seq(
         axes=own_axes,
         length_axis=LENGTH,
         source=source,
-        notes=tuple(told),
+        notes=tuple(said),
         load=options.to_json(),
         generation=Seq2SeqGeneration(
             **settings,
@@ -159,7 +197,7 @@ def make_seq2seq(
             suppress=suppress,
             suppress_first=first,
             encoder=found,
-            translate=_Greedy(model, own, pad, eos, suppress, first),
+            translate=translate,
         ),
     )
 
@@ -233,13 +271,6 @@ def _start(model: Any, vocabulary: int, notes: list[str]) -> tuple[int, ...]:
     return start, forced
 
 
-def _tokens(model: Any, name: str, vocabulary: int) -> tuple[int, ...]:
-    found = generation_setting(model, name)
-    items = found if isinstance(found, (list, tuple)) else []
-    tokens = [token_or_none(item, vocabulary) for item in items]
-    return tuple(dict.fromkeys(token for token in tokens if token is not None))
-
-
 def _defaults(model: Any, begun: int) -> Mapping[str, Any]:
     """How the author wants to sample; a limit for the whole text becomes one for the new tokens."""
     found = dict(sampling_defaults(model))
@@ -247,42 +278,3 @@ def _defaults(model: Any, begun: int) -> Mapping[str, Any]:
     if isinstance(most, int) and most > begun:
         found.setdefault("max_new_tokens", most - begun)
     return found
-
-
-class _Greedy:
-    """transformers' own greedy generation, with the attention that the model came with."""
-
-    def __init__(
-        self,
-        model: Any,
-        own: str,
-        pad: int,
-        eos: Sequence[int],
-        suppress: Sequence[int],
-        first: Sequence[int],
-    ) -> None:
-        self._model, self._own, self._pad, self._eos = model, own, pad, list(eos)
-        self._suppress, self._first = list(suppress), list(first)
-
-    def __call__(self, source: Mapping[str, Tensor], prompt: Sequence[int], most: int) -> list[int]:
-        """At most so many tokens behind ``prompt``, which begins with the start tokens."""
-        model = self._model
-
-        def generate(tokens: Tensor, plain: Any) -> Any:
-            # Whisper's own method is about recordings of any length; this is what it calls.
-            return import_transformers().GenerationMixin.generate(
-                model, **source, decoder_input_ids=tokens, generation_config=plain
-            )
-
-        return generate_greedily(
-            model,
-            self._own,
-            prompt,
-            generate,
-            max_new_tokens=most,
-            eos_token_id=self._eos or None,
-            pad_token_id=self._pad,
-            decoder_start_token_id=prompt[0],
-            suppress_tokens=self._suppress or None,
-            begin_suppress_tokens=self._first or None,
-        )

@@ -6,13 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edgecompile.errors import ModelError
-from edgecompile.loaders.generators.causal_step import (
-    INPUT,
-    LAST,
-    POSITION,
-    GenerationStep,
-    KeyValueShape,
-)
+from edgecompile.loaders.generators.step import INPUT, LAST, POSITION, GenerationStep
 from edgecompile.models.loaded import LoadOptions
 from edgecompile.models.specs import InputSpec
 
@@ -21,13 +15,13 @@ __all__ = [
     "LENGTH",
     "call_settings",
     "context_limit",
-    "end_tokens",
     "generation_setting",
     "pad_token",
     "refuse_unused",
     "sampling_defaults",
     "step_inputs",
     "token_or_none",
+    "tokens_of",
     "unheeded_settings",
 ]
 
@@ -120,21 +114,20 @@ def step_inputs(
     pad: int,
     max_context: int,
     longest: int,
-    caches: Sequence[str],
-    shapes: Sequence[KeyValueShape],
+    step: GenerationStep,
 ) -> tuple[InputSpec, ...]:
-    """The inputs of a :class:`~edgecompile.loaders.generators.causal_step.GenerationStep`, by what it keeps.
+    """The inputs of a step, but for those of a source, by what it keeps.
 
-    Runs have at most ``longest`` tokens, and ``caches`` the ``shapes``.
+    Runs have at most ``longest`` tokens.
     """
-    parts = [part for shape in shapes for part in shape]
+    parts = [part for shape in step.shapes for part in shape]
     return (
         InputSpec(INPUT, "int64", (1, LENGTH), pad, (0, vocabulary - 1)),
         InputSpec(POSITION, "int64", (1,), bounds=(0, max_context - 1), within=(CONTEXT, LENGTH)),
         InputSpec(LAST, "int64", (1,), bounds=(0, longest - 1), within=(LENGTH,)),
         *(
             InputSpec(name, "float32", (CONTEXT, *part), in_place=True)
-            for name, part in zip(caches, parts, strict=True)
+            for name, part in zip(step.caches, parts, strict=True)
         ),
     )
 
@@ -165,10 +158,10 @@ def token_or_none(value: Any, vocabulary: int) -> int | None:
     return value if isinstance(value, int) and 0 <= value < vocabulary else None
 
 
-def end_tokens(model: Any, vocabulary: int) -> tuple[int, ...]:
-    """The tokens that end a text."""
-    found = generation_setting(model, "eos_token_id")
-    items = found if isinstance(found, (list, tuple)) else [found]
+def tokens_of(model: Any, name: str, vocabulary: int) -> tuple[int, ...]:
+    """The tokens of a setting, which may be one or a list; () where it has none."""
+    value = generation_setting(model, name)
+    items = value if isinstance(value, (list, tuple)) else [value]
     tokens = [token_or_none(item, vocabulary) for item in items]
     return tuple(dict.fromkeys(token for token in tokens if token is not None))
 
@@ -178,7 +171,9 @@ def pad_token(model: Any, options: LoadOptions, vocabulary: int) -> int:
     asked = options.pad.get(INPUT)
     found = asked if asked is not None else generation_setting(model, "pad_token_id")
     token = token_or_none(found, vocabulary)
-    return token if token is not None else next(iter(end_tokens(model, vocabulary)), 0)
+    return (
+        token if token is not None else next(iter(tokens_of(model, "eos_token_id", vocabulary)), 0)
+    )
 
 
 def sampling_defaults(model: Any) -> Mapping[str, Any]:
@@ -221,7 +216,7 @@ def call_settings(
         "context_axis": CONTEXT,
         "caches": step.caches,
         "max_context": max_context,
-        "eos": end_tokens(model, vocabulary),
+        "eos": tokens_of(model, "eos_token_id", vocabulary),
         "bos": token_or_none(generation_setting(model, "bos_token_id"), vocabulary),
         "pad": pad,
         "defaults": sampling_defaults(model),

@@ -147,20 +147,20 @@ def test_nothing_is_written_outside(
 
 
 def test_an_export_that_forgot_to_write_would_be_found(llama: LoadedModel) -> None:
-    from edgecompile.export.checks import check_program
+    from edgecompile.export.checks import ExportScope, check_program
 
     sizes = {"length": (2, 24), "context": (64, 128)}
     exported = export_model(llama, sizes)
     assert exported.strategy == "dim" and exported.max_error < 1e-5
-    hint = {"length": 16, "context": 64}
-    assert check_program(exported.program, llama, sizes, hint).ok
+    scope = ExportScope(llama, sizes, {"length": 16, "context": 64})
+    assert check_program(exported.program, scope).ok
     graph = exported.program.graph_module
     writes = [n for n in graph.graph.nodes if "index_copy" in str(n.target)]
     assert len(writes) == 4
     # The same result, on a copy: the logits are right, and the cache is never written.
     writes[0].target = torch.ops.aten.index_copy.default
     graph.recompile()
-    result = check_program(exported.program, llama, sizes, hint)
+    result = check_program(exported.program, scope)
     assert not result.passed and all("differs from eager" in why for _, why in result.failed)
 
 

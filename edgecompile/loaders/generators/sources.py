@@ -1,8 +1,7 @@
-"""An encoder-decoder model as two modules to export: one for the source, one for each token.
+"""The encoder of an encoder-decoder model as a module to export, and the decoder without it.
 
-The first is the encoder with the projections by which the decoder reads its result: it gives the keys
-and values of every layer that attends to the source, once for a text. The second is one step of the
-decoder over them and over the caches of its own text.
+The encoder takes along the projections by which the decoder reads its result: it gives the keys and
+values of every layer that attends to the source, once for a text.
 """
 
 from __future__ import annotations
@@ -15,23 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgecompile.errors import ModelError
-from edgecompile.loaders.generators.attention import Way, attending, context_mask, placed
-from edgecompile.loaders.generators.cache import SourceCache, WrittenCache, find_place
-from edgecompile.loaders.generators.causal_step import (
-    INPUT,
-    LAST,
-    POSITION,
-    GenerationStep,
+from edgecompile.loaders.generators.attention import attending
+from edgecompile.loaders.generators.step import (
     KeyValueShape,
+    cache_shapes,
+    pair_names,
+    refuse_caches,
 )
 from edgecompile.models.modules import describe_error, named_forward
 
 __all__ = [
     "Projections",
-    "Seq2SeqStep",
     "SourceEncoder",
-    "cross_names",
     "decoder_alone",
     "encoder_alone",
     "find_projections",
@@ -53,11 +47,6 @@ class Projections:
     caches: tuple[KeyValueShape, ...]
 
 
-def cross_names(layers: int) -> tuple[str, ...]:
-    """Names of the keys and values of a source, of every layer."""
-    return tuple(f"cross_{n}_{part}" for n in range(layers) for part in ("key", "value"))
-
-
 class SourceEncoder(nn.Module):
     """Runs an encoder and projects its result for every layer of the decoder.
 
@@ -70,57 +59,13 @@ class SourceEncoder(nn.Module):
         self.encoder = encoder
         self.projections = nn.ModuleList([part for pair in projections.pairs for part in pair])
         self._shapes = [part for shape in projections.cross for part in shape]
-        self._outputs = cross_names(len(projections.pairs))
+        self._outputs = pair_names("cross", len(projections.pairs))
         self.forward = named_forward(tuple(names), self._run)
 
     def _run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         hidden = self.encoder(**given, return_dict=True).last_hidden_state
         parts = zip(self._outputs, self.projections, self._shapes, strict=True)
         return {name: project(hidden).unflatten(2, shape)[0] for name, project, shape in parts}
-
-
-class Seq2SeqStep(GenerationStep):
-    """Runs the decoder of ``model`` on new tokens that follow what its caches hold.
-
-    ``forward`` takes what :class:`~edgecompile.loaders.generators.causal_step.GenerationStep` takes and, for each
-    layer, ``cross_N_key`` and ``cross_N_value``, float32 [source, heads, width], which it only reads.
-    """
-
-    def __init__(self, model: Any, layers: int, way: Way) -> None:
-        super().__init__(model, layers, way, cross_names(layers))
-        self.cross = cross_names(layers)
-
-    def _step(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        from transformers.modeling_outputs import BaseModelOutput
-
-        tokens = given[INPUT]
-        own, source = _pairs(given, self.caches), _pairs(given, self.cross)
-        context = own[0][0].shape[0]
-        place = find_place(tokens.shape[1], context, given[POSITION], given[LAST])
-        optional: dict[str, Any] = {
-            "decoder_position_ids": place.rows[None],
-            "cache_position": place.rows,
-        }
-        if self.way.mask:
-            optional["decoder_attention_mask"] = context_mask(context)
-        known = {name: value for name, value in optional.items() if name in self._accepted}
-        # Of the encoder's result only the length is looked at: its projections are there.
-        states = source[0][0].new_zeros(1, source[0][0].shape[0], 1)
-        with placed(place, source=True):
-            found = self.model(
-                encoder_outputs=BaseModelOutput(last_hidden_state=states),
-                decoder_input_ids=tokens,
-                past_key_values=SourceCache(WrittenCache(own, place), source),
-                use_cache=True,
-                return_dict=True,
-                **known,
-            )
-        return {"logits": found.logits[:, place.last][:, 0]}
-
-
-def _pairs(given: Mapping[str, Tensor], names: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
-    tensors = [given[name] for name in names]
-    return list(zip(tensors[::2], tensors[1::2], strict=True))
 
 
 def find_projections(model: Any, own: str, hidden: Tensor, start: int) -> Projections:
@@ -160,14 +105,13 @@ def find_projections(model: Any, own: str, hidden: Tensor, start: int) -> Projec
         if not source or len(source) != len(text):
             raise ValueError(f"{len(text)} layers keep their text, {len(source)} a source")
         pairs = tuple((_maker(seen, x.keys), _maker(seen, x.values)) for x in source)
-        return Projections(pairs, _shapes(source, hidden.shape[1]), _shapes(text, 1))
+        return Projections(pairs, cache_shapes(source, hidden.shape[1]), cache_shapes(text, 1))
     except Exception as exc:  # whatever a model raises that isn't made for this
-        raise ModelError(
-            f"{type(model).__name__} can't generate over caches that are given from outside: "
-            + describe_error(exc),
-            hint="models whose decoder projects the encoder's result for each layer, as T5, BART and "
-            "Whisper do, are supported; the encoder alone: --task seq2seq-encoder",
-        ) from exc
+        hint = (
+            "models whose decoder projects the encoder's result for each layer, as T5, BART and "
+            "Whisper do, are supported; the encoder alone: --task seq2seq-encoder"
+        )
+        raise refuse_caches(model, describe_error(exc), hint) from exc
     finally:
         for hook in hooks:
             hook.remove()
@@ -180,17 +124,6 @@ def _maker(seen: Sequence[tuple[nn.Linear, Tensor]], kept: Tensor) -> nn.Linear:
         if output.shape == want.shape and torch.equal(output, want):
             return module
     raise ValueError("keys or values of the source that no linear layer makes")
-
-
-def _shapes(layers: Sequence[Any], length: int) -> tuple[KeyValueShape, ...]:
-    shapes = []
-    for layer in layers:
-        for kept in (layer.keys, layer.values):
-            if kept.dim() != 4 or kept.shape[0] != 1 or kept.shape[2] != length:
-                raise ValueError(f"keys or values of {list(kept.shape)} for {length} tokens")
-        keys, values = layer.keys.shape, layer.values.shape
-        shapes.append(((int(keys[1]), int(keys[3])), (int(values[1]), int(values[3]))))
-    return tuple(shapes)
 
 
 def encoder_alone(model: Any) -> Any:

@@ -1,0 +1,38 @@
+"""Writes a model's ONNX in float16 and inputs with eager's answers, for shapes.py on a device.
+
+python benchmarks/engines/write_shapes.py MODEL FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from shapes import BATCHES, EDGES, LENGTHS
+
+from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.loaders.load import load_model
+from edgecompile.onnx.build import build_onnx
+from edgecompile.onnx.operators import OnnxTarget
+
+
+def main(source: str, folder: Path) -> None:
+    """Writes FOLDER/{model.onnx,weights.fp16,cases.npz}, in opset 17 for TensorRT 8.6."""
+    rows = max(BATCHES)
+    model = load_model(Path(source), batch=(1, rows))
+    lengths, batches = AxisRange(1, EDGES[-1], EDGES[-2]), AxisRange(1, rows, 1)
+    bucket = Bucket("exact", (("length", lengths), ("batch", batches)))
+    build_onnx(model, [bucket], "fp16", OnnxTarget("8.6", 17), None, folder)
+    arrays = {}
+    for batch in BATCHES:
+        for length in LENGTHS:
+            inputs = model.make_example({"length": length, "batch": batch}, seed=length)
+            for kind, tensors in (("in", inputs), ("out", model.run(inputs))):
+                for name, tensor in tensors.items():
+                    arrays[f"{batch}:{length}:{kind}:{name}"] = tensor.detach().numpy()
+    np.savez_compressed(folder / "cases.npz", **arrays)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
