@@ -104,10 +104,11 @@ def require_memory(memory: MemoryEstimate, manifest: Manifest, profile: TargetPr
 
 
 def shape_ranges(spec: TensorSpec, bucket: BucketSpec, length_axis: str | None) -> ShapeRange:
-    """The shapes of one input in one bucket: lower edges, what it is tuned for, upper edges.
+    """The shapes of one input in one bucket: the smallest, what it is tuned for, the largest.
 
-    A padded axis comes at its upper edge only, but the profile takes the smaller sizes too, so
-    that the same engine can also run without padding.
+    A padded axis has its upper edge alone: TensorRT 8.6 built four profiles of one shape each in a third
+    more time than one of them, and they ran as fast as engines of their own; ranges took over twice as
+    long to build (docs/benchmarks/2026-11-23-tensorrt-8.6-shapes.md).
     """
     shapes = []
     for dim in spec.shape:
@@ -115,9 +116,10 @@ def shape_ranges(spec: TensorSpec, bucket: BucketSpec, length_axis: str | None) 
             shapes.append((dim, dim, dim))
             continue
         extent = bucket.axes[str(dim)]
-        padded = dim in bucket.padded(length_axis)
-        tuned = extent.hi if padded else extent.hint or extent.hi
-        shapes.append((extent.lo, tuned, extent.hi))
+        if dim in bucket.padded(length_axis):
+            shapes.append((extent.hi, extent.hi, extent.hi))
+        else:
+            shapes.append((extent.lo, extent.hint or extent.hi, extent.hi))
     return ShapeRange(*(tuple(shape[edge] for shape in shapes) for edge in range(3)))
 
 
