@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 
 import pytest
 import torch
@@ -54,7 +53,7 @@ def test_an_error_without_words_is_told_by_its_type() -> None:
     assert read_failure(NotImplementedError()).text == "NotImplementedError"
 
 
-def test_a_builds_error_names_the_line_and_a_cure(tmp_path: Path) -> None:
+def test_a_builds_error_names_the_line_and_a_cure() -> None:
     loaded = load_model(f"{explained.__file__}:picked")
     exported = export_model(loaded)
     with pytest.raises(CompileError, match="whether u0 == 1") as failed:
@@ -62,8 +61,6 @@ def test_a_builds_error_names_the_line_and_a_cure(tmp_path: Path) -> None:
             lower_program(exported.program, FP32),
             exported.example({"length": 12}),
             load_target("cpu-x86-64").variants[-1],
-            tmp_path,
-            "g++",
         )
     place = place_of_text(failed.value.message)
     lines, first = inspect.getsourcelines(explained.Picked.forward)
