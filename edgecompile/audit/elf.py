@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
@@ -170,20 +169,26 @@ def _read(elf: ELFFile, path: Path) -> ElfInfo:
     sections = list(elf.iter_sections())
     dynamic = _dynamic(sections)
     versions = _versions(sections)
-    symbols = list(_symbols(sections, ".symtab" if kind == "object" else ".dynsym", path))
+    numbers = next((s for s in sections if isinstance(s, GNUVerSymSection)), None)
     undefined = {}
     exported = set()
-    for index, symbol in symbols:
+    for index, symbol in _symbols(sections, ".symtab" if kind == "object" else ".dynsym", path):
         binding, shndx = symbol["st_info"]["bind"], symbol["st_shndx"]
         if not symbol.name or binding == "STB_LOCAL":
             continue
         if shndx == "SHN_UNDEF":
-            library, version = versions.get(index, ("", ""))
+            number = None if numbers is None else numbers.get_symbol(index)["ndx"]
+            named = number & 0x7FFF if isinstance(number, int) else -1
+            library, version = versions.get(named, ("", ""))
             undefined[symbol.name] = UndefinedSymbol(
                 symbol.name, binding == "STB_WEAK", version, library
             )
         elif symbol["st_other"]["visibility"] in ("STV_DEFAULT", "STV_PROTECTED"):
             exported.add(symbol.name)
+    asked: dict[tuple[str, str], list[str]] = {pair: [] for pair in versions.values()}
+    for name, symbol in sorted(undefined.items()):
+        if symbol.version:
+            asked[symbol.library, symbol.version].append(name)
     return ElfInfo(
         name=path.name,
         kind=kind,
@@ -191,7 +196,7 @@ def _read(elf: ELFFile, path: Path) -> ElfInfo:
         soname=next(iter(dynamic.get("DT_SONAME", [])), ""),
         needed=tuple(dynamic.get("DT_NEEDED", ())),
         rpath=(*dynamic.get("DT_RPATH", ()), *dynamic.get("DT_RUNPATH", ())),
-        version_needs=_version_needs(sections, undefined.values()),
+        version_needs=tuple(VersionNeed(*pair, tuple(asked[pair])) for pair in sorted(asked)),
         executable_stack=_executable_stack(elf, sections, kind),
         text_relocations="DT_TEXTREL" in dynamic
         or any(flags & _DF_TEXTREL for flags in dynamic.get("DT_FLAGS", ())),
@@ -221,18 +226,13 @@ def _read_functions(elf: ELFFile, path: Path) -> tuple[tuple[int, int, str], ...
 def _dynamic(sections: list[Any]) -> dict[str, list[Any]]:
     """Values of the dynamic section by tag: names for the string tags, numbers for others."""
     values: dict[str, list[Any]] = {}
-    texts = {
-        "DT_NEEDED": "needed",
-        "DT_SONAME": "soname",
-        "DT_RPATH": "rpath",
-        "DT_RUNPATH": "runpath",
-    }
     for section in sections:
         if isinstance(section, DynamicSection):
             for tag in itertools.islice(section.iter_tags(), _VERSION_LIMIT):
-                name = tag.entry.d_tag
-                value = getattr(tag, texts[name]) if name in texts else tag.entry.d_val
-                values.setdefault(str(name), []).append(value)
+                name = str(tag.entry.d_tag)
+                # Of string tags pyelftools gives the text by the tag's name.
+                text = getattr(tag, name.removeprefix("DT_").lower(), tag.entry.d_val)
+                values.setdefault(name, []).append(text)
     return values
 
 
@@ -247,45 +247,17 @@ def _symbols(sections: list[Any], name: str, path: Path) -> Iterator[tuple[int, 
         raise ElfError(f"{path} has no dynamic symbol table: it can't be loaded as a library")
 
 
-def _needs(sections: list[Any]) -> Iterator[tuple[int, str, str]]:
-    """(version index, library, version) of every entry of .gnu.version_r."""
-    for section in sections:
-        if not isinstance(section, GNUVerNeedSection):
-            continue
-        # A damaged chain can point at itself; real ones have some dozen entries.
-        for library, auxiliaries in itertools.islice(section.iter_versions(), _VERSION_LIMIT):
-            for auxiliary in itertools.islice(auxiliaries, _VERSION_LIMIT):
-                yield auxiliary["vna_other"] & 0x7FFF, str(library.name), str(auxiliary.name)
-
-
 def _versions(sections: list[Any]) -> dict[int, tuple[str, str]]:
-    """(library, version) by index in the dynamic symbol table."""
-    names = {}
-    for index, library, version in itertools.islice(_needs(sections), _VERSION_LIMIT):
-        names[index] = (library, version)
-    versions = {}
-    for section in sections:
-        if isinstance(section, GNUVerSymSection):
-            if section.num_symbols() > _SYMBOL_LIMIT:
-                raise ELFError(f"{section.num_symbols()} symbol versions")
-            for i, symbol in enumerate(section.iter_symbols()):
-                index = symbol["ndx"]
-                if isinstance(index, int) and index & 0x7FFF in names:
-                    versions[i] = names[index & 0x7FFF]
-    return versions
-
-
-def _version_needs(sections: list[Any], undefined: Any) -> tuple[VersionNeed, ...]:
-    by_version: dict[tuple[str, str], list[str]] = {}
-    for _, library, version in itertools.islice(_needs(sections), _VERSION_LIMIT):
-        by_version[library, version] = []
-    for symbol in undefined:
-        if symbol.version:
-            by_version[symbol.library, symbol.version].append(symbol.name)
-    return tuple(
-        VersionNeed(library, version, tuple(sorted(symbols)))
-        for (library, version), symbols in sorted(by_version.items())
+    """(library, version) of every entry of .gnu.version_r, by its number."""
+    entries = (
+        (auxiliary["vna_other"] & 0x7FFF, (str(library.name), str(auxiliary.name)))
+        for section in sections
+        if isinstance(section, GNUVerNeedSection)
+        for library, auxiliaries in itertools.islice(section.iter_versions(), _VERSION_LIMIT)
+        for auxiliary in auxiliaries
     )
+    # A damaged chain can point at itself; real ones have some dozen entries.
+    return dict(itertools.islice(entries, _VERSION_LIMIT))
 
 
 def _executable_stack(elf: ELFFile, sections: list[Any], kind: str) -> bool:

@@ -14,12 +14,15 @@ the same constraints. Traffic may move without cost, and a small move may cost m
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
-from edgecompile.buckets.costs.grid import MODES, CostGrid, FloatArray, Mode
-from edgecompile.buckets.evaluation import expected_cost, run_costs
+from edgecompile.buckets.costs.grid import MODES, CostGrid, Mode
+from edgecompile.buckets.evaluation import expected_cost
+from edgecompile.buckets.figures import BucketFigures, bucket_figures
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.planner import plan_buckets
 from edgecompile.buckets.shipped import ShippedPlan
@@ -221,29 +224,19 @@ def _buckets(
     served: LengthDistribution | None,
     counted: ServedTraffic | None,
 ) -> tuple[BucketDrift, ...]:
-    ends = [bucket.hi for bucket in plan.buckets]
-
-    def sums(lengths: LengthDistribution, each: FloatArray | float = 1.0) -> FloatArray:
-        """By bucket, of the samples or of something for each."""
-        index = np.searchsorted(ends, lengths.length_array)
-        return np.bincount(index, lengths.count_array * each, len(ends)).astype(np.float64)
-
-    unknown: list[float | None] = [None] * len(ends)
-    shares = [
-        (sums(lengths) / lengths.n).tolist() if lengths and _one_axis(plan) else unknown
+    priced = replace(plan, cost_model=_costs(plan))
+    unknown: Sequence[BucketFigures | None] = (None,) * len(plan.buckets)
+    before, now = (
+        bucket_figures(priced, lengths) if lengths and _one_axis(plan) else unknown
         for lengths in (planned, served)
-    ]
-    costs, expected = _costs(plan), unknown
-    if costs is not None and served is not None:
-        totals, samples = sums(served, run_costs(plan.buckets, served, costs)), sums(served)
-        expected = [float(ms / n) if n else None for ms, n in zip(totals, samples, strict=True)]
+    )
     return tuple(
         BucketDrift(
             bucket=bucket,
-            planned_share=shares[0][i],
-            served_share=shares[1][i],
-            expected_ms=expected[i],
+            planned_share=None if old is None else old.share,
+            served_share=None if new is None else new.share,
+            expected_ms=None if new is None else new.expected_ms,
             observed_ms=None if counted is None else counted.buckets[i].mean_ms,
         )
-        for i, bucket in enumerate(plan.buckets)
+        for i, (bucket, old, new) in enumerate(zip(plan.buckets, before, now, strict=True))
     )
