@@ -14,7 +14,7 @@ import platform
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ from edgecompile.bench.baselines import (
 from edgecompile.bench.cold_starts import measure_cold_starts
 from edgecompile.bench.process import WorkerProcess
 from edgecompile.bench.report import BaselineResult, BenchReport, BenchSettings, ColdStart, Memory
-from edgecompile.bench.rounds import Measured, measure_rounds
-from edgecompile.bench.timings import compare, median_by_length, summarise
+from edgecompile.bench.rounds import measure_rounds
+from edgecompile.bench.timings import TimeSummary, compare, median_by_length, summarise
 from edgecompile.bench.workload import Workload, choose_workload
 from edgecompile.errors import BenchError
 from edgecompile.lengths.distribution import LengthDistribution
@@ -44,7 +44,7 @@ from edgecompile.machines.identity import describe_machine, load_average
 from edgecompile.models.loaded import LoadOptions
 from edgecompile.precision import min_cosine
 from edgecompile.progress import NULL_PROGRESS, Progress
-from edgecompile.runtime.format.manifest import MANIFEST_NAME, Manifest
+from edgecompile.runtime.format.manifest import MANIFEST_NAME
 from edgecompile.units import format_share
 
 __all__ = ["SUBJECT", "BenchReport", "BenchSettings", "bench_bundle", "default_cache"]
@@ -109,83 +109,11 @@ def bench_bundle(
     model = None
     if model_spec is not None:
         batch = manifest.axes.get("batch")
-        load = LoadOptions.from_json(manifest.plan.get("load"))
-        model = load_model(model_spec, load, batch=None if batch is None else (batch.lo, batch.hi))
-    workload = choose_workload(manifest, lengths, settings.runs, model)
-    figures = _measure(baselines, model_spec, manifest, workload, settings, progress)
-    rounds = figures.measured.rounds
-    results = tuple(figures.result(item) for item in baselines)
-    load_figures = {"average_1min": average, **figures.measured.load}
-    return BenchReport(
-        bundle=manifest.name,
-        manifest_sha256=hashlib.sha256((bundle / MANIFEST_NAME).read_bytes()).hexdigest(),
-        model=None if model_spec is None else _without_folders(model_spec),
-        started=figures.started,
-        command=tuple(command),
-        settings=settings,
-        lengths=workload.figures,
-        results=results,
-        ratios={
-            name: {other: compare(mine, rounds[other]) for other in rounds if other != name}
-            for name, mine in rounds.items()
-        },
-        by_length={name: median_by_length(mine) for name, mine in rounds.items()},
-        machine=describe_machine(),
-        versions=_versions(results[1:]),
-        load=load_figures,
-        model_sha256={} if model is None else _weights(model.source.sha256),
-        warnings=_warnings(results, load_figures, settings),
-        notes=workload.notes,
-    )
-
-
-@dataclass(frozen=True)
-class _Figures:
-    """Answers of the processes, by name."""
-
-    started: str
-    opened: Mapping[str, Mapping[str, Any]]
-    agreement: Mapping[str, Agreement]
-    measured: Measured
-    memory: Mapping[str, Mapping[str, int]]
-    cold: Mapping[str, ColdStart]
-
-    def result(self, baseline: Baseline) -> BaselineResult:
-        """The figures of one of them."""
-        name = baseline.name
-        facts = self.opened[name]["facts"]
-        agreement = self.agreement.get(name)
-        now, before = self.memory[name], self.opened[name]["memory"]
-        return BaselineResult(
-            name=name,
-            precision=baseline.precision,
-            times=summarise(self.measured.rounds[name]),
-            cold=self.cold.get(name),
-            memory=None
-            if not now
-            else Memory(
-                resident=now["resident"] / 1e6,
-                private=now["anonymous"] / 1e6,
-                shared=now["file"] / 1e6,
-                start=before.get("resident", 0) / 1e6,
-            ),
-            cosine=None if agreement is None else agreement.cosine,
-            max_abs_error=None if agreement is None else agreement.max_abs_error,
-            parts=baseline.measure_size(facts),
-            # Without the path, which is of this machine.
-            facts={**baseline.versions, **{k: v for k, v in facts.items() if k != "runtime"}},
-            notes=baseline.notes,
+        options = LoadOptions.from_json(manifest.plan.get("load"))
+        model = load_model(
+            model_spec, options, batch=None if batch is None else (batch.lo, batch.hi)
         )
-
-
-def _measure(
-    baselines: Sequence[Baseline],
-    model_spec: str | None,
-    manifest: Manifest,
-    workload: Workload,
-    settings: BenchSettings,
-    progress: Progress,
-) -> _Figures:
+    workload = choose_workload(manifest, lengths, settings.runs, model)
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     workers: dict[str, WorkerProcess] = {}
     opened: dict[str, dict[str, Any]] = {}
@@ -203,14 +131,77 @@ def _measure(
                 eager = eager_baseline(model_spec, manifest, settings.threads)
                 agreement = _agreement(eager, workers, workload, settings)
         with progress.step("run the rounds") as step:
-            measured = measure_rounds(workers, workload.lengths, settings, step)
+            rounds, load = measure_rounds(workers, workload.lengths, settings, step)
         memory = {name: worker.memory() for name, worker in workers.items()}
-    cold: dict[str, ColdStart] = {}
+    cold: Mapping[str, ColdStart] = {}
     if settings.cold_runs:
         with progress.step("measure cold starts") as step:
             middle = workload.lengths[len(workload.lengths) // 2]
             cold = measure_cold_starts(baselines, workload.inputs, middle, settings, step)
-    return _Figures(started, opened, agreement, measured, memory, cold)
+    results = tuple(
+        _result(
+            item,
+            opened[item.name],
+            summarise(rounds[item.name]),
+            memory[item.name],
+            cold.get(item.name),
+            agreement.get(item.name),
+        )
+        for item in baselines
+    )
+    load = {"average_1min": average, **load}
+    return BenchReport(
+        bundle=manifest.name,
+        manifest_sha256=hashlib.sha256((bundle / MANIFEST_NAME).read_bytes()).hexdigest(),
+        model=None if model_spec is None else _without_folders(model_spec),
+        started=started,
+        command=tuple(command),
+        settings=settings,
+        lengths=workload.figures,
+        results=results,
+        ratios={
+            name: {other: compare(mine, rounds[other]) for other in rounds if other != name}
+            for name, mine in rounds.items()
+        },
+        by_length={name: median_by_length(mine) for name, mine in rounds.items()},
+        machine=describe_machine(),
+        versions=_versions(results[1:]),
+        load=load,
+        model_sha256={} if model is None else _weights(model.source.sha256),
+        warnings=_warnings(results, load, settings),
+        notes=workload.notes,
+    )
+
+
+def _result(
+    baseline: Baseline,
+    opened: Mapping[str, Any],
+    times: TimeSummary,
+    memory: Mapping[str, int],
+    cold: ColdStart | None,
+    agreement: Agreement | None,
+) -> BaselineResult:
+    """The figures of one process, from its answers."""
+    return BaselineResult(
+        name=baseline.name,
+        precision=baseline.precision,
+        times=times,
+        cold=cold,
+        memory=None
+        if not memory
+        else Memory(
+            resident=memory["resident"] / 1e6,
+            private=memory["anonymous"] / 1e6,
+            shared=memory["file"] / 1e6,
+            start=opened["memory"].get("resident", 0) / 1e6,
+        ),
+        cosine=None if agreement is None else agreement.cosine,
+        max_abs_error=None if agreement is None else agreement.max_abs_error,
+        parts=baseline.measure_size(opened["facts"]),
+        # Without the path, which is of this machine.
+        facts={**baseline.versions, **{k: v for k, v in opened["facts"].items() if k != "runtime"}},
+        notes=baseline.notes,
+    )
 
 
 def _check_runtime(baseline: Baseline, opened: Mapping[str, Any]) -> None:

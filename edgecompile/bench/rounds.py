@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from edgecompile.bench.process import WorkerProcess
 from edgecompile.bench.report import BenchSettings
@@ -13,23 +12,9 @@ from edgecompile.bench.timings import Round
 from edgecompile.machines.identity import CpuClock, read_clock
 from edgecompile.progress import StepHandle
 
-__all__ = ["Measured", "measure_rounds", "shuffled"]
+__all__ = ["measure_rounds", "shuffled"]
 
 RUN_TIMEOUT = 600.0
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Rounds by baseline, in order, and what else the machine did meanwhile.
-
-    Attributes:
-        rounds: of each baseline.
-        load: ``foreign_cpus`` that others used, and ``stolen_cpus`` that the hypervisor took; empty
-            where the system doesn't tell.
-    """
-
-    rounds: Mapping[str, tuple[Round, ...]]
-    load: Mapping[str, float]
 
 
 def shuffled(items: Sequence[str], *seed: object) -> list[str]:
@@ -44,7 +29,7 @@ def measure_rounds(
     lengths: Sequence[int],
     settings: BenchSettings,
     step: StepHandle,
-) -> Measured:
+) -> tuple[dict[str, tuple[Round, ...]], dict[str, float]]:
     """Warm-up rounds, which are dropped, and then those that count.
 
     Args:
@@ -52,6 +37,11 @@ def measure_rounds(
         lengths: what a round runs; each round in another order, the same for all.
         settings: how many rounds, how long a pause.
         step: shows the number of the round.
+
+    Returns:
+        The rounds of each by name, in order; and what else the machine did meanwhile:
+        ``foreign_cpus`` that others used, and ``stolen_cpus`` that the hypervisor took, empty where the
+        system doesn't tell.
 
     Raises:
         BenchError: a process fails.
@@ -71,12 +61,11 @@ def measure_rounds(
             if number >= settings.warmup_rounds:
                 rounds[name].append(Round(tuple(order), tuple(times)))
     after = read_clock(processes)
-    measured = {name: tuple(items) for name, items in rounds.items()}
     load = {}
     if before is not None and after is not None:
         load["foreign_cpus"] = after.foreign_since(before)
         load["stolen_cpus"] = after.stolen_since(before)
-    return Measured(measured, load)
+    return {name: tuple(items) for name, items in rounds.items()}, load
 
 
 def _turn(
