@@ -137,7 +137,7 @@ def time_torch(r: dict[str, Any], rounds: int, seconds: float) -> dict[str, floa
     dims = 1 if r["input"][2] == 1 else 2
     if dims == 1:
         x, weight = x[:, :, 0], weight[:, :, 0]
-    sizes = [r[name][-dims:] for name in ("stride", "padding")]
+    stride, padding = (r[name][-dims:] for name in ("stride", "padding"))
     zeros, ones = [0] * dims, [1] * dims
     found = {}
     for order in ("channels first", "channels last"):
@@ -147,7 +147,9 @@ def time_torch(r: dict[str, Any], rounds: int, seconds: float) -> dict[str, floa
                 weight = weight.contiguous(memory_format=torch.channels_last)
 
         def run(x: Any = x, weight: Any = weight) -> None:
-            torch.convolution(x, weight, bias, *sizes, ones, r["transposed"], zeros, r["groups"])
+            torch.convolution(
+                x, weight, bias, stride, padding, ones, r["transposed"], zeros, r["groups"]
+            )
 
         with torch.inference_mode():
             start, calls = time.perf_counter(), 0

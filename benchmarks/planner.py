@@ -8,6 +8,7 @@ raw samples to the plan. Run it with the Python that has numpy and edgecompile.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -74,7 +75,7 @@ def main() -> None:
             distribution, seconds = timed(lambda: LengthDistribution.from_samples(samples))
             counting.append(seconds)
             plan, seconds = timed(
-                lambda d=distribution, c=curve: plan_buckets(d, c, max_buckets=options.buckets)
+                functools.partial(plan_buckets, distribution, curve, max_buckets=options.buckets)
             )
             planning.append(seconds)
         cases[modes] = {

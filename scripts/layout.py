@@ -140,8 +140,9 @@ def code_lines(path: Path) -> int:
         return sum(bool(row) and not row.startswith(("//", "/*", "*")) for row in rows)
     quiet: set[int] = set()
     for node in ast.walk(ast.parse(text)):
-        holder = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        if holder and ast.get_docstring(node, clean=False) is not None:
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        if ast.get_docstring(node, clean=False) is not None:
             quiet.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     rows = (line.strip() for line in text.splitlines())
     return sum(

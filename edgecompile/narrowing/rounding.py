@@ -180,7 +180,7 @@ def round_products(
         for name in names:
             weight = weights[name]
             if bool(weight.isfinite().all()) and bool(found[name].isfinite().all()):
-                with contextlib.suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+                with contextlib.suppress(torch.linalg.LinAlgError):
                     packed[name] = round_matrix(weight, found[name])
             done += 1
             tell(done)

@@ -67,7 +67,7 @@ class Bert(nn.Module):
             num_attention_heads=heads,
             intermediate_size=4 * width,
             max_position_embeddings=POSITIONS,
-            attn_implementation="eager",
+            attn_implementation="eager",  # type: ignore[call-arg]
         )
         self.bert = BertModel(config, add_pooling_layer=False)
 

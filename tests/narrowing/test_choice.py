@@ -22,6 +22,7 @@ from edgecompile.models.samples import Samples, SampleTexts, add_drawn, draw_sam
 from edgecompile.narrowing.choice import choose_precision
 from edgecompile.narrowing.files import load_precision
 from edgecompile.narrowing.program import Deviation, fewest_kept
+from edgecompile.narrowing.rounding import RoundedWeights
 from edgecompile.narrowing.trials import PrecisionChoice
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
@@ -220,7 +221,7 @@ def test_a_build_in_int8_is_judged_on_texts(
     assert "and a cosine of at least 0.999" in page
     assert any("are rounded for" in note for note in result.notes)
     precision = load_precision(tmp_path / "work")
-    assert precision.name == "int8" and precision.rounded is not None
+    assert precision.name == "int8" and isinstance(precision.rounded, RoundedWeights)
     with open_bundle(result.bundle_path) as opened:
         weights = map_weights(opened._folder, "weights.int8", check_hash=True)
         assert len(precision.rounded.packed) == 13

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from edgecompile.backends.lowering.lower import lower_graph  # noqa: E402
-from tests.native.test_program import VOCABULARY, Host, build  # noqa: E402
+from edgecompile.backends.lowering.lower import lower_graph
+from tests.native.test_program import VOCABULARY, Host, build
 
 WIDTH = 19
 # No quotient overflows: there torch's vector code says NaN, its scalar code and ours what is right.

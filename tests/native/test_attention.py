@@ -191,12 +191,12 @@ def test_long_sequences_take_several_blocks(
 ) -> None:
     rng = np.random.default_rng(length)
     for d, masked in [(32, False), (64, True), (128, False)]:
-        x = [random_tensor(rng, 1, 2, length, d) for _ in range(3)]
+        q, k, v = (random_tensor(rng, 1, 2, length, d) for _ in range(3))
         mask = None
         if masked:
             keep = np.arange(length) < length * 2 // 3
             mask = guarded(keep.reshape(1, 1, 1, length))
-        check(kernels, Case(*x, mask, causal), rng, f"{length} {d} {causal}")
+        check(kernels, Case(q, k, v, mask, causal), rng, f"{length} {d} {causal}")
 
 
 @pytest.mark.parametrize("narrow", [False, True])
@@ -254,8 +254,8 @@ def test_queries_placed_in_a_longer_cache(kernels: ctypes.CDLL, seed: int) -> No
         q = random_tensor(rng, 1, h_kv * group, len_q, d)
         out, memory = output(rng, (1, h_kv * group, len_q, d_v))
         run(kernels, Case(q, *keys, None, True, offset, window, softcap), out)
-        clean = tuple(np.nan_to_num(x) for x in keys)
-        want, bound = expected(Case(q, *clean, None, True, offset, window, softcap))
+        k, v = (np.nan_to_num(x) for x in keys)
+        want, bound = expected(Case(q, k, v, None, True, offset, window, softcap))
         what = f"{seed}.{i}: {q.shape} {keys[0].shape} at {offset}, window {window}, cap {softcap}"
         assert (np.abs(out - want) <= bound).all(), what
         out[...] = np.nan
@@ -305,12 +305,12 @@ def test_what_an_earlier_call_left_is_not_read(kernels: ctypes.CDLL) -> None:
     kernels.t_set_num_threads(1)
     rng = np.random.default_rng(9)
     for first in range(64, 200, 8):
-        x = [random_tensor(rng, 1, 1, first, 32) for _ in range(3)]
+        q, k, v = (random_tensor(rng, 1, 1, first, 32) for _ in range(3))
         keep = guarded(np.broadcast_to(np.arange(first) < 40, (1, 1, 1, first)))
-        run(kernels, Case(*x, keep, narrow=True), np.empty((1, 1, first, 32), F))
+        run(kernels, Case(q, k, v, keep, narrow=True), np.empty((1, 1, first, 32), F))
         for length in (33, 65, 97, 129):
-            x = [random_tensor(rng, 1, 1, length, 32) for _ in range(3)]
-            check(kernels, Case(*x, causal=True, narrow=True), rng, f"{length} after {first}")
+            q, k, v = (random_tensor(rng, 1, 1, length, 32) for _ in range(3))
+            check(kernels, Case(q, k, v, causal=True, narrow=True), rng, f"{length} after {first}")
 
 
 @pytest.mark.parametrize("group", [8, 32])

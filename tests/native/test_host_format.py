@@ -234,10 +234,7 @@ def hostile_cases() -> Iterator[tuple[str, Write]]:
     for i, (rule, _, probe, runtime) in enumerate(HOSTILE_NATIVE):
         yield f"native-{rule}-{i}", native(probe, runtime)
     # The good bundle itself: its programs lie about their outputs.
-    yield (
-        "good",
-        lambda folder, machine, compile_c: dummy(folder, machine, compile_c).write() and None,
-    )
+    yield "good", change_folder(lambda folder: None)
 
 
 def test_hostile_bundles_are_refused_as_in_python(

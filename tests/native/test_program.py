@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from edgecompile.backends.artifact import TensorStore  # noqa: E402
-from edgecompile.backends.inductor_cpu import InductorCpuBackend, ProgramTask  # noqa: E402
-from edgecompile.buckets.ranges import AxisRange, Bucket  # noqa: E402
-from edgecompile.export.export import export_model  # noqa: E402
-from edgecompile.loaders.load import load_model  # noqa: E402
-from tests.native.aoti import (  # noqa: E402
+import torch
+
+from edgecompile.backends.artifact import TensorStore
+from edgecompile.backends.inductor_cpu import InductorCpuBackend, ProgramTask
+from edgecompile.buckets.ranges import AxisRange, Bucket
+from edgecompile.export.export import export_model
+from edgecompile.loaders.load import load_model
+from tests.native.aoti import (
     NAMES,
     NativeTensor,
     describe,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -263,7 +264,7 @@ def test_indices_that_do_not_fit() -> None:
         with pytest.raises(ShimError, match=message):
             take(shim, target, indices)
         assert message in in_thread(
-            lambda indices=indices: put(shim, target, indices, torch.tensor(1.0), False)
+            functools.partial(put, shim, target, indices, torch.tensor(1.0), False)
         )
 
 

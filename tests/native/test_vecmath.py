@@ -8,6 +8,7 @@ import importlib.util
 import math
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ def harness(build_native: Build, march: str) -> Harness:
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.name)
 def test_error_is_within_two_ulp(
-    harness: Harness, function: Function, record_property: pytest.RecordProperty
+    harness: Harness, function: Function, record_property: Callable[[str, object], None]
 ) -> None:
     for lanes in harness.float_lanes:
         worst = worst_error(harness, function, lanes, n=120_000)

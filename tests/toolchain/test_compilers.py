@@ -6,6 +6,7 @@ import ctypes
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ SOURCE = b'extern "C" __attribute__((visibility("default"))) int f() { return OF
 
 
 @pytest.fixture(autouse=True)
-def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("EDGECOMPILE_CACHE_DIR", str(tmp_path / "cache"))
     toolchain.find_toolchain.cache_clear()
     yield tmp_path / "cache"

@@ -156,7 +156,7 @@ def _audio(model_type: str, settings: Mapping[str, Any]) -> ModelSpec:
         return Samples(model) if input_name == "input_values" else Features(model)
 
     samples = width is None
-    shape = (1, (lo + hi) // 2) if samples else (1, (lo + hi) // 2, width)
+    shape: tuple[Any, ...] = (1, (lo + hi) // 2) if samples else (1, (lo + hi) // 2, width)
     dim = 1
     if settings.get("axes") == "channels first":
         shape, dim = (shape[0], shape[2], shape[1]), 2

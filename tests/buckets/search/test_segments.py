@@ -16,13 +16,15 @@ from edgecompile.buckets.search.segments import (
 )
 from tests.draws import examples
 
+Problem = tuple[FloatArray, FloatArray | None, FloatArray | None]
+
 # Few distinct values make ties, plateaus and empty positions common.
 weight = st.integers(0, 4).map(float)
 cost = st.one_of(st.integers(1, 6).map(float), st.floats(0.1, 50))
 
 
 @st.composite
-def problems(draw: Any) -> tuple[FloatArray, FloatArray | None, FloatArray | None]:
+def problems(draw: Any) -> Problem:
     """Weights and costs that rise, fall or jump about, with one mode missing at times."""
     m = draw(st.integers(1, 9))
     columns = [np.array(draw(st.lists(c, min_size=m, max_size=m))) for c in (weight, cost, cost)]
@@ -60,7 +62,7 @@ def brute_force(
     )
 
 
-def check(found: Segmentation, problem: Any) -> None:
+def check(found: Segmentation, problem: Problem) -> None:
     """The segments tile the positions and cost what is claimed."""
     assert found.segments[0].start == 0
     assert found.segments[-1].end == len(problem[0])
@@ -72,7 +74,7 @@ def check(found: Segmentation, problem: Any) -> None:
 
 @settings(max_examples=examples(600), deadline=None)
 @given(problems())
-def test_every_count_is_optimal(problem: Any) -> None:
+def test_every_count_is_optimal(problem: Problem) -> None:
     m = len(problem[0])
     best = best_segmentations(*problem, m + 3)
     assert [len(found.segments) for found in best] == list(range(1, m + 1))
@@ -83,7 +85,7 @@ def test_every_count_is_optimal(problem: Any) -> None:
 
 @settings(max_examples=examples(400), deadline=None)
 @given(problems(), st.sampled_from([0.0, 0.01, 1.0, 7.5, 1000.0]))
-def test_a_price_gives_the_best_number(problem: Any, price: float) -> None:
+def test_a_price_gives_the_best_number(problem: Problem, price: float) -> None:
     found = best_priced_segmentation(*problem, price)
     check(found, problem)
     totals = [

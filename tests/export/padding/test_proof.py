@@ -73,6 +73,13 @@ def masked(x: torch.Tensor, mask: torch.Tensor, value: float = 0.0) -> torch.Ten
     return x.masked_fill(mask.unsqueeze(-1) == 0, value)
 
 
+def mask_of_its_own(change: Callable[[torch.Tensor], torch.Tensor]) -> Body:
+    """Masks what isn't positive, and changes that, before a softmax."""
+    return lambda m, x, k: (
+        change(x.masked_fill(x.sum(2, keepdim=True) <= 0, -1e10)).softmax(1).cumsum(1)
+    )
+
+
 HARMLESS: dict[str, Body] = {
     "layers that keep positions apart": lambda m, x, k: m.norm(F.gelu(m.wide(x)).chunk(2, -1)[0]),
     "a batch norm with statistics of its own": lambda m, x, k: m.batch(x.transpose(1, 2)),
@@ -130,9 +137,7 @@ HARMFUL: dict[str, tuple[Body, str]] = {
     ),
     **{
         f"a mask of the inputs' own, {name}": (
-            lambda m, x, k, change=change: (
-                change(x.masked_fill(x.sum(2, keepdim=True) <= 0, -1e10)).softmax(1).cumsum(1)
-            ),
+            mask_of_its_own(change),
             "_softmax",
         )
         for name, change in CHANGES.items()

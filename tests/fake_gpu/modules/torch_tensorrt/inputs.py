@@ -16,7 +16,7 @@ class Input:
         if shape is not None:
             if any(key in kwargs for key in _KEYS):
                 raise ValueError("both a shape and a range were given")
-            self.ranges = [(tuple(shape),) * 3]
+            self.ranges: list[tuple[Any, ...]] = [(tuple(shape),) * 3]
         elif several and "profiles" in kwargs:
             self.ranges = [tuple(tuple(item[key]) for key in _KEYS) for item in kwargs["profiles"]]
         elif all(key in kwargs for key in _KEYS):
