@@ -6,6 +6,7 @@ import ctypes
 import re
 import subprocess
 import threading
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,11 @@ from tests.native.sweep import sweep
 CONSTANTS = re.compile(
     r"^ec_(aoti_torch_(?:dtype_(?!element)|layout_|memory_format_|device_type_)\w+)$"
 )
-#: Declared in aoti_abi.h and not torch's.
+#: What EC_API puts before a function of the C ABI, and its declaration.
+DEFINITION = re.compile(
+    r'extern "C" __attribute__\(\(visibility\("default"\)\)\)\s+([^;{}()]*?\b(ec_\w+)\s*\([^{};]*\))\s*\{'
+)
+#: Not torch's.
 OWN = {"ec_check_failed"}
 #: numpy has no bfloat16.
 NUMPYS = sorted(set(DTYPES) - {"bfloat16"})
@@ -46,21 +51,23 @@ def shim():
     assert (after[0] - before[0], after[1] - before[1]) == (0, 0), "the test leaked"
 
 
-def declared() -> list[str]:
-    """Every function that aoti_abi.h declares, macros expanded."""
-    done = subprocess.run(
-        [
-            *(find_toolchain().cxx, "-std=c++20", "-E", "-P", f"-I{NATIVE}"),
-            str(NATIVE / "shim" / "aoti_abi.h"),
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return sorted(set(re.findall(r"\b(ec_\w+)\s*\(", done.stdout)))
+@cache
+def defined() -> dict[str, str]:
+    """Every function that the sources in shim/ define, macros expanded, and its declaration."""
+    found = {}
+    for source in sorted((NATIVE / "shim").rglob("*.cpp")):
+        done = subprocess.run(
+            [find_toolchain().cxx, "-std=c++20", "-E", "-P", f"-I{NATIVE}", str(source)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        for declaration, name in DEFINITION.findall(done.stdout):
+            found[name] = declaration
+    return found
 
 
-def test_every_declared_function_is_exported():
+def test_every_function_is_exported():
     listing = subprocess.run(
         ["nm", "-D", "--defined-only", str(own_runtime().path)],
         check=True,
@@ -68,8 +75,8 @@ def test_every_declared_function_is_exported():
         text=True,
     ).stdout
     exported = {line.split()[-1] for line in listing.splitlines()}
-    assert len(declared()) > 90
-    assert set(declared()) <= exported
+    assert len(defined()) > 90
+    assert set(defined()) <= exported
     assert {name for name in exported if not name.startswith("ec_")} == set()
 
 
@@ -80,19 +87,19 @@ def test_types_are_torchs(tmp_path: Path):
         "#include <torch/csrc/inductor/aoti_torch/c/shim.h>",
         "#include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>",
         "#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>",
-        '#include "shim/aoti_abi.h"',
         "#include <type_traits>",
         *(f'extern "C" {shim.rstrip(";")};' for shim in shims),
     ]
-    names = [name for name in declared() if name not in OWN]
+    names = sorted(set(defined()) - OWN)
     assert {"ec_aoti_torch_empty_strided", "ec_aoti_torch_cpu_ec_linear"} <= set(names)
     for name in names:
+        lines.append(f'extern "C" {defined()[name]};')
         lines.append(
             f'static_assert(std::is_same_v<decltype(&{name}), decltype(&{name[3:]})>, "{name}");'
         )
     source = tmp_path / "types.cpp"
     source.write_text("\n".join(lines) + "\n")
-    includes = [f"-I{path}" for path in (*torch_include_dirs(), NATIVE)]
+    includes = [f"-I{path}" for path in torch_include_dirs()]
     done = subprocess.run(
         [find_toolchain().cxx, "-std=c++20", "-fsyntax-only", "-w", *includes, str(source)],
         capture_output=True,
@@ -103,7 +110,7 @@ def test_types_are_torchs(tmp_path: Path):
 
 def test_constants_are_torchs():
     ours, torchs = load_shim(), load_torch_shim()
-    names = [m.group(1) for m in map(CONSTANTS.match, declared()) if m]
+    names = [m.group(1) for m in map(CONSTANTS.match, defined()) if m]
     assert len(names) > 25
     for name in names:
         assert ours.function(name)() == torchs.function(name)(), name

@@ -29,6 +29,11 @@ struct WorkSize {
   int64_t flops = 0, bytes = 0;
 };
 
+// Of m rows with a matrix [k, n] of this dtype.
+inline WorkSize product_size(int64_t m, int64_t n, int64_t k, int32_t dtype, int64_t bytes) {
+  return {n, k, dtype, 2 * m * n * k, bytes};
+}
+
 extern std::atomic<bool> g_profiling;
 
 class WorkTimer {

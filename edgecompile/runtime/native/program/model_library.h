@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "shim/aoti_abi.h"
+#include "shim/handles.h"
 
 namespace ec {
 

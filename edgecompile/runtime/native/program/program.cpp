@@ -49,8 +49,8 @@ Tensor* borrow(const ec_tensor& tensor, const char* what) {
     OwnedTensor borrowed(
         ec::new_borrowed(tensor.data, tensor.ndim, tensor.sizes, tensor.strides, 0, tensor.dtype));
     if (borrowed->storage->bytes > tensor.nbytes) {
-      fail("it describes %lld bytes but has %lld", static_cast<long long>(borrowed->storage->bytes),
-           static_cast<long long>(tensor.nbytes));
+      fail("it describes %ld bytes but has %ld", borrowed->storage->bytes,
+           tensor.nbytes);
     }
     return borrowed.release();
   } catch (const ec::Error& error) {
@@ -139,8 +139,8 @@ std::unique_ptr<ec_outputs> run(ec_program* program, const ec_tensor* inputs, in
   ec::ModelLibrary& library = *program->library;
   // The container would throw across its C ABI for a wrong count.
   if (n_inputs != library.input_count() || (n_inputs > 0 && inputs == nullptr)) {
-    fail("the model has %lld inputs, %lld were given",
-         static_cast<long long>(library.input_count()), static_cast<long long>(n_inputs));
+    fail("the model has %ld inputs, %ld were given",
+         library.input_count(), n_inputs);
   }
   HandleArray input_handles(n_inputs);
   for (int64_t i = 0; i < n_inputs; ++i) {
@@ -251,8 +251,8 @@ int32_t ec_program_run_into(ec_program* program, const ec_tensor* inputs, int64_
     if (program == nullptr) fail("null pointer");
     const int64_t count = program->library->output_count();
     if (n_outputs != count || (n_outputs > 0 && outputs == nullptr)) {
-      fail("the model has %lld outputs, memory for %lld was given", static_cast<long long>(count),
-           static_cast<long long>(n_outputs));
+      fail("the model has %ld outputs, memory for %ld was given", count,
+           n_outputs);
     }
     const std::unique_ptr<ec_outputs> results = run(program, inputs, n_inputs);
     for (size_t i = 0; i < results->tensors.size(); ++i) {
@@ -269,7 +269,7 @@ int32_t ec_outputs_get(const ec_outputs* outputs, int64_t i, ec_tensor* view) {
   return guarded("ec_outputs_get", [&] {
     if (outputs == nullptr || view == nullptr) fail("null pointer");
     if (i < 0 || i >= static_cast<int64_t>(outputs->tensors.size())) {
-      fail("output %lld of %zu", static_cast<long long>(i), outputs->tensors.size());
+      fail("output %ld of %zu", i, outputs->tensors.size());
     }
     const size_t index = static_cast<size_t>(i);
     const Tensor& tensor = *outputs->tensors[index];

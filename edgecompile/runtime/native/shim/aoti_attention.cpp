@@ -6,18 +6,12 @@
 #include "base/profile.h"
 #include "kernels/attention/attention.h"
 #include "math/simd.h"
-#include "shim/aoti_abi.h"
 #include "shim/arguments.h"
+#include "shim/handles.h"
 #include "threads/threads.h"
 
+namespace ec {
 namespace {
-
-using ec::AttentionArgs;
-using ec::fail;
-using ec::guarded;
-using ec::OwnedTensor;
-using ec::Tensor;
-using ec::unwrap;
 
 // Arguments for attention(), with copies where a tensor isn't laid out as it wants.
 struct Prepared {
@@ -34,8 +28,8 @@ void prepare(const Tensor& query, const Tensor& key, const Tensor& value, const 
   const Tensor* operands[] = {&query, &key, &value};
   const char* roles[] = {"query", "key", "value"};
   for (int i = 0; i < 3; ++i) {
-    ec::require_float32(*operands[i], roles[i]);
-    ec::require_dims(*operands[i], 4, roles[i]);
+    require_float32(*operands[i], roles[i]);
+    require_dims(*operands[i], 4, roles[i]);
   }
   AttentionArgs& args = prepared->args;
   args.batch = query.sizes[0];
@@ -49,16 +43,14 @@ void prepare(const Tensor& query, const Tensor& key, const Tensor& value, const 
       value.sizes[1] != args.heads_kv || value.sizes[2] != args.len_k || args.heads_kv == 0 ||
       args.heads_q % args.heads_kv != 0) {
     fail(
-        "query, key and value don't fit each other: heads %lld, %lld and %lld, lengths %lld, "
-        "%lld and %lld, width %lld and %lld",
-        static_cast<long long>(args.heads_q), static_cast<long long>(args.heads_kv),
-        static_cast<long long>(value.sizes[1]), static_cast<long long>(args.len_q),
-        static_cast<long long>(args.len_k), static_cast<long long>(value.sizes[2]),
-        static_cast<long long>(args.dim), static_cast<long long>(key.sizes[3]));
+        "query, key and value don't fit each other: heads %ld, %ld and %ld, lengths %ld, "
+        "%ld and %ld, width %ld and %ld",
+        args.heads_q, args.heads_kv, value.sizes[1], args.len_q, args.len_k, value.sizes[2],
+        args.dim, key.sizes[3]);
   }
-  const Tensor& q = ec::with_contiguous_last(query, &prepared->q);
-  const Tensor& k = ec::with_contiguous_last(key, &prepared->k);
-  const Tensor& v = ec::with_contiguous_last(value, &prepared->v);
+  const Tensor& q = with_contiguous_last(query, &prepared->q);
+  const Tensor& k = with_contiguous_last(key, &prepared->k);
+  const Tensor& v = with_contiguous_last(value, &prepared->v);
   args.q = q.as<float>();
   args.k = k.as<float>();
   args.v = v.as<float>();
@@ -67,16 +59,15 @@ void prepare(const Tensor& query, const Tensor& key, const Tensor& value, const 
   set_strides(v, args.v_strides);
   args.causal = causal;
   args.scale = static_cast<float>(scale);
-  args.mask_kind = static_cast<int>(ec::MaskKind::kNone);
+  args.mask_kind = static_cast<int>(MaskKind::kNone);
   if (mask == nullptr) return;
-  if (mask->dtype != ec::kBool && mask->dtype != ec::kFloat32) {
-    fail("attn_mask is %s, it must be bool or float32", ec::dtype_name(mask->dtype));
+  if (mask->dtype != kBool && mask->dtype != kFloat32) {
+    fail("attn_mask is %s, it must be bool or float32", dtype_name(mask->dtype));
   }
   const int64_t sizes[] = {args.batch, args.heads_q, args.len_q, args.len_k};
-  prepared->mask.reset(ec::new_broadcast(*mask, 4, sizes, "attn_mask"));
+  prepared->mask.reset(new_broadcast(*mask, 4, sizes, "attn_mask"));
   args.mask = prepared->mask->data;
-  args.mask_kind =
-      static_cast<int>(mask->dtype == ec::kBool ? ec::MaskKind::kBool : ec::MaskKind::kFloat);
+  args.mask_kind = static_cast<int>(mask->dtype == kBool ? MaskKind::kBool : MaskKind::kFloat);
   for (int i = 0; i < 4; ++i) args.mask_strides[i] = prepared->mask->strides[i];
 }
 
@@ -84,7 +75,7 @@ void prepare(const Tensor& query, const Tensor& key, const Tensor& value, const 
 Tensor* new_heads_last(int64_t batch, int64_t heads, int64_t length, int64_t width) {
   const int64_t sizes[] = {batch, heads, length, width};
   const int64_t strides[] = {length * heads * width, width, heads * width, 1};
-  return ec::new_empty(4, sizes, strides, ec::kFloat32);
+  return new_empty(4, sizes, strides, kFloat32);
 }
 
 Tensor* new_attention(Prepared* prepared) {
@@ -94,25 +85,25 @@ Tensor* new_attention(Prepared* prepared) {
   const int64_t pairs =
       args.causal ? args.len_q * (args.offset + keys) / 2 : args.len_q * args.len_k;
   const int64_t width = args.dim + args.dim_v;
-  const ec::WorkTimer timer(
-      ec::Work::kAttention,
+  const WorkTimer timer(
+      Work::kAttention,
       {.flops = 2 * args.batch * args.heads_q * pairs * width,
        .bytes = 4 * args.batch * width * (args.heads_q * args.len_q + args.heads_kv * args.len_k)});
   OwnedTensor result(new_heads_last(args.batch, args.heads_q, args.len_q, args.dim_v));
   args.out = result->as<float>();
   set_strides(*result, args.out_strides);
-  if (result->numel() > 0) ec::attention(args);
+  if (result->numel() > 0) attention(args);
   return result.release();
 }
 
 float dot(const float* a, const float* b, int64_t n) {
-  constexpr int64_t kStep = ec::kFloatLanes;
-  ec::vf32 sum{};
+  constexpr int64_t kStep = kFloatLanes;
+  vf32 sum{};
   int64_t i = 0;
   for (; i + kStep <= n; i += kStep) {
-    sum = ec::fma(ec::load<ec::vf32>(a + i), ec::load<ec::vf32>(b + i), sum);
+    sum = fma(load<vf32>(a + i), load<vf32>(b + i), sum);
   }
-  float result = ec::reduce_add(sum);
+  float result = reduce_add(sum);
   for (; i < n; ++i) result += a[i] * b[i];
   return result;
 }
@@ -123,7 +114,7 @@ void fill_logsumexp(const AttentionArgs& args, Tensor* lse) {
   const int64_t rows = args.batch * args.heads_q * args.len_q;
   const int64_t group = args.heads_q / args.heads_kv;
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  ec::parallel_for(rows, [&](int64_t index) {
+  parallel_for(rows, [&](int64_t index) {
     const int64_t row = index % args.len_q;
     const int64_t head = index / args.len_q % args.heads_q;
     const int64_t batch = index / args.len_q / args.heads_q;
@@ -138,9 +129,9 @@ void fill_logsumexp(const AttentionArgs& args, Tensor* lse) {
     for (int64_t key = 0; key < keys; ++key) {
       const int64_t at = mask_row + key * args.mask_strides[3];
       float score = dot(q, k + key * args.k_strides[2], args.dim) * args.scale;
-      if (args.mask_kind == static_cast<int>(ec::MaskKind::kBool)) {
+      if (args.mask_kind == static_cast<int>(MaskKind::kBool)) {
         if (static_cast<const uint8_t*>(args.mask)[at] == 0) continue;
-      } else if (args.mask_kind == static_cast<int>(ec::MaskKind::kFloat)) {
+      } else if (args.mask_kind == static_cast<int>(MaskKind::kFloat)) {
         score += static_cast<const float*>(args.mask)[at];
       }
       if (score == -kInfinity) continue;
@@ -158,50 +149,50 @@ void fill_logsumexp(const AttentionArgs& args, Tensor* lse) {
 
 }  // namespace
 
-AOTITorchError ec_aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(
+EC_API int32_t ec_aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, double dropout_p,
     int32_t is_causal, AtenTensorHandle* attn_mask, double* scale, AtenTensorHandle* ret0,
     AtenTensorHandle* ret1) {
   return guarded("aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu", [&] {
     if (dropout_p != 0.0) fail("dropout of %g is not supported", dropout_p);
     const Tensor& q = *unwrap(query);
-    ec::require_dims(q, 4, "query");
+    require_dims(q, 4, "query");
     const double factor =
         scale != nullptr ? *scale : 1.0 / std::sqrt(static_cast<double>(q.sizes[3]));
     Prepared prepared;
-    prepare(q, *unwrap(key), *unwrap(value), ec::unwrap_optional(attn_mask), is_causal != 0, factor,
+    prepare(q, *unwrap(key), *unwrap(value), unwrap_optional(attn_mask), is_causal != 0, factor,
             &prepared);
     OwnedTensor result(new_attention(&prepared));
     const AttentionArgs& args = prepared.args;
     const int64_t sizes[] = {args.batch, args.heads_q, args.len_q};
     const int64_t strides[] = {args.len_q * args.heads_q, 1, args.heads_q};
-    OwnedTensor lse(ec::new_empty(3, sizes, strides, ec::kFloat32));
+    OwnedTensor lse(new_empty(3, sizes, strides, kFloat32));
     fill_logsumexp(args, lse.get());
-    *ret0 = ec::wrap(result.release());
-    *ret1 = ec::wrap(lse.release());
+    *ret0 = wrap(result.release());
+    *ret1 = wrap(lse.release());
   });
 }
 
-AOTITorchError ec_aoti_torch_cpu_ec_attention(AtenTensorHandle q, AtenTensorHandle k,
+EC_API int32_t ec_aoti_torch_cpu_ec_attention(AtenTensorHandle q, AtenTensorHandle k,
                                               AtenTensorHandle v, AtenTensorHandle* mask,
                                               int32_t causal, double scale, int32_t narrow,
                                               AtenTensorHandle* ret) {
   return guarded("aoti_torch_cpu_ec_attention", [&] {
     Prepared prepared;
-    prepare(*unwrap(q), *unwrap(k), *unwrap(v), ec::unwrap_optional(mask), causal != 0, scale,
+    prepare(*unwrap(q), *unwrap(k), *unwrap(v), unwrap_optional(mask), causal != 0, scale,
             &prepared);
     prepared.args.narrow = narrow != 0;
-    *ret = ec::wrap(new_attention(&prepared));
+    *ret = wrap(new_attention(&prepared));
   });
 }
 
-AOTITorchError ec_aoti_torch_cpu_ec_cached_attention(AtenTensorHandle q, AtenTensorHandle k,
+EC_API int32_t ec_aoti_torch_cpu_ec_cached_attention(AtenTensorHandle q, AtenTensorHandle k,
                                                      AtenTensorHandle v, AtenTensorHandle position,
                                                      int64_t window, double scale, double softcap,
                                                      AtenTensorHandle* ret) {
   return guarded("aoti_torch_cpu_ec_cached_attention", [&] {
     const Tensor& place = *unwrap(position);
-    if (place.dtype != ec::kInt64 || place.numel() != 1) fail("position is no single int64");
+    if (place.dtype != kInt64 || place.numel() != 1) fail("position is no single int64");
     Prepared prepared;
     prepare(*unwrap(q), *unwrap(k), *unwrap(v), nullptr, true, scale, &prepared);
     AttentionArgs& args = prepared.args;
@@ -209,9 +200,10 @@ AOTITorchError ec_aoti_torch_cpu_ec_cached_attention(AtenTensorHandle q, AtenTen
     args.window = window;
     args.softcap = static_cast<float>(softcap);
     if (args.offset < 0 || args.offset >= args.len_k) {
-      fail("position %lld, but the context has %lld rows", static_cast<long long>(args.offset),
-           static_cast<long long>(args.len_k));
+      fail("position %ld, but the context has %ld rows", args.offset, args.len_k);
     }
-    *ret = ec::wrap(new_attention(&prepared));
+    *ret = wrap(new_attention(&prepared));
   });
 }
+
+}  // namespace ec

@@ -4,20 +4,12 @@
 #include "base/profile.h"
 #include "kernels/convolution/convolution.h"
 #include "kernels/convolution/convolution_plain.h"
-#include "shim/aoti_abi.h"
 #include "shim/arguments.h"
+#include "shim/handles.h"
 #include "shim/transposition.h"
 
+namespace ec {
 namespace {
-
-using ec::ConvAxis;
-using ec::Convolution;
-using ec::fail;
-using ec::guarded;
-using ec::kMaxSpatial;
-using ec::OwnedTensor;
-using ec::Tensor;
-using ec::unwrap;
 
 struct Numbers {
   const int64_t* data;
@@ -27,13 +19,11 @@ struct Numbers {
 // One number for each spatial dimension, none below `least`.
 void require_numbers(const Numbers& numbers, int64_t count, int64_t least, const char* role) {
   if (numbers.count != count || numbers.data == nullptr) {
-    fail("%s has %lld elements instead of %lld", role, static_cast<long long>(numbers.count),
-         static_cast<long long>(count));
+    fail("%s has %ld elements instead of %ld", role, numbers.count, count);
   }
   for (int64_t i = 0; i < count; ++i) {
     if (numbers.data[i] < least) {
-      fail("%s is %lld in dimension %lld", role, static_cast<long long>(numbers.data[i]),
-           static_cast<long long>(i));
+      fail("%s is %ld in dimension %ld", role, numbers.data[i], i);
     }
   }
 }
@@ -62,9 +52,8 @@ Convolution describe(const Tensor& x, const Settings& s) {
   c.transposed = s.transposed;
   if (c.groups < 1 || c.channels_out < 0 || c.channels_in % c.groups != 0 ||
       c.channels_out % c.groups != 0) {
-    fail("%lld channels in and %lld out can't be divided into %lld groups",
-         static_cast<long long>(c.channels_in), static_cast<long long>(c.channels_out),
-         static_cast<long long>(c.groups));
+    fail("%ld channels in and %ld out can't be divided into %ld groups", c.channels_in,
+         c.channels_out, c.groups);
   }
   for (int64_t i = 0; i < spatial; ++i) {
     ConvAxis& axis = c.axes[kMaxSpatial - spatial + i];
@@ -82,10 +71,9 @@ Convolution describe(const Tensor& x, const Settings& s) {
     }
     if (axis.out < 0) {
       fail(
-          "dimension %lld of the input, %lld with %lld of padding, is too small for a kernel of "
-          "%lld",
-          static_cast<long long>(i), static_cast<long long>(axis.in),
-          static_cast<long long>(padding), static_cast<long long>(span));
+          "dimension %ld of the input, %ld with %ld of padding, is too small for a kernel of "
+          "%ld",
+          i, axis.in, padding, span);
     }
   }
   return c;
@@ -100,19 +88,19 @@ void result_sizes(const Convolution& c, int64_t dims, int64_t* sizes) {
 
 // A view of [batch, channels, …] as [batch, …, channels].
 Tensor* new_channels_behind(const Tensor& t) {
-  int64_t sizes[ec::kMaxDims] = {t.sizes[0]}, strides[ec::kMaxDims] = {t.strides[0]};
+  int64_t sizes[kMaxDims] = {t.sizes[0]}, strides[kMaxDims] = {t.strides[0]};
   for (int i = 2; i < t.dims; ++i) {
     sizes[i - 1] = t.sizes[i];
     strides[i - 1] = t.strides[i];
   }
   sizes[t.dims - 1] = t.sizes[1];
   strides[t.dims - 1] = t.strides[1];
-  return ec::new_view(t, t.dims, sizes, strides, t.offset, t.dtype);
+  return new_view(t, t.dims, sizes, strides, t.offset, t.dtype);
 }
 
 // An uninitialised [batch, channels, …] whose channels lie together.
 Tensor* new_channels_last(int64_t dims, const int64_t* sizes, int32_t dtype) {
-  int64_t strides[ec::kMaxDims];
+  int64_t strides[kMaxDims];
   int64_t step = sizes[1];
   for (int64_t i = dims - 1; i >= 2; --i) {
     strides[i] = step;
@@ -120,23 +108,14 @@ Tensor* new_channels_last(int64_t dims, const int64_t* sizes, int32_t dtype) {
   }
   strides[0] = step;
   strides[1] = 1;
-  return ec::new_empty(dims, sizes, strides, dtype);
+  return new_empty(dims, sizes, strides, dtype);
 }
 
-const float* bias_of(const Tensor* bias, int64_t n, OwnedTensor* holder) {
-  if (bias == nullptr) return nullptr;
-  ec::require_float32(*bias, "bias");
-  if (bias->dims != 1 || bias->sizes[0] != n) {
-    fail("bias is no vector of %lld elements", static_cast<long long>(n));
-  }
-  return ec::with_contiguous_last(*bias, holder).as<float>();
-}
-
-ec::WorkSize work_of(const Convolution& c) {
+WorkSize work_of(const Convolution& c) {
   const int64_t products = c.transposed ? c.places_in() : c.places_out();
   return {.n = c.channels_out,
           .k = c.k(),
-          .dtype = ec::kFloat32,
+          .dtype = kFloat32,
           .flops = 2 * products * c.channels_out * c.k(),
           .bytes = 4 * (c.places_in() * c.channels_in + c.places_out() * c.channels_out +
                         c.channels_out * c.k())};
@@ -144,13 +123,13 @@ ec::WorkSize work_of(const Convolution& c) {
 
 // act(conv(x) + bias), channels-last.
 Tensor* new_convolution(const Convolution& c, const Tensor& x, const float* packed,
-                        const float* bias, ec::Activation act) {
+                        const float* bias, Activation act) {
   OwnedTensor pixels(new_channels_behind(x));
-  if (!ec::is_contiguous(*pixels)) pixels.reset(ec::new_row_major(*pixels));
-  int64_t sizes[ec::kMaxDims];
+  if (!is_contiguous(*pixels)) pixels.reset(new_row_major(*pixels));
+  int64_t sizes[kMaxDims];
   result_sizes(c, x.dims, sizes);
-  OwnedTensor result(new_channels_last(x.dims, sizes, ec::kFloat32));
-  ec::convolve(c, pixels->as<float>(), packed, bias, act, result->as<float>());
+  OwnedTensor result(new_channels_last(x.dims, sizes, kFloat32));
+  convolve(c, pixels->as<float>(), packed, bias, act, result->as<float>());
   return result.release();
 }
 
@@ -177,18 +156,6 @@ bool torchs_result_is_channels_last(const Tensor& x, const Tensor& weight) {
   return looks_channels_last(weight) || (x.dims > 3 && looks_channels_last(x));
 }
 
-// The tensor as float32, or as float64 if it is one.
-const Tensor& as_float(const Tensor& tensor, OwnedTensor* holder) {
-  const int32_t dtype = tensor.dtype;
-  if (dtype == ec::kFloat32 || dtype == ec::kFloat64) return tensor;
-  if (dtype != ec::kFloat16 && dtype != ec::kBFloat16) {
-    fail("a convolution of %s is not supported", ec::dtype_name(dtype));
-  }
-  holder->reset(ec::new_contiguous(tensor.dims, tensor.sizes, ec::kFloat32));
-  ec::copy_elements(tensor, holder->get());
-  return **holder;
-}
-
 // torch's convolution: plain weights, any strides, any floating type.
 Tensor* new_plain(const Tensor& given_x, const Tensor& given_weight, const Tensor* given_bias,
                   Settings s, const Numbers& output_padding) {
@@ -198,7 +165,7 @@ Tensor* new_plain(const Tensor& given_x, const Tensor& given_weight, const Tenso
   }
   if (given_weight.dtype != given_x.dtype ||
       (given_bias != nullptr && given_bias->dtype != given_x.dtype)) {
-    fail("input, weight and bias are not all %s", ec::dtype_name(given_x.dtype));
+    fail("input, weight and bias are not all %s", dtype_name(given_x.dtype));
   }
   if (spatial < 1 || spatial > kMaxSpatial) {
     fail("the input has %d dimensions, a convolution takes 3 to 5", given_x.dims);
@@ -216,40 +183,39 @@ Tensor* new_plain(const Tensor& given_x, const Tensor& given_weight, const Tenso
   const Convolution c = describe(given_x, s);
   const int64_t channels = s.transposed ? given_weight.sizes[0] : given_weight.sizes[1] * s.groups;
   if (channels != c.channels_in) {
-    fail("the weight is for %lld channels, the input has %lld", static_cast<long long>(channels),
-         static_cast<long long>(c.channels_in));
+    fail("the weight is for %ld channels, the input has %ld", channels, c.channels_in);
   }
-  const ec::WorkTimer timer(ec::Work::kConvolution, work_of(c));
+  const WorkTimer timer(Work::kConvolution, work_of(c));
 
+  const int32_t dtype = wide_dtype(given_x.dtype);
+  if (dtype != kFloat32 && dtype != kFloat64) {
+    fail("a convolution of %s is not supported", dtype_name(dtype));
+  }
   OwnedTensor x_float, weight_float, bias_float, bias_copy, result;
-  const Tensor& x = as_float(given_x, &x_float);
-  const Tensor& weight = as_float(given_weight, &weight_float);
-  const Tensor* const bias = given_bias == nullptr ? nullptr : &as_float(*given_bias, &bias_float);
-  int64_t sizes[ec::kMaxDims];
+  const Tensor& x = converted(given_x, dtype, &x_float);
+  const Tensor& weight = converted(given_weight, dtype, &weight_float);
+  const Tensor* const bias =
+      given_bias == nullptr ? nullptr : &converted(*given_bias, dtype, &bias_float);
+  int64_t sizes[kMaxDims];
   result_sizes(c, x.dims, sizes);
-  if (x.dtype == ec::kFloat64) {
-    result.reset(new_channels_last(x.dims, sizes, ec::kFloat64));
-    ec::convolve_double(c, x, weight, bias, result.get());
+  if (x.dtype == kFloat64) {
+    result.reset(new_channels_last(x.dims, sizes, kFloat64));
+    convolve_double(c, x, weight, bias, result.get());
   } else {
-    const ec::Block packed(std::max<int64_t>(1, c.packed_elements()));
-    ec::pack_weights(c, weight, packed.get());
-    const float* const vector = bias_of(bias, c.channels_out, &bias_copy);
-    result.reset(new_convolution(c, x, packed.get(), vector, ec::Activation::kNone));
+    const Block packed(std::max<int64_t>(1, c.packed_elements()));
+    pack_weights(c, weight, packed.get());
+    const float* const vector = vector_of(bias, c.channels_out, "bias", &bias_copy);
+    result.reset(new_convolution(c, x, packed.get(), vector, Activation::kNone));
   }
   if (!torchs_result_is_channels_last(given_x, given_weight)) {
-    result.reset(ec::new_row_major(*result));
+    result.reset(new_row_major(*result));
   }
-  if (result->dtype != given_x.dtype) {
-    OwnedTensor narrow(ec::new_empty(result->dims, sizes, result->strides, given_x.dtype));
-    ec::copy_elements(*result, narrow.get());
-    return narrow.release();
-  }
-  return result.release();
+  return narrowed(&result, given_x.dtype);
 }
 
 }  // namespace
 
-AOTITorchError ec_aoti_torch_cpu_convolution(
+EC_API int32_t ec_aoti_torch_cpu_convolution(
     AtenTensorHandle input, AtenTensorHandle weight, AtenTensorHandle* bias, const int64_t* stride,
     int64_t stride_len_, const int64_t* padding, int64_t padding_len_, const int64_t* dilation,
     int64_t dilation_len_, int32_t transposed, const int64_t* output_padding,
@@ -262,23 +228,21 @@ AOTITorchError ec_aoti_torch_cpu_convolution(
                             transposed != 0,
                             groups,
                             0};
-    *ret0 = ec::wrap(new_plain(*unwrap(input), *unwrap(weight), ec::unwrap_optional(bias), settings,
-                               {output_padding, output_padding_len_}));
+    *ret0 = wrap(new_plain(*unwrap(input), *unwrap(weight), unwrap_optional(bias), settings,
+                           {output_padding, output_padding_len_}));
   });
 }
 
-AOTITorchError ec_aoti_torch_cpu_ec_convolution(
+EC_API int32_t ec_aoti_torch_cpu_ec_convolution(
     AtenTensorHandle x, AtenTensorHandle w_packed, AtenTensorHandle* bias, const int64_t* kernel,
     int64_t kernel_len, const int64_t* stride, int64_t stride_len, const int64_t* padding,
     int64_t padding_len, const int64_t* dilation, int64_t dilation_len, int32_t transposed,
     int64_t groups, int64_t n, int64_t act, AtenTensorHandle* ret) {
   return guarded("aoti_torch_cpu_ec_convolution", [&] {
     const Tensor &input = *unwrap(x), &packed = *unwrap(w_packed);
-    ec::require_float32(input, "x");
-    ec::require_float32(packed, "w_packed");
-    if (act < 0 || act > static_cast<int64_t>(ec::Activation::kSigmoid)) {
-      fail("activation %lld is unknown", static_cast<long long>(act));
-    }
+    require_float32(input, "x");
+    require_float32(packed, "w_packed");
+    const Activation activation = activation_of(act);
     const Convolution c = describe(input, {{kernel, kernel_len},
                                            {stride, stride_len},
                                            {padding, padding_len},
@@ -286,14 +250,15 @@ AOTITorchError ec_aoti_torch_cpu_ec_convolution(
                                            transposed != 0,
                                            groups,
                                            n});
-    if (packed.numel() != c.packed_elements() || !ec::is_contiguous(packed)) {
-      fail("w_packed has %lld elements, packed weights of this convolution have %lld",
-           static_cast<long long>(packed.numel()), static_cast<long long>(c.packed_elements()));
+    if (packed.numel() != c.packed_elements() || !is_contiguous(packed)) {
+      fail("w_packed has %ld elements, packed weights of this convolution have %ld", packed.numel(),
+           c.packed_elements());
     }
     OwnedTensor holder;
-    const float* const vector = bias_of(ec::unwrap_optional(bias), n, &holder);
-    const ec::WorkTimer timer(ec::Work::kConvolution, work_of(c));
-    *ret = ec::wrap(
-        new_convolution(c, input, packed.as<float>(), vector, static_cast<ec::Activation>(act)));
+    const float* const vector = vector_of(unwrap_optional(bias), n, "bias", &holder);
+    const WorkTimer timer(Work::kConvolution, work_of(c));
+    *ret = wrap(new_convolution(c, input, packed.as<float>(), vector, activation));
   });
 }
+
+}  // namespace ec

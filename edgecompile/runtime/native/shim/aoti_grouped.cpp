@@ -4,114 +4,88 @@
 #include "base/profile.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/packed_weight.h"
-#include "shim/aoti_abi.h"
 #include "shim/arguments.h"
+#include "shim/handles.h"
 
+namespace ec {
 namespace {
 
-using ec::fail;
-using ec::OwnedTensor;
-using ec::Tensor;
-using ec::unwrap;
-
-// product(expert, first, rows) for each group that has rows; returns the first row behind all.
+// Rows [m, n]: product(expert, rows of x, their number, rows of the result) for each group that has
+// rows, zeros behind all groups.
 template <class Product>
-int64_t each_group(const Tensor& offs, int64_t experts, int64_t rows, const Product& product) {
-  ec::require_dims(offs, 1, "offs");
-  if (offs.sizes[0] != experts) {
-    fail("%lld offsets for %lld matrices", static_cast<long long>(offs.sizes[0]),
-         static_cast<long long>(experts));
-  }
-  OwnedTensor ends(ec::new_contiguous(1, offs.sizes, ec::kInt64));
-  ec::copy_elements(offs, ends.get());
+Tensor* new_grouped(const RowsView& x, int64_t n, const Tensor& offs, int64_t experts,
+                    const Product& product) {
+  require_dims(offs, 1, "offs");
+  if (offs.sizes[0] != experts) fail("%ld offsets for %ld matrices", offs.sizes[0], experts);
+  OwnedTensor holder;
+  const int64_t* const ends = row_major(converted(offs, kInt64, &holder), &holder).as<int64_t>();
+  const int64_t sizes[2] = {x.rows(), n};
+  OwnedTensor result(new_contiguous(2, sizes, kFloat32));
+  float* const data = result->as<float>();
   int64_t first = 0;
   for (int64_t e = 0; e < experts; ++e) {
-    const int64_t end = ends->as<int64_t>()[e];
-    if (end < first || end > rows) {
-      fail("offset %lld is %lld, not within %lld..%lld", static_cast<long long>(e),
-           static_cast<long long>(end), static_cast<long long>(first),
-           static_cast<long long>(rows));
+    const int64_t end = ends[e];
+    if (end < first || end > x.rows()) {
+      fail("offset %ld is %ld, not within %ld..%ld", e, end, first, x.rows());
     }
-    if (end > first) product(e, first, end - first);
+    if (end > first) {
+      product(e, x.data() + first * x.row_stride(), end - first, data + first * n);
+    }
     first = end;
   }
-  return first;
-}
-
-Tensor* new_result(const ec::RowsView& rows, int64_t n) {
-  const int64_t sizes[2] = {rows.rows(), n};
-  return ec::new_contiguous(2, sizes, ec::kFloat32);
-}
-
-void clear_rows(Tensor* result, int64_t first) {
-  float* const data = result->as<float>();
-  std::fill(data + first * result->sizes[1], data + result->numel(), 0.0f);
+  std::fill(data + first * n, data + result->numel(), 0.0f);
+  return result.release();
 }
 
 }  // namespace
 
-AOTITorchError ec_aoti_torch_cpu_ec_grouped_mm(AtenTensorHandle x, AtenTensorHandle w,
+// Products of groups of rows, each with a matrix of its own, float32: rows offs[e-1]..offs[e] of x
+// with matrix e; rows past the last offset give zero. w is [E, K, N] of any strides.
+EC_API int32_t ec_aoti_torch_cpu_ec_grouped_mm(AtenTensorHandle x, AtenTensorHandle w,
                                                AtenTensorHandle offs, AtenTensorHandle* ret) {
-  return ec::guarded("aoti_torch_cpu_ec_grouped_mm", [&] {
+  return guarded("aoti_torch_cpu_ec_grouped_mm", [&] {
     const Tensor& weights = *unwrap(w);
-    ec::require_float32(*unwrap(x), "x");
-    ec::require_float32(weights, "w");
-    ec::require_dims(*unwrap(x), 2, "x");
-    ec::require_dims(weights, 3, "w");
-    const ec::RowsView rows(*unwrap(x));
+    require_float32(*unwrap(x), "x");
+    require_float32(weights, "w");
+    require_dims(*unwrap(x), 2, "x");
+    require_dims(weights, 3, "w");
+    const RowsView rows(*unwrap(x));
     const int64_t k = weights.sizes[1], n = weights.sizes[2];
     if (rows.columns() != k) {
-      fail("rows of %lld elements and matrices of %lld rows",
-           static_cast<long long>(rows.columns()), static_cast<long long>(k));
+      fail("rows of %ld elements and matrices of %ld rows", rows.columns(), k);
     }
-    const ec::WorkTimer timer(ec::Work::kMatmul,
-                              {.n = n,
-                               .k = k,
-                               .dtype = ec::kFloat32,
-                               .flops = 2 * rows.rows() * n * k,
-                               .bytes = 4 * (weights.numel() + rows.rows() * (n + k))});
-    OwnedTensor result(new_result(rows, n));
-    const int64_t end = each_group(
-        *unwrap(offs), weights.sizes[0], rows.rows(), [&](int64_t e, int64_t first, int64_t m) {
-          ec::gemm(m, n, k, rows.data() + first * rows.row_stride(), rows.row_stride(), 1,
-                   weights.as<float>() + e * weights.strides[0], weights.strides[1],
-                   weights.strides[2], result->as<float>() + first * n, n, {});
-        });
-    clear_rows(result.get(), end);
-    *ret = ec::wrap(result.release());
+    const int64_t bytes = 4 * (weights.numel() + rows.rows() * (n + k));
+    const WorkTimer timer(Work::kMatmul, product_size(rows.rows(), n, k, kFloat32, bytes));
+    *ret = wrap(new_grouped(rows, n, *unwrap(offs), weights.sizes[0],
+                            [&](int64_t e, const float* a, int64_t m, float* c) {
+                              gemm_batched(1, m, n, k, a, 0, rows.row_stride(), 1,
+                                           weights.as<float>() + e * weights.strides[0], 0,
+                                           weights.strides[1], weights.strides[2], c, 0, n, {});
+                            }));
   });
 }
 
-AOTITorchError ec_aoti_torch_cpu_ec_grouped_linear(AtenTensorHandle x, AtenTensorHandle w_packed,
+// The same with E packed weights (gemm.h), one behind the other.
+EC_API int32_t ec_aoti_torch_cpu_ec_grouped_linear(AtenTensorHandle x, AtenTensorHandle w_packed,
                                                    AtenTensorHandle offs, int64_t n,
                                                    AtenTensorHandle* ret) {
-  return ec::guarded("aoti_torch_cpu_ec_grouped_linear", [&] {
+  return guarded("aoti_torch_cpu_ec_grouped_linear", [&] {
     const Tensor& packed = *unwrap(w_packed);
-    ec::require_float32(*unwrap(x), "x");
-    ec::require_dims(*unwrap(x), 2, "x");
-    if (n < 1) fail("n is %lld", static_cast<long long>(n));
-    const ec::RowsView rows(*unwrap(x));
+    require_float32(*unwrap(x), "x");
+    require_dims(*unwrap(x), 2, "x");
+    if (n < 1) fail("n is %ld", n);
+    const RowsView rows(*unwrap(x));
     const int64_t k = rows.columns();
-    const int64_t each = ec::packed_count(packed, n, k);
-    if (packed.dims < 2 || packed.numel() != packed.sizes[0] * each || !ec::is_contiguous(packed)) {
-      fail("w_packed has %lld elements, each packed [%lld, %lld] of %s has %lld",
-           static_cast<long long>(packed.numel()), static_cast<long long>(n),
-           static_cast<long long>(k), ec::dtype_name(packed.dtype), static_cast<long long>(each));
-    }
-    const ec::WorkTimer timer(
-        ec::Work::kLinear,
-        {.n = n,
-         .k = k,
-         .dtype = packed.dtype,
-         .flops = 2 * rows.rows() * n * k,
-         .bytes = packed.numel() * ec::element_size(packed.dtype) + 4 * rows.rows() * (n + k)});
-    OwnedTensor result(new_result(rows, n));
-    const int64_t end = each_group(
-        *unwrap(offs), packed.sizes[0], rows.rows(), [&](int64_t e, int64_t first, int64_t m) {
-          ec::gemm_weight(packed, e * each, m, n, k, rows.data() + first * rows.row_stride(),
-                          rows.row_stride(), result->as<float>() + first * n, n, {});
-        });
-    clear_rows(result.get(), end);
-    *ret = ec::wrap(result.release());
+    if (packed.dims < 2) fail("w_packed has %d dimensions", packed.dims);
+    const int64_t each = require_packed(packed, n, k, packed.sizes[0]);
+    const int64_t bytes = packed.numel() * element_size(packed.dtype) + 4 * rows.rows() * (n + k);
+    const WorkTimer timer(Work::kLinear, product_size(rows.rows(), n, k, packed.dtype, bytes));
+    *ret =
+        wrap(new_grouped(rows, n, *unwrap(offs), packed.sizes[0],
+                         [&](int64_t e, const float* a, int64_t m, float* c) {
+                           gemm_weight(packed, e * each, m, n, k, a, rows.row_stride(), c, n, {});
+                         }));
   });
 }
+
+}  // namespace ec

@@ -1,6 +1,7 @@
 // Checks and conversions of what generated code hands to operators.
 #include "shim/arguments.h"
 
+#include "kernels/gemm/packed_weight.h"
 #include "shim/transposition.h"
 
 namespace ec {
@@ -13,6 +14,31 @@ void require_float32(const Tensor& tensor, const char* role) {
 
 void require_dims(const Tensor& tensor, int dims, const char* role) {
   if (tensor.dims != dims) fail("%s has %d dimensions instead of %d", role, tensor.dims, dims);
+}
+
+Activation activation_of(int64_t number) {
+  if (number < 0 || number > static_cast<int64_t>(Activation::kSigmoid)) {
+    fail("activation %ld is unknown", number);
+  }
+  return static_cast<Activation>(number);
+}
+
+int64_t require_packed(const Tensor& packed, int64_t n, int64_t k, int64_t count) {
+  const int64_t each = packed_count(packed, n, k);
+  if (packed.numel() != count * each || !is_contiguous(packed)) {
+    fail("w_packed has %ld elements, %ld packed [%ld, %ld] of %s have %ld each", packed.numel(),
+         count, n, k, dtype_name(packed.dtype), each);
+  }
+  return each;
+}
+
+const float* vector_of(const Tensor* tensor, int64_t n, const char* role, OwnedTensor* holder) {
+  if (tensor == nullptr) return nullptr;
+  require_float32(*tensor, role);
+  if (tensor->dims != 1 || tensor->sizes[0] != n) {
+    fail("%s is no vector of %ld elements", role, n);
+  }
+  return with_contiguous_last(*tensor, holder).as<float>();
 }
 
 MatrixView matrix_view(const Tensor& tensor) {
@@ -60,15 +86,14 @@ const Tensor& with_contiguous_last(const Tensor& tensor, OwnedTensor* holder) {
 
 Tensor* new_broadcast(const Tensor& tensor, int64_t dims, const int64_t* sizes, const char* role) {
   if (tensor.dims > dims) {
-    fail("%s has %d dimensions, at most %lld fit", role, tensor.dims, static_cast<long long>(dims));
+    fail("%s has %d dimensions, at most %ld fit", role, tensor.dims, dims);
   }
   int64_t strides[kMaxDims] = {};
   const int64_t lead = dims - tensor.dims;
   for (int64_t i = lead; i < dims; ++i) {
     const int64_t own = tensor.sizes[i - lead];
     if (own != sizes[i] && own != 1) {
-      fail("%s has size %lld in dimension %lld, %lld is needed", role, static_cast<long long>(own),
-           static_cast<long long>(i - lead), static_cast<long long>(sizes[i]));
+      fail("%s has size %ld in dimension %ld, %ld is needed", role, own, i - lead, sizes[i]);
     }
     if (own != 1) strides[i] = tensor.strides[i - lead];
   }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/gemm/gemm.h"
 #include "tensors/copies.h"
 #include "tensors/tensor.h"
 
@@ -34,6 +35,16 @@ class RowsView {
   const float* data_;
   int64_t rows_, columns_, row_stride_;
 };
+
+// The activation of this number; throws Error if there is none.
+Activation activation_of(int64_t number);
+
+// Elements of one [n, k] weight packed as `packed` is (packed_weight.h). Throws Error unless it has
+// `count` of them behind each other.
+int64_t require_packed(const Tensor& packed, int64_t n, int64_t k, int64_t count = 1);
+
+// The n contiguous floats of a vector, or of a copy that `holder` owns; null for null.
+const float* vector_of(const Tensor* tensor, int64_t n, const char* role, OwnedTensor* holder);
 
 // The tensor itself if its last dimension is contiguous, else a row-major copy that `holder` owns.
 const Tensor& with_contiguous_last(const Tensor& tensor, OwnedTensor* holder);

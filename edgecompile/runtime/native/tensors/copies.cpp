@@ -110,8 +110,8 @@ Loop broadcast_loop(const Tensor& source, const Tensor& target) {
     if (i >= lead) {
       const int64_t from = source.sizes[i - lead];
       if (from != size && from != 1) {
-        fail("cannot broadcast size %lld to %lld in dimension %d", static_cast<long long>(from),
-             static_cast<long long>(size), i);
+        fail("cannot broadcast size %ld to %ld in dimension %d", from,
+             size, i);
       }
       stride = from == 1 ? 0 : source.strides[i - lead];
     }
@@ -317,6 +317,27 @@ Tensor* new_contiguous_copy(const Tensor& source) {
   OwnedTensor result(new_contiguous(source.dims, source.sizes, source.dtype));
   copy_elements(source, result.get());
   return result.release();
+}
+
+const Tensor& row_major(const Tensor& tensor, OwnedTensor* holder) {
+  if (is_contiguous(tensor)) return tensor;
+  holder->reset(new_contiguous_copy(tensor));
+  return **holder;
+}
+
+const Tensor& converted(const Tensor& tensor, int32_t dtype, OwnedTensor* holder) {
+  if (tensor.dtype == dtype) return tensor;
+  holder->reset(new_contiguous(tensor.dims, tensor.sizes, dtype));
+  copy_elements(tensor, holder->get());
+  return **holder;
+}
+
+Tensor* narrowed(OwnedTensor* result, int32_t dtype) {
+  const Tensor& wide = **result;
+  if (wide.dtype == dtype) return result->release();
+  OwnedTensor narrow(new_empty(wide.dims, wide.sizes, wide.strides, dtype));
+  copy_elements(wide, narrow.get());
+  return narrow.release();
 }
 
 void fill_elements(double value, Tensor* target) {

@@ -15,6 +15,17 @@ void copy_elements(const Tensor& source, Tensor* target);
 Tensor* new_clone(const Tensor& source);            // preserved strides, as aten::clone
 Tensor* new_contiguous_copy(const Tensor& source);  // row-major
 
+// The tensor itself if it is row-major, or has the dtype, else a row-major copy that `holder` owns.
+const Tensor& row_major(const Tensor& tensor, OwnedTensor* holder);
+const Tensor& converted(const Tensor& tensor, int32_t dtype, OwnedTensor* holder);
+
+// What values of a dtype are computed in: float32 for float16 and bfloat16, which it holds exactly.
+inline int32_t wide_dtype(int32_t dtype) {
+  return dtype == kFloat16 || dtype == kBFloat16 ? static_cast<int32_t>(kFloat32) : dtype;
+}
+// A tensor of this dtype with the elements and strides of `result`, which is used up.
+Tensor* narrowed(OwnedTensor* result, int32_t dtype);
+
 // Sets every element to value, converted to the dtype.
 void fill_elements(double value, Tensor* target);
 

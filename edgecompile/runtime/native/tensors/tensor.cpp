@@ -58,14 +58,14 @@ int64_t extent(int64_t dims, const int64_t* sizes, const int64_t* strides) {
 
 void check_shape(int64_t dims, const int64_t* sizes, const int64_t* strides) {
   if (dims < 0 || dims > kMaxDims) {
-    fail("tensor has %lld dimensions, the runtime supports 0 to %d", static_cast<long long>(dims),
+    fail("tensor has %ld dimensions, the runtime supports 0 to %d", dims,
          kMaxDims);
   }
   if (dims > 0 && (sizes == nullptr || strides == nullptr)) fail("sizes or strides are null");
   for (int64_t i = 0; i < dims; ++i) {
     if (sizes[i] < 0 || strides[i] < 0) {
-      fail("dimension %lld has size %lld and stride %lld", static_cast<long long>(i),
-           static_cast<long long>(sizes[i]), static_cast<long long>(strides[i]));
+      fail("dimension %ld has size %ld and stride %ld", i,
+           sizes[i], strides[i]);
     }
   }
 }
@@ -74,8 +74,8 @@ int64_t checked_bytes(int64_t elements, int64_t offset, int64_t item) {
   int64_t total = 0;
   if (offset < 0 || __builtin_add_overflow(elements, offset, &total) ||
       __builtin_mul_overflow(total, item, &total) || total > INT64_MAX / 2) {
-    fail("tensor of %lld elements at offset %lld is too large", static_cast<long long>(elements),
-         static_cast<long long>(offset));
+    fail("tensor of %ld elements at offset %ld is too large", elements,
+         offset);
   }
   return total;
 }
@@ -149,8 +149,8 @@ Tensor* new_view(const Tensor& base, int64_t dims, const int64_t* sizes, const i
   const int64_t elements = extent(dims, sizes, strides);
   const int64_t end = checked_bytes(elements, offset, item);
   if (elements != 0 && end > base.storage->bytes) {
-    fail("a view of %lld bytes does not fit a storage of %lld bytes", static_cast<long long>(end),
-         static_cast<long long>(base.storage->bytes));
+    fail("a view of %ld bytes does not fit a storage of %ld bytes", end,
+         base.storage->bytes);
   }
   Tensor* tensor = new_handle();
   set_shape(tensor, dims, sizes, strides);

@@ -63,7 +63,7 @@ void pack_weights(const Convolution& c, const Tensor& weight, float* packed) {
 void convolve_double(const Convolution& c, const Tensor& x, const Tensor& weight,
                      const Tensor* bias, Tensor* out) {
   if (bias != nullptr && (bias->dims != 1 || bias->sizes[0] != c.channels_out)) {
-    fail("bias is no vector of %lld elements", static_cast<long long>(c.channels_out));
+    fail("bias is no vector of %ld elements", c.channels_out);
   }
   std::vector<AxisPhase> phases[kMaxSpatial];
   for (int i = 0; i < kMaxSpatial; ++i) phases[i] = phases_of(c.axes[i], c.transposed);

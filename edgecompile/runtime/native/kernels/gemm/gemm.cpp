@@ -239,12 +239,6 @@ void gemm_packed(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
   run(1, p);
 }
 
-void gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col,
-          const float* b, int64_t b_row, int64_t b_col, float* c, int64_t ldc,
-          const Epilogue& epilogue) {
-  gemm_batched(1, m, n, k, a, 0, a_row, a_col, b, 0, b_row, b_col, c, 0, ldc, epilogue);
-}
-
 void gemm_batched(int64_t batch, int64_t m, int64_t n, int64_t k, const float* a, int64_t a_batch,
                   int64_t a_row, int64_t a_col, const float* b, int64_t b_batch, int64_t b_row,
                   int64_t b_col, float* c, int64_t c_batch, int64_t ldc, const Epilogue& epilogue) {

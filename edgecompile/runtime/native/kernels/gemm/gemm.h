@@ -46,12 +46,8 @@ void activate(Activation act, float* x, int64_t n);
 void gemm_packed(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                  const float* b_packed, float* c, int64_t ldc, const Epilogue& epilogue);
 
-// As gemm_packed, with any strides of A and B, 0 and negative ones included.
-void gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col,
-          const float* b, int64_t b_row, int64_t b_col, float* c, int64_t ldc,
-          const Epilogue& epilogue);
-
-// One product for each of `batch` matrices; a batch stride of 0 shares the operand.
+// As gemm_packed, with any strides of A and B, 0 and negative ones included, for each of `batch`
+// matrices; a batch stride of 0 shares the operand.
 void gemm_batched(int64_t batch, int64_t m, int64_t n, int64_t k, const float* a, int64_t a_batch,
                   int64_t a_row, int64_t a_col, const float* b, int64_t b_batch, int64_t b_row,
                   int64_t b_col, float* c, int64_t c_batch, int64_t ldc, const Epilogue& epilogue);

@@ -2,16 +2,12 @@
 #include <cmath>
 #include <cstring>
 
-#include "shim/aoti_abi.h"
 #include "shim/arguments.h"
+#include "shim/handles.h"
 #include "shim/lines/lines.h"
 
+namespace ec {
 namespace {
-
-using ec::fail;
-using ec::OwnedTensor;
-using ec::Tensor;
-using ec::unwrap;
 
 // Counts are kept in the values' own type, as aten does: they stop growing at 2^24 in float32.
 template <class T>
@@ -77,16 +73,15 @@ void search(const Tensor& sequence, const Tensor& values, bool out_int32, bool r
     if (sequence.sizes[d] != values.sizes[d]) fail("sequence and values differ in dimension %d", d);
   }
   // Both in one type that holds either.
-  const bool floats = sequence.dtype == ec::kFloat32 || sequence.dtype == ec::kFloat64 ||
-                      ec::wide_dtype(sequence.dtype) != sequence.dtype ||
-                      values.dtype == ec::kFloat32 || values.dtype == ec::kFloat64 ||
-                      ec::wide_dtype(values.dtype) != values.dtype;
-  const int32_t common = floats ? ec::kFloat64 : ec::kInt64;
-  OwnedTensor line_holder(ec::new_contiguous(sequence.dims, sequence.sizes, common));
-  ec::copy_elements(sequence, line_holder.get());
-  OwnedTensor value_holder(ec::new_contiguous(values.dims, values.sizes, common));
-  ec::copy_elements(values, value_holder.get());
-  OwnedTensor places(ec::new_contiguous(values.dims, values.sizes, ec::kInt64));
+  const bool floats = sequence.dtype == kFloat32 || sequence.dtype == kFloat64 ||
+                      wide_dtype(sequence.dtype) != sequence.dtype || values.dtype == kFloat32 ||
+                      values.dtype == kFloat64 || wide_dtype(values.dtype) != values.dtype;
+  const int32_t common = floats ? kFloat64 : kInt64;
+  OwnedTensor line_holder(new_contiguous(sequence.dims, sequence.sizes, common));
+  copy_elements(sequence, line_holder.get());
+  OwnedTensor value_holder(new_contiguous(values.dims, values.sizes, common));
+  copy_elements(values, value_holder.get());
+  OwnedTensor places(new_contiguous(values.dims, values.sizes, kInt64));
   const int64_t n = sequence.sizes[sequence.dims - 1];
   const int64_t width = shared ? std::max<int64_t>(values.numel(), 1)
                                : std::max<int64_t>(values.sizes[values.dims - 1], 1);
@@ -102,44 +97,46 @@ void search(const Tensor& sequence, const Tensor& values, bool out_int32, bool r
   } else {
     run(int64_t{});
   }
-  *ret0 = ec::wrap(ec::narrowed(&places, out_int32 ? ec::kInt32 : ec::kInt64));
+  *ret0 = wrap(narrowed(&places, out_int32 ? kInt32 : kInt64));
 }
 
 }  // namespace
 
-AOTITorchError ec_aoti_torch_cpu_histc(AtenTensorHandle self, int64_t bins, double min, double max,
+EC_API int32_t ec_aoti_torch_cpu_histc(AtenTensorHandle self, int64_t bins, double min, double max,
                                        AtenTensorHandle* ret0) {
-  return ec::guarded("aoti_torch_cpu_histc", [&] {
+  return guarded("aoti_torch_cpu_histc", [&] {
     const Tensor& given = *unwrap(self);
-    if (bins < 1) fail("a histogram of %lld bins", static_cast<long long>(bins));
-    OwnedTensor values(ec::new_contiguous_copy(given));
-    OwnedTensor counts(ec::new_contiguous(1, &bins, given.dtype));
-    ec::fill_elements(0, counts.get());
-    ec::visit_floats(given.dtype, "a histogram", [&](auto zero) {
+    if (bins < 1) fail("a histogram of %ld bins", bins);
+    OwnedTensor values(new_contiguous_copy(given));
+    OwnedTensor counts(new_contiguous(1, &bins, given.dtype));
+    fill_elements(0, counts.get());
+    visit_floats(given.dtype, "a histogram", [&](auto zero) {
       using T = decltype(zero);
       count(*values, bins, min, max, counts->as<T>());
     });
-    *ret0 = ec::wrap(counts.release());
+    *ret0 = wrap(counts.release());
   });
 }
 
-AOTITorchError ec_aoti_torch_cpu_searchsorted_Tensor(AtenTensorHandle sorted_sequence,
+EC_API int32_t ec_aoti_torch_cpu_searchsorted_Tensor(AtenTensorHandle sorted_sequence,
                                                      AtenTensorHandle self, int32_t out_int32,
                                                      int32_t right, const char** side,
                                                      AtenTensorHandle* sorter,
                                                      AtenTensorHandle* ret0) {
-  return ec::guarded("aoti_torch_cpu_searchsorted_Tensor", [&] {
-    if (ec::unwrap_optional(sorter) != nullptr) fail("a sorter isn't supported");
+  return guarded("aoti_torch_cpu_searchsorted_Tensor", [&] {
+    if (unwrap_optional(sorter) != nullptr) fail("a sorter isn't supported");
     const bool from_right = side != nullptr && std::strcmp(*side, "right") == 0;
     search(*unwrap(sorted_sequence), *unwrap(self), out_int32 != 0, right != 0 || from_right, ret0);
   });
 }
 
-AOTITorchError ec_aoti_torch_cpu_bucketize_Tensor(AtenTensorHandle self,
+EC_API int32_t ec_aoti_torch_cpu_bucketize_Tensor(AtenTensorHandle self,
                                                   AtenTensorHandle boundaries, int32_t out_int32,
                                                   int32_t right, AtenTensorHandle* ret0) {
-  return ec::guarded("aoti_torch_cpu_bucketize_Tensor", [&] {
-    ec::require_dims(*unwrap(boundaries), 1, "boundaries");
+  return guarded("aoti_torch_cpu_bucketize_Tensor", [&] {
+    require_dims(*unwrap(boundaries), 1, "boundaries");
     search(*unwrap(boundaries), *unwrap(self), out_int32 != 0, right != 0, ret0);
   });
 }
+
+}  // namespace ec

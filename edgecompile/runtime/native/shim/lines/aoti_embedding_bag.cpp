@@ -1,14 +1,10 @@
 // Sums, means and maxima of bags of a table's rows, in AOTInductor's C ABI.
-#include "shim/aoti_abi.h"
 #include "shim/arguments.h"
+#include "shim/handles.h"
 #include "shim/lines/lines.h"
 
+namespace ec {
 namespace {
-
-using ec::fail;
-using ec::OwnedTensor;
-using ec::Tensor;
-using ec::unwrap;
 
 enum Mode : int64_t { kSum = 0, kMean = 1, kMax = 2 };
 
@@ -29,8 +25,7 @@ int64_t reduce_bag(const Bags& bags, int64_t bag, int64_t mode, T* result, int64
   for (int64_t i = bags.offsets[bag]; i < bags.offsets[bag + 1]; ++i) {
     const int64_t index = bags.indices[i];
     if (index < 0 || index >= bags.table.sizes[0]) {
-      fail("the index %lld is outside a table of %lld rows", static_cast<long long>(index),
-           static_cast<long long>(bags.table.sizes[0]));
+      fail("the index %ld is outside a table of %ld rows", index, bags.table.sizes[0]);
     }
     if (index == bags.padding) continue;
     const T* row = bags.table.as<T>() + index * bags.table.strides[0];
@@ -57,23 +52,23 @@ void embedding_bag(const Tensor& given, const Tensor& given_indices, const Tenso
                    int64_t mode, const Tensor* scales, bool include_last_offset,
                    int64_t padding_idx, AtenTensorHandle* ret0, AtenTensorHandle* ret1,
                    AtenTensorHandle* ret2, AtenTensorHandle* ret3) {
-  ec::require_dims(given, 2, "weight");
-  ec::require_dims(given_indices, 1, "indices");
-  ec::require_dims(given_offsets, 1, "offsets");
-  if (mode < kSum || mode > kMax) fail("mode %lld", static_cast<long long>(mode));
+  require_dims(given, 2, "weight");
+  require_dims(given_indices, 1, "indices");
+  require_dims(given_offsets, 1, "offsets");
+  if (mode < kSum || mode > kMax) fail("mode %ld", mode);
   OwnedTensor wide, table_copy, index_row, scale_copy;
-  const Tensor& table = ec::with_contiguous_last(
-      ec::converted(given, ec::wide_dtype(given.dtype), &wide), &table_copy);
-  index_row.reset(ec::new_contiguous(1, given_indices.sizes, ec::kInt64));
-  ec::copy_elements(given_indices, index_row.get());
+  const Tensor& table =
+      with_contiguous_last(converted(given, wide_dtype(given.dtype), &wide), &table_copy);
+  index_row.reset(new_contiguous(1, given_indices.sizes, kInt64));
+  copy_elements(given_indices, index_row.get());
   const int64_t count = index_row->sizes[0];
   const int64_t starts = given_offsets.sizes[0];
   const int64_t bags = include_last_offset ? starts - 1 : starts;
   if (bags < 0) fail("no offsets, and the last one is included");
   const int64_t ends = bags + 1;
-  OwnedTensor bounds(ec::new_contiguous(1, &ends, ec::kInt64));
-  OwnedTensor given_bounds(ec::new_contiguous(1, &starts, ec::kInt64));
-  ec::copy_elements(given_offsets, given_bounds.get());
+  OwnedTensor bounds(new_contiguous(1, &ends, kInt64));
+  OwnedTensor given_bounds(new_contiguous(1, &starts, kInt64));
+  copy_elements(given_offsets, given_bounds.get());
   int64_t* const bound = bounds->as<int64_t>();
   std::copy(given_bounds->as<int64_t>(), given_bounds->as<int64_t>() + bags, bound);
   bound[bags] = count;
@@ -82,9 +77,8 @@ void embedding_bag(const Tensor& given, const Tensor& given_indices, const Tenso
     // torch leaves out what is behind the last offset in the sums that have a fast kernel, and
     // takes it in everywhere else.
     const int64_t end = given_bounds->as<int64_t>()[bags];
-    if (mode != kSum || padding_idx >= 0 || given.dtype == ec::kFloat64 || given.strides[1] != 1) {
-      fail("the last offset is %lld, there are %lld indices", static_cast<long long>(end),
-           static_cast<long long>(count));
+    if (mode != kSum || padding_idx >= 0 || given.dtype == kFloat64 || given.strides[1] != 1) {
+      fail("the last offset is %ld, there are %ld indices", end, count);
     }
     if (end > count) fail("the offsets go beyond the indices");
     bound[bags] = end;
@@ -96,22 +90,22 @@ void embedding_bag(const Tensor& given, const Tensor& given_indices, const Tenso
     if (mode != kSum || scales->dims != 1 || scales->sizes[0] != count) {
       fail("per_sample_weights don't fit");
     }
-    scale_copy.reset(ec::new_contiguous(1, &count, table.dtype));
-    ec::copy_elements(*scales, scale_copy.get());
+    scale_copy.reset(new_contiguous(1, &count, table.dtype));
+    copy_elements(*scales, scale_copy.get());
     scales = scale_copy.get();
   }
   const int64_t width = table.sizes[1];
   const int64_t sizes[2] = {bags, width};
-  OwnedTensor result(ec::new_contiguous(2, sizes, table.dtype));
+  OwnedTensor result(new_contiguous(2, sizes, table.dtype));
   // What aten gives beside the result, as far as it computes it without gradients.
-  OwnedTensor bag_sizes(ec::new_contiguous(1, &bags, ec::kInt64));
-  OwnedTensor places(ec::new_contiguous(mode == kMax ? 2 : 1, sizes, ec::kInt64));
-  ec::fill_elements(0, places.get());
+  OwnedTensor bag_sizes(new_contiguous(1, &bags, kInt64));
+  OwnedTensor places(new_contiguous(mode == kMax ? 2 : 1, sizes, kInt64));
+  fill_elements(0, places.get());
   const int64_t owners = mode != kSum || padding_idx >= 0 ? count : 0;
-  OwnedTensor owner(ec::new_contiguous(1, &owners, ec::kInt64));
+  OwnedTensor owner(new_contiguous(1, &owners, kInt64));
   const Bags all{table, index_row->as<int64_t>(), bound, scales, count, bags, padding_idx};
   for (int64_t bag = 0; bag < bags; ++bag) {
-    ec::visit_floats(table.dtype, "bags", [&](auto zero) {
+    visit_floats(table.dtype, "bags", [&](auto zero) {
       using T = decltype(zero);
       const int64_t size = reduce_bag(all, bag, mode, result->as<T>() + bag * width,
                                       mode == kMax ? places->as<int64_t>() + bag * width : nullptr);
@@ -125,40 +119,42 @@ void embedding_bag(const Tensor& given, const Tensor& given_indices, const Tenso
   for (int64_t i = 0; i < bound[0] && owners > 0; ++i) owner->as<int64_t>()[i] = 0;
   // All of them are there before the first one is given away: a failure gives none.
   const int32_t index_dtype = given_indices.dtype;
-  result.reset(ec::narrowed(&result, given.dtype));
-  owner.reset(ec::narrowed(&owner, index_dtype));
-  bag_sizes.reset(ec::narrowed(&bag_sizes, index_dtype));
-  places.reset(ec::narrowed(&places, index_dtype));
-  *ret0 = ec::wrap(result.release());
-  *ret1 = ec::wrap(owner.release());
-  *ret2 = ec::wrap(bag_sizes.release());
-  *ret3 = ec::wrap(places.release());
+  result.reset(narrowed(&result, given.dtype));
+  owner.reset(narrowed(&owner, index_dtype));
+  bag_sizes.reset(narrowed(&bag_sizes, index_dtype));
+  places.reset(narrowed(&places, index_dtype));
+  *ret0 = wrap(result.release());
+  *ret1 = wrap(owner.release());
+  *ret2 = wrap(bag_sizes.release());
+  *ret3 = wrap(places.release());
 }
 
 }  // namespace
 
-AOTITorchError ec_aoti_torch_cpu__embedding_bag_forward_only(
+EC_API int32_t ec_aoti_torch_cpu__embedding_bag_forward_only(
     AtenTensorHandle weight, AtenTensorHandle indices, AtenTensorHandle offsets, int32_t,
     int64_t mode, int32_t, AtenTensorHandle* per_sample_weights, int32_t include_last_offset,
     int64_t padding_idx, AtenTensorHandle* ret0, AtenTensorHandle* ret1, AtenTensorHandle* ret2,
     AtenTensorHandle* ret3) {
-  return ec::guarded("aoti_torch_cpu__embedding_bag_forward_only", [&] {
+  return guarded("aoti_torch_cpu__embedding_bag_forward_only", [&] {
     embedding_bag(*unwrap(weight), *unwrap(indices), *unwrap(offsets), mode,
-                  ec::unwrap_optional(per_sample_weights), include_last_offset != 0, padding_idx,
-                  ret0, ret1, ret2, ret3);
+                  unwrap_optional(per_sample_weights), include_last_offset != 0, padding_idx, ret0,
+                  ret1, ret2, ret3);
   });
 }
 
 // With what a gradient would need: the same results, since there are no gradients here.
-AOTITorchError ec_aoti_torch_cpu__embedding_bag(AtenTensorHandle weight, AtenTensorHandle indices,
+EC_API int32_t ec_aoti_torch_cpu__embedding_bag(AtenTensorHandle weight, AtenTensorHandle indices,
                                                 AtenTensorHandle offsets, int32_t, int64_t mode,
                                                 int32_t, AtenTensorHandle* per_sample_weights,
                                                 int32_t include_last_offset, int64_t padding_idx,
                                                 AtenTensorHandle* ret0, AtenTensorHandle* ret1,
                                                 AtenTensorHandle* ret2, AtenTensorHandle* ret3) {
-  return ec::guarded("aoti_torch_cpu__embedding_bag", [&] {
+  return guarded("aoti_torch_cpu__embedding_bag", [&] {
     embedding_bag(*unwrap(weight), *unwrap(indices), *unwrap(offsets), mode,
-                  ec::unwrap_optional(per_sample_weights), include_last_offset != 0, padding_idx,
-                  ret0, ret1, ret2, ret3);
+                  unwrap_optional(per_sample_weights), include_last_offset != 0, padding_idx, ret0,
+                  ret1, ret2, ret3);
   });
 }
+
+}  // namespace ec

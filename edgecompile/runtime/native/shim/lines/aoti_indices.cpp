@@ -3,24 +3,20 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "shim/aoti_abi.h"
 #include "shim/arguments.h"
+#include "shim/handles.h"
 #include "shim/lines/lines.h"
 
+namespace ec {
 namespace {
-
-using ec::fail;
-using ec::OwnedTensor;
-using ec::Tensor;
-using ec::unwrap;
 
 // The indices of the true elements, [count, dims] of int64 in row-major order.
 Tensor* true_places(const Tensor& mask) {
-  OwnedTensor rows(ec::new_contiguous_copy(mask));
+  OwnedTensor rows(new_contiguous_copy(mask));
   const bool* const marks = rows->as<bool>();
   const int64_t total = rows->numel();
   const int64_t sizes[] = {std::count(marks, marks + total, true), mask.dims};
-  OwnedTensor result(ec::new_contiguous(2, sizes, ec::kInt64));
+  OwnedTensor result(new_contiguous(2, sizes, kInt64));
   int64_t* place = result->as<int64_t>();
   for (int64_t i = 0; i < total; ++i) {
     if (!marks[i]) continue;
@@ -51,14 +47,14 @@ class Indexing {
     place_ = last_ - first_ + 1 == indexed_ ? first_ : 0;
     for (int d = 0; d < self.dims; ++d) {
       if (indices_[d].get() != nullptr) {
-        indices_[d].reset(ec::new_broadcast(*indices_[d], common_dims_, common_, "an index"));
+        indices_[d].reset(new_broadcast(*indices_[d], common_dims_, common_, "an index"));
       } else {
         if (d < place_) ++before_;
         kept_[kept_dims_++] = d;
       }
     }
     dims = kept_dims_ + common_dims_;
-    if (dims > ec::kMaxDims) fail("results of %d dimensions aren't supported", dims);
+    if (dims > kMaxDims) fail("results of %d dimensions aren't supported", dims);
     for (int k = 0; k < kept_dims_; ++k) {
       sizes[position(k)] = self.sizes[kept_[k]];
       strides[position(k)] = self.strides[kept_[k]];
@@ -71,7 +67,7 @@ class Indexing {
 
   // What is read or written; the strides are self's, zero along the common dimensions.
   int dims = 0;
-  int64_t sizes[ec::kMaxDims], strides[ec::kMaxDims];
+  int64_t sizes[kMaxDims], strides[kMaxDims];
 
   // f(offset in `other`, which has these sizes; offset in `target`, which has self's), for each
   // element in a fixed order.
@@ -82,7 +78,7 @@ class Indexing {
     for (int k = 0; k < kept_dims_; ++k) kept *= self_.sizes[kept_[k]];
     if (kept == 0) return;
     for (int64_t i = 0; i < total; ++i) {
-      int64_t at[ec::kMaxDims];
+      int64_t at[kMaxDims];
       int64_t rest = i, from = 0;
       for (int d = common_dims_ - 1; d >= 0; --d) {
         at[d] = rest % common_[d];
@@ -96,14 +92,14 @@ class Indexing {
  private:
   // Takes an index for the dimension `at` and gives the number of dimensions that it stands for.
   int add(const Tensor& index, int at) {
-    if (index.dtype != ec::kBool) {
-      if (index.dtype != ec::kInt64 && index.dtype != ec::kInt32) {
-        fail("an index of %s isn't supported", ec::dtype_name(index.dtype));
+    if (index.dtype != kBool) {
+      if (index.dtype != kInt64 && index.dtype != kInt32) {
+        fail("an index of %s isn't supported", dtype_name(index.dtype));
       }
       if (at >= self_.dims) fail("more indices than the %d dimensions", self_.dims);
       OwnedTensor holder;
-      const Tensor& whole = ec::converted(index, ec::kInt64, &holder);
-      put(&whole == &index ? ec::new_alias(index) : holder.release(), at);
+      const Tensor& whole = converted(index, kInt64, &holder);
+      put(&whole == &index ? new_alias(index) : holder.release(), at);
       return 1;
     }
     if (index.dims == 0 || at + index.dims > self_.dims) {
@@ -112,12 +108,11 @@ class Indexing {
     }
     for (int d = 0; d < index.dims; ++d) {
       if (index.sizes[d] == self_.sizes[at + d]) continue;
-      fail("a mask of size %lld for a dimension of size %lld",
-           static_cast<long long>(index.sizes[d]), static_cast<long long>(self_.sizes[at + d]));
+      fail("a mask of size %ld for a dimension of size %ld", index.sizes[d], self_.sizes[at + d]);
     }
     const OwnedTensor places(true_places(index));
     for (int d = 0; d < index.dims; ++d) {
-      put(ec::new_view(*places, 1, places->sizes, places->strides, d, ec::kInt64), at + d);
+      put(new_view(*places, 1, places->sizes, places->strides, d, kInt64), at + d);
     }
     return index.dims;
   }
@@ -127,7 +122,7 @@ class Indexing {
     if (indexed_++ == 0) first_ = at;
     last_ = at;
     // Sizes broadcast from the right.
-    int64_t merged[ec::kMaxDims];
+    int64_t merged[kMaxDims];
     const int dims = std::max(common_dims_, static_cast<int>(index->dims));
     for (int d = 0; d < dims; ++d) {
       const int mine = d - (dims - index->dims), theirs = d - (dims - common_dims_);
@@ -152,8 +147,7 @@ class Indexing {
       for (int c = 0; c < common_dims_; ++c) element += at[c] * view.strides[c];
       const int64_t index = view.as<int64_t>()[element], limit = self_.sizes[d];
       if (index < -limit || index >= limit) {
-        fail("the index %lld is outside a dimension of size %lld", static_cast<long long>(index),
-             static_cast<long long>(limit));
+        fail("the index %ld is outside a dimension of size %ld", index, limit);
       }
       offset += (index < 0 ? index + limit : index) * target.strides[d];
     }
@@ -172,9 +166,9 @@ class Indexing {
   }
 
   const Tensor& self_;
-  OwnedTensor indices_[ec::kMaxDims];
-  int64_t common_[ec::kMaxDims] = {1};
-  int kept_[ec::kMaxDims];
+  OwnedTensor indices_[kMaxDims];
+  int64_t common_[kMaxDims] = {1};
+  int kept_[kMaxDims];
   int common_dims_ = 0, kept_dims_ = 0, indexed_ = 0, first_ = 0, last_ = 0;
   int place_ = 0, before_ = 0;  // where the common dimensions are, and the kept ones in front
 };
@@ -185,7 +179,7 @@ class Indexing {
 // too.
 void result_strides(const Indexing& indexing, int64_t* strides) {
   const int dims = indexing.dims;
-  int order[ec::kMaxDims];  // innermost first
+  int order[kMaxDims];  // innermost first
   for (int d = 0; d < dims; ++d) order[d] = dims - 1 - d;
   // Positive: a has to be outside of b.
   const auto compare = [&](int a, int b) {
@@ -217,7 +211,7 @@ void visit_bytes(int32_t dtype, const F& f) {
   struct Pair {
     uint64_t halves[2];
   };
-  switch (ec::element_size(dtype)) {
+  switch (element_size(dtype)) {
     case 1:
       return f(uint8_t{});
     case 2:
@@ -235,9 +229,9 @@ void visit_bytes(int32_t dtype, const F& f) {
 Tensor* index(const Tensor& self, const AtenTensorHandle** handles, int64_t count) {
   const Indexing indexing(self, count,
                           [&](int64_t i) { return handles[i] == nullptr ? nullptr : *handles[i]; });
-  int64_t strides[ec::kMaxDims];
+  int64_t strides[kMaxDims];
   result_strides(indexing, strides);
-  OwnedTensor result(ec::new_empty(indexing.dims, indexing.sizes, strides, self.dtype));
+  OwnedTensor result(new_empty(indexing.dims, indexing.sizes, strides, self.dtype));
   visit_bytes(self.dtype, [&](auto element) {
     using T = decltype(element);
     indexing.each(*result, self,
@@ -250,15 +244,15 @@ Tensor* index(const Tensor& self, const AtenTensorHandle** handles, int64_t coun
 void index_put(Tensor* out, const Tensor& self, const AtenTensorHandle* handles, int64_t count,
                const Tensor& given_values, bool accumulate) {
   const Indexing indexing(self, count, [&](int64_t i) { return handles[i]; });
-  if (out != &self) ec::copy_elements(self, out);
+  if (out != &self) copy_elements(self, out);
   OwnedTensor holder, copy;
-  const Tensor& typed = ec::converted(given_values, out->dtype, &holder);
+  const Tensor& typed = converted(given_values, out->dtype, &holder);
   const Tensor* source = &typed;
-  if (ec::shares_memory(typed, *out)) {
-    copy.reset(ec::new_contiguous_copy(typed));
+  if (shares_memory(typed, *out)) {
+    copy.reset(new_contiguous_copy(typed));
     source = copy.get();
   }
-  const OwnedTensor values(ec::new_broadcast(*source, indexing.dims, indexing.sizes, "values"));
+  const OwnedTensor values(new_broadcast(*source, indexing.dims, indexing.sizes, "values"));
   if (!accumulate) {
     return visit_bytes(out->dtype, [&](auto element) {
       using T = decltype(element);
@@ -267,7 +261,7 @@ void index_put(Tensor* out, const Tensor& self, const AtenTensorHandle* handles,
       });
     });
   }
-  ec::visit_plain(out->dtype, "adding at indices", [&](auto zero) {
+  visit_plain(out->dtype, "adding at indices", [&](auto zero) {
     using T = decltype(zero);
     indexing.each(*values, *out, [&](int64_t from, int64_t into) {
       const T value = values->as<T>()[from];
@@ -283,29 +277,31 @@ void index_put(Tensor* out, const Tensor& self, const AtenTensorHandle* handles,
 
 }  // namespace
 
-AOTITorchError ec_aoti_torch_cpu_index_Tensor(AtenTensorHandle self,
+EC_API int32_t ec_aoti_torch_cpu_index_Tensor(AtenTensorHandle self,
                                               const AtenTensorHandle** indices,
                                               int64_t indices_len_, AtenTensorHandle* ret0) {
-  return ec::guarded("aoti_torch_cpu_index_Tensor",
-                     [&] { *ret0 = ec::wrap(index(*unwrap(self), indices, indices_len_)); });
+  return guarded("aoti_torch_cpu_index_Tensor",
+                 [&] { *ret0 = wrap(index(*unwrap(self), indices, indices_len_)); });
 }
 
-AOTITorchError ec_aoti_torch_index_put_out(AtenTensorHandle out, AtenTensorHandle self,
+EC_API int32_t ec_aoti_torch_index_put_out(AtenTensorHandle out, AtenTensorHandle self,
                                            const AtenTensorHandle* indices, uint32_t num_indices,
                                            AtenTensorHandle values, bool accumulate) {
-  return ec::unchecked("aoti_torch_index_put_out", [&] {
+  return unchecked("aoti_torch_index_put_out", [&] {
     index_put(unwrap(out), *unwrap(self), indices, num_indices, *unwrap(values), accumulate);
   });
 }
 
-AOTITorchError ec_aoti_torch_cpu_nonzero(AtenTensorHandle self, AtenTensorHandle* ret0) {
-  return ec::guarded("aoti_torch_cpu_nonzero", [&] {
+EC_API int32_t ec_aoti_torch_cpu_nonzero(AtenTensorHandle self, AtenTensorHandle* ret0) {
+  return guarded("aoti_torch_cpu_nonzero", [&] {
     OwnedTensor holder;
-    const OwnedTensor places(true_places(ec::converted(*unwrap(self), ec::kBool, &holder)));
+    const OwnedTensor places(true_places(converted(*unwrap(self), kBool, &holder)));
     // aten's has the coordinates of a dimension next to each other.
     const int64_t strides[] = {1, std::max<int64_t>(places->sizes[0], 1)};
-    OwnedTensor result(ec::new_empty(2, places->sizes, strides, ec::kInt64));
-    ec::copy_elements(*places, result.get());
-    *ret0 = ec::wrap(result.release());
+    OwnedTensor result(new_empty(2, places->sizes, strides, kInt64));
+    copy_elements(*places, result.get());
+    *ret0 = wrap(result.release());
   });
 }
+
+}  // namespace ec

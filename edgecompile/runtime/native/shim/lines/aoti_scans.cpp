@@ -3,18 +3,15 @@
 #include <cmath>
 #include <limits>
 
-#include "shim/aoti_abi.h"
+#include "shim/handles.h"
 #include "shim/lines/lines.h"
 
+namespace ec {
 namespace {
 
-using ec::OwnedTensor;
-using ec::Tensor;
-using ec::unwrap;
-
 bool is_integral(int32_t dtype) {
-  return dtype == ec::kBool || dtype == ec::kUInt8 || dtype == ec::kInt8 || dtype == ec::kInt16 ||
-         dtype == ec::kInt32 || dtype == ec::kInt64;
+  return dtype == kBool || dtype == kUInt8 || dtype == kInt8 || dtype == kInt16 ||
+         dtype == kInt32 || dtype == kInt64;
 }
 
 // What aten adds and multiplies up in on the CPU: double for floats, wrapping integers.
@@ -24,10 +21,10 @@ using Accumulator = std::conditional_t<std::is_floating_point_v<T>, double, uint
 // state = step(state, element) along one dimension, in place.
 template <class T, class Step>
 void scan(Tensor* tensor, int dim, Accumulator<T> first, const Step& step) {
-  const int64_t count = ec::size_along(*tensor, dim);
-  const int64_t stride = ec::stride_along(*tensor, dim);
-  const ec::Lines lines(*tensor, dim);
-  ec::each_line(lines, count, [&](int64_t line) {
+  const int64_t count = size_along(*tensor, dim);
+  const int64_t stride = stride_along(*tensor, dim);
+  const Lines lines(*tensor, dim);
+  each_line(lines, count, [&](int64_t line) {
     T* at = tensor->as<T>() + lines.start(line, *tensor);
     Accumulator<T> state = first;
     for (int64_t i = 0; i < count; ++i) {
@@ -40,45 +37,45 @@ void scan(Tensor* tensor, int dim, Accumulator<T> first, const Step& step) {
 template <class Step>
 Tensor* new_scanned(const Tensor& source, int64_t dim, const int32_t* dtype, int first,
                     const char* what, const Step& step) {
-  const int along = ec::dimension_of(source, dim);
+  const int along = dimension_of(source, dim);
   const int32_t result_dtype = dtype != nullptr            ? *dtype
-                               : is_integral(source.dtype) ? static_cast<int32_t>(ec::kInt64)
+                               : is_integral(source.dtype) ? static_cast<int32_t>(kInt64)
                                                            : source.dtype;
   // Converted before scanning, as aten does; half-width floats are scanned in float32, since each
   // partial result is rounded on its own.
   OwnedTensor given;
-  OwnedTensor result(ec::new_contiguous(source.dims, source.sizes, ec::wide_dtype(result_dtype)));
-  ec::copy_elements(ec::converted(source, result_dtype, &given), result.get());
+  OwnedTensor result(new_contiguous(source.dims, source.sizes, wide_dtype(result_dtype)));
+  copy_elements(converted(source, result_dtype, &given), result.get());
   if (source.numel() > 0) {
-    ec::visit_plain(result->dtype, what, [&](auto zero) {
+    visit_plain(result->dtype, what, [&](auto zero) {
       using T = decltype(zero);
       if constexpr (std::is_same_v<T, bool>) {
-        ec::fail("%s in bool isn't supported", what);
+        fail("%s in bool isn't supported", what);
       } else {
         scan<T>(result.get(), along, static_cast<Accumulator<T>>(first), step);
       }
     });
   }
-  return ec::narrowed(&result, result_dtype);
+  return narrowed(&result, result_dtype);
 }
 
 // The running extreme and where it stands; better(new, old) says whether it is replaced. NaN stays.
 template <class Better>
 void running_extreme(const char* function, const Tensor& self, int64_t dim, AtenTensorHandle* ret0,
                      AtenTensorHandle* ret1, const Better& better) {
-  const int along = ec::dimension_of(self, dim);
+  const int along = dimension_of(self, dim);
   OwnedTensor holder;
-  const Tensor& source = ec::converted(self, ec::wide_dtype(self.dtype), &holder);
-  OwnedTensor values(ec::new_contiguous(self.dims, self.sizes, source.dtype));
-  OwnedTensor indices(ec::new_contiguous(self.dims, self.sizes, ec::kInt64));
-  const int64_t count = ec::size_along(self, along);
-  const ec::Lines lines(source, along);
+  const Tensor& source = converted(self, wide_dtype(self.dtype), &holder);
+  OwnedTensor values(new_contiguous(self.dims, self.sizes, source.dtype));
+  OwnedTensor indices(new_contiguous(self.dims, self.sizes, kInt64));
+  const int64_t count = size_along(self, along);
+  const Lines lines(source, along);
   if (self.numel() > 0) {
-    ec::visit_plain(source.dtype, function, [&](auto zero) {
+    visit_plain(source.dtype, function, [&](auto zero) {
       using T = decltype(zero);
-      const int64_t step = ec::stride_along(source, along);
-      const int64_t result_step = ec::stride_along(*values, along);
-      ec::each_line(lines, 2 * count, [&](int64_t line) {
+      const int64_t step = stride_along(source, along);
+      const int64_t result_step = stride_along(*values, along);
+      each_line(lines, 2 * count, [&](int64_t line) {
         const T* from = source.as<T>() + lines.start(line, source);
         const int64_t start = lines.start(line, *values);
         T best = from[0];
@@ -95,37 +92,37 @@ void running_extreme(const char* function, const Tensor& self, int64_t dim, Aten
       });
     });
   }
-  *ret0 = ec::wrap(ec::narrowed(&values, self.dtype));
-  *ret1 = ec::wrap(indices.release());
+  *ret0 = wrap(narrowed(&values, self.dtype));
+  *ret1 = wrap(indices.release());
 }
 
 }  // namespace
 
-AOTITorchError ec_aoti_torch_cpu_cumsum(AtenTensorHandle self, int64_t dim, int32_t* dtype,
+EC_API int32_t ec_aoti_torch_cpu_cumsum(AtenTensorHandle self, int64_t dim, int32_t* dtype,
                                         AtenTensorHandle* ret0) {
-  return ec::guarded("aoti_torch_cpu_cumsum", [&] {
-    *ret0 = ec::wrap(
+  return guarded("aoti_torch_cpu_cumsum", [&] {
+    *ret0 = wrap(
         new_scanned(*unwrap(self), dim, dtype, 0, "sums", [](auto a, auto b) { return a + b; }));
   });
 }
 
-AOTITorchError ec_aoti_torch_cpu_cumprod(AtenTensorHandle self, int64_t dim, int32_t* dtype,
+EC_API int32_t ec_aoti_torch_cpu_cumprod(AtenTensorHandle self, int64_t dim, int32_t* dtype,
                                          AtenTensorHandle* ret0) {
-  return ec::guarded("aoti_torch_cpu_cumprod", [&] {
-    *ret0 = ec::wrap(new_scanned(*unwrap(self), dim, dtype, 1, "products",
-                                 [](auto a, auto b) { return a * b; }));
+  return guarded("aoti_torch_cpu_cumprod", [&] {
+    *ret0 = wrap(new_scanned(*unwrap(self), dim, dtype, 1, "products",
+                             [](auto a, auto b) { return a * b; }));
   });
 }
 
-AOTITorchError ec_aoti_torch_cpu_logcumsumexp(AtenTensorHandle self, int64_t dim,
+EC_API int32_t ec_aoti_torch_cpu_logcumsumexp(AtenTensorHandle self, int64_t dim,
                                               AtenTensorHandle* ret0) {
-  return ec::guarded("aoti_torch_cpu_logcumsumexp", [&] {
+  return guarded("aoti_torch_cpu_logcumsumexp", [&] {
     const Tensor& source = *unwrap(self);
-    const int along = ec::dimension_of(source, dim);
-    OwnedTensor result(ec::new_contiguous(source.dims, source.sizes, ec::wide_dtype(source.dtype)));
-    ec::copy_elements(source, result.get());
+    const int along = dimension_of(source, dim);
+    OwnedTensor result(new_contiguous(source.dims, source.sizes, wide_dtype(source.dtype)));
+    copy_elements(source, result.get());
     if (source.numel() > 0) {
-      ec::visit_floats(result->dtype, "logarithms of sums", [&](auto zero) {
+      visit_floats(result->dtype, "logarithms of sums", [&](auto zero) {
         using T = decltype(zero);
         scan<T>(result.get(), along, -std::numeric_limits<double>::infinity(),
                 [](double a, double b) {
@@ -136,23 +133,25 @@ AOTITorchError ec_aoti_torch_cpu_logcumsumexp(AtenTensorHandle self, int64_t dim
                 });
       });
     }
-    *ret0 = ec::wrap(ec::narrowed(&result, source.dtype));
+    *ret0 = wrap(narrowed(&result, source.dtype));
   });
 }
 
 // Among equal values the last one counts, as in aten.
-AOTITorchError ec_aoti_torch_cpu_cummax(AtenTensorHandle self, int64_t dim, AtenTensorHandle* ret0,
+EC_API int32_t ec_aoti_torch_cpu_cummax(AtenTensorHandle self, int64_t dim, AtenTensorHandle* ret0,
                                         AtenTensorHandle* ret1) {
-  return ec::guarded("aoti_torch_cpu_cummax", [&] {
+  return guarded("aoti_torch_cpu_cummax", [&] {
     running_extreme("running maxima", *unwrap(self), dim, ret0, ret1,
                     [](auto value, auto best) { return value >= best; });
   });
 }
 
-AOTITorchError ec_aoti_torch_cpu_cummin(AtenTensorHandle self, int64_t dim, AtenTensorHandle* ret0,
+EC_API int32_t ec_aoti_torch_cpu_cummin(AtenTensorHandle self, int64_t dim, AtenTensorHandle* ret0,
                                         AtenTensorHandle* ret1) {
-  return ec::guarded("aoti_torch_cpu_cummin", [&] {
+  return guarded("aoti_torch_cpu_cummin", [&] {
     running_extreme("running minima", *unwrap(self), dim, ret0, ret1,
                     [](auto value, auto best) { return value <= best; });
   });
 }
+
+}  // namespace ec

@@ -4,16 +4,12 @@
 #include <cstring>
 #include <limits>
 
-#include "shim/aoti_abi.h"
 #include "shim/arguments.h"
+#include "shim/handles.h"
 #include "shim/lines/lines.h"
 
+namespace ec {
 namespace {
-
-using ec::fail;
-using ec::OwnedTensor;
-using ec::Tensor;
-using ec::unwrap;
 
 enum class Reduce { kWrite, kSum, kProd, kMean, kAmax, kAmin };
 
@@ -92,12 +88,12 @@ T mean_of(T sum, int64_t count) {
 template <class F>
 void each_index(const Tensor& index, const Tensor& target, const Tensor* source, int dim,
                 const F& f) {
-  const int64_t n = ec::size_along(index, dim);
-  const int64_t limit = ec::size_along(target, dim);
-  const ec::Lines lines(index, dim);
-  const int64_t step = ec::stride_along(index, dim);
-  const int64_t target_step = ec::stride_along(target, dim);
-  const int64_t source_step = source == nullptr ? 0 : ec::stride_along(*source, dim);
+  const int64_t n = size_along(index, dim);
+  const int64_t limit = size_along(target, dim);
+  const Lines lines(index, dim);
+  const int64_t step = stride_along(index, dim);
+  const int64_t target_step = stride_along(target, dim);
+  const int64_t source_step = source == nullptr ? 0 : stride_along(*source, dim);
   for (int64_t line = 0; line < lines.count(); ++line) {
     const int64_t* indices = index.as<int64_t>() + lines.start(line, index);
     const int64_t into = lines.start(line, target);
@@ -105,8 +101,7 @@ void each_index(const Tensor& index, const Tensor& target, const Tensor* source,
     for (int64_t i = 0; i < n; ++i) {
       const int64_t at = indices[i * step];
       if (at < 0 || at >= limit) {
-        fail("the index %lld is outside 0..%lld", static_cast<long long>(at),
-             static_cast<long long>(limit - 1));
+        fail("the index %ld is outside 0..%ld", at, limit - 1);
       }
       f(into + at * target_step, from + i * source_step);
     }
@@ -122,34 +117,33 @@ void check_fits(const Tensor& index, const Tensor& target, const Tensor* source,
     const bool too_large = (d != dim && index.sizes[d] > target.sizes[d]) ||
                            (source != nullptr && index.sizes[d] > source->sizes[d]);
     if (too_large)
-      fail("the index has size %lld in dimension %d, more than it may",
-           static_cast<long long>(index.sizes[d]), d);
+      fail("the index has size %ld in dimension %d, more than it may", index.sizes[d], d);
   }
 }
 
 // out = self, then out[index] = reduce(out[index], source) along `dim`.
 void scatter(Tensor* out, const Tensor& self, int64_t dim, const Tensor& given_index,
              const Tensor* given_source, double value, Reduce reduce, bool include_self) {
-  const int along = ec::dimension_of(self, dim);
+  const int along = dimension_of(self, dim);
   OwnedTensor index_holder, source_holder, apart, wide;
-  const Tensor& index = ec::converted(given_index, ec::kInt64, &index_holder);
+  const Tensor& index = converted(given_index, kInt64, &index_holder);
   Tensor* target = out;
-  if (ec::wide_dtype(out->dtype) != out->dtype) {
-    wide.reset(ec::new_contiguous(out->dims, out->sizes, ec::kFloat32));
+  if (wide_dtype(out->dtype) != out->dtype) {
+    wide.reset(new_contiguous(out->dims, out->sizes, kFloat32));
     target = wide.get();
   }
   const Tensor* source = given_source;
   if (source != nullptr) {
-    source = &ec::converted(*source, target->dtype, &source_holder);
-    if (ec::shares_memory(*source, *target)) {
-      apart.reset(ec::new_contiguous_copy(*source));
+    source = &converted(*source, target->dtype, &source_holder);
+    if (shares_memory(*source, *target)) {
+      apart.reset(new_contiguous_copy(*source));
       source = apart.get();
     }
   }
-  if (target != &self) ec::copy_elements(self, target);
+  if (target != &self) copy_elements(self, target);
   if (index.numel() > 0) {
     check_fits(index, *target, source, along);
-    ec::visit_plain(target->dtype, "scattering", [&](auto zero) {
+    visit_plain(target->dtype, "scattering", [&](auto zero) {
       using T = decltype(zero);
       T* into = target->as<T>();
       if (!include_self) {
@@ -162,8 +156,8 @@ void scatter(Tensor* out, const Tensor& self, int64_t dim, const Tensor& given_i
       });
       if (reduce != Reduce::kMean) return;
       if constexpr (!std::is_same_v<T, bool>) {
-        OwnedTensor counts(ec::new_empty(target->dims, target->sizes, target->strides, ec::kInt32));
-        ec::fill_elements(include_self ? 1 : 0, counts.get());
+        OwnedTensor counts(new_empty(target->dims, target->sizes, target->strides, kInt32));
+        fill_elements(include_self ? 1 : 0, counts.get());
         int32_t* const count = counts->as<int32_t>();
         each_index(index, *target, source, along, [&](int64_t to, int64_t) { ++count[to]; });
         // The first visit divides, and leaves 1 behind.
@@ -176,45 +170,45 @@ void scatter(Tensor* out, const Tensor& self, int64_t dim, const Tensor& given_i
       }
     });
   }
-  if (target != out) ec::copy_elements(*target, out);
+  if (target != out) copy_elements(*target, out);
 }
 
 }  // namespace
 
-AOTITorchError ec_aoti_torch_cpu_scatter_src_out(AtenTensorHandle out, AtenTensorHandle self,
+EC_API int32_t ec_aoti_torch_cpu_scatter_src_out(AtenTensorHandle out, AtenTensorHandle self,
                                                  int64_t dim, AtenTensorHandle index,
                                                  AtenTensorHandle src) {
-  return ec::unchecked("aoti_torch_cpu_scatter_src_out", [&] {
+  return unchecked("aoti_torch_cpu_scatter_src_out", [&] {
     scatter(unwrap(out), *unwrap(self), dim, *unwrap(index), unwrap(src), 0, Reduce::kWrite, true);
   });
 }
 
-AOTITorchError ec_aoti_torch_cpu_scatter_value_out(AtenTensorHandle out, AtenTensorHandle self,
+EC_API int32_t ec_aoti_torch_cpu_scatter_value_out(AtenTensorHandle out, AtenTensorHandle self,
                                                    int64_t dim, AtenTensorHandle index,
                                                    double value) {
-  return ec::unchecked("aoti_torch_cpu_scatter_value_out", [&] {
+  return unchecked("aoti_torch_cpu_scatter_value_out", [&] {
     scatter(unwrap(out), *unwrap(self), dim, *unwrap(index), nullptr, value, Reduce::kWrite, true);
   });
 }
 
-AOTITorchError ec_aoti_torch_cpu_scatter_reduce_two_out(AtenTensorHandle out, AtenTensorHandle self,
+EC_API int32_t ec_aoti_torch_cpu_scatter_reduce_two_out(AtenTensorHandle out, AtenTensorHandle self,
                                                         int64_t dim, AtenTensorHandle index,
                                                         AtenTensorHandle src, const char* reduce,
                                                         int32_t include_self) {
-  return ec::unchecked("aoti_torch_cpu_scatter_reduce_two_out", [&] {
+  return unchecked("aoti_torch_cpu_scatter_reduce_two_out", [&] {
     scatter(unwrap(out), *unwrap(self), dim, *unwrap(index), unwrap(src), 0, reduce_of(reduce),
             include_self != 0);
   });
 }
 
-AOTITorchError ec_aoti_torch_cpu_masked_scatter(AtenTensorHandle self, AtenTensorHandle mask,
+EC_API int32_t ec_aoti_torch_cpu_masked_scatter(AtenTensorHandle self, AtenTensorHandle mask,
                                                 AtenTensorHandle source, AtenTensorHandle* ret0) {
-  return ec::guarded("aoti_torch_cpu_masked_scatter", [&] {
+  return guarded("aoti_torch_cpu_masked_scatter", [&] {
     const Tensor& given = *unwrap(self);
     const Tensor& marks = *unwrap(mask);
-    if (marks.dtype != ec::kBool) fail("mask is %s", ec::dtype_name(marks.dtype));
+    if (marks.dtype != kBool) fail("mask is %s", dtype_name(marks.dtype));
     // self and mask broadcast to each other.
-    int64_t sizes[ec::kMaxDims];
+    int64_t sizes[kMaxDims];
     const int dims = std::max(given.dims, marks.dims);
     for (int d = 0; d < dims; ++d) {
       const int mine = d - (dims - given.dims), other = d - (dims - marks.dims);
@@ -222,23 +216,24 @@ AOTITorchError ec_aoti_torch_cpu_masked_scatter(AtenTensorHandle self, AtenTenso
       const int64_t b = other >= 0 ? marks.sizes[other] : 1;
       sizes[d] = a == 1 ? b : a;
     }
-    OwnedTensor wide_self(ec::new_broadcast(given, dims, sizes, "self"));
-    OwnedTensor wide_mask(ec::new_broadcast(marks, dims, sizes, "mask"));
-    OwnedTensor result(ec::new_contiguous_copy(*wide_self));
-    OwnedTensor row_mask(ec::new_contiguous_copy(*wide_mask));
-    OwnedTensor values(ec::new_contiguous_copy(*unwrap(source)));
-    if (values->dtype != given.dtype) fail("source is %s", ec::dtype_name(values->dtype));
-    const int64_t item = ec::element_size(given.dtype);
+    OwnedTensor wide_self(new_broadcast(given, dims, sizes, "self"));
+    OwnedTensor wide_mask(new_broadcast(marks, dims, sizes, "mask"));
+    OwnedTensor result(new_contiguous_copy(*wide_self));
+    OwnedTensor row_mask(new_contiguous_copy(*wide_mask));
+    OwnedTensor values(new_contiguous_copy(*unwrap(source)));
+    if (values->dtype != given.dtype) fail("source is %s", dtype_name(values->dtype));
+    const int64_t item = element_size(given.dtype);
     const int64_t available = values->numel();
     int64_t used = 0;
     for (int64_t i = 0, n = result->numel(); i < n; ++i) {
       if (!row_mask->as<bool>()[i]) continue;
       if (used == available) {
-        fail("the mask takes more than the %lld values of the source",
-             static_cast<long long>(available));
+        fail("the mask takes more than the %ld values of the source", available);
       }
       std::memcpy(result->data + i * item, values->data + used++ * item, static_cast<size_t>(item));
     }
-    *ret0 = ec::wrap(result.release());
+    *ret0 = wrap(result.release());
   });
 }
+
+}  // namespace ec

@@ -6,7 +6,7 @@ namespace ec {
 int dimension_of(const Tensor& tensor, int64_t dim) {
   const int64_t dims = std::max(tensor.dims, 1);
   if (dim < -dims || dim >= dims) {
-    fail("dimension %lld of %d", static_cast<long long>(dim), tensor.dims);
+    fail("dimension %ld of %d", dim, tensor.dims);
   }
   return static_cast<int>(dim < 0 ? dim + dims : dim);
 }
@@ -26,21 +26,6 @@ int64_t Lines::start(int64_t line, const Tensor& tensor) const {
     line /= sizes_[d];
   }
   return offset;
-}
-
-const Tensor& converted(const Tensor& tensor, int32_t dtype, OwnedTensor* holder) {
-  if (tensor.dtype == dtype) return tensor;
-  holder->reset(new_contiguous(tensor.dims, tensor.sizes, dtype));
-  copy_elements(tensor, holder->get());
-  return **holder;
-}
-
-Tensor* narrowed(OwnedTensor* result, int32_t dtype) {
-  const Tensor& wide = **result;
-  if (wide.dtype == dtype) return result->release();
-  OwnedTensor narrow(new_empty(wide.dims, wide.sizes, wide.strides, dtype));
-  copy_elements(wide, narrow.get());
-  return narrow.release();
 }
 
 }  // namespace ec

@@ -55,16 +55,6 @@ void each_line(const Lines& lines, int64_t cost, const F& f) {
   }
 }
 
-// What values of a dtype are computed in: float32 for float16 and bfloat16, which it holds exactly.
-inline int32_t wide_dtype(int32_t dtype) {
-  return dtype == kFloat16 || dtype == kBFloat16 ? static_cast<int32_t>(kFloat32) : dtype;
-}
-
-// The tensor itself if it has the dtype, else a row-major copy that `holder` owns.
-const Tensor& converted(const Tensor& tensor, int32_t dtype, OwnedTensor* holder);
-// A tensor of this dtype with the elements and strides of `result`, which is used up.
-Tensor* narrowed(OwnedTensor* result, int32_t dtype);
-
 // Calls visitor with a value of the C++ type; fails for float16, complex and so on, naming what
 // for.
 template <class Visitor>
