@@ -22,29 +22,11 @@ int g_count = 0;
 
 thread_local bool t_in_kernel = false;
 
-const char* name_of(Work work) {
-  switch (work) {
-    case Work::kRun:
-      return "run";
-    case Work::kLinear:
-      return "linear";
-    case Work::kMatmul:
-      return "matmul";
-    case Work::kConvolution:
-      return "convolution";
-    case Work::kAttention:
-      return "attention";
-    case Work::kLayerNorm:
-      return "layer norm";
-    case Work::kCopy:
-      return "copy";
-    case Work::kLoops:
-      return "loops";
-    case Work::kOther:
-      return "other";
-  }
-  return "?";
-}
+// In the order of Work.
+constexpr const char* kNames[] = {"run",        "linear", "matmul", "convolution", "attention",
+                                  "layer norm", "copy",   "loops",  "other"};
+
+const char* name_of(Work work) { return kNames[static_cast<int32_t>(work)]; }
 
 ec_profile_row new_row(Work work, const WorkSize& size) {
   ec_profile_row row{};

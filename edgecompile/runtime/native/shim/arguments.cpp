@@ -1,6 +1,8 @@
 // Checks and conversions of what generated code hands to operators.
 #include "shim/arguments.h"
 
+#include <algorithm>
+
 #include "kernels/gemm/packed_weight.h"
 #include "shim/transposition.h"
 
@@ -26,10 +28,14 @@ Activation activation_of(int64_t number) {
 int64_t require_packed(const Tensor& packed, int64_t n, int64_t k, int64_t count) {
   const int64_t each = packed_count(packed, n, k);
   if (packed.numel() != count * each || !is_contiguous(packed)) {
-    fail("w_packed has %ld elements, %ld packed [%ld, %ld] of %s have %ld each", packed.numel(),
-         count, n, k, dtype_name(packed.dtype), each);
+    fail("w_packed has %ld elements, %s packed [%ld, %ld] of %s has %ld", packed.numel(),
+         count == 1 ? "a" : "each", n, k, dtype_name(packed.dtype), each);
   }
   return each;
+}
+
+const int64_t* int64s_of(const Tensor& tensor, OwnedTensor* holder) {
+  return row_major(converted(tensor, kInt64, holder), holder).as<int64_t>();
 }
 
 const float* vector_of(const Tensor* tensor, int64_t n, const char* role, OwnedTensor* holder) {
@@ -82,6 +88,18 @@ const Tensor& with_contiguous_last(const Tensor& tensor, OwnedTensor* holder) {
   if (last >= 0 && (tensor.strides[last] == 1 || tensor.sizes[last] <= 1)) return tensor;
   holder->reset(new_contiguous_copy(tensor));
   return **holder;
+}
+
+void broadcast_sizes(const Tensor& tensor, const char* what, int* dims, int64_t* sizes) {
+  const int wider = std::max(*dims, static_cast<int>(tensor.dims));
+  for (int d = wider - 1; d >= 0; --d) {
+    const int mine = d - (wider - *dims), other = d - (wider - tensor.dims);
+    const int64_t a = mine >= 0 ? sizes[mine] : 1;
+    const int64_t b = other >= 0 ? tensor.sizes[other] : 1;
+    if (a != b && a != 1 && b != 1) fail("%s don't broadcast to each other", what);
+    sizes[d] = a == 1 ? b : a;
+  }
+  *dims = wider;
 }
 
 Tensor* new_broadcast(const Tensor& tensor, int64_t dims, const int64_t* sizes, const char* role) {

@@ -43,11 +43,17 @@ Activation activation_of(int64_t number);
 // `count` of them behind each other.
 int64_t require_packed(const Tensor& packed, int64_t n, int64_t k, int64_t count = 1);
 
+// The elements in row-major order as int64, of the tensor itself or of a copy that `holder` owns.
+const int64_t* int64s_of(const Tensor& tensor, OwnedTensor* holder);
+
 // The n contiguous floats of a vector, or of a copy that `holder` owns; null for null.
 const float* vector_of(const Tensor* tensor, int64_t n, const char* role, OwnedTensor* holder);
 
 // The tensor itself if its last dimension is contiguous, else a row-major copy that `holder` owns.
 const Tensor& with_contiguous_last(const Tensor& tensor, OwnedTensor* holder);
+
+// Broadcasts the sizes of `what` with the tensor's, from the right. Throws Error if they don't fit.
+void broadcast_sizes(const Tensor& tensor, const char* what, int* dims, int64_t* sizes);
 
 // The tensor broadcast to `dims` sizes: a view with stride 0 where it was repeated. Throws Error
 // if it can't be.

@@ -110,8 +110,7 @@ Loop broadcast_loop(const Tensor& source, const Tensor& target) {
     if (i >= lead) {
       const int64_t from = source.sizes[i - lead];
       if (from != size && from != 1) {
-        fail("cannot broadcast size %ld to %ld in dimension %d", from,
-             size, i);
+        fail("cannot broadcast size %ld to %ld in dimension %d", from, size, i);
       }
       stride = from == 1 ? 0 : source.strides[i - lead];
     }
@@ -252,25 +251,6 @@ void run_conversion(const Loop& loop, const Tensor& source, const Tensor& target
   });
 }
 
-struct Bytes16 {
-  uint64_t words[2];
-};
-
-void copy_same(const Loop& loop, int64_t item, const void* source, void* target) {
-  switch (item) {
-    case 1:
-      return copy_typed<uint8_t>(loop, source, target);
-    case 2:
-      return copy_typed<uint16_t>(loop, source, target);
-    case 4:
-      return copy_typed<uint32_t>(loop, source, target);
-    case 8:
-      return copy_typed<uint64_t>(loop, source, target);
-    default:
-      return copy_typed<Bytes16>(loop, source, target);
-  }
-}
-
 }  // namespace
 
 void copy_elements(const Tensor& source, Tensor* target) {
@@ -290,8 +270,9 @@ void copy_elements(const Tensor& source, Tensor* target) {
     return;
   }
   if (source.dtype == target->dtype) {
-    copy_same(loop, element_size(source.dtype), source.data, target->data);
-    return;
+    return visit_bytes(element_size(source.dtype), [&](auto element) {
+      copy_typed<decltype(element)>(loop, source.data, target->data);
+    });
   }
   const Conversion* const from = find_conversion(source.dtype);
   const Conversion* const to = find_conversion(target->dtype);

@@ -26,6 +26,26 @@ inline int32_t wide_dtype(int32_t dtype) {
 // A tensor of this dtype with the elements and strides of `result`, which is used up.
 Tensor* narrowed(OwnedTensor* result, int32_t dtype);
 
+// f(value of a type with that many bytes), to move elements of any dtype.
+template <class F>
+void visit_bytes(int64_t bytes, const F& f) {
+  struct Pair {
+    uint64_t halves[2];
+  };
+  switch (bytes) {
+    case 1:
+      return f(uint8_t{});
+    case 2:
+      return f(uint16_t{});
+    case 4:
+      return f(uint32_t{});
+    case 8:
+      return f(uint64_t{});
+    default:
+      return f(Pair{});  // complex128
+  }
+}
+
 // Sets every element to value, converted to the dtype.
 void fill_elements(double value, Tensor* target);
 

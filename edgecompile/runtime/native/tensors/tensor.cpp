@@ -58,14 +58,12 @@ int64_t extent(int64_t dims, const int64_t* sizes, const int64_t* strides) {
 
 void check_shape(int64_t dims, const int64_t* sizes, const int64_t* strides) {
   if (dims < 0 || dims > kMaxDims) {
-    fail("tensor has %ld dimensions, the runtime supports 0 to %d", dims,
-         kMaxDims);
+    fail("tensor has %ld dimensions, the runtime supports 0 to %d", dims, kMaxDims);
   }
   if (dims > 0 && (sizes == nullptr || strides == nullptr)) fail("sizes or strides are null");
   for (int64_t i = 0; i < dims; ++i) {
     if (sizes[i] < 0 || strides[i] < 0) {
-      fail("dimension %ld has size %ld and stride %ld", i,
-           sizes[i], strides[i]);
+      fail("dimension %ld has size %ld and stride %ld", i, sizes[i], strides[i]);
     }
   }
 }
@@ -74,8 +72,7 @@ int64_t checked_bytes(int64_t elements, int64_t offset, int64_t item) {
   int64_t total = 0;
   if (offset < 0 || __builtin_add_overflow(elements, offset, &total) ||
       __builtin_mul_overflow(total, item, &total) || total > INT64_MAX / 2) {
-    fail("tensor of %ld elements at offset %ld is too large", elements,
-         offset);
+    fail("tensor of %ld elements at offset %ld is too large", elements, offset);
   }
   return total;
 }
@@ -149,8 +146,7 @@ Tensor* new_view(const Tensor& base, int64_t dims, const int64_t* sizes, const i
   const int64_t elements = extent(dims, sizes, strides);
   const int64_t end = checked_bytes(elements, offset, item);
   if (elements != 0 && end > base.storage->bytes) {
-    fail("a view of %ld bytes does not fit a storage of %ld bytes", end,
-         base.storage->bytes);
+    fail("a view of %ld bytes does not fit a storage of %ld bytes", end, base.storage->bytes);
   }
   Tensor* tensor = new_handle();
   set_shape(tensor, dims, sizes, strides);
@@ -241,30 +237,21 @@ bool is_dense(const Tensor& tensor) {
   return true;
 }
 
-// Whether ATen puts dimension a behind dimension b: 1 yes, -1 no, 0 it can't tell.
-int compare_dimensions(const Tensor& tensor, int a, int b) {
-  const int64_t stride_a = tensor.strides[a];
-  const int64_t stride_b = tensor.strides[b];
-  if (stride_a == 0 || stride_b == 0) return 0;
-  if (stride_a != stride_b) return stride_a > stride_b ? 1 : -1;
-  return tensor.sizes[a] > tensor.sizes[b] ? 1 : 0;
-}
-
 }  // namespace
 
-void preserved_strides(const Tensor& like, int64_t* strides) {
-  if (is_dense(like)) {
-    for (int i = 0; i < like.dims; ++i) strides[i] = like.strides[i];
-    return;
-  }
-  // Dense strides in the same order of dimensions: ATen's infer_dense_strides, with its way of
-  // sorting, which decides where the order is ambiguous.
+void dense_strides(int dims, const int64_t* sizes, const int64_t* like, int64_t* strides) {
+  // Whether a has to be outside of b: 1 yes, -1 no, 0 it can't be told.
+  const auto compare = [&](int a, int b) {
+    if (like[a] == 0 || like[b] == 0) return 0;
+    if (like[a] != like[b]) return like[a] > like[b] ? 1 : -1;
+    return sizes[a] > sizes[b] ? 1 : 0;
+  };
   int order[kMaxDims];  // innermost first
-  for (int i = 0; i < like.dims; ++i) order[i] = like.dims - 1 - i;
-  for (int i = 1; i < like.dims; ++i) {
+  for (int i = 0; i < dims; ++i) order[i] = dims - 1 - i;
+  for (int i = 1; i < dims; ++i) {
     int inner = i;
     for (int outer = i - 1; outer >= 0; --outer) {
-      const int comparison = compare_dimensions(like, order[outer], order[inner]);
+      const int comparison = compare(order[outer], order[inner]);
       if (comparison < 0) break;
       if (comparison == 0) continue;
       std::swap(order[outer], order[inner]);
@@ -272,10 +259,15 @@ void preserved_strides(const Tensor& like, int64_t* strides) {
     }
   }
   int64_t step = 1;
-  for (int i = 0; i < like.dims; ++i) {
+  for (int i = 0; i < dims; ++i) {
     strides[order[i]] = step;
-    if (like.sizes[order[i]] > 1) step *= like.sizes[order[i]];
+    if (sizes[order[i]] > 1) step *= sizes[order[i]];
   }
+}
+
+void preserved_strides(const Tensor& like, int64_t* strides) {
+  if (!is_dense(like)) return dense_strides(like.dims, like.sizes, like.strides, strides);
+  for (int i = 0; i < like.dims; ++i) strides[i] = like.strides[i];
 }
 
 int64_t live_tensors() noexcept { return g_live_tensors.load(std::memory_order_relaxed); }

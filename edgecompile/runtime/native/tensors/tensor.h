@@ -69,6 +69,9 @@ bool is_contiguous(const Tensor& tensor);
 bool shares_memory(const Tensor& a, const Tensor& b);  // conservative: address ranges overlap
 // Strides that aten::empty_like gives with memory_format=preserve.
 void preserved_strides(const Tensor& like, int64_t* strides);
+// Strides without gaps in the order of those of `like`: ATen's infer_dense_strides, with its way of
+// sorting, which decides where the order is ambiguous. A dimension of stride 0 stays where it is.
+void dense_strides(int dims, const int64_t* sizes, const int64_t* like, int64_t* strides);
 void contiguous_strides(int64_t dims, const int64_t* sizes, int64_t* strides);
 
 int64_t live_tensors() noexcept;  // handles that exist now

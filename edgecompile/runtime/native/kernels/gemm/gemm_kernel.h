@@ -188,17 +188,18 @@ inline void run_tile(const Tile& t) {
   }
 }
 
-// run[rows - 1] computes that many rows and columns[rows - 1] columns; B in panels of 32 columns.
+// run[rows - 1] computes that many rows and columns[rows - 1] columns, a multiple of kFloatLanes; B
+// in panels of 32 columns.
+template <class T, int kRows>
 struct TileTable {
-  void (*run[kTileRows])(const Tile&);
-  int columns[kTileRows];
-  constexpr TileTable() : TileTable(std::make_integer_sequence<int, kTileRows>{}) {}
-
- private:
-  template <int... R>
-  explicit constexpr TileTable(std::integer_sequence<int, R...>)
-      : run{run_tile<R + 1>...}, columns{kTileVectors<R + 1> * kFloatLanes...} {}
+  void (*run[kRows])(const T&);
+  int columns[kRows];
 };
-inline constexpr TileTable kTiles;
+
+template <int... R>
+constexpr TileTable<Tile, kTileRows> make_tiles(std::integer_sequence<int, R...>) {
+  return {{run_tile<R + 1>...}, {kTileVectors<R + 1> * kFloatLanes...}};
+}
+inline constexpr auto kTiles = make_tiles(std::make_integer_sequence<int, kTileRows>{});
 
 }  // namespace ec

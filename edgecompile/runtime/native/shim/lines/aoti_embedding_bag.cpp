@@ -1,4 +1,6 @@
 // Sums, means and maxima of bags of a table's rows, in AOTInductor's C ABI.
+#include <vector>
+
 #include "shim/arguments.h"
 #include "shim/handles.h"
 #include "shim/lines/lines.h"
@@ -56,43 +58,34 @@ void embedding_bag(const Tensor& given, const Tensor& given_indices, const Tenso
   require_dims(given_indices, 1, "indices");
   require_dims(given_offsets, 1, "offsets");
   if (mode < kSum || mode > kMax) fail("mode %ld", mode);
-  OwnedTensor wide, table_copy, index_row, scale_copy;
+  OwnedTensor wide, table_copy, index_copy, offset_copy, scale_copy, scale_row;
   const Tensor& table =
       with_contiguous_last(converted(given, wide_dtype(given.dtype), &wide), &table_copy);
-  index_row.reset(new_contiguous(1, given_indices.sizes, kInt64));
-  copy_elements(given_indices, index_row.get());
-  const int64_t count = index_row->sizes[0];
+  const int64_t count = given_indices.sizes[0];
   const int64_t starts = given_offsets.sizes[0];
   const int64_t bags = include_last_offset ? starts - 1 : starts;
   if (bags < 0) fail("no offsets, and the last one is included");
-  const int64_t ends = bags + 1;
-  OwnedTensor bounds(new_contiguous(1, &ends, kInt64));
-  OwnedTensor given_bounds(new_contiguous(1, &starts, kInt64));
-  copy_elements(given_offsets, given_bounds.get());
-  int64_t* const bound = bounds->as<int64_t>();
-  std::copy(given_bounds->as<int64_t>(), given_bounds->as<int64_t>() + bags, bound);
-  bound[bags] = count;
-  if (starts > 0 && given_bounds->as<int64_t>()[0] != 0) fail("the first offset isn't 0");
-  if (include_last_offset && given_bounds->as<int64_t>()[bags] != count) {
+  const int64_t* const offsets = int64s_of(given_offsets, &offset_copy);
+  std::vector<int64_t> bound(offsets, offsets + bags);
+  bound.push_back(count);
+  if (starts > 0 && offsets[0] != 0) fail("the first offset isn't 0");
+  if (include_last_offset && offsets[bags] != count) {
     // torch leaves out what is behind the last offset in the sums that have a fast kernel, and
     // takes it in everywhere else.
-    const int64_t end = given_bounds->as<int64_t>()[bags];
     if (mode != kSum || padding_idx >= 0 || given.dtype == kFloat64 || given.strides[1] != 1) {
-      fail("the last offset is %ld, there are %ld indices", end, count);
+      fail("the last offset is %ld, there are %ld indices", offsets[bags], count);
     }
-    if (end > count) fail("the offsets go beyond the indices");
-    bound[bags] = end;
+    if (offsets[bags] > count) fail("the offsets go beyond the indices");
+    bound.back() = offsets[bags];
   }
-  for (int64_t bag = 0; bag < bags; ++bag) {
-    if (bound[bag] < 0 || bound[bag] > bound[bag + 1]) fail("the offsets aren't ascending");
+  if (bound[0] < 0 || !std::is_sorted(bound.begin(), bound.end())) {
+    fail("the offsets aren't ascending");
   }
   if (scales != nullptr) {
     if (mode != kSum || scales->dims != 1 || scales->sizes[0] != count) {
       fail("per_sample_weights don't fit");
     }
-    scale_copy.reset(new_contiguous(1, &count, table.dtype));
-    copy_elements(*scales, scale_copy.get());
-    scales = scale_copy.get();
+    scales = &row_major(converted(*scales, table.dtype, &scale_copy), &scale_row);
   }
   const int64_t width = table.sizes[1];
   const int64_t sizes[2] = {bags, width};
@@ -103,7 +96,8 @@ void embedding_bag(const Tensor& given, const Tensor& given_indices, const Tenso
   fill_elements(0, places.get());
   const int64_t owners = mode != kSum || padding_idx >= 0 ? count : 0;
   OwnedTensor owner(new_contiguous(1, &owners, kInt64));
-  const Bags all{table, index_row->as<int64_t>(), bound, scales, count, bags, padding_idx};
+  const Bags all{
+      table, int64s_of(given_indices, &index_copy), bound.data(), scales, count, bags, padding_idx};
   for (int64_t bag = 0; bag < bags; ++bag) {
     visit_floats(table.dtype, "bags", [&](auto zero) {
       using T = decltype(zero);
@@ -150,11 +144,9 @@ EC_API int32_t ec_aoti_torch_cpu__embedding_bag(AtenTensorHandle weight, AtenTen
                                                 int32_t include_last_offset, int64_t padding_idx,
                                                 AtenTensorHandle* ret0, AtenTensorHandle* ret1,
                                                 AtenTensorHandle* ret2, AtenTensorHandle* ret3) {
-  return guarded("aoti_torch_cpu__embedding_bag", [&] {
-    embedding_bag(*unwrap(weight), *unwrap(indices), *unwrap(offsets), mode,
-                  unwrap_optional(per_sample_weights), include_last_offset != 0, padding_idx, ret0,
-                  ret1, ret2, ret3);
-  });
+  return ec_aoti_torch_cpu__embedding_bag_forward_only(weight, indices, offsets, 0, mode, 0,
+                                                       per_sample_weights, include_last_offset,
+                                                       padding_idx, ret0, ret1, ret2, ret3);
 }
 
 }  // namespace ec

@@ -122,17 +122,7 @@ class Indexing {
     if (indexed_++ == 0) first_ = at;
     last_ = at;
     // Sizes broadcast from the right.
-    int64_t merged[kMaxDims];
-    const int dims = std::max(common_dims_, static_cast<int>(index->dims));
-    for (int d = 0; d < dims; ++d) {
-      const int mine = d - (dims - index->dims), theirs = d - (dims - common_dims_);
-      const int64_t a = mine >= 0 ? index->sizes[mine] : 1;
-      const int64_t b = theirs >= 0 ? common_[theirs] : 1;
-      if (a != b && a != 1 && b != 1) fail("the indices don't broadcast to each other");
-      merged[d] = a == 1 ? b : a;
-    }
-    common_dims_ = dims;
-    std::copy(merged, merged + dims, common_);
+    broadcast_sizes(*index, "the indices", &common_dims_, common_);
   }
 
   // The dimension of the result that a kept one becomes.
@@ -173,66 +163,16 @@ class Indexing {
   int place_ = 0, before_ = 0;  // where the common dimensions are, and the kept ones in front
 };
 
-// The strides that generated code expects of a new result: dense, with the dimensions in the order
-// of the strides of what is read. A dimension of stride zero stays where it is. This is what
-// torch's shape function (meta_index_Tensor) says; aten itself looks at the strides of the indices,
-// too.
-void result_strides(const Indexing& indexing, int64_t* strides) {
-  const int dims = indexing.dims;
-  int order[kMaxDims];  // innermost first
-  for (int d = 0; d < dims; ++d) order[d] = dims - 1 - d;
-  // Positive: a has to be outside of b.
-  const auto compare = [&](int a, int b) {
-    const int64_t one = indexing.strides[a], other = indexing.strides[b];
-    if (one == 0 || other == 0) return 0;
-    if (one != other) return one < other ? -1 : 1;
-    return indexing.sizes[a] > indexing.sizes[b] ? 1 : 0;
-  };
-  for (int i = 1; i < dims; ++i) {
-    int at = i;
-    for (int d = i - 1; d >= 0; --d) {
-      const int compared = compare(order[d], order[at]);
-      if (compared < 0) break;
-      if (compared == 0) continue;
-      std::swap(order[d], order[at]);
-      at = d;
-    }
-  }
-  int64_t stride = 1;
-  for (int i = 0; i < dims; ++i) {
-    strides[order[i]] = stride;
-    stride *= std::max<int64_t>(indexing.sizes[order[i]], 1);
-  }
-}
-
-// f(value of a type with that many bytes), to move elements of any dtype.
-template <class F>
-void visit_bytes(int32_t dtype, const F& f) {
-  struct Pair {
-    uint64_t halves[2];
-  };
-  switch (element_size(dtype)) {
-    case 1:
-      return f(uint8_t{});
-    case 2:
-      return f(uint16_t{});
-    case 4:
-      return f(uint32_t{});
-    case 8:
-      return f(uint64_t{});
-    default:
-      return f(Pair{});  // complex128
-  }
-}
-
 // self[indices].
 Tensor* index(const Tensor& self, const AtenTensorHandle** handles, int64_t count) {
   const Indexing indexing(self, count,
                           [&](int64_t i) { return handles[i] == nullptr ? nullptr : *handles[i]; });
   int64_t strides[kMaxDims];
-  result_strides(indexing, strides);
+  // This is what torch's shape function (meta_index_Tensor) says, and generated code expects; aten
+  // itself looks at the strides of the indices, too.
+  dense_strides(indexing.dims, indexing.sizes, indexing.strides, strides);
   OwnedTensor result(new_empty(indexing.dims, indexing.sizes, strides, self.dtype));
-  visit_bytes(self.dtype, [&](auto element) {
+  visit_bytes(element_size(self.dtype), [&](auto element) {
     using T = decltype(element);
     indexing.each(*result, self,
                   [&](int64_t into, int64_t from) { result->as<T>()[into] = self.as<T>()[from]; });
@@ -254,7 +194,7 @@ void index_put(Tensor* out, const Tensor& self, const AtenTensorHandle* handles,
   }
   const OwnedTensor values(new_broadcast(*source, indexing.dims, indexing.sizes, "values"));
   if (!accumulate) {
-    return visit_bytes(out->dtype, [&](auto element) {
+    return visit_bytes(element_size(out->dtype), [&](auto element) {
       using T = decltype(element);
       indexing.each(*values, *out, [&](int64_t from, int64_t into) {
         out->as<T>()[into] = values->as<T>()[from];

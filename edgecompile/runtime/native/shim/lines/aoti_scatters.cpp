@@ -209,13 +209,9 @@ EC_API int32_t ec_aoti_torch_cpu_masked_scatter(AtenTensorHandle self, AtenTenso
     if (marks.dtype != kBool) fail("mask is %s", dtype_name(marks.dtype));
     // self and mask broadcast to each other.
     int64_t sizes[kMaxDims];
-    const int dims = std::max(given.dims, marks.dims);
-    for (int d = 0; d < dims; ++d) {
-      const int mine = d - (dims - given.dims), other = d - (dims - marks.dims);
-      const int64_t a = mine >= 0 ? given.sizes[mine] : 1;
-      const int64_t b = other >= 0 ? marks.sizes[other] : 1;
-      sizes[d] = a == 1 ? b : a;
-    }
+    int dims = given.dims;
+    std::copy(given.sizes, given.sizes + dims, sizes);
+    broadcast_sizes(marks, "self and mask", &dims, sizes);
     OwnedTensor wide_self(new_broadcast(given, dims, sizes, "self"));
     OwnedTensor wide_mask(new_broadcast(marks, dims, sizes, "mask"));
     OwnedTensor result(new_contiguous_copy(*wide_self));

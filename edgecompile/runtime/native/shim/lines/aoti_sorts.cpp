@@ -34,54 +34,66 @@ struct Before {
   }
 };
 
-// What one call gives: values in the computing dtype, and indices.
+// Sizes and strides of what one call gives.
+struct Shape {
+  int64_t sizes[kMaxDims] = {}, strides[kMaxDims] = {};
+
+  // Row-major, as self with `count` elements along `dim`.
+  Shape(const Tensor& self, int dim, int64_t count) {
+    std::copy(self.sizes, self.sizes + self.dims, sizes);
+    if (self.dims > 0) sizes[dim] = count;
+    contiguous_strides(self.dims, sizes, strides);
+  }
+};
+
 struct Selection {
   OwnedTensor values, indices;
 };
 
-// arrange(entries, before) puts what is wanted to the front; the first `count` are kept.
+// arrange(entries, before) puts what is wanted to the front of each line; as many as the shape has
+// are kept.
 template <class Arrange>
-void select(const Tensor& source, int dim, bool descending, int64_t count, const Selection& into,
+void select(const Tensor& self, int dim, bool descending, const Shape& shape, Selection* result,
             const Arrange& arrange) {
-  const int64_t n = size_along(source, dim);
+  OwnedTensor holder;
+  const Tensor& source = converted(self, wide_dtype(self.dtype), &holder);
+  result->values.reset(new_empty(self.dims, shape.sizes, shape.strides, source.dtype));
+  result->indices.reset(new_empty(self.dims, shape.sizes, shape.strides, kInt64));
+  const int64_t n = size_along(source, dim), count = size_along(*result->values, dim);
   const Lines lines(source, dim);
-  if (lines.count() == 0 || n == 0) return;
-  visit_plain(source.dtype, "sorting", [&](auto zero) {
-    using T = decltype(zero);
-    const int64_t step = stride_along(source, dim);
-    const int64_t value_step = stride_along(*into.values, dim);
-    const int64_t index_step = stride_along(*into.indices, dim);
-    each_line(lines, 40 * n, [&](int64_t line) {
-      thread_local std::vector<Entry<T>> entries;
-      entries.resize(static_cast<size_t>(n));
-      const T* from = source.as<T>() + lines.start(line, source);
-      for (int64_t i = 0; i < n; ++i) entries[static_cast<size_t>(i)] = {from[i * step], i};
-      arrange(entries, Before<T>{descending});
-      T* values = into.values->as<T>() + lines.start(line, *into.values);
-      int64_t* indices = into.indices->as<int64_t>() + lines.start(line, *into.indices);
-      for (int64_t i = 0; i < count; ++i) {
-        values[i * value_step] = entries[static_cast<size_t>(i)].value;
-        indices[i * index_step] = entries[static_cast<size_t>(i)].index;
-      }
+  if (lines.count() > 0 && count > 0) {
+    visit_plain(source.dtype, "sorting", [&](auto zero) {
+      using T = decltype(zero);
+      const int64_t step = stride_along(source, dim);
+      const int64_t result_step = stride_along(*result->values, dim);
+      each_line(lines, 40 * n, [&](int64_t line) {
+        thread_local std::vector<Entry<T>> entries;
+        entries.resize(static_cast<size_t>(n));
+        const T* from = source.as<T>() + lines.start(line, source);
+        for (int64_t i = 0; i < n; ++i) entries[static_cast<size_t>(i)] = {from[i * step], i};
+        arrange(entries, Before<T>{descending});
+        const int64_t start = lines.start(line, *result->values);
+        for (int64_t i = 0; i < count; ++i) {
+          const Entry<T>& entry = entries[static_cast<size_t>(i)];
+          result->values->as<T>()[start + i * result_step] = entry.value;
+          result->indices->as<int64_t>()[start + i * result_step] = entry.index;
+        }
+      });
     });
-  });
+  }
+  result->values.reset(narrowed(&result->values, self.dtype));
 }
 
 void sort(const Tensor& self, int64_t dim, bool descending, AtenTensorHandle* ret0,
           AtenTensorHandle* ret1) {
   const int along = dimension_of(self, dim);
-  OwnedTensor holder;
-  const Tensor& source = converted(self, wide_dtype(self.dtype), &holder);
-  int64_t strides[kMaxDims];
-  preserved_strides(self, strides);
+  Shape shape(self, along, size_along(self, along));
+  preserved_strides(self, shape.strides);
   Selection result;
-  result.values.reset(new_empty(self.dims, self.sizes, strides, source.dtype));
-  result.indices.reset(new_empty(self.dims, self.sizes, strides, kInt64));
-  select(
-      source, along, descending, size_along(self, along), result,
-      [](auto& entries, const auto& before) { std::sort(entries.begin(), entries.end(), before); });
-  Tensor* const values = narrowed(&result.values, self.dtype);
-  *ret0 = wrap(values);
+  select(self, along, descending, shape, &result, [](auto& entries, const auto& before) {
+    std::sort(entries.begin(), entries.end(), before);
+  });
+  *ret0 = wrap(result.values.release());
   *ret1 = wrap(result.indices.release());
 }
 
@@ -108,24 +120,13 @@ EC_API int32_t ec_aoti_torch_cpu_topk(AtenTensorHandle self, int64_t k, int64_t 
     const Tensor& given = *unwrap(self);
     const int along = dimension_of(given, dim);
     const int64_t n = size_along(given, along);
-    if (k < 0 || k > n) {
-      fail("%ld values of %ld can't be selected", k, n);
-    }
-    OwnedTensor holder;
-    const Tensor& source = converted(given, wide_dtype(given.dtype), &holder);
-    int64_t sizes[kMaxDims] = {};
-    std::copy(given.sizes, given.sizes + given.dims, sizes);
-    if (given.dims > 0) sizes[along] = k;
+    if (k < 0 || k > n) fail("%ld values of %ld can't be selected", k, n);
     Selection result;
-    result.values.reset(new_contiguous(given.dims, sizes, source.dtype));
-    result.indices.reset(new_contiguous(given.dims, sizes, kInt64));
-    if (k > 0) {
-      select(source, along, largest != 0, k, result, [&](auto& entries, const auto& before) {
-        std::partial_sort(entries.begin(), entries.begin() + k, entries.end(), before);
-      });
-    }
-    Tensor* const values = narrowed(&result.values, given.dtype);
-    *ret0 = wrap(values);
+    select(given, along, largest != 0, Shape(given, along, k), &result,
+           [&](auto& entries, const auto& before) {
+             std::partial_sort(entries.begin(), entries.begin() + k, entries.end(), before);
+           });
+    *ret0 = wrap(result.values.release());
     *ret1 = wrap(result.indices.release());
   });
 }
@@ -137,37 +138,25 @@ EC_API int32_t ec_aoti_torch_cpu_kthvalue(AtenTensorHandle self, int64_t k, int6
     const Tensor& given = *unwrap(self);
     const int along = dimension_of(given, dim);
     const int64_t n = size_along(given, along);
-    if (k < 1 || k > n) {
-      fail("there is no value number %ld of %ld", k, n);
-    }
-    OwnedTensor holder;
-    const Tensor& source = converted(given, wide_dtype(given.dtype), &holder);
-    int64_t sizes[kMaxDims] = {};
-    std::copy(given.sizes, given.sizes + given.dims, sizes);
-    if (given.dims > 0) sizes[along] = 1;
+    if (k < 1 || k > n) fail("there is no value number %ld of %ld", k, n);
     Selection result;
-    result.values.reset(new_contiguous(given.dims, sizes, source.dtype));
-    result.indices.reset(new_contiguous(given.dims, sizes, kInt64));
-    select(source, along, false, 1, result, [&](auto& entries, const auto& before) {
-      std::nth_element(entries.begin(), entries.begin() + (k - 1), entries.end(), before);
-      std::swap(entries.front(), entries[static_cast<size_t>(k - 1)]);
-    });
-    OwnedTensor values(narrowed(&result.values, given.dtype));
+    select(given, along, false, Shape(given, along, 1), &result,
+           [&](auto& entries, const auto& before) {
+             std::nth_element(entries.begin(), entries.begin() + (k - 1), entries.end(), before);
+             std::swap(entries.front(), entries[static_cast<size_t>(k - 1)]);
+           });
     if (keepdim == 0 && given.dims > 0) {
-      const auto without = [&](const Tensor& tensor) {
-        int64_t left[kMaxDims], strides[kMaxDims];
-        int dims = 0;
-        for (int d = 0; d < tensor.dims; ++d) {
-          if (d == along) continue;
-          left[dims] = tensor.sizes[d];
-          strides[dims++] = tensor.strides[d];
-        }
-        return new_view(tensor, dims, left, strides, tensor.offset, tensor.dtype);
-      };
-      values.reset(without(*values));
-      result.indices.reset(without(*result.indices));
+      // Both are row-major, so the dimension of size 1 only has to be left out.
+      int64_t sizes[kMaxDims];
+      std::copy(given.sizes, given.sizes + along, sizes);
+      std::copy(given.sizes + along + 1, given.sizes + given.dims, sizes + along);
+      int64_t strides[kMaxDims];
+      contiguous_strides(given.dims - 1, sizes, strides);
+      for (OwnedTensor* tensor : {&result.values, &result.indices}) {
+        tensor->reset(new_view(**tensor, given.dims - 1, sizes, strides, 0, (*tensor)->dtype));
+      }
     }
-    *ret0 = wrap(values.release());
+    *ret0 = wrap(result.values.release());
     *ret1 = wrap(result.indices.release());
   });
 }

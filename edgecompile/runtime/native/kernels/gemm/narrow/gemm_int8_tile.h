@@ -160,18 +160,11 @@ inline void run_int8_tile(const Int8Tile& t) {
   }
 }
 
-// run[rows - 1] computes that many rows and columns[rows - 1] columns, a multiple of kFloatLanes.
-template <class Math>
-struct Int8TileTable {
-  void (*run[kInt8Rows])(const Int8Tile&);
-  int columns[kInt8Rows];
-  constexpr Int8TileTable() : Int8TileTable(std::make_integer_sequence<int, kInt8Rows>{}) {}
-
- private:
-  template <int... R>
-  explicit constexpr Int8TileTable(std::integer_sequence<int, R...>)
-      : run{run_int8_tile<Math, R + 1>...}, columns{int8_vectors<Math, R + 1>() * kFloatLanes...} {}
-};
-inline constexpr Int8TileTable<Int8Math> kInt8Tiles;
+template <class Math, int... R>
+constexpr TileTable<Int8Tile, kInt8Rows> make_int8_tiles(std::integer_sequence<int, R...>) {
+  return {{run_int8_tile<Math, R + 1>...}, {int8_vectors<Math, R + 1>() * kFloatLanes...}};
+}
+inline constexpr auto kInt8Tiles =
+    make_int8_tiles<Int8Math>(std::make_integer_sequence<int, kInt8Rows>{});
 
 }  // namespace ec

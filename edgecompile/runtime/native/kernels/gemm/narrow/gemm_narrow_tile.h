@@ -126,19 +126,13 @@ inline void run_narrow_tile(const NarrowTile<Math>& t) {
   }
 }
 
-// run[rows - 1] computes that many rows and columns[rows - 1] columns, a multiple of kFloatLanes.
+template <class Math, int... R>
+constexpr TileTable<NarrowTile<Math>, kTileRows> make_narrow_tiles(
+    std::integer_sequence<int, R...>) {
+  return {{run_narrow_tile<Math, R + 1>...}, {kTileVectors<R + 1> * kFloatLanes...}};
+}
 template <class Math>
-struct NarrowTileTable {
-  void (*run[kTileRows])(const NarrowTile<Math>&);
-  int columns[kTileRows];
-  constexpr NarrowTileTable() : NarrowTileTable(std::make_integer_sequence<int, kTileRows>{}) {}
-
- private:
-  template <int... R>
-  explicit constexpr NarrowTileTable(std::integer_sequence<int, R...>)
-      : run{run_narrow_tile<Math, R + 1>...}, columns{kTileVectors<R + 1> * kFloatLanes...} {}
-};
-template <class Math>
-inline constexpr NarrowTileTable<Math> kNarrowTiles;
+inline constexpr auto kNarrowTiles =
+    make_narrow_tiles<Math>(std::make_integer_sequence<int, kTileRows>{});
 
 }  // namespace ec
