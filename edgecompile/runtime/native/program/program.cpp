@@ -49,8 +49,7 @@ Tensor* borrow(const ec_tensor& tensor, const char* what) {
     OwnedTensor borrowed(
         ec::new_borrowed(tensor.data, tensor.ndim, tensor.sizes, tensor.strides, 0, tensor.dtype));
     if (borrowed->storage->bytes > tensor.nbytes) {
-      fail("it describes %ld bytes but has %ld", borrowed->storage->bytes,
-           tensor.nbytes);
+      fail("it describes %ld bytes but has %ld", borrowed->storage->bytes, tensor.nbytes);
     }
     return borrowed.release();
   } catch (const ec::Error& error) {
@@ -139,8 +138,7 @@ std::unique_ptr<ec_outputs> run(ec_program* program, const ec_tensor* inputs, in
   ec::ModelLibrary& library = *program->library;
   // The container would throw across its C ABI for a wrong count.
   if (n_inputs != library.input_count() || (n_inputs > 0 && inputs == nullptr)) {
-    fail("the model has %ld inputs, %ld were given",
-         library.input_count(), n_inputs);
+    fail("the model has %ld inputs, %ld were given", library.input_count(), n_inputs);
   }
   HandleArray input_handles(n_inputs);
   for (int64_t i = 0; i < n_inputs; ++i) {
@@ -251,8 +249,7 @@ int32_t ec_program_run_into(ec_program* program, const ec_tensor* inputs, int64_
     if (program == nullptr) fail("null pointer");
     const int64_t count = program->library->output_count();
     if (n_outputs != count || (n_outputs > 0 && outputs == nullptr)) {
-      fail("the model has %ld outputs, memory for %ld was given", count,
-           n_outputs);
+      fail("the model has %ld outputs, memory for %ld was given", count, n_outputs);
     }
     const std::unique_ptr<ec_outputs> results = run(program, inputs, n_inputs);
     for (size_t i = 0; i < results->tensors.size(); ++i) {

@@ -5,8 +5,8 @@
 
 namespace ec {
 
-// X(torch's name, ours, code, bytes). The codes are c10::ScalarType's, which compiled models and the
-// host ABI carry as integers.
+// X(torch's name, ours, code, bytes). The codes are c10::ScalarType's, which compiled models and
+// the host ABI carry as integers.
 // clang-format off: it never comes to rest on this list.
 #define EC_FOR_EACH_DTYPE(X) \
   X(uint8, kUInt8, 0, 1) \
