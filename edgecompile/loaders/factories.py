@@ -117,7 +117,7 @@ def _generator(
             f"{subject} can't be used for {task}: " + "; ".join(problems),
             hint=f'return {{"module": model, "task": "{task}"}}; keys beside: name, tokenizer',
         )
-    from edgecompile.loaders.generators.registry import MAKERS  # needs transformers
+    from edgecompile.loaders.generators.makers import MAKERS  # needs transformers
 
     tokenizer = value.get("tokenizer") if isinstance(value, Mapping) else None
     return MAKERS[task](

@@ -17,11 +17,12 @@ import torch
 from torch import nn
 
 from edgecompile.errors import ModelError
+from edgecompile.loaders.folders.files import plain_name
 from edgecompile.loaders.input_specs import as_dict, describe_inputs
 from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.modules import NamedModule, describe_error
 from edgecompile.models.probing import probe_model
-from edgecompile.models.specs import AxisLimits, InputSpec
+from edgecompile.models.specs import AxisLimits, axis_sizes
 from edgecompile.runtime.format.dtypes import INPUT_NAMES, Number
 
 _NAME = re.compile(r"[A-Za-z_]\w{0,99}")
@@ -40,75 +41,59 @@ def build_model(
         ModelError: lists everything that is wrong with it, or says where the module fails on its
             example inputs.
     """
-    checker = _Checker(spec, options)
-    module, inputs, axes, length_axis = checker.check()
-    if checker.problems:
+    checked = _Checked(spec, options)
+    if checked.module is None or checked.problems:
         raise ModelError(
-            f"'{source.spec}' can't be used: " + "; ".join(checker.problems),
+            f"'{source.spec}' can't be used: " + "; ".join(checked.problems),
             hint="what a factory returns is described in edgecompile.loaders.factory_specs.ModelSpec",
         )
-    assert module is not None
-    plain = _to_plain(module, checker.notes)
-    name = re.sub(r"[^A-Za-z0-9_.+-]+", "-", options.name or spec.name or default_name)
+    inputs, axes, examples = checked.inputs, checked.axes, checked.examples
+    plain = _to_plain(checked.module, checked.notes)
+    name = plain_name(options.name or spec.name or default_name)
     named = NamedModule(plain, [item.name for item in inputs], output_names=spec.outputs).eval()
-    examples = checker.examples
-    known = {
-        axis: int(examples[item.name].shape[dim])
-        for item in inputs
-        for dim, axis in enumerate(item.shape)
-        if isinstance(axis, str)
-    }
-    _run_example(named, examples, source.spec, checker.notes)
-    outputs, copied = probe_model(named, inputs, axes, name, known)
+    _run_example(named, examples, source.spec, checked.notes)
+    outputs, copied = probe_model(named, inputs, axes, name, axis_sizes(inputs, examples))
     return LoadedModel(
         name=name,
         module=named,
-        inputs=tuple(inputs),
+        inputs=inputs,
         outputs=outputs,
         axes=axes,
-        length_axis=length_axis,
+        length_axis=checked.length_axis,
         source=source,
         tokenizer=None if spec.tokenizer is None else Path(spec.tokenizer),
-        notes=(*checker.notes, *copied),
+        notes=(*checked.notes, *copied),
     )
 
 
 def find_problems(spec: ModelSpec, options: LoadOptions) -> list[str]:
     """The faults of a factory's result that can be found without running it."""
-    checker = _Checker(spec, options)
-    checker.check()
-    return checker.problems
+    return _Checked(spec, options).problems
 
 
-class _Checker:
-    """Goes through a ModelSpec in the order in which its parts depend on each other."""
+class _Checked:
+    """The parts of a ModelSpec, looked at in the order in which they depend on each other."""
 
     def __init__(self, spec: ModelSpec, options: LoadOptions) -> None:
         self.spec = spec
         self.options = options
         self.problems: list[str] = []
         self.notes: list[str] = []
-        self.examples: dict[str, torch.Tensor] = {}
-
-    def check(
-        self,
-    ) -> tuple[nn.Module | None, list[InputSpec], dict[str, AxisLimits], str | None]:
-        module = self._module()
-        self.examples = self._examples(module)
+        self.module = self._module()
+        self.examples = self._examples()
         shapes = self._shapes()
-        axes = self._axes(shapes)
-        length_axis = self._length_axis(axes)
-        self._limit_length(axes, length_axis)
-        self._check_sizes(shapes, axes)
-        inputs = describe_inputs(
+        self.axes = self._axes(shapes)
+        self.length_axis = self._length_axis()
+        self._limit_length()
+        self._check_sizes(shapes)
+        self.inputs = describe_inputs(
             self.examples,
             shapes,
-            pad={**as_dict(self.spec.pad), **self.options.pad},
-            bounds=as_dict(self.spec.bounds),
-            masks=self.spec.masks,
+            pad={**as_dict(spec.pad), **options.pad},
+            bounds=as_dict(spec.bounds),
+            masks=spec.masks,
             problems=self.problems,
         )
-        return module, inputs, axes, length_axis
 
     def _module(self) -> nn.Module | None:
         module: Any = self.spec.module
@@ -117,17 +102,17 @@ class _Checker:
             self.problems.append(f"module is {kind}, not a torch.nn.Module (an instance)")
             return None
         state = [*module.named_parameters(), *module.named_buffers()]
-        places = sorted({tensor.device.type for _, tensor in state} - {"cpu"})
-        if places:
-            first = next(name for name, t in state if t.device.type != "cpu")
+        away = {name: t.device.type for name, t in state if t.device.type != "cpu"}
+        if away:
+            places = ", ".join(sorted(set(away.values())))
             self.problems.append(
-                f"weights are on {', '.join(places)} ('{first}'): they must have values on the CPU"
+                f"weights are on {places} ('{next(iter(away))}'): they must have values on the CPU"
             )
         return module
 
-    def _examples(self, module: nn.Module | None) -> dict[str, torch.Tensor]:
+    def _examples(self) -> dict[str, torch.Tensor]:
         given: Any = self.spec.inputs
-        accepted = None if module is None else _parameters(module)
+        accepted = None if self.module is None else _parameters(self.module)
         if isinstance(given, (torch.Tensor, np.ndarray)):
             given = (given,)
         if isinstance(given, Sequence) and not isinstance(given, str):
@@ -142,11 +127,8 @@ class _Checker:
         if not isinstance(given, Mapping) or not given:
             self.problems.append("inputs is no dict of example tensors by argument name")
             return {}
-        result = {}
-        for name, value in given.items():
-            tensor = self._tensor(str(name), value)
-            if tensor is not None:
-                result[str(name)] = tensor
+        found = {str(name): self._tensor(str(name), value) for name, value in given.items()}
+        result = {name: tensor for name, tensor in found.items() if tensor is not None}
         if accepted is not None:
             self._check_arguments(result, accepted)
         return result
@@ -215,84 +197,72 @@ class _Checker:
     def _axes(self, shapes: Mapping[str, Sequence[int | str]]) -> dict[str, AxisLimits]:
         names = dict.fromkeys(d for shape in shapes.values() for d in shape if isinstance(d, str))
         limits: Any = self.spec.limits
-        result = {}
-        for axis in names:
-            given = limits.get(axis) if isinstance(limits, Mapping) else None
-            lo, hi = (1, 1) if axis == BATCH and given is None else (1, None)
-            if given is not None:
-                checked = _pair(given)
-                if checked is None:
-                    self.problems.append(
-                        f"the limits of {axis} are {given!r}, not (lowest, highest) from 1"
-                    )
-                else:
-                    lo, hi = checked
-            if axis == BATCH and self.options.batch is not None:
-                asked = self.options.batch
-                if given is not None and not (lo <= asked[0] and asked[1] <= (hi or asked[1])):
-                    self.problems.append(
-                        f"the batch {asked[0]}..{asked[1]} isn't within {AxisLimits(lo, hi)}"
-                    )
-                lo, hi = asked
-            result[axis] = AxisLimits(lo, hi)
         if not isinstance(limits, Mapping):
             self.problems.append('limits isn\'t of the form {"length": (1, 512)}')
-        else:
-            self.problems += [f"limits names the axis {a!r}" for a in limits if a not in names]
+            limits = {}
+        self.problems += [f"limits names the axis {a!r}" for a in limits if a not in names]
+        result = {}
+        for axis in names:
+            given, asked = limits.get(axis), self.options.batch if axis == BATCH else None
+            found = AxisLimits(1, 1 if axis == BATCH else None) if given is None else _span(given)
+            if found is None:
+                self.problems.append(
+                    f"the limits of {axis} are {given!r}, not (lowest, highest) from 1"
+                )
+                found = AxisLimits(1)
+            if asked is not None:
+                inside = found.lo <= asked[0] and asked[1] <= (found.hi or asked[1])
+                if given is not None and not inside:
+                    self.problems.append(f"the batch {asked[0]}..{asked[1]} isn't within {found}")
+                found = AxisLimits(*asked)
+            result[axis] = found
         return result
 
-    def _length_axis(self, axes: Mapping[str, AxisLimits]) -> str | None:
+    def _length_axis(self) -> str | None:
         given = self.spec.length_axis
-        if given is not None:
-            if given not in axes:
-                self.problems.append(f"length_axis is {given!r}, which no input has")
-                return None
-            return given
-        others = [axis for axis in axes if axis != BATCH]
-        if LENGTH in axes:
-            return LENGTH
-        if len(others) > 1:
+        if given is not None and given not in self.axes:
+            self.problems.append(f"length_axis is {given!r}, which no input has")
+            return None
+        others = [axis for axis in self.axes if axis != BATCH]
+        if given is None and LENGTH not in others and len(others) > 1:
             self.problems.append(f"length_axis must say which of {', '.join(others)} it is")
         # Where nothing else varies, what varies with traffic is how much comes at once.
-        return others[0] if others else (BATCH if BATCH in axes else None)
+        return given or (LENGTH if LENGTH in others else next(iter([*others, *self.axes]), None))
 
-    def _limit_length(self, axes: dict[str, AxisLimits], length_axis: str | None) -> None:
-        wanted = [self.spec.max_length, self.options.max_length]
-        for value in wanted:
+    def _limit_length(self) -> None:
+        for value in (self.spec.max_length, self.options.max_length):
             if value is None:
                 continue
-            if length_axis is None:
+            if self.length_axis is None:
                 self.problems.append("a maximum length is given, but there is no length axis")
                 return
-            limits = axes[length_axis]
+            limits = self.axes[self.length_axis]
             if not isinstance(value, int) or value < limits.lo:
                 self.problems.append(f"max_length is {value!r}, not a size from {limits.lo} on")
             elif value is self.options.max_length and limits.hi is not None and value > limits.hi:
                 self.problems.append(f"the maximum length {value} is over the model's {limits.hi}")
             else:
-                axes[length_axis] = AxisLimits(limits.lo, min(value, limits.hi or value))
+                hi = min(value, limits.hi or value)
+                self.axes[self.length_axis] = AxisLimits(limits.lo, hi)
 
-    def _check_sizes(
-        self, shapes: Mapping[str, Sequence[int | str]], axes: Mapping[str, AxisLimits]
-    ) -> None:
+    def _check_sizes(self, shapes: Mapping[str, Sequence[int | str]]) -> None:
         seen: dict[str, tuple[str, int]] = {}
-        for name, shape in shapes.items():
-            for dim, axis in enumerate(shape):
-                if not isinstance(axis, str):
-                    continue
-                size = int(self.examples[name].shape[dim])
-                first, other = seen.setdefault(axis, (name, size))
-                if other != size:
-                    self.problems.append(
-                        f"{axis} is {other} in the example '{first}' and {size} in '{name}'"
-                    )
-                limits = axes[axis]
-                hi = limits.hi or size
-                # A batch chosen by option needn't be the one of the example.
-                if axis != BATCH and not limits.lo <= size <= hi:
-                    self.problems.append(
-                        f"{axis} is {size} in the example '{name}', outside its limits {limits}"
-                    )
+        places = ((n, d, axis) for n, s in shapes.items() for d, axis in enumerate(s))
+        for name, dim, axis in places:
+            if not isinstance(axis, str):
+                continue
+            size = int(self.examples[name].shape[dim])
+            first, other = seen.setdefault(axis, (name, size))
+            if other != size:
+                self.problems.append(
+                    f"{axis} is {other} in the example '{first}' and {size} in '{name}'"
+                )
+            limits = self.axes[axis]
+            # A batch chosen by option needn't be the one of the example.
+            if axis != BATCH and not limits.lo <= size <= (limits.hi or size):
+                self.problems.append(
+                    f"{axis} is {size} in the example '{name}', outside its limits {limits}"
+                )
 
 
 def _to_plain(module: nn.Module, notes: list[str]) -> nn.Module:
@@ -352,13 +322,13 @@ def _parameters(module: nn.Module) -> dict[str, bool]:
     return result
 
 
-def _pair(value: Any) -> tuple[int, int | None] | None:
+def _span(value: Any) -> AxisLimits | None:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         return None
     lo, hi = value
     if not isinstance(lo, int) or lo < 1 or not (hi is None or (isinstance(hi, int) and hi >= lo)):
         return None
-    return lo, hi
+    return AxisLimits(lo, hi)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from edgecompile.errors import ModelError
-from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.loaded import LoadedModel, LoadOptions
 from edgecompile.models.specs import AxisLimits, InputSpec
 from edgecompile.runtime.format.dtypes import BY_NAME, Number, holds
 
@@ -22,7 +22,7 @@ def describe_inputs(
     bounds: Mapping[str, Any],
     masks: Sequence[str] | None,
     problems: list[str],
-) -> list[InputSpec]:
+) -> tuple[InputSpec, ...]:
     """An InputSpec for every example.
 
     Args:
@@ -55,7 +55,7 @@ def describe_inputs(
         if value is not None and span is not None and not span[0] <= value <= span[1]:
             problems.append(f"the pad value {value} of '{name}' is outside its bounds")
         result.append(InputSpec(name, dtype, tuple(shapes[name]), value, span, draw))
-    return result
+    return tuple(result)
 
 
 def with_one_size(loaded: LoadedModel, batch: tuple[int, int] | None) -> LoadedModel:
@@ -86,6 +86,18 @@ def with_one_size(loaded: LoadedModel, batch: tuple[int, int] | None) -> LoadedM
     )
     limits = {axis: AxisLimits(size, size)}
     return replace(loaded, inputs=inputs, axes=limits, length_axis=axis)
+
+
+def with_pads(inputs: tuple[InputSpec, ...], options: LoadOptions) -> tuple[InputSpec, ...]:
+    """The inputs with the pad values that were asked for.
+
+    Raises:
+        ModelError: there is no such input.
+    """
+    unknown = sorted(set(options.pad) - {spec.name for spec in inputs})
+    if unknown:
+        raise ModelError(f"pad values for inputs that don't exist: {', '.join(unknown)}")
+    return tuple(replace(s, pad=options.pad.get(s.name, s.pad)) for s in inputs)
 
 
 def as_dict(value: Any) -> dict[str, Any]:

@@ -19,10 +19,11 @@ from edgecompile.export.conditions import input_nodes
 from edgecompile.export.ladder import upper_limit
 from edgecompile.export.program import fill_bounds
 from edgecompile.files import hash_tree
+from edgecompile.loaders.input_specs import with_pads
 from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.modules import NamedModule
 from edgecompile.models.probing import probe_model
-from edgecompile.models.specs import AxisLimits, InputSpec
+from edgecompile.models.specs import AxisLimits, InputSpec, axis_sizes
 from edgecompile.runtime.format.dtypes import INPUT_NAMES
 
 
@@ -61,7 +62,10 @@ def load_program_object(
     _check_weights(spec, program)
     name = options.name or name
     module = NamedModule(program.module(), [item.name for item in inputs], positional=positional)
-    known = _known_sizes(program, inputs)
+    # Sizes of the example inputs, for which the program surely works.
+    args, kwargs = program.example_inputs or ((), {})
+    examples = zip((item.name for item in inputs), [*args, *kwargs.values()], strict=True)
+    known = axis_sizes(inputs, dict(examples))
     outputs, copied = probe_model(module, inputs, axes, name, known)
     return LoadedModel(
         name=name,
@@ -119,18 +123,13 @@ def _read_signature(
             problems.append(f"the input '{name}' is on {value.device}, not on the CPU")
         elif str(value.dtype).removeprefix("torch.") not in INPUT_NAMES:
             problems.append(f"the input '{name}' is {value.dtype}, which numpy hasn't")
-    unknown = sorted(set(options.pad) - set(called))
-    if unknown:
-        problems.append(f"pad values for inputs that don't exist: {', '.join(unknown)}")
     if problems:
         raise ModelError(f"'{spec}': " + "; ".join(problems))
     symbols = _name_symbols(values)
     specs = [_input_spec(name, value, symbols) for name, value in zip(called, values, strict=True)]
     filled = fill_bounds(program, specs)
-    inputs = tuple(
-        replace(s, pad=options.pad.get(s.name, 0 if s.bounds and s.pad is None else s.pad))
-        for s in filled
-    )
+    own = tuple(replace(s, pad=0) if s.bounds and s.pad is None else s for s in filled)
+    inputs = with_pads(own, options)
     axes = {}
     for symbol, axis in symbols.items():
         found = [r for e, r in program.range_constraints.items() if str(e) == symbol]
@@ -144,18 +143,15 @@ def _read_signature(
             upper = min(upper or options.max_length, options.max_length)
         lower = max(1, int(found[0].lower))
         if axis == "batch":
-            lower, upper = _narrow(spec, lower, upper, options.batch or (lower, lower))
+            wanted = options.batch or (lower, lower)
+            if wanted[0] < lower or (upper is not None and wanted[1] > upper):
+                raise ModelError(
+                    f"'{spec}': the batch {wanted[0]}..{wanted[1]} isn't within the program's "
+                    f"{AxisLimits(lower, upper)}"
+                )
+            lower, upper = wanted
         axes[axis] = AxisLimits(lower, upper)
     return inputs, axes, positional
-
-
-def _narrow(spec: str, lower: int, upper: int | None, wanted: tuple[int, int]) -> tuple[int, int]:
-    if wanted[0] < lower or (upper is not None and wanted[1] > upper):
-        raise ModelError(
-            f"'{spec}': the batch {wanted[0]}..{wanted[1]} isn't within the program's "
-            f"{AxisLimits(lower, upper)}"
-        )
-    return wanted
 
 
 def _arguments(
@@ -199,17 +195,3 @@ def _input_spec(name: str, value: torch.Tensor, symbols: dict[str, str]) -> Inpu
     if name.endswith("mask") and not value.dtype.is_floating_point:
         return InputSpec(name, dtype, shape, 0, (0, 1), (1, 1))
     return InputSpec(name, dtype, shape)
-
-
-def _known_sizes(
-    program: torch.export.ExportedProgram, inputs: Sequence[InputSpec]
-) -> dict[str, int]:
-    """Sizes of the example inputs, for which the program surely works."""
-    assert program.example_inputs is not None
-    args, kwargs = program.example_inputs
-    return {
-        axis: int(size)
-        for spec, tensor in zip(inputs, [*args, *kwargs.values()], strict=True)
-        for axis, size in zip(spec.shape, tensor.shape, strict=True)
-        if isinstance(axis, str)
-    }

@@ -12,30 +12,31 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from edgecompile.errors import ModelError
 from edgecompile.files import plain_fields
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.specs import AxisLimits, InputSpec, OutputSpec
-from edgecompile.runtime.format.schema import CAUSAL_LM, SEQ2SEQ
+from edgecompile.runtime.format.schema import GenerationSpec
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "CONTEXT_STEP",
-    "CausalGeneration",
+    "ENCODER",
     "Generation",
     "LoadOptions",
     "LoadedModel",
     "ModelSource",
-    "Seq2SeqGeneration",
+    "least_context",
     "model_structure",
 ]
 
 #: Callers of a model that generates pass whole multiples of so many rows of a cache.
-CONTEXT_STEP = 64
+_CONTEXT_STEP = 64
+#: The folder, in a bundle, of the bundle that reads sources.
+ENCODER = "encoder"
 
 
 @dataclass(frozen=True)
@@ -66,67 +67,19 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class Generation:
-    """How a model that generates tokens over caches from outside is called.
+    """How a model generates tokens over caches from outside.
 
     Attributes:
-        input, position, last, caches: names of its inputs: the new tokens, the place of the first
-            one, which one's logits are wanted, and the tensors that it changes in place.
-        logits: its output's name.
-        context_axis: the axis of the caches' rows.
-        max_context: the most rows.
-        eos, bos, pad: token ids; ``eos`` end a text.
-        defaults: how its author wants to sample; names as in a manifest's "generation".
-    """
-
-    input: str
-    position: str
-    last: str
-    logits: str
-    context_axis: str
-    caches: tuple[str, ...]
-    max_context: int
-    eos: tuple[int, ...]
-    bos: int | None
-    pad: int
-    defaults: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class CausalGeneration(Generation):
-    """Generation behind a prompt.
-
-    Attributes:
+        spec: as a manifest has it: names of inputs, output and axes, and tokens.
         greedy: gives the tokens that follow a prompt, up to a number, by the library that the model
-            comes from.
+            comes from; where there is an encoder, it is given its inputs as well.
+        encoder: makes the ``cross`` inputs of a source: its outputs have these names. None: the
+            model has no source.
     """
 
-    greedy: Callable[[Sequence[int], int], list[int]]
-    kind: ClassVar[str] = CAUSAL_LM
-
-
-@dataclass(frozen=True)
-class Seq2SeqGeneration(Generation):
-    """Generation by a decoder that attends to a source.
-
-    Attributes:
-        cross: names of the inputs with the source's keys and values, which are only read.
-        start: tokens that every text begins with.
-        source: name of the encoder's input that is the source.
-        suppress: tokens that are never chosen.
-        suppress_first: tokens that aren't chosen first.
-        encoder: makes the ``cross`` inputs of a source: its outputs have these names.
-        translate: gives the tokens that follow the encoder's inputs and a beginning, up to a number,
-            by the library that the model comes from.
-    """
-
-    cross: tuple[str, ...]
-    start: tuple[int, ...]
-    source: str
-    suppress: tuple[int, ...]
-    suppress_first: tuple[int, ...]
-    encoder: LoadedModel
-    translate: Callable[[Mapping[str, torch.Tensor], Sequence[int], int], list[int]]
-    kind: ClassVar[str] = SEQ2SEQ
+    spec: GenerationSpec
+    greedy: Callable[..., list[int]]
+    encoder: LoadedModel | None = None
 
 
 @dataclass(frozen=True)
@@ -158,13 +111,12 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     load: Mapping[str, Any] = field(default_factory=dict)
-    generation: CausalGeneration | Seq2SeqGeneration | None = None
+    generation: Generation | None = None
 
     @property
     def encoder(self) -> LoadedModel | None:
         """The model of the sources, where this one generates from a source."""
-        made = self.generation
-        return made.encoder if isinstance(made, Seq2SeqGeneration) else None
+        return None if self.generation is None else self.generation.encoder
 
     @property
     def has_mask(self) -> bool:
@@ -208,19 +160,19 @@ class LoadedModel:
             ModelError: the context is smaller, or less than two tokens were asked for.
         """
         made, axis = self.generation, self.length_axis
-        if not isinstance(made, CausalGeneration) or axis is None or length is None:
+        if made is None or made.encoder is not None or axis is None or length is None:
             return self
-        if not 2 <= length <= made.max_context:
+        most = made.spec.max_context
+        if not 2 <= length <= most:
             raise ModelError(
-                f"a run can't have {length} tokens: {self.name} takes 2 to {made.max_context}",
+                f"a run can't have {length} tokens: {self.name} takes 2 to {most}",
                 hint="--max-length bounds the tokens of one run of a prompt, longer prompts take "
                 "several; --max-context bounds a whole text",
             )
-        least = min(made.max_context, -(-length // CONTEXT_STEP) * CONTEXT_STEP)
         limits = {axis: AxisLimits(1, length)}
-        limits[made.context_axis] = AxisLimits(least, made.max_context)
+        limits[made.spec.context_axis] = AxisLimits(least_context(length, most), most)
         inputs = tuple(
-            replace(spec, bounds=(0, length - 1)) if spec.name == made.last else spec
+            replace(spec, bounds=(0, length - 1)) if spec.name == made.spec.last else spec
             for spec in self.inputs
         )
         return replace(self, inputs=inputs, axes={**self.axes, **limits})
@@ -228,9 +180,9 @@ class LoadedModel:
     def with_sources(self, lo: int, hi: int) -> LoadedModel:
         """The model as it is for sources of these lengths, if they vary; else itself."""
         made = self.generation
-        if not isinstance(made, Seq2SeqGeneration):
+        if made is None or made.encoder is None:
             return self
-        rows = next(spec.shape[0] for spec in self.inputs if spec.name == made.cross[0])
+        rows = next(spec.shape[0] for spec in self.inputs if spec.name == made.spec.cross[0])
         encoder, limits = made.encoder, AxisLimits(lo, hi)
         if not isinstance(rows, str) or encoder.length_axis is None:
             return self
@@ -242,6 +194,11 @@ class LoadedModel:
         """The same inputs, with copies of those that the module changes."""
         changed = {spec.name for spec in self.inputs if spec.in_place}
         return {name: t.clone() if name in changed else t for name, t in inputs.items()}
+
+
+def least_context(run: int, most: int) -> int:
+    """The least rows of a context of at most ``most`` that hold a run."""
+    return min(most, -(-run // _CONTEXT_STEP) * _CONTEXT_STEP)
 
 
 def model_structure(model: LoadedModel) -> str:

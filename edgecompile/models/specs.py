@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edgecompile.files import plain_fields
 from edgecompile.runtime.format.dtypes import Number
 
-__all__ = ["AxisLimits", "InputSpec", "OutputSpec"]
+__all__ = ["AxisLimits", "InputSpec", "OutputSpec", "axis_sizes"]
 
 
 @dataclass(frozen=True)
@@ -87,3 +87,13 @@ class OutputSpec:
     def from_json(cls, value: Mapping[str, Any]) -> OutputSpec:
         """The inverse of :meth:`to_json`."""
         return cls(value["name"], value["dtype"], tuple(value["shape"]))
+
+
+def axis_sizes(inputs: Sequence[InputSpec], arrays: Mapping[str, Any]) -> dict[str, int]:
+    """The size of every axis, as arrays or tensors have it."""
+    return {
+        dim: int(size)
+        for spec in inputs
+        for dim, size in zip(spec.shape, arrays[spec.name].shape, strict=True)
+        if isinstance(dim, str)
+    }

@@ -14,8 +14,8 @@ from edgecompile.export.export import export_model
 from edgecompile.export.program import ExportedModel
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import Samples
-from edgecompile.models.specs import InputSpec
-from edgecompile.onnx.check import OnnxReport, axis_sizes, check_onnx, fill_up
+from edgecompile.models.specs import InputSpec, axis_sizes
+from edgecompile.onnx.check import OnnxReport, check_onnx, fill_up
 from edgecompile.onnx.export import export_onnx, need_onnx
 from edgecompile.onnx.fills import Fill, find_fills, masked_values
 from edgecompile.onnx.float16 import Narrowed, narrow

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from edgecompile.buckets.plan import Bucket
 from edgecompile.bundle.cases import Case, pad_array
 from edgecompile.files import plain_fields
-from edgecompile.models.specs import InputSpec, OutputSpec
+from edgecompile.models.specs import InputSpec, OutputSpec, axis_sizes
 from edgecompile.onnx.scan import OnnxRunner
 from edgecompile.runtime.format.compare import Agreement, compare_arrays
 from edgecompile.runtime.format.manifest import Tolerance
@@ -158,18 +158,6 @@ def check_onnx(
         tolerance=tolerance,
         min_cosine=min_cosine,
     )
-
-
-def axis_sizes(
-    inputs: Sequence[InputSpec], arrays: Mapping[str, npt.NDArray[Any]]
-) -> dict[str, int]:
-    """The size of every axis."""
-    return {
-        dim: size
-        for spec in inputs
-        for dim, size in zip(spec.shape, arrays[spec.name].shape, strict=True)
-        if isinstance(dim, str)
-    }
 
 
 def fill_up(

@@ -13,7 +13,7 @@ from edgecompile.buckets.limits import BucketCost
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.bundle.assembly import built_by, stage
 from edgecompile.bundle.cases import GOLDEN_CASES, Case, length_cases, make_cases, sample_cases
-from edgecompile.bundle.generation import ENCODER, golden_texts, manifest_generation
+from edgecompile.bundle.generation import golden_texts
 from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.verdict import VerifyReport, check_report
 from edgecompile.bundle.verify import verify_bundle
@@ -22,7 +22,7 @@ from edgecompile.files import file_sha256
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.joint import JointDistribution
 from edgecompile.loaders.folders.text_settings import describe_texts
-from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.loaded import ENCODER, LoadedModel
 from edgecompile.models.samples import Samples
 from edgecompile.narrowing.trials import PrecisionChoice
 from edgecompile.pipeline.result import BuildResult
@@ -108,7 +108,8 @@ def pack_bundle(
     golden = tuple(
         writer.add_golden(c.bucket, c.name, c.inputs, c.outputs) for c in cases if c.name in always
     )
-    manifest = replace(manifest, golden=golden, generation=manifest_generation(contents.model))
+    made = contents.model.generation
+    manifest = replace(manifest, golden=golden, generation=None if made is None else made.spec)
     texts = None
     if contents.model.generation is not None:
         step.update(text="generating with transformers")

@@ -11,13 +11,12 @@ from pathlib import Path
 
 from edgecompile.backends.compilation import CompiledModel
 from edgecompile.buckets.plan import BucketPlan
-from edgecompile.bundle.generation import ENCODER
 from edgecompile.bundle.names import SUFFIX
 from edgecompile.bundle.staging import Staging
 from edgecompile.errors import PlanError
 from edgecompile.export.store import ExportStore
 from edgecompile.files import write_json
-from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.loaded import ENCODER, LoadedModel
 from edgecompile.pipeline.packing import Contents
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.run import Run

@@ -77,7 +77,7 @@ def prompts_only(exports: ExportStore, request: PlanRequest) -> tuple[ExportStor
 def refused_prompts(model: LoadedModel, request: PlanRequest) -> list[str]:
     """A note where prompts of the traffic are longer than the context: pieces don't help those."""
     assert model.generation is not None
-    room = model.generation.max_context - 1  # a token has to fit behind them
+    room = model.generation.spec.max_context - 1  # a token has to fit behind them
     share = request.traffic.share_over(room)
     if not share:
         return []

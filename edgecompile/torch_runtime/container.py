@@ -10,9 +10,8 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from edgecompile.runtime.cpu.tensors import MAX_DIMS, NativeTensor
+from edgecompile.runtime.cpu.tensors import row_major
 from edgecompile.runtime.errors import NativeError
-from edgecompile.runtime.format.dtypes import BY_CODE
 
 _POINTER = ctypes.c_void_p
 _SIZE = ctypes.c_size_t
@@ -46,11 +45,6 @@ _TORCH: Mapping[str, tuple[Any, ...]] = {
     "delete_tensor_object": (_POINTER,),
     "new_tensor_handle": (_POINTER, _P(_POINTER)),
     "assign_tensors": (_POINTER, _POINTER),
-    "get_data_ptr": (_POINTER, _P(_POINTER)),
-    "get_dim": (_POINTER, _P(_INT64)),
-    "get_sizes": (_POINTER, _P(_P(_INT64))),
-    "get_strides": (_POINTER, _P(_P(_INT64))),
-    "get_dtype": (_POINTER, _P(_INT32)),
 }
 _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     **{f"AOTInductorModelContainer{name}": types for name, types in _CONTAINER.items()},
@@ -186,8 +180,8 @@ class Container:
         )
         self.check(status, "running it")
 
-    def borrow(self, data: int, dtype: int, sizes: Sequence[int], strides: Sequence[int]) -> int:
-        """A new handle over memory of somebody else's; ``strides`` in elements."""
+    def borrow(self, data: int, dtype: int, sizes: Sequence[int]) -> int:
+        """A new handle over memory of somebody else's, row-major."""
         n = len(sizes)
         handle = _POINTER()
         self.call(
@@ -195,7 +189,7 @@ class Container:
             data,
             n,
             (_INT64 * max(n, 1))(*sizes),
-            (_INT64 * max(n, 1))(*strides),
+            (_INT64 * max(n, 1))(*row_major(sizes)),
             0,
             dtype,
             0,  # the CPU
@@ -203,26 +197,6 @@ class Container:
             ctypes.byref(handle),
         )
         return int(handle.value or 0)
-
-    def view(self, handle: int) -> NativeTensor:
-        """The tensor of a handle; valid as long as the handle.
-
-        Raises:
-            ValueError: its dtype or its number of dimensions isn't known here; says which.
-        """
-        data, dims, dtype = _POINTER(), _INT64(), _INT32()
-        sizes, strides = _P(_INT64)(), _P(_INT64)()
-        for name, value in (
-            *(("data_ptr", data), ("dim", dims), ("dtype", dtype)),
-            *(("sizes", sizes), ("strides", strides)),
-        ):
-            self.call(f"aoti_torch_get_{name}", handle, ctypes.byref(value))
-        n = dims.value
-        if dtype.value not in BY_CODE or n > MAX_DIMS:
-            raise ValueError(f"dtype code {dtype.value} and {n} dimensions")
-        slot = NativeTensor(data=data.value or 0, dtype=dtype.value, ndim=n)
-        slot.sizes[:n], slot.strides[:n] = sizes[:n], strides[:n]
-        return slot
 
     def free(self, handles: Sequence[int | None]) -> None:
         """Deletes handles; None and 0 are left out."""

@@ -72,10 +72,10 @@ def t5() -> LoadedModel:
 def wanted(t5: LoadedModel, source: list[int], prompt: list[int], most: int) -> list[int]:
     import torch
 
-    assert t5.generation is not None and t5.generation.translate is not None
+    assert t5.generation is not None and t5.generation.encoder is not None
     ids = torch.tensor([source])
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    return t5.generation.translate(given, prompt, most)
+    return t5.generation.greedy(prompt, most, given)
 
 
 def test_tokens_are_those_of_transformers(model: Model, t5: LoadedModel) -> None:

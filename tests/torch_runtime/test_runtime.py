@@ -285,7 +285,7 @@ def test_an_operator_that_isn_t_registered_is_named(torch_loader: None) -> None:
 
 
 def test_a_program_that_can_t_be_opened_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgecompile.torch_runtime import program
+    from edgecompile.torch_runtime import programs
 
     closed = []
 
@@ -303,10 +303,10 @@ def test_a_program_that_can_t_be_opened_is_given_back(monkeypatch: pytest.Monkey
         def free(self, handles: object) -> None:
             pass
 
-    monkeypatch.setattr(program, "Container", Container)
+    monkeypatch.setattr(programs, "Container", Container)
     weights: Any = None
     with pytest.raises(NativeError, match="has no ec_torch_calls"):
-        program.TorchProgram(ctypes.CDLL(None), "program", weights, 1)
+        programs.TorchProgram(ctypes.CDLL(None), "program", weights, 1)
     assert len(closed) == 1
 
 

@@ -120,10 +120,10 @@ def translate(
         for axis in made.encoder.axes
     }
     source = made.encoder.make_example(sizes, seed=number)
-    prompt = list(made.start)
+    prompt = list(made.spec.start)
     if number % 3 == 0:
         prompt += random.integers(3, 97, int(random.integers(1, 40))).tolist()
-    want = made.translate(source, prompt, NEW_TOKENS)
+    want = made.greedy(prompt, NEW_TOKENS, source)
     got = model.generate(
         {made.source: source[made.source].numpy()},
         decoder_input_ids=prompt,

@@ -305,8 +305,7 @@ def load_family(name: str) -> Any:
     Raises:
         ModelError: it can't.
     """
-    from edgecompile.loaders.generators.causal import make_generator
-    from edgecompile.loaders.generators.seq2seq import make_seq2seq
+    from edgecompile.loaders.generators.makers import make_causal, make_seq2seq
     from edgecompile.models.loaded import LoadOptions, ModelSource
 
     if name in SOURCES:
@@ -317,7 +316,7 @@ def load_family(name: str) -> Any:
         )
     options = LoadOptions(max_length=LONGEST_RUN, max_context=POSITIONS, task="causal-lm")
     source = ModelSource("object", name)
-    return make_generator(make_family(name), options, name=name, source=source)
+    return make_causal(make_family(name), options, name=name, source=source)
 
 
 def build_family(

@@ -12,13 +12,12 @@ from typing import Any
 
 from edgecompile.errors import ModelError
 from edgecompile.files import hash_tree
-from edgecompile.loaders.folders.audio_inputs import audio_inputs
 from edgecompile.loaders.folders.files import find_weights, plain_name, read_object
 from edgecompile.loaders.folders.heads import assemble, keep_outputs, label_names, pipeline_for
-from edgecompile.loaders.folders.image_inputs import image_inputs
+from edgecompile.loaders.folders.inputs import find_inputs
 from edgecompile.loaders.folders.pretrained import drop_pooler, load_pretrained, main_input
 from edgecompile.loaders.folders.sentence_modules import SentencePipeline, read_pipeline
-from edgecompile.loaders.folders.text_inputs import FolderInputs, text_inputs, with_pads
+from edgecompile.loaders.input_specs import with_pads
 from edgecompile.models.loaded import LoadedModel, LoadOptions, ModelSource
 from edgecompile.models.modules import NamedModule
 from edgecompile.models.probing import probe_model
@@ -32,8 +31,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
     """Loads a folder in Hugging Face layout; see :func:`edgecompile.loaders.load.load_model`.
 
     The task decides: texts are ``input_ids`` and ``attention_mask`` [batch, length], int64
-    (``token_type_ids`` if wanted); for others see :mod:`edgecompile.loaders.folders.audio_inputs` and
-    :mod:`edgecompile.loaders.folders.image_inputs`. Outputs are ``sentence_embedding`` where there is a pooling,
+    (``token_type_ids`` if wanted); for others see :mod:`edgecompile.loaders.folders.inputs`. Outputs are ``sentence_embedding`` where there is a pooling,
     else what transformers' class returns, as far as the task is about it.
 
     Raises:
@@ -60,7 +58,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         details=_details(transformer, config, task, pipeline),
     )
     if generates:
-        from edgecompile.loaders.generators.registry import MAKERS  # needs transformers
+        from edgecompile.loaders.generators.makers import MAKERS  # needs transformers
 
         return MAKERS[task.name](
             transformer,
@@ -72,7 +70,7 @@ def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:
         )
     if pooling is not None:
         drop_pooler(transformer)
-    made = _inputs(transformer, inner, config, options, task, pooled=pooling is not None)
+    made = find_inputs(transformer, inner, config, options, task, pooled=pooling is not None)
     inputs = with_pads(made.inputs, options)
     module = assemble(
         transformer,
@@ -116,30 +114,3 @@ def _details(
         "task": task.name,
         **({} if pipeline is None else {"pipeline": pipeline.description}),
     }
-
-
-def _inputs(
-    model: Any,
-    folder: Path,
-    config: Mapping[str, Any],
-    options: LoadOptions,
-    task: Task,
-    *,
-    pooled: bool,
-) -> FolderInputs:
-    kind = reads(model.main_input_name)
-    if kind is None:
-        raise ModelError(
-            f"'{folder}': {type(model).__name__} takes {model.main_input_name}",
-            hint="folders of models of text, audio and images are supported; for others write a "
-            "factory (file.py:function) that returns the module with example inputs and its axes",
-        )
-    if kind != "text" and options.token_type_ids:
-        raise ModelError(f"'{folder}': {type(model).__name__} takes no token_type_ids")
-    if kind != "image" and options.image_size is not None:
-        raise ModelError(f"--image-size is for images, but this model reads {kind}")
-    if kind == "audio":
-        return audio_inputs(model, folder, options)
-    if kind == "image":
-        return image_inputs(model, folder, options)
-    return text_inputs(model, folder, config, options, task, pooled=pooled)

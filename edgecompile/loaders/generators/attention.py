@@ -22,6 +22,7 @@ from transformers.masking_utils import sdpa_mask
 from edgecompile.export.operators.cached_attention import CACHED_ATTENTION
 from edgecompile.loaders.folders.pretrained import import_transformers, quiet
 from edgecompile.loaders.generators.cache import Place
+from edgecompile.runtime.format.schema import GenerationSpec
 
 __all__ = [
     "SOURCE_WAYS",
@@ -29,7 +30,7 @@ __all__ = [
     "Way",
     "attend_always",
     "attending",
-    "generate_greedily",
+    "greedy_of",
     "own_attention",
     "placed",
 ]
@@ -212,29 +213,43 @@ AttentionInterface.register(MASKED, _attend_masked)
 AttentionMaskInterface.register(MASKED, sdpa_mask)
 
 
-def generate_greedily(
-    model: Any,
-    generate: Callable[[Tensor, Any], Tensor],
-    begun: Sequence[int],
-    **settings: Any,
-) -> list[int]:
-    """The tokens that follow ``begun``, by transformers and the attention that the model came with.
+def greedy_of(model: Any, spec: GenerationSpec) -> Callable[..., list[int]]:
+    """The function ``greedy`` of a :class:`edgecompile.models.loaded.Generation`.
 
-    Args:
-        model: a transformers model.
-        generate: transformers' method, given these (int64 [1, length]) and the configuration; gives
-            the whole text.
-        begun: tokens of the text so far.
-        settings: further fields of the configuration.
+    It generates by transformers and the attention that the model came with.
     """
-    transformers = import_transformers()
-    plain = transformers.GenerationConfig(do_sample=False, num_beams=1, use_cache=True, **settings)
-    # generate() fills what a configuration leaves open from the model's own.
-    before, model.generation_config = model.generation_config, plain
-    tokens = torch.tensor([list(begun)])
-    try:
-        with quiet(transformers), attending(model, own_attention(model)), torch.no_grad():
-            text = generate(tokens, plain)
-    finally:
-        model.generation_config = before
-    return [int(token) for token in text[0, tokens.shape[1] :]]
+
+    def greedy(
+        prompt: Sequence[int], most: int, given: Mapping[str, Tensor] | None = None
+    ) -> list[int]:
+        transformers = import_transformers()
+        plain = transformers.GenerationConfig(
+            do_sample=False,
+            num_beams=1,
+            use_cache=True,
+            max_new_tokens=most,
+            repetition_penalty=1.0,
+            no_repeat_ngram_size=0,
+            eos_token_id=list(spec.eos) or None,
+            bos_token_id=spec.bos,
+            pad_token_id=spec.pad,
+            decoder_start_token_id=next(iter(spec.start), None),
+            suppress_tokens=list(spec.suppress) or None,
+            begin_suppress_tokens=list(spec.suppress_first) or None,
+        )
+        begun = torch.tensor([list(prompt)])
+        inputs = {"input_ids": begun, "attention_mask": torch.ones_like(begun)}
+        if given is not None:
+            inputs = {**given, "decoder_input_ids": begun}
+        # generate() fills what a configuration leaves open from the model's own.
+        before, model.generation_config = model.generation_config, plain
+        # Whisper's own method is about recordings of any length; this is what it calls.
+        generate = transformers.GenerationMixin.generate
+        try:
+            with quiet(transformers), attending(model, own_attention(model)), torch.no_grad():
+                text = generate(model, **inputs, generation_config=plain)
+        finally:
+            model.generation_config = before
+        return [int(token) for token in text[0, begun.shape[1] :]]
+
+    return greedy

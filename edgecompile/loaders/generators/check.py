@@ -28,10 +28,9 @@ _WINDOW = 6
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 
 
-def trial_tokens(model: Any, max_context: int) -> Tensor:
+def trial_tokens(vocabulary: int, max_context: int) -> Tensor:
     """Random tokens that a step is tried on, int64 [1, length]."""
     generator = torch.Generator().manual_seed(7)
-    vocabulary = int(model.get_input_embeddings().weight.shape[0])
     return torch.randint(0, vocabulary, (1, min(_TOKENS, max_context)), generator=generator)
 
 

@@ -13,7 +13,6 @@ from edgecompile.models.specs import InputSpec
 __all__ = [
     "CONTEXT",
     "LENGTH",
-    "call_settings",
     "context_limit",
     "generation_setting",
     "pad_token",
@@ -193,31 +192,3 @@ def sampling_defaults(model: Any) -> Mapping[str, Any]:
         if isinstance(value, (bool, int, float)) and good(value):
             result[name] = value
     return result
-
-
-def call_settings(
-    model: Any, step: GenerationStep, logits: str, max_context: int, pad: int, vocabulary: int
-) -> dict[str, Any]:
-    """The fields of :class:`edgecompile.models.loaded.Generation`.
-
-    Args:
-        model: a transformers model, which says how its author wants to sample.
-        step: what is called.
-        logits: its output's name.
-        max_context: rows of the caches.
-        pad: the token that fills a run up.
-        vocabulary: the number of tokens.
-    """
-    return {
-        "input": INPUT,
-        "position": POSITION,
-        "last": LAST,
-        "logits": logits,
-        "context_axis": CONTEXT,
-        "caches": step.caches,
-        "max_context": max_context,
-        "eos": tokens_of(model, "eos_token_id", vocabulary),
-        "bos": token_or_none(generation_setting(model, "bos_token_id"), vocabulary),
-        "pad": pad,
-        "defaults": sampling_defaults(model),
-    }

@@ -76,7 +76,7 @@ def _span(array: "NDArray[Any]") -> int:
 
 def _pack_layout(char: str, shape: Tuple[int, ...], strides: Tuple[int, ...]) -> bytes:
     item = np.dtype(char).itemsize
-    steps = _row_major(shape)
+    steps = row_major(shape)
     # Where a stride is never used, numpy's may be anything.
     if 0 not in shape and any(
         n > 1 and own != step * item for n, own, step in zip(shape, strides, steps)
@@ -86,7 +86,7 @@ def _pack_layout(char: str, shape: Tuple[int, ...], strides: Tuple[int, ...]) ->
     return _LAYOUT.pack(_CODES[char], len(shape), *shape, *fill, *steps, *fill)
 
 
-def _row_major(shape: Sequence[int]) -> List[int]:
+def row_major(shape: Sequence[int]) -> List[int]:
     """Strides of an array without gaps, in elements."""
     steps = [1] * len(shape)
     for i in range(len(shape) - 1, 0, -1):
@@ -100,7 +100,7 @@ def fill_tensor(slot: Any, data: int, nbytes: int, code: int, shape: Sequence[in
     slot.nbytes = nbytes
     slot.dtype = code
     slot.ndim = len(shape)
-    for i, (size, step) in enumerate(zip(shape, _row_major(shape))):
+    for i, (size, step) in enumerate(zip(shape, row_major(shape))):
         slot.sizes[i] = size
         slot.strides[i] = step
 

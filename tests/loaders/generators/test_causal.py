@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("transformers")
 
 from edgecompile.buckets.plan import BucketPlan
-from edgecompile.bundle.generation import golden_texts, manifest_generation
+from edgecompile.bundle.generation import golden_texts
 from edgecompile.errors import ModelError, PlanError
 from edgecompile.export.export import export_model
 from edgecompile.export.store import ExportStore
@@ -61,7 +61,7 @@ def generate(model: LoadedModel, prompt: list[int], most: int) -> list[int]:
     tokens: list[int] = []
     while len(tokens) < most:
         tokens.append(int(logits.argmax()))
-        if tokens[-1] in model.generation.eos:  # type: ignore[union-attr]
+        if tokens[-1] in model.generation.spec.eos:  # type: ignore[union-attr]
             break
         logits = step(model, tokens[-1:], len(prompt) + len(tokens) - 1, 0, caches)
     return tokens
@@ -101,8 +101,8 @@ def test_what_it_takes_and_gives(llama: LoadedModel) -> None:
     assert [spec.shape for spec in llama.outputs] == [(1, 97)]
     assert str(llama.axes["length"]) == f"1..{LONGEST_RUN}"
     assert str(llama.axes["context"]) == f"64..{POSITIONS}"
-    spec = manifest_generation(llama)
-    assert spec is not None
+    assert llama.generation is not None
+    spec = llama.generation.spec
     assert (spec.eos, spec.bos, spec.pad) == ((2,), 1, 0)
     assert (spec.max_context, spec.caches) == (POSITIONS, tuple(names[3:]))
 
@@ -181,7 +181,7 @@ def test_long_prompts_are_planned_in_pieces() -> None:
 
 
 def test_what_cant_be_planned_is_said(llama: LoadedModel, tmp_path: Path) -> None:
-    room = llama.generation.max_context - 1  # type: ignore[union-attr]
+    room = llama.generation.spec.max_context - 1  # type: ignore[union-attr]
     lengths = LengthDistribution.from_counts({4: 3, room: 1, room + 1: 1, 5000: 3}, "test")
     (note,) = refused_prompts(llama, PlanRequest(lengths))
     assert note.startswith(f"50.0 % of the prompts are longer than {room} tokens")
@@ -218,10 +218,10 @@ def test_a_folder_generates_by_default(tmp_path: Path) -> None:
 
     folder = write_model(tmp_path / "gpt2", "gpt2", "LMHeadModel")
     model = load_model(folder)
-    assert model.generation is not None and model.generation.max_context == 40
+    assert model.generation is not None and model.generation.spec.max_context == 40
     assert model.source.kind == "folder"
     assert load_model(folder, task="logits").generation is None
-    assert load_model(folder, max_context=32).generation.max_context == 32  # type: ignore[union-attr]
+    assert load_model(folder, max_context=32).generation.spec.max_context == 32  # type: ignore[union-attr]
     with pytest.raises(ModelError, match="41 tokens was asked for, but the model has 40"):
         load_model(folder, max_context=41)
     with pytest.raises(ModelError, match=r"a batch of 1\.\.2"):
@@ -255,7 +255,7 @@ def test_what_is_asked_for_and_not_done_is_said() -> None:
     for name in ("no_repeat_ngram_size 2", "suppress_tokens [5, 6]", "min_p 0.1", "max_length 50"):
         assert name in said
     assert "num_beams" not in said and "typical_p" not in said
-    assert loaded.generation is not None and "max_new_tokens" not in loaded.generation.defaults
+    assert loaded.generation is not None and "max_new_tokens" not in loaded.generation.spec.defaults
 
 
 def test_a_factory_generates_if_it_says_so() -> None:

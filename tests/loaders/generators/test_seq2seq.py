@@ -9,11 +9,11 @@ import torch
 
 pytest.importorskip("transformers")
 
-from edgecompile.bundle.generation import ENCODER, golden_texts, manifest_generation
+from edgecompile.bundle.generation import golden_texts
 from edgecompile.errors import LengthsError, ModelError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.loaders.load import load_model
-from edgecompile.models.loaded import LoadedModel
+from edgecompile.models.loaded import ENCODER, LoadedModel
 from edgecompile.planning.generation_plan import decoder_buckets, refuse_sources
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.scope import plan_scope
@@ -51,10 +51,10 @@ def generate(
         logits = step([*part, 0, 0], start, len(part) - 1)
     tokens: list[int] = []
     while len(tokens) < most:
-        never = [*made.suppress, *(() if tokens else made.suppress_first)]
+        never = [*made.spec.suppress, *(() if tokens else made.spec.suppress_first)]
         logits[never] = -torch.inf
         tokens.append(int(logits.argmax()))
-        if tokens[-1] in made.eos:
+        if tokens[-1] in made.spec.eos:
             break
         logits = step(tokens[-1:], len(prompt) + len(tokens) - 1, 0)
     return tokens
@@ -77,8 +77,8 @@ def test_tokens_are_those_of_transformers(family: str, way: str) -> None:
     for number, length in enumerate((1, 7, LONGEST_SOURCE)):
         sizes = {axis: length if axis == "length" else 1 for axis in made.encoder.axes}
         source = made.encoder.make_example(sizes, seed=number)
-        for prompt in (list(made.start), [*made.start, 9, 8, 7, 6, 5, 4, 3]):
-            want = made.translate(source, prompt, 10)
+        for prompt in (list(made.spec.start), [*made.spec.start, 9, 8, 7, 6, 5, 4, 3]):
+            want = made.greedy(prompt, 10, source)
             assert generate(model, source, prompt, 10) == want
             seen.add(tuple(want))
     assert len(seen) > 3, "the texts depend on the source and on what they begin with"
@@ -93,15 +93,16 @@ def test_what_the_parts_take_and_give(bart: LoadedModel) -> None:
     made = bart.generation
     assert made is not None and made.encoder is not None
     assert [spec.name for spec in made.encoder.inputs] == ["input_ids", "attention_mask"]
-    assert [spec.name for spec in made.encoder.outputs] == list(made.cross)
+    assert [spec.name for spec in made.encoder.outputs] == list(made.spec.cross)
     assert {spec.shape for spec in made.encoder.outputs} == {("length", 4, 8)}
     names = [spec.name for spec in bart.inputs]
-    assert names[3:] == [*made.caches, *made.cross]
-    assert {spec.shape for spec in bart.inputs if spec.name in made.cross} == {("source", 4, 8)}
-    assert not any(spec.in_place for spec in bart.inputs if spec.name in made.cross)
+    assert names[3:] == [*made.spec.caches, *made.spec.cross]
+    assert {spec.shape for spec in bart.inputs if spec.name in made.spec.cross} == {
+        ("source", 4, 8)
+    }
+    assert not any(spec.in_place for spec in bart.inputs if spec.name in made.spec.cross)
     assert str(bart.axes["source"]) == f"1..{LONGEST_SOURCE}"
-    spec = manifest_generation(bart)
-    assert spec is not None
+    spec = made.spec
     assert (spec.kind, spec.encoder, spec.source) == (SEQ2SEQ, ENCODER, "input_ids")
     assert (spec.start, spec.eos, spec.max_context) == ((1,), (2,), POSITIONS)
 
@@ -164,12 +165,12 @@ def test_a_folder_and_a_factory(tmp_path: Path) -> None:
     plain = load_model(tmp_path / "t5")
     assert plain.generation is None and plain.source.details["task"] == "seq2seq-encoder"
     loaded = load_model(tmp_path / "t5", task="seq2seq-lm", max_context=32)
-    assert loaded.generation is not None and loaded.generation.max_context == 32
+    assert loaded.generation is not None and loaded.generation.spec.max_context == 32
     said = next(note for note in loaded.notes if "isn't done" in note)
     assert "num_beams 4" in said and "no_repeat_ngram_size 3" in said
     made = load_model({"module": model, "task": "seq2seq-lm", "name": "mine"}, max_context=32)
     assert made.generation is not None and made.name == "mine"
-    assert load_family("mbart").generation.start == (1, 5)
+    assert load_family("mbart").generation.spec.start == (1, 5)
 
 
 def test_an_encoder_of_one_size_has_no_longest_length() -> None:
@@ -187,10 +188,10 @@ def test_a_text_begins_as_in_transformers() -> None:
     start, forced, other, source = 1, 5, 60, [11, 12, 13, 2]
     module.generation_config.forced_bos_token_id = forced
     loaded = load_model({"module": module, "task": "seq2seq-lm"}, max_context=32)
-    assert loaded.generation is not None and loaded.generation.start == (start, forced)
+    assert loaded.generation is not None and loaded.generation.spec.start == (start, forced)
     ids = torch.tensor([source])
     for given in (None, [start], [start, other], [other], [forced], [start, forced, other]):
-        begun = begin_text(loaded.generation, given)
+        begun = begin_text(loaded.generation.spec, given)
         kept = {} if given is None else {"decoder_input_ids": torch.tensor([given])}
         with torch.no_grad():
             wanted = module.generate(

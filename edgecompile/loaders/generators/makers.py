@@ -1,0 +1,378 @@
+"""Models that generate: language models of a decoder alone, and of an encoder and a decoder.
+
+The model that is loaded is a step over caches (:class:`edgecompile.loaders.generators.step.GenerationStep`): its
+inputs are new tokens and the caches of the tokens before them, so one signature serves prompts and single
+steps. Behind a source the encoder is a model of its own; see :mod:`edgecompile.loaders.generators.sources`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgecompile.errors import ModelError
+from edgecompile.loaders.folders.files import plain_name
+from edgecompile.loaders.folders.inputs import audio_inputs, limit_length
+from edgecompile.loaders.folders.position_limits import max_positions
+from edgecompile.loaders.folders.pretrained import import_transformers, quiet
+from edgecompile.loaders.generators.attention import (
+    SOURCE_WAYS,
+    WAYS,
+    attend_always,
+    attending,
+    greedy_of,
+    own_attention,
+)
+from edgecompile.loaders.generators.check import find_step, short_windows, trial_tokens
+from edgecompile.loaders.generators.settings import (
+    CONTEXT,
+    LENGTH,
+    context_limit,
+    generation_setting,
+    pad_token,
+    refuse_unused,
+    sampling_defaults,
+    step_inputs,
+    token_or_none,
+    tokens_of,
+    unheeded_settings,
+)
+from edgecompile.loaders.generators.sources import (
+    SourceEncoder,
+    decoder_alone,
+    encoder_alone,
+    find_projections,
+)
+from edgecompile.loaders.generators.step import (
+    INPUT,
+    LAST,
+    POSITION,
+    GenerationStep,
+    find_caches,
+)
+from edgecompile.models.examples import make_example
+from edgecompile.models.loaded import (
+    ENCODER,
+    Generation,
+    LoadedModel,
+    LoadOptions,
+    ModelSource,
+    least_context,
+)
+from edgecompile.models.probing import probe_model
+from edgecompile.models.specs import AxisLimits, InputSpec
+from edgecompile.models.tasks import SEQ2SEQ_LM, reads
+from edgecompile.runtime.format.schema import CAUSAL_LM, SEQ2SEQ, GenerationSpec
+
+SOURCE = "source"
+
+#: Tokens of one run of a prompt where nobody says otherwise: the widest program that has to be
+#: verified grows with them.
+DEFAULT_LENGTH = 512
+
+#: Tokens of one run of what a text behind a source is to begin with; longer beginnings take several.
+LONGEST_RUN = 16
+_TRIED = 11
+
+#: What is done behind an encoder's source, or taken from there, but not for language models.
+_ONLY_BEHIND_SOURCES = (
+    *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id"),
+    "max_length",  # of the whole text, so that it is no number of new tokens
+)
+
+
+class _Maker:
+    """What both kinds of models have in common.
+
+    Args:
+        model: in eval mode, float32, on the CPU.
+        text: the part of it that reads and writes the text.
+        options: ``max_context`` bounds the context.
+        name: what to call it where the options don't say.
+        source: where it came from.
+        notes: what a person may want to know already.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        text: Any,
+        options: LoadOptions,
+        name: str,
+        source: ModelSource,
+        notes: Sequence[str],
+    ) -> None:
+        self.model, self.source, self.notes = model, source, list(notes)
+        self.name = plain_name(options.name or name)
+        self.load = options.to_json()
+        self.own = own_attention(model)
+        self.max_context = context_limit(max_positions(text), options.max_context, self.notes)
+        self.vocabulary = int(text.get_input_embeddings().weight.shape[0])
+        self.pad = pad_token(model, options, self.vocabulary)
+        self.tokens = trial_tokens(self.vocabulary, self.max_context)
+
+    def make(
+        self,
+        step: GenerationStep,
+        axes: Mapping[str, AxisLimits],
+        *,
+        cross: Sequence[InputSpec] = (),
+        encoder: LoadedModel | None = None,
+        tokenizer: Path | None = None,
+        **settings: Any,
+    ) -> LoadedModel:
+        """The model whose module is ``step``.
+
+        Args:
+            axes: those of its inputs.
+            cross: inputs with the keys and values of a source.
+            encoder: makes them.
+            tokenizer: its ``tokenizer.json``.
+            settings: further fields of the specification.
+        """
+        longest = axes[LENGTH].hi or self.max_context
+        own = step_inputs(self.vocabulary, self.pad, self.max_context, longest, step)
+        inputs = (*own, *cross)
+        outputs, _ = probe_model(step, inputs, axes, self.name)
+        settings.setdefault("defaults", sampling_defaults(self.model))
+        spec = GenerationSpec(
+            kind=CAUSAL_LM if encoder is None else SEQ2SEQ,
+            encoder="" if encoder is None else ENCODER,
+            input=INPUT,
+            position=POSITION,
+            last=LAST,
+            logits=outputs[0].name,
+            length_axis=LENGTH,
+            context_axis=CONTEXT,
+            max_context=self.max_context,
+            caches=step.caches,
+            cross=step.cross,
+            eos=tokens_of(self.model, "eos_token_id", self.vocabulary),
+            bos=token_or_none(generation_setting(self.model, "bos_token_id"), self.vocabulary),
+            pad=self.pad,
+            **settings,
+        )
+        return LoadedModel(
+            name=self.name,
+            module=step,
+            inputs=inputs,
+            outputs=outputs,
+            axes=axes,
+            length_axis=LENGTH,
+            source=self.source,
+            tokenizer=tokenizer,
+            notes=tuple(self.notes),
+            load=self.load,
+            generation=Generation(spec, greedy_of(self.model, spec), encoder),
+        )
+
+
+def make_causal(
+    model: Any,
+    options: LoadOptions,
+    *,
+    name: str,
+    source: ModelSource,
+    tokenizer: Path | None = None,
+    notes: Sequence[str] = (),
+) -> LoadedModel:
+    """A transformers model with a language modelling head, to generate with.
+
+    Inputs and outputs are those of :class:`~edgecompile.loaders.generators.step.GenerationStep`.
+
+    Args:
+        model: in eval mode, float32, on the CPU.
+        options: ``max_context`` bounds the context, ``max_length`` the tokens of one run.
+        name: what to call it where the options don't say.
+        source: where it came from.
+        tokenizer: its ``tokenizer.json``.
+        notes: what a person may want to know already.
+
+    Raises:
+        ModelError: a batch is asked for; or the model isn't supported: it keeps another state than
+            keys and values, or doesn't agree with itself over a cache from outside.
+    """
+    refuse_unused(options, "prompts", without="logits")
+    maker = _Maker(model, model, options, name, source, notes)
+    maker.notes += unheeded_settings(model, _ONLY_BEHIND_SOURCES)
+    with quiet(import_transformers()):
+        with attending(model, maker.own), short_windows(model), torch.no_grad():
+            shapes = find_caches(model)
+            want = model(input_ids=maker.tokens, use_cache=False).logits[0]
+            steps = (GenerationStep(model, shapes, way).eval() for way in WAYS)
+            hint = "--task logits compiles it without a cache"
+            step = find_step(steps, maker.own, maker.tokens, want, pad=maker.pad, hint=hint)
+        attend_always(model, step.way.attention or maker.own)
+    most = maker.max_context
+    axes = {LENGTH: AxisLimits(1, most), CONTEXT: AxisLimits(most, most)}
+    made = maker.make(step, axes, tokenizer=tokenizer)
+    return made.with_longest(options.max_length or min(DEFAULT_LENGTH, most))
+
+
+def make_seq2seq(
+    model: Any,
+    options: LoadOptions,
+    *,
+    name: str,
+    source: ModelSource,
+    tokenizer: Path | None = None,
+    notes: Sequence[str] = (),
+) -> LoadedModel:
+    """A transformers model of an encoder and a decoder with a head, to generate with.
+
+    Args:
+        model: in eval mode, float32, on the CPU.
+        options: ``max_context`` bounds the new text, ``max_length`` the source.
+        name: what to call it where the options don't say.
+        source: where it came from.
+        tokenizer: its ``tokenizer.json``; travels with the encoder.
+        notes: what a person may want to know already.
+
+    Raises:
+        ModelError: a batch is asked for, the model isn't one of an encoder and a decoder, or doesn't
+            agree with itself in two parts.
+    """
+    refuse_unused(options, "sources", without="seq2seq-encoder")
+    if not getattr(model.config, "is_encoder_decoder", False):
+        raise ModelError(
+            f"{type(model).__name__} has no encoder of its own",
+            hint="--task causal-lm is for models of a decoder alone",
+        )
+    maker = _Maker(model, model.get_decoder(), options, name, source, notes)
+    own, tokens, vocabulary = maker.own, maker.tokens, maker.vocabulary
+    start = _start(model, vocabulary, maker.notes)
+    maker.notes += unheeded_settings(model)
+    with quiet(import_transformers()):
+        kind, inputs, axes = _source_inputs(model, options, maker.pad, maker.notes)
+        sizes = {axis: min(_TRIED, limits.hi or _TRIED) for axis, limits in axes.items()}
+        tried = make_example(inputs, sizes, seed=3)
+        with torch.no_grad(), attending(model, own):
+            hidden = model.get_encoder()(**tried, return_dict=True).last_hidden_state
+        projections = find_projections(model, own, hidden, start[0])
+        reader = encoder_alone(model)
+        reader.set_attn_implementation(own)
+        whole = SourceEncoder(reader, projections, [spec.name for spec in inputs]).eval()
+        with torch.no_grad():
+            with attending(model, own):
+                want = model(**tried, decoder_input_ids=tokens, use_cache=False).logits[0]
+            alone = decoder_alone(model, projections)
+            steps = (
+                GenerationStep(alone, projections.caches, way, source=True).eval()
+                for way in SOURCE_WAYS
+            )
+            hint = "--task seq2seq-encoder compiles the encoder alone"
+            more = whole(**tried)
+            step = find_step(steps, own, tokens, want, pad=maker.pad, hint=hint, more=more)
+    encoder = LoadedModel(
+        name=maker.name + "-encoder",
+        module=whole,
+        inputs=inputs,
+        outputs=probe_model(whole, inputs, axes, maker.name + "-encoder")[0],
+        axes=axes,
+        length_axis=LENGTH if LENGTH in axes else next(iter(axes)),
+        source=source,
+        tokenizer=tokenizer,
+        load=maker.load,
+    )
+    rows = _source_rows(encoder)
+    run, most = min(LONGEST_RUN, maker.max_context), maker.max_context
+    own_axes = {LENGTH: AxisLimits(1, run), CONTEXT: AxisLimits(least_context(run, most), most)}
+    if rows == SOURCE:
+        own_axes[SOURCE] = axes[LENGTH]
+    parts = [part for shape in projections.cross for part in shape]
+    return maker.make(
+        step,
+        own_axes,
+        cross=[
+            InputSpec(cross, "float32", (rows, *part))
+            for cross, part in zip(step.cross, parts, strict=True)
+        ],
+        encoder=encoder,
+        defaults=_defaults(model, len(start)),
+        source=kind,
+        start=start,
+        suppress=tokens_of(model, "suppress_tokens", vocabulary),
+        suppress_first=tokens_of(model, "begin_suppress_tokens", vocabulary),
+    )
+
+
+#: The function that makes a model, by the name of the task.
+MAKERS: Mapping[str, Callable[..., LoadedModel]] = {
+    CAUSAL_LM: make_causal,
+    SEQ2SEQ_LM: make_seq2seq,
+}
+
+
+def _source_inputs(
+    model: Any, options: LoadOptions, pad: int, notes: list[str]
+) -> tuple[str, tuple[InputSpec, ...], dict[str, AxisLimits]]:
+    """The encoder's chief input, all of its inputs, and its axes."""
+    encoder = model.get_encoder()
+    name = str(model.main_input_name)
+    if reads(name) == "audio":
+        made = audio_inputs(model, Path(), options)
+        if made.length_axis == LENGTH:
+            raise ModelError(
+                f"{type(model).__name__} reads {name} of any length, which generation doesn't take",
+                hint="models of texts, and Whisper, are supported; the encoder alone: --task audio",
+            )
+        notes.extend(made.notes)
+        return name, made.inputs, dict(made.axes)
+    if reads(name) != "text":
+        raise ModelError(
+            f"{type(model).__name__} reads {name}, which generation doesn't take",
+            hint="models of texts, and Whisper, are supported",
+        )
+    vocabulary = int(encoder.get_input_embeddings().weight.shape[0])
+    shape = (1, LENGTH)
+    inputs = [InputSpec(name, "int64", shape, min(pad, vocabulary - 1), (0, vocabulary - 1))]
+    if "attention_mask" in inspect.signature(encoder.forward).parameters:
+        inputs.append(InputSpec("attention_mask", "int64", shape, 0, (0, 1), (1, 1)))
+    return name, tuple(inputs), {LENGTH: limit_length(max_positions(encoder), None, 1, options)}
+
+
+def _source_rows(encoder: LoadedModel) -> str | int:
+    """The first dimension of what the encoder gives: the axis of sources, or a fixed size."""
+    found = {spec.shape[0] for spec in encoder.outputs}
+    rows = next(iter(found))
+    if len(found) == 1 and rows == LENGTH:
+        return SOURCE
+    if len(found) == 1 and isinstance(rows, int):
+        return rows
+    raise ModelError(
+        f"{encoder.name} gives another number of rows than it is given tokens",
+        hint="--task seq2seq-encoder compiles the encoder alone",
+    )
+
+
+def _start(model: Any, vocabulary: int, notes: list[str]) -> tuple[int, ...]:
+    """The first tokens of every text: the decoder's start token, and the next if that is forced."""
+    asked = generation_setting(model, "decoder_start_token_id")
+    if isinstance(asked, (list, tuple)) and len(set(asked)) == 1:
+        asked = asked[0]
+    start = token_or_none(asked, vocabulary)
+    if start is None:
+        start = token_or_none(generation_setting(model, "bos_token_id"), vocabulary)
+    if start is None:
+        raise ModelError(
+            f"{type(model).__name__}: nothing says with which token a text begins",
+            hint="config.json or generation_config.json has to have a decoder_start_token_id",
+        )
+    forced = token_or_none(generation_setting(model, "forced_bos_token_id"), vocabulary)
+    if forced is None:
+        return (start,)
+    notes.append(f"every text begins with the token {forced} (forced_bos_token_id)")
+    return start, forced
+
+
+def _defaults(model: Any, begun: int) -> Mapping[str, Any]:
+    """How the author wants to sample; a limit for the whole text becomes one for the new tokens."""
+    found = dict(sampling_defaults(model))
+    most = getattr(getattr(model, "generation_config", None), "max_length", None)
+    if isinstance(most, int) and most > begun:
+        found.setdefault("max_new_tokens", most - begun)
+    return found
