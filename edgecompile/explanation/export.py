@@ -12,17 +12,11 @@ import torch
 from edgecompile.errors import ModelError
 from edgecompile.explanation.eager import error_text
 from edgecompile.explanation.report import Condition, ExportAttempt, FixedAxis
-from edgecompile.export.checks import CheckResult, ExportScope, Range, Sizes, check_program
-from edgecompile.export.guards import (
-    axis_texts,
-    explain_failure,
-    fixed_size,
-    readable_guard,
-    watch_guards,
-)
-from edgecompile.export.ladder import LADDER, STATIC_LADDER, ExportStrategy, program_ranges
+from edgecompile.export.checks import ExportScope, Range, check_program
+from edgecompile.export.export import Attempt, try_strategy
+from edgecompile.export.guards import Reason, axis_texts, fixed_size, readable_guard, watch_guards
+from edgecompile.export.ladder import LADDER, STATIC_LADDER, ExportStrategy
 from edgecompile.export.operators.recurrence import has_recurrences
-from edgecompile.export.unguarded import export_with
 from edgecompile.models.source_lines import Place, place_of_text
 from edgecompile.progress import StepHandle
 
@@ -109,38 +103,31 @@ class _Climber:
     def attempt(self, strategy: ExportStrategy) -> tuple[ExportAttempt, Program | None]:
         """The result of one strategy, and its program if there is one."""
         ranges, inputs = dict(self.subject.ranges), self.loaded.inputs
-        error: Exception | None = None
         with watch_guards() as watch:
-            try:
-                program, also, compared = export_with(self.subject, strategy)
-            except Exception as exc:  # torch raises whatever the model or the tracer raises
-                error = exc
+            tried = try_strategy(self.subject, strategy, watch)
         names = {symbol: axis_texts(source, inputs) for symbol, source in watch.symbols.items()}
         conditions = self._conditions(watch.found, names, strategy)
-        if error is not None:
-            line = watch.place_of(inputs)
-            return self._refused(strategy, error, line, conditions), None
-        real = program_ranges(program, inputs, ranges)
+        if tried.program is None or tried.ranges is None:
+            assert tried.reason is not None
+            return self._refused(strategy, tried.reason, conditions), None
+        real = tried.ranges
         fixed = [a for a, (lo, hi) in real.items() if lo == hi and ranges[a][0] < ranges[a][1]]
         for axis in fixed:
             self._fix(axis, real[axis][0], strategy, None)
-        attempt = ExportAttempt(strategy.name, "accepted", "", conditions, ranges=real)
-        if real != ranges:
+        attempt = ExportAttempt(strategy.name, "accepted", tried.problem, conditions, ranges=real)
+        if tried.problem:
             outcome = "specialised" if fixed else "narrower"
-            shown = [f"{a} {_span_text(span)}" for a, span in real.items() if span != ranges[a]]
-            text, place = f"only for {', '.join(shown)}", _first_place(conditions)
-            attempt = replace(attempt, outcome=outcome, text=text, place=place)
+            attempt = replace(attempt, outcome=outcome, place=_first_place(conditions))
         if strategy.unguarded:
             text = "its conditions are dropped, as it agrees with eager at sizes of every kind"
             attempt = replace(attempt, text=text, conditions=())
-        done = compared if real == ranges else None
-        attempt = self._check(attempt, program, also, done)
+        attempt = self._check(attempt, tried)
 
         def readable(text: str) -> str:
             return _ASSERTION.sub(lambda match: f"needs {readable_guard(match[1], names)}", text)
 
         wrong = tuple((sizes, readable(text)) for sizes, text in attempt.wrong)
-        return replace(attempt, text=readable(attempt.text), wrong=wrong), program
+        return replace(attempt, text=readable(attempt.text), wrong=wrong), tried.program
 
     def fixed_axes(self) -> tuple[FixedAxis, ...]:
         """One for each axis and size, with the line where any strategy showed it."""
@@ -174,11 +161,9 @@ class _Climber:
     def _refused(
         self,
         strategy: ExportStrategy,
-        error: Exception,
-        line: str | None,
+        reason: Reason,
         conditions: tuple[Condition, ...],
     ) -> ExportAttempt:
-        reason = explain_failure(error, self.loaded.inputs, line)
         place = self._place(reason.text) or _first_place(conditions)
         text = re.sub(r" ?\(at [^()]*:\d+ in .*$", "", reason.text, flags=re.DOTALL)
         if reason.kind == "specialised":
@@ -189,20 +174,16 @@ class _Climber:
             conditions = tuple(Condition(guard, place) for guard in reason.guards)
         return ExportAttempt(strategy.name, "refused", text, conditions, place)
 
-    def _check(
-        self,
-        attempt: ExportAttempt,
-        program: Program,
-        also: Sequence[Sizes],
-        done: CheckResult | None,
-    ) -> ExportAttempt:
-        """The attempt after its program was run against eager; ``done`` if that was done before."""
+    def _check(self, attempt: ExportAttempt, tried: Attempt) -> ExportAttempt:
+        """The attempt after its program was run against eager, if that wasn't done before."""
+        assert tried.program is not None
         traced = self.subject.traced
         if any(not lo <= traced[axis] <= hi for axis, (lo, hi) in attempt.ranges.items()):
             return attempt
         try:
+            done = None if tried.problem else tried.result
             check = done or check_program(
-                program, replace(self.subject, ranges=attempt.ranges), also
+                tried.program, replace(self.subject, ranges=attempt.ranges), tried.also
             )
         except ModelError as error:
             text = f"not compared: eager itself fails, {error_text(error)}"
@@ -211,7 +192,7 @@ class _Climber:
         attempt = replace(attempt, right=right, max_error=check.max_error)
         if not check.failed:
             return attempt
-        known = "" if also else attempt.text
+        known = "" if tried.also else attempt.text
         return replace(
             attempt,
             outcome="wrong" if attempt.outcome == "accepted" else attempt.outcome,
@@ -226,7 +207,3 @@ class _Climber:
 
 def _first_place(conditions: Sequence[Condition]) -> Place | None:
     return next((item.place for item in conditions if item.place is not None), None)
-
-
-def _span_text(span: Range) -> str:
-    return str(span[0]) if span[0] == span[1] else f"{span[0]}..{span[1]}"

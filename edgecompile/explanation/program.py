@@ -23,11 +23,9 @@ from edgecompile.export.checks import ExportScope
 from edgecompile.export.guards import quiet_torch
 from edgecompile.models.source_lines import Place, place_of_trace
 from edgecompile.precision import Precision
-from edgecompile.targets.profile import VariantSpec
 
 __all__ = [
     "LoweredProgram",
-    "generate",
     "generate_code",
     "is_own",
     "kernel_uses",
@@ -103,25 +101,6 @@ def lower_program(program: torch.export.ExportedProgram, precision: Precision) -
     return LoweredProgram(gm, report, before, constants)
 
 
-def generate(
-    lowered: LoweredProgram,
-    example: Mapping[str, torch.Tensor],
-    variant: VariantSpec,
-) -> GeneratedCpp:
-    """Inductor's C++ for the lowered graph.
-
-    Raises:
-        CompileError: it generates none.
-    """
-    with GENERATING:
-        return generate_cpp(
-            lowered.gm,
-            example,
-            variant,
-            shared=lowered.constants,
-        )
-
-
 def generate_code(
     subject: ExportScope, lowered: LoweredProgram, request: ExplainRequest, notes: list[str]
 ) -> tuple[GeneratedCpp | None, CodegenFailure | None]:
@@ -131,9 +110,9 @@ def generate_code(
         return None, None
     variant = request.target.variants[-1]
     try:
-        with quiet_torch():
+        with quiet_torch(), GENERATING:
             example = subject.loaded.make_example(subject.traced, seed=7)
-            return generate(lowered, example, variant), None
+            return generate_cpp(lowered.gm, example, variant, shared=lowered.constants), None
     except CompileError as error:
         notes.append(_NO_CODE)
         if error.__cause__ is not None:

@@ -103,7 +103,7 @@ class _Runner(Interpreter):
         given = {node: list(tensors_in(self.env.get(node))) for node in n.all_input_nodes}
         own = ops.IMPLEMENTATIONS.get(node_name(n)) if is_own(n) else None
         # The parts of an operator of ours, since the counter sees nothing within it.
-        result = super().run_node(n) if own is None else own(*self._arguments(n))
+        result = super().run_node(n) if own is None else own(*self.fetch_args_kwargs_from_env(n)[0])
         work = NodeWork(n, int(self._counter.get_total_flops()) - before)
         made = list(tensors_in(result))
         places = {storage_of(tensor) for tensor in made} - {0}  # tensors without elements have none
@@ -118,10 +118,6 @@ class _Runner(Interpreter):
             self._count_fused(work, given, fresh, n.op == "output")
         self.work.append(work)
         return result
-
-    def _arguments(self, n: Node) -> tuple[Any, ...]:
-        args, _ = self.fetch_args_kwargs_from_env(n)
-        return tuple(args)
 
     def _count_kernel(
         self, work: NodeWork, given: Mapping[Node, list[torch.Tensor]], fresh: int

@@ -21,7 +21,7 @@ from edgecompile.export.checks import (
     find_side_effects,
 )
 from edgecompile.export.conditions import input_nodes
-from edgecompile.export.guards import Reason, explain_failure, watch_guards
+from edgecompile.export.guards import GuardWatch, Reason, explain_failure, watch_guards
 from edgecompile.export.ladder import (
     LADDER,
     STATIC_LADDER,
@@ -36,7 +36,7 @@ from edgecompile.models.loaded import LoadedModel
 
 
 @dataclass(frozen=True)
-class _Attempt:
+class Attempt:
     """The result of one strategy: a program and the sizes it allows, or a reason for none.
 
     ``also`` are sizes at which it has to be checked beside the usual ones, ``result`` is what came of
@@ -57,7 +57,7 @@ class _Attempt:
 class _Part:
     """A part of the wanted range for which an attempt is right."""
 
-    attempt: _Attempt
+    attempt: Attempt
     ranges: dict[str, Range]
     result: CheckResult
 
@@ -100,12 +100,12 @@ def export_model(
             hint="a compiled program has no random numbers and keeps no state: take noise out of "
             "forward, and make what is kept an input and an output",
         )
-    attempts: list[_Attempt] = []
+    attempts: list[Attempt] = []
     eager: ModelError | None = None
     for strategy in ladder or (LADDER if scope.varies else STATIC_LADDER):
         if ladder is None and _in_vain(strategy, attempts, loaded):
             continue
-        attempt = _try(scope, strategy)
+        attempt = try_strategy(scope, strategy)
         if attempt.program is not None and attempt.ranges == spans:
             result = attempt.result or check_program(attempt.program, scope)
             if result.ok:
@@ -141,20 +141,23 @@ def _resolve_ranges(loaded: LoadedModel, ranges: Mapping[str, Range]) -> dict[st
     return result
 
 
-def _try(scope: ExportScope, strategy: ExportStrategy) -> _Attempt:
+def try_strategy(
+    scope: ExportScope, strategy: ExportStrategy, watch: GuardWatch | None = None
+) -> Attempt:
+    """Exports by one strategy; ``watch`` knows the line of the model behind a failure."""
     inputs, spans = scope.loaded.inputs, scope.ranges
     try:
         program, also, result = export_with(scope, strategy)
     except Exception as exc:  # torch raises whatever the model or the tracer raises
-        reason = explain_failure(exc, inputs)
-        return _Attempt(strategy, reason.text, f"{type(exc).__name__}: {exc}", reason=reason)
+        reason = explain_failure(exc, inputs, watch and watch.place_of(inputs))
+        return Attempt(strategy, reason.text, f"{type(exc).__name__}: {exc}", reason=reason)
     real = program_ranges(program, inputs, spans)
-    narrower = [f"{axis} {_span_text(real[axis])}" for axis in spans if real[axis] != spans[axis]]
+    narrower = [f"{axis} {span_text(real[axis])}" for axis in spans if real[axis] != spans[axis]]
     problem = f"only for {', '.join(narrower)}" if narrower else ""
-    return _Attempt(strategy, problem, problem, program, real, also=also, result=result)
+    return Attempt(strategy, problem, problem, program, real, also=also, result=result)
 
 
-def _in_vain(strategy: ExportStrategy, attempts: Sequence[_Attempt], loaded: LoadedModel) -> bool:
+def _in_vain(strategy: ExportStrategy, attempts: Sequence[Attempt], loaded: LoadedModel) -> bool:
     """Whether a strategy is for other models, or could only give a program for the size it traced.
 
     Where tracing the model fixes a size, AUTO lets it: the export succeeds and serves that size
@@ -170,7 +173,7 @@ def _in_vain(strategy: ExportStrategy, attempts: Sequence[_Attempt], loaded: Loa
     return fixed and (strategy.auto or (strategy.strict and strategy.deferred))
 
 
-def _best_part(scope: ExportScope, attempts: Sequence[_Attempt]) -> _Part | None:
+def _best_part(scope: ExportScope, attempts: Sequence[Attempt]) -> _Part | None:
     """The attempt that is right for the widest part of the range, with that part."""
     best: _Part | None = None
     traced = scope.traced
@@ -236,7 +239,7 @@ def _finish(loaded: LoadedModel, part: _Part, known: Sequence[str]) -> ExportedM
     )
 
 
-def _refusal(scope: ExportScope, attempts: Sequence[_Attempt], part: _Part | None) -> ExportError:
+def _refusal(scope: ExportScope, attempts: Sequence[Attempt], part: _Part | None) -> ExportError:
     """The error that says why nothing worked; the first strategy's reason tells the most."""
     first = next((a for a in attempts if a.reason is not None), None)
     text = (first or attempts[0]).problem
@@ -248,7 +251,7 @@ def _refusal(scope: ExportScope, attempts: Sequence[_Attempt], part: _Part | Non
                 export_with(scope, first.strategy)
             except Exception as again:
                 text = explain_failure(again, inputs, watch.place_of(inputs)).text
-    wanted = ", ".join(f"{axis} {_span_text(span)}" for axis, span in spans.items())
+    wanted = ", ".join(f"{axis} {span_text(span)}" for axis, span in spans.items())
     details = "\n\n".join(f"[{a.strategy.name}] {a.problem}\n{a.raw}".rstrip() for a in attempts)
     hints = []
     if kind == "data":
@@ -258,7 +261,7 @@ def _refusal(scope: ExportScope, attempts: Sequence[_Attempt], part: _Part | Non
     elif scope.varies:
         hints.append("padded buckets have one fixed length each and may still work: --mode pad")
     if part is not None:
-        less = [f"{a} {_span_text(s)}" for a, s in part.ranges.items() if s != spans[a]]
+        less = [f"{a} {span_text(s)}" for a, s in part.ranges.items() if s != spans[a]]
         hints.append(f"it can be exported for {', '.join(less)}")
     hints.append("--debug shows what torch said")
     return ExportError(
@@ -269,5 +272,6 @@ def _refusal(scope: ExportScope, attempts: Sequence[_Attempt], part: _Part | Non
     )
 
 
-def _span_text(span: Range) -> str:
+def span_text(span: Range) -> str:
+    """Sizes as people write them: ``12``, or ``1..16``."""
     return str(span[0]) if span[0] == span[1] else f"{span[0]}..{span[1]}"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edgecompile.errors import LengthsError
 from edgecompile.lengths.documents import count_array, count_document
-from edgecompile.lengths.rows import LENGTH, MAX_TOTAL, Sizes, make_row
+from edgecompile.lengths.rows import FORMS_HINT, LENGTH, MAX_TOTAL, Sizes, make_row
 
 IntArray = npt.NDArray[np.int64]
 
@@ -39,7 +39,7 @@ class CountedSamples:
     def _check(self, axes: Sequence[str], sizes: Sequence[Any], noun: str) -> None:
         """Raises a LengthsError if sizes or counts are bad, unordered or too many."""
         if not sizes:
-            raise LengthsError(f"{self.source}: holds no {noun}s")
+            raise LengthsError(f"{self.source}: holds no {noun}s", hint=FORMS_HINT)
         if len(sizes) != len(self.counts):
             raise LengthsError(f"{self.source}: {len(sizes)} {noun}s but {len(self.counts)} counts")
         problems = []
@@ -56,8 +56,12 @@ class CountedSamples:
             )
         if any(a >= b for a, b in pairwise(sizes)):
             raise LengthsError(f"{self.source}: the distinct {noun}s aren't in ascending order")
-        if sum(self.counts) > MAX_TOTAL:
-            raise LengthsError(f"{self.source}: over {MAX_TOTAL} samples")
+        if self.n > MAX_TOTAL:
+            raise LengthsError(
+                f"{self.source}: {self.n} samples are more than sums are exact for: "
+                f"over {MAX_TOTAL} samples",
+                hint="divide the counts by a common factor",
+            )
 
     @cached_property
     def count_array(self) -> IntArray:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,6 @@ from edgecompile.lengths.rows import (
     FORMS_HINT,
     LENGTH,
     MAX_LENGTH,
-    MAX_TOTAL,
     WHOLE,
     Problems,
     Sizes,
@@ -35,33 +33,18 @@ __all__ = ["CountedSizes", "count_array", "count_document", "count_elements"]
 Element = tuple[str, object, object]  # its name in messages, its sizes, its count
 
 
-@dataclass(frozen=True)
-class CountedSizes:
+class CountedSizes(NamedTuple):
     """The contents of a source.
 
     Attributes:
         axes: its axes, the length axis first; ("length",) for lengths alone.
         counts: samples by sizes.
         source: the source of the samples, for people.
-
-    Raises:
-        LengthsError: there are no samples, or too many.
     """
 
     axes: tuple[str, ...]
     counts: Mapping[Sizes, int]
     source: str
-
-    def __post_init__(self) -> None:
-        if not self.counts:
-            noun = "lengths" if len(self.axes) == 1 else "sizes"
-            raise LengthsError(f"{self.source}: holds no {noun}", hint=FORMS_HINT)
-        total = sum(self.counts.values())
-        if total > MAX_TOTAL:
-            raise LengthsError(
-                f"{self.source}: {total} samples are more than {MAX_TOTAL}",
-                hint="divide the counts by a common factor",
-            )
 
 
 def count_document(value: object, name: str, axes: Sequence[str] | None = None) -> CountedSizes:
@@ -82,7 +65,7 @@ def count_document(value: object, name: str, axes: Sequence[str] | None = None) 
         own_axes, elements = (LENGTH,), _lengths(value, name)
     counted = count_elements(elements, own_axes, name, FORMS_HINT)
     source = record.get("source")
-    return replace(counted, source=source) if source and isinstance(source, str) else counted
+    return counted._replace(source=source) if source and isinstance(source, str) else counted
 
 
 def count_elements(

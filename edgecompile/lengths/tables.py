@@ -12,6 +12,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +21,7 @@ from edgecompile.errors import LengthsError
 from edgecompile.lengths.rows import Problems, Row, RowReader, Sizes, quote, strip_comment
 
 _BLOCK_BYTES = 1 << 20
+_BLOCK_LINES = 1 << 16
 _MAX_LINE_BYTES = 1 << 16
 _MAX_JSON_BYTES = 1 << 30
 _REMEMBERED_ROWS = 1 << 17
@@ -105,66 +108,55 @@ def count_rows(
         LengthsError: rows are bad; the first ten are shown with their line numbers.
     """
     problems = Problems(name, hint)
-    known: dict[bytes, Row | str | None] = {}
     counts: Counter[Sizes] = Counter()
-    line_number = 1  # of the first line of the block
-    rest = b""
-    block = head
-    while block or rest:
-        at_end = not block
-        _refuse_binary(block, name, hint)
-        lines = (rest + block).split(b"\n")
-        rest = b"" if at_end else lines.pop()
-        if len(rest) > _MAX_LINE_BYTES:
-            raise LengthsError(
-                f"{name}: line {line_number + len(lines)} is longer than {_MAX_LINE_BYTES} bytes",
-                hint=hint,
-            )
-        if reader.columns is None:
-            lines, line_number = _start_reader(reader, lines, line_number, problems)
-        bad = False
-        for line, times in Counter(lines).items():
-            row = known.get(line, "unknown")
-            if row == "unknown":
-                row = known[line] = reader.parse(line)
+    known: dict[bytes, Row | str | None] = {}
+    *whole, last = head.split(b"\n")
+    limit = _MAX_LINE_BYTES + 1
+    lines = chain(
+        whole, [last + stream.readline(limit)], iter(partial(stream.readline, limit), b"")
+    )
+    # The first row tells the columns, and is no data if it names them.
+    number = 1
+    for number, line in enumerate(lines, start=1):
+        if strip_comment(line):
+            _check_line(line, number, name, hint)
+            outcome = reader.start(line)
+            if isinstance(outcome, str):
+                problems.add(f"line {number}", strip_comment(line), outcome)
+                if reader.columns is None:  # else every other row would be blamed as well
+                    problems.raise_if_any()
+            if not outcome:
+                lines = chain([line], lines)
+            number += bool(outcome)
+            break
+    while block := list(islice(lines, _BLOCK_LINES)):
+        distinct = Counter(block)
+        for line, times in distinct.items():
+            if line not in known:
+                if b"\0" in line or len(line) > _MAX_LINE_BYTES:
+                    _check_line(line, number + block.index(line), name, hint)
+                known[line] = reader.parse(line)
+            row = known[line]
             if isinstance(row, tuple):
                 counts[row[0]] += row[1] * times
-            elif row is not None:
-                bad = True
-        if bad:
-            for offset, line in enumerate(lines):
-                row = known[line]
-                if isinstance(row, str):
-                    problems.add(f"line {line_number + offset}", strip_comment(line), row)
-        line_number += len(lines)
+        bad = {line for line in distinct if isinstance(known[line], str)}
+        for offset, line in enumerate(block if bad else ()):
+            if line in bad:
+                problems.add(f"line {number + offset}", strip_comment(line), str(known[line]))
+        number += len(block)
         if len(known) > _REMEMBERED_ROWS:
             known.clear()
-        block = read_block(stream)
     problems.raise_if_any()
     return dict(counts)
 
 
-def _start_reader(
-    reader: RowReader, lines: list[bytes], line_number: int, problems: Problems
-) -> tuple[list[bytes], int]:
-    """Shows the first data row to the reader; gives the rows that remain, and their number."""
-    for index, line in enumerate(lines):
-        if not strip_comment(line):
-            continue
-        outcome = reader.start(line)
-        if isinstance(outcome, str):
-            problems.add(f"line {line_number + index}", strip_comment(line), outcome)
-            if reader.columns is None:  # without columns every other row would be blamed as well
-                problems.raise_if_any()
-        skipped = index + 1 if outcome else index
-        return lines[skipped:], line_number + skipped
-    return [], line_number + len(lines)
-
-
-def _refuse_binary(block: bytes, name: str, hint: str) -> None:
-    if b"\0" not in block:
-        return
-    kind = "UTF-16 text or binary data"
-    if block.startswith(b"PK\x03\x04"):
-        kind = "a zip or .npz archive"
-    raise LengthsError(f"{name}: not text but {kind} (it holds NUL bytes)", hint=hint)
+def _check_line(line: bytes, number: int, name: str, hint: str) -> None:
+    """Raises a LengthsError if a line is too long for one of a text, or holds NUL bytes."""
+    if b"\0" in line:
+        is_archive = line.startswith(b"PK\x03\x04")
+        kind = "a zip or .npz archive" if is_archive else "UTF-16 text or binary data"
+        raise LengthsError(f"{name}: not text but {kind} (it holds NUL bytes)", hint=hint)
+    if len(line) > _MAX_LINE_BYTES:
+        raise LengthsError(
+            f"{name}: line {number} is longer than {_MAX_LINE_BYTES} bytes", hint=hint
+        )

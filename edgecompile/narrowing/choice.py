@@ -132,7 +132,13 @@ def choose_precision(
             f"{subject.profile.name}",
             hint="name a precision: --precision bf16 or int8; verify on the device",
         )
-    return _Trials(subject, samples, rounded, step).choose()
+    trials = _Trials(subject, samples, rounded, step)
+    trials.clear()  # what an ended build left may be of other weights
+    try:
+        return trials.choose()
+    finally:
+        with suppress(OSError):
+            trials.clear()
 
 
 class _Trials:
@@ -161,20 +167,12 @@ class _Trials:
     def tell(self, text: str) -> None:
         self.step.update(text=text)
 
-    def choose(self) -> PrecisionChoice:
-        self.tell("trying fp32")
-        self._clear()  # what an ended build left may be of other weights
-        try:
-            return self._choose()
-        finally:
-            with suppress(OSError):
-                self._clear()
-
-    def _clear(self) -> None:
+    def clear(self) -> None:
         for bundle in self.folder.glob("*.ecb"):
             shutil.rmtree(bundle)
 
-    def _choose(self) -> PrecisionChoice:
+    def choose(self) -> PrecisionChoice:
+        self.tell("trying fp32")
         program = self._program(len(self.samples.inputs))
         products = len(program.groups)
         if not products:

@@ -65,12 +65,12 @@ def cover_bound(problem: Problem, groups: int = MAX_GROUPS) -> float:
     if count is None and most is None:
         # More boxes than groups gain nothing in these relaxations.
         layers = max(bound.n_groups for bound in axes) + 1
-    padded = np.maximum(*(bound.all_padded(layers) for bound in axes))
+    padded = np.maximum(*(bound.best(layers) for bound in axes))
     padded[0] = max(padded[0], _one_program(problem))
     mixed = np.full(layers, exact)
     if problem.exact is not None and layers > 1:
         # One box is exact; what is left are layers − 1 padded ones.
-        mixed[1:] = np.maximum(*(bound.some_exact(layers - 1) for bound in axes))
+        mixed[1:] = np.maximum(*(bound.best(layers - 1, problem.exact) for bound in axes))
     by_count = np.minimum(padded, mixed)
     totals = by_count + price * np.arange(1, layers + 1)
     return float(totals[-1] if count is not None else totals.min())
@@ -98,25 +98,20 @@ class _AxisBound:
         self.n_groups = len(self._starts)
         self._group_of = np.searchsorted(self._starts, size_of, side="right") - 1
         self._weights = problem.weights
-        self._exact = problem.exact
         self._envelope = _envelope(problem, axis, sizes[self._starts], others)
 
-    def all_padded(self, layers: int) -> FloatArray:
-        """V(1), …, V(layers): every pair is padded."""
-        weights = np.zeros((self.n_groups, self._envelope.shape[1]))
-        np.add.at(weights, (self._group_of, self._other_of), self._weights)
-        return _best_cuts(weights @ self._envelope.T, None, layers)
-
-    def some_exact(self, layers: int) -> FloatArray:
-        """X(2), …, X(layers + 1): pairs take the cheaper of exact and padded."""
-        assert self._exact is not None
-        costs = np.zeros((self.n_groups, self.n_groups))
-        for end in range(self.n_groups):
-            padded = self._envelope[end, self._other_of]
-            paid = self._weights * np.minimum(self._exact, padded)
-            costs[:, end] = np.bincount(self._group_of, paid, minlength=self.n_groups)
-        alone = np.zeros(self.n_groups)
-        np.add.at(alone, self._group_of, self._weights * self._exact)
+    def best(self, layers: int, exact: FloatArray | None = None) -> FloatArray:
+        """V(1), …, V(layers), where every pair is padded; with ``exact`` costs X(2), …, X(layers + 1),
+        where pairs take the cheaper of exact and padded."""
+        n = self.n_groups
+        costs = np.empty((n, n))
+        for end in range(n):
+            paid = self._envelope[end, self._other_of]
+            paid = paid if exact is None else np.minimum(exact, paid)
+            costs[:, end] = np.bincount(self._group_of, self._weights * paid, minlength=n)
+        alone = None
+        if exact is not None:
+            alone = np.bincount(self._group_of, self._weights * exact, minlength=n)
         return _best_cuts(costs, alone, layers)
 
 

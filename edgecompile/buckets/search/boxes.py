@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 
 from edgecompile.buckets.ranges import AxisRange, Bucket, OtherAxes
-from edgecompile.buckets.search.cut_points import median_of_cost
 from edgecompile.buckets.search.problem import Problem
 from edgecompile.buckets.search.strips import Strip
 
@@ -30,32 +29,35 @@ def make_buckets(
         hi = strip.size
         if index + 1 == len(strips):
             hi = problem.high(outer)
-        elif all(mode == "exact" for mode, _ in ranges):
+        elif all(mode == "exact" for mode, *_ in ranges):
             # Sizes that no sample has, between this strip and a padded bucket, run unpadded here.
-            pads_next = any(mode == "pad" for mode, _ in parts[index + 1])
+            pads_next = any(mode == "pad" for mode, *_ in parts[index + 1])
             hi = int(rows[strip.end] - 1 if pads_next else rows[strip.end - 1])
-        for mode, extent in ranges:
-            own = AxisRange(lo, hi, hi)
-            both = (own, extent) if outer == 0 else (extent, own)
-            axes = tuple(zip(problem.axes, both, strict=False))
-            if len(axes) > 1 and mode == "exact":
-                axes = _with_hint(axes, outer, problem)
+        for mode, low, high in ranges:
+            ends = [(lo, hi), (low, high)]
+            extents = (ends if outer == 0 else ends[::-1])[: len(problem.axes)]
+            hints = [end for _, end in extents] if mode == "pad" else _hints(extents, problem)
+            axes = [
+                (name, AxisRange(*extent, hint))
+                for name, extent, hint in zip(problem.axes, extents, hints, strict=True)
+            ]
             pads = problem.axes if mode == "pad" else ()
             buckets.append(Bucket(mode, (*axes, *other_axes), pads))
         lo = hi + 1
     return tuple(buckets)
 
 
-def _with_hint(axes: OtherAxes, outer: int, problem: Problem) -> OtherAxes:
-    """The ranges of an exact bucket with the hint of its outer axis, too."""
+def _hints(extents: Sequence[tuple[int, int]], problem: Problem) -> list[int]:
+    """What an exact bucket is tuned for on each axis."""
     assert problem.exact is not None
-    inside = np.ones(len(problem.sizes), dtype=bool)
-    for column, (_, extent) in enumerate(axes):
-        sizes = problem.sizes[:, column]
-        inside &= (sizes >= extent.lo) & (sizes <= extent.hi)
-    at = problem.sizes[inside, outer]
-    order = np.argsort(at, kind="stable")
-    hint = median_of_cost(at[order], (problem.weights * problem.exact)[inside][order])
-    if hint is None:
-        return axes
-    return tuple((n, replace(r, hint=hint) if i == outer else r) for i, (n, r) in enumerate(axes))
+    sizes = problem.sizes[:, : len(extents)]
+    lows, highs = np.transpose(extents)
+    inside = ((sizes >= lows) & (sizes <= highs)).all(axis=1)
+    spent = (problem.weights * problem.exact)[inside]
+    hints = []
+    for (_, hi), at in zip(extents, sizes[inside].T, strict=True):
+        order = np.argsort(at, kind="stable")
+        reached = np.cumsum(spent[order])
+        is_used = len(reached) > 0 and reached[-1] > 0
+        hints.append(int(at[order][np.searchsorted(reached, reached[-1] / 2)]) if is_used else hi)
+    return hints

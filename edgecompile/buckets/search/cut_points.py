@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgecompile.buckets.costs.grid import FloatArray, Mode
-from edgecompile.buckets.ranges import AxisRange
 from edgecompile.buckets.search.segments import Segment, Segmentation
 from edgecompile.buckets.traffic import IntArray
 
@@ -60,25 +59,19 @@ class CutPoints:
         best = hits[np.searchsorted(place[hits - first[0]], np.arange(len(first)))]
         return cls(sizes, weights, exact, least, ends[best])
 
-    def cut(self, cuts: Segmentation, low: int) -> list[tuple[Mode, AxisRange]]:
-        """Mode and range of each segment, from ``low`` up, without holes.
-
-        An exact range's hint is the size up to which half of its expected time is spent (the
-        cost-weighted median of its samples), and ``hi`` if it has no samples; a padded one's its
-        upper end.
-        """
+    def cut(self, cuts: Segmentation, low: int) -> list[tuple[Mode, int, int]]:
+        """Mode and ends of each segment, from ``low`` up, without holes."""
         modes = [self._mode(segment) for segment in cuts.segments]
         ranges = []
         for index, (segment, mode) in enumerate(zip(cuts.segments, modes, strict=True)):
             last = segment.end - 1
+            # Sizes that no sample has, between an exact range and a padded one, run unpadded in it.
+            before_padded = index + 1 < len(modes) and modes[index + 1] == "pad"
             if mode == "pad":
-                hi = hint = int(self.pad_sizes[last])
+                hi = int(self.pad_sizes[last])
             else:
-                # Sizes that no sample has, between this range and a padded one, run unpadded here.
-                before_padded = index + 1 < len(modes) and modes[index + 1] == "pad"
                 hi = int(self.sizes[last + 1] - 1 if before_padded else self.sizes[last])
-                hint = self._hint(segment, hi)
-            ranges.append((mode, AxisRange(low, hi, hint)))
+            ranges.append((mode, low, hi))
             low = hi + 1
         return ranges
 
@@ -91,17 +84,3 @@ class CutPoints:
         part = slice(segment.start, segment.end)
         padded = float(self.weights[part].sum() * self.padded[segment.end - 1])
         return "exact" if float(self.exact[part].sum()) <= padded * (1 + TIE) else "pad"
-
-    def _hint(self, segment: Segment, hi: int) -> int:
-        assert self.exact is not None
-        part = slice(segment.start, segment.end)
-        middle = median_of_cost(self.sizes[part], self.exact[part])
-        return hi if middle is None else middle
-
-
-def median_of_cost(sizes: IntArray, spent: FloatArray) -> int | None:
-    """The size, of ascending ones, up to which half of ``spent`` is spent; None if nothing is."""
-    reached = np.cumsum(spent)
-    if not len(reached) or reached[-1] == 0:
-        return None
-    return int(sizes[np.searchsorted(reached, reached[-1] / 2)])
