@@ -8,7 +8,6 @@ the families that compilers emit, not every mnemonic.
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ from typing import Any
 
 from edgecompile.audit.elf import read_functions
 from edgecompile.errors import ElfError
+from edgecompile.files import plain_fields
 
 # Mnemonics or operands that betray a feature, by architecture; features as the probe names them.
 # What needs the EVEX encoding: wide, masked or upper registers, and mnemonics that have no other.
@@ -119,24 +119,21 @@ class InstructionEvidence:
     Attributes:
         total: instructions read.
         uses: features seen, in the order of the patterns.
-        arithmetic: (register width in bits, packed floating-point operations) pairs, widest first.
+        arithmetic: packed floating-point operations by the width of their registers in bits, widest
+            first.
     """
 
     total: int
     uses: tuple[FeatureUse, ...]
-    arithmetic: tuple[tuple[int, int], ...]
+    arithmetic: Mapping[int, int]
 
     def packed_operations(self, width: int) -> int:
         """Packed floating-point operations on registers of this many bits or more."""
-        return sum(count for bits, count in self.arithmetic if bits >= width)
+        return sum(count for bits, count in self.arithmetic.items() if bits >= width)
 
     def to_json(self) -> dict[str, Any]:
         """A dict of JSON types."""
-        return {
-            "total": self.total,
-            "uses": [dataclasses.asdict(use) for use in self.uses],
-            "arithmetic": {str(bits): count for bits, count in self.arithmetic},
-        }
+        return plain_fields(self)
 
 
 def find_objdump(arch: str) -> str | None:
@@ -225,4 +222,4 @@ def _count(
     uses = tuple(
         FeatureUse(name, counts[name], examples[name]) for name in features if name in counts
     )
-    return InstructionEvidence(total, uses, tuple(sorted(operations.items(), reverse=True)))
+    return InstructionEvidence(total, uses, dict(sorted(operations.items(), reverse=True)))

@@ -22,6 +22,7 @@ from edgecompile.buckets.notes import describe_saving
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.search.strips import SearchBounds
 from edgecompile.buckets.traffic import Sizes, Traffic
+from edgecompile.files import plain
 from edgecompile.units import format_bytes, format_duration, format_ms, format_share
 
 __all__ = ["COST_WORDS", "PlanAssessment", "assess_plan", "baseline_label"]
@@ -76,10 +77,10 @@ class PlanAssessment:
         return {
             **self.plan.to_json(),
             "policies": {name: self._result_json(result) for name, result in self.results.items()},
-            "bucket_cost": None if self.cost is None else self.cost.to_json(),
+            "bucket_cost": plain(self.cost),
             "lengths": summaries[axes[0]],
-            "interval": self.interval.to_json(),
-            "held_out": None if self.held_out is None else self.held_out.to_json(),
+            "interval": plain(self.interval),
+            "held_out": plain(self.held_out),
             "warnings": list(self.warnings),
             **({"sizes": summaries} if len(axes) > 1 else {}),
         }

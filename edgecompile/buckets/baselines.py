@@ -57,7 +57,7 @@ class BaselineResult:
         sizes: list[Any] = [bucket.hi for bucket in self.buckets]
         if len(self.axes) > 1:
             sizes = [{axis: b.range(axis).hi for axis in self.axes} for b in self.buckets]
-        return {**self.evaluation.to_json(), "regret": self.regret, "sizes": sizes}
+        return {**vars(self.evaluation), "regret": self.regret, "sizes": sizes}
 
 
 def pad_to_max(sample: LengthDistribution, max_length: int, programs: int) -> list[int]:

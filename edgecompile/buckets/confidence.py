@@ -63,10 +63,6 @@ class Interval:
     high: float
     level: float = _LEVEL
 
-    def to_json(self) -> dict[str, Any]:
-        """A dict of plain numbers."""
-        return dict(vars(self))
-
 
 def held_out_cost(
     sizes: Sizes, costs: CostGrid, *, fraction: float = 0.2, seed: int = 0, **plan_options: Any

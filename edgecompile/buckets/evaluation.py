@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -31,10 +30,6 @@ class Evaluation:
     p99_ms: float
     padding_waste: float
     programs: int
-
-    def to_json(self) -> dict[str, Any]:
-        """A dict of plain numbers."""
-        return dict(vars(self))
 
 
 def evaluate_buckets(buckets: Sequence[Bucket], sizes: Sizes, costs: CostGrid) -> Evaluation:

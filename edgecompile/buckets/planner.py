@@ -77,7 +77,11 @@ def plan_buckets(
     lows = dict.fromkeys(traffic.axes, 1) | dict(min_sizes or {})
     highs = dict(zip(traffic.axes, traffic.most, strict=True)) | dict(max_sizes or {})
     usable = tuple(mode for mode in MODES if mode in modes and mode in costs.modes)
-    problems = [] if usable else [f"there are no costs for the mode {_list(modes)}"]
+    problems = (
+        []
+        if usable
+        else [f"there are no costs for the mode {' or '.join(modes) or '(none allowed)'}"]
+    )
     problems += _size_problems(traffic, costs, lows, highs)
     if not 0 <= price_per_bucket < float("inf"):
         problems.append(f"the price per bucket is {price_per_bucket}, not 0 or more")
@@ -141,10 +145,6 @@ def _size_problems(
                 f"the smallest has {least}"
             )
     return problems
-
-
-def _list(modes: tuple[Mode, ...]) -> str:
-    return " or ".join(modes) or "(none allowed)"
 
 
 def _orders(problem: Problem) -> tuple[int, ...]:

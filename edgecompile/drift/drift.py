@@ -116,9 +116,9 @@ def check_drift(report: DriftReport) -> None:
 
 def _within(lengths: LengthDistribution, plan: BucketPlan) -> LengthDistribution | None:
     """The part of a sample that the plan's range holds; None if that is nothing."""
-    sizes = lengths.length_array
-    inside = (sizes >= plan.min_length) & (sizes <= plan.max_length)
-    return lengths.with_counts(lengths.count_array * inside) if inside.any() else None
+    counts = zip(lengths.lengths, lengths.counts, strict=True)
+    inside = {n: count for n, count in counts if plan.min_length <= n <= plan.max_length}
+    return LengthDistribution.from_counts(inside, lengths.source) if inside else None
 
 
 def _shift(shipped: ShippedPlan, traffic: ServedTraffic) -> LengthShift:

@@ -202,13 +202,6 @@ class LengthDistribution(CountedSamples):
         cut, counts = add_up(np.minimum(self.length_array, max_length), self.count_array)
         return LengthDistribution(tuple(cut.tolist()), tuple(counts.tolist()), self.source), share
 
-    def with_counts(self, counts: IntArray) -> LengthDistribution:
-        """The same lengths with other counts, shape [distinct]; those with none are left out."""
-        left = counts > 0
-        return LengthDistribution(
-            tuple(self.length_array[left].tolist()), tuple(counts[left].tolist()), self.source
-        )
-
     def sparkline(self, width: int = 40) -> str:
         """The histogram in one line of ``width`` block characters, from min to max length."""
         blocks = " ▁▂▃▄▅▆▇█"

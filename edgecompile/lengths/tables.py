@@ -27,11 +27,6 @@ _MAX_JSON_BYTES = 1 << 30
 _REMEMBERED_ROWS = 1 << 17
 
 
-def display_name(source: str | os.PathLike[str]) -> str:
-    """The name under which messages speak of a source."""
-    return "standard input" if str(source) == "-" else os.fspath(source)
-
-
 @contextmanager
 def open_source(
     source: str | os.PathLike[str], option: str = "--lengths"
@@ -45,7 +40,7 @@ def open_source(
     Raises:
         LengthsError: the file can't be read.
     """
-    name = display_name(source)
+    name = "standard input" if str(source) == "-" else os.fspath(source)
     try:
         if str(source) == "-":
             yield sys.stdin.buffer, name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,6 @@ _HINT = (
     "two axes need a header, length,batch,exact_ms,pad_ms; "
     "leave the cells of a mode that can't run empty in every row"
 )
-
-_Row = tuple[int, list[str]]  # line number and cells
 
 
 def read_costs(path: str | os.PathLike[str], kind: CostKind = "measured") -> CostGrid:
@@ -84,47 +83,48 @@ def _document(text: str) -> object:
 
 
 def _read_rows(text: str, kind: CostKind, name: str) -> CostGrid:
-    rows: list[_Row] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if content := strip_comment(line.encode()):
-            rows.append((number, split_cells(content)))
+    lines = enumerate(text.splitlines(), start=1)
+    stripped = ((number, strip_comment(line.encode())) for number, line in lines)
+    rows = [(number, split_cells(content)) for number, content in stripped if content]
     if not rows:
         raise CostError("holds no cost points")
     names = [cell.lower() for cell in rows[0][1]]
     if any(column in names for column in _COLUMNS):
-        columns = _header_columns(rows.pop(0)[0], names)
+        _check_header(rows.pop(0)[0], names)
     elif len(names) != 3:
         raise CostError(
             f"line {rows[0][0]}: {len(names)} columns without a header, "
             "where length, exact_ms and pad_ms were expected"
         )
     else:
-        columns = dict(zip(_COLUMNS, range(3), strict=False))
-        names = []
-    other = _other_axis(names, rows)
-    axes = (_LENGTH,) if other is None else (_LENGTH, other)
-    if other is not None:
-        columns["other"] = names.index(other)
+        names = list(_COLUMNS[:3])
+    used, further = ([n for n in names if (n in _COLUMNS) is known] for known in (True, False))
+    named = [(number, dict(zip(names, cells, strict=False))) for number, cells in rows]
+    # A single further column is a second axis if lengths repeat.
+    lengths = [row.get(_LENGTH) for _, row in named]
+    other = further if len(further) == 1 and len(set(lengths)) < len(lengths) else []
+    width = 1 + max(names.index(column) for column in (*used, *other))
     problems = []
     points = []
-    for number, cells in rows:
-        if len(cells) <= max(columns.values()):
-            width = max(columns.values()) + 1
-            problems.append(f"line {number}: {len(cells)} columns where {width} were expected")
+    for number, row in named:
+        if len(row) < width:
+            problems.append(f"line {number}: {len(row)} columns where {width} were expected")
             continue
-        point = CostPoint(**_fields(cells, columns))
-        problems += [f"line {number}: {text}" for text in point.problems(axes[-1])]
+        fields = _fields(row, used)
+        if other:
+            fields["other"] = spelled_number(row[other[0]][:40])
+        point = CostPoint(**fields)
+        problems += [f"line {number}: {text}" for text in point.problems((_LENGTH, *other)[-1])]
         points.append(point)
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise CostError(f"{len(problems)} bad values: " + "; ".join(problems[:_SHOWN]) + more)
     if not points:
         raise CostError("holds no cost points")
-    return CostGrid(sort_points(points), kind, {"file": name}, axes)
+    return CostGrid(sort_points(points), kind, {"file": name}, (_LENGTH, *other))
 
 
-def _header_columns(line: int, names: list[str]) -> dict[str, int]:
-    """The position of each known column in the header."""
+def _check_header(line: int, names: list[str]) -> None:
     if _LENGTH not in names:
         raise CostError(f"line {line}: the header has no column {_LENGTH}")
     repeated = [name for name in names if names.count(name) > 1]
@@ -132,27 +132,14 @@ def _header_columns(line: int, names: list[str]) -> dict[str, int]:
         raise CostError(f"line {line}: the column {repeated[0]} occurs twice")
     if not any(name in names for name in _COSTS):
         raise CostError(f"line {line}: the header has neither exact_ms nor pad_ms")
-    return {name: names.index(name) for name in _COLUMNS if name in names}
 
 
-def _other_axis(names: list[str], rows: list[_Row]) -> str | None:
-    """The second axis, if a header names a single further column and lengths repeat."""
-    further = [name for name in names if name not in _COLUMNS]
-    if len(further) != 1:
-        return None
-    at = names.index(_LENGTH)
-    lengths = [cells[at] for _, cells in rows if len(cells) > at]
-    return further[0] if len(set(lengths)) < len(lengths) else None
-
-
-def _fields(cells: list[str], columns: dict[str, int]) -> dict[str, Any]:
+def _fields(row: Mapping[str, str], columns: Sequence[str]) -> dict[str, Any]:
     """The fields of a point; :meth:`CostPoint.problems` says which of them are bad."""
     fields: dict[str, Any] = {"exact_ms": None, "pad_ms": None}
-    for name, index in columns.items():
-        cell = cells[index]
-        if not cell and name in _COSTS:
-            continue
-        value = spelled_number("0" if not cell and name.endswith("spread_ms") else cell[:40])
-        is_size = name in (_LENGTH, "other")
-        fields[name] = float(value) if isinstance(value, int) and not is_size else value
+    for name in columns:
+        cell = row[name] or ("0" if name.endswith("spread_ms") else "")
+        if cell or name == _LENGTH:
+            value = spelled_number(cell[:40])
+            fields[name] = float(value) if isinstance(value, int) and name != _LENGTH else value
     return fields

@@ -6,7 +6,7 @@ of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations
@@ -98,17 +98,13 @@ def fit_quadratic(lengths: Sequence[int], counts: Sequence[int]) -> Quadratic:
             if any(value < 0 for value in terms.values()):
                 continue
             distance = sum(
-                (w * (c - _value(terms, n)) ** 2)
+                w * (c - sum(value * n**power for power, value in terms.items())) ** 2
                 for n, c, w in zip(lengths, counts, weights, strict=True)
             )
             if best is None or distance < best[0]:
                 best = Fraction(distance), terms
     assert best is not None  # no terms at all are never negative
     return Quadratic(*(float(best[1].get(power, 0)) for power in (0, 1, 2)))
-
-
-def _value(terms: Mapping[int, Fraction], length: int) -> Fraction:
-    return sum((value * length**power for power, value in terms.items()), Fraction(0))
 
 
 def _least_squares(

@@ -247,7 +247,7 @@ class CostGrid:
 
     def _along(self, ms: FloatArray, x: FloatArray) -> FloatArray:
         """``ms`` of the lengths of the points, shape [lengths], at the lengths ``x``."""
-        at = self._length_array
+        at = np.array(self.lengths, dtype=np.float64)
         result = np.interp(x, at, ms)
         beyond = x > at[-1]
         if np.any(beyond):
@@ -337,10 +337,6 @@ class CostGrid:
             tuple(sorted({point.length for point in self.points})),
             tuple(sorted({point.other for point in self.points})),
         )
-
-    @cached_property
-    def _length_array(self) -> FloatArray:
-        return np.array(self.lengths, dtype=np.float64)
 
     @cached_property
     def _tables(self) -> dict[Mode, FloatArray]:

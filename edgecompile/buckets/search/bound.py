@@ -66,7 +66,9 @@ def cover_bound(problem: Problem, groups: int = MAX_GROUPS) -> float:
         # More boxes than groups gain nothing in these relaxations.
         layers = max(bound.n_groups for bound in axes) + 1
     padded = np.maximum(*(bound.best(layers) for bound in axes))
-    padded[0] = max(padded[0], _one_program(problem))
+    # One box has to hold the whole sample.
+    largest = problem.sizes.max(axis=0)
+    padded[0] = max(padded[0], _envelope(problem, 0, largest[:1], largest[1:])[0, 0])
     mixed = np.full(layers, exact)
     if problem.exact is not None and layers > 1:
         # One box is exact; what is left are layers − 1 padded ones.
@@ -74,12 +76,6 @@ def cover_bound(problem: Problem, groups: int = MAX_GROUPS) -> float:
     by_count = np.minimum(padded, mixed)
     totals = by_count + price * np.arange(1, layers + 1)
     return float(totals[-1] if count is not None else totals.min())
-
-
-def _one_program(problem: Problem) -> float:
-    """The cheapest static program that holds the whole sample, in ms."""
-    largest = problem.sizes.max(axis=0)
-    return float(_envelope(problem, 0, largest[:1], largest[1:])[0, 0])
 
 
 class _AxisBound:
@@ -111,7 +107,8 @@ class _AxisBound:
             costs[:, end] = np.bincount(self._group_of, self._weights * paid, minlength=n)
         alone = None
         if exact is not None:
-            alone = np.bincount(self._group_of, self._weights * exact, minlength=n)
+            spent = self._weights * exact
+            alone = np.bincount(self._group_of, spent, minlength=n).astype(np.float64)
         return _best_cuts(costs, alone, layers)
 
 
