@@ -149,7 +149,8 @@ def try_strategy(
     try:
         program, also, result = export_with(scope, strategy)
     except Exception as exc:  # torch raises whatever the model or the tracer raises
-        reason = explain_failure(exc, inputs, watch and watch.place_of(inputs))
+        line = None if watch is None else watch.place_of(inputs)
+        reason = explain_failure(exc, inputs, line)
         return Attempt(strategy, reason.text, f"{type(exc).__name__}: {exc}", reason=reason)
     real = program_ranges(program, inputs, spans)
     narrower = [f"{axis} {span_text(real[axis])}" for axis in spans if real[axis] != spans[axis]]

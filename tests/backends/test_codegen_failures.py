@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from edgecompile.backends.codegen_failures import read_failure
+from edgecompile.backends.inductor_compat import GENERATING, generate_cpp
 from edgecompile.errors import CompileError
-from edgecompile.explanation.program import generate, lower_program
+from edgecompile.explanation.program import lower_program
 from edgecompile.export.export import export_model
 from edgecompile.loaders.load import load_model
 from edgecompile.models.source_lines import place_of_text
@@ -56,12 +57,11 @@ def test_an_error_without_words_is_told_by_its_type() -> None:
 def test_a_builds_error_names_the_line_and_a_cure() -> None:
     loaded = load_model(f"{explained.__file__}:picked")
     exported = export_model(loaded)
-    with pytest.raises(CompileError, match="whether u0 == 1") as failed:
-        generate(
-            lower_program(exported.program, FP32),
-            exported.example({"length": 12}),
-            load_target("cpu-x86-64").variants[-1],
-        )
+    lowered = lower_program(exported.program, FP32)
+    variant = load_target("cpu-x86-64").variants[-1]
+    example = exported.example({"length": 12})
+    with pytest.raises(CompileError, match="whether u0 == 1") as failed, GENERATING:
+        generate_cpp(lowered.gm, example, variant, shared=lowered.constants)
     place = place_of_text(failed.value.message)
     lines, first = inspect.getsourcelines(explained.Picked.forward)
     number = next(i for i, line in enumerate(lines) if "scaled_dot" in line)
