@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -209,7 +208,7 @@ class InductorCpuBackend:
 
     def lower(self, module: GraphModule, precision: Precision) -> dict[str, object]:
         """Rewrites the graph to the runtime's operators; returns what was rewritten."""
-        return dataclasses.asdict(lower_graph(module, precision))
+        return vars(lower_graph(module, precision))
 
     def support(self, generated: GeneratedCpp) -> bytes:
         """C++ that is linked into every program."""

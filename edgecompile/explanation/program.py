@@ -15,7 +15,8 @@ from torch.fx import GraphModule, Node
 from edgecompile.backends.codegen_failures import CodegenFailure, read_failure
 from edgecompile.backends.generated import ExternCall, extern_calls
 from edgecompile.backends.inductor_compat import GENERATING, GeneratedCpp, generate_cpp
-from edgecompile.backends.lowering.lower import LoweringReport, lower_graph
+from edgecompile.backends.lowering.lower import lower_graph
+from edgecompile.backends.lowering.rewriting import LoweringReport
 from edgecompile.errors import CompileError, EdgecompileError
 from edgecompile.explanation.report import KernelUse, Unlowered
 from edgecompile.explanation.request import ExplainRequest

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from edgecompile.backends import ops
 from edgecompile.backends.artifact import TensorStore
-from edgecompile.backends.lowering.lower import LoweringReport, lower_graph
+from edgecompile.backends.lowering.lower import lower_graph
+from edgecompile.backends.lowering.rewriting import LoweringReport
 from edgecompile.bundle.weights import write_weights
 from edgecompile.errors import CompileError
 from edgecompile.precision import Precision
@@ -167,7 +168,7 @@ def lowered(precision: Precision) -> tuple[torch.fx.GraphModule, LoweringReport,
 )
 def test_lowering_packs_in_the_precision(name: str, dtype: torch.dtype) -> None:
     graph, report, x, want = lowered(Precision(name))
-    assert report.linears == 2
+    assert report.counts["linears"] == 2
     packed = [getattr(graph, attr) for attr in report.packed]
     assert [tensor.dtype for tensor in packed] == [dtype] * 2
     names = {"q.weight", "k.weight", "v.weight", "out.weight"}

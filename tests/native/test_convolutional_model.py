@@ -42,13 +42,13 @@ def artifact(
 
 
 def test_parts_became_the_runtimes_operators(artifact: Artifact) -> None:
-    report = artifact.lowering["convolutions"]
-    assert isinstance(report, dict)
+    counts = artifact.lowering["counts"]
     # Weights computed from the input, and float64, are left to torch's operator.
-    assert len(report.pop("kept")) == 3
-    assert report == {
-        "convolutions": 14, "pointwise": 4, "norms": 6, "pads": 1, "activations": 6
+    assert len(artifact.lowering["plain_convolutions"]) == 3
+    wanted = {
+        "convolutions": 14, "pointwise": 4, "batch_norms": 6, "pads": 1, "convolved_activations": 6
     }  # fmt: skip
+    assert {kind: counts[kind] for kind in wanted} == wanted
     # Of the weights that became packed ones nothing else is stored: no norm's, no plain ones.
     packed = {name for name in artifact.constants if name.startswith("ecpack_")}
     own = {name.removeprefix("model.") for name in artifact.constants.keys() - packed}

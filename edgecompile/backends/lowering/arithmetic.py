@@ -11,6 +11,7 @@ Norms of layers and groups stay as they are: torch sums them up in single precis
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.fx import GraphModule, Node
 
 from edgecompile.backends.lowering.constants import constant_of, value_of
 from edgecompile.backends.lowering.inlining import inline
+from edgecompile.backends.lowering.rewriting import Lowering, replace_results
 
 aten = torch.ops.aten
 
@@ -61,22 +63,15 @@ _VARIANCES = {
 }  # fmt: skip
 
 
-def lower_arithmetic(gm: GraphModule) -> int:
-    """Rewrites what torch computes more exactly; returns how many operators."""
-    count = 0
-    for node in list(gm.graph.nodes):
-        if node.op != "call_function":
-            continue
-        if node.target in _QUOTIENTS:
-            count += _lower_quotient(gm, node)
-        elif node.target in _VARIANCES or _norms_by_its_batch(node):
-            count += _lower_variance(gm, node)
-    return count
+def lower_arithmetic(low: Lowering) -> None:
+    """Rewrites what torch computes more exactly."""
+    low.each("exact", _QUOTIENTS, partial(_lower_quotient, low.gm))
+    low.each("exact", {*_VARIANCES, aten.batch_norm.default}, partial(_lower_variance, low.gm))
 
 
 def _norms_by_its_batch(node: Node) -> bool:
-    """Whether it is a batch norm by the mean and variance of its input, which it doesn't record."""
-    return node.target is aten.batch_norm.default and bool(node.args[5]) and node.args[3] is None
+    """Whether a batch norm is by the mean and variance of its input, which it doesn't record."""
+    return bool(node.args[5]) and node.args[3] is None
 
 
 def _lower_quotient(gm: GraphModule, node: Node) -> bool:
@@ -101,7 +96,7 @@ def _lower_quotient(gm: GraphModule, node: Node) -> bool:
         changes = node.target._schema.is_mutable  # type: ignore[union-attr]
         return tensors[0].copy_(result) if changes else result.to(kind)
 
-    _replace(gm, node, inline(gm, node, run, operands))
+    replace_results(gm, node, inline(gm, node, run, operands))
     return True
 
 
@@ -113,9 +108,10 @@ def _operands(gm: GraphModule, args: Sequence[Any]) -> list[Node] | None:
 
 
 def _lower_variance(gm: GraphModule, node: Node) -> bool:
-    first = node.args[0]
-    value = value_of(first)
+    value = value_of(node.args[0])
     if value is None or not value.is_floating_point() or value.dtype == torch.float64:
+        return False
+    if node.target not in _VARIANCES and not _norms_by_its_batch(node):
         return False
     operands = _operands(gm, node.args)
     if operands is None:
@@ -129,17 +125,5 @@ def _lower_variance(gm: GraphModule, node: Node) -> bool:
             return results.to(value.dtype)
         return tuple(x.to(value.dtype) for x in results)
 
-    _replace(gm, node, inline(gm, node, run, operands))
+    replace_results(gm, node, inline(gm, node, run, operands))
     return True
-
-
-def _replace(gm: GraphModule, node: Node, results: list[Node]) -> None:
-    """Puts the results in place of a node, or of those that take them from its tuple."""
-    takers = [node] if isinstance(node.meta.get("val"), Tensor) else list(node.users)
-    for taker in takers:
-        new = results[0 if taker is node else taker.args[1]]  # type: ignore[index]
-        new.meta.update(val=taker.meta["val"])
-        taker.replace_all_uses_with(new)
-        if taker is not node:
-            gm.graph.erase_node(taker)
-    gm.graph.erase_node(node)

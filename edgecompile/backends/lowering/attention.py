@@ -9,52 +9,33 @@ from torch.fx import GraphModule, Node
 
 from edgecompile.backends import ops
 from edgecompile.backends.lowering.constants import value_of
-from edgecompile.backends.lowering.in_place import changes_in_place
-from edgecompile.backends.lowering.rewriting import arguments_of, replace
+from edgecompile.backends.lowering.in_place import ChangesInPlace
+from edgecompile.backends.lowering.rewriting import Lowering, arguments_of, is_float32, replace
 
 aten = torch.ops.aten
 
 
-def lower_attention(gm: GraphModule, kept: dict[str, str], narrow: bool) -> int:
-    """Rewrites attentions to ``ec_attention``; returns how many.
+def lower_attention(low: Lowering, narrow: bool) -> None:
+    """Rewrites attentions to ``ec_attention``; with ``narrow`` the operands of its products may be
+    rounded to bfloat16."""
+    changes = ChangesInPlace(low.gm)
+    masks: dict[tuple[Node, int], Node] = {}
 
-    Args:
-        gm: rewritten in place.
-        kept: gets the reason, by node name, for each attention that is left to Inductor.
-        narrow: whether the operands of its products may be rounded to bfloat16.
-    """
-    target = aten.scaled_dot_product_attention.default
-    masks: dict[Node, Node] = {}
-    changes = set(changes_in_place(gm))
-    count = 0
-    for node in list(gm.graph.nodes):
-        if node in changes:
-            masks.clear()  # a view of what was changed is another mask now
-        if node.target is not target:
-            continue
+    def lower(node: Node) -> bool | str:
         bound = arguments_of(node)
         reason = _attention_obstacle(bound)
         if reason is not None:
-            kept[node.name] = reason
-            continue
-        query = value_of(bound["query"])
-        assert query is not None
-        scale = bound["scale"]
-        scale = int(query.shape[3]) ** -0.5 if scale is None else float(scale)
-        with gm.graph.inserting_before(node):
-            mask = _materialised(gm, bound["attn_mask"], masks)
-        args = (
-            bound["query"],
-            bound["key"],
-            bound["value"],
-            mask,
-            bound["is_causal"],
-            scale,
-            narrow,
-        )
-        replace(gm, node, ops.ATTENTION, args)
-        count += 1
-    return count
+            return reason
+        q, k, v, scale = (bound[name] for name in ("query", "key", "value", "scale"))
+        scale = int(q.meta["val"].shape[3]) ** -0.5 if scale is None else float(scale)
+        with low.gm.graph.inserting_before(node):
+            # A view of what was changed meanwhile is another mask.
+            mask = _materialised(low.gm, bound["attn_mask"], masks, changes.before(node))
+        args = (q, k, v, mask, bound["is_causal"], scale, narrow)
+        replace(low.gm, node, ops.ATTENTION, args)
+        return True
+
+    low.each("attentions", {aten.scaled_dot_product_attention.default}, lower)
 
 
 def _attention_obstacle(bound: dict[str, Any]) -> str | None:
@@ -62,7 +43,7 @@ def _attention_obstacle(bound: dict[str, Any]) -> str | None:
     values = []
     for name in ("query", "key", "value"):
         value = value_of(bound[name])
-        if value is None or value.dim() != 4 or value.dtype != torch.float32:
+        if not is_float32(value) or value.dim() != 4:
             return f"{name} isn't a 4-dimensional float32 tensor"
         values.append(value)
     query, key, value = values
@@ -89,7 +70,9 @@ def _attention_obstacle(bound: dict[str, Any]) -> str | None:
     return None
 
 
-def _materialised(gm: GraphModule, mask: Any, done: dict[Node, Node]) -> Node | None:
+def _materialised(
+    gm: GraphModule, mask: Any, done: dict[tuple[Node, int], Node], changes: int
+) -> Node | None:
     """The mask as a buffer of rank 4, made once for all the attentions that share it.
 
     Inductor computes what it generates code for once for each operator that reads it, be it a view
@@ -101,14 +84,15 @@ def _materialised(gm: GraphModule, mask: Any, done: dict[Node, Node]) -> Node | 
     source: Node = mask
     while source.target is aten.expand.default and _rank(source) == _rank(source.args[0]):
         source = source.args[0]  # type: ignore[assignment]
-    if source not in done:
+    key = source, changes
+    if key not in done:
         result = source
         for _ in range(4 - _rank(source)):
             result = gm.graph.call_function(aten.unsqueeze.default, (result, 0))
         if source.op == "call_function":
             result = gm.graph.call_function(ops.COPY, (result,))
-        done[source] = result
-    return done[source]
+        done[key] = result
+    return done[key]
 
 
 def _rank(node: Any) -> int:

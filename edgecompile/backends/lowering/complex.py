@@ -19,6 +19,7 @@ from torch.fx.node import map_aggregate, map_arg
 from edgecompile.backends.fourier import TRANSFORMS, Pair
 from edgecompile.backends.lowering.constants import attribute_name, constant_of, value_of
 from edgecompile.backends.lowering.inlining import inline
+from edgecompile.backends.lowering.rewriting import Lowering
 
 aten = torch.ops.aten
 
@@ -37,11 +38,7 @@ _MOVES = {
 #: What isn't the memory of its operand any more once that is a pair.
 _COPIES = {aten.view_as_real.default, aten._conj.default}
 
-_CONVERSIONS = {
-    aten.to.dtype,
-    aten.to.dtype_layout,
-    aten._to_copy.default,
-}
+_CONVERSIONS = {aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default}
 
 
 def _times(a: Any, b: Any) -> Pair:
@@ -145,13 +142,9 @@ def _is_complex(node: Any) -> bool:
     return value is not None and value.is_complex()
 
 
-def lower_complex(gm: GraphModule, kept: dict[str, str]) -> int:
-    """Rewrites everything complex, or nothing; returns how many operators.
-
-    Args:
-        gm: rewritten in place.
-        kept: gets the reason, by node name, why nothing was rewritten.
-    """
+def lower_complex(low: Lowering) -> None:
+    """Rewrites everything complex, or nothing, with the reason in the report's ``kept``."""
+    gm = low.gm
     _drop_formalities(gm)
     concerned = [
         node
@@ -161,8 +154,8 @@ def lower_complex(gm: GraphModule, kept: dict[str, str]) -> int:
     for node in concerned:
         reason = _obstacle(gm, node)
         if reason is not None:
-            kept[node.name] = reason
-            return 0
+            low.report.kept[node.name] = reason
+            return
     pairs: dict[Node, tuple[Node, Node]] = {}
     for node in concerned:
         if node.op == "get_attr":
@@ -178,7 +171,6 @@ def lower_complex(gm: GraphModule, kept: dict[str, str]) -> int:
                 node.replace_all_uses_with(results[0])
     for node in reversed(concerned):
         gm.graph.erase_node(node)
-    return len(concerned)
 
 
 def _drop_formalities(gm: GraphModule) -> None:
@@ -202,8 +194,9 @@ def _obstacle(gm: GraphModule, node: Node) -> str | None:
     if node.op != "call_function" or (node.target not in _MOVES and node.target not in _FUNCTIONS):
         return f"{node.target} of complex numbers"
     # A pair's parts have another memory than what isn't a pair.
-    changed = [user for user in node.users if _changes(user)]
-    if any(user.target is not aten.copy_.default for user in changed):
+    schemas = {user.target: getattr(user.target, "_schema", None) for user in node.users}
+    changes = {target for target, schema in schemas.items() if schema and schema.is_mutable}
+    if changes - {aten.copy_.default}:
         return "its memory is changed later"
     if node.target in _COPIES and any(n.target is aten.copy_.default for n in gm.graph.nodes):
         return "its memory is changed later"
@@ -237,11 +230,6 @@ def _odd_arguments(node: Node) -> str | None:
     return None
 
 
-def _changes(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
-
-
 def _part_like(value: Tensor) -> Tensor:
     return torch.empty_like(value, dtype=value.dtype.to_real())
 
@@ -264,20 +252,16 @@ def _split_constant(gm: GraphModule, node: Node) -> tuple[Node, Node]:
 def _done_twice(
     gm: GraphModule, node: Node, pairs: dict[Node, tuple[Node, Node]]
 ) -> tuple[Node, Node]:
-    made = []
-    for part in (0, 1):
-
-        def chosen(n: Node, part: int = part) -> Node:
-            return pairs[n][part] if n in pairs else n
-
-        args, kwargs = map_arg(node.args, chosen), dict(map_arg(node.kwargs, chosen))
+    def done(part: int) -> Node:
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: pairs.get(n, (n, n))[part])
         if "dtype" in kwargs:
-            kwargs["dtype"] = node.meta["val"].dtype.to_real()
+            kwargs = {**kwargs, "dtype": node.meta["val"].dtype.to_real()}
         with gm.graph.inserting_before(node):
             new = gm.graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
         new.meta = {**node.meta, "val": _part_like(node.meta["val"])}
-        made.append(new)
-    return made[0], made[1]
+        return new
+
+    return done(0), done(1)
 
 
 def _done(gm: GraphModule, node: Node, pairs: dict[Node, tuple[Node, Node]]) -> list[Node]:

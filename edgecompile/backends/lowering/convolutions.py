@@ -10,13 +10,15 @@ general kernel computes it.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.nn.utils import fuse_conv_bn_weights
 
 from edgecompile.backends.convolution_ops import (
     CONVOLUTION,
@@ -33,7 +35,13 @@ from edgecompile.backends.lowering.constants import (
     value_of,
 )
 from edgecompile.backends.lowering.in_place import ChangesInPlace
-from edgecompile.backends.lowering.rewriting import arguments_of, erase_chain, replace
+from edgecompile.backends.lowering.rewriting import (
+    Lowering,
+    arguments_of,
+    erase_chain,
+    is_float32,
+    replace,
+)
 
 aten = torch.ops.aten
 
@@ -50,27 +58,6 @@ _CONVOLUTIONS = _TRANSPOSED | {
 _PADS = {aten.pad.default, aten.constant_pad_nd.default}
 
 
-@dataclass
-class ConvolutionReport:
-    """Counts of rewritten convolutions.
-
-    Attributes:
-        convolutions: number of ``ec_convolution`` calls emitted.
-        pointwise: number that became linears.
-        norms: number of batch norms folded.
-        pads: number of paddings taken over.
-        activations: number of activations fused.
-        kept: reasons, by node name, why one was left to the general kernel.
-    """
-
-    convolutions: int = 0
-    pointwise: int = 0
-    norms: int = 0
-    pads: int = 0
-    activations: int = 0
-    kept: dict[str, str] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class _Match:
     """A convolution with a constant weight, in the canonical form."""
@@ -82,22 +69,27 @@ class _Match:
     geometry: Geometry
 
 
-def lower_convolutions(gm: GraphModule) -> ConvolutionReport:
-    """Rewrites ``gm`` in place; the linears that it leaves are ``aten.linear``."""
-    report = ConvolutionReport()
-    changes = ChangesInPlace(gm)
+def lower_convolutions(low: Lowering) -> None:
+    """Rewrites convolutions; the linears that it leaves are ``aten.linear``."""
+    changes = ChangesInPlace(low.gm)
     views: dict[Node, Node] = {}
-    for node in list(gm.graph.nodes):
-        match = _match(gm, node, report)
-        if match is None:
+    for node in list(low.gm.graph.nodes):
+        if node.target not in _CONVOLUTIONS:
             continue
-        match = _take_padding(match, changes, report)
-        last, match = _fold_norm(gm, match, report)
+        match = _match(low.gm, node)
+        if isinstance(match, str):
+            low.report.plain_convolutions[node.name] = match
+            continue
+        match = _take_padding(match, changes, low.report.counts)
+        last, match = _fold_norm(low.gm, match, low.report.counts)
         if match.geometry.pointwise:
-            _emit_linear(gm, match, last, views, report)
+            _emit_linear(low.gm, match, last, views)
+            low.report.counts["pointwise"] += 1
         else:
-            _emit_convolution(gm, match, last, report)
-    return report
+            fused = activation_of(last)
+            low.report.counts["convolved_activations"] += fused is not None
+            _emit_convolution(low.gm, match, *(fused or (last, 0)))
+            low.report.counts["convolutions"] += 1
 
 
 def _numbers(value: Any, count: int) -> tuple[int, ...] | None:
@@ -112,35 +104,25 @@ def _numbers(value: Any, count: int) -> tuple[int, ...] | None:
     return tuple(numbers)
 
 
-def _match(gm: GraphModule, node: Node, report: ConvolutionReport) -> _Match | None:
-    """Recognises a convolution with constants for a weight and a bias."""
-    if node.op != "call_function":
-        return None
-    target: Any = node.target
-    if target not in _CONVOLUTIONS:
-        return None
+def _match(gm: GraphModule, node: Node) -> _Match | str:
+    """A convolution with constants for a weight and a bias, or why it isn't one."""
     arguments = arguments_of(node)
-    arguments.setdefault("transposed", target in _TRANSPOSED)
+    arguments.setdefault("transposed", node.target in _TRANSPOSED)
     arguments.setdefault("output_padding", 0)
     x, weight, bias = (arguments[name] for name in ("input", "weight", "bias"))
     value = value_of(x)
     folded = fold_constant(gm, weight)
     folded_bias = fold_constant(gm, bias) if bias is not None else None
     if folded is None or (bias is not None and folded_bias is None):
-        report.kept[node.name] = "weight or bias is computed from the inputs"
-        return None
+        return "weight or bias is computed from the inputs"
     tensors = [value, folded.tensor, *([folded_bias.tensor] if folded_bias else [])]
-    if any(tensor is None or tensor.dtype != torch.float32 for tensor in tensors):
-        report.kept[node.name] = "input, weight or bias isn't float32"
-        return None
-    assert value is not None
+    if value is None or not all(map(is_float32, tensors)):
+        return "input, weight or bias isn't float32"
     if value.dim() != folded.tensor.dim():
-        report.kept[node.name] = "the input has no batch dimension"
-        return None
+        return "the input has no batch dimension"
     geometry = _geometry(arguments, folded.tensor)
     if geometry is None:
-        report.kept[node.name] = "stride, padding or dilation isn't constant"
-        return None
+        return "stride, padding or dilation isn't constant"
     plain = canonical_weight(folded.tensor, geometry.transposed, geometry.groups)
     return _Match(node, x, dataclasses.replace(folded, tensor=plain), folded_bias, geometry)
 
@@ -172,7 +154,7 @@ def _geometry(arguments: dict[str, Any], weight: Tensor) -> Geometry | None:
     return Geometry(kernel, stride, begins, ends, dilation, transposed, groups)
 
 
-def _take_padding(match: _Match, changes: ChangesInPlace, report: ConvolutionReport) -> _Match:
+def _take_padding(match: _Match, changes: ChangesInPlace, counts: Counter[str]) -> _Match:
     """Takes over zeros that are put around the input before."""
     pad = match.x
     if pad.target not in _PADS or match.geometry.transposed:
@@ -196,12 +178,12 @@ def _take_padding(match: _Match, changes: ChangesInPlace, report: ConvolutionRep
     for i in range(len(widths) // 2):  # the last dimension comes first
         begins[-1 - i] += widths[2 * i]
         ends[-1 - i] += widths[2 * i + 1]
-    report.pads += 1
+    counts["pads"] += 1
     geometry = dataclasses.replace(match.geometry, begins=tuple(begins), ends=tuple(ends))
     return dataclasses.replace(match, x=source, geometry=geometry)
 
 
-def _fold_norm(gm: GraphModule, match: _Match, report: ConvolutionReport) -> tuple[Node, _Match]:
+def _fold_norm(gm: GraphModule, match: _Match, counts: Counter[str]) -> tuple[Node, _Match]:
     """Folds a batch norm that alone reads the result; the node that then stands for both."""
     node = match.node
     norm = next(iter(node.users), None)
@@ -210,34 +192,26 @@ def _fold_norm(gm: GraphModule, match: _Match, report: ConvolutionReport) -> tup
     bound = arguments_of(norm)
     if bound["training"] or bound["input"] is not node:
         return node, match
-    folded: list[Folded | None] = []
-    for name in ("weight", "bias", "running_mean", "running_var"):
+    folded: list[Any] = []
+    for name in ("running_mean", "running_var", "weight", "bias"):
         constant = None if bound[name] is None else fold_constant(gm, bound[name])
         absent = bound[name] is None and name in ("weight", "bias")
-        if not absent and (constant is None or constant.tensor.dtype != torch.float32):
+        if not absent and not (constant and is_float32(constant.tensor)):
             return node, match
         folded.append(constant)
-    gamma, beta, mean, variance = folded
-    assert mean is not None and variance is not None
     # In float64, so that the folded weights are rounded once.
-    scale = (variance.tensor.double() + float(bound["eps"])).rsqrt()
-    if gamma is not None:
-        scale = scale * gamma.tensor.double()
-    shift = -mean.tensor.double()
-    if match.bias is not None:
-        shift = shift + match.bias.tensor.double()
-    shift = shift * scale
-    if beta is not None:
-        shift = shift + beta.tensor.double()
-    plain = match.weight.tensor
-    weight = (plain.double() * scale.reshape(-1, *[1] * (plain.dim() - 1))).to(torch.float32)
-    key = (f"batch_norm({bound['eps']})", *(f.key if f else None for f in (*folded, match.bias)))
-    report.norms += 1
-    label = match.weight.label
+    vectors: Any = [item and item.tensor.double() for item in (match.bias, *folded)]
+    bias, mean, variance, gamma, beta = vectors
+    weight, shift = fuse_conv_bn_weights(
+        match.weight.tensor.double(), bias, mean, variance, float(bound["eps"]), gamma, beta
+    )
+    label, key = match.weight.label, [match.weight.key, f"batch_norm({bound['eps']})"]
+    key += [item.key if item else None for item in (*folded, match.bias)]
+    counts["batch_norms"] += 1
     return norm, dataclasses.replace(
         match,
-        weight=Folded(weight, label, (match.weight.key, *key)),
-        bias=Folded(shift.to(torch.float32), label + "_shift", (match.weight.key, *key, "shift")),
+        weight=Folded(weight.detach().float(), label, key),
+        bias=Folded(shift.detach().float(), label + "_shift", [*key, "shift"]),
     )
 
 
@@ -255,19 +229,13 @@ def _bias_node(gm: GraphModule, bias: Folded | None) -> Node | None:
     return bias.node(gm) if bias.plain else _constant(gm, "ecfold_", bias, bias.tensor)
 
 
-def _emit_convolution(
-    gm: GraphModule, match: _Match, last: Node, report: ConvolutionReport
-) -> None:
+def _emit_convolution(gm: GraphModule, match: _Match, last: Node, activation: int) -> None:
     g, weight = match.geometry, match.weight
-    fused = activation_of(last)
-    report.activations += fused is not None
-    last, code = fused or (last, 0)
     n = int(weight.tensor.shape[0])
     with gm.graph.inserting_before(match.node):
         packed = _constant(gm, PACKED_PREFIX, weight, pack_convolution(weight.tensor, g), repr(g))
-        args = (match.x, packed, _bias_node(gm, match.bias), *g.arguments, n, code)
+        args = (match.x, packed, _bias_node(gm, match.bias), *g.arguments, n, activation)
     replace(gm, match.node, CONVOLUTION, args, last)
-    report.convolutions += 1
 
 
 def _permutation(node: Any) -> list[int] | None:
@@ -296,13 +264,7 @@ def _permuted(gm: GraphModule, node: Node, order: list[int]) -> Node:
     return new
 
 
-def _emit_linear(
-    gm: GraphModule,
-    match: _Match,
-    last: Node,
-    views: dict[Node, Node],
-    report: ConvolutionReport,
-) -> None:
+def _emit_linear(gm: GraphModule, match: _Match, last: Node, views: dict[Node, Node]) -> None:
     """Emits a linear over the channels, which are last meanwhile."""
     spatial = len(match.geometry.kernel)
     behind = [0, *range(2, spatial + 2), 1]
@@ -322,13 +284,9 @@ def _emit_linear(
         new.meta = {**conv.meta, "val": result.permute(behind)}
         fused = activation_of(last)
         if fused is not None:
-            last = fused[0]
-            linear = new
-            new = gm.graph.call_function(
-                OUT_OF_PLACE.get(last.target, last.target),
-                (linear, *last.args[1:]),
-                dict(last.kwargs),
-            )
+            last, linear = fused[0], new
+            activate = OUT_OF_PLACE.get(last.target, last.target)
+            new = gm.graph.call_function(activate, (linear, *last.args[1:]), dict(last.kwargs))
             new.meta = dict(linear.meta)
         back = _permuted(gm, new, before)
     for user in list(last.users):
@@ -339,4 +297,3 @@ def _emit_linear(
     if not back.users:
         gm.graph.erase_node(back)
     erase_chain(gm, conv, last)
-    report.pointwise += 1

@@ -10,32 +10,28 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from edgecompile.backends.lowering.in_place import changes_in_place
+from edgecompile.backends.lowering.rewriting import Lowering
 
 
-def merge_equal_nodes(gm: GraphModule) -> int:
-    """Replaces each node by an earlier equal one, if there is one; returns how many.
+def merge_equal_nodes(low: Lowering) -> None:
+    """Replaces each node by an earlier equal one, if there is one.
 
     A graph in which anything is changed in place, or that calls what isn't an operator with a
     schema, is left alone there: two equal expressions need not be equal values then.
     """
-    if changes_in_place(gm):
-        return 0
-    nodes = list(gm.graph.nodes)
+    if changes_in_place(low.gm):
+        return
     first: dict[Any, Node] = {}
-    merged = 0
-    for node in nodes:
+    for node in list(low.gm.graph.nodes):
         key = _key(node)
-        if key is None:
-            continue
-        earlier = first.setdefault(key, node)
+        earlier = node if key is None else first.setdefault(key, node)
         if earlier is not node:
             node.replace_all_uses_with(earlier)
-            gm.graph.erase_node(node)
-            merged += 1
-    return merged
+            low.gm.graph.erase_node(node)
+            low.report.counts["equal"] += 1
 
 
 def _key(node: Node) -> Any:

@@ -12,44 +12,41 @@ from torch.fx import GraphModule, Node
 
 from edgecompile.backends import ops
 from edgecompile.backends.lowering.constants import constant_of, value_of
-from edgecompile.backends.lowering.rewriting import Pack, arguments_of, replace
+from edgecompile.backends.lowering.rewriting import (
+    Lowering,
+    Pack,
+    arguments_of,
+    is_float32,
+    replace,
+)
 
 aten = torch.ops.aten
 
 _NAMES = {"transformers.grouped_mm_fallback.default", "aten._grouped_mm.default"}
 
 
-def lower_grouped(gm: GraphModule, pack: Pack, kept: dict[str, str]) -> int:
-    """Rewrites grouped products to the runtime's operators; returns how many.
+def lower_grouped(low: Lowering, pack: Pack) -> None:
+    """Rewrites grouped products to the runtime's operators; ``pack`` packs weights ``[E, N, K]``."""
 
-    Args:
-        gm: rewritten in place.
-        pack: packs weights ``[E, N, K]``.
-        kept: gets the reason, by node name, for each product that is left as it is.
-    """
-    count = 0
-    for node in list(gm.graph.nodes):
-        if str(node.target) not in _NAMES:
-            continue
+    def lower(node: Node) -> bool | str:
         x, w, offs, *rest = arguments_of(node).values()
         reason = _obstacle(x, w, offs, *rest)
         if reason is not None:
-            kept[node.name] = reason
-            continue
-        with gm.graph.inserting_before(node):
-            target, args = _product(gm, x, w, offs, pack)
-        replace(gm, node, target, args)
-        count += 1
-    return count
+            return reason
+        with low.gm.graph.inserting_before(node):
+            target, args = _product(low.gm, x, w, offs, pack)
+        replace(low.gm, node, target, args)
+        return True
+
+    low.each("grouped", {n.target for n in low.gm.graph.nodes if str(n.target) in _NAMES}, lower)
 
 
 def _obstacle(
     x: Node, w: Node, offs: Node | None, bias: Any = None, dtype: torch.dtype | None = None
 ) -> str | None:
     rows, matrices = value_of(x), value_of(w)
-    if any(item is None or item.dtype != torch.float32 for item in (rows, matrices)):
+    if not is_float32(rows) or not is_float32(matrices):
         return "the operands aren't float32 tensors"
-    assert rows is not None and matrices is not None
     if rows.dim() != 2 or matrices.dim() != 3 or offs is None:
         return "it isn't rows by groups of matrices"
     if bias is not None or dtype not in (None, torch.float32):

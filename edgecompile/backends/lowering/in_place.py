@@ -30,6 +30,10 @@ class ChangesInPlace:
         self._order = {node: i for i, node in enumerate(gm.graph.nodes)}
         self._changes = [self._order[node] for node in changes_in_place(gm)]
 
+    def before(self, node: Node) -> int:
+        """How many changes come before a node, itself included."""
+        return sum(i <= self._order[node] for i in self._changes)
+
     def between(self, first: Node, second: Node) -> bool:
         """Whether anything is changed between two nodes, the first of which comes earlier."""
         start, end = self._order[first], self._order[second]

@@ -8,7 +8,7 @@ recognise stays as it is: Inductor generates code for it or calls the runtime's 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,13 +27,19 @@ from edgecompile.backends.lowering.constants import (
     packed_name,
     value_of,
 )
-from edgecompile.backends.lowering.convolutions import ConvolutionReport, lower_convolutions
+from edgecompile.backends.lowering.convolutions import lower_convolutions
 from edgecompile.backends.lowering.equal_nodes import merge_equal_nodes
 from edgecompile.backends.lowering.grouped import lower_grouped
 from edgecompile.backends.lowering.in_place import ChangesInPlace
 from edgecompile.backends.lowering.recurrences import lower_recurrences, split_recurrences
 from edgecompile.backends.lowering.residuals import fuse_residuals, lower_layer_norms
-from edgecompile.backends.lowering.rewriting import arguments_of, replace
+from edgecompile.backends.lowering.rewriting import (
+    Lowering,
+    LoweringReport,
+    arguments_of,
+    is_float32,
+    replace,
+)
 from edgecompile.precision import FP32, Precision
 
 aten = torch.ops.aten
@@ -45,72 +51,35 @@ _COPYING_VIEWS = {
 }
 
 
-@dataclass
-class LoweringReport:
-    """Counts of rewrites, for the build log and for tests.
-
-    Attributes:
-        linears: number of ``ec_linear`` calls emitted.
-        merged: number of linears that were merged into a wider one because they share an input.
-        activations: number of activations fused into a linear.
-        exact: number of remainders, floored quotients and variances done as torch's kernels do them.
-        equal: number of nodes that computed what another one does.
-        residuals: number of sums fused into a linear.
-        norms: number of ``ec_layer_norm`` calls emitted.
-        attentions: number of ``ec_attention`` calls emitted.
-        convolutions: what became of convolutions.
-        recurrences: number of ``ec_recurrence`` calls emitted.
-        grouped: number of products of groups of rows (mixtures of experts).
-        kept: reasons, by node name, why a candidate was left to Inductor.
-        packed: names of the weights behind each packed one, by the attribute of the latter.
-        narrowed: precision of each weight that isn't stored in fp32, by its name.
-    """
-
-    linears: int = 0
-    merged: int = 0
-    activations: int = 0
-    exact: int = 0
-    equal: int = 0
-    residuals: int = 0
-    norms: int = 0
-    attentions: int = 0
-    convolutions: ConvolutionReport = field(default_factory=ConvolutionReport)
-    recurrences: int = 0
-    grouped: int = 0
-    kept: dict[str, str] = field(default_factory=dict)
-    packed: dict[str, list[str]] = field(default_factory=dict)
-    narrowed: dict[str, str] = field(default_factory=dict)
-
-
 def lower_graph(gm: GraphModule, precision: Precision = FP32) -> LoweringReport:
     """Rewrites ``gm`` in place, with the linears' weights in ``precision``.
 
     Constants that are only read through packed weights are removed from the module; every
     constant that remains is contiguous, so that the weights file can hold it as it is.
     """
-    report = LoweringReport()
+    low = Lowering(gm, LoweringReport())
     _drop_dropout(gm)
-    split_recurrences(gm)
-    lower_complex(gm, report.kept)
-    report.exact = lower_arithmetic(gm)
-    report.equal = merge_equal_nodes(gm)
-    report.convolutions = lower_convolutions(gm)
+    split_recurrences(low)
+    lower_complex(low)
+    lower_arithmetic(low)
+    merge_equal_nodes(low)
+    lower_convolutions(low)
 
     # Rounding errors of recurrent weights would add up from step to step.
-    exactly, packer = _Packer(gm, report, FP32), _Packer(gm, report, precision)
-    report.recurrences = lower_recurrences(gm, exactly.add, report.kept)
-    report.grouped = lower_grouped(gm, packer.add, report.kept)
+    exactly, packer = _Packer(gm, low.report, FP32), _Packer(gm, low.report, precision)
+    lower_recurrences(low, exactly.add)
+    lower_grouped(low, packer.add)
     _lower_linears(packer)
-    report.residuals = fuse_residuals(gm)
-    report.norms = lower_layer_norms(gm)
-    report.attentions = lower_attention(gm, report.kept, precision.name != "fp32")
+    fuse_residuals(low)
+    lower_layer_norms(low)
+    lower_attention(low, precision.name != "fp32")
     _let_views_copy(gm)
     gm.graph.eliminate_dead_code()
     drop_unused_constants(gm)
     make_constants_contiguous(gm)
     gm.graph.lint()
     gm.recompile()
-    return report
+    return low.report
 
 
 def _drop_dropout(gm: GraphModule) -> None:
@@ -230,7 +199,7 @@ def _linear_obstacle(
     """The reason that a linear with a constant weight can't be lowered, or None."""
     if matrix.dim() != 2 or matrix.dtype != torch.float32:
         return f"weight {tuple(matrix.shape)} {matrix.dtype}"
-    if x is None or x.dtype != torch.float32 or x.dim() < 1:
+    if not is_float32(x) or x.dim() < 1:
         return "input isn't a float32 tensor"
     if bias is None:
         return None
@@ -280,12 +249,12 @@ def _lower_linears(packer: _Packer) -> None:
 def _emit_linear(packer: _Packer, match: _Linear) -> None:
     gm, attr = packer.gm, packer.add(match.weight, match.weight_name)
     last, code = activation_of(match.node) or (match.node, 0)
-    packer.report.activations += last is not match.node
+    packer.report.counts["activations"] += last is not match.node
     with gm.graph.inserting_before(match.node):
         packed = gm.graph.get_attr(attr)
     n = int(match.weight.shape[0])
     replace(gm, match.node, ops.LINEAR, (match.x, packed, match.bias, None, n, code), last)
-    packer.report.linears += 1
+    packer.report.counts["linears"] += 1
 
 
 def _emit_merged(packer: _Packer, group: list[_Linear]) -> None:
@@ -316,5 +285,5 @@ def _emit_merged(packer: _Packer, group: list[_Linear]) -> None:
         part.meta = dict(match.node.meta)
         match.node.replace_all_uses_with(part)
         gm.graph.erase_node(match.node)
-    packer.report.linears += 1
-    packer.report.merged += len(group)
+    packer.report.counts["linears"] += 1
+    packer.report.counts["merged"] += len(group)

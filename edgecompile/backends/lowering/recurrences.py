@@ -6,19 +6,28 @@ else each would become one call of a library that a bundle doesn't have.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from edgecompile.backends import ops
 from edgecompile.backends.lowering.constants import constant_of, value_of
 from edgecompile.backends.lowering.inlining import inline
-from edgecompile.backends.lowering.rewriting import Pack, arguments_of, replace
+from edgecompile.backends.lowering.rewriting import (
+    Lowering,
+    Pack,
+    arguments_of,
+    is_float32,
+    replace,
+    replace_results,
+)
 from edgecompile.export.operators.recurrence import PLAIN, Stack
 
 aten = torch.ops.aten
 
 #: torch's operators by name of the kind.
-_WHOLE = {
+_WHOLE: dict[Any, str] = {
     aten.lstm.input: "lstm",
     aten.gru.input: "gru",
     aten.rnn_tanh.input: "rnn_tanh",
@@ -26,49 +35,33 @@ _WHOLE = {
 }
 
 
-def split_recurrences(gm: GraphModule) -> int:
-    """Replaces torch's recurrent operators by layers of ours; returns how many there were."""
-    count = 0
-    for node in list(gm.graph.nodes):
-        kind = _WHOLE.get(node.target)
-        if kind is None:
-            continue
+def split_recurrences(low: Lowering) -> None:
+    """Replaces torch's recurrent operators by layers of ours."""
+
+    def split(node: Node) -> bool:
         x, states, weights, biases, layers, _, training, *rest = arguments_of(node).values()
-        stack = Stack(kind, biases, layers, *rest)
-        value = value_of(x)
-        float32 = value is not None and value.dtype == torch.float32
-        if len(weights) != stack.weights or training or not float32:
-            continue
+        stack = Stack(_WHOLE[node.target], biases, layers, *rest)
+        if len(weights) != stack.weights or training or not is_float32(value_of(x)):
+            return False
         states = [states] if isinstance(states, Node) else states
-        results = inline(gm, node, stack.run, [x, *states, *weights])
-        for user in list(node.users):
-            user.replace_all_uses_with(results[user.args[1]])
-            gm.graph.erase_node(user)
-        gm.graph.erase_node(node)
-        count += 1
-    return count
+        replace_results(low.gm, node, inline(low.gm, node, stack.run, [x, *states, *weights]))
+        return True
+
+    low.each("split", _WHOLE, split)
 
 
-def lower_recurrences(gm: GraphModule, pack: Pack, kept: dict[str, str]) -> int:
-    """Gives each recurrent layer its packed weight; returns how many there are.
+def lower_recurrences(low: Lowering, pack: Pack) -> None:
+    """Gives each recurrent layer its weight as ``pack`` packs it."""
 
-    Args:
-        gm: rewritten in place.
-        pack: packs a weight.
-        kept: gets the reason, by node name, for each layer that can't be lowered.
-    """
-    count = 0
-    for node in list(gm.graph.nodes):
-        if node.target is not PLAIN:
-            continue
+    def lower(node: Node) -> bool | str:
         gates, w, *rest = node.args
-        weight = constant_of(gm, w)
-        if weight is None or weight.dtype != torch.float32:
-            kept[node.name] = "the weight isn't a constant float32 matrix"
-            continue
-        attr = pack(weight, str(w.target))
-        with gm.graph.inserting_before(node):
-            packed = gm.graph.get_attr(attr)
-        replace(gm, node, ops.RECURRENCE, (gates, packed, *rest))
-        count += 1
-    return count
+        weight = constant_of(low.gm, w)
+        if not is_float32(weight):
+            return "the weight isn't a constant float32 matrix"
+        attr = pack(weight, str(w.target))  # type: ignore[union-attr]
+        with low.gm.graph.inserting_before(node):
+            packed = low.gm.graph.get_attr(attr)
+        replace(low.gm, node, ops.RECURRENCE, (gates, packed, *rest))
+        return True
+
+    low.each("recurrences", {PLAIN}, lower)

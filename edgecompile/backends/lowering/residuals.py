@@ -8,37 +8,34 @@ Inductor nothing to fuse, and the runtime's own reads each row once instead of t
 from __future__ import annotations
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from edgecompile.backends import ops
 from edgecompile.backends.lowering.constants import constant_of, value_of
 from edgecompile.backends.lowering.in_place import ChangesInPlace
-from edgecompile.backends.lowering.rewriting import arguments_of, replace
+from edgecompile.backends.lowering.rewriting import Lowering, arguments_of, is_float32, replace
 
 aten = torch.ops.aten
 
 _RESIDUAL = 3  # where ec_linear takes it
 
 
-def fuse_residuals(gm: GraphModule) -> int:
-    """Moves ``linear(x) + y`` into the linear where shapes agree; returns how often."""
-    count = 0
-    changes = ChangesInPlace(gm)
-    for node in list(gm.graph.nodes):
-        if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
-            continue
-        operands = _linear_and_other(node)
-        if operands is None:
-            continue
-        linear, other = operands
+def fuse_residuals(low: Lowering) -> None:
+    """Moves ``linear(x) + y`` into the linear where shapes agree."""
+    gm, changes = low.gm, ChangesInPlace(low.gm)
+
+    def fuse(node: Node) -> bool:
+        operands = _linear_and_other(node) if node.kwargs.get("alpha", 1) == 1 else None
         # The product moves to the sum's place, so its inputs must still be what they were.
-        if changes.between(linear, node):
-            continue
+        if operands is None or changes.between(operands[0], node):
+            return False
+        linear, other = operands
         args = (*linear.args[:_RESIDUAL], other, *linear.args[_RESIDUAL + 1 :])
         changes.replace(node, replace(gm, node, ops.LINEAR, args))
         gm.graph.erase_node(linear)
-        count += 1
-    return count
+        return True
+
+    low.each("residuals", {aten.add.Tensor}, fuse)
 
 
 def _linear_and_other(add: Node) -> tuple[Node, Node] | None:
@@ -53,30 +50,23 @@ def _linear_and_other(add: Node) -> tuple[Node, Node] | None:
         values = total, value_of(linear), value_of(other)
         if (
             len(linear.users) == 1
-            and all(value is not None and value.dtype == torch.float32 for value in values)
+            and all(map(is_float32, values))
             and len({str(tuple(value.shape)) for value in values if value is not None}) == 1
         ):
             return linear, other
     return None
 
 
-def lower_layer_norms(gm: GraphModule) -> int:
-    """Rewrites norms over the last dimension of a linear's output; returns how many."""
-    count = 0
-    for node in list(gm.graph.nodes):
-        if node.target is not aten.layer_norm.default:
-            continue
+def lower_layer_norms(low: Lowering) -> None:
+    """Rewrites norms over the last dimension of a linear's output."""
+
+    def lower(node: Node) -> bool:
         bound = arguments_of(node)
-        x = bound["input"]
-        if x.target is not ops.LINEAR or len(bound["normalized_shape"]) != 1:
-            continue
-        vectors = [bound["weight"], bound["bias"]]
-        constants = [constant_of(gm, vector) for vector in vectors]
-        if any(
-            vector is not None and (constant is None or constant.dtype != torch.float32)
-            for vector, constant in zip(vectors, constants, strict=True)
-        ):
-            continue
-        replace(gm, node, ops.LAYER_NORM, (x, *vectors, float(bound["eps"])))
-        count += 1
-    return count
+        x, vectors = bound["input"], [bound["weight"], bound["bias"]]
+        fit = all(v is None or is_float32(constant_of(low.gm, v)) for v in vectors)
+        if x.target is not ops.LINEAR or len(bound["normalized_shape"]) != 1 or not fit:
+            return False
+        replace(low.gm, node, ops.LAYER_NORM, (x, *vectors, float(bound["eps"])))
+        return True
+
+    low.each("norms", {aten.layer_norm.default}, lower)

@@ -2,14 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
 #: Registers a weight with its name, packed, and returns the name of the attribute.
 Pack = Callable[[Tensor, str], str]
+
+#: Rewrites a node; False where it isn't what the rule is for, the reason where it is but can't be.
+Rule = Callable[[Node], bool | str]
+
+
+@dataclass
+class LoweringReport:
+    """What was rewritten, for the build log, explanations and tests.
+
+    Attributes:
+        counts: how often, by kind: ``linears``, ``norms``, ``attentions``, ``recurrences``,
+            ``convolutions``: calls of the runtime's operators that were emitted; ``merged``: linears
+            that became part of a wider one because they share an input; ``activations`` and
+            ``residuals``: activations and sums fused into a linear; ``exact``: remainders, floored
+            quotients and variances done as torch's kernels do them; ``equal``: nodes that computed
+            what another one does; ``grouped``: products of groups of rows (mixtures of experts);
+            ``pointwise``: convolutions that became linears; ``batch_norms``, ``pads`` and
+            ``convolved_activations``: what was taken over into convolutions.
+        kept: reasons, by node name, why a candidate was left to Inductor.
+        plain_convolutions: reasons, by node name, why one was left to the general kernel.
+        packed: names of the weights behind each packed one, by the attribute of the latter.
+        narrowed: precision of each weight that isn't stored in fp32, by its name.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    kept: dict[str, str] = field(default_factory=dict)
+    plain_convolutions: dict[str, str] = field(default_factory=dict)
+    packed: dict[str, list[str]] = field(default_factory=dict)
+    narrowed: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """A graph that is being rewritten in place, with the report of it."""
+
+    gm: GraphModule
+    report: LoweringReport
+
+    def each(self, kind: str, targets: Container[Any], rule: Rule) -> None:
+        """Applies a rule to every node that calls one of some operators, and counts as ``kind``."""
+        for node in list(self.gm.graph.nodes):
+            if node.target in targets:
+                outcome = rule(node)
+                if isinstance(outcome, str):
+                    self.report.kept[node.name] = outcome
+                else:
+                    self.report.counts[kind] += outcome
+
+
+def is_float32(value: Tensor | None) -> TypeGuard[Tensor]:
+    """Whether there is a tensor, and it is of this dtype."""
+    return value is not None and value.dtype == torch.float32
 
 
 def arguments_of(node: Node) -> dict[str, Any]:
@@ -33,6 +88,20 @@ def replace(
     last.replace_all_uses_with(new)
     erase_chain(gm, first, last)
     return new
+
+
+def replace_results(gm: GraphModule, node: Node, results: Sequence[Node]) -> None:
+    """Puts nodes in place of one, or of those that take their results from its tuple."""
+    if isinstance(node.meta.get("val"), Tensor):
+        results[0].meta.update(val=node.meta["val"])
+        node.replace_all_uses_with(results[0])
+    else:
+        for taker in list(node.users):
+            new = results[taker.args[1]]  # type: ignore[index]
+            new.meta.update(val=taker.meta["val"])
+            taker.replace_all_uses_with(new)
+            gm.graph.erase_node(taker)
+    gm.graph.erase_node(node)
 
 
 def erase_chain(gm: GraphModule, first: Node, last: Node) -> None:

@@ -49,7 +49,7 @@ def test_the_length_stays_free(kind: type[nn.RNNBase], options: dict[str, object
         graph = exported(module, torch.randn(2, 7, 12), dynamic=True)
     report = lower_graph(graph)
     layers = int(options.get("num_layers", 1)) * (2 if options.get("bidirectional") else 1)  # type: ignore[call-overload]
-    assert report.recurrences == layers
+    assert report.counts["recurrences"] == layers
     for length in (1, 2, 33, 40):
         x = torch.randn(2, length, 12)
         for got, wanted in zip(graph(x=x), module(x), strict=True):
@@ -65,7 +65,7 @@ def test_torchs_whole_operators_are_taken_apart(kind: type[nn.RNNBase]) -> None:
     assert not any(n.target is ops.RECURRENCE for n in graph.graph.nodes)
     report = lower_graph(graph)
     # Both directions of a layer read the same input: two projections become one product.
-    assert (report.recurrences, report.linears) == (4, 4)
+    assert (report.counts["recurrences"], report.counts["linears"]) == (4, 4)
     for got, wanted in zip(graph(x=x), module(x), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
 
@@ -75,7 +75,7 @@ def test_relu_and_unbatched_inputs() -> None:
     x = torch.randn(7, 12)
     with recurrence.WholeRecurrences():
         graph = exported(module, x, dynamic=False)
-    assert lower_graph(graph).recurrences == 1
+    assert lower_graph(graph).counts["recurrences"] == 1
     for got, wanted in zip(graph(x=x), module(x), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
 
