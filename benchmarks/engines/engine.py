@@ -25,9 +25,13 @@ _MIN_RUNS, _MAX_RUNS, _SECONDS = 20, 300, 0.12
 
 
 def build(
-    onnx: Path, profiles: Sequence[Mapping[str, Sequence[Sequence[int]]]], output: Path, level: int
+    onnx: Path,
+    profiles: Sequence[Mapping[str, Sequence[Sequence[int]]]],
+    output: Path,
+    level: int,
+    float32: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """As ``finish`` builds; profiles are (smallest, tuned for, largest) by input."""
+    """As ``finish`` builds; profiles are (smallest, tuned for, largest) by input, ``float32`` the recipe's."""
     job = BuildJob(
         onnx=str(onnx),
         profiles=tuple(
@@ -36,6 +40,7 @@ def build(
         ),
         workspace_bytes=1 << 30,
         optimization_level=level,
+        float32=None if float32 is None else tuple(float32),
         timing_cache=str(output.with_suffix(".cache")),
         output=str(output),
     )

@@ -4,7 +4,7 @@ python benchmarks/engines/shapes.py build FOLDER RESULTS.jsonl PROCESSES
 python benchmarks/engines/shapes.py measure FOLDER RESULTS.jsonl
 
 Both write a JSON line per engine or cell. FOLDER has model.onnx with its weights and the axes batch
-and length, and cases.npz with the arrays BATCH:LENGTH:in:NAME and BATCH:LENGTH:out:NAME. Engines of
+and length, float32.json with the values that stay float32, and cases.npz with the arrays BATCH:LENGTH:in:NAME and BATCH:LENGTH:out:NAME. Engines of
 one batch each:
 
 - pad: one profile of length 128 alone
@@ -81,7 +81,8 @@ def build_one(folder: Path, name: str, batch: int) -> dict[str, Any]:
     with named(line):
         begun = time.monotonic()
         output = folder / f"{name}-b{batch}.plan"
-        made = build(folder / "model.onnx", profiles, output, _LEVEL)
+        float32 = json.loads((folder / "float32.json").read_text())
+        made = build(folder / "model.onnx", profiles, output, _LEVEL, float32)
         line.update(seconds=time.monotonic() - begun, bytes=made["size"])
     return line
 

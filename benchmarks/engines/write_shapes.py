@@ -5,6 +5,7 @@ python benchmarks/engines/write_shapes.py MODEL FOLDER
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -18,12 +19,13 @@ from edgecompile.onnx.operators import OnnxTarget
 
 
 def main(source: str, folder: Path) -> None:
-    """Writes FOLDER/{model.onnx,weights.fp16,cases.npz}, in opset 17 for TensorRT 8.6."""
+    """Writes FOLDER/{model.onnx,weights.fp16,float32.json,cases.npz}, in opset 17 for TensorRT 8.6."""
     rows = max(BATCHES)
     model = load_model(Path(source), batch=(1, rows))
     lengths, batches = AxisRange(1, EDGES[-1], EDGES[-2]), AxisRange(1, rows, 1)
     bucket = Bucket("exact", (("length", lengths), ("batch", batches)))
-    build_onnx(model, [bucket], "fp16", OnnxTarget("8.6", 17), None, folder)
+    made = build_onnx(model, [bucket], "fp16", OnnxTarget("8.6", 17), None, folder)
+    (folder / "float32.json").write_text(json.dumps(made.float32))
     arrays = {}
     for batch in BATCHES:
         for length in LENGTHS:

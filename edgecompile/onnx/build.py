@@ -26,6 +26,7 @@ from edgecompile.onnx.operators import OnnxTarget, check_operators
 from edgecompile.onnx.report import Int8Report, KeptNode, OnnxArtifact
 from edgecompile.onnx.rounding import round_halves, undefined_nodes
 from edgecompile.onnx.scan import Arrays, Scan, scan_values
+from edgecompile.onnx.tensorrt8 import OPSET, widen, without_quantized
 from edgecompile.onnx.weights import write_onnx
 from edgecompile.precision import COSINES, TOLERANCES
 from edgecompile.progress import NULL_STEP, StepHandle
@@ -126,6 +127,7 @@ class _Build:
         self.inputs = scan_inputs(self.cases, self.buckets, self.model.inputs)
         kept: tuple[KeptNode, ...] = ()
         fills: Mapping[str, Fill] = {}
+        float32: tuple[str, ...] | None = None
         int8: Int8Report | None = None
         if self.precision == "fp32":
             report = self._verify(graph, "fp32")
@@ -135,8 +137,12 @@ class _Build:
             if not report.ok:
                 raise refusal(report, "fp16")
             wide, graph, kept = graph, narrowed.graph, narrowed.kept
+            if self.cap.opset <= OPSET:
+                graph, float32 = widen(graph)
+                report = self._verify(graph, "fp16")
             if self.precision == "int8":
                 graph, report, int8 = self._quantize(wide, graph)
+                float32 = float32 and without_quantized(graph, float32)
         if not report.ok:
             raise refusal(report, self.precision)
         for target in (*also, self.cap):
@@ -155,6 +161,7 @@ class _Build:
             unused_inputs=tuple(name for name in graph.inputs if name not in taken),
             nodes=len(graph.nodes),
             kept=kept,
+            float32=float32,
             fills=tuple(str(fill) for fill in fills.values()),
             int8=int8,
             ops=ops,

@@ -20,7 +20,7 @@ import edgecompile
 from edgecompile.errors import ExportError, MissingDependencyError
 from edgecompile.export.guards import quiet_torch
 from edgecompile.onnx.graph import Array, OnnxGraph, Place
-from edgecompile.onnx.opset17 import OPSET, lower
+from edgecompile.onnx.tensorrt8 import OPSET, lower
 from edgecompile.onnx.weights import load_graph
 
 if TYPE_CHECKING:

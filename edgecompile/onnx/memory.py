@@ -130,7 +130,11 @@ def peak_live_bytes(model: ModelProto, sizes: Mapping[str, int]) -> int:
         for item in (*graph.value_info, *graph.output)
         if (size := _bytes(item)) is not None
     }
-    fixed = {item.name for item in (*graph.input, *graph.initializer)}
+    fixed = {item.name for item in graph.initializer}
+    for node in graph.node:  # what is made of constants alone is computed when the engine is built
+        if node.input and fixed.issuperset(node.input):
+            fixed.update(node.output)
+    fixed.update(item.name for item in graph.input)
     last: dict[str, int] = {item.name: len(graph.node) for item in graph.output}
     for index, node in enumerate(graph.node):
         for name in node.input:

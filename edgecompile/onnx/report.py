@@ -94,6 +94,8 @@ class OnnxArtifact:
         unused_inputs: inputs that no output depends on. TensorRT-RTX keeps them in the network.
         nodes: how many nodes there are.
         kept: those in float32 in a file that isn't.
+        float32: the values that stay float32 where TensorRT's builder may choose float16; None: the file says
+            every type.
         fills: constants that stand for "masked" and were cut down to fit, with what they became.
         int8: which layers are in int8; None for other precisions.
         ops: the operators against the target's list, clean.
@@ -109,6 +111,7 @@ class OnnxArtifact:
     unused_inputs: tuple[str, ...]
     nodes: int
     kept: tuple[KeptNode, ...]
+    float32: tuple[str, ...] | None
     fills: tuple[str, ...]
     int8: Int8Report | None
     ops: OpsReport

@@ -78,6 +78,7 @@ def add_gpu(writer: BundleWriter, manifest: Manifest, parts: GpuParts) -> Manife
         opset=artifact.opset,
         precision=artifact.precision,
         padding=artifact.check.padding,
+        float32=artifact.float32,
     )
     if parts.engine is not None:
         shipped = parts.engine.shipped

@@ -30,6 +30,7 @@ def make_recipe(
     opset: int,
     precision: str,
     padding: bool,
+    float32: tuple[str, ...] | None = None,
 ) -> Recipe:
     """The recipe for a manifest's inputs, outputs and buckets.
 
@@ -40,6 +41,7 @@ def make_recipe(
         onnx, weights: the files, which lie beside the recipe in the bundle.
         opset: of the ONNX.
         precision: what the ONNX computes in.
+        float32: the values that stay float32 where TensorRT's builder chooses types; else None.
         padding: whether filling inputs up was verified to change nothing.
 
     Raises:
@@ -84,6 +86,7 @@ def make_recipe(
         optimization_level=_LEVEL,
         workspace_bytes=memory.workspace_bytes,
         predicted=memory.predicted,
+        float32=float32,
     )
 
 

@@ -17,7 +17,7 @@ V8 = {"FAKE_TRT_VERSION": "8.6.0"}
 def rig8(rig: Rig) -> Rig:
     """A bundle for TensorRT 8.6 on a device that has it."""
     rig.bundle.recipe["tensorrt"] = {"least": "8.6", "below": "8.7"}
-    rig.bundle.recipe["opset"] = 17
+    rig.bundle.recipe.update(opset=17, strongly_typed=False, float32=["sum"])
     rig.bundle.set_opset(17)
     rig.environment.update(V8)
     return rig
@@ -28,9 +28,17 @@ def test_a_bundle_is_finished_and_served(rig8: Rig) -> None:
     assert report["state"] == "finished" and report["device"]["tensorrt"].startswith("8.6.0")
     assert set(report["selftest"]["modes"]) == {"planned", "default", "reduce-overhead"}
     flags = " ".join(rig8.calls("set_flag"))
-    assert "OBEY_PRECISION_CONSTRAINTS" in flags and "FP16" not in flags and "INT8" not in flags
+    assert "OBEY_PRECISION_CONSTRAINTS" in flags and "FP16" in flags and "INT8" not in flags
+    assert rig8.calls("set_output_type") == ["set_output_type sum FLOAT"]
     assert rig8.calls("set_preview_feature") == ["set_preview_feature PROFILE_SHARING_0806"]
     check_served(rig8, [3, 20], ("default", "reduce-overhead"))
+
+
+def test_a_bundle_in_float32_leaves_the_builder_no_choice(rig8: Rig) -> None:
+    del rig8.bundle.recipe["float32"]
+    rig8.bundle.recipe["strongly_typed"] = True
+    assert rig8.finish().report["state"] == "finished"
+    assert rig8.calls("set_flag") == rig8.calls("set_output_type") == []
 
 
 def test_buckets_that_share_a_profile_run_side_by_side(rig8: Rig) -> None:

@@ -123,6 +123,17 @@ def test_a_bert_for_tensorrt_8(bert: LoadedModel, tmp_path: Path, precision: str
     scales = [n.input[1] for n in proto.graph.node if n.op_type.endswith("tizeLinear")]
     assert bool(scales) == (precision == "int8")
     assert {kinds[name] for name in scales} <= {onnx.TensorProto.FLOAT}
+    # Halves are weights alone, each behind a Cast; what must stay float32 is named.
+    halves = {name for name, kind in kinds.items() if kind == onnx.TensorProto.FLOAT16}
+    takers = [n for n in proto.graph.node if halves & {*n.input}]
+    assert {n.op_type for n in takers} == (set() if precision == "fp32" else {"Cast"})
+    names = {name for node in proto.graph.node for name in node.output}
+    products = {n.output[0] for n in proto.graph.node if n.op_type in ("MatMul", "Gemm")}
+    if precision == "fp32":
+        assert made.float32 is None
+    else:
+        assert made.float32 is not None and names.issuperset(made.float32)
+        assert bool(made.float32) == bool(made.kept) and not products & {*made.float32}
 
 
 @pytest.mark.parametrize("target", [TARGET, OnnxTarget("8.6", 17)])

@@ -221,6 +221,15 @@ def test_live_bytes_are_those_of_tensors_that_wait_for_their_readers() -> None:
     assert peak_live_bytes(model, {"batch": 128, "length": 128}) == 24 * once
 
 
+def test_what_is_made_of_constants_is_not_alive() -> None:
+    model = chain(4, 2)
+    model.graph.initializer.append(helper.make_tensor("w", TensorProto.FLOAT16, [64], [0.0] * 64))
+    model.graph.node.insert(0, helper.make_node("Cast", ["w"], ["wide"], to=TensorProto.FLOAT))
+    model.graph.node.insert(1, helper.make_node("Neg", ["wide"], ["negative"]))
+    sizes = {"batch": 64, "length": 128}
+    assert peak_live_bytes(model, sizes) == peak_live_bytes(chain(4, 2), sizes)
+
+
 def test_live_bytes_need_every_size() -> None:
     with pytest.raises(CompileError, match="aren't known: length"):
         peak_live_bytes(chain(1, 1), {"batch": 1})

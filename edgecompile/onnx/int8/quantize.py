@@ -11,9 +11,6 @@ import numpy as np
 from edgecompile.onnx.graph import Array, OnnxGraph
 from edgecompile.onnx.int8.scales import ActivationScale, Layer, quantize_weight, round_up
 
-#: From this opset on scales may be float16.
-_HALF_SCALES = 19
-
 
 def quantize(
     graph: OnnxGraph,
@@ -26,18 +23,14 @@ def quantize(
     The activation goes through QuantizeLinear and DequantizeLinear, once for all that take it, and
     before that through a Mul with a factor for each channel where there are such. The
     matrix is stored in int8 behind a DequantizeLinear. Scales have the dtype that the layer
-    calculates in, which strongly typed networks ask for. Before opset 19 they are float32, and with
-    them the layer, between Casts: a Cast behind DequantizeLinear would hide it from TensorRT.
+    calculates in, which strongly typed networks ask for.
 
     Args:
-        graph: in float32, or narrowed to float16; isn't changed.
+        graph: in float32, or from opset 19 on narrowed to float16; isn't changed.
         wide: the float32 graph that it was made of: matrices are rounded once, from there.
         layers: of ``wide``.
         scales: by name of the activation in ``wide``.
     """
-    import onnx
-
-    single = onnx.TensorProto.FLOAT
     chosen = {layer.node: layer for layer in layers}
     dtypes = graph.dtypes()
     result = graph.without_nodes()
@@ -51,8 +44,6 @@ def quantize(
             value, weight = old.input[0], old.input[1]
             place = graph.place(old.name)
             dtype = np.dtype(dtypes[value])
-            widens = dtype == np.float16 and graph.opset < _HALF_SCALES
-            scale_dtype = np.dtype(np.float32) if widens else dtype
             if value not in made:
                 scale = f"{value}/scale"
                 source = value
@@ -61,12 +52,9 @@ def quantize(
                     source = f"{value}/smooth"
                     result.tensors[f"{value}/factors"] = factors.astype(dtype)
                     result.add("Mul", [value, f"{value}/factors"], source, place)
-                if widens:
-                    result.add("Cast", [source], f"{value}/fp32*", place, to=single)
-                    source = f"{value}/fp32*"
                 wanted = np.array(scales[layer.value].scale, np.float64)
-                result.tensors[scale] = round_up(wanted, scale_dtype)
-                made[value] = f"{value}/int8/{scale_dtype.name}"
+                result.tensors[scale] = round_up(wanted, dtype)
+                made[value] = f"{value}/int8/{dtype.name}"
                 zero = _zeros(result, ())
                 result.add("QuantizeLinear", [source, scale, zero], f"{value}/int8", place)
                 result.add("DequantizeLinear", [f"{value}/int8", scale, zero], made[value], place)
@@ -75,22 +63,14 @@ def quantize(
             stored = f"{weight}/int8" if own else f"{weight}/int8/{value}"
             if stored not in made:
                 matrix = _divided(wide.tensors[layer.weight], layer, scales[layer.value])
-                whole, steps = quantize_weight(matrix, layer.axis, scale_dtype)
+                whole, steps = quantize_weight(matrix, layer.axis, dtype)
                 result.tensors[stored] = whole
                 result.tensors[f"{stored}/scale"] = steps
-                made[stored] = f"{stored}/{scale_dtype.name}"
+                made[stored] = f"{stored}/{dtype.name}"
                 inputs = [stored, f"{stored}/scale", _zeros(result, steps.shape)]
                 result.add("DequantizeLinear", inputs, made[stored], place, axis=layer.axis)
             node.input[0], node.input[1] = made[value], made[stored]
-            if widens:
-                output = node.output[0] = f"{old.output[0]}/fp32*"
-                for index, name in enumerate(node.input[2:], 2):
-                    node.input[index] = f"{output}/{index}"
-                    result.add("Cast", [name], node.input[index], place, to=single)
         result.nodes.append(node)
-        if node.output[0] != old.output[0]:
-            half = onnx.TensorProto.FLOAT16
-            result.add("Cast", [node.output[0]], old.output[0], graph.place(old.name), to=half)
     result.drop_unused()
     return result
 

@@ -31,13 +31,14 @@ _EVERY = 0.2  # seconds between two messages about progress
 class BuildJob(Record):
     """The order for an engine of ``profiles``, each with a range of shapes by input.
 
-    ``output`` is a file that doesn't exist yet, ``timing_cache`` one that may.
+    ``output`` is a file that doesn't exist yet, ``timing_cache`` one that may; ``float32`` is the recipe's.
     """
 
     onnx: str
     profiles: Tuple[Mapping[str, ShapeRange], ...]
     workspace_bytes: int
     optimization_level: int
+    float32: Optional[Tuple[str, ...]]
     timing_cache: str
     output: str
 
@@ -87,7 +88,7 @@ def build_engine(job: BuildJob, tell: Tell) -> Dict[str, Any]:
     config.set_memory_pool_limit(tensorrt.MemoryPoolType.WORKSPACE, job.workspace_bytes)
     _add_profiles(builder, network, config, job.profiles, log)
     used = _set_timing_cache(config, job.timing_cache)
-    release.configure(network, config)
+    release.configure(network, config, job.float32)
     release.watch(config, lambda: _make_monitor(tell, started))
     plan = builder.build_serialized_network(network, config)
     # Also after a failure: what was measured needn't be measured by the next attempt.

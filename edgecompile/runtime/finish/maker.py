@@ -204,6 +204,7 @@ class EngineMaker:
             profiles=tuple(merge_profiles(self.recipe.profiles, attempt.groups)),
             workspace_bytes=attempt.workspace_bytes,
             optimization_level=attempt.optimization_level,
+            float32=self.recipe.float32,
             timing_cache=self.engines.timing_cache,
             output=output,
         )

@@ -120,8 +120,8 @@ class _RecipeReader:
     def read(self) -> Optional[Recipe]:
         """The recipe; None when a problem was noted."""
         top, reader = self.document, self.reader
-        if reader.boolean(top, "strongly_typed", "") is False:
-            self.add("recipe-typed", "strongly_typed", "must be true")
+        if reader.boolean(top, "strongly_typed", "") is ("float32" in top):
+            self.add("recipe-typed", "strongly_typed", "must be true, or false and float32 a list")
         values: Dict[str, Any] = {
             "onnx": self._file(top, "onnx", ""),
             "weights": self._file(top, "weights", ""),
@@ -144,6 +144,8 @@ class _RecipeReader:
             entry = reader.mapping(top, key, "")
             if entry is top.get(key):
                 values.update(read(entry))
+        if "float32" in top:
+            values["float32"] = reader.strings(top, "float32", "", 0, 65536)
         if top.get("engine") is not None:
             values["engine"] = self._engine(reader.mapping(top, "engine", ""))
         return None if reader.problems.items else Recipe(**values)

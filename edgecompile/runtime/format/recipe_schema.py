@@ -86,6 +86,8 @@ class Recipe:
     least <= version < below. ``padding``: filling inputs up to a profile's ``max`` with the
     manifest's pad values was verified to change nothing. ``tolerance`` and ``min_cosine`` judge what
     the engine gives, as its precision isn't that of the variants for a CPU; None: any cosine will do.
+    ``float32`` is None where the ONNX says the type of everything. TensorRT 8's builder chooses between float32
+    and ``precision`` itself: there it names the values that stay float32.
     ``engine`` saves devices like the build host the building. ``jetpack`` is "" where the device isn't a
     Jetson.
     """
@@ -108,17 +110,20 @@ class Recipe:
     workspace_bytes: int
     predicted: Predicted
     engine: Optional[ShippedEngine] = None
+    float32: Optional[Tuple[str, ...]] = None
 
     def to_json(self) -> Dict[str, Any]:
         """The recipe as plain JSON values, in the order of FORMAT.md."""
         engine = {} if self.engine is None else {"engine": self.engine.to_json()}
+        float32 = {} if self.float32 is None else {"float32": list(self.float32)}
         return {
             "recipe_version": RECIPE_VERSION,
             "onnx": self.onnx,
             "weights": self.weights,
             "opset": self.opset,
             "precision": self.precision,
-            "strongly_typed": True,
+            "strongly_typed": self.float32 is None,
+            **float32,
             "padding": self.padding,
             "tolerance": self.tolerance.to_json(),
             "min_cosine": self.min_cosine,

@@ -30,7 +30,7 @@ from .device import DeviceIdentity
 CACHE_VARIABLE = "EDGECOMPILE_CACHE"
 STAMP_VERSION = 1
 #: Of the settings that no recipe has, part of an engine's key: raised whenever one changes. 2: no TF32.
-SETTINGS_VERSION = 2
+SETTINGS_VERSION = 3
 _MAX_STAMP_BYTES = 4 << 20
 _STAMP, _BUILT, _LOCK = "stamp.json", "built.json", "lock"
 
@@ -80,6 +80,7 @@ def describe_content(manifest: Manifest, variant: Variant, recipe: Recipe) -> Di
         "weights_sha256": manifest.files[sibling(variant, recipe.weights)].sha256,
         # The ONNX finds its weights by this name.
         "weights": recipe.weights,
+        "float32": whole.get("float32"),
         "profiles": whole["profiles"],
         "builder": whole["builder"],
         "settings": SETTINGS_VERSION,

@@ -1,6 +1,6 @@
 """What TensorRT 10 and 11 have beyond the calls that all releases share; see releases.py."""
 
-from typing import TYPE_CHECKING, Callable, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Mapping, Optional, Sequence, Tuple
 
 if TYPE_CHECKING:
     import tensorrt
@@ -23,7 +23,10 @@ class Release10:
         return error.node_name(), error.node_operator()
 
     def configure(
-        self, network: "tensorrt.INetworkDefinition", config: "tensorrt.IBuilderConfig"
+        self,
+        network: "tensorrt.INetworkDefinition",
+        config: "tensorrt.IBuilderConfig",
+        float32: Optional[Sequence[str]],
     ) -> None:
         """Nothing: strong types leave no choice."""
 

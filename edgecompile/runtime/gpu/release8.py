@@ -1,10 +1,10 @@
 """What TensorRT 8 (8.6 of JetPack 6.0) has in the place of release10's calls; see releases.py.
 
-Its builder chooses precisions, so every layer is pinned to the types that the parsed network has. It has
-no int64 and reports no progress.
+Its builder chooses precisions: a network whose values all say float32 is computed in float16 where it is
+faster, but for what is pinned. It has no int64 and reports no progress.
 """
 
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence, Tuple
 
 if TYPE_CHECKING:
     import tensorrt
@@ -25,41 +25,27 @@ class Release8:
         """Nothing: this parser's errors have a node's number alone."""
         return "", ""
 
-    def configure(self, network: Any, config: Any) -> None:
-        """Leaves the builder no choice of types, and none of libraries beside TensorRT's own.
-
-        What the network multiplies by dequantized matrices is free to be int8, as Q/DQ ask for.
-        """
+    def configure(self, network: Any, config: Any, float32: Optional[Sequence[str]]) -> None:
+        """Lets the builder choose float16 but for some values; no libraries beside TensorRT's own."""
         trt = _module()
         sources = (trt.TacticSource.EDGE_MASK_CONVOLUTIONS, trt.TacticSource.JIT_CONVOLUTIONS)
         config.set_tactic_sources(sum(1 << int(source) for source in sources))
         # Else a profile serves one context at a time, and buckets can't share it.
         config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
+        if float32 is None:
+            return
+        config.set_flag(trt.BuilderFlag.FP16)
         config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
-        types = trt.LayerType
-        free = (types.CONSTANT, types.CAST, types.QUANTIZE, types.DEQUANTIZE)
-        dequantized: Set[str] = set()
+        stays = set(float32)
         for index in range(network.num_layers):
             layer = network.get_layer(index)
-            outputs = [layer.get_output(number) for number in range(layer.num_outputs)]
-            inputs = [layer.get_input(number) for number in range(layer.num_inputs)]
-            if any(tensor.dtype == trt.DataType.HALF for tensor in outputs):
-                config.set_flag(trt.BuilderFlag.FP16)
-            if layer.type == types.QUANTIZE:
+            if layer.type == trt.LayerType.QUANTIZE:
                 config.set_flag(trt.BuilderFlag.INT8)
-            elif layer.type == types.DEQUANTIZE:
-                dequantized.update(tensor.name for tensor in outputs)
-            floats = (trt.DataType.FLOAT, trt.DataType.HALF)
-            if (
-                layer.type in free
-                or outputs[0].dtype not in floats
-                or any(tensor is not None and tensor.name in dequantized for tensor in inputs)
-            ):
-                continue
-            layer.precision = outputs[0].dtype
-            for number, tensor in enumerate(outputs):
-                if tensor.dtype in floats:
-                    layer.set_output_type(number, tensor.dtype)
+            for number in range(layer.num_outputs):
+                tensor = layer.get_output(number)
+                if tensor.name in stays and tensor.dtype == trt.DataType.FLOAT:
+                    layer.precision = trt.DataType.FLOAT
+                    layer.set_output_type(number, trt.DataType.FLOAT)
 
     def watch(
         self,

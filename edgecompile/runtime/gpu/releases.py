@@ -3,7 +3,7 @@
 All other code uses names alone that 8.6, 10.3, 10.16 and 11.4 have.
 """
 
-from typing import TYPE_CHECKING, Callable, Mapping, Optional, Protocol, Tuple
+from typing import TYPE_CHECKING, Callable, Mapping, Optional, Protocol, Sequence, Tuple
 
 from .release8 import Release8
 from .release10 import Release10
@@ -26,9 +26,16 @@ class Release(Protocol):
         ...
 
     def configure(
-        self, network: "tensorrt.INetworkDefinition", config: "tensorrt.IBuilderConfig"
+        self,
+        network: "tensorrt.INetworkDefinition",
+        config: "tensorrt.IBuilderConfig",
+        float32: Optional[Sequence[str]],
     ) -> None:
-        """Makes the builder compute every layer in the types of the parsed network."""
+        """Makes the builder compute in the types that the recipe asks for.
+
+        ``float32``: None where the ONNX says them all; else the values that stay float32 where the builder may
+        choose float16.
+        """
         ...
 
     def watch(

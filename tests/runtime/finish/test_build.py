@@ -143,6 +143,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BuildJob]:
         profiles=(profile,),
         workspace_bytes=1 << 26,
         optimization_level=3,
+        float32=None,
         timing_cache=str(tmp_path / "timing.cache"),
         output=str(tmp_path / "engine.tmp"),
     )

@@ -54,6 +54,7 @@ def job(tmp_path: Path) -> BuildJob:
         profiles=tuple({"ids": item, "unused": item} for item in shapes),
         workspace_bytes=1 << 26,
         optimization_level=3,
+        float32=None,
         timing_cache=str(tmp_path / "timing.cache"),
         output=str(tmp_path / "engine.tmp"),
     )

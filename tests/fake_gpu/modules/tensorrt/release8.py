@@ -1,7 +1,7 @@
 """What TensorRT 8.6 has in the place of 10's names: FAKE_TRT_VERSION=8.6.x.
 
-Its networks aren't strongly typed, so this builder asks that every layer be pinned. Engines have
-int32 where the ONNX has int64, and one size of scratch memory for all of their profiles.
+Its networks aren't strongly typed: they say float32 (of others the real builder has no kernel), and layers are
+pinned to it. Engines have int32 where the ONNX has int64, and one size of scratch memory for all of their profiles.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class ILayer:
     def set_output_type(self, index: int, dtype: types.DataType) -> None:
         require(dtype in _FLOATS, "only what is computed in floats is pinned")
         self._pinned[index] = dtype
+        called("set_output_type", self._outputs[index].name + " " + dtype.name)
 
 
 class INetworkDefinition(builder.INetworkDefinition):
@@ -143,19 +144,14 @@ class Builder(builder.Builder):
             config._sources == sum(1 << int(item) for item in own),
             "tactics of libraries that may be missing",
         )
-        require(BuilderFlag.OBEY_PRECISION_CONSTRAINTS in flags, "precisions are up to the builder")
-        dequantized: set[str] = set()
         for layer in network._layers:
             dtypes = [item.dtype for item in layer._outputs]
-            if layer.type == LayerType.DEQUANTIZE:
-                dequantized.update(item.name for item in layer._outputs)
+            require(DataType.HALF not in dtypes, f"{layer.name} is computed in float16")
             if layer.type == LayerType.QUANTIZE:
                 require(BuilderFlag.INT8 in flags, "quantized, but INT8 isn't allowed")
-            if DataType.HALF in dtypes:
-                require(BuilderFlag.FP16 in flags, "halves, but FP16 isn't allowed")
-            free = layer.type != LayerType.SHUFFLE or dtypes[0] not in _FLOATS
-            if not free and not any(x and x.name in dequantized for x in layer._inputs):
-                require(layer.precision == dtypes[0], f"{layer.name} isn't pinned")
+            if layer._pinned:
+                require(BuilderFlag.OBEY_PRECISION_CONSTRAINTS in flags, "pins are mere wishes")
+                require(layer.precision in layer._pinned.values(), f"{layer.name} is half pinned")
         return super().build_serialized_network(network, config)
 
     def _more(self, config: builder.IBuilderConfig) -> dict[str, Any]:

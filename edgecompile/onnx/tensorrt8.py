@@ -1,4 +1,8 @@
-"""Writes a graph of opset 18 in opset 17, the newest that TensorRT 8.6 takes."""
+"""Writes a graph as TensorRT 8.6 takes it: in opset 17, and in float32's types.
+
+Its builder chooses types itself. A graph that says float16 leaves it none, and then it has no kernel for what
+it fuses (docs/benchmarks/2026-11-23-tensorrt-8.6.md); of one that says float32 it makes float16, where allowed.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,23 @@ from typing import Any
 import numpy as np
 
 from edgecompile.errors import UnsupportedOperatorError
-from edgecompile.onnx.graph import OnnxGraph, attribute, inner_graphs, schema_of
+from edgecompile.onnx.graph import (
+    OnnxGraph,
+    attribute,
+    inner_graphs,
+    rename_inputs,
+    retarget,
+    schema_of,
+)
 from edgecompile.onnx.operators import Violation
 
 OPSET = 17
 
 #: Attributes that opset 18 added, with the value that means the same as none in opset 17.
 _ADDED = {"antialias": 0, "keep_aspect_ratio_policy": b"stretch", "noop_with_empty_axes": 0}
+
+#: Their float32 says nothing of what TensorRT may compute in.
+_ANY_TYPE = ("Cast", "QuantizeLinear", "DequantizeLinear")
 
 
 def lower(graph: OnnxGraph) -> OnnxGraph:
@@ -61,6 +75,55 @@ def lower(graph: OnnxGraph) -> OnnxGraph:
             "such as JetPack 6.2's",
         )
     return result
+
+
+def widen(graph: OnnxGraph) -> tuple[OnnxGraph, tuple[str, ...]]:
+    """The same calculation with every float16 value declared float32; ``graph`` isn't changed.
+
+    Weights stay float16 in the file, each behind a Cast: they are rounded as they were.
+
+    Returns:
+        The graph, and the values in it that were float32 before.
+    """
+    import onnx
+
+    half, single = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+    dtypes, outputs = graph.dtypes(), set(graph.outputs)
+    floats = ("float16", "float32")
+    result = graph.without_nodes()
+    names: dict[str, str] = {}  # by value: the one that it is now
+    stays: list[str] = []
+    for name, array in graph.tensors.items():
+        if array.dtype == np.float16:
+            names[name] = f"{name}/single"
+            result.add("Cast", [name], names[name], to=single)
+    for old in graph.nodes:
+        node = copy.deepcopy(old)
+        rename_inputs(node, names)
+        for part in _with_inner(node):
+            retarget(part, half, single)
+        if (
+            node.op_type == "Cast"
+            and dtypes[old.input[0]] in floats
+            and attribute(node, "to") == single
+        ):
+            if node.output[0] not in outputs:
+                names[node.output[0]] = node.input[0]
+                continue
+            del node.attribute[:]
+            node.op_type = "Identity"
+        elif node.op_type not in _ANY_TYPE:
+            stays += [name for name in node.output if dtypes.get(name) == "float32"]
+        result.nodes.append(node)
+    result.drop_unused()
+    return result, tuple(stays)
+
+
+def without_quantized(graph: OnnxGraph, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of some values that no operator makes of dequantized ones: these TensorRT computes in int8."""
+    quantized = {n.output[0] for n in graph.nodes if n.op_type == "DequantizeLinear"}
+    products = {name for node in graph.nodes if quantized & {*node.input} for name in node.output}
+    return tuple(name for name in values if name not in products)
 
 
 def _with_inner(node: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Graphs of opset 18 in opset 17: the same answers, and what can't be said."""
+"""Graphs in opset 17 and in float32's types: the same answers, and what can't be said."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import onnx
 import pytest
 
 from edgecompile.errors import UnsupportedOperatorError
+from edgecompile.onnx.float16 import narrow
 from edgecompile.onnx.graph import OnnxGraph, Place
-from edgecompile.onnx.opset17 import lower
+from edgecompile.onnx.tensorrt8 import lower, widen, without_quantized
 from tests.onnx_graphs import f32, graph_of, run
 
 X = np.random.default_rng(3).standard_normal((2, 6, 4)).astype(np.float32)
@@ -104,3 +105,49 @@ def test_domains_of_functions_are_gone() -> None:
     graph = graph_of("agraph (float[n] x) => (float[n] y) { y = Abs(x) }", 18)
     graph.proto.opset_import.append(onnx.helper.make_opsetid("pkg.torch", 1))
     assert [(o.domain, o.version) for o in lower(graph).proto.opset_import] == [("", 17)]
+
+
+def test_halves_become_singles_and_the_weights_stay_small(tmp_path: Path) -> None:
+    weight = np.random.default_rng(4).standard_normal((4, 4)).astype(np.float32)
+    graph = graph_of(
+        """agraph (float[n,6,4] x) => (float[n,6,4] y, int64[n,6,4] whole) {
+          a = MatMul(x, weight)
+          e = Exp(a)
+          s = Cast<to=1>(e)
+          b = MatMul(s, weight)
+          whole = Cast<to=7>(b)
+          y = Relu(b)
+        }""",
+        opset=17,
+        weight=weight,
+    )
+    half = narrow(graph, {"Exp:e": "it is large"}, {}).graph
+    made, stays = widen(half)
+    assert stays == ("e",)
+    kinds = {*made.dtypes().values()}
+    assert kinds == {"float16", "float32", "int64"}
+    casts = [node for node in made.nodes if node.op_type == "Cast"]
+    # The weight's, and that to whole numbers.
+    assert [made.tensors[c.input[0]].dtype.name for c in casts if c.input[0] in made.tensors] == [
+        "float16"
+    ]
+    assert len(casts) == 2
+    before, after = run(half, tmp_path, x=X), run(made, tmp_path, x=X)
+    assert after["y"].dtype == np.float32
+    np.testing.assert_allclose(after["y"], before["y"], rtol=4e-3)
+
+
+def test_quantized_products_are_not_among_those_that_stay_float32() -> None:
+    graph = graph_of(
+        """agraph (float[n,4] x) => (float[n,4] y) {
+          q = QuantizeLinear(x, scale, zero)
+          d = DequantizeLinear(q, scale, zero)
+          p = MatMul(d, weight)
+          y = Exp(p)
+        }""",
+        opset=17,
+        scale=np.float32(0.1),
+        zero=np.int8(0),
+        weight=np.eye(4, dtype=np.float32),
+    )
+    assert without_quantized(graph, ("p", "y")) == ("y",)
