@@ -106,7 +106,7 @@ _COMMENT = re.compile(
     r"// Topologically Sorted Source Nodes: \[(.*?)\](?:, Original ATen: \[(.*?)\])?"
 )
 _CALL = re.compile(rf"\b({_PREFIX}\w+|{PROXY})\(")
-_DEFINED = re.compile(rf"^AOTITorchError ec_({_PREFIX}\w+)\(", re.MULTILINE)
+_DEFINED = re.compile(rf"^EC_API int32_t ec_({_PREFIX}\w+)\(", re.MULTILINE)
 
 
 @dataclass(frozen=True)
