@@ -130,12 +130,13 @@ def test_a_run_computes_the_same_beside_others(tmp_path: Path) -> None:
         ids = np.random.default_rng(2).integers(0, VOCABULARY, (1, 500))
         alone = [value.copy() for value in host.read(host.start(program, ids))]
 
-        def differing(_: int) -> int:
+        def differing(run: int) -> list[tuple[int, int, str]]:
             found = host.read(host.start(program, ids))
-            return sum(not np.array_equal(a, b) for a, b in zip(alone, found, strict=True))
+            pairs = enumerate(zip(alone, found, strict=True))
+            return [(run, i, f"{a} {b}") for i, (a, b) in pairs if not np.array_equal(a, b)]
 
         with ThreadPoolExecutor(4) as pool:
-            assert sum(pool.map(differing, range(400))) == 0
+            assert [found for runs in pool.map(differing, range(400)) for found in runs] == []
     finally:
         host.native.ec_set_num_threads(threads)
         host.native.ec_program_close(program)
