@@ -140,6 +140,9 @@ def _options(variant: VariantSpec, cxx: str) -> dict[str, Any]:
         "cpp.simdlen": variant.simdlen,
         # Team sizes are asked for at run time instead of being baked in.
         "cpp.dynamic_threads": True,
+        # How many Inductor divides loops for: elsewhere torch's own number, so code would depend on the
+        # build host, and where that is one, all threads of a team do what only one of them may.
+        "cpp.threads": 2,
     }
 
 

@@ -29,6 +29,14 @@ class Small(nn.Module):
         return torch.softmax(torch.exp(self.f(x)) + self.shift, -1)
 
 
+class Sums(nn.Module):
+    """What threads add up, and what one of them makes of the sum in its place."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.exp(x)
+        return y.sum(), x.norm(), (x * y).sum(0)
+
+
 SHARED = ("ecpack_f_weight", "f.bias", "shift")
 
 
@@ -41,11 +49,12 @@ def generated(
     shared: tuple[str, ...] = SHARED,
     *,
     arch: str = "x86-64",
+    kind: type[nn.Module] = Small,
 ) -> GeneratedCpp:
     dim = torch.export.Dim("length", min=1, max=64)
     example = {"x": torch.randn(9, 16)}
     program = torch.export.export(
-        Small().eval(), (), example, dynamic_shapes={"x": {0: dim}}, strict=False
+        kind().eval(), (), example, dynamic_shapes={"x": {0: dim}}, strict=False
     )
     graph = program.module()
     lower_graph(graph)
@@ -86,6 +95,19 @@ def test_folders_with_spaces_make_the_same_code(
     with pytest.raises(CompileError, match="spaces or quotes") as caught:
         generated("x86-64-v3", 256)
     assert "TMPDIR" in str(caught.value.hint)
+
+
+def test_code_is_the_same_however_many_threads_torch_has() -> None:
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 16):
+            torch.set_num_threads(threads)
+            found.append(generated("x86-64-v3", 256, (), kind=Sums))
+    finally:
+        torch.set_num_threads(before)
+    assert all(code.kernels == found[0].kernels for code in found)
+    # The root of the sum, in the sum's place: once, whatever the number of the team's threads.
+    assert "#pragma omp single" in found[0].kernels
 
 
 @needs_aarch64
