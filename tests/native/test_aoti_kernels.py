@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 
 import numpy as np
 import pytest
@@ -403,6 +404,25 @@ def test_attention(shim, seed: int):
     np.testing.assert_allclose(shim.array(logsumexp), lse, atol=1e-4)
     assert shim.strides(logsumexp) == (lq * heads, 1, heads)
     shim.delete(*handles, result, out, logsumexp, *([mask_handle] if mask_handle else []))
+
+
+def test_attention_has_the_query_s_order_in_memory(shim):
+    """Generated code takes it for that, whatever runs the attention."""
+    torchs, rng = load_torch_shim(), np.random.default_rng(6)
+    for order in itertools.permutations(range(3)):
+        memory = rng.standard_normal([*((2, 3, 4)[d] for d in order), 8], np.float32)
+        dense = memory.transpose(*np.argsort(order), 3)
+        for q in (dense, dense[:, :, 1:]):
+            found = []
+            for library in (shim, torchs):
+                handles = [library.borrow(x) for x in (q, dense, dense)]
+                out, lse = Handle(), Handle()
+                results = ctypes.byref(out), ctypes.byref(lse)
+                library.call(SDPA, *handles, ctypes.c_double(0), 0, None, None, *results)
+                found.append((library.array(out), library.strides(out)))
+                library.delete(*handles, out, lse)
+            assert found[0][1] == found[1][1], (order, q.strides)
+            close(found[0][0], found[1][0], 16)
 
 
 def test_attention_scale_defaults_to_the_width(shim):

@@ -47,8 +47,8 @@ def _attention_obstacle(bound: dict[str, Any]) -> str | None:
             return f"{name} isn't a 4-dimensional float32 tensor"
         values.append(value)
     query, key, value = values
-    widths: list[Any] = [query.shape[3], value.shape[3]]  # numbers, or torch's symbols
-    if not all(isinstance(width, int) for width in widths):
+    # A symbol that was found to have one value is a number, too.
+    if not all(str(tensor.shape[3]).isdigit() for tensor in (query, value)):
         return "the head dimension is dynamic"
     if len({str(tensor.shape[0]) for tensor in values}) > 1:
         return "the batch sizes of query, key and value differ"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,9 @@ from edgecompile.targets.profile import load_variant
 
 
 def lowered(
-    module: nn.Module, example: dict[str, Tensor]
+    module: nn.Module, example: dict[str, Tensor], shapes: Mapping[str, Any] | None = None
 ) -> tuple[torch.fx.GraphModule, LoweringReport]:
-    program = torch.export.export(module.eval(), (), example, strict=False)
+    program = torch.export.export(module.eval(), (), example, dynamic_shapes=shapes, strict=False)
     graph = program.module()
     report = lower_graph(graph)
     return graph, report
@@ -305,6 +306,26 @@ def test_heads_that_eager_broadcasts(q: int, kv: int, attentions: int) -> None:
     graph, report = lowered(Bare(), example)
     assert report.counts["attentions"] == attentions and len(report.kept) == 1 - attentions
     torch.testing.assert_close(graph(**example), Bare()(**example), rtol=1e-5, atol=1e-6)
+
+
+def test_heads_of_keys_that_are_split_from_one_product() -> None:
+    """torch says of their width that it is a symbol, whose one value is known."""
+
+    class Cross(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend = nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            attended: Tensor = self.attend(q, k, k, need_weights=False)[0]
+            return attended
+
+    module, example = Cross().eval(), {"q": torch.randn(3, 4, 16), "k": torch.randn(3, 5, 16)}
+    batch, length, other = (torch.export.Dim(name, max=9) for name in ("b", "l", "k"))
+    shapes = {"q": {0: batch, 1: length}, "k": {0: batch, 1: other}}
+    graph, report = lowered(module, example, shapes)
+    assert report.counts["attentions"] == 1 and report.kept == {}
+    torch.testing.assert_close(graph(**example), module(**example), rtol=1e-5, atol=1e-6)
 
 
 class Block(nn.Module):

@@ -71,7 +71,7 @@ void prepare(const Tensor& query, const Tensor& key, const Tensor& value, const 
   for (int i = 0; i < 4; ++i) args.mask_strides[i] = prepared->mask->strides[i];
 }
 
-// The result that torch's CPU kernel allocates: [B, H, L, D] over memory in the order B, L, H, D.
+// [B, H, L, D] over memory in the order B, L, H, D.
 Tensor* new_heads_last(int64_t batch, int64_t heads, int64_t length, int64_t width) {
   const int64_t sizes[] = {batch, heads, length, width};
   const int64_t strides[] = {length * heads * width, width, heads * width, 1};
@@ -94,6 +94,21 @@ Tensor* new_attention(Prepared* prepared) {
   set_strides(*result, args.out_strides);
   if (result->numel() > 0) attention(args);
   return result.release();
+}
+
+// As aten's kernel gives it, and generated code expects it: in the order of the query's memory.
+Tensor* new_attention_like(const Tensor& query, Prepared* prepared) {
+  OwnedTensor result(new_attention(prepared));
+  int64_t strides[4];
+  if (result->sizes[3] == query.sizes[3]) {
+    preserved_strides(query, strides);
+  } else {
+    dense_strides(4, result->sizes, query.strides, strides);
+  }
+  if (std::equal(strides, strides + 4, result->strides)) return result.release();
+  OwnedTensor ordered(new_empty(4, result->sizes, strides, kFloat32));
+  copy_elements(*result, ordered.get());
+  return ordered.release();
 }
 
 float dot(const float* a, const float* b, int64_t n) {
@@ -162,7 +177,7 @@ EC_API int32_t ec_aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(
     Prepared prepared;
     prepare(q, *unwrap(key), *unwrap(value), unwrap_optional(attn_mask), is_causal != 0, factor,
             &prepared);
-    OwnedTensor result(new_attention(&prepared));
+    OwnedTensor result(new_attention_like(q, &prepared));
     const AttentionArgs& args = prepared.args;
     const int64_t sizes[] = {args.batch, args.heads_q, args.len_q};
     const int64_t strides[] = {args.len_q * args.heads_q, 1, args.heads_q};
