@@ -40,6 +40,8 @@ def run(
         "QEMU_CPU": cpu,
         "PYTHONPATH": str(bundle / "runtime"),
         "PYTHONDONTWRITEBYTECODE": "1",
+        # numpy's OpenBLAS takes the host's kernels on some hosts, which the emulated CPU can't run.
+        **({"OPENBLAS_CORETYPE": cpu} if cpu in dict(X86).values() else {}),
         **(variables or {}),
     }
     environment.pop("EDGECOMPILE_VARIANT", None)
