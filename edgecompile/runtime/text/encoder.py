@@ -146,15 +146,18 @@ class TextEncoder(Unique):
         self._tokenizer = open_tokenizer(model)
         self._tokenizer.enable_truncation(self._spec.max_length)
 
-    def tokenize(self, texts: Iterable[Text], prompt: Optional[str] = None) -> List[TokenizedText]:
+    def tokenize(
+        self, texts: Iterable[Text], prompt: Optional[str] = None, truncate: bool = True
+    ) -> List[TokenizedText]:
         """Tokenizes each text; what is over the bundle's ``max_length`` is cut.
 
         Args:
             texts: strings, or pairs of them.
-            prompt: see ``Model.encode_texts``.
+            prompt, truncate: see ``Model.encode_texts``.
 
         Raises:
-            InputError: what was given isn't text, or there is no such prompt.
+            InputError: what was given isn't text, or is too long and isn't to be cut; nothing is left of
+                one, or there is no such prompt.
         """
         prepared = [self._prepare(i, text, prompt) for i, text in enumerate(_listed(texts))]
         result = []
@@ -162,14 +165,26 @@ class TextEncoder(Unique):
             cut = bool(found.overflowing)
             ids, types = tuple(found.ids), tuple(found.type_ids)
             result.append(TokenizedText(ids, types, tuple(found.offsets), cut))
+        self._check(result, truncate)
         return result
+
+    def make_inputs(self, texts: Sequence[TokenizedText]) -> "Dict[str, NDArray[Any]]":
+        """The model's inputs for texts that run together, [batch, tokens], filled up to the longest.
+
+        Raises:
+            InputError: the bundle can't tell padding from content, and there would be some.
+        """
+        return self._layout.make_inputs(texts, self._spec.pad_id)
+
+    def cut(self, name: str, row: "NDArray[Any]", tokens: int) -> "NDArray[Any]":
+        """A text's row of an output, without what belongs to padding."""
+        return self._layout.cut(name, row, tokens)
 
     def encode(
         self, model: Bundle, texts: Iterable[Text], prompt: Optional[str], truncate: bool
     ) -> TextOutputs:
         """See ``Model.encode_texts``."""
-        tokenized = self.tokenize(texts, prompt)
-        self._check(tokenized, truncate)
+        tokenized = self.tokenize(texts, prompt, truncate)
         layout = self._layout
         rows: List[Dict[str, NDArray[Any]]] = [{} for _ in tokenized]
         for group in layout.group([len(item.ids) for item in tokenized]):

@@ -1,0 +1,33 @@
+"""What a model answers, and how long that took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from edgecompile.runtime.text.encoder import TokenizedText
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Outputs by name; the seconds that the request waited and ran; how many rows ran together."""
+
+    outputs: dict[str, NDArray[Any]]
+    queue_s: float
+    run_s: float
+    batch: int
+
+
+@dataclass(frozen=True)
+class TextAnswer:
+    """The outputs of each text, in their order and without padding, with its tokens.
+
+    ``queue_s`` and ``run_s`` are those of the text that took longest.
+    """
+
+    outputs: list[dict[str, NDArray[Any]]]
+    texts: list[TokenizedText]
+    queue_s: float
+    run_s: float

@@ -1,0 +1,127 @@
+"""What a request can be answered with instead of a result: a status, a code and a message.
+
+Each protocol writes them in its own form; none of them says anything about the server's files.
+"""
+
+from __future__ import annotations
+
+from edgecompile.runtime.errors import (
+    EdgecompileError,
+    InputError,
+    MemoryLimitError,
+    ModelClosedError,
+    TokenizerError,
+)
+
+
+class ServerError(Exception):
+    """A refusal or a failure.
+
+    Args:
+        message: what is wrong, with the numbers, and the cure on a line of its own.
+        retry_after: after how many seconds it may be worth trying again; None: never as it is.
+    """
+
+    status = 500
+    code = "internal"
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after
+
+
+class BadRequest(ServerError):
+    """The request can't be read, or its inputs don't fit the model."""
+
+    status = 400
+    code = "invalid_request"
+
+
+class Unauthorized(ServerError):
+    """No key, or not one of the server's."""
+
+    status = 401
+    code = "unauthorized"
+
+
+class UnknownModel(ServerError):
+    """There is no model or version of this name; also no such address."""
+
+    status = 404
+    code = "not_found"
+
+
+class WrongMethod(ServerError):
+    """The address takes another method."""
+
+    status = 405
+    code = "wrong_method"
+
+
+class TooSlow(ServerError):
+    """The request didn't arrive in the time it is given."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class TooLarge(ServerError):
+    """The request has more bytes, elements or texts than the server takes."""
+
+    status = 413
+    code = "too_large"
+
+
+class WrongMedia(ServerError):
+    """The body's encoding isn't understood."""
+
+    status = 415
+    code = "unsupported_media"
+
+
+class Unprocessable(ServerError):
+    """The request is well-formed, but the model can't do that."""
+
+    status = 422
+    code = "unprocessable"
+
+
+class Overloaded(ServerError):
+    """The queue is full, or the request couldn't end before its deadline."""
+
+    status = 429
+    code = "overloaded"
+
+
+class NotReady(ServerError):
+    """The model isn't ready yet."""
+
+    status = 503
+    code = "not_ready"
+
+
+class Draining(NotReady):
+    """The server is about to end."""
+
+    code = "draining"
+
+
+class DeadlineExceeded(ServerError):
+    """The deadline passed before there was an answer."""
+
+    status = 504
+    code = "deadline_exceeded"
+
+
+def translate(error: EdgecompileError) -> ServerError:
+    """What a client is told of an error of the runtime."""
+    if isinstance(error, InputError):
+        return BadRequest(str(error))
+    if isinstance(error, TokenizerError):
+        return Unprocessable(str(error))
+    if isinstance(error, ModelClosedError):
+        return Draining("the model is closed", 1.0)
+    if isinstance(error, MemoryLimitError):
+        return NotReady("there isn't the memory to run this now", 1.0)
+    return ServerError("the model failed: " + error.message)

@@ -1,0 +1,1 @@
+"""When and how requests run: costs, composition, admission, streams."""

@@ -1,0 +1,210 @@
+"""What every protocol calls: the models of one worker, by name and version."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from numpy.typing import NDArray
+
+from edgecompile.runtime import Model
+from edgecompile.runtime.errors import EdgecompileError
+from edgecompile.runtime.text.encoder import Text, TextEncoder
+from edgecompile.server.answers import Answer, TextAnswer
+from edgecompile.server.errors import BadRequest, NotReady, UnknownModel, translate
+from edgecompile.server.schedule.scheduler import Scheduler
+
+__all__ = ["Answer", "Repository", "ServedModel", "TextAnswer"]
+
+#: Texts of so many characters together are tokenized on the event loop: a thread costs more.
+_SHORT = 2000
+
+
+class ServedModel:
+    """One open bundle in one worker; made on the event loop that its methods are called on.
+
+    Attributes:
+        name: what clients call it.
+        version: which build it is, the beginning of its manifest's SHA-256.
+        model: the open bundle.
+        scheduler: its queue.
+        ready: whether it takes requests: set once it has reproduced its golden vectors.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        name: str | None = None,
+        *,
+        scheduler: Scheduler | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Takes ``model`` over; ``close`` closes it."""
+        self.model = model
+        self.name = name or model.manifest.name
+        self.version: str = model.info["manifest_sha256"][:12]
+        self.scheduler = scheduler or Scheduler(model, clock=clock)
+        self.clock = clock
+        self.ready = False
+        self._inputs = frozenset(item.name for item in model.manifest.inputs)
+        self._outputs = frozenset(item.name for item in model.manifest.outputs)
+        self._encoder: TextEncoder | None = None
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+
+    async def infer(
+        self,
+        inputs: Mapping[str, NDArray[Any]],
+        *,
+        outputs: Sequence[str] | None = None,
+        deadline: float | None = None,
+        priority: int = 0,
+    ) -> Answer:
+        """Runs a batch. Cancelling the task that awaits it takes it out of the queue.
+
+        Args:
+            inputs: an array for every input, as ``Model.run`` takes them.
+            outputs: the outputs that are wanted; None: all.
+            deadline: when the answer is of no more use, by ``clock``.
+            priority: higher ones go first.
+
+        Raises:
+            BadRequest: lists what is wrong with the inputs; or an output is unknown.
+            NotReady, Overloaded, DeadlineExceeded: it isn't run.
+            ServerError: the model failed.
+        """
+        self._check_ready()
+        if outputs is not None:
+            unknown = [name for name in outputs if name not in self._outputs]
+            if unknown or len(set(outputs)) < len(outputs):
+                known = ", ".join(sorted(self._outputs))
+                what = (
+                    f"there is no output {unknown[0]!r:.80}"
+                    if unknown
+                    else "an output is named twice"
+                )
+                raise BadRequest(f"{what}; {self.name} has {known}")
+        return await self.scheduler.submit(
+            inputs, outputs=outputs, deadline=deadline, priority=priority
+        )
+
+    async def encode(
+        self,
+        texts: Sequence[Text],
+        *,
+        prompt: str | None = None,
+        truncate: bool = True,
+        deadline: float | None = None,
+        priority: int = 0,
+    ) -> TextAnswer:
+        """Tokenizes texts and runs them, each an item of the queue.
+
+        Args:
+            texts: strings, or pairs of them.
+            prompt, truncate: as in ``Model.encode_texts``.
+            deadline, priority: as in ``infer``.
+
+        Raises:
+            BadRequest, Unprocessable: something is wrong with the texts, or the bundle takes none.
+            Others as ``infer``.
+        """
+        self._check_ready()
+        encoder = self.encoder()
+        size = sum(
+            len(part) for text in texts for part in ((text,) if isinstance(text, str) else text)
+        )
+        try:
+            if size <= _SHORT:
+                tokenized = encoder.tokenize(texts, prompt, truncate)
+            else:
+                loop = asyncio.get_running_loop()
+                tokenized = await loop.run_in_executor(
+                    self._tokenizing, encoder.tokenize, texts, prompt, truncate
+                )
+            arrays = [encoder.make_inputs([text]) for text in tokenized]
+        except EdgecompileError as error:
+            raise translate(error) from None
+        futures: list[asyncio.Future[Answer]] = []
+        try:
+            for item in arrays:
+                futures.append(self.scheduler.submit(item, deadline=deadline, priority=priority))
+            answers = [await future for future in futures]
+        finally:
+            for future in futures:
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # one was raised; others aren't left unlooked at
+        outputs = [
+            {name: encoder.cut(name, array[0], len(text.ids)) for name, array in a.outputs.items()}
+            for a, text in zip(answers, tokenized, strict=True)
+        ]
+        waited = max((a.queue_s for a in answers), default=0.0)
+        ran = max((a.run_s for a in answers), default=0.0)
+        return TextAnswer(outputs, tokenized, waited, ran)
+
+    def encoder(self) -> TextEncoder:
+        """What turns texts into inputs.
+
+        Raises:
+            Unprocessable: the bundle takes no texts, or the package tokenizers isn't installed.
+        """
+        if self._encoder is None:
+            try:
+                self._encoder = TextEncoder(self.model)
+            except EdgecompileError as error:
+                raise translate(error) from None
+        return self._encoder
+
+    def _check_ready(self) -> None:
+        if not self.ready:
+            raise NotReady(f"{self.name} isn't ready", 1.0)
+
+    async def close(self) -> None:
+        """Refuses further requests, waits for those that are in, and closes the model."""
+        self.ready = False
+        await self.scheduler.close()
+        self._tokenizing.shutdown()
+        self.model.close()
+
+
+class Repository:
+    """The models of a worker. A name without a version means the one that was added last."""
+
+    def __init__(self, models: Iterable[ServedModel] = ()) -> None:
+        self._models: dict[str, dict[str, ServedModel]] = {}
+        for model in models:
+            self.add(model)
+
+    def add(self, model: ServedModel) -> None:
+        """Takes a model in; another one of its name and version goes."""
+        versions = self._models.setdefault(model.name, {})
+        versions.pop(model.version, None)
+        versions[model.version] = model
+
+    def get(self, name: str, version: str | None = None) -> ServedModel:
+        """The model of this name.
+
+        Raises:
+            UnknownModel: there is none, or none of this version.
+        """
+        versions = self._models.get(name)
+        if versions is None:
+            known = ", ".join(self._models) or "none"
+            raise UnknownModel(f"there is no model {name!r:.100}; this server has {known}")
+        if not version:
+            return next(reversed(versions.values()))
+        if version not in versions:
+            known = ", ".join(versions)
+            raise UnknownModel(f"{name} has no version {version!r:.100}, but {known}")
+        return versions[version]
+
+    def versions(self, name: str) -> list[str]:
+        """The versions of a model, the default one last."""
+        return [model.version for model in self if model.name == name]
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter([item for versions in self._models.values() for item in versions.values()])
+
+    def __len__(self) -> int:
+        return sum(map(len, self._models.values()))
