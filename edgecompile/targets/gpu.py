@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgecompile.errors import TargetError
 from edgecompile.files import plain_fields
 from edgecompile.targets.schema import GPU_KEYS, check_table
 
-#: What a GPU may compute in, the widest first.
+#: What a GPU may compute in by TensorRT's engines, the widest first.
 GPU_PRECISIONS = ("fp32", "fp16", "int8")
+#: The same of programs that Triton compiles.
+TRITON_PRECISIONS = ("fp32", "bf16", "fp16")
 #: The default.
 GPU_PRECISION = "fp16"
+
+#: By compute capability: KiB of shared memory that a block may have, and threads that a
+#: multiprocessor holds. CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+_LIMITS: Mapping[str, tuple[int, int]] = {
+    "8.0": (163, 2048),
+    "8.6": (99, 1536),
+    "8.7": (163, 1536),
+    "8.9": (99, 1536),
+    "9.0": (227, 2048),
+}
+#: KiB of the second-level cache where a profile doesn't say.
+_L2_KIB = 4096
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """The numbers of a GPU that shape its code.
+
+    Attributes:
+        compute_capability: 87 for 8.7.
+        multiprocessors: how many; of a class of devices, the least.
+        shared_memory: bytes that a block may have.
+        threads: that a multiprocessor holds at once.
+        l2: bytes of the second-level cache.
+    """
+
+    compute_capability: int
+    multiprocessors: int
+    shared_memory: int
+    threads: int
+    l2: int
 
 
 @dataclass(frozen=True)
@@ -27,6 +61,9 @@ class GpuSpec:
         models: one of these is part of what the device tree calls a Jetson, or CUDA another GPU.
         peak_gflops: (precision, 1e9 dense operations per second) pairs; a multiply-add is two.
         sm_count: multiprocessors; None: any number.
+        cubins: compute capabilities that Triton's code is assembled for; (): its own alone.
+        l2_kib: KiB of the second-level cache; None: not stated.
+        ptxas: release of CUDA whose ptxas assembles; empty: the one that Triton brings.
     """
 
     compute_capability: str
@@ -36,6 +73,30 @@ class GpuSpec:
     models: tuple[str, ...]
     peak_gflops: tuple[tuple[str, float], ...]
     sm_count: int | None = None
+    cubins: tuple[str, ...] = ()
+    l2_kib: int | None = None
+    ptxas: str = ""
+
+    @property
+    def facts(self) -> GpuFacts:
+        """What shapes Triton's code: the least of all that it is assembled for.
+
+        Raises:
+            TargetError: Triton's code can't be made for it.
+        """
+        archs = self.cubins or (self.compute_capability,)
+        unknown = [name for name in archs if name not in _LIMITS]
+        if unknown:
+            raise _no_triton(unknown)
+        shared = min(_LIMITS[name][0] for name in archs)
+        threads = min(_LIMITS[name][1] for name in archs)
+        return GpuFacts(
+            compute_capability=int(self.compute_capability.replace(".", "")),
+            multiprocessors=self.sm_count or 1,
+            shared_memory=shared << 10,
+            threads=threads,
+            l2=(self.l2_kib or _L2_KIB) << 10,
+        )
 
     @property
     def memory_bytes(self) -> int:
@@ -44,7 +105,9 @@ class GpuSpec:
 
     def to_json(self) -> dict[str, Any]:
         """A table as a profile has it."""
-        table = {key: value for key, value in plain_fields(self).items() if value is not None}
+        table = {
+            key: value for key, value in plain_fields(self).items() if value not in (None, [], "")
+        }
         return {**table, "peak_gflops": dict(self.peak_gflops)}
 
     @classmethod
@@ -58,7 +121,26 @@ class GpuSpec:
             models=tuple(table["models"]),
             peak_gflops=tuple((name, float(v)) for name, v in table["peak_gflops"].items()),
             sm_count=table.get("sm_count"),
+            cubins=tuple(table.get("cubins", ())),
+            l2_kib=table.get("l2_kib"),
+            ptxas=table.get("ptxas", ""),
         )
+
+
+def _no_triton(names: Sequence[str]) -> TargetError:
+    """Why there is no Triton code for some compute capabilities."""
+    old = [name for name in names if float(name) < 8]
+    listed = ", ".join(names)
+    if old:
+        return TargetError(
+            f"Triton makes no code for compute capability {listed}: it needs 8.0 or later (Ampere), "
+            "whose tensor cores and asynchronous copies its kernels are written for",
+            hint="7.2 (Xavier) and 7.5 (Turing) are served by TensorRT: leave --backend out",
+        )
+    return TargetError(
+        f"nothing is known of compute capability {listed}",
+        hint=f"known are {', '.join(_LIMITS)}; the PTX of one of these runs on later ones",
+    )
 
 
 def gpu_problems(table: object) -> list[str]:

@@ -220,6 +220,9 @@ PROFILE_KEYS = (
 GPU_KEYS = (
     Key("compute_capability", _VERSION),
     Key("sm_count", _integer(1, 1024), required=False),
+    Key("cubins", _list_of(_VERSION, least=1), required=False),
+    Key("l2_kib", _integer(1, 1 << 20), required=False),
+    Key("ptxas", _VERSION, required=False),
     Key("clock_mhz", _positive),
     Key("bandwidth_gbs", _positive),
     Key("memory_gib", _positive),

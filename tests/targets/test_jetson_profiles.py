@@ -17,7 +17,7 @@ from edgecompile.targets.jetpack import list_jetpacks, load_jetpack
 from edgecompile.targets.profile import TargetProfile, list_targets, load_target
 from tests.planning.costs.test_roofline import MINILM
 
-JETSONS = [name for name in list_targets() if load_target(name).gpu is not None]
+JETSONS = [name for name in list_targets() if load_target(name).kind == "jetson"]
 PROFILE = """
 name = "mine"
 kind = "jetson"
