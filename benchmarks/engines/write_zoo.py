@@ -1,9 +1,9 @@
 """Writes the ONNX and golden vectors of the zoo's architectures, for zoo.py on a device.
 
-PYTHONPATH=. python benchmarks/engines/write_zoo.py FOLDER [NAME ...]
+PYTHONPATH=. python benchmarks/engines/write_zoo.py FOLDER PRECISION [NAME ...]
 
-Makes FOLDER/NAME/{model.onnx,weights.fp32,case-N.npz,zoo.json} of each, in opset 17 for TensorRT 8.6.
-Folders that are there already are left alone.
+Makes FOLDER/NAME/{model.onnx,weights.PRECISION,case-N.npz,zoo.json} of each, in opset 17 for TensorRT 8.6,
+in fp32 as it is exported, else as bundles have it. Folders that are there already are left alone.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.errors import EdgecompileError
 from edgecompile.export.export import export_model
 from edgecompile.loaders.load import load_model
+from edgecompile.onnx.build import build_onnx
 from edgecompile.onnx.export import export_onnx
 from edgecompile.onnx.operators import OnnxTarget, check_operators
 from edgecompile.onnx.weights import write_onnx
@@ -30,10 +32,10 @@ from tests.zoo.catalogue import ENTRIES
 
 TARGET = OnnxTarget("8.6", 17)
 _LONGEST = 64
-_PATIENCE = 40  # seconds for one architecture
+_PATIENCE = 150  # seconds for one architecture
 
 
-def write_entry(name: str, folder: Path) -> Mapping[str, Any]:
+def write_entry(name: str, folder: Path, precision: str) -> Mapping[str, Any]:
     """Writes the files of one architecture, and returns its line of the table so far."""
     model = load_model(ENTRIES[name].make(), name=name)
     sizes = {axis: limits.lo for axis, limits in model.axes.items()}
@@ -42,10 +44,20 @@ def write_entry(name: str, folder: Path) -> Mapping[str, Any]:
     exported = export_model(
         model, {axis: (lo, high if axis == model.length_axis else lo) for axis, lo in sizes.items()}
     )
-    with tempfile.TemporaryDirectory() as scratch:
-        graph = export_onnx(exported, TARGET.opset, Path(scratch))
-        refused = sorted({str(item) for item in check_operators(graph, TARGET).violations})
-        write_onnx(graph, folder / "model.onnx", folder / "weights.fp32")
+    refused, float32 = [], None
+    if precision == "fp32":
+        with tempfile.TemporaryDirectory() as scratch:
+            graph = export_onnx(exported, TARGET.opset, Path(scratch))
+            refused = sorted({str(item) for item in check_operators(graph, TARGET).violations})
+            write_onnx(graph, folder / "model.onnx", folder / "weights.fp32")
+            taken = graph.inputs
+    else:
+        ranges = {axis: AxisRange(lo, lo, lo) for axis, lo in sizes.items()}
+        ranges[model.length_axis] = AxisRange(limits.lo, high, high)
+        first = (model.length_axis, ranges.pop(model.length_axis))
+        bucket = Bucket("exact", (first, *ranges.items()))
+        made = build_onnx(model, [bucket], precision, TARGET, None, folder, exported=exported)
+        taken, float32 = made.inputs, made.float32
     lengths = sorted({limits.lo, (limits.lo + high) // 2, high})
     for number, length in enumerate(lengths):
         inputs = model.make_example({**sizes, model.length_axis: length}, seed=number)
@@ -60,9 +72,15 @@ def write_entry(name: str, folder: Path) -> Mapping[str, Any]:
             for edge in edges
         ]
         for spec in exported.inputs
-        if spec.name in graph.inputs
+        if spec.name in taken
     }
-    return {"state": "written", "refused": refused, "inputs": shapes}
+    return {
+        "state": "written",
+        "precision": precision,
+        "refused": refused,
+        "inputs": shapes,
+        "float32": float32,
+    }
 
 
 def in_turn() -> Iterator[str]:
@@ -78,7 +96,7 @@ def _stop(number: int, frame: object) -> None:
     raise TimeoutError(f"not exported within {_PATIENCE} s")
 
 
-def main(root: Path, names: list[str]) -> None:
+def main(root: Path, precision: str, names: list[str]) -> None:
     """Writes all, or those of ``names``."""
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, _stop)
@@ -89,7 +107,7 @@ def main(root: Path, names: list[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         signal.alarm(_PATIENCE)
         try:
-            line = write_entry(name, folder)
+            line = write_entry(name, folder, precision)
         except EdgecompileError as error:
             line = {"state": type(error).__name__, "error": " ".join(error.message.split())[:400]}
         except Exception as error:  # transformers and torch raise anything
@@ -101,4 +119,4 @@ def main(root: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -19,7 +19,8 @@ from edgecompile.runtime.finish.build import BuildFailure
 from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.runtime.format.manifest import Tolerance
 
-_TOLERANCE = Tolerance(atol=1e-6, rtol=2e-5)  # of fp32 in bundles
+#: As in bundles.
+_TOLERANCES = {"fp32": Tolerance(atol=1e-6, rtol=2e-5), "fp16": Tolerance(atol=1e-6, rtol=2e-2)}
 _LEVEL = 0
 _NARROWED = {"int64": np.int32}
 
@@ -27,13 +28,13 @@ _NARROWED = {"int64": np.int32}
 def check(folder: Path) -> dict[str, Any]:
     """One architecture's line: ``state`` is right, wrong, unbuilt or failed."""
     document = json.loads((folder / "zoo.json").read_text())
-    line = {key: document[key] for key in ("name", "group", "refused")}
+    line = {key: document[key] for key in ("name", "group", "precision", "refused")}
     line["state"] = "failed"
     with named(line), tempfile.TemporaryDirectory() as scratch:
         engine = Path(scratch, "engine.plan")
         begun = time.monotonic()
         try:
-            build(folder / "model.onnx", [document["inputs"]], engine, _LEVEL)
+            build(folder / "model.onnx", [document["inputs"]], engine, _LEVEL, document["float32"])
         except BuildFailure as failure:
             return {**line, "state": "unbuilt", "error": str(failure)[:600]}
         line["build_s"] = round(time.monotonic() - begun, 1)
@@ -48,7 +49,7 @@ def check(folder: Path) -> dict[str, Any]:
             for name, got in outputs.items():
                 want = case["out:" + name]
                 got = got.astype(want.dtype) if str(want.dtype) in _NARROWED else got
-                agreement = compare_arrays(got, want, _TOLERANCE)
+                agreement = compare_arrays(got, want, _TOLERANCES[line["precision"]])
                 errors.append(agreement.max_abs_error / (agreement.scale or 1.0))
                 if not agreement.ok:
                     reasons.append(f"{path.stem} {name}: {agreement.reason}")

@@ -19,6 +19,7 @@ import numpy as np
 import edgecompile
 from edgecompile.errors import ExportError, MissingDependencyError
 from edgecompile.export.guards import quiet_torch
+from edgecompile.export.operators.recurrence import KINDS
 from edgecompile.onnx.graph import Array, OnnxGraph, Place
 from edgecompile.onnx.tensorrt8 import OPSET, lower
 from edgecompile.onnx.weights import load_graph
@@ -32,6 +33,8 @@ _TRACE = "pkg.torch.onnx.stack_trace"
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+)')
 _OWN = ("models/modules.py",)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+#: The gates in the order of ONNX, by their numbers in that of torch.
+_GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
 _UNKNOWN = re.compile(r"No ONNX function found for <OpOverload\(op='(?P<name>[^']+)'")
 
 # The oldest version of the file's form that has all operators of an opset (ONNX's own table,
@@ -132,9 +135,48 @@ def translate(exported: ExportedModel, target: Path, opset: int | None) -> None:
             opset_version=opset,
             optimize=True,
             verbose=False,
+            custom_translation_table={torch.ops.edgecompile.recurrence.default: _recurrence},
         )
         assert program is not None
         program.save(str(target), external_data=True)
+
+
+def _recurrence(
+    gates: Any, w: Any, bias: Any, h0: Any, c0: Any, kind: int, reverse: bool
+) -> tuple[Any, Any, Any]:
+    """One layer in one direction as ONNX's LSTM, GRU or RNN; arguments are those of ``PLAIN``.
+
+    The operators multiply the inputs with weights themselves, so they take those of the linear layer
+    that made ``gates``.
+    """
+    from onnxscript import opset18
+
+    op: Any = opset18
+    name = next(name for name, code in KINDS.items() if code == kind)
+    hidden = int(h0.shape[1])
+    order = _GATES.get(name, (0,))
+    rows = [gate * hidden + row for gate in order for row in range(hidden)]
+    linear, first = gates.producer(), None
+    if linear.op_type == "Add":
+        first = linear.inputs[1]
+        linear = linear.inputs[0].producer()
+    assert linear.op_type == "MatMul", linear.op_type
+    x, transposed = linear.inputs
+    matrices = (op.Transpose(transposed, perm=[1, 0]), w)
+    inputs = [x, *(op.Unsqueeze(op.Gather(item, rows, axis=0), [0]) for item in matrices), None]
+    if first is not None:
+        both = [op.Gather(item, rows, axis=0) for item in (first, bias)]
+        inputs[3] = op.Unsqueeze(op.Concat(*both, axis=0), [0])
+    inputs += [None, op.Unsqueeze(h0, [0])]
+    how: dict[str, Any] = {"hidden_size": hidden, "direction": "reverse" if reverse else "forward"}
+    if name == "lstm":
+        y, h, c = op.LSTM(*inputs, op.Unsqueeze(c0, [0]), **how)
+        return op.Squeeze(y, [1]), op.Squeeze(h, [0]), op.Squeeze(c, [0])
+    if name == "gru":
+        y, h = op.GRU(*inputs, **how, linear_before_reset=1)
+    else:
+        y, h = op.RNN(*inputs, **how, activations=["Relu" if name == "rnn_relu" else "Tanh"])
+    return op.Squeeze(y, [1]), op.Squeeze(h, [0]), op.Slice(h0, [0], [0])
 
 
 def _inline(graph: OnnxGraph) -> None:
