@@ -152,6 +152,11 @@ def make_parser(
         help="time every bucket instead, and write a calibration for edgecompile plan",
     )
     bench.add_argument(
+        "--serving",
+        metavar="FILE",
+        help="time batches on parts of the CPUs instead, and write their costs for a server",
+    )
+    bench.add_argument(
         "--profile", action="store_true", help="show which kernels take the time instead"
     )
     generate = add("generate", _generate, "Generate text after prompts, as it is made.", "auto")
@@ -295,8 +300,17 @@ def _lengths(options: argparse.Namespace) -> Optional[Dict[int, int]]:
 
 
 def _bench(options: argparse.Namespace) -> int:
+    asked = [name for name in ("profile", "calibrate", "serving") if getattr(options, name)]
+    asked = ["--" + name for name in asked]
+    if len(asked) > 1:
+        raise InputError("{} don't go together".format(" and ".join(asked)))
+    if options.lengths is not None and asked and not options.profile:
+        hint = "leave --lengths out: the bundle says what is run, or its buckets do"
+        raise InputError("--lengths and {} don't go together".format(asked[0]), hint)
     if options.calibrate is not None:
         return _calibrate(options)
+    if options.serving is not None:
+        return _measure_serving(options)
     if options.profile:
         return _profile(options)
     from .measure.bench import format_bench, run_bench
@@ -319,11 +333,6 @@ def _profile(options: argparse.Namespace) -> int:
 def _calibrate(options: argparse.Namespace) -> int:
     from .measure.calibrate import calibrate_bundle, format_calibration
 
-    if options.profile:
-        raise InputError("--profile and --calibrate don't go together")
-    if options.lengths is not None:
-        hint = "leave --lengths out: the bundle says what is run, or its buckets do"
-        raise InputError("--lengths and --calibrate don't go together", hint)
     report = calibrate_bundle(
         options.bundle,
         options.calibrate,
@@ -331,6 +340,15 @@ def _calibrate(options: argparse.Namespace) -> int:
         **_how(options),
     )
     _show(options, report, format_calibration(report))
+    return 0
+
+
+def _measure_serving(options: argparse.Namespace) -> int:
+    from .measure.serving import measure_serving
+
+    report = measure_serving(options.bundle, options.serving, **_how(options))
+    lines = ["{} threads, {} x {}: {:g} ms".format(*point) for point in report["points"]]
+    _show(options, report, lines)
     return 0
 
 

@@ -88,9 +88,8 @@ def make_request(
     if verify not in VERIFY_LEVELS:
         raise InputError("verify is {!r}, must be one of {}".format(verify, VERIFY_LEVELS))
     for name, value in (("threads", threads), ("concurrency", concurrency)):
-        if value is not None and not (isinstance(value, int) and 1 <= value <= MAX_THREADS):
-            text = "{} is {!r}, must be an integer from 1 to {}"
-            raise InputError(text.format(name, value, MAX_THREADS))
+        if value is not None:
+            check_threads(value, name)
     fallback = fallback if fallback is not None else os.environ.get(FALLBACK_VARIABLE) or None
     if fallback is not None and fallback not in FALLBACKS:
         text = "fallback is {!r}, must be None or one of {}"
@@ -107,6 +106,13 @@ def make_request(
         fallback=fallback,
         finish=bool(finish),
     )
+
+
+def check_threads(count: object, name: str = "threads") -> None:
+    """Raises InputError unless ``count`` is a number of threads."""
+    if not (isinstance(count, int) and 1 <= count <= MAX_THREADS):
+        text = "{} is {!r}, must be an integer from 1 to {}"
+        raise InputError(text.format(name, count, MAX_THREADS))
 
 
 def open_programs(folder: BundleFolder, host: Host, request: Request) -> Opened:

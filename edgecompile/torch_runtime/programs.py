@@ -198,6 +198,7 @@ class TorchLibrary:
     label = f"torch {torch.__version__}"
     can_profile = False
     runs_into = True
+    sets_run_threads = False
 
     @property
     def threads(self) -> int:

@@ -115,6 +115,46 @@ EC_API int64_t t_concurrent_hosts(int hosts, int64_t jobs, int64_t n) {
   return wrong;
 }
 
+// `hosts` host threads, each with `threads` of its own for as long as its run goes on; all of their
+// teams are whole at the same time. Returns the violations.
+EC_API int64_t t_side_by_side(int hosts, int threads, int rounds) {
+  std::atomic<int64_t> wrong{0};
+  std::atomic<int> inside{0};
+  std::vector<std::thread> callers;
+  for (int h = 0; h < hosts; ++h) {
+    callers.emplace_back([&] {
+      set_threads_of_runs(threads);
+      for (int round = 1; round <= rounds; ++round) {
+        const FixedThreads run;
+        if (num_threads() != threads) ++wrong;
+        struct Ctx {
+          std::atomic<int>& inside;
+          std::atomic<int64_t>& wrong;
+          int want, all;
+        } ctx{inside, wrong, threads, round * hosts * threads};
+        run_team(
+            threads,
+            [](void* c, int members) {
+              Ctx& x = *static_cast<Ctx*>(c);
+              if (members != x.want) ++x.wrong, x.all = 0;  // and waits for nobody
+            },
+            [](void* c, int, int) {
+              Ctx& x = *static_cast<Ctx*>(c);
+              ++x.inside;
+              while (x.inside.load() < x.all && x.wrong.load() == 0) std::this_thread::yield();
+            },
+            &ctx);
+        if (t_many_jobs(20, 9) != 0) ++wrong;
+      }
+      set_threads_of_runs(0);
+      const FixedThreads run;
+      if (num_threads() != t_num_threads()) ++wrong;
+    });
+  }
+  for (auto& caller : callers) caller.join();
+  return wrong;
+}
+
 // Jobs inside a job run serially and in order on their task's thread; returns the violations.
 EC_API int64_t t_nested(int64_t outer, int64_t inner) {
   std::atomic<int64_t> wrong{0};

@@ -37,7 +37,7 @@ I64 = ctypes.c_int64
 @pytest.fixture(scope="module")
 def pool(build_native: Build) -> ctypes.CDLL:
     lib = ctypes.CDLL(str(build_native("kernels", [*KERNEL_SOURCES, HERE / "kernels_harness.cpp"])))
-    for name in ("t_many_jobs", "t_concurrent_hosts", "t_nested", "t_team_barriers"):
+    for name in ("t_many_jobs", "t_side_by_side", "t_concurrent_hosts", "t_nested", "t_team_barriers"):
         getattr(lib, name).restype = I64
     return lib
 
@@ -94,6 +94,15 @@ def test_several_host_threads_at_once(pool: ctypes.CDLL, threads: int) -> None:
     assert pool.t_concurrent_hosts(4, I64(2_000), I64(11)) == 0
 
 
+@pytest.mark.parametrize(("hosts", "own"), [(1, 3), (2, 1), (2, 2), (3, 2), (2, 4)])
+def test_runs_with_threads_of_their_own_go_on_side_by_side(
+    pool: ctypes.CDLL, threads: int, hosts: int, own: int
+) -> None:
+    """Each team is as large as was asked for while the others work, whatever is set for all."""
+    assert pool.t_side_by_side(hosts, own, 50) == 0
+    assert pool.t_num_threads() == threads
+
+
 def test_jobs_inside_jobs_run_on_their_thread(pool: ctypes.CDLL, threads: int) -> None:
     assert pool.t_nested(I64(40), I64(10)) == 0
 
@@ -133,6 +142,7 @@ FORK = """
 import ctypes, os, sys
 lib = ctypes.CDLL(sys.argv[1])
 lib.t_many_jobs.restype = ctypes.c_int64
+assert lib.t_side_by_side(1, 2, 1) == 0
 run = lambda: lib.t_many_jobs(ctypes.c_int64(500), ctypes.c_int64(8))
 lib.t_set_num_threads(3)
 assert run() == 0
@@ -141,6 +151,7 @@ for _ in range(5):
     if pid == 0:
         wrong = run()
         threads = len(os.listdir("/proc/self/task"))
+        wrong += lib.t_side_by_side(1, 2, 1)
         os._exit(0 if wrong == 0 and threads == 3 else 1)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0

@@ -578,3 +578,44 @@ def test_a_fork_counts_for_itself(native_bundle: str, tmp_path: Path, name: str)
     else:
         assert files == {"stats.json": 4}
         assert "belongs to the process that this one was forked from" in child_error
+
+
+def test_a_run_may_have_threads_of_its_own(model: Model) -> None:
+    """Its results are those of so many threads for all, to the bit, whatever runs beside it."""
+    assert model.info["run_threads"] is True
+    sizes = edges(model.manifest)[-1]
+    inputs = make_inputs(model.manifest, sizes, 3)
+    before = model.info["threads"]
+    wanted = {}
+    for count in (1, 2, 3):
+        model._runtime.threads = count
+        wanted[count] = model.run(inputs)
+    model._runtime.threads = before
+    problems = []
+
+    def work(count: int) -> None:
+        for _ in range(30):
+            got = model.run(inputs, threads=count)
+            if any(not np.array_equal(got[name], wanted[count][name]) for name in got):
+                problems.append(count)
+
+    workers = [threading.Thread(target=work, args=(count,)) for count in (1, 2, 3, 2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not problems and model.info["threads"] == before
+    with pytest.raises(InputError, match="threads is 5000"):
+        model.run(inputs, threads=5000)
+
+
+def test_a_library_without_threads_of_runs_ignores_them(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a bundle that was built before there were such."""
+    monkeypatch.setattr(model._runtime, "_lacks", {"ec_set_run_threads"})
+    assert model.info["run_threads"] is False
+    inputs = make_inputs(model.manifest, edges(model.manifest)[0], 3)
+    wanted, got = model.run(inputs), model.run(inputs, threads=1)
+    for name in wanted:
+        np.testing.assert_array_equal(got[name], wanted[name])

@@ -13,76 +13,12 @@ import numpy as np
 from ..errors import NativeError
 from ..format.weights import Weights
 from ..limits import explain_loading, no_memory
+from .functions import ABI_VERSION, FUNCTIONS, HANDLE, OPTIONAL, ProfileRow
 from .libraries import PinnedLibrary, find_loaded, load_library
 from .tensors import NativeTensor, Shape, fill_tensor, pack_arrays, wrap_tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-ABI_VERSION = 1
-
-
-class ProfileRow(ctypes.Structure):
-    """ec_profile_row: what the kernels of one kind did."""
-
-    _fields_ = (
-        ("kernel", ctypes.c_char_p),
-        ("dtype", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
-        ("n", ctypes.c_int64),
-        ("k", ctypes.c_int64),
-        ("calls", ctypes.c_int64),
-        ("ns", ctypes.c_int64),
-        ("flops", ctypes.c_int64),
-        ("bytes", ctypes.c_int64),
-    )
-
-
-_POINTER = ctypes.POINTER(NativeTensor)
-_HANDLE = ctypes.c_void_p
-# name, result, arguments
-_FUNCTIONS: Tuple[Tuple[str, Any, Tuple[Any, ...]], ...] = (
-    ("ec_abi_version", ctypes.c_int32, ()),
-    ("ec_last_error", ctypes.c_char_p, ()),
-    ("ec_set_num_threads", ctypes.c_int32, (ctypes.c_int32,)),
-    ("ec_get_num_threads", ctypes.c_int32, ()),
-    (
-        "ec_program_open",
-        ctypes.c_int32,
-        (ctypes.c_char_p, _POINTER, ctypes.c_int64, ctypes.c_int32, ctypes.POINTER(_HANDLE)),
-    ),
-    (
-        "ec_program_run",
-        ctypes.c_int32,
-        (_HANDLE, ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(_HANDLE)),
-    ),
-    ("ec_program_input_count", ctypes.c_int64, (_HANDLE,)),
-    ("ec_program_output_count", ctypes.c_int64, (_HANDLE,)),
-    ("ec_program_close", None, (_HANDLE,)),
-    ("ec_outputs_count", ctypes.c_int64, (_HANDLE,)),
-    ("ec_outputs_get", ctypes.c_int32, (_HANDLE, ctypes.c_int64, _POINTER)),
-    ("ec_outputs_free", None, (_HANDLE,)),
-    ("ec_trim", None, ()),
-    ("ec_live_tensors", ctypes.c_int64, ()),
-    ("ec_live_bytes", ctypes.c_int64, ()),
-    ("ec_cached_bytes", ctypes.c_int64, ()),
-)
-
-# Of later additions: a bundle that was built before them carries a library without.
-_OPTIONAL: Tuple[Tuple[str, Any, Tuple[Any, ...]], ...] = (
-    ("ec_profile_start", None, ()),
-    ("ec_profile_stop", ctypes.c_int64, (ctypes.POINTER(ProfileRow), ctypes.c_int64)),
-    (
-        "ec_program_run_into",
-        ctypes.c_int32,
-        (_HANDLE, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64),
-    ),
-    (
-        "ec_measure_ceilings",
-        ctypes.c_int32,
-        (ctypes.POINTER(ctypes.c_double), ctypes.POINTER(ctypes.c_double)),
-    ),
-)
 
 # By the dynamic loader's handle, which tells two copies apart and one from itself.
 _loaded: Dict[int, "RuntimeLibrary"] = {}
@@ -121,14 +57,14 @@ class RuntimeLibrary:
     def __init__(self, library: ctypes.CDLL, label: str) -> None:
         self.label = label
         absent = []
-        for name, result, arguments in _FUNCTIONS + _OPTIONAL:
+        for name, result, arguments in FUNCTIONS + OPTIONAL:
             function = getattr(library, name, None)
             if function is None:
                 absent.append(name)
                 continue
             function.restype = result
             function.argtypes = list(arguments)
-        self._lacks = {name for name, _, _ in _OPTIONAL}.intersection(absent)
+        self._lacks = {name for name, _, _ in OPTIONAL}.intersection(absent)
         absent = [name for name in absent if name not in self._lacks]
         if absent:
             raise NativeError(
@@ -175,6 +111,18 @@ class RuntimeLibrary:
     def runs_into(self) -> bool:
         """Whether a program can write its results into the caller's memory."""
         return "ec_program_run_into" not in self._lacks
+
+    @property
+    def sets_run_threads(self) -> bool:
+        """Whether a run can have its own number of threads."""
+        return "ec_set_run_threads" not in self._lacks
+
+    def set_run_threads(self, count: int) -> None:
+        """Threads of the runs that this thread starts from now on; 0: ``threads``, as for others.
+
+        Only where ``sets_run_threads``.
+        """
+        self.check(self._library.ec_set_run_threads(count), "setting a run's threads")
 
     def start_profile(self) -> None:
         """Counts, from zero, what kernels do on every thread of the process."""
@@ -230,7 +178,7 @@ class RuntimeLibrary:
                 constant.shape,
             )
             slot.name = constant.name.encode("utf-8")
-        handle = _HANDLE()
+        handle = HANDLE()
         pinned.check_again()
         status = self._library.ec_program_open(
             pinned.path.encode(),

@@ -13,15 +13,9 @@ import pytest
 import edgecompile.runtime
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.call.inputs import make_inputs
+from edgecompile.runtime.cpu.functions import ABI_VERSION, FUNCTIONS, OPTIONAL, ProfileRow
 from edgecompile.runtime.cpu.libraries import pin_library
-from edgecompile.runtime.cpu.library import (
-    _FUNCTIONS,
-    _OPTIONAL,
-    ABI_VERSION,
-    ProfileRow,
-    Program,
-    load_runtime,
-)
+from edgecompile.runtime.cpu.library import Program, load_runtime
 from edgecompile.runtime.cpu.tensors import MAX_DIMS, NativeTensor
 from edgecompile.runtime.errors import NativeError
 from edgecompile.runtime.format.manifest import Variant
@@ -51,7 +45,7 @@ def test_the_binding_agrees_with_the_header() -> None:
     assert f"#define EC_ABI_VERSION {ABI_VERSION}\n" in text
     assert f"#define EC_MAX_DIMS {MAX_DIMS}\n" in text
     declared = set(re.findall(r"^EC_API .*?(ec_\w+)\(", text, re.MULTILINE))
-    functions = _FUNCTIONS + _OPTIONAL
+    functions = FUNCTIONS + OPTIONAL
     assert {name for name, _, _ in functions} == declared
     for name, _, arguments in functions:
         found = re.search(rf"\b{name}\(([^)]*)\)", text)

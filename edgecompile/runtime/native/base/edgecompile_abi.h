@@ -39,6 +39,11 @@ EC_API const char* ec_last_error(void);
 EC_API int32_t ec_set_num_threads(int32_t n);
 EC_API int32_t ec_get_num_threads(void);
 
+/* Threads of the runs that the calling thread starts from now on, the calling one included: they
+ * compute as if so many were set for all, on a part of the cores of their own beside other runs.
+ * 0: the runs are as all others. */
+EC_API int32_t ec_set_run_threads(int32_t n);
+
 /* Loads a model library (a path with a slash in it) and binds its constants, which are looked up
  * by their original names; constants that the model doesn't have are ignored, all missing or
  * misfitting ones are named in the error. The constants' memory is borrowed until

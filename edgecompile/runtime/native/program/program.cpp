@@ -208,6 +208,13 @@ int32_t ec_set_num_threads(int32_t n) {
 
 int32_t ec_get_num_threads(void) { return ec::num_threads(); }
 
+int32_t ec_set_run_threads(int32_t n) {
+  return guarded("ec_set_run_threads", [&] {
+    if (n < 0) fail("%d threads", n);
+    ec::set_threads_of_runs(n);
+  });
+}
+
 int32_t ec_program_open(const char* library_path, const ec_tensor* constants, int64_t n_constants,
                         int32_t concurrency, ec_program** out) {
   ec::clear_last_error();

@@ -73,11 +73,16 @@ struct Pool {
   uint32_t work(int id);
 };
 
-std::atomic<Pool*> g_pool{nullptr};
+// The first one is everybody's, the others belong to one run at a time. A run that finds all of them
+// taken shares the first one.
+constexpr int kPools = 1 + kMaxThreads;
+std::atomic<Pool*> g_pools[kPools];
 std::atomic<int> g_threads{0};  // 0: not yet read
 thread_local bool t_inside = false;
 thread_local bool t_from_back = false;
 thread_local int t_fixed_threads = 0;
+thread_local int t_threads_of_runs = 0;  // 0: as all others
+thread_local Pool* t_pool = nullptr;     // of the run that is going on, if it has its own
 
 // Claims and runs tasks until none is left; returns how many. All of them belong to one job: it
 // can't end before they are counted in `done`.
@@ -190,40 +195,55 @@ void Pool::run(int64_t n, int team_size, Task t, void* c) {
 
 // ---- Taking the pool ----------------------------------------------------------------------------
 
-void forget_pool_in_child() {
-  g_pool.store(nullptr, std::memory_order_relaxed);  // its workers exist in the parent only
+void forget_pools_in_child() {
+  for (auto& pool : g_pools) pool.store(nullptr, std::memory_order_relaxed);
+  t_pool = nullptr;  // its workers exist in the parent only
   t_inside = false;
 }
 
-Pool* the_pool() {
-  Pool* pool = g_pool.load(std::memory_order_acquire);
+// Pool number i, made where there is none yet; null without memory.
+Pool* find_pool(int i) {
+  Pool* pool = g_pools[i].load(std::memory_order_acquire);
   if (pool != nullptr) return pool;
   static std::atomic<bool> registered{false};
-  if (!registered.exchange(true)) pthread_atfork(nullptr, nullptr, forget_pool_in_child);
+  if (!registered.exchange(true)) pthread_atfork(nullptr, nullptr, forget_pools_in_child);
   Pool* fresh = new (std::nothrow) Pool;
   if (fresh == nullptr) return nullptr;
-  if (g_pool.compare_exchange_strong(pool, fresh)) return fresh;
+  if (g_pools[i].compare_exchange_strong(pool, fresh)) return fresh;
   delete fresh;
   return pool;
 }
 
-// The pool with at least one worker, or null: nested, taken by another host thread, one thread.
+bool take(Pool* pool) {
+  return !pool->taken.load(std::memory_order_relaxed) &&
+         !pool->taken.exchange(true, std::memory_order_acquire);
+}
+
+// A pool for one run; null where all are taken.
+Pool* take_pool() {
+  for (int i = 1; i < kPools; ++i) {
+    Pool* const pool = find_pool(i);
+    if (pool == nullptr) return nullptr;
+    if (take(pool)) return pool;
+  }
+  return nullptr;
+}
+
+// The run's pool, or everybody's if it is free, with at least one worker. Null: nested, taken by
+// another host thread, one thread.
 class Lease {
  public:
   explicit Lease(int wanted) {
     if (t_inside || wanted < 2) return;
     const int limit = num_threads();
     if (limit < 2) return;
-    Pool* pool = the_pool();
-    if (pool == nullptr || pool->taken.load(std::memory_order_relaxed) ||
-        pool->taken.exchange(true, std::memory_order_acquire)) {
-      return;
-    }
+    Pool* const pool = t_pool != nullptr ? t_pool : find_pool(0);
+    if (pool == nullptr || (pool != t_pool && !take(pool))) return;
     team = wanted < limit ? wanted : limit;
     pool->grow(team - 1);
     if (team > pool->workers + 1) team = pool->workers + 1;
     if (team < 2) {
-      pool->taken.store(false, std::memory_order_release);
+      give_back(pool);
       return;
     }
     pool_ = pool;
@@ -232,7 +252,7 @@ class Lease {
   ~Lease() {
     if (pool_ == nullptr) return;
     t_inside = false;
-    pool_->taken.store(false, std::memory_order_release);
+    give_back(pool_);
   }
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
@@ -243,6 +263,10 @@ class Lease {
   int team = 1;
 
  private:
+  static void give_back(Pool* pool) {
+    if (pool != t_pool) pool->taken.store(false, std::memory_order_release);
+  }
+
   Pool* pool_ = nullptr;
 };
 
@@ -263,8 +287,21 @@ void set_num_threads(int n) {
   g_threads.store(n < kMaxThreads ? n : kMaxThreads, std::memory_order_relaxed);
 }
 
-FixedThreads::FixedThreads() : outer_(t_fixed_threads) { t_fixed_threads = num_threads(); }
-FixedThreads::~FixedThreads() { t_fixed_threads = outer_; }
+void set_threads_of_runs(int n) {
+  t_threads_of_runs = n < 0 ? 0 : n < kMaxThreads ? n : kMaxThreads;
+}
+
+FixedThreads::FixedThreads() : outer_(t_fixed_threads) {
+  t_fixed_threads = outer_ == 0 && t_threads_of_runs != 0 ? t_threads_of_runs : num_threads();
+  if (outer_ == 0 && t_threads_of_runs > 1) t_pool = take_pool();
+  has_pool_ = outer_ == 0 && t_pool != nullptr;
+}
+FixedThreads::~FixedThreads() {
+  t_fixed_threads = outer_;
+  if (!has_pool_ || t_pool == nullptr) return;  // a fork took it
+  t_pool->taken.store(false, std::memory_order_release);
+  t_pool = nullptr;
+}
 
 bool takes_from_back() { return t_from_back; }
 

@@ -1,4 +1,4 @@
-// The process's one pool of worker threads, with fork/join in about a microsecond.
+// The process's pool of worker threads, with fork/join in about a microsecond.
 //
 // Workers spin for some tens of microseconds after a job, or for half a millisecond where the last
 // jobs came that soon, and then sleep on a futex, so that an idle process costs nothing and a
@@ -6,8 +6,9 @@
 // waits for a worker that has not started on a task, and runs everything itself if no worker comes.
 //
 // One job at a time: a call from inside a task, or while another host thread has the pool, runs on
-// its caller alone. Safe from any number of host threads, and after fork() the child starts with a
-// fresh pool of its own.
+// its caller alone. A run that is given a number of threads of its own (set_threads_of_runs) has a pool to
+// itself meanwhile, so that several of them go on side by side, each on its part of the cores. Safe
+// from any number of host threads, and after fork() the child starts with fresh pools of its own.
 #pragma once
 
 #include <atomic>
@@ -27,9 +28,13 @@ int default_threads();
 
 constexpr int kMaxThreads = 256;
 
+// The runs that this host thread starts from now on have `n` threads, whatever num_threads() says to
+// others, and a pool of their own where that is more than one; 0: they are as all others.
+void set_threads_of_runs(int n);
+
 // While it lives, num_threads() on this host thread is what it was at the start, whatever others
-// set. Code that sizes an array by omp_get_max_threads() and then enters a parallel region needs
-// that: a run of a model holds one.
+// set; or the thread's own number, with a pool to itself. Code that sizes an array by
+// omp_get_max_threads() and then enters a parallel region needs that: a run of a model holds one.
 class FixedThreads {
  public:
   FixedThreads();
@@ -39,6 +44,7 @@ class FixedThreads {
 
  private:
   int outer_;
+  bool has_pool_ = false;
 };
 
 // True where this thread takes tasks from the back (see parallel_for), so that the task before the

@@ -1,0 +1,136 @@
+"""Admission: when a request would be ready, and whether that is in time.
+
+Work is counted in CPU seconds. A request waits for the rest of what runs and for what is more urgent,
+spread over all CPUs, and then runs as long as its batch does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Sequence
+
+from edgecompile.server.schedule.by_cost import ByCost, urgency
+from edgecompile.server.schedule.costs import CostTable, Speed
+from edgecompile.server.schedule.jobs import Job, Refused, Run
+from edgecompile.server.schedule.streams import Streams
+
+__all__ = ["Admission"]
+
+_Waiting = tuple[tuple[int, float], int, float, Job]
+
+
+class Admission:
+    """Predicts when requests end, and refuses those that would be late or make others late."""
+
+    def __init__(
+        self, costs: CostTable, cpus: int, streams: Streams, speed: Speed, policy: ByCost
+    ) -> None:
+        self._costs, self._cpus, self._streams = costs, cpus, streams
+        self._speed, self._policy = speed, policy
+        self._waiting: list[_Waiting] = []  # the most urgent first: key, number, CPU seconds, job
+        self._keys: dict[Job, _Waiting] = {}
+        self._count = 0
+        self._run_s = 0.0
+
+    def check(self, jobs: Sequence[Job], now: float, running: Iterable[Run]) -> None:
+        """Refuses jobs that come together, if one of them would be late or make another one late.
+
+        Raises:
+            Refused: with what its message says.
+        """
+        timed = [job for job in jobs if job.deadline is not None]
+        if not timed and not self._waiting:
+            return
+        bound = self._speed.bound
+        begun = self._rest(now, running)
+        work = sum(map(self._work, jobs))
+        late = 0.0
+        for job in timed:
+            assert job.deadline is not None
+            alone = self._alone(job) * bound
+            if now + alone > job.deadline:
+                raise Refused(
+                    f"a run of {job.rows} x {job.length} takes {_ms(alone)} here, and the deadline "
+                    f"is in {_ms(max(0.0, job.deadline - now))}",
+                    None,
+                )
+            late = max(late, self._finish(job, now, begun, work) - job.deadline)
+        if late > 0:
+            finish = late + max(job.deadline - now for job in timed if job.deadline is not None)
+            raise Refused(f"it would be ready in {_ms(finish)}, {_ms(late)} too late", late)
+        late = self._lateness(jobs, now, begun, work)
+        if late > 0:
+            raise Refused(
+                f"with it, requests that were taken before would be {_ms(late)} late", late
+            )
+
+    def finish(self, job: Job, now: float, running: Iterable[Run]) -> float:
+        """When a job that isn't in would be ready, by the clock."""
+        return self._finish(job, now, self._rest(now, running), self._work(job))
+
+    def backlog(self, now: float, running: Iterable[Run]) -> float:
+        """Seconds until all that waits and runs is done, if nothing comes."""
+        waiting = sum(item[2] for item in self._waiting)
+        return (self._rest(now, running) + waiting * self._speed.factor) / self._cpus
+
+    def add(self, job: Job) -> None:
+        """A job waits."""
+        self._count += 1
+        item = (urgency(job), self._count, self._work(job), job)
+        self._keys[job] = item
+        insort(self._waiting, item)
+
+    def remove(self, job: Job) -> None:
+        """A job waits no more."""
+        item = self._keys.pop(job)
+        del self._waiting[bisect_right(self._waiting, item) - 1]
+
+    def begin(self, run: Run) -> None:
+        """A run begins, after its jobs were removed."""
+        self._run_s += 0.1 * (run.predicted - self._run_s) if self._run_s else run.predicted
+
+    def _work(self, job: Job) -> float:
+        """CPU seconds of a job in the batches that are usual, at the speed of the table."""
+        threads = self._streams.threads
+        own = job.rows * self._costs.cheapest(threads, job.length)
+        return own * threads * self._policy.packing
+
+    def _alone(self, job: Job) -> float:
+        return min(self._costs.seconds(t, job.rows, job.length) for t in self._costs.threads)
+
+    def _rest(self, now: float, running: Iterable[Run]) -> float:
+        """CPU seconds that are left of what runs."""
+        return sum(
+            max(0.0, run.began + run.predicted * self._speed.factor - now) * run.threads
+            for run in running
+        )
+
+    def _finish(self, job: Job, now: float, begun: float, work: float) -> float:
+        """With ``begun`` left of what runs, and jobs of ``work`` that come together, this one last."""
+        before = bisect_right(self._waiting, (urgency(job), self._count + 1, 0.0, job))
+        ahead = sum(item[2] for item in self._waiting[:before]) + work - self._work(job)
+        own = self._costs.seconds(self._streams.threads, job.rows, job.length)
+        own = max(own, min(self._run_s, 4 * own))
+        bound = self._speed.bound
+        return now + (begun + ahead * bound) / self._cpus + own * bound
+
+    def _lateness(self, jobs: Sequence[Job], now: float, begun: float, work: float) -> float:
+        """By how much these jobs would make a less urgent one late that is in time without them."""
+        first = min(map(urgency, jobs))
+        place = bisect_right(self._waiting, (first, self._count + 1))
+        if place == len(self._waiting):
+            return 0.0
+        bound, late = self._speed.bound, 0.0
+        ahead = sum(item[2] for item in self._waiting[:place])
+        for _, _, own, job in self._waiting[place:]:
+            if job.deadline is not None:
+                run = self._costs.seconds(self._streams.threads, job.rows, job.length)
+                without = now + (begun + ahead * bound) / self._cpus + run * bound
+                if without <= job.deadline:
+                    late = max(late, without + work * bound / self._cpus - job.deadline)
+            ahead += own
+        return late
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,136 @@
+"""Our rule: batches of least cost, the most urgent one first, on the threads that suit."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+from edgecompile.server.schedule.compose import compose
+from edgecompile.server.schedule.costs import CostTable, Speed
+from edgecompile.server.schedule.jobs import Choice, Job, total_rows
+from edgecompile.server.schedule.streams import Streams
+
+__all__ = ["PATIENCE", "ByCost", "urgency"]
+
+#: A request without a deadline is as urgent as one that came with so many seconds.
+PATIENCE = 1.0
+
+
+def urgency(job: Job) -> tuple[int, float]:
+    """Ascending: priority, then the deadline. Each request becomes the most urgent of its priority
+    at some time, as no deadline stays in the future for ever."""
+    due = job.arrived + PATIENCE if job.deadline is None else job.deadline
+    return -job.priority, due
+
+
+class ByCost:
+    """Composes what waits, and runs the batch with the most urgent request.
+
+    What waits is composed anew when something came, as long as that is little; else once for
+    ``WINDOW`` requests, all of whose batches run before the next ones are composed.
+
+    Attributes:
+        packing: what composed batches cost, over what their rows would in the best batches of their
+            own length. Learned from those composed so far.
+    """
+
+    WINDOW = 512
+    ANEW = 64
+
+    def __init__(
+        self, costs: CostTable, streams: Streams, speed: Speed | None = None, *, mixes: bool = True
+    ) -> None:
+        """``mixes``: whether requests of other lengths may share a batch, filled up."""
+        self._costs, self._streams = costs, streams
+        self._speed = speed or Speed()
+        self._mixes = mixes
+        self._batches: list[list[Job]] = []  # the most urgent one last
+        self._composed = 0
+        self.packing = 1.0
+
+    def choose(self, waiting: dict[Job, None], now: float, free: int) -> Choice | None:
+        """See ``Policy``."""
+        fewest = self._costs.threads[0]
+        if free < min(fewest, self._streams.threads):
+            return None
+        changed = len(waiting) != self._composed
+        if not self._batches or (changed and len(waiting) <= self.ANEW):
+            self._compose(waiting)
+        batch = self._batches.pop()
+        if changed:
+            batch = [job for job in batch if job in waiting]
+            if not batch:
+                return self.choose(waiting, now, free)
+        threads = self._threads(batch, free)
+        batch, rest = self._in_time(batch, threads, now)
+        if rest:
+            self._batches.append(rest)
+        self._composed = len(waiting) - len(batch)
+        return batch, threads
+
+    def _compose(self, waiting: dict[Job, None]) -> None:
+        jobs: Iterable[Job] = waiting
+        if len(waiting) > self.WINDOW:
+            jobs = heapq.nsmallest(self.WINDOW, waiting, key=urgency)
+        batches = []
+        threads, cheapest, seconds = self._streams.threads, 0.0, 0.0
+        for like in self._sorted(jobs):
+            lengths = [job.length for job in like]
+            for first, end in compose(self._costs, threads, lengths, [job.rows for job in like]):
+                batch = like[first:end]
+                batches.append(batch)
+                seconds += self._costs.seconds(threads, total_rows(batch), batch[-1].length)
+                cheapest += sum(
+                    job.rows * self._costs.cheapest(threads, job.length) for job in batch
+                )
+        self.packing += 0.1 * (seconds / cheapest - self.packing)
+        batches.sort(key=lambda batch: min(map(urgency, batch)), reverse=True)
+        self._batches = batches
+
+    def _sorted(self, jobs: Iterable[Job]) -> list[list[Job]]:
+        """By length; apart where lengths can't be mixed."""
+        ordered = sorted(jobs, key=lambda job: job.length)
+        if self._mixes:
+            return [ordered]
+        apart: dict[int, list[Job]] = {}
+        for job in ordered:
+            apart.setdefault(job.length, []).append(job)
+        return list(apart.values())
+
+    def _threads(self, batch: Sequence[Job], free: int) -> int:
+        """As planned where there is enough to do; with little, what ends this batch soonest."""
+        planned = self._streams.threads
+        share = free // (len(self._batches) + 1)
+        if share <= planned:
+            return max(t for t in self._costs.threads if t <= max(min(planned, free), 1))
+        rows, longest = total_rows(batch), max(job.length for job in batch)
+        able = [t for t in self._costs.threads if t <= share]
+        return min(able, key=lambda t: self._costs.seconds(t, rows, longest))
+
+    def _in_time(
+        self, batch: list[Job], threads: int, now: float
+    ) -> tuple[list[Job], list[Job]]:
+        """The batch, or the part of it with which the most urgent one is in time; and the rest."""
+        due = min((job.deadline for job in batch if job.deadline is not None), default=None)
+        if due is None or len(batch) == 1:
+            return batch, []
+        left = (due - now) / self._speed.bound
+        rows, longest = total_rows(batch), max(job.length for job in batch)
+        if self._costs.seconds(threads, rows, longest) <= left:
+            return batch, []
+        urgent = min(batch, key=urgency)
+        # Shorter ones cost it least: the longest of them first.
+        others = sorted(
+            (job for job in batch if job is not urgent and job.length <= urgent.length),
+            key=lambda job: -job.length,
+        )
+        chosen, together = [urgent], urgent.rows
+        if self._costs.seconds(threads, together, urgent.length) > left:
+            return batch, []  # it is late anyway
+        for job in others:
+            if self._costs.seconds(threads, together + job.rows, urgent.length) > left:
+                break
+            chosen.append(job)
+            together += job.rows
+        taken = set(chosen)
+        return chosen, [job for job in batch if job not in taken]

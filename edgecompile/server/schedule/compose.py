@@ -1,0 +1,85 @@
+"""Composition: which requests run together, so that all of them cost least.
+
+Requests sorted by length are cut into neighbours. No other batches cost less where costs never fall
+with the length: the batch with the longest request costs the same whichever shorter ones it holds,
+and the rest costs least when the longest of the others are in it too. So a recurrence over the sorted
+requests finds the optimum: best(i) = min over n of best(i - n) + cost(n rows, length of request i).
+(TurboTransformers has it for GPUs: Fang et al., PPoPP 2021.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgecompile.server.schedule.costs import CostTable
+
+__all__ = ["compose", "composed_seconds"]
+
+
+def compose(
+    costs: CostTable, threads: int, lengths: Sequence[int], rows: Sequence[int] | None = None
+) -> list[tuple[int, int]]:
+    """Where to cut: the first of each batch, and the one behind its last.
+
+    Args:
+        costs: what batches cost.
+        threads: of each run.
+        lengths: ascending.
+        rows: of each request, at most ``costs.most_rows``; None: one. With more than one the cuts are
+            the best among those between neighbours.
+    """
+    return _cuts(_solve(costs, threads, lengths, rows)[1])
+
+
+def composed_seconds(
+    costs: CostTable, threads: int, lengths: Sequence[int], rows: Sequence[int] | None = None
+) -> float:
+    """The seconds of all batches together, one after the other; arguments as ``compose``."""
+    return _solve(costs, threads, lengths, rows)[0][-1]
+
+
+def _solve(
+    costs: CostTable, threads: int, lengths: Sequence[int], rows: Sequence[int] | None
+) -> tuple[list[float], list[int]]:
+    """The least seconds of the first requests, and where their last batch begins."""
+    best, begins = [0.0], [0]
+    if rows is not None and max(rows, default=1) > 1:
+        return _solve_rows(costs, threads, lengths, rows)
+    for i, length in enumerate(lengths, 1):
+        least, first = float("inf"), 0
+        for count, seconds in costs.useful(threads, length):
+            if count > i:
+                break
+            total = best[i - count] + seconds
+            if total < least:
+                least, first = total, i - count
+        best.append(least)
+        begins.append(first)
+    return best, begins
+
+
+def _solve_rows(
+    costs: CostTable, threads: int, lengths: Sequence[int], rows: Sequence[int]
+) -> tuple[list[float], list[int]]:
+    best, begins = [0.0], [0]
+    for i, length in enumerate(lengths, 1):
+        column = costs.column(threads, length)
+        least, first, together = float("inf"), i - 1, 0
+        for j in range(i - 1, -1, -1):
+            together += rows[j]
+            if together > costs.most_rows and j < i - 1:
+                break
+            one = column[together] if together < len(column) else costs.seconds(threads, together, length)
+            if best[j] + one < least:
+                least, first = best[j] + one, j
+        best.append(least)
+        begins.append(first)
+    return best, begins
+
+
+def _cuts(begins: Sequence[int]) -> list[tuple[int, int]]:
+    cuts, end = [], len(begins) - 1
+    while end > 0:
+        cuts.append((begins[end], end))
+        end = begins[end]
+    return cuts[::-1]

@@ -1,0 +1,181 @@
+"""What a batch costs: seconds by threads, rows and length, from measured points and what is seen."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["CostTable", "Speed", "read_costs"]
+
+#: threads, rows, length, milliseconds
+Point = tuple[int, int, int, float]
+
+
+class CostTable:
+    """Seconds of a run, which never fall with its rows or its length.
+
+    Between measured points they are linear; beyond the last one they grow in proportion.
+
+    Attributes:
+        threads: the numbers of threads that were measured, ascending.
+        most_rows: the largest batch.
+        longest: the largest length.
+        shortest: the least length that is run: shorter ones are filled up to it.
+    """
+
+    def __init__(
+        self,
+        points: Iterable[Point],
+        *,
+        most_rows: int | None = None,
+        longest: int | None = None,
+        shortest: int = 1,
+    ) -> None:
+        """Raises ValueError without points, or for one that isn't positive."""
+        measured: dict[int, dict[int, list[tuple[int, float]]]] = {}
+        for threads, rows, length, ms in points:
+            if min(threads, rows, length) < 1 or not 0 < ms < float("inf"):
+                raise ValueError(f"a cost of {ms} ms at {threads} threads, {rows} x {length}")
+            lines = measured.setdefault(threads, {})
+            lines.setdefault(rows, []).append((length, ms / 1e3))
+        if not measured:
+            raise ValueError("there are no costs")
+        self._lines = {
+            threads: {rows: sorted(line) for rows, line in sorted(lines.items())}
+            for threads, lines in sorted(measured.items())
+        }
+        self.threads = tuple(self._lines)
+        every = [(rows, line) for lines in self._lines.values() for rows, line in lines.items()]
+        self.most_rows = most_rows or max(rows for rows, _ in every)
+        self.longest = longest or max(line[-1][0] for _, line in every)
+        self.shortest = shortest
+        self._columns: dict[tuple[int, int], tuple[float, ...]] = {}
+        self._sizes: dict[tuple[int, int], tuple[tuple[int, float], ...]] = {}
+
+    def seconds(self, threads: int, rows: int, length: int) -> float:
+        """The seconds of one run; more rows than ``most_rows`` are several runs."""
+        most = self.most_rows
+        if rows > most:
+            full, rest = divmod(rows, most)
+            part = self.seconds(threads, rest, length) if rest else 0.0
+            return full * self.seconds(threads, most, length) + part
+        return self.column(threads, length)[rows]
+
+    def column(self, threads: int, length: int) -> tuple[float, ...]:
+        """The seconds by rows, from 0 to ``most_rows``, at one length."""
+        length = max(self.shortest, min(length, self.longest))
+        found = self._columns.get((threads, length))
+        if found is None:
+            found = self._columns[threads, length] = self._make_column(threads, length)
+        return found
+
+    def useful(self, threads: int, length: int) -> tuple[tuple[int, float], ...]:
+        """Rows and seconds of the batches that cost less than any two that they could be cut into."""
+        length = max(self.shortest, min(length, self.longest))
+        key = (threads, length)
+        found = self._sizes.get(key)
+        if found is None:
+            column = self.column(threads, length)
+            best = list(column)
+            kept = []
+            for rows in range(1, len(column)):
+                parts = min(
+                    (best[n] + best[rows - n] for n in range(1, rows // 2 + 1)), default=None
+                )
+                if parts is None or column[rows] < parts:
+                    kept.append((rows, column[rows]))
+                else:
+                    best[rows] = parts
+            found = self._sizes[key] = tuple(kept)
+        return found
+
+    def cheapest(self, threads: int, length: int) -> float:
+        """Seconds of one row of this length in the best batch of rows like it."""
+        return min(seconds / rows for rows, seconds in self.useful(threads, length))
+
+    def _make_column(self, threads: int, length: int) -> tuple[float, ...]:
+        lines = self._lines[threads]
+        known = [(rows, self._at(threads, rows, length)) for rows in lines]
+        column = [0.0]
+        for rows in range(1, self.most_rows + 1):
+            # No batch costs less than one of fewer rows.
+            column.append(max(column[-1], _interpolate(known, rows)))
+        return tuple(column)
+
+    def _at(self, threads: int, rows: int, length: int) -> float:
+        """Of a measured number of rows: the largest of what shorter runs cost and its own."""
+        line = self._lines[threads][rows]
+        shorter = [seconds for measured, seconds in line if measured <= length]
+        own = _interpolate(line, length)
+        if length > line[-1][0]:
+            fewer = [n for n in self._lines[threads] if n < rows]
+            if fewer:  # as many runs of fewer rows, where these were measured at such lengths
+                own = min(own, self._at(threads, fewer[-1], length) * rows / fewer[-1])
+                own = max(own, self._at(threads, fewer[-1], length))
+        return max([own, *shorter])
+
+
+def _interpolate(line: Sequence[tuple[int, float]], at: int) -> float:
+    places = [place for place, _ in line]
+    index = bisect_left(places, at)
+    if index < len(line) and places[index] == at:
+        return line[index][1]
+    if index == 0:
+        return line[0][1]
+    if index == len(line):
+        last, seconds = line[-1]
+        return seconds * at / last
+    (lo, below), (hi, above) = line[index - 1], line[index]
+    return below + (above - below) * (at - lo) / (hi - lo)
+
+
+class Speed:
+    """How much slower than its costs a machine is now, by the runs that it did.
+
+    Attributes:
+        factor: the mean of seconds taken over seconds predicted, the later ones counting more.
+    """
+
+    WEIGHT = 0.05
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor = factor
+        self._spread = 0.0
+
+    def see(self, predicted: float, took: float) -> None:
+        """Learns from one run; a single one counts for ten times as slow at most."""
+        ratio = min(max(took / predicted, self.factor / 10), self.factor * 10)
+        self._spread += self.WEIGHT * (abs(ratio - self.factor) - self._spread)
+        self.factor += self.WEIGHT * (ratio - self.factor)
+
+    @property
+    def bound(self) -> float:
+        """What a run seldom exceeds: the mean and twice the mean distance from it."""
+        return self.factor + 2 * self._spread
+
+
+def read_costs(
+    document: Mapping[str, Any], *, most_rows: int, longest: int, shortest: int = 1
+) -> CostTable:
+    """The table of what ``bench --serving`` wrote, or of ``plan.server`` in a manifest.
+
+    Raises:
+        ValueError: it isn't of that form.
+    """
+    points = document.get("points")
+    if not isinstance(points, list) or not points:
+        raise ValueError('it has no list of "points"')
+    for point in points:
+        plain = isinstance(point, list) and len(point) == 4
+        if not plain or any(isinstance(x, bool) or not isinstance(x, int | float) for x in point):
+            raise ValueError(f"{json.dumps(point):.80} isn't [threads, rows, length, milliseconds]")
+        if any(not isinstance(x, int) or x > 1 << 31 for x in point[:3]):
+            raise ValueError(f"{json.dumps(point):.80} has sizes that are none")
+    return CostTable(
+        [tuple(point) for point in points],
+        most_rows=most_rows,
+        longest=longest,
+        shortest=shortest,
+    )

@@ -1,0 +1,93 @@
+"""What waits and what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+__all__ = ["Choice", "Job", "Policy", "Refused", "Run"]
+
+
+@dataclass(eq=False)
+class Job:
+    """A request in the queue.
+
+    Attributes:
+        length: of its rows.
+        rows: how many it has.
+        arrived: when, by the clock of the queue.
+        deadline: when its answer is of no more use; None: never.
+        priority: higher ones go first.
+        payload: the caller's own.
+    """
+
+    length: int
+    rows: int = 1
+    arrived: float = 0.0
+    deadline: float | None = None
+    priority: int = 0
+    payload: Any = None
+
+
+@dataclass(eq=False)
+class Run:
+    """Jobs that run together.
+
+    Attributes:
+        jobs: in any order.
+        threads: of the run.
+        began: when, by the clock.
+        predicted: seconds by the table of costs.
+    """
+
+    jobs: Sequence[Job]
+    threads: int
+    began: float = 0.0
+    predicted: float = 0.0
+    rows: int = field(init=False)
+    length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows = sum(job.rows for job in self.jobs)
+        self.length = max(job.length for job in self.jobs)
+
+
+#: The jobs to run now, and with how many threads.
+Choice = tuple[Sequence[Job], int]
+
+
+class Policy(Protocol):
+    """A rule of what runs next."""
+
+    def choose(self, waiting: dict[Job, None], now: float, free: int) -> Choice | None:
+        """Chooses among those that wait, in the order of their arrival.
+
+        Args:
+            waiting: one at least.
+            now: by the clock.
+            free: how many CPUs nothing runs on, one at least.
+
+        Returns:
+            None: nothing, before a run that is under way has ended.
+        """
+        ...
+
+
+class Refused(Exception):
+    """A request that isn't taken in.
+
+    Attributes:
+        message: why, with the numbers.
+        retry_after: in so many seconds it would be taken, if nothing else came; None: never.
+    """
+
+    def __init__(self, message: str, retry_after: float | None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after
+
+
+def total_rows(jobs: Iterable[Job]) -> int:
+    """The rows of all jobs together."""
+    return sum(job.rows for job in jobs)

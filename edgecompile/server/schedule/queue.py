@@ -1,0 +1,119 @@
+"""The queue of a model: what waits, what runs, and on how many CPUs. No clock, threads or arrays.
+
+The scheduler of the server and the simulator are both built on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgecompile.server.schedule.admission import Admission
+from edgecompile.server.schedule.costs import CostTable, Speed
+from edgecompile.server.schedule.jobs import Job, Policy, Refused, Run
+
+__all__ = ["Queue"]
+
+
+class Queue:
+    """Jobs go in with ``offer``, come out in runs with ``next``, and are over with ``end``.
+
+    Attributes:
+        waiting: in the order of their arrival.
+        running: the runs under way.
+        free: CPUs that nothing runs on.
+        speed: learned from the runs.
+    """
+
+    def __init__(
+        self,
+        costs: CostTable,
+        cpus: int,
+        policy: Policy,
+        *,
+        speed: Speed | None = None,
+        admission: Admission | None = None,
+        limit: int = 1024,
+    ) -> None:
+        """``limit``: how many jobs may wait; ``admission``: None takes all that the limit allows."""
+        self.waiting: dict[Job, None] = {}
+        self.running: dict[Run, None] = {}
+        self.free = cpus
+        self.speed = speed or Speed()
+        self._cpus, self._costs, self._limit = cpus, costs, limit
+        self._policy, self._admission = policy, admission
+
+    def offer(self, jobs: Sequence[Job], now: float) -> None:
+        """Takes jobs in, all of them or none.
+
+        Raises:
+            Refused: there are too many already, or it can't be in time.
+        """
+        if len(self.waiting) + len(jobs) > self._limit and (self.waiting or len(jobs) > self._limit):
+            over = len(jobs) > self._limit
+            raise Refused(
+                f"{len(self.waiting)} requests wait and {len(jobs)} came, the limit is {self._limit}",
+                None if over else self.backlog(now),
+            )
+        if self._admission is not None:
+            self._admission.check(jobs, now, self.running)
+            for job in jobs:
+                self._admission.add(job)
+        for job in jobs:
+            self.waiting[job] = None
+
+    def cancel(self, job: Job) -> bool:
+        """Takes a job out that waits; False: it runs, or is over."""
+        if job not in self.waiting:
+            return False
+        self._remove(job)
+        return True
+
+    def next(self, now: float) -> tuple[Run | None, list[Job]]:
+        """The run that begins now, if one does; and jobs that can't be in time any more, taken out."""
+        expired: list[Job] = []
+        while self.waiting and self.free > 0:
+            choice = self._policy.choose(self.waiting, now, self.free)
+            if choice is None:
+                break
+            jobs, threads = choice
+            hopeless = [job for job in jobs if self._is_hopeless(job, now)]
+            expired += hopeless
+            for job in jobs:
+                self._remove(job)
+            jobs = [job for job in jobs if job not in hopeless] if hopeless else jobs
+            if not jobs:
+                continue
+            run = Run(jobs, threads, now)
+            run.predicted = self._costs.seconds(run.threads, run.rows, run.length)
+            self.free -= threads
+            self.running[run] = None
+            if self._admission is not None:
+                self._admission.begin(run)
+            return run, expired
+        return None, expired
+
+    def end(self, run: Run, now: float) -> None:
+        """A run is over."""
+        del self.running[run]
+        self.free += run.threads
+        if now > run.began:
+            self.speed.see(run.predicted, now - run.began)
+
+    def backlog(self, now: float) -> float:
+        """Seconds until all that is in would be done, by the costs."""
+        if self._admission is not None:
+            return self._admission.backlog(now, self.running)
+        threads = self._costs.threads[0]
+        work = sum(self._costs.seconds(threads, job.rows, job.length) for job in self.waiting)
+        return work * self.speed.factor * threads / self._cpus
+
+    def _is_hopeless(self, job: Job, now: float) -> bool:
+        if job.deadline is None or self._admission is None:
+            return False
+        least = min(self._costs.seconds(t, job.rows, job.length) for t in self._costs.threads)
+        return now + least * self.speed.factor > job.deadline
+
+    def _remove(self, job: Job) -> None:
+        del self.waiting[job]
+        if self._admission is not None:
+            self._admission.remove(job)
