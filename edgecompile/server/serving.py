@@ -128,8 +128,7 @@ class ServedModel:
             raise translate(error) from None
         futures: list[asyncio.Future[Answer]] = []
         try:
-            for item in arrays:
-                futures.append(self.scheduler.submit(item, deadline=deadline, priority=priority))
+            futures = self.scheduler.submit_all(arrays, deadline=deadline, priority=priority)
             answers = [await future for future in futures]
         finally:
             for future in futures:

@@ -37,7 +37,13 @@ I64 = ctypes.c_int64
 @pytest.fixture(scope="module")
 def pool(build_native: Build) -> ctypes.CDLL:
     lib = ctypes.CDLL(str(build_native("kernels", [*KERNEL_SOURCES, HERE / "kernels_harness.cpp"])))
-    for name in ("t_many_jobs", "t_side_by_side", "t_concurrent_hosts", "t_nested", "t_team_barriers"):
+    for name in (
+        "t_many_jobs",
+        "t_side_by_side",
+        "t_concurrent_hosts",
+        "t_nested",
+        "t_team_barriers",
+    ):
         getattr(lib, name).restype = I64
     return lib
 

@@ -68,7 +68,7 @@ def measure_serving(
     how.update(concurrency=cpus or len(os.sched_getaffinity(0)), warmup=False)
     with open_bundle(path, **how) as model:
         cpus = cpus or int(model.info["threads"])
-        points = choose_points(model.manifest, cpus if model.info["run_threads"] else 1)
+        points = choose_points(model.manifest, thread_counts(model, cpus))
         say("{} points on {} CPUs, {:g} s".format(len(points), cpus, seconds))
         with ThreadPoolExecutor(cpus) as pool:
             samples = _measure(model, points, cpus, seconds, seed, pool, say)
@@ -111,8 +111,13 @@ def batch_axis(manifest: Manifest) -> str:
     return axis
 
 
-def choose_points(manifest: Manifest, cpus: int) -> List[Point]:
-    """Powers of two, with the ends and one in between of the lengths.
+def thread_counts(model: Model, cpus: int) -> List[int]:
+    """The numbers of threads that a run can have: powers of two and all; all, where it can't choose."""
+    return _steps(1, cpus) if model.info["run_threads"] else [cpus]
+
+
+def choose_points(manifest: Manifest, threads: List[int]) -> List[Point]:
+    """For each number of threads powers of two, with the ends and one in between of the lengths.
 
     Raises:
         InputError: as ``batch_axis``.
@@ -125,8 +130,8 @@ def choose_points(manifest: Manifest, cpus: int) -> List[Point]:
         | {n * 3 // 2 for n in _steps(lengths.lo, lengths.hi) if n * 3 // 2 <= lengths.hi}
     )
     return [
-        Point(threads, count, length)
-        for threads in _steps(1, cpus)
+        Point(number, count, length)
+        for number in threads
         for length in fine
         for count in counts
         if count == counts[0] or count * length <= MOST_ELEMENTS

@@ -11,10 +11,13 @@ from collections.abc import Iterable, Sequence
 
 from edgecompile.server.schedule.by_cost import ByCost, urgency
 from edgecompile.server.schedule.costs import CostTable, Speed
-from edgecompile.server.schedule.jobs import Job, Refused, Run
+from edgecompile.server.schedule.jobs import Job, Refused, Run, TooLate
 from edgecompile.server.schedule.streams import Streams
 
 __all__ = ["Admission"]
+
+#: Of learning how late jobs are: small enough that a lucky hundred don't count.
+_STEP = 0.05
 
 _Waiting = tuple[tuple[int, float], int, float, Job]
 
@@ -30,7 +33,8 @@ class Admission:
         self._waiting: list[_Waiting] = []  # the most urgent first: key, number, CPU seconds, job
         self._keys: dict[Job, _Waiting] = {}
         self._count = 0
-        self._run_s = 0.0
+        self._promised: dict[Job, float] = {}
+        self._slip = 1.0
 
     def check(self, jobs: Sequence[Job], now: float, running: Iterable[Run]) -> None:
         """Refuses jobs that come together, if one of them would be late or make another one late.
@@ -49,10 +53,9 @@ class Admission:
             assert job.deadline is not None
             alone = self._alone(job) * bound
             if now + alone > job.deadline:
-                raise Refused(
+                raise TooLate(
                     f"a run of {job.rows} x {job.length} takes {_ms(alone)} here, and the deadline "
-                    f"is in {_ms(max(0.0, job.deadline - now))}",
-                    None,
+                    f"is in {_ms(max(0.0, job.deadline - now))}"
                 )
             late = max(late, self._finish(job, now, begun, work) - job.deadline)
         if late > 0:
@@ -73,21 +76,36 @@ class Admission:
         waiting = sum(item[2] for item in self._waiting)
         return (self._rest(now, running) + waiting * self._speed.factor) / self._cpus
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Job, now: float, running: Iterable[Run]) -> None:
         """A job waits."""
+        if job.deadline is not None:
+            self._promised[job] = (self.finish(job, now, running) - now) / self._slip
         self._count += 1
         item = (urgency(job), self._count, self._work(job), job)
         self._keys[job] = item
         insort(self._waiting, item)
 
     def remove(self, job: Job) -> None:
-        """A job waits no more."""
+        """A job waits no more, as it runs or is given up."""
         item = self._keys.pop(job)
         del self._waiting[bisect_right(self._waiting, item) - 1]
 
-    def begin(self, run: Run) -> None:
-        """A run begins, after its jobs were removed."""
-        self._run_s += 0.1 * (run.predicted - self._run_s) if self._run_s else run.predicted
+    def end(self, run: Run, now: float) -> None:
+        """A run is over: learns by how much its jobs were later than promised.
+
+        ``slip`` follows the ratio that one job in a hundred exceeds: it grows by 99 parts with each
+        that does, and falls by one with each that doesn't.
+        """
+        for job in run.jobs:
+            promised = self._promised.pop(job, None)
+            if promised is not None:
+                late = now - job.arrived > promised * self._slip
+                self._slip += _STEP * (0.99 if late else -0.01)
+        self._slip = min(max(self._slip, 1.0), 4.0)
+
+    def forget(self, job: Job) -> None:
+        """A job was given up or cancelled."""
+        self._promised.pop(job, None)
 
     def _work(self, job: Job) -> float:
         """CPU seconds of a job in the batches that are usual, at the speed of the table."""
@@ -110,9 +128,8 @@ class Admission:
         before = bisect_right(self._waiting, (urgency(job), self._count + 1, 0.0, job))
         ahead = sum(item[2] for item in self._waiting[:before]) + work - self._work(job)
         own = self._costs.seconds(self._streams.threads, job.rows, job.length)
-        own = max(own, min(self._run_s, 4 * own))
         bound = self._speed.bound
-        return now + (begun + ahead * bound) / self._cpus + own * bound
+        return now + ((begun + ahead * bound) / self._cpus + own * bound) * self._slip
 
     def _lateness(self, jobs: Sequence[Job], now: float, begun: float, work: float) -> float:
         """By how much these jobs would make a less urgent one late that is in time without them."""

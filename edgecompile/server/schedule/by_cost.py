@@ -107,9 +107,7 @@ class ByCost:
         able = [t for t in self._costs.threads if t <= share]
         return min(able, key=lambda t: self._costs.seconds(t, rows, longest))
 
-    def _in_time(
-        self, batch: list[Job], threads: int, now: float
-    ) -> tuple[list[Job], list[Job]]:
+    def _in_time(self, batch: list[Job], threads: int, now: float) -> tuple[list[Job], list[Job]]:
         """The batch, or the part of it with which the most urgent one is in time; and the rest."""
         due = min((job.deadline for job in batch if job.deadline is not None), default=None)
         if due is None or len(batch) == 1:

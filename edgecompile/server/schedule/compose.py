@@ -69,7 +69,11 @@ def _solve_rows(
             together += rows[j]
             if together > costs.most_rows and j < i - 1:
                 break
-            one = column[together] if together < len(column) else costs.seconds(threads, together, length)
+            one = (
+                column[together]
+                if together < len(column)
+                else costs.seconds(threads, together, length)
+            )
             if best[j] + one < least:
                 least, first = best[j] + one, j
         best.append(least)

@@ -140,12 +140,16 @@ class Speed:
 
     WEIGHT = 0.05
 
-    def __init__(self, factor: float = 1.0) -> None:
-        self.factor = factor
+    def __init__(self, *, known: bool = True) -> None:
+        """``known``: whether the costs are; else the first run tells the factor by itself."""
+        self.factor = 1.0
+        self._known = known
         self._spread = 0.0
 
     def see(self, predicted: float, took: float) -> None:
         """Learns from one run; a single one counts for ten times as slow at most."""
+        if not self._known:
+            self._known, self.factor = True, took / predicted
         ratio = min(max(took / predicted, self.factor / 10), self.factor * 10)
         self._spread += self.WEIGHT * (abs(ratio - self.factor) - self._spread)
         self.factor += self.WEIGHT * (ratio - self.factor)
@@ -170,9 +174,11 @@ def read_costs(
     for point in points:
         plain = isinstance(point, list) and len(point) == 4
         if not plain or any(isinstance(x, bool) or not isinstance(x, int | float) for x in point):
-            raise ValueError(f"{json.dumps(point):.80} isn't [threads, rows, length, milliseconds]")
+            raise ValueError(
+                f"{json.dumps(point):.80} of the points isn't [threads, rows, length, milliseconds]"
+            )
         if any(not isinstance(x, int) or x > 1 << 31 for x in point[:3]):
-            raise ValueError(f"{json.dumps(point):.80} has sizes that are none")
+            raise ValueError(f"{json.dumps(point):.80} of the points has sizes that are none")
     return CostTable(
         [tuple(point) for point in points],
         most_rows=most_rows,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["Choice", "Job", "Policy", "Refused", "Run"]
+__all__ = ["Choice", "Job", "Policy", "Refused", "Run", "TooLate", "total_rows"]
 
 
 @dataclass(eq=False)
@@ -86,6 +86,13 @@ class Refused(Exception):
         super().__init__(message)
         self.message = message
         self.retry_after = retry_after
+
+
+class TooLate(Refused):
+    """Even alone it would take longer than its deadline allows."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, None)
 
 
 def total_rows(jobs: Iterable[Job]) -> int:

@@ -48,7 +48,9 @@ class Queue:
         Raises:
             Refused: there are too many already, or it can't be in time.
         """
-        if len(self.waiting) + len(jobs) > self._limit and (self.waiting or len(jobs) > self._limit):
+        if len(self.waiting) + len(jobs) > self._limit and (
+            self.waiting or len(jobs) > self._limit
+        ):
             over = len(jobs) > self._limit
             raise Refused(
                 f"{len(self.waiting)} requests wait and {len(jobs)} came, the limit is {self._limit}",
@@ -57,7 +59,7 @@ class Queue:
         if self._admission is not None:
             self._admission.check(jobs, now, self.running)
             for job in jobs:
-                self._admission.add(job)
+                self._admission.add(job, now, self.running)
         for job in jobs:
             self.waiting[job] = None
 
@@ -66,6 +68,8 @@ class Queue:
         if job not in self.waiting:
             return False
         self._remove(job)
+        if self._admission is not None:
+            self._admission.forget(job)
         return True
 
     def next(self, now: float) -> tuple[Run | None, list[Job]]:
@@ -78,6 +82,9 @@ class Queue:
             jobs, threads = choice
             hopeless = [job for job in jobs if self._is_hopeless(job, now)]
             expired += hopeless
+            if self._admission is not None:
+                for job in hopeless:
+                    self._admission.forget(job)
             for job in jobs:
                 self._remove(job)
             jobs = [job for job in jobs if job not in hopeless] if hopeless else jobs
@@ -87,8 +94,6 @@ class Queue:
             run.predicted = self._costs.seconds(run.threads, run.rows, run.length)
             self.free -= threads
             self.running[run] = None
-            if self._admission is not None:
-                self._admission.begin(run)
             return run, expired
         return None, expired
 
@@ -96,6 +101,8 @@ class Queue:
         """A run is over."""
         del self.running[run]
         self.free += run.threads
+        if self._admission is not None:
+            self._admission.end(run, now)
         if now > run.began:
             self.speed.see(run.predicted, now - run.began)
 
@@ -108,8 +115,10 @@ class Queue:
         return work * self.speed.factor * threads / self._cpus
 
     def _is_hopeless(self, job: Job, now: float) -> bool:
-        if job.deadline is None or self._admission is None:
+        if job.deadline is None:
             return False
+        if self._admission is None:
+            return now >= job.deadline
         least = min(self._costs.seconds(t, job.rows, job.length) for t in self._costs.threads)
         return now + least * self.speed.factor > job.deadline
 

@@ -1,65 +1,143 @@
-"""The queue of a model: requests go in on the event loop and run in a thread, one by one."""
+"""The queue of a model: requests go in on the event loop, and run together on threads.
+
+With costs in the bundle (``plan.server``) batches are composed by them, on as many CPUs each as they
+suit; without, requests run one by one on all CPUs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
 from edgecompile.runtime import Model
-from edgecompile.runtime.errors import EdgecompileError
+from edgecompile.runtime.errors import EdgecompileError, InputError, OutsideBucketsError
 from edgecompile.server.answers import Answer
-from edgecompile.server.errors import DeadlineExceeded, Draining, Overloaded, translate
+from edgecompile.server.errors import (
+    DeadlineExceeded,
+    Draining,
+    Overloaded,
+    ServerError,
+    TooLarge,
+    translate,
+)
+from edgecompile.server.schedule.batches import Batches
+from edgecompile.server.schedule.costs import CostTable, Speed, read_costs
+from edgecompile.server.schedule.jobs import Job, Refused, Run, TooLate
+from edgecompile.server.schedule.policies import OneByOne
+from edgecompile.server.schedule.queue import Queue
+from edgecompile.server.schedule.simulate import make_queue
+from edgecompile.server.schedule.streams import Streams, plan_streams
+from edgecompile.server.schedule.traffic import Traffic
+
+__all__ = ["Scheduler"]
 
 Inputs = Mapping[str, NDArray[Any]]
 
 
 @dataclass(eq=False)
-class _Item:
+class _Request:
     inputs: Inputs
+    sizes: Mapping[str, int]
     outputs: Sequence[str] | None
-    deadline: float | None
-    arrived: float
     future: asyncio.Future[Answer]
 
 
 class Scheduler:
     """Runs the requests of one model. Everything but its runs happens on one event loop.
 
-    Args:
-        model: an open model.
-        queue: how many requests may wait; further ones are refused.
-        clock: seconds that only go on; deadlines are its times.
+    Attributes:
+        streams: how the CPUs are divided; None without costs.
+        traffic: the requests, counted.
+        batches: how many runs had so many rows.
     """
 
     def __init__(
-        self, model: Model, *, queue: int = 1024, clock: Callable[[], float] = time.monotonic
+        self,
+        model: Model,
+        *,
+        queue: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
+        slo: float | None = None,
+        costs: Mapping[str, Any] | None = None,
+        policy: str = "by-cost",
     ) -> None:
-        self._model = model
-        self._clock = clock
-        self._limit = queue
-        self._queue: deque[_Item] = deque()
-        self._began: float | None = None
+        """Reads the costs.
+
+        Args:
+            model: an open model; its ``concurrency`` should be its threads.
+            queue: how many requests may wait; further ones are refused.
+            clock: seconds that only go on; deadlines are its times.
+            slo: seconds that are the deadline of requests which bring none; None: they have none.
+            costs: what ``bench --serving`` measured on this machine; None: those of the bundle.
+            policy: one of ``simulate.POLICIES``, for comparisons.
+
+        Raises:
+            ValueError: the costs aren't of the form that they should have.
+        """
+        self.batches: dict[int, int] = {}
+        self.streams: Streams | None = None
+        self._model, self._clock, self._slo = model, clock, slo
+        document = model.manifest.plan.get("server") if costs is None else costs
+        plan = document if isinstance(document, dict) else {}
+        self.traffic = Traffic(model, plan.get("length_percentiles") or ())
+        self._layout = Batches(model.manifest, plan.get("padding"))
+        self._cpus = int(model.info.get("threads") or 1)
+        self._queue = self._make_queue(queue, plan, policy)
         self._closed = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="run")
+        self._threads = ThreadPoolExecutor(self._cpus, thread_name_prefix="run")
         self._idle = asyncio.Event()
         self._idle.set()
+
+    def _make_queue(self, limit: int, plan: Mapping[str, Any], policy: str) -> Queue:
+        manifest, layout = self._model.manifest, self._layout
+        if not layout.joins or not plan:
+            # One cost for all: it tells how long the queue is, once a run was seen.
+            flat = CostTable([(self._cpus, 1, 1, 1.0)])
+            alone = OneByOne(self._cpus)
+            return Queue(flat, self._cpus, alone, speed=Speed(known=False), limit=limit)
+        lengths = manifest.axes[str(manifest.length_axis)]
+        costs: CostTable = read_costs(
+            plan, most_rows=layout.most_rows, longest=lengths.hi, shortest=lengths.lo
+        )
+        planned = plan.get("length_percentiles") or [lengths.lo, lengths.hi]
+        traffic = {length: planned.count(length) for length in planned}
+        self.streams = plan_streams(costs, self._cpus, traffic)
+        return make_queue(
+            policy,
+            costs,
+            self._cpus,
+            traffic,
+            streams=self.streams,
+            mixes=layout.mixes,
+            limit=limit,
+        )
 
     @property
     def waiting(self) -> int:
         """How many requests are in the queue."""
-        return len(self._queue)
+        return len(self._queue.waiting)
 
     @property
     def running_since(self) -> float | None:
         """When the oldest run under way began, by the clock; None: nothing runs."""
-        return self._began
+        return min((run.began for run in self._queue.running), default=None)
+
+    @property
+    def backlog(self) -> float:
+        """Seconds until all that is in would be done, by the costs."""
+        return self._queue.backlog(self._clock())
+
+    @property
+    def speed(self) -> Speed:
+        """How much slower than its costs the machine is."""
+        return self._queue.speed
 
     def submit(
         self,
@@ -69,70 +147,135 @@ class Scheduler:
         deadline: float | None = None,
         priority: int = 0,
     ) -> asyncio.Future[Answer]:
-        """Puts a request into the queue; call it on the event loop.
+        """Puts a request into the queue; see ``submit_all``."""
+        return self.submit_all([inputs], outputs=outputs, deadline=deadline, priority=priority)[0]
+
+    def submit_all(
+        self,
+        requests: Sequence[Inputs],
+        *,
+        outputs: Sequence[str] | None = None,
+        deadline: float | None = None,
+        priority: int = 0,
+    ) -> list[asyncio.Future[Answer]]:
+        """Puts a client's requests into the queue, all or none; call it on the event loop.
 
         Args:
-            inputs: whole batches, as ``Model.run`` takes them; not changed until the answer.
+            requests: whole batches, as ``Model.run`` takes them; not changed until the answer.
             outputs: the outputs that are wanted; None: all.
-            deadline: when the answer is of no more use, by the clock.
-            priority: higher ones go first. Not looked at yet.
+            deadline: when the answers are of no more use, by the clock.
+            priority: higher ones go first.
 
         Returns:
-            The answer to come. Cancelling it takes the request out of the queue.
+            The answers to come. Cancelling one takes its request out of the queue.
 
         Raises:
-            Overloaded: the queue is full.
+            BadRequest: something is wrong with the inputs.
+            Overloaded: the queue is full, or they would be late; it says when to try again.
+            DeadlineExceeded: even an idle server would be too slow for the deadline.
+            TooLarge: they are more than the queue may hold.
             Draining: ``close`` was called.
         """
         if self._closed:
             raise Draining("the server is about to end", 1.0)
-        if len(self._queue) >= self._limit:
-            raise Overloaded(f"{len(self._queue)} requests wait, that is the limit", 1.0)
+        now = self._clock()
+        if deadline is None and self._slo is not None:
+            deadline = now + self._slo
         loop = asyncio.get_running_loop()
-        item = _Item(inputs, outputs, deadline, self._clock(), loop.create_future())
-        self._queue.append(item)
-        if self._began is None:
-            self._next()
-        return item.future
+        jobs = []
+        for inputs in requests:
+            try:
+                arrays = self._model.check_inputs(inputs)
+            except InputError as error:
+                outside = isinstance(error, OutsideBucketsError)
+                self.traffic.refuse(self._layout.sizes(inputs) if outside else None)
+                raise translate(error) from None
+            sizes = self._layout.sizes(arrays)
+            rows, length = self._layout.measure(sizes)
+            request = _Request(arrays, sizes, outputs, loop.create_future())
+            jobs.append(Job(length, rows, now, deadline, priority, request))
+        try:
+            self._queue.offer(jobs, now)
+        except Refused as refused:
+            for _ in jobs:
+                self.traffic.refuse()
+            if isinstance(refused, TooLate):
+                raise DeadlineExceeded(refused.message) from None
+            if refused.retry_after is None:
+                raise TooLarge(refused.message) from None
+            raise Overloaded(refused.message, refused.retry_after) from None
+        for job in jobs:
+            job.payload.future.add_done_callback(partial(self._left, job))
+        self._pump()
+        return [job.payload.future for job in jobs]
 
-    def _next(self) -> None:
-        while self._queue:
-            item = self._queue.popleft()
-            if item.future.done():
-                continue
-            now = self._clock()
-            if item.deadline is not None and now >= item.deadline:
-                item.future.set_exception(DeadlineExceeded("the deadline passed in the queue"))
-                continue
-            self._began = now
+    def _left(self, job: Job, future: asyncio.Future[Answer]) -> None:
+        """A client has gone: nothing is run for it. What runs already is let go on."""
+        if future.cancelled() and self._queue.cancel(job):
+            self._look_idle()
+
+    def _pump(self) -> None:
+        """Begins what can begin."""
+        while True:
+            run, expired = self._queue.next(self._clock())
+            for job in expired:
+                if not job.payload.future.done():
+                    job.payload.future.set_exception(
+                        DeadlineExceeded("it can't be ready before its deadline any more")
+                    )
+                self.traffic.refuse()
+            if run is None:
+                self._look_idle()
+                return
             self._idle.clear()
-            run = item.future.get_loop().run_in_executor(self._thread, self._run, item.inputs)
-            run.add_done_callback(lambda run, item=item, now=now: self._done(item, now, run))  # type: ignore[misc]
-            return
-        self._idle.set()
+            self.batches[run.rows] = self.batches.get(run.rows, 0) + 1
+            loop = asyncio.get_running_loop()
+            task = loop.run_in_executor(self._threads, self._run, run.jobs, run.threads)
+            task.add_done_callback(partial(self._done, run))
 
-    def _run(self, inputs: Inputs) -> dict[str, NDArray[Any]]:
-        return self._model.run(inputs)
+    def _run(self, jobs: Sequence[Job], threads: int) -> list[dict[str, NDArray[Any]] | Exception]:
+        """Each request's outputs, or why it has none. Where a batch fails, each one runs alone, so
+        that only the culprit fails."""
+        try:
+            joined = self._layout.join([job.payload.inputs for job in jobs])
+            outputs = self._model.run(joined, threads=threads)
+            return list(self._layout.split(outputs, [(job.rows, job.length) for job in jobs]))
+        except Exception as error:
+            if len(jobs) == 1:
+                return [error]
+        return [result for job in jobs for result in self._run([job], threads)]
 
-    def _done(self, item: _Item, began: float, run: asyncio.Future[Any]) -> None:
-        self._began = None
-        error = run.exception()
-        if not item.future.done():
-            if error is None:
-                found = run.result()
-                if item.outputs is not None:
-                    found = {name: found[name] for name in item.outputs}
-                rows = len(next(iter(item.inputs.values()), ()))
-                waited = began - item.arrived
-                item.future.set_result(Answer(found, waited, self._clock() - began, rows))
-            elif isinstance(error, EdgecompileError):
-                item.future.set_exception(translate(error))
-            else:
-                item.future.set_exception(error)
-        self._next()
+    def _done(self, run: Run, task: asyncio.Future[Any]) -> None:
+        now = self._clock()
+        self._queue.end(run, now)
+        took = now - run.began
+        for job, result in zip(run.jobs, task.result(), strict=True):
+            request: _Request = job.payload
+            if not isinstance(result, Exception):
+                self.traffic.count(request.sizes, took * job.rows / run.rows)
+            if request.future.done():
+                continue
+            if isinstance(result, Exception):
+                request.future.set_exception(_explain(result))
+                continue
+            if request.outputs is not None:
+                result = {name: result[name] for name in request.outputs}
+            answer = Answer(result, run.began - job.arrived, took, run.rows)
+            request.future.set_result(answer)
+        self.traffic.tick(time.perf_counter_ns())
+        self._pump()
+
+    def _look_idle(self) -> None:
+        if not self._queue.waiting and not self._queue.running:
+            self._idle.set()
 
     async def close(self) -> None:
         """Refuses further requests and waits for those that are in."""
         self._closed = True
         await self._idle.wait()
-        self._thread.shutdown()
+        self._threads.shutdown()
+        self.traffic.finish()
+
+
+def _explain(error: Exception) -> ServerError | Exception:
+    return translate(error) if isinstance(error, EdgecompileError) else error

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import edgecompile.runtime
+from edgecompile.runtime.cpu.functions import FUNCTIONS
 from edgecompile.runtime.cpu.host import architecture
-from edgecompile.runtime.cpu.library import _FUNCTIONS
 from edgecompile.runtime.errors import (
     BundleError,
     DamagedBundleError,
@@ -563,7 +563,7 @@ def test_hostile_golden(bundle: DummyBundle, rule: str, data: bytes) -> None:
 # --- Native code: libraries that lie
 def functions(abi: int, inputs: int) -> str:
     """C text of a runtime library with every function of the interface and no sense."""
-    names = [name for name, _, _ in _FUNCTIONS if name not in ("ec_abi_version", "ec_program_open")]
+    names = [name for name, _, _ in FUNCTIONS if name not in ("ec_abi_version", "ec_program_open")]
     text = "#include <stdint.h>\n"
     text += f"int32_t ec_abi_version(void) {{ return {abi}; }}\n"
     text += "int32_t ec_program_open(void* a, void* b, int64_t c, int32_t d, void** out)\n"

@@ -73,8 +73,8 @@ struct Pool {
   uint32_t work(int id);
 };
 
-// The first one is everybody's, the others belong to one run at a time. A run that finds all of them
-// taken shares the first one.
+// The first one is everybody's, the others belong to one run at a time. A run that finds all of
+// them taken shares the first one.
 constexpr int kPools = 1 + kMaxThreads;
 std::atomic<Pool*> g_pools[kPools];
 std::atomic<int> g_threads{0};  // 0: not yet read

@@ -6,9 +6,10 @@
 // waits for a worker that has not started on a task, and runs everything itself if no worker comes.
 //
 // One job at a time: a call from inside a task, or while another host thread has the pool, runs on
-// its caller alone. A run that is given a number of threads of its own (set_threads_of_runs) has a pool to
-// itself meanwhile, so that several of them go on side by side, each on its part of the cores. Safe
-// from any number of host threads, and after fork() the child starts with fresh pools of its own.
+// its caller alone. A run that is given a number of threads of its own (set_threads_of_runs) has a
+// pool to itself meanwhile, so that several of them go on side by side, each on its part of the
+// cores. Safe from any number of host threads, and after fork() the child starts with fresh pools
+// of its own.
 #pragma once
 
 #include <atomic>
@@ -28,8 +29,8 @@ int default_threads();
 
 constexpr int kMaxThreads = 256;
 
-// The runs that this host thread starts from now on have `n` threads, whatever num_threads() says to
-// others, and a pool of their own where that is more than one; 0: they are as all others.
+// The runs that this host thread starts from now on have `n` threads, whatever num_threads() says
+// to others, and a pool of their own where that is more than one; 0: they are as all others.
 void set_threads_of_runs(int n);
 
 // While it lives, num_threads() on this host thread is what it was at the start, whatever others

@@ -1,0 +1,103 @@
+"""How requests lie in one run of a model: joined along the batch axis, filled up along the length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgecompile.runtime.errors import InputError
+from edgecompile.runtime.format.manifest import Manifest
+from edgecompile.runtime.measure.serving import batch_axis
+
+__all__ = ["Batches"]
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class Batches:
+    """What of a bundle's inputs and outputs are rows, and what their length.
+
+    Attributes:
+        joins: whether requests can share a run at all.
+        mixes: whether such of other lengths can: where the builder found that filling up changes
+            nothing.
+        most_rows: of a run.
+    """
+
+    def __init__(self, manifest: Manifest, padding: object = None) -> None:
+        """``padding``: ``proven`` or ``assumed`` where filling up changes no result."""
+        self._inputs, self._outputs = manifest.inputs, manifest.outputs
+        self._length = manifest.length_axis
+        try:
+            self._rows: str | None = batch_axis(manifest)
+        except InputError:
+            self._rows = None
+        self.most_rows = 1 if self._rows is None else manifest.axes[self._rows].hi
+        known = all(None not in item.shape for item in manifest.outputs)
+        others = set(manifest.axes) - {self._rows, self._length}
+        # Of a third axis only equal sizes could share a run; who has one runs alone.
+        self.joins = self.most_rows > 1 and known and not others and manifest.generation is None
+        fills = all(item.pad is not None for item in manifest.inputs if self._length in item.shape)
+        self.mixes = self.joins and padding in ("proven", "assumed") and fills
+
+    def sizes(self, arrays: Arrays) -> dict[str, int]:
+        """The size of every axis of a request."""
+        return {
+            dim: size
+            for item in self._inputs
+            if item.name in arrays
+            for dim, size in zip(item.shape, np.shape(arrays[item.name]), strict=True)
+            if isinstance(dim, str)
+        }
+
+    def measure(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        """Rows and length; 1 where there is no such axis."""
+        rows = sizes.get(self._rows, 1) if self._rows is not None else 1
+        return rows, sizes.get(self._length, 1) if self._length is not None else 1
+
+    def join(self, requests: Sequence[Arrays]) -> dict[str, NDArray[Any]]:
+        """The inputs of one run: the requests' rows below each other, filled up to the longest."""
+        if len(requests) == 1:
+            return dict(requests[0])
+        result = {}
+        for item in self._inputs:
+            arrays = [request[item.name] for request in requests]
+            shapes = {array.shape[1:] for array in arrays}
+            if len(shapes) == 1:
+                result[item.name] = np.concatenate(arrays)
+                continue
+            rows = sum(len(array) for array in arrays)
+            shape = tuple(map(max, *shapes))
+            whole = np.full((rows, *shape), item.pad, arrays[0].dtype)
+            at = 0
+            for array in arrays:
+                place = (slice(at, at + len(array)), *(slice(n) for n in array.shape[1:]))
+                whole[place] = array
+                at += len(array)
+            result[item.name] = whole
+        return result
+
+    def split(
+        self, outputs: Arrays, measures: Sequence[tuple[int, int]]
+    ) -> list[dict[str, NDArray[Any]]]:
+        """Each request's part of the outputs, cut to its own rows and length.
+
+        Args:
+            outputs: of the run.
+            measures: rows and length of each request, in the order in which they were joined.
+        """
+        if len(measures) == 1:
+            return [dict(outputs)]
+        result, at = [], 0
+        for rows, length in measures:
+            own = {}
+            for item in self._outputs:
+                cut = [slice(length) if dim == self._length else slice(None) for dim in item.shape]
+                cut[0] = slice(at, at + rows)
+                own[item.name] = outputs[item.name][tuple(cut)]
+            result.append(own)
+            at += rows
+        return result

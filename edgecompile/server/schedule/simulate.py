@@ -1,0 +1,252 @@
+"""Replays a trace of requests with any policy on a table of costs, as fast as it computes."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edgecompile.server.schedule.admission import Admission
+from edgecompile.server.schedule.by_cost import ByCost
+from edgecompile.server.schedule.compose import composed_seconds
+from edgecompile.server.schedule.costs import CostTable, Speed
+from edgecompile.server.schedule.jobs import Job, Policy, Refused, Run
+from edgecompile.server.schedule.policies import InOrder, OneByOne, SameLength, SortedWindow
+from edgecompile.server.schedule.queue import Queue
+from edgecompile.server.schedule.streams import Streams, plan_streams
+
+__all__ = [
+    "POLICIES",
+    "Outcome",
+    "Request",
+    "draw_trace",
+    "make_queue",
+    "offline_seconds",
+    "simulate",
+]
+
+#: By name: what they are.
+POLICIES = {
+    "by-cost": "batches of least cost by the table, threads by load, admission by predicted finish",
+    "one-by-one": "no batches, one run at a time on all CPUs",
+    "streams": "no batches, as many runs side by side as planned",
+    "tei": "text-embeddings-inference's rule: in order, up to 8, filled up to the longest",
+    "infinity": "infinity's rule: sorted by length, batches of up to 32",
+    "same-length": "Triton's rule: up to 8 of one length",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """When a request arrives, in seconds from the beginning, and the length of its one row."""
+
+    at: float
+    length: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a trace.
+
+    Attributes:
+        policy: its name.
+        offered: requests per second of the trace; infinite where all came at once.
+        answered: how many got an answer.
+        refused: how many were refused at the door, or given up in the queue.
+        seconds: from the first arrival to the last answer.
+        latencies: of the answers, in seconds, ascending.
+        in_time: answers within the SLO; all of them without one.
+        batches: how many runs had so many rows.
+        cpu_share: of the CPUs, on the mean.
+    """
+
+    policy: str
+    offered: float
+    answered: int
+    refused: int
+    seconds: float
+    latencies: tuple[float, ...]
+    in_time: int
+    batches: Mapping[int, int]
+    cpu_share: float
+
+    @property
+    def rate(self) -> float:
+        """Answers per second."""
+        return self.answered / self.seconds if self.seconds else 0.0
+
+    @property
+    def goodput(self) -> float:
+        """Answers within the SLO per second."""
+        return self.in_time / self.seconds if self.seconds else 0.0
+
+    def percentile(self, percent: float) -> float | None:
+        """Of the latencies, in seconds; None without an answer."""
+        if not self.latencies:
+            return None
+        return self.latencies[
+            min(len(self.latencies) - 1, int(len(self.latencies) * percent / 100))
+        ]
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data; times in milliseconds."""
+        ms = {
+            f"p{percent}_ms": None if value is None else value * 1e3
+            for percent in (50, 90, 99)
+            for value in [self.percentile(percent)]
+        }
+        return {
+            "policy": self.policy,
+            "offered_per_s": None if self.offered == float("inf") else self.offered,
+            "answered": self.answered,
+            "refused": self.refused,
+            "seconds": self.seconds,
+            "answers_per_s": self.rate,
+            "goodput_per_s": self.goodput,
+            **ms,
+            "batches": {str(rows): count for rows, count in sorted(self.batches.items())},
+            "cpu_share": self.cpu_share,
+        }
+
+
+def draw_trace(
+    lengths: Mapping[int, int], count: int, rate: float = float("inf"), *, seed: int = 0
+) -> list[Request]:
+    """Requests at random times (Poisson), of lengths as often as these occur.
+
+    Args:
+        lengths: how often each occurs.
+        count: of the requests.
+        rate: requests per second; infinite: all come at once.
+        seed: of both.
+    """
+    draw = random.Random(seed)
+    chosen = draw.choices(list(lengths), weights=list(lengths.values()), k=count)
+    at, trace = 0.0, []
+    for length in chosen:
+        if rate != float("inf"):
+            at += draw.expovariate(rate)
+        trace.append(Request(at, length))
+    return trace
+
+
+def make_queue(
+    policy: str,
+    costs: CostTable,
+    cpus: int,
+    lengths: Mapping[int, int],
+    *,
+    streams: Streams | None = None,
+    mixes: bool = True,
+    limit: int = 1024,
+) -> Queue:
+    """A queue with a policy of ``POLICIES``.
+
+    Args:
+        policy: its name.
+        costs: the table.
+        cpus: of the server.
+        lengths: of the traffic, for the division of the CPUs.
+        streams: that division, where it is known.
+        mixes: whether requests of other lengths may share a batch.
+        limit: how many requests may wait.
+    """
+    streams = streams or plan_streams(costs, cpus, lengths)
+    every = max((t for t in costs.threads if t <= cpus), default=costs.threads[0])
+    speed = Speed()
+    if policy == "by-cost":
+        own = ByCost(costs, streams, speed, mixes=mixes)
+        admission = Admission(costs, cpus, streams, speed, own)
+        return Queue(costs, cpus, own, speed=speed, admission=admission, limit=limit)
+    rules: dict[str, Policy] = {
+        "one-by-one": OneByOne(every),
+        "streams": OneByOne(streams.threads),
+        "tei": InOrder(every, min(8, costs.most_rows)),
+        "infinity": SortedWindow(every, min(32, costs.most_rows)),
+        "same-length": SameLength(every, min(8, costs.most_rows)),
+    }
+    return Queue(costs, cpus, rules[policy], speed=speed, limit=limit)
+
+
+def simulate(
+    trace: Sequence[Request],
+    queue: Queue,
+    costs: CostTable,
+    cpus: int,
+    *,
+    policy: str = "by-cost",
+    slo: float | None = None,
+    noise: float = 0.0,
+    seed: int = 0,
+) -> Outcome:
+    """Runs a trace through a queue.
+
+    Args:
+        trace: ascending in time.
+        queue: empty.
+        costs: what runs take.
+        cpus: of the server.
+        policy: what to call it.
+        slo: seconds in which an answer is wanted; each request's deadline where the policy is ours:
+            the others know none.
+        noise: runs take as long as the costs say times a lognormal number of this sigma.
+        seed: of the noise.
+    """
+    draw = random.Random(seed)
+    ends: list[tuple[float, int, Run]] = []
+    latencies: list[float] = []
+    batches: Counter[int] = Counter()
+    refused, busy, now, index, begun = 0, 0.0, 0.0, 0, 0
+    while index < len(trace) or ends:
+        if ends and (index == len(trace) or ends[0][0] <= trace[index].at):
+            now, _, run = heapq.heappop(ends)
+            queue.end(run, now)
+            latencies.extend(now - job.arrived for job in run.jobs)
+        else:
+            request = trace[index]
+            index, now = index + 1, max(now, request.at)
+            due = request.at + slo if slo is not None and policy == "by-cost" else None
+            try:
+                queue.offer([Job(request.length, arrived=request.at, deadline=due)], now)
+            except Refused:
+                refused += 1
+            if index < len(trace) and trace[index].at <= now:
+                continue
+        while True:
+            run_or_none, expired = queue.next(now)
+            refused += len(expired)
+            if run_or_none is None:
+                break
+            run = run_or_none
+            took = run.predicted * (draw.lognormvariate(0.0, noise) if noise else 1.0)
+            batches[run.rows] += 1
+            busy += took * run.threads
+            begun += 1
+            heapq.heappush(ends, (now + took, begun, run))
+    latencies.sort()
+    span = trace[-1].at - trace[0].at if trace else 0.0
+    first = trace[0].at if trace else 0.0
+    return Outcome(
+        policy=policy,
+        offered=len(trace) / span if span else float("inf"),
+        answered=len(latencies),
+        refused=refused,
+        seconds=now - first,
+        latencies=tuple(latencies),
+        in_time=len(latencies) if slo is None else sum(x <= slo + 1e-9 for x in latencies),
+        batches=batches,
+        cpu_share=busy / cpus / (now - first) if now > first else 0.0,
+    )
+
+
+def offline_seconds(trace: Sequence[Request], costs: CostTable, cpus: int) -> float:
+    """What no schedule beats that knows all requests beforehand: the best batches of all of them,
+    on as many parts of the CPUs as fit, all busy to the end."""
+    lengths = sorted(request.length for request in trace)
+    return min(
+        composed_seconds(costs, threads, lengths) / max(1, cpus // threads)
+        for threads in costs.threads
+        if threads <= cpus or threads == costs.threads[0]
+    )

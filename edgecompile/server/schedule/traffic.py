@@ -1,0 +1,88 @@
+"""The requests that a model got, counted as devices count runs; and how far they are from the plan."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edgecompile.runtime import Model
+from edgecompile.runtime.call.dispatch import Dispatcher
+from edgecompile.runtime.stats.counters import Stats
+from edgecompile.runtime.stats.file import StatsWriter
+
+if TYPE_CHECKING:
+    from edgecompile.runtime.format.output import Path
+
+__all__ = ["Traffic", "drift_distance"]
+
+
+class Traffic:
+    """Counts requests one by one, whatever they ran with: ``edgecompile plan --from-stats`` reads it.
+
+    ``Model.stats`` counts runs instead, whose length is that of their longest request.
+    """
+
+    def __init__(self, model: Model, planned: Sequence[int] = ()) -> None:
+        """``planned``: the percentiles of the lengths planned for, see ``drift_distance``."""
+        manifest = model.manifest
+        self._stats = Stats(manifest)
+        self._dispatcher = Dispatcher(manifest)
+        self._writer = StatsWriter(
+            self._stats, manifest, model.info["manifest_sha256"], model.info["variant"], model.path
+        )
+        self._planned = planned
+
+    def count(self, sizes: Mapping[str, int], seconds: float) -> None:
+        """A request ran, for its share of so many seconds."""
+        self._stats.record(self._dispatcher.choose(sizes), sizes, int(seconds * 1e9))
+
+    def refuse(self, sizes: Mapping[str, int] | None = None) -> None:
+        """A request was refused; ``sizes`` where the reason is that no program takes them."""
+        self._stats.record_refusal(sizes)
+
+    @property
+    def drift(self) -> float | None:
+        """The distance of the lengths served from those planned for, 0 to 1; None: unknown."""
+        if not self._planned:
+            return None
+        counts = {int(length): n for length, n in self._stats.snapshot()["lengths"].items()}
+        return drift_distance(counts, self._planned) if counts else None
+
+    def snapshot(self) -> dict[str, Any]:
+        """As ``Model.stats``, by request."""
+        return self._stats.snapshot()
+
+    def schedule(self, path: Path, every: float) -> None:
+        """Writes the stats file now and then, and at the end."""
+        self._writer.schedule(path, every)
+
+    def tick(self, now_ns: int) -> None:
+        """Writes the stats file where it is due."""
+        self._writer.tick(now_ns)
+
+    def write(self, path: Path) -> None:
+        """Writes the stats file now; raises InputError where it can't be."""
+        self._writer.write(path)
+
+    def finish(self) -> None:
+        """Writes the stats file a last time, where one is scheduled."""
+        self._writer.finish()
+
+
+def drift_distance(counts: Mapping[int, int], percentiles: Sequence[int]) -> float:
+    """The Kolmogorov-Smirnov distance of counted lengths from planned ones.
+
+    Args:
+        counts: how often each length came, one at least.
+        percentiles: the planned lengths at 0, 1, …, 100 percent, so the result is exact to a
+            hundredth.
+    """
+    total, below, most = sum(counts.values()), 0, 0.0
+    steps = len(percentiles) - 1
+    for length in sorted({*counts, *percentiles}):
+        below += counts.get(length, 0)
+        # A length that fills several percent is in the list as often.
+        share = max(0, bisect_right(percentiles, length) - 1) / max(1, steps)
+        most = max(most, abs(below / total - share))
+    return most

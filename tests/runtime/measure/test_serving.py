@@ -1,0 +1,59 @@
+"""What batches cost on parts of the CPUs: measured on the real bundle, and the points chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from edgecompile.runtime import open_bundle
+from edgecompile.runtime.errors import InputError
+from edgecompile.runtime.format.manifest import Extent
+from edgecompile.runtime.measure.serving import (
+    Point,
+    batch_axis,
+    choose_points,
+    measure_serving,
+    thread_counts,
+)
+
+
+def test_costs_of_every_point(native_bundle: str, tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    report = measure_serving(native_bundle, str(file), cpus=3, seconds=0)
+    assert json.loads(file.read_text()) == report
+    assert report["cpus"] == 3 and report["serving_version"] == 1
+    with open_bundle(native_bundle, warmup=False) as model:
+        counts = thread_counts(model, 3)
+        assert counts == ([1, 2, 3] if model.info["run_threads"] else [3])
+        wanted = choose_points(model.manifest, counts)
+    assert [Point(*point[:3]) for point in report["points"]] == wanted
+    assert all(ms > 0 for *_, ms in report["points"])
+
+
+def test_points_are_powers_of_two_and_the_ends(native_bundle: str) -> None:
+    with open_bundle(native_bundle, warmup=False) as model:
+        manifest = model.manifest
+    batch, length = batch_axis(manifest), str(manifest.length_axis)
+    axes = {batch: Extent(1, 100, None), length: Extent(3, 600, None)}
+    points = choose_points(dataclasses.replace(manifest, axes=axes), [1, 4])
+    assert {p.threads for p in points} == {1, 4}
+    assert {p.rows for p in points} == {1, 2, 4, 8, 16, 32}
+    assert {3, 4, 6, 8, 12, 512, 600} <= {p.length for p in points}
+    assert all(p.rows == 1 or p.rows * p.length <= 1024 for p in points)
+
+
+def test_a_bundle_of_one_row_is_refused(native_bundle: str) -> None:
+    with open_bundle(native_bundle, warmup=False) as model:
+        manifest = model.manifest
+    fixed = dataclasses.replace(
+        manifest,
+        inputs=[dataclasses.replace(x, shape=(1, *x.shape[1:])) for x in manifest.inputs],
+        outputs=[dataclasses.replace(x, shape=(1, *x.shape[1:])) for x in manifest.outputs],
+    )
+    with pytest.raises(InputError, match="no batch of rows"):
+        choose_points(fixed, [2])
+    with pytest.raises(InputError, match="file of costs"):
+        measure_serving(native_bundle, "/nowhere/costs.json", seconds=0)

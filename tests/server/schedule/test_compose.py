@@ -1,0 +1,138 @@
+"""Costs and composition: against brute force, on tables that are drawn."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgecompile.server.schedule.compose import compose, composed_seconds
+from edgecompile.server.schedule.costs import CostTable, Speed, read_costs
+from edgecompile.server.schedule.streams import plan_streams
+
+LENGTHS, ROWS = (1, 4, 16, 64), (1, 2, 4)
+
+
+@st.composite
+def tables(draw: st.DrawFn, threads: tuple[int, ...] = (1, 2)) -> CostTable:
+    """Tables of any costs at all, also such that fall with rows or length: they are filled up."""
+    ms = st.floats(0.1, 100)
+    points = [(t, b, n, draw(ms)) for t in threads for b in ROWS for n in LENGTHS]
+    return CostTable(points)
+
+
+def partitions(items: list[int]) -> list[list[list[int]]]:
+    """Every way to divide a few items into groups."""
+    if not items:
+        return [[]]
+    first, rest = items[0], items[1:]
+    result = []
+    for groups in partitions(rest):
+        result.append([[first], *groups])
+        for i, group in enumerate(groups):
+            result.append([*groups[:i], [first, *group], *groups[i + 1 :]])
+    return result
+
+
+@given(tables())
+def test_costs_never_fall_with_rows_or_length(table: CostTable) -> None:
+    for threads, length in product(table.threads, range(1, 81)):
+        column = table.column(threads, length)
+        assert list(column) == sorted(column) and column[0] == 0.0
+        assert all(
+            table.seconds(threads, rows, length) <= table.seconds(threads, rows, length + 1) + 1e-12
+            for rows in ROWS
+        )
+
+
+def test_measured_points_are_kept_where_they_rise() -> None:
+    table = CostTable([(1, 1, 8, 2.0), (1, 1, 16, 3.0), (1, 4, 8, 4.0), (1, 4, 16, 10.0)])
+    assert table.seconds(1, 1, 8) == 0.002 and table.seconds(1, 4, 16) == 0.01
+    assert table.seconds(1, 1, 12) == pytest.approx(0.0025)
+    assert table.seconds(1, 2, 8) == pytest.approx(0.002 + 0.002 / 3)
+    assert table.seconds(1, 8, 16) == pytest.approx(0.02)  # two runs of the largest batch
+    assert table.seconds(1, 5, 16) == pytest.approx(0.013)
+
+
+@given(tables(), st.lists(st.integers(1, 80), min_size=1, max_size=7))
+def test_no_other_batches_cost_less(table: CostTable, lengths: list[int]) -> None:
+    """Any batches at all, not only such of neighbours."""
+    lengths.sort()
+    best = min(
+        sum(table.seconds(1, len(group), max(group)) for group in groups)
+        for groups in partitions(lengths)
+        if all(len(group) <= table.most_rows for group in groups)
+    )
+    cuts = compose(table, 1, lengths)
+    assert [i for first, end in cuts for i in range(first, end)] == list(range(len(lengths)))
+    total = sum(table.seconds(1, end - first, lengths[end - 1]) for first, end in cuts)
+    assert total == pytest.approx(best) and composed_seconds(table, 1, lengths) == pytest.approx(
+        best
+    )
+
+
+@given(
+    tables(),
+    st.lists(st.tuples(st.integers(1, 80), st.integers(1, 4)), min_size=1, max_size=7),
+)
+def test_requests_of_several_rows_are_cut_best_between_neighbours(
+    table: CostTable, items: list[tuple[int, int]]
+) -> None:
+    items.sort()
+    lengths, rows = [n for n, _ in items], [r for _, r in items]
+    costs = []
+    for marks in product((False, True), repeat=len(items) - 1):
+        ends = [i + 1 for i, mark in enumerate(marks) if mark] + [len(items)]
+        groups = list(zip([0, *ends], ends, strict=False))
+        if all(sum(rows[a:b]) <= table.most_rows or b - a == 1 for a, b in groups):
+            costs.append(sum(table.seconds(2, sum(rows[a:b]), lengths[b - 1]) for a, b in groups))
+    assert composed_seconds(table, 2, lengths, rows) == pytest.approx(min(costs))
+
+
+def test_nothing_is_composed_of_nothing() -> None:
+    assert compose(CostTable([(1, 1, 1, 1.0)]), 1, []) == []
+
+
+@given(tables((1, 2, 4)), st.integers(1, 16), st.integers(0, 15))
+def test_more_cpus_never_answer_less(table: CostTable, cpus: int, more: int) -> None:
+    traffic = {4: 3, 40: 1}
+    few, many = plan_streams(table, cpus, traffic), plan_streams(table, cpus + more, traffic)
+    assert many.rows_per_second >= few.rows_per_second / 1.02
+    assert few.count * few.threads <= max(cpus, table.threads[0])
+
+
+def test_streams_of_few_threads_where_more_gain_nothing() -> None:
+    """16 tokens gain nothing past two threads, 256 do: what the traffic is decides."""
+    short = [(t, 1, 16, ms) for t, ms in ((1, 2.0), (2, 1.8), (4, 1.8))]
+    long = [(t, 1, 256, ms) for t, ms in ((1, 60.0), (2, 25.0), (4, 12.0))]
+    table = CostTable([*short, *long])
+    assert (plan_streams(table, 4, {16: 1}).count, plan_streams(table, 4, {16: 1}).threads) == (
+        4,
+        1,
+    )
+    assert (plan_streams(table, 4, {256: 1}).count, plan_streams(table, 4, {256: 1}).threads) == (
+        1,
+        4,
+    )
+
+
+def test_speed_follows_what_is_seen() -> None:
+    speed = Speed()
+    for _ in range(200):
+        speed.see(0.01, 0.013)
+    assert speed.factor == pytest.approx(1.3, rel=1e-3) and speed.bound >= speed.factor
+    speed.see(0.01, 1e6)  # a suspended machine counts for ten times as slow at most
+    assert speed.factor < 2
+    unknown = Speed(known=False)
+    unknown.see(1.0, 0.004)
+    assert unknown.factor == pytest.approx(0.004)
+
+
+@pytest.mark.parametrize(
+    "points", [None, [], [[1, 1, 1]], [[1, 1, 1, "2"]], [[1, 1, True, 2.0]], [[1, 1.5, 1, 2.0]], [[1, 1, 1, 0]], [[0, 1, 1, 1.0]]]
+)  # fmt: skip
+def test_costs_of_another_form_are_refused(points: object) -> None:
+    with pytest.raises(ValueError, match=r"points|cost"):
+        read_costs({"points": points}, most_rows=4, longest=64)

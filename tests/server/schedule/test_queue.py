@@ -1,0 +1,251 @@
+"""The queue with its clock as an argument: admission, order, starvation, the rules of others."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgecompile.server.schedule.costs import CostTable
+from edgecompile.server.schedule.jobs import Job, Refused, Run, TooLate
+from edgecompile.server.schedule.queue import Queue
+from edgecompile.server.schedule.simulate import (
+    POLICIES,
+    Request,
+    draw_trace,
+    make_queue,
+    offline_seconds,
+    simulate,
+)
+
+#: Batches pay for short requests and lose for long ones; two threads help the long ones.
+TABLE = CostTable(
+    [(t, b, n, ms * b**power / gain)
+     for n, ms, power, two in ((4, 2.0, 0.4, 1.1), (16, 3.0, 0.7, 1.3), (64, 10.0, 1.02, 1.8), (256, 60.0, 1.1, 1.9))
+     for t, gain in ((1, 1.0), (2, two))
+     for b in (1, 2, 4, 8, 16, 32)]
+)  # fmt: skip
+#: Where batches never pay, every prediction is exact.
+PLAIN = CostTable([(1, 1, 1, 1.0), (1, 1, 100, 100.0), (1, 2, 1, 2.0), (1, 2, 100, 200.0)])
+LENGTHS = {4: 5, 8: 5, 16: 4, 40: 3, 64: 2, 200: 1}
+
+
+def drain(
+    queue: Queue, now: float, until: float = float("inf")
+) -> tuple[float, list[tuple[Job, float]]]:
+    """Runs what there is, each run as long as predicted; gives each job's end."""
+    ended: list[tuple[Job, float]] = []
+    while True:
+        while True:
+            run, _ = queue.next(now)
+            if run is None:
+                break
+        if not queue.running:
+            return now, ended
+        run = min(queue.running, key=lambda x: x.began + x.predicted)
+        end = run.began + run.predicted
+        if end > until:
+            return until, ended
+        now = end
+        queue.end(run, now)
+        ended.extend((job, now) for job in run.jobs)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 0.05), st.integers(1, 100), st.floats(0.001, 0.4)),
+        min_size=1,
+        max_size=25,
+    )
+)
+def test_who_is_taken_in_is_ready_in_time(requests: list[tuple[float, int, float]]) -> None:
+    """One CPU, exact costs, deadlines in any order: what was admitted ends before its deadline."""
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1})
+    now, ended, taken = 0.0, [], []
+    for gap, length, allowed in requests:
+        arrives = now + gap
+        reached, done = drain(queue, now, arrives)
+        ended += done
+        now = max(arrives, reached) if reached == arrives or not queue.running else arrives
+        job = Job(length, arrived=now, deadline=now + allowed)
+        try:
+            queue.offer([job], now)
+        except Refused:
+            continue
+        taken.append(job)
+    ended += drain(queue, now)[1]
+    assert {job for job, _ in ended} == set(taken)
+    for job, end in ended:
+        assert job.deadline is not None and end <= job.deadline + 1e-9
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=20), st.floats(0.05, 0.3))
+def test_retry_after_is_true(lengths: list[int], allowed: float) -> None:
+    """Refused, and again after so many seconds with nothing else coming: taken. Sooner: refused."""
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1})
+    for length in lengths:
+        queue.offer([Job(length)], 0.0)  # of no deadline: all of them are taken
+    queue.next(0.0)
+    job = Job(30, arrived=0.0, deadline=allowed, priority=-1)
+    try:
+        queue.offer([job], 0.0)
+        return
+    except Refused as error:
+        retry = error.retry_after
+    assert retry is not None and retry > 0
+    half = retry / 2
+    drain(queue, 0.0, half)
+    with pytest.raises(Refused):
+        queue.offer([Job(30, arrived=half, deadline=half + allowed, priority=-1)], half)
+    later = retry + 1e-6
+    drain(queue, half, later)
+    queue.offer([Job(30, arrived=later, deadline=later + allowed, priority=-1)], later)
+
+
+def test_a_refusal_says_by_how_much() -> None:
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1})
+    queue.offer([Job(100, deadline=0.15)], 0.0)
+    with pytest.raises(Refused, match=r"ready in 200 ms, 40 ms too late") as caught:
+        queue.offer([Job(100, deadline=0.16)], 0.0)
+    assert caught.value.retry_after == pytest.approx(0.04)
+    with pytest.raises(TooLate, match=r"takes 100 ms here, and the deadline is in 90 ms"):
+        queue.offer([Job(100, deadline=0.09)], 0.0)
+
+
+def test_an_urgent_request_may_not_make_others_late() -> None:
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1})
+    queue.offer([Job(40, deadline=0.1)], 0.0)
+    queue.offer([Job(50, deadline=0.095)], 0.0)
+    with pytest.raises(Refused, match="taken before"):
+        queue.offer([Job(20, deadline=0.03)], 0.0)
+    queue.offer([Job(9, deadline=0.03)], 0.0)
+
+
+def test_a_list_is_taken_whole_or_not_at_all() -> None:
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1})
+    with pytest.raises(Refused):
+        queue.offer([Job(50, deadline=0.12) for _ in range(3)], 0.0)
+    assert not queue.waiting
+    queue.offer([Job(50, deadline=0.12) for _ in range(2)], 0.0)
+    assert len(queue.waiting) == 2
+    short = make_queue("by-cost", PLAIN, 1, {50: 1}, limit=3)
+    short.offer([Job(1), Job(1)], 0.0)
+    with pytest.raises(Refused, match="the limit is 3") as caught:
+        short.offer([Job(1), Job(1)], 0.0)
+    assert caught.value.retry_after == pytest.approx(0.002)
+    with pytest.raises(Refused) as caught:
+        short.offer([Job(1)] * 4, 0.0)
+    assert caught.value.retry_after is None
+
+
+def test_who_has_gone_costs_nothing() -> None:
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1})
+    first, second = Job(50, deadline=1.0), Job(100, deadline=1.0)
+    queue.offer([first], 0.0)
+    queue.offer([second], 0.0)
+    assert queue.backlog(0.0) == pytest.approx(0.15)
+    assert queue.cancel(second) and not queue.cancel(second)
+    assert queue.backlog(0.0) == pytest.approx(0.05)
+    end, ended = drain(queue, 0.0)
+    assert [job for job, _ in ended] == [first] and end == pytest.approx(0.05)
+    assert not queue.cancel(first)
+
+
+def test_what_cannot_be_in_time_any_more_is_given_up() -> None:
+    queue = make_queue("by-cost", PLAIN, 1, {50: 1})
+    job, other = Job(50, deadline=0.06), Job(50, deadline=0.2)
+    queue.offer([job], 0.0)
+    queue.offer([other], 0.0)
+    run, expired = queue.next(0.03)
+    assert expired == [job] and run is not None and list(run.jobs) == [other]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_nobody_waits_for_ever(seed: int) -> None:
+    """One long request of no deadline under an endless stream of short ones with near deadlines."""
+    queue = make_queue("by-cost", TABLE, 2, LENGTHS)
+    old = Job(256, arrived=0.0)
+    queue.offer([old], 0.0)
+    trace = draw_trace({4: 3, 16: 1}, 3000, 900.0, seed=seed)
+    now, ends = 0.0, None
+    for request in trace:
+        now, done = drain(queue, now, request.at)
+        if any(job is old for job, _ in done):
+            ends = now
+            break
+        now = request.at
+        with contextlib.suppress(Refused):
+            queue.offer([Job(request.length, arrived=now, deadline=now + 0.05)], now)
+        while queue.next(now)[0] is not None:
+            pass
+    assert ends is not None and ends < 1.0 + 0.3
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_every_rule_answers_every_request_once(policy: str) -> None:
+    trace = draw_trace(LENGTHS, 500, 120.0, seed=3)
+    outcome = simulate(
+        trace, make_queue(policy, TABLE, 2, LENGTHS, limit=500), TABLE, 2, policy=policy
+    )
+    assert outcome.answered == 500 and outcome.refused == 0
+    rows = sum(count * rows for rows, count in outcome.batches.items())
+    assert rows == 500 and 0 < outcome.cpu_share <= 1.0 + 1e-9
+
+
+def test_rules_cut_as_they_say() -> None:
+    jobs = [Job(n) for n in (10, 100, 12, 11, 90, 10, 10, 10, 10, 10)]
+
+    def first(policy: str) -> list[int]:
+        queue = make_queue(policy, TABLE, 2, LENGTHS)
+        queue.offer([Job(job.length) for job in jobs], 0.0)
+        run, _ = queue.next(0.0)
+        assert isinstance(run, Run)
+        return [job.length for job in run.jobs]
+
+    assert first("one-by-one") == first("streams") == [10]
+    assert first("tei") == [10, 100, 12, 11, 90, 10, 10, 10]
+    assert first("same-length") == [10] * 6
+    assert first("infinity") == sorted(job.length for job in jobs)
+
+
+def test_ours_is_near_what_nobody_beats() -> None:
+    trace = draw_trace(LENGTHS, 1500, seed=1)
+    best = offline_seconds(trace, TABLE, 2)
+    rates = {
+        policy: simulate(trace, make_queue(policy, TABLE, 2, LENGTHS, limit=1500), TABLE, 2, policy=policy).rate
+        for policy in POLICIES
+    }  # fmt: skip
+    assert rates["by-cost"] >= 0.97 * 1500 / best
+    assert max(rates.values()) == rates["by-cost"]
+
+
+def test_overload_leaves_the_answers_in_time() -> None:
+    queue = make_queue("by-cost", TABLE, 2, LENGTHS, limit=5000)
+    capacity = simulate(draw_trace(LENGTHS, 2000), queue, TABLE, 2).rate
+    trace = draw_trace(LENGTHS, 4000, 1.5 * capacity, seed=2)
+    ours = simulate(trace, make_queue("by-cost", TABLE, 2, LENGTHS), TABLE, 2, slo=0.1, noise=0.05)
+    p99 = ours.percentile(99)
+    assert p99 is not None and p99 <= 0.1 and ours.goodput >= 0.95 * capacity
+    other = simulate(
+        trace, make_queue("streams", TABLE, 2, LENGTHS), TABLE, 2, policy="streams", slo=0.1
+    )
+    assert other.goodput < 0.5 * ours.goodput
+
+
+def test_little_to_do_runs_wide_and_much_runs_side_by_side() -> None:
+    queue = make_queue("by-cost", TABLE, 2, {4: 1})
+    queue.offer([Job(200)], 0.0)
+    run, _ = queue.next(0.0)
+    assert run is not None and run.threads == 2
+    queue.end(run, 0.05)
+    queue.offer([Job(200), Job(190), Job(4)], 0.05)
+    assert [run.threads for run, _ in (queue.next(0.05), queue.next(0.05)) if run] == [1, 1]
+
+
+def test_requests_at_once_are_simulated_too() -> None:
+    queue = make_queue("by-cost", TABLE, 2, LENGTHS)
+    outcome = simulate([Request(0.0, 4)] * 8, queue, TABLE, 2)
+    assert outcome.answered == 8 and outcome.offered == float("inf")
+    assert outcome.to_json()["offered_per_s"] is None

@@ -1,0 +1,264 @@
+"""The scheduler over a real bundle, with costs that are given and a clock of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgecompile.lengths.stats_files import read_stats
+from edgecompile.runtime import Model, open_bundle
+from edgecompile.runtime.errors import NativeError
+from edgecompile.server.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    Draining,
+    Overloaded,
+    ServerError,
+    TooLarge,
+)
+from edgecompile.server.schedule.batches import Batches
+from edgecompile.server.schedule.scheduler import Scheduler
+from edgecompile.server.schedule.simulate import POLICIES
+from edgecompile.server.schedule.traffic import drift_distance
+
+#: Two rows cost hardly more than one, so they run together wherever they can.
+COSTS: dict[str, Any] = {
+    "points": [[1, 1, 3, 1.0], [1, 1, 32, 10.0], [1, 2, 3, 1.1], [1, 2, 32, 11.0]],
+    "padding": "proven",
+    "length_percentiles": [3, 4, 9, 9, 31],
+}
+
+
+class Clock:
+    """Seconds that go on only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def inputs(*ids: int, rows: int = 1) -> dict[str, Any]:
+    array = np.array([ids] * rows, np.int64)
+    return {"input_ids": array, "attention_mask": np.ones_like(array)}
+
+
+def draw(seed: int, length: int) -> dict[str, Any]:
+    return inputs(*np.random.default_rng(seed).integers(5, 30, length).tolist())
+
+
+@asynccontextmanager
+async def scheduling(
+    bundle: Path, clock: Clock | None = None, **options: Any
+) -> AsyncIterator[tuple[Model, Scheduler]]:
+    with open_bundle(bundle, threads=1, concurrency=4) as model:
+        options.setdefault("costs", COSTS)
+        scheduler = Scheduler(model, clock=clock or Clock(), **options)
+        yield model, scheduler
+        await scheduler.close()
+
+
+class Held:
+    """Lets a model's runs wait until they may go on, and keeps what they were given."""
+
+    def __init__(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go, self.runs = Event(), list[dict[str, Any]]()
+        run = model.run
+
+        def wait(arrays: dict[str, Any], **options: Any) -> Any:
+            self.runs.append(arrays)
+            assert self.go.wait(60)
+            return run(arrays, **options)
+
+        monkeypatch.setattr(model, "run", wait)
+
+
+def same(answer: Any, wanted: Any) -> None:
+    assert answer.outputs.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert answer.outputs[name].shape == array.shape
+        np.testing.assert_allclose(answer.outputs[name], array, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_answers_are_those_of_run_whatever_they_ran_with(tiny_bundle: Path, policy: str) -> None:
+    async def ask() -> None:
+        async with scheduling(tiny_bundle, policy=policy) as (model, scheduler):
+            requests = [draw(n, 3 + n * 7 % 29) for n in range(24)]
+            futures = scheduler.submit_all(requests)
+            for request, answer in zip(requests, await asyncio.gather(*futures), strict=True):
+                same(answer, model.run(request))
+            rows = sum(rows * count for rows, count in scheduler.batches.items())
+            assert rows == 24 and scheduler.waiting == 0 and scheduler.running_since is None
+            if policy == "by-cost":
+                assert scheduler.batches.keys() >= {2}
+
+    asyncio.run(ask())
+
+
+def test_requests_of_several_rows_and_left_out_masks(tiny_bundle: Path) -> None:
+    async def ask() -> None:
+        async with scheduling(tiny_bundle) as (model, scheduler):
+            double = inputs(7, 8, 9, 10, rows=2)
+            bare = {"input_ids": np.array([[5, 6, 7]], np.int64)}
+            answers = await asyncio.gather(*map(scheduler.submit, [double, bare, draw(1, 9)]))
+            for request, answer in zip([double, bare, draw(1, 9)], answers, strict=True):
+                same(answer, model.run(request))
+
+    asyncio.run(ask())
+
+
+def test_lengths_are_not_mixed_without_proof(tiny_bundle: Path) -> None:
+    async def ask() -> None:
+        costs = {key: value for key, value in COSTS.items() if key != "padding"}
+        async with scheduling(tiny_bundle, costs=costs) as (model, scheduler):
+            assert not Batches(model.manifest).mixes and Batches(model.manifest, "proven").mixes
+            answers = await asyncio.gather(
+                *scheduler.submit_all([draw(n, 4 + n % 2) for n in range(8)])
+            )
+            for n, answer in enumerate(answers):
+                same(answer, model.run(draw(n, 4 + n % 2)))
+
+    asyncio.run(ask())
+
+
+def test_the_culprit_fails_alone(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask() -> None:
+        async with scheduling(tiny_bundle) as (model, scheduler):
+            run, runs = model.run, []
+
+            def fail(arrays: dict[str, Any], **options: Any) -> Any:
+                runs.append(len(arrays["input_ids"]))
+                if 29 in arrays["input_ids"]:
+                    raise NativeError("it is the 29")
+                return run(arrays, **options)
+
+            monkeypatch.setattr(model, "run", fail)
+            requests = [inputs(5, 6, 7), inputs(5, 29, 7)]
+            good, bad = await asyncio.gather(
+                *scheduler.submit_all(requests), return_exceptions=True
+            )
+            same(good, run(requests[0]))
+            assert isinstance(bad, ServerError) and bad.status == 500
+            assert sorted(runs) == [1, 1, 2]
+            same(await scheduler.submit(inputs(8, 9, 10)), run(inputs(8, 9, 10)))
+
+    asyncio.run(ask())
+
+
+def test_who_has_gone_is_not_run(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask() -> None:
+        async with scheduling(tiny_bundle) as (model, scheduler):
+            held = Held(model, monkeypatch)
+            first, *others = scheduler.submit_all([draw(n, 9 + 9 * n) for n in range(3)])
+            await asyncio.sleep(0)
+            under_way = len(scheduler._queue.running)
+            waiting = [future for future in others if not future.done()]
+            assert under_way >= 1 and scheduler.waiting >= 1
+            for future in [first, *waiting]:
+                future.cancel()
+            await asyncio.sleep(0)
+            assert scheduler.waiting == 0
+            held.go.set()
+        assert len(held.runs) == under_way
+
+    asyncio.run(ask())
+
+
+def test_deadlines(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask() -> None:
+        clock = Clock()
+        async with scheduling(tiny_bundle, clock, slo=0.025) as (model, scheduler):
+            held = Held(model, monkeypatch)
+            with pytest.raises(DeadlineExceeded, match=r"takes .* ms here"):
+                scheduler.submit(draw(0, 32), deadline=clock.now + 0.005)
+            running = scheduler.submit(draw(0, 32))
+            waiting = scheduler.submit(draw(1, 32))
+            with pytest.raises(Overloaded, match="too late") as caught:
+                scheduler.submit_all([draw(2, 32)] * 2)
+            assert caught.value.retry_after is not None and caught.value.retry_after < 1
+            assert scheduler.backlog > 0
+            clock.now += 0.02  # the run takes longer than predicted
+            held.go.set()
+            await running
+            with pytest.raises(DeadlineExceeded, match="any more"):
+                await waiting
+            assert scheduler.traffic.snapshot()["refused"] == 4
+
+    asyncio.run(ask())
+
+
+def test_refusals(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask() -> None:
+        async with scheduling(tiny_bundle, queue=2) as (model, scheduler):
+            held = Held(model, monkeypatch)
+            with pytest.raises(BadRequest, match="input_ids"):
+                scheduler.submit(inputs(10**6))
+            with pytest.raises(BadRequest, match="no bucket"):
+                scheduler.submit(draw(0, 33))
+            with pytest.raises(TooLarge):
+                scheduler.submit_all([draw(0, 3)] * 3)
+            futures = [scheduler.submit(draw(n, 3)) for n in range(3)]
+            with pytest.raises(Overloaded, match="the limit is 2"):
+                scheduler.submit(draw(5, 3))
+            held.go.set()
+            await asyncio.gather(*futures)
+            assert scheduler.traffic.snapshot()["outside"] == {"33": 1}
+            await scheduler.close()
+            with pytest.raises(Draining):
+                scheduler.submit(draw(0, 3))
+
+    asyncio.run(ask())
+
+
+def test_without_costs_requests_run_one_by_one(tiny_bundle: Path) -> None:
+    async def ask() -> None:
+        async with scheduling(tiny_bundle, costs=None) as (_model, scheduler):
+            assert scheduler.streams is None
+            answers = await asyncio.gather(*scheduler.submit_all([draw(n, 9) for n in range(5)]))
+            assert scheduler.batches == {1: 5} and [a.batch for a in answers] == [1] * 5
+            with pytest.raises(DeadlineExceeded):
+                await scheduler.submit(draw(0, 3), deadline=1.0)
+
+    asyncio.run(ask())
+
+
+def test_traffic_is_counted_by_request(tiny_bundle: Path, tmp_path: Path) -> None:
+    """What ``plan --from-stats`` reads has each request's own length, whatever it ran with."""
+
+    async def ask() -> None:
+        async with scheduling(tiny_bundle) as (_, scheduler):
+            await asyncio.gather(*scheduler.submit_all([draw(n, 3 + n % 4) for n in range(40)]))
+            scheduler.traffic.write(tmp_path / "stats.json")
+            assert scheduler.traffic.drift == pytest.approx(0.75)
+            assert scheduler.speed.factor > 0
+
+    asyncio.run(ask())
+    found = read_stats([tmp_path / "stats.json"])
+    assert found.distribution is not None
+    assert dict(zip(found.distribution.lengths, found.distribution.counts, strict=True)) == {
+        3: 10, 4: 10, 5: 10, 6: 10
+    }  # fmt: skip
+    assert json.loads((tmp_path / "stats.json").read_text())["runs"] == 40
+
+
+@pytest.mark.parametrize(
+    ("counts", "planned", "distance"),
+    [
+        ({5: 10}, [5] * 101, 0.0),
+        ({5: 10}, [9] * 101, 1.0),
+        ({n: 1 for n in range(1, 101)}, list(range(101)), 0.0),
+        ({n: 1 for n in range(51, 101)}, list(range(101)), 0.5),
+    ],
+)
+def test_drift(counts: dict[int, int], planned: Sequence[int], distance: float) -> None:
+    assert drift_distance(counts, list(planned)) == pytest.approx(distance, abs=0.011)
