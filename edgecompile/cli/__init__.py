@@ -27,7 +27,7 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Its stages, one by one", ("lengths", "plan", "export", "compile", "pack")),
     ("Why a model is refused or slow", ("explain",)),
     ("What a bundle is worth", ("verify", "bench", "inspect", "drift")),
-    ("Running one here", ("selftest", "run", "encode", "generate")),
+    ("Running one here", ("selftest", "run", "encode", "generate", "serve")),
     ("Devices", ("targets",)),
 )
 COMMANDS: tuple[str, ...] = tuple(name for _, names in _SECTIONS for name in names)

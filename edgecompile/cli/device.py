@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
-__all__ = ["make_command"]
+__all__ = ["HandedOver", "Parser", "make_command", "make_option"]
 
 _EXAMPLES = {
     "selftest": "edgecompile selftest minilm.ecb",
@@ -20,15 +20,15 @@ _EXAMPLES = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Fails as the other commands here do."""
 
     def error(self, message: str) -> NoReturn:
         raise click.UsageError(message, click.get_current_context(silent=True))
 
 
-class _Command(click.Command):
-    """Shows the runtime's options as its own and hands all arguments over."""
+class HandedOver(click.Command):
+    """A base of commands that show another parser's options as their own and hand all arguments over."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         names = set(self.get_help_option_names(ctx))
@@ -38,12 +38,16 @@ class _Command(click.Command):
         ctx.args = list(args)
         return ctx.args
 
+
+class _Command(HandedOver):
+    """One of the runtime's commands."""
+
     def invoke(self, ctx: click.Context) -> Any:
         from edgecompile import torch_runtime  # noqa: F401  registers what runs torch's bundles
         from edgecompile.runtime.__main__ import main, make_parser
 
         assert self.name is not None
-        ctx.exit(main([self.name, *ctx.args], make_parser("edgecompile", kind=_Parser)))
+        ctx.exit(main([self.name, *ctx.args], make_parser("edgecompile", kind=Parser)))
 
 
 def make_command(name: str) -> click.Command:
@@ -59,14 +63,15 @@ def make_command(name: str) -> click.Command:
     options = [a for a in parser._actions if a.option_strings and a.dest != "help"]
     return _Command(
         name,
-        params=[click.Argument(["bundle"], metavar="BUNDLE"), *map(_option, options)],
+        params=[click.Argument(["bundle"], metavar="BUNDLE"), *map(make_option, options)],
         help=f"{parser.description}\n\nThe same as 'python3 BUNDLE {name}' on a device.",
         short_help=parser.description,
         epilog=f"\b\nExample:\n  {_EXAMPLES[name]}\n",
     )
 
 
-def _option(action: argparse.Action) -> click.Option:
+def make_option(action: argparse.Action) -> click.Option:
+    """The same option for click."""
     choices = action.choices
     return click.Option(
         list(action.option_strings),

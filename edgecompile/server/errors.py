@@ -38,6 +38,10 @@ class BadRequest(ServerError):
     code = "invalid_request"
 
 
+class MalformedHead(BadRequest):
+    """The request's headers can be read in two ways: nothing more is read from its connection."""
+
+
 class Unauthorized(ServerError):
     """No key, or not one of the server's."""
 
@@ -57,6 +61,8 @@ class WrongMethod(ServerError):
 
     status = 405
     code = "wrong_method"
+    #: The methods that it takes.
+    allow = ""
 
 
 class TooSlow(ServerError):
@@ -71,6 +77,13 @@ class TooLarge(ServerError):
 
     status = 413
     code = "too_large"
+
+
+class HeadersTooLarge(ServerError):
+    """The request has more or larger headers than the server takes: its connection is closed."""
+
+    status = 431
+    code = "headers_too_large"
 
 
 class WrongMedia(ServerError):
@@ -112,6 +125,12 @@ class DeadlineExceeded(ServerError):
 
     status = 504
     code = "deadline_exceeded"
+
+
+class StartError(EdgecompileError):
+    """The server can't be started: its address is taken, or a package that it needs isn't there."""
+
+    exit_code = 50
 
 
 def translate(error: EdgecompileError) -> ServerError:

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from edgecompile.runtime import Model
 from edgecompile.runtime.errors import EdgecompileError
-from edgecompile.runtime.text.encoder import Text, TextEncoder
+from edgecompile.runtime.text.encoder import Text, TextEncoder, TokenizedText
 from edgecompile.server.answers import Answer, TextAnswer
 from edgecompile.server.errors import BadRequest, NotReady, UnknownModel, translate
+from edgecompile.server.generation import Generator
 from edgecompile.server.schedule.scheduler import Scheduler
+from edgecompile.server.settings import DEFAULT_LIMITS, Limits
 
 __all__ = ["Answer", "Repository", "ServedModel", "TextAnswer"]
 
@@ -31,6 +33,7 @@ class ServedModel:
         version: which build it is, the beginning of its manifest's SHA-256.
         model: the open bundle.
         scheduler: its queue.
+        generator: makes new tokens; None where the bundle generates nothing.
         ready: whether it takes requests: set once it has reproduced its golden vectors.
     """
 
@@ -40,16 +43,19 @@ class ServedModel:
         name: str | None = None,
         *,
         scheduler: Scheduler | None = None,
+        limits: Limits = DEFAULT_LIMITS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Takes ``model`` over; ``close`` closes it."""
         self.model = model
         self.name = name or model.manifest.name
         self.version: str = model.info["manifest_sha256"][:12]
-        self.scheduler = scheduler or Scheduler(model, clock=clock)
+        self.scheduler = scheduler or Scheduler(model, queue=limits.queue, clock=clock)
         self.clock = clock
         self.ready = False
-        self._inputs = frozenset(item.name for item in model.manifest.inputs)
+        self.generator: Generator | None = None
+        if model.manifest.generation is not None:
+            self.generator = Generator(model, limits.generations, limits.queue, clock)
         self._outputs = frozenset(item.name for item in model.manifest.outputs)
         self._encoder: TextEncoder | None = None
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
@@ -76,23 +82,14 @@ class ServedModel:
             ServerError: the model failed.
         """
         self._check_ready()
-        if outputs is not None:
-            unknown = [name for name in outputs if name not in self._outputs]
-            if unknown or len(set(outputs)) < len(outputs):
-                known = ", ".join(sorted(self._outputs))
-                what = (
-                    f"there is no output {unknown[0]!r:.80}"
-                    if unknown
-                    else "an output is named twice"
-                )
-                raise BadRequest(f"{what}; {self.name} has {known}")
+        self.check_outputs(outputs)
         return await self.scheduler.submit(
             inputs, outputs=outputs, deadline=deadline, priority=priority
         )
 
     async def encode(
         self,
-        texts: Sequence[Text],
+        texts: Sequence[Text | TokenizedText],
         *,
         prompt: str | None = None,
         truncate: bool = True,
@@ -102,7 +99,7 @@ class ServedModel:
         """Tokenizes texts and runs them, each an item of the queue.
 
         Args:
-            texts: strings, or pairs of them.
+            texts: strings, pairs of them, or what has been tokenized already.
             prompt, truncate: as in ``Model.encode_texts``.
             deadline, priority: as in ``infer``.
 
@@ -112,17 +109,8 @@ class ServedModel:
         """
         self._check_ready()
         encoder = self.encoder()
-        size = sum(
-            len(part) for text in texts for part in ((text,) if isinstance(text, str) else text)
-        )
+        tokenized = await self._tokenize(encoder, texts, prompt, truncate)
         try:
-            if size <= _SHORT:
-                tokenized = encoder.tokenize(texts, prompt, truncate)
-            else:
-                loop = asyncio.get_running_loop()
-                tokenized = await loop.run_in_executor(
-                    self._tokenizing, encoder.tokenize, texts, prompt, truncate
-                )
             arrays = [encoder.make_inputs([text]) for text in tokenized]
         except EdgecompileError as error:
             raise translate(error) from None
@@ -142,6 +130,28 @@ class ServedModel:
         ran = max((a.run_s for a in answers), default=0.0)
         return TextAnswer(outputs, tokenized, waited, ran)
 
+    async def _tokenize(
+        self,
+        encoder: TextEncoder,
+        texts: Sequence[Text | TokenizedText],
+        prompt: str | None,
+        truncate: bool,
+    ) -> list[TokenizedText]:
+        plain = [text for text in texts if not isinstance(text, TokenizedText)]
+        size = sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in plain)
+        try:
+            if size <= _SHORT:
+                found = encoder.tokenize(plain, prompt, truncate)
+            else:
+                loop = asyncio.get_running_loop()
+                found = await loop.run_in_executor(
+                    self._tokenizing, encoder.tokenize, plain, prompt, truncate
+                )
+        except EdgecompileError as error:
+            raise translate(error) from None
+        made = iter(found)
+        return [text if isinstance(text, TokenizedText) else next(made) for text in texts]
+
     def encoder(self) -> TextEncoder:
         """What turns texts into inputs.
 
@@ -155,6 +165,27 @@ class ServedModel:
                 raise translate(error) from None
         return self._encoder
 
+    def check_outputs(self, names: Sequence[str] | None) -> None:
+        """Raises BadRequest where a name isn't an output's, or comes twice; None means all."""
+        if names is not None:
+            unknown = [name for name in names if name not in self._outputs]
+            if unknown or len(set(names)) < len(names):
+                known = ", ".join(sorted(self._outputs))
+                what = (
+                    f"there is no output {unknown[0]!r:.80}"
+                    if unknown
+                    else "an output is named twice"
+                )
+                raise BadRequest(f"{what}; {self.name} has {known}")
+
+    @property
+    def running_since(self) -> float | None:
+        """When the oldest run or step under way began, by ``clock``; None: nothing runs."""
+        found = [self.scheduler.running_since]
+        if self.generator is not None:
+            found.append(self.generator.running_since)
+        return min((since for since in found if since is not None), default=None)
+
     def _check_ready(self) -> None:
         if not self.ready:
             raise NotReady(f"{self.name} isn't ready", 1.0)
@@ -164,6 +195,8 @@ class ServedModel:
         self.ready = False
         await self.scheduler.close()
         self._tokenizing.shutdown()
+        if self.generator is not None:
+            self.generator.close()
         self.model.close()
 
 

@@ -72,8 +72,8 @@ def test_texts_are_those_of_encode_texts(tiny_bundle: Path) -> None:
 def test_what_is_wrong_is_told_and_the_next_request_runs(tiny_bundle: Path) -> None:
     async def ask() -> None:
         async with serving(tiny_bundle) as model:
-            with pytest.raises(BadRequest, match="attention_mask"):
-                await model.infer({"input_ids": np.ones((1, 4), np.int64)})
+            with pytest.raises(BadRequest, match="input_ids"):
+                await model.infer({"attention_mask": np.ones((1, 4), np.int64)})
             with pytest.raises(BadRequest, match="no output 'x'"):
                 await model.infer(inputs(1, 2, 3), outputs=["x"])
             with pytest.raises(DeadlineExceeded):
@@ -109,7 +109,7 @@ def test_closing_answers_what_is_in_the_queue(tiny_bundle: Path) -> None:
             tasks = [asyncio.create_task(model.infer(inputs(1, 2, 3, 4))) for _ in range(8)]
             await asyncio.sleep(0)
             await model.scheduler.close()
-            assert all(task.done() or await task for task in tasks)
+            assert all(answer.outputs for answer in await asyncio.gather(*tasks))
             with pytest.raises(Draining):
                 await model.infer(inputs(1, 2, 3))
 

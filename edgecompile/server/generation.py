@@ -1,0 +1,189 @@
+"""New tokens of texts: several texts side by side, one step of each after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from edgecompile.runtime import Model, open_tokenizer
+from edgecompile.runtime.errors import EdgecompileError
+from edgecompile.runtime.generation.stream import TokenStream
+from edgecompile.server.errors import BadRequest, Overloaded, translate
+
+__all__ = ["Generation", "Generator", "Piece"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What became known of a text: new characters, how many tokens are there, why it ended or None."""
+
+    text: str
+    tokens: int
+    finish_reason: str | None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A text to go on from.
+
+    Attributes:
+        prompt: a text, or token ids.
+        stop: texts at which the new one ends; they aren't part of it.
+        options: of ``Model.stream``.
+    """
+
+    prompt: str | Sequence[int]
+    stop: tuple[str, ...]
+    options: dict[str, Any]
+
+
+class Generator:
+    """Generates with one language model. One thread makes the tokens of all texts, in turns.
+
+    Args:
+        model: an open bundle.
+        texts: how many at once; each has caches of its own.
+        waiting: how many more may wait.
+        clock: seconds that only go on.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        texts: int = 8,
+        waiting: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model
+        self._clock = clock
+        #: When the step under way began, by the clock; None: nothing runs.
+        self.running_since: float | None = None
+        self._places = asyncio.Semaphore(texts)
+        self._room = texts + waiting
+        self._inside = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="generate")
+        self._tokenizer: Any = None
+
+    def tokenizer(self) -> Any:
+        """The bundle's tokenizer.
+
+        Raises:
+            Unprocessable: it has none, or the package tokenizers isn't installed.
+        """
+        if self._tokenizer is None:
+            try:
+                self._tokenizer = open_tokenizer(self._model)
+            except EdgecompileError as error:
+                raise translate(error) from None
+        return self._tokenizer
+
+    def read(self, generation: Generation) -> list[int]:
+        """The token ids of the prompt.
+
+        Raises:
+            BadRequest: it holds no tokens, or what can't be encoded.
+            Unprocessable: the bundle has no tokenizer.
+        """
+        tokenizer = self.tokenizer()
+        if not isinstance(generation.prompt, str):
+            return list(generation.prompt)
+        try:
+            generation.prompt.encode("utf-8")
+        except UnicodeEncodeError:
+            raise BadRequest("the prompt has half of a surrogate pair") from None
+        ids: list[int] = tokenizer.encode(generation.prompt).ids
+        if not ids:
+            raise BadRequest("the prompt holds no tokens")
+        return ids
+
+    async def run(self, prompt: list[int], generation: Generation) -> AsyncIterator[Piece]:
+        """The new text, piece by piece, as its tokens are made; the last one says why it ended.
+
+        Raises:
+            BadRequest: the options are wrong, or there is no room in the context.
+            Overloaded: too many texts wait.
+        """
+        if self._inside >= self._room:
+            raise Overloaded(f"{self._inside} texts are generated or wait, that is the limit", 1.0)
+        self._inside += 1
+        try:
+            async with self._places:
+                async for piece in self._run(prompt, generation):
+                    yield piece
+        finally:
+            self._inside -= 1
+
+    async def _run(self, prompt: list[int], generation: Generation) -> AsyncIterator[Piece]:
+        from tokenizers.decoders import DecodeStream
+
+        loop = asyncio.get_running_loop()
+        tokenizer = self.tokenizer()
+        decoded = DecodeStream(skip_special_tokens=True)
+        held = _Held(generation.stop)
+        try:
+            stream = self._model.stream(prompt, **generation.options)
+            while True:
+                token = await loop.run_in_executor(self._thread, self._step, stream)
+                if token is None:
+                    break
+                ended = stream.finish_reason == "eos"
+                text = held.add("" if ended else decoded.step(tokenizer, token) or "")
+                if held.stopped or stream.finish_reason is not None:
+                    break
+                yield Piece(text, len(stream.tokens), None)
+                text = ""
+            length = stream.finish_reason == "length" and not held.stopped
+            rest = "" if token is None else text
+            reason = "length" if length else "stop"
+            yield Piece(rest + held.rest(), len(stream.tokens), reason)
+        except EdgecompileError as error:
+            raise translate(error) from None
+
+    def _step(self, stream: TokenStream) -> int | None:
+        self.running_since = self._clock()
+        try:
+            return next(stream, None)
+        finally:
+            self.running_since = None
+
+    def close(self) -> None:
+        """Ends its thread."""
+        self._thread.shutdown()
+
+
+class _Held:
+    """Gives text out as far as no stop can have begun in it."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._text = ""
+        self.stopped = False
+
+    def add(self, text: str) -> str:
+        """What can be given out now that ``text`` has come."""
+        self._text += text
+        found = [at for stop in self._stops if (at := self._text.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            given, self._text = self._text[: min(found)], ""
+            return given
+        keep = max((_overlap(self._text, stop) for stop in self._stops), default=0)
+        cut = len(self._text) - keep
+        given, self._text = self._text[:cut], self._text[cut:]
+        return given
+
+    def rest(self) -> str:
+        """What was held back and is no stop after all."""
+        return self._text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of ``text`` a stop may begin with."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0

@@ -1,0 +1,1 @@
+"""The ASGI application, and the connections that it is spoken to over."""

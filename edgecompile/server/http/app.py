@@ -1,0 +1,183 @@
+"""The ASGI application: addresses, keys, limits, and every failure as an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import math
+from typing import Any
+
+from edgecompile.server.errors import (
+    HeadersTooLarge,
+    MalformedHead,
+    ServerError,
+    Unauthorized,
+    UnknownModel,
+    WrongMethod,
+)
+from edgecompile.server.http.messages import (
+    Gone,
+    Handler,
+    Receive,
+    Request,
+    Response,
+    Scope,
+    Send,
+    openai_error,
+    plain_error,
+    split,
+    tei_error,
+)
+from edgecompile.server.http.routes import make_routes
+from edgecompile.server.http.state import State
+from edgecompile.server.serving import Repository
+from edgecompile.server.settings import Settings
+
+__all__ = ["App"]
+
+_log = logging.getLogger("edgecompile.server")
+
+#: Headers of a request at most.
+_MAX_HEADERS = 128
+#: Statuses that say nothing of a client: it went away.
+GONE = 499
+#: Addresses that anybody may ask, as probes bring no keys.
+_OPEN = frozenset(("/v2/health/live", "/v2/health/ready", "/health", "/metrics"))
+
+
+class App(State):
+    """Serves a repository's models; an ASGI application without a framework."""
+
+    def __init__(self, repository: Repository, settings: Settings) -> None:
+        super().__init__(repository, settings)
+        self._keys = [hashlib.sha256(key).digest() for key in settings.keys]
+        self._routes = make_routes(self)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, or the application's life where the server speaks of it."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        if scope["type"] != "http":
+            raise RuntimeError(f"no {scope['type']} here")
+        # Whoever owns the connection cancels it when the client goes away.
+        scope["edgecompile.task"] = asyncio.current_task()
+        request = Request(scope, receive)
+        name = "unknown"
+        self.metrics.in_flight += 1
+        status = GONE
+        try:
+            try:
+                self._check_head(scope, request)
+                name, handler = self._find(request, scope)
+                response = await handler(request)
+            except ServerError as error:
+                response = self._refuse(request, error)
+            except (asyncio.CancelledError, Gone):
+                raise
+            except Exception:
+                _log.exception("%s %s", request.method, request.path)
+                response = self._refuse(request, ServerError("a bug in the server; see its log"))
+            status = response.status
+            try:
+                await self._send(response, send)
+            finally:
+                if response.stream is not None:
+                    await response.stream.aclose()  # type: ignore[attr-defined]
+        except Gone:
+            pass
+        except asyncio.CancelledError:
+            status = GONE
+            if not scope.get("edgecompile.gone"):
+                raise
+        finally:
+            self.metrics.in_flight -= 1
+            self.metrics.request(name, status)
+
+    async def _send(self, response: Response, send: Send) -> None:
+        headers = [(b"content-type", response.media), *response.headers]
+        if self.draining:
+            headers.append((b"connection", b"close"))
+        if response.stream is None:
+            headers.append((b"content-length", b"%d" % len(response.body)))
+        start = {"type": "http.response.start", "status": response.status, "headers": headers}
+        await send(start)
+        if response.stream is not None:
+            async for piece in response.stream:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": response.body})
+
+    def _find(self, request: Request, scope: Scope) -> tuple[str, Handler]:
+        path = request.path
+        methods = self._routes.get(path)
+        name = path
+        if methods is None:
+            request.parts = parts = split(scope.get("raw_path") or path.encode())
+            # /v2/models/NAME[/versions/VERSION][/VERB]
+            if parts[:2] == ["v2", "models"] and len(parts) > 2 and parts[2]:
+                versioned = len(parts) > 4 and parts[3] == "versions"
+                tail = parts[5:] if versioned else parts[3:]
+                request.parts = [parts[2], parts[4] if versioned else ""]
+                name = "/v2/models/{model}" + "".join(f"/{part}" for part in tail)
+                methods = self._routes.get(name)
+            if methods is None:
+                raise UnknownModel(f"there is nothing at {path!r:.200}; see /openapi.json")
+        if self._keys and path not in _OPEN:
+            self._check_key(request)
+        method = "GET" if request.method == "HEAD" else request.method
+        handler = methods.get(method)
+        if handler is None:
+            error = WrongMethod(f"{path} takes {', '.join(methods)}")
+            error.allow = ", ".join(methods)
+            raise error
+        return name, handler
+
+    def _check_head(self, scope: Scope, request: Request) -> None:
+        """What a parser may let through, and another one in front of it may have read otherwise."""
+        headers = scope["headers"]
+        size = sum([len(name) + len(value) for name, value in headers])
+        most = self.settings.limits.header_bytes
+        if len(headers) > _MAX_HEADERS or size > most:
+            raise HeadersTooLarge(f"at most {_MAX_HEADERS} headers, together of {most} bytes")
+        if scope.get("http_version", "1.1") not in ("1.0", "1.1", "2", "3"):
+            raise MalformedHead("the version of HTTP must be 1.0 or 1.1")
+        coding = request.headers.get(b"transfer-encoding")
+        if coding is not None:
+            if coding.lower() != b"chunked":
+                raise MalformedHead(f"Transfer-Encoding {coding!r:.50} must be chunked")
+            if b"content-length" in request.headers:
+                raise MalformedHead("give a Content-Length or a Transfer-Encoding, not both")
+
+    def _check_key(self, request: Request) -> None:
+        scheme, _, key = request.headers.get(b"authorization", b"").partition(b" ")
+        # Hashes: of one length whatever was given, and no time tells how much of a key was right.
+        digest = hashlib.sha256(key.strip()).digest()
+        found = [hmac.compare_digest(digest, known) for known in self._keys]
+        if scheme.lower() != b"bearer" or not any(found):
+            raise Unauthorized("needs the header Authorization: Bearer KEY, with one of its keys")
+
+    def _refuse(self, request: Request, error: ServerError) -> Response:
+        path = request.path
+        form = openai_error if path.startswith("/v1/") else plain_error
+        if path in ("/embed", "/rerank", "/predict", "/info", "/health"):
+            form = tei_error
+        headers: list[tuple[bytes, bytes]] = []
+        if error.retry_after is not None:
+            headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))))
+        if isinstance(error, WrongMethod):
+            headers.append((b"allow", error.allow.encode()))
+        if isinstance(error, (HeadersTooLarge, MalformedHead)):
+            headers.append((b"connection", b"close"))
+        if isinstance(error, Unauthorized):
+            headers.append((b"www-authenticate", b"Bearer"))
+        return Response(error.status, form(error), headers=headers)
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    while True:
+        message: dict[str, Any] = await receive()
+        await send({"type": message["type"] + ".complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

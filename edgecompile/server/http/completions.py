@@ -1,0 +1,101 @@
+"""The routes that generate: /v1/completions and /v1/chat/completions, plain and as events."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+
+from edgecompile.server.errors import NotReady, ServerError, Unprocessable
+from edgecompile.server.generation import Piece
+from edgecompile.server.http.messages import Request, Response, openai_error
+from edgecompile.server.http.state import State
+from edgecompile.server.protocol.completions import (
+    DONE,
+    CompletionRequest,
+    Frame,
+    read_completion,
+    usage,
+)
+from edgecompile.server.serving import ServedModel
+
+_EVENTS = b"text/event-stream"
+
+
+class CompletionRoutes:
+    """OpenAI's routes of texts that go on."""
+
+    def __init__(self, app: State) -> None:
+        self._app = app
+
+    async def complete(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        return await self._answer(request, chat=False)
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        return await self._answer(request, chat=True)
+
+    async def _answer(self, request: Request, chat: bool) -> Response:
+        body = await request.body(self._app.settings.limits.body_bytes)
+        asked = read_completion(body, chat)
+        model = self._app.repository.get(asked.model)
+        if not model.ready:
+            raise NotReady(f"{model.name} isn't ready", 1.0)
+        generator = model.generator
+        if generator is None:
+            raise Unprocessable(f"{model.name} generates nothing\nhint: it isn't a language model")
+        if asked.messages is not None:
+            raise Unprocessable(
+                f"{model.name}: a bundle holds no chat template\nhint: write the turns as the model "
+                "expects them, and ask /v1/completions"
+            )
+        prompt = generator.read(asked.generation)
+        pieces = generator.run(prompt, asked.generation)
+        # What is wrong with the options is told before the status is.
+        first = await anext(pieces)
+        frame = Frame(f"cmpl-{uuid.uuid4().hex}", int(time.time()), model.name, chat)
+        follow = self._count(model, first, pieces)
+        if asked.stream:
+            headers = [(b"cache-control", b"no-cache")]
+            stream = _events(frame, asked, follow, len(prompt))
+            return Response(media=_EVENTS, headers=headers, stream=stream)
+        text, last = "", first
+        async for last in follow:
+            text += last.text
+        assert last.finish_reason is not None
+        counts = usage(len(prompt), last.tokens)
+        return Response(body=frame.whole(text, last.finish_reason, counts))
+
+    async def _count(
+        self, model: ServedModel, first: Piece, pieces: AsyncIterator[Piece]
+    ) -> AsyncIterator[Piece]:
+        """The pieces from the first one on; their tokens are counted."""
+        last = first
+        try:
+            yield first
+            async for piece in pieces:
+                last = piece
+                yield piece
+        finally:
+            self._app.metrics.tokens(model.name, last.tokens)
+            await pieces.aclose()  # type: ignore[attr-defined]
+
+
+async def _events(
+    frame: Frame, asked: CompletionRequest, pieces: AsyncIterator[Piece], prompt: int
+) -> AsyncIterator[bytes]:
+    tokens, first = 0, True
+    try:
+        async for piece in pieces:
+            tokens = piece.tokens
+            if piece.text or piece.finish_reason or first:
+                yield frame.event(piece.text, piece.finish_reason, first)
+            first = False
+        if asked.with_usage:
+            yield frame.usage(usage(prompt, tokens))
+        yield DONE
+    except ServerError as error:  # the status is out already
+        yield b"data: %b\n\n" % openai_error(error)
+    finally:
+        await pieces.aclose()  # type: ignore[attr-defined]

@@ -1,0 +1,90 @@
+"""The routes of the Open Inference Protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgecompile.server.errors import NotReady, Unprocessable
+from edgecompile.server.http.messages import JSON, Request, Response
+from edgecompile.server.http.state import State
+from edgecompile.server.protocol.documents import dump
+from edgecompile.server.protocol.v2 import check_texts, describe, format_answer, read_request
+from edgecompile.server.serving import Answer, ServedModel, TextAnswer
+
+_HEADER_LENGTH = b"inference-header-content-length"
+_BINARY = b"application/octet-stream"
+
+
+class InferRoutes:
+    """/v2/models/NAME[/versions/VERSION]…"""
+
+    def __init__(self, app: State) -> None:
+        self._app = app
+
+    def _model(self, request: Request) -> ServedModel:
+        name, version = request.parts
+        return self._app.repository.get(name, version)
+
+    async def metadata(self, request: Request) -> Response:
+        """GET: inputs and outputs."""
+        model = self._model(request)
+        versions = self._app.repository.versions(model.name)
+        return Response(body=dump(describe(model.name, versions, model.model.manifest)))
+
+    async def ready(self, request: Request) -> Response:
+        """GET …/ready."""
+        model = self._model(request)
+        if self._app.draining or not model.ready:
+            raise NotReady(f"{model.name} isn't ready", 1.0)
+        return Response(body=dump({"name": model.name, "ready": True}))
+
+    async def infer(self, request: Request) -> Response:
+        """POST …/infer: tensors, or texts as one tensor of BYTES."""
+        limits = self._app.settings.limits
+        model = self._model(request)
+        body = await request.body(limits.body_bytes)
+        asked = read_request(body, request.headers.get(_HEADER_LENGTH), limits.elements)
+        timeout = self._app.settings.slo_s if asked.timeout_s is None else asked.timeout_s
+        deadline = None if timeout is None else model.clock() + timeout
+        texts = check_texts(asked.inputs, limits.texts)
+        answer: Answer | TextAnswer
+        if texts is None:
+            answer = await model.infer(
+                asked.inputs, outputs=asked.outputs, deadline=deadline, priority=asked.priority
+            )
+            outputs = answer.outputs
+        else:
+            model.check_outputs(asked.outputs)
+            answer = await model.encode(texts, deadline=deadline, priority=asked.priority)
+            names = asked.outputs or [item.name for item in model.model.manifest.outputs]
+            outputs = {name: stack(answer, name) for name in names}
+        self._app.metrics.answer(model.name, answer)
+        found, length = format_answer(model.name, model.version, asked, outputs)
+        headers = timing(answer)
+        if length is None:
+            return Response(body=found, media=JSON, headers=headers)
+        headers.append((_HEADER_LENGTH, b"%d" % length))
+        return Response(body=found, media=_BINARY, headers=headers)
+
+
+def stack(answer: TextAnswer, name: str) -> NDArray[Any]:
+    """An output of all texts as one array [texts, …].
+
+    Raises:
+        Unprocessable: it has a size of its own for each text.
+    """
+    rows = [item[name] for item in answer.outputs]
+    if len({row.shape for row in rows}) > 1:
+        raise Unprocessable(f"{name} has a size of its own for each text: ask for them one by one")
+    return np.stack(rows)
+
+
+def timing(answer: Answer | TextAnswer) -> list[tuple[bytes, bytes]]:
+    """Milliseconds in the queue and of the run, named as text-embeddings-inference does."""
+    return [
+        (b"x-queue-time", b"%.3f" % (answer.queue_s * 1e3)),
+        (b"x-inference-time", b"%.3f" % (answer.run_s * 1e3)),
+    ]

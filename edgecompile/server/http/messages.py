@@ -1,0 +1,134 @@
+"""A request as handlers see it, and what they answer with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from edgecompile.server.errors import BadRequest, ServerError, TooLarge, WrongMedia
+from edgecompile.server.protocol.documents import dump
+
+JSON = b"application/json"
+#: A body over the limit is read on and dropped up to so many bytes, for a client that is cut off in
+#: the midst of it may never read why.
+_DROPPED = 64 << 20
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+@dataclass
+class Response:
+    """An answer; a ``stream`` is sent behind ``body`` as it comes."""
+
+    status: int = 200
+    body: bytes = b""
+    media: bytes = JSON
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    stream: AsyncIterator[bytes] | None = None
+
+
+class Gone(Exception):
+    """The client went away before its request was whole."""
+
+
+class Request:
+    """One request; made by the application."""
+
+    __slots__ = ("_receive", "headers", "method", "parts", "path")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        #: The parts of the path, decoded one by one, where a pattern has a place for them.
+        self.parts: list[str] = []
+        self._receive = receive
+
+    async def body(self, most: int) -> bytes:
+        """The whole body.
+
+        Raises:
+            TooLarge: it has over ``most`` bytes; nothing of it was kept or read by a parser.
+            WrongMedia: it is compressed.
+            Gone: it never came whole.
+        """
+        coding = self.headers.get(b"content-encoding", b"identity").lower()
+        if coding not in (b"", b"identity"):
+            raise WrongMedia(f"Content-Encoding {coding!r:.50}: bodies aren't to be compressed")
+        too_large = TooLarge(f"the body may have at most {most} bytes")
+        declared = self.headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > most and b"expect" in self.headers:
+            raise too_large
+        message = await self._receive()
+        if message["type"] != "http.request":
+            raise Gone
+        if not message.get("more_body"):
+            whole: bytes = message.get("body", b"")
+            if len(whole) > most:
+                raise too_large
+            return whole
+        chunks, size = [message.get("body", b"")], len(message.get("body", b""))
+        while message.get("more_body"):
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise Gone
+            size += len(message.get("body", b""))
+            if size <= most:
+                chunks.append(message.get("body", b""))
+            else:
+                chunks.clear()
+                if size > most + _DROPPED:
+                    raise too_large
+        if size > most:
+            raise too_large
+        return b"".join(chunks)
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def split(raw_path: bytes) -> list[str]:
+    """The parts of a path, percent signs decoded within each.
+
+    Raises:
+        BadRequest: they aren't UTF-8.
+    """
+    try:
+        return [
+            unquote(part, errors="strict") if "%" in part else part
+            for part in raw_path.decode("ascii").strip("/").split("/")
+        ]
+    except UnicodeDecodeError:
+        raise BadRequest("the path isn't UTF-8") from None
+
+
+def plain_error(error: ServerError) -> bytes:
+    """The Open Inference Protocol's form."""
+    return dump({"error": error.message})
+
+
+def openai_error(error: ServerError) -> bytes:
+    """OpenAI's form."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return dump(
+        {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}
+    )
+
+
+_TEI = {
+    400: "Validation",
+    404: "Validation",
+    413: "Validation",
+    422: "Validation",
+    429: "Overloaded",
+    503: "Unhealthy",
+}
+
+
+def tei_error(error: ServerError) -> bytes:
+    """The form of text-embeddings-inference."""
+    return dump({"error": error.message, "error_type": _TEI.get(error.status, "Backend")})

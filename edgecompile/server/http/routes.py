@@ -1,0 +1,94 @@
+"""Which handler answers at which address."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from edgecompile import __version__
+from edgecompile.server.errors import NotReady
+from edgecompile.server.http.completions import CompletionRoutes
+from edgecompile.server.http.infer import InferRoutes
+from edgecompile.server.http.messages import JSON, Handler, Request, Response
+from edgecompile.server.http.metrics import CONTENT_TYPE
+from edgecompile.server.http.state import State
+from edgecompile.server.http.texts import TextRoutes
+from edgecompile.server.protocol.documents import dump
+from edgecompile.server.protocol.openapi import make_document
+from edgecompile.server.protocol.v2 import EXTENSIONS
+
+
+def make_routes(app: State) -> Mapping[str, Mapping[str, Handler]]:
+    """Handlers by address and method; ``{model}`` stands for a name and perhaps a version."""
+    own, infer, texts = _OwnRoutes(app), InferRoutes(app), TextRoutes(app)
+    completions = CompletionRoutes(app)
+    model = "/v2/models/{model}"
+    gets = {
+        "/v2": own.server,
+        "/v2/health/live": own.live,
+        "/v2/health/ready": own.ready,
+        "/health": own.ready,
+        "/metrics": own.metrics,
+        "/openapi.json": own.openapi,
+        "/v1/models": own.models,
+        "/info": texts.info,
+        model: infer.metadata,
+        model + "/ready": infer.ready,
+    }
+    posts = {
+        model + "/infer": infer.infer,
+        "/v1/embeddings": texts.embeddings,
+        "/embed": texts.embed,
+        "/rerank": texts.rerank,
+        "/predict": texts.predict,
+        "/v1/completions": completions.complete,
+        "/v1/chat/completions": completions.chat,
+    }
+    return {
+        **{path: {"GET": handler} for path, handler in gets.items()},
+        **{path: {"POST": handler} for path, handler in posts.items()},
+    }
+
+
+class _OwnRoutes:
+    """What the server says of itself."""
+
+    def __init__(self, app: State) -> None:
+        self._app = app
+        self._started = int(time.time())
+
+    async def server(self, request: Request) -> Response:
+        """GET /v2."""
+        found = {"name": "edgecompile", "version": __version__, "extensions": list(EXTENSIONS)}
+        return Response(body=dump(found))
+
+    async def live(self, request: Request) -> Response:
+        """GET /v2/health/live: fails when a run is stuck."""
+        stuck = self._app.stuck()
+        if stuck is not None:
+            raise NotReady(stuck)
+        return Response(body=dump({"live": True}))
+
+    async def ready(self, request: Request) -> Response:
+        """GET /v2/health/ready and /health: fails until golden vectors passed, and when it ends."""
+        self._app.check_ready()
+        return Response(body=dump({"ready": True, "live": True}))
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        app = self._app
+        text = app.metrics.text(app.repository, app.connections(), app.draining)
+        return Response(body=text, media=CONTENT_TYPE)
+
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        return Response(body=dump(make_document(__version__, bool(self._app.settings.keys))))
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models, as OpenAI has it."""
+        names = dict.fromkeys(model.name for model in self._app.repository)
+        data = [
+            {"id": n, "object": "model", "created": self._started, "owned_by": "edgecompile"}
+            for n in names
+        ]
+        return Response(body=dump({"object": "list", "data": data}), media=JSON)

@@ -1,0 +1,46 @@
+"""What the application and its handlers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgecompile.server.errors import NotReady
+from edgecompile.server.http.metrics import Metrics
+from edgecompile.server.serving import Repository
+from edgecompile.server.settings import Settings
+
+
+class State:
+    """The models of a worker and how it is.
+
+    Attributes:
+        repository: the models.
+        settings: limits and keys.
+        metrics: its counters.
+        draining: set once the server is about to end: not ready any more, and each answer closes
+            its connection.
+        connections: gives how many are open, where that is known.
+    """
+
+    def __init__(self, repository: Repository, settings: Settings) -> None:
+        self.repository = repository
+        self.settings = settings
+        self.metrics = Metrics()
+        self.draining = False
+        self.connections: Callable[[], int] = lambda: 0
+
+    def stuck(self) -> str | None:
+        """What has been running for too long, or None."""
+        for model in self.repository:
+            since = model.running_since
+            if since is not None and model.clock() - since > self.settings.stuck_s:
+                return f"{model.name} has been running for {model.clock() - since:.0f} s"
+        return None
+
+    def check_ready(self) -> None:
+        """Raises NotReady unless every model takes requests."""
+        if self.draining:
+            raise NotReady("the server is about to end", 1.0)
+        waiting = [model.name for model in self.repository if not model.ready]
+        if waiting:
+            raise NotReady(f"not ready yet: {', '.join(waiting)}", 1.0)

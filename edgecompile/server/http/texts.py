@@ -1,0 +1,103 @@
+"""The routes that take texts: OpenAI's embeddings, and those of text-embeddings-inference."""
+
+from __future__ import annotations
+
+from edgecompile import __version__
+from edgecompile.server.errors import UnknownModel
+from edgecompile.server.http.infer import stack, timing
+from edgecompile.server.http.messages import Request, Response
+from edgecompile.server.http.state import State
+from edgecompile.server.protocol import openai, tei
+from edgecompile.server.protocol.documents import dump
+from edgecompile.server.protocol.texts import (
+    Item,
+    embedding_output,
+    scores_output,
+    shorten_rows,
+    to_scores,
+)
+from edgecompile.server.serving import ServedModel, TextAnswer
+
+
+class TextRoutes:
+    """Those of text-embeddings-inference name no model: they mean the first one that was given."""
+
+    def __init__(self, app: State) -> None:
+        self._app = app
+        self._limits = app.settings.limits
+
+    def _first(self) -> ServedModel:
+        for model in self._app.repository:
+            return model
+        raise UnknownModel("this server has no model")
+
+    async def _body(self, request: Request) -> bytes:
+        return await request.body(self._limits.body_bytes)
+
+    async def _encode(
+        self, model: ServedModel, items: list[Item], prompt: str | None, truncate: bool
+    ) -> TextAnswer:
+        slo = self._app.settings.slo_s
+        deadline = None if slo is None else model.clock() + slo
+        answer = await model.encode(items, prompt=prompt, truncate=truncate, deadline=deadline)
+        self._app.metrics.answer(model.name, answer)
+        return answer
+
+    async def embeddings(self, request: Request) -> Response:
+        """POST /v1/embeddings."""
+        asked = openai.read_embeddings(await self._body(request), self._limits.texts)
+        model = self._app.repository.get(asked.model)
+        name = embedding_output(model.model.manifest)
+        answer = await self._encode(model, asked.items, None, True)
+        cut = asked.dimensions is not None
+        rows = shorten_rows(stack(answer, name), asked.dimensions, normalize=cut)
+        tokens = sum(len(text.ids) for text in answer.texts)
+        body = openai.format_embeddings(asked, model.name, rows, tokens)
+        return Response(body=body, headers=timing(answer))
+
+    async def embed(self, request: Request) -> Response:
+        """POST /embed."""
+        asked = tei.read_embed(await self._body(request), self._limits.texts)
+        model = self._first()
+        name = embedding_output(model.model.manifest)
+        answer = await self._encode(model, asked.items, asked.prompt, asked.truncate)
+        rows = shorten_rows(stack(answer, name), asked.dimensions, asked.normalize)
+        return Response(body=tei.format_embed(rows), headers=timing(answer))
+
+    async def rerank(self, request: Request) -> Response:
+        """POST /rerank."""
+        asked = tei.read_rerank(await self._body(request), self._limits.texts)
+        model = self._first()
+        name = scores_output(model.model.manifest)
+        pairs: list[Item] = [(asked.query, text) for text in asked.texts]
+        answer = await self._encode(model, pairs, None, asked.truncate)
+        scores = to_scores(name, stack(answer, name), asked.raw)[:, 0]
+        return Response(body=tei.format_rerank(asked, scores.tolist()), headers=timing(answer))
+
+    async def predict(self, request: Request) -> Response:
+        """POST /predict."""
+        asked = tei.read_predict(await self._body(request), self._limits.texts)
+        model = self._first()
+        manifest = model.model.manifest
+        name = scores_output(manifest)
+        answer = await self._encode(model, list(asked.texts), None, asked.truncate)
+        scores = to_scores(name, stack(answer, name), asked.raw)
+        labels = manifest.labels.get(name) or [f"LABEL_{i}" for i in range(scores.shape[1])]
+        body = tei.format_predict(asked, scores, labels)
+        return Response(body=body, headers=timing(answer))
+
+    async def info(self, request: Request) -> Response:
+        """GET /info."""
+        model = self._first()
+        manifest = model.model.manifest
+        text = manifest.text
+        found = {
+            "model_id": model.name,
+            "model_sha": model.version,
+            "model_dtype": manifest.precision,
+            "model_type": {"labels": {k: list(v) for k, v in manifest.labels.items()}},
+            "max_input_length": None if text is None else text.max_length,
+            "max_client_batch_size": self._limits.texts,
+            "version": __version__,
+        }
+        return Response(body=dump(found))

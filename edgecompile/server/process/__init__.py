@@ -1,0 +1,1 @@
+"""The processes: one that owns the sockets, and workers that may die."""

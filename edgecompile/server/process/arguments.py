@@ -1,0 +1,166 @@
+"""The options of a server, as its command line and its worker share them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgecompile.runtime.errors import InputError
+from edgecompile.server.settings import Limits, Settings
+
+__all__ = ["Arguments", "add_options", "read_arguments"]
+
+_MAX_KEYS_BYTES = 1 << 20
+_LIMITS = {
+    "body_bytes": ("BYTES", "take bodies of at most BYTES"),
+    "elements": ("N", "take tensors of at most N elements together"),
+    "texts": ("N", "take at most N texts in a request"),
+    "queue": ("N", "let at most N requests wait for a model; further ones get 429"),
+    "connections": ("N", "keep at most N connections open"),
+    "generations": ("N", "generate at most N texts at once"),
+    "header_s": ("SECONDS", "give headers SECONDS to come whole"),
+    "body_s": ("SECONDS", "give a body SECONDS to come whole"),
+    "idle_s": ("SECONDS", "close a connection that is idle for SECONDS"),
+    "write_s": ("SECONDS", "close a connection whose client reads nothing for SECONDS"),
+}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a server was asked for.
+
+    Attributes:
+        bundles: (name or None for the bundle's own, path) of each.
+        host, port: what to listen on; port 0: any free one.
+        settings: of the workers.
+        watch_s: seconds between two looks whether a bundle was replaced; 0: never.
+    """
+
+    bundles: tuple[tuple[str | None, str], ...]
+    host: str
+    port: int
+    settings: Settings
+    watch_s: float
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All options, and the bundles."""
+    add = parser.add_argument
+    add("bundles", metavar="BUNDLE", nargs="+", help="a bundle's folder, or NAME=FOLDER")
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help="listen on ADDRESS (0.0.0.0: all)")
+    add("--port", type=int, default=8000, metavar="N", help="listen on port N (0: any free one)")
+    add("--threads", type=int, metavar="N", help="run with N threads instead of one for each CPU")
+    add("--api-keys", metavar="FILE", help="ask for a bearer key, one of the lines of FILE")
+    add(
+        "--slo",
+        type=float,
+        metavar="MS",
+        help="refuse what can't be answered within MS milliseconds",
+    )
+    add(
+        "--watch",
+        type=float,
+        default=0,
+        metavar="SECONDS",
+        help="look every SECONDS whether a bundle was replaced, and serve the new one; SIGHUP does so at once",
+    )
+    add(
+        "--stuck-after",
+        type=float,
+        default=60,
+        metavar="SECONDS",
+        help="restart a worker whose run takes over SECONDS",
+    )
+    add(
+        "--drain-delay",
+        type=float,
+        default=0.5,
+        metavar="SECONDS",
+        help="go on listening for SECONDS after SIGTERM",
+    )
+    add(
+        "--drain-timeout",
+        type=float,
+        default=30,
+        metavar="SECONDS",
+        help="then give requests under way SECONDS to end",
+    )
+    defaults = Limits()
+    for name, (metavar, text) in _LIMITS.items():
+        value = getattr(defaults, name)
+        option = (
+            "--max-" + name.replace("_", "-")
+            if isinstance(value, int)
+            else f"--{name[:-2]}-timeout"
+        )
+        add(option, dest=name, type=type(value), default=value, metavar=metavar, help=text)
+
+
+def read_arguments(options: argparse.Namespace) -> Arguments:
+    """What the options mean.
+
+    Raises:
+        InputError: lists what is wrong with them.
+    """
+    problems: list[str] = []
+    values: dict[str, Any] = {name: getattr(options, name) for name in _LIMITS}
+    for name in (*_LIMITS, "drain_delay", "drain_timeout", "stuck_after", "watch"):
+        value = getattr(options, name)
+        least = 0 if name in ("drain_delay", "drain_timeout", "watch") else 1e-3
+        if not least <= value < float("inf"):
+            problems.append(f"--{name.replace('_', '-')} is {value}, must be over 0")
+    if not 0 <= options.port < 65536:
+        problems.append(f"--port is {options.port}, must be in 0..65535")
+    if options.threads is not None and options.threads < 1:
+        problems.append(f"--threads is {options.threads}, must be from 1 on")
+    if options.slo is not None and not 0 < options.slo < 1e9:
+        problems.append(f"--slo is {options.slo}, must be milliseconds over 0")
+    keys = () if options.api_keys is None else _read_keys(options.api_keys, problems)
+    bundles = [_split(item) for item in options.bundles]
+    for called, path in bundles:
+        if not os.path.isdir(path):
+            problems.append(f"{path} isn't a bundle's folder")
+        if called is not None and not called.isprintable():
+            problems.append(f"{called!r} can't be a model's name")
+    if problems:
+        raise InputError("\n  ".join(["the server can't be started:", *problems]))
+    settings = Settings(
+        limits=Limits(**values),
+        keys=keys,
+        slo_s=None if options.slo is None else options.slo / 1e3,
+        stuck_s=options.stuck_after,
+        drain_delay_s=options.drain_delay,
+        drain_s=options.drain_timeout,
+        threads=options.threads,
+    )
+    return Arguments(tuple(bundles), options.host, options.port, settings, options.watch)
+
+
+def _split(item: str) -> tuple[str | None, str]:
+    name, sign, path = item.partition("=")
+    return (name, path) if sign and name and os.sep not in name else (None, item)
+
+
+def _read_keys(path: str, problems: list[str]) -> tuple[bytes, ...]:
+    try:
+        with open(path, "rb") as file:
+            lines = file.read(_MAX_KEYS_BYTES).split(b"\n")
+    except OSError as error:
+        problems.append(f"--api-keys {path}: {error.strerror}")
+        return ()
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith(b"#"))
+    if not keys:
+        problems.append(f"--api-keys {path} holds no key")
+    if any(len(key) < 8 for key in keys):
+        problems.append(f"--api-keys {path}: a key must have at least 8 characters")
+    return keys
+
+
+def parse(arguments: Sequence[str]) -> Arguments:
+    """The arguments of a worker, which the supervisor has read before."""
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return read_arguments(parser.parse_args(arguments))

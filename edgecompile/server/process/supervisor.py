@@ -1,0 +1,264 @@
+"""The process that owns the sockets: starts workers, replaces those that die or hang, and swaps them.
+
+It runs no model and speaks to no client. While no worker lives, connections wait in the sockets' queue.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import edgecompile
+from edgecompile.server.errors import StartError
+from edgecompile.server.process.arguments import Arguments
+
+__all__ = ["Supervisor"]
+
+_log = logging.getLogger("edgecompile.server")
+_BACKLOG = 2048
+#: Seconds without a word after which a worker that was ready counts as dead.
+_SILENCE = 10.0
+#: Seconds until a worker that dies again and again is started anew: doubled each time.
+_FIRST_DELAY, _LAST_DELAY = 0.1, 30.0
+#: A worker that lived so long wasn't a bad start.
+_SETTLED = 10.0
+
+
+class _Child:
+    """A worker process."""
+
+    def __init__(self, sockets: Sequence[socket.socket], arguments: Sequence[str]) -> None:
+        self.report, write = os.pipe()
+        os.set_blocking(self.report, False)
+        os.set_blocking(write, False)
+        numbers = [item.fileno() for item in sockets]
+        command = [sys.executable, "-m", "edgecompile.server.process.worker"]
+        command += ["--sockets", ",".join(map(str, numbers)), "--report", str(write), "--"]
+        # The very package that runs here, whatever lies in the working directory.
+        root = str(Path(edgecompile.__file__).parents[1])
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
+        self.process = subprocess.Popen(
+            [*command, *arguments],
+            pass_fds=(*numbers, write),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            # A terminal's Ctrl-C is the supervisor's; it ends its workers in order.
+            start_new_session=True,
+        )
+        os.close(write)
+        self.started = self.heard = time.monotonic()
+        self.ready = False
+
+    def listen(self) -> bool:
+        """Reads what it told; False once it has ended."""
+        try:
+            data = os.read(self.report, 65536)
+        except BlockingIOError:
+            return True
+        self.heard = time.monotonic()
+        self.ready |= b"ready\n" in data
+        return bool(data)
+
+    def close(self) -> int:
+        """Waits for its end; its exit code."""
+        os.close(self.report)
+        return self.process.wait()
+
+
+class Supervisor:
+    """Keeps one worker serving.
+
+    Args:
+        asked: the options, read.
+        arguments: the same, as the worker reads them.
+        tell_json: whether to say on stdout, as an object, when the server is ready.
+    """
+
+    def __init__(self, asked: Arguments, arguments: Sequence[str], tell_json: bool = False) -> None:
+        self._asked = asked
+        self._arguments = list(arguments)
+        self._tell_json = tell_json
+        self._sockets: list[socket.socket] = []
+        self._selector = selectors.DefaultSelector()
+        self._current: _Child | None = None
+        self._next: _Child | None = None
+        self._leaving: list[_Child] = []
+        self._delay = _FIRST_DELAY
+        self._start_at = 0.0
+        self._ending: float | None = None
+        self._swap = False
+        self._seen = self._fingerprints()
+        self._looked = time.monotonic()
+
+    def run(self) -> int:
+        """Serves until SIGTERM or SIGINT; returns the exit code.
+
+        Raises:
+            StartError: the address can't be had, or uvicorn isn't installed.
+        """
+        if importlib.util.find_spec("uvicorn") is None:
+            raise StartError(
+                "the server needs the Python package uvicorn, which isn't installed here",
+                "pip install edgecompile-server, or 'edgecompile[server]' on a build host",
+            )
+        self._open_sockets()
+        wake, woken = socket.socketpair()
+        for end in (wake, woken):
+            end.setblocking(False)
+        signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._on_end)
+        signal.signal(signal.SIGINT, self._on_end)
+        signal.signal(signal.SIGHUP, self._on_swap)
+        self._selector.register(wake, selectors.EVENT_READ, None)
+        self._current = self._start()
+        announced = False
+        while True:
+            for key, _ in self._selector.select(0.1):
+                if key.data is None:
+                    wake.recv(4096)
+                elif not key.data.listen():
+                    code = self._bury(key.data)
+                    if code is not None and not announced:
+                        self._close_sockets()
+                        return code
+            current = self._current
+            if current is not None and current.ready and not announced:
+                announced = True
+                self._announce()
+            if self._ending is not None:
+                if not self._finish():
+                    return 0
+            else:
+                self._tend()
+
+    def _open_sockets(self) -> None:
+        host, port = self._asked.host, self._asked.port
+        try:
+            found = socket.getaddrinfo(
+                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            for family, kind, protocol, _, address in dict.fromkeys(found):
+                item = socket.socket(family, kind, protocol)
+                self._sockets.append(item)
+                item.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    item.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                item.bind(address)
+                item.listen(_BACKLOG)
+                item.setblocking(False)
+        except OSError as error:
+            text = f"can't listen on {host} port {port}: {error.strerror or error}"
+            raise StartError(text, "choose another --port, or end what uses it") from None
+
+    def _close_sockets(self) -> None:
+        for item in self._sockets:
+            item.close()
+        self._sockets.clear()
+
+    def _start(self) -> _Child:
+        child = _Child(self._sockets, self._arguments)
+        self._selector.register(child.report, selectors.EVENT_READ, child)
+        return child
+
+    def _bury(self, child: _Child) -> int | None:
+        """Takes an ended worker out; its exit code if it was the one that served, or should have."""
+        self._selector.unregister(child.report)
+        code = child.close()
+        if child is self._next:
+            _log.warning("the new worker ended with %d: the old one goes on", code)
+            self._next = None
+            return None
+        if child is not self._current:
+            self._leaving.remove(child)
+            return None
+        self._current = None
+        if self._ending is None:
+            now = time.monotonic()
+            if now - child.started > _SETTLED:
+                self._delay = _FIRST_DELAY
+                self._start_at = now
+            else:
+                self._start_at = now + self._delay
+                self._delay = min(2 * self._delay, _LAST_DELAY)
+            _log.warning("worker %d ended with %d", child.process.pid, code)
+        return code if code > 0 else 1
+
+    def _tend(self) -> None:
+        """Starts, ends and swaps workers where that is due."""
+        now = time.monotonic()
+        if self._current is None:
+            if self._next is not None:
+                self._current, self._next = self._next, None
+            elif now >= self._start_at:
+                self._current = self._start()
+            return
+        if self._current.ready and now - self._current.heard > _SILENCE:
+            _log.warning("worker %d is stuck and is killed", self._current.process.pid)
+            self._current.process.kill()
+            self._current.heard = now
+        if self._asked.watch_s and now - self._looked > self._asked.watch_s:
+            self._looked = now
+            found = self._fingerprints()
+            self._swap |= found != self._seen and None not in found
+            self._seen = found
+        if self._swap and self._next is None and self._current.ready:
+            self._swap = False
+            self._seen = self._fingerprints()
+            self._next = self._start()
+        if self._next is not None and self._next.ready:
+            _log.info("worker %d takes over", self._next.process.pid)
+            self._current.process.send_signal(signal.SIGUSR1)
+            self._leaving.append(self._current)
+            self._current, self._next = self._next, None
+
+    def _finish(self) -> bool:
+        """Ends all workers; False once there are none."""
+        self._close_sockets()
+        settings = self._asked.settings
+        patience = settings.drain_delay_s + settings.drain_s + 5
+        children = [c for c in (self._current, self._next, *self._leaving) if c is not None]
+        assert self._ending is not None
+        for child in children:
+            if time.monotonic() - self._ending > patience:
+                child.process.kill()
+        return bool(children)
+
+    def _on_end(self, number: int, frame: FrameType | None) -> None:
+        if self._ending is None:
+            self._ending = time.monotonic()
+            for child in (self._current, self._next, *self._leaving):
+                if child is not None:
+                    child.process.terminate()
+
+    def _on_swap(self, number: int, frame: FrameType | None) -> None:
+        self._swap = True
+
+    def _fingerprints(self) -> list[tuple[int, int, int] | None]:
+        """Which manifest lies at each bundle's path."""
+        found: list[tuple[int, int, int] | None] = []
+        for _, path in self._asked.bundles:
+            try:
+                entry = os.stat(os.path.join(path, "manifest.json"))
+                found.append((entry.st_dev, entry.st_ino, entry.st_mtime_ns))
+            except OSError:
+                found.append(None)
+        return found
+
+    def _announce(self) -> None:
+        addresses = [item.getsockname() for item in self._sockets]
+        urls = [f"http://{f'[{a[0]}]' if ':' in a[0] else a[0]}:{a[1]}" for a in addresses]
+        _log.info("serving on %s", ", ".join(urls))
+        if self._tell_json:
+            print(json.dumps({"ready": True, "urls": urls, "pid": os.getpid()}), flush=True)

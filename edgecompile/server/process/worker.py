@@ -1,0 +1,151 @@
+"""A worker: opens the bundles, proves them, and serves on sockets that the supervisor owns.
+
+    python -m edgecompile.server.process.worker --sockets 3,4 --report 5 -- OPTIONS…
+
+What it tells the supervisor, a line each on the pipe ``--report``: "ready" once all models passed their
+golden vectors, "alive" every half second while its loop turns and no run is stuck.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from edgecompile.runtime import Model, open_bundle
+from edgecompile.runtime.call.replay import run_cases
+from edgecompile.runtime.errors import EdgecompileError, SelftestError
+from edgecompile.runtime.generation.golden import replay_generations
+from edgecompile.server.http.app import App
+from edgecompile.server.http.connections import Listener
+from edgecompile.server.process.arguments import Arguments, parse
+from edgecompile.server.serving import Repository, ServedModel
+
+#: A bundle that can't be served; starting it again wouldn't help.
+UNUSABLE = 3
+_BEAT = 0.5
+_log = logging.getLogger("edgecompile.server")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves until SIGTERM; returns the exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sockets", required=True)
+    parser.add_argument("--report", type=int, required=True)
+    parser.add_argument("rest", nargs="*")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(format="edgecompile[%(process)d]: %(message)s", level=logging.INFO)
+    asked = parse(options.rest)
+    sockets = [socket.socket(fileno=int(item)) for item in options.sockets.split(",")]
+    worker = Worker(asked, sockets, options.report)
+    try:
+        return _run(worker.serve())
+    except EdgecompileError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return UNUSABLE
+
+
+def _run(task: Any) -> int:
+    try:
+        import uvloop
+    except ImportError:
+        return int(asyncio.run(task))
+    code: int = uvloop.run(task)
+    return code
+
+
+class Worker:
+    """The models, the application and the listener of one process."""
+
+    def __init__(
+        self, asked: Arguments, sockets: Sequence[socket.socket], report: int | None
+    ) -> None:
+        self._asked = asked
+        self._sockets = sockets
+        self._report = report
+        self._repository = Repository()
+        self.app = App(self._repository, asked.settings)
+        self._end = asyncio.Event()
+        self._successor = False
+
+    async def serve(self) -> int:
+        """Opens and proves the bundles, serves until it is told to end, and drains."""
+        loop = asyncio.get_running_loop()
+        settings = self._asked.settings
+        # Probes are answered from the beginning, once all bundles are open and their names known.
+        for name, path in self._asked.bundles:
+            model = open_bundle(path, threads=settings.threads)
+            self._repository.add(ServedModel(model, name, limits=settings.limits))
+        listener = Listener(self.app)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end.set)
+        loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
+        for served in self._repository:
+            await loop.run_in_executor(None, prove, served.model)
+        await listener.start(self._sockets)
+        for served in self._repository:
+            served.ready = True
+        # What is there now stays: no collection has to look at it again.
+        gc.collect()
+        gc.freeze()
+        self._tell("ready")
+        beating = loop.create_task(self._beat())
+        await self._end.wait()
+        self.app.draining = True
+        if self._successor:
+            listener.stop_listening()
+        await asyncio.sleep(settings.drain_delay_s)
+        whole = await listener.close(settings.drain_s)
+        beating.cancel()
+        if not whole:
+            _log.warning("requests were cut off after %.0f s", settings.drain_s)
+        for served in self._repository:
+            await served.close()
+        return 0
+
+    def _hand_over(self) -> None:
+        """Another worker accepts on the same sockets."""
+        self._successor = True
+        self._end.set()
+
+    async def _beat(self) -> None:
+        while True:
+            if self.app.stuck() is None:
+                self._tell("alive")
+            await asyncio.sleep(_BEAT)
+
+    def _tell(self, word: str) -> None:
+        if self._report is not None:
+            try:
+                os.write(self._report, word.encode() + b"\n")
+            except BrokenPipeError:  # nobody looks after this process any more
+                self._end.set()
+            except BlockingIOError:  # the supervisor is stopped; it will read enough of them
+                pass
+
+
+def prove(model: Model) -> None:
+    """Repeats the golden vectors.
+
+    Raises:
+        SelftestError: they aren't reproduced within their tolerance.
+    """
+    results = [*run_cases(model), *replay_generations(model)]
+    if model.encoder is not None:
+        results += run_cases(model.encoder)
+    failed = [item for item in results if not item["ok"]]
+    if failed or not results:
+        first = failed[0].get("error", "") if failed else "it has none"
+        text = f"{model.path}: {len(failed)} of {len(results)} golden vectors failed: {first}"
+        raise SelftestError(text, "python3 BUNDLE selftest shows all of them")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

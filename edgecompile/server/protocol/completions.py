@@ -1,0 +1,149 @@
+"""OpenAI's /v1/completions and /v1/chat/completions: requests, answers, server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgecompile.server.errors import BadRequest, Unprocessable
+from edgecompile.server.generation import Generation
+from edgecompile.server.protocol.documents import dump, kind, load_object
+from edgecompile.server.protocol.openai import read_model
+from edgecompile.server.protocol.texts import number, read_ids
+
+DONE = b"data: [DONE]\n\n"
+_MAX_STOPS = 16
+_MAX_TOKENS = 1 << 31
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """A text to go on from; ``messages`` are those of a chat, else None."""
+
+    model: str
+    generation: Generation
+    messages: list[dict[str, Any]] | None
+    stream: bool
+    with_usage: bool
+
+
+def read_completion(body: bytes, chat: bool) -> CompletionRequest:
+    """Reads a body of /v1/completions, or of /v1/chat/completions.
+
+    Raises:
+        BadRequest: something is wrong with it.
+        Unprocessable: it asks for what isn't done here.
+    """
+    document = load_object(body)
+    for key, plain in (("n", 1), ("best_of", 1), ("echo", False), ("suffix", None), ("tools", [])):
+        if document.get(key) not in (None, plain):
+            raise Unprocessable(f"{key} isn't supported")
+    if document.get("logprobs") not in (None, False, 0):
+        raise Unprocessable("logprobs aren't supported")
+    stream = document.get("stream") or False
+    extra = document.get("stream_options") or {}
+    if not isinstance(stream, bool) or not isinstance(extra, dict):
+        raise BadRequest("stream must be true or false, stream_options an object")
+    messages = _read_messages(document.get("messages")) if chat else None
+    prompt = "" if chat else _read_prompt(document.get("prompt"))
+    most = document.get("max_completion_tokens", document.get("max_tokens"))
+    if most is None and not chat:
+        most = 16
+    options: dict[str, Any] = {
+        "max_new_tokens": number({"max_tokens": most}, "max_tokens", 1, _MAX_TOKENS, True),
+        # OpenAI's default.
+        "temperature": _default(number(document, "temperature", 0, 100, False), 1.0),
+        "top_p": number(document, "top_p", 1e-6, 1, False),
+        "seed": number(document, "seed", 0, (1 << 63) - 1, True),
+    }
+    return CompletionRequest(
+        read_model(document),
+        Generation(prompt, _read_stop(document.get("stop")), options),
+        messages,
+        stream,
+        bool(extra.get("include_usage")),
+    )
+
+
+def _default(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _read_prompt(value: Any) -> str | tuple[int, ...]:
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, list)):
+        value = value[0]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and isinstance(value[0], int):
+        return read_ids(value, "prompt").ids
+    if isinstance(value, list) and len(value) > 1:
+        raise Unprocessable("prompt: one text a request")
+    raise BadRequest("prompt must be a text or token ids")
+
+
+def _read_messages(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value:
+        raise BadRequest("messages must be a list of at least one message")
+    for index, item in enumerate(value):
+        if not isinstance(item, dict) or not isinstance(item.get("role"), str):
+            raise BadRequest(f"messages[{index}] must be an object with a role")
+        if not isinstance(item.get("content"), str):
+            found = kind(item.get("content"))
+            raise BadRequest(f"messages[{index}]: content must be a text, not a {found}")
+    return value
+
+
+def _read_stop(value: Any) -> tuple[str, ...]:
+    stops = [] if value is None else [value] if isinstance(value, str) else value
+    if (
+        not isinstance(stops, list)
+        or len(stops) > _MAX_STOPS
+        or any(not isinstance(item, str) or not item for item in stops)
+    ):
+        raise BadRequest(f"stop must be a text or a list of at most {_MAX_STOPS} texts")
+    return tuple(stops)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What all answers to one request have in common."""
+
+    id: str
+    created: int
+    model: str
+    chat: bool
+
+    def whole(self, text: str, reason: str, usage: Mapping[str, int]) -> bytes:
+        """The one answer."""
+        content: dict[str, Any] = (
+            {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        )
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": reason}
+        kind = "chat.completion" if self.chat else "text_completion"
+        return dump({**self._head(kind), "choices": [choice], "usage": usage})
+
+    def event(self, text: str, reason: str | None, first: bool) -> bytes:
+        """A piece of it, as a server-sent event."""
+        content: dict[str, Any] = {"text": text}
+        if self.chat:
+            role = {"role": "assistant"} if first else {}
+            content = {"delta": {**role, "content": text}}
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": reason}
+        return self._event([choice])
+
+    def usage(self, usage: Mapping[str, int]) -> bytes:
+        """The last event where usage was asked for."""
+        return self._event([], usage=usage)
+
+    def _event(self, choices: list[Any], **more: Any) -> bytes:
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        return b"data: %b\n\n" % dump({**self._head(kind), "choices": choices, **more})
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def usage(prompt: int, new: int) -> dict[str, int]:
+    """How many tokens went in and came out."""
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}

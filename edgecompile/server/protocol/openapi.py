@@ -1,0 +1,260 @@
+"""The server's interface as an OpenAPI document, version 3.1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+_IDS: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+    "minItems": 1,
+}
+_ITEMS = {
+    "description": "a text, texts, token ids, or lists of token ids",
+    "anyOf": [
+        {"type": "string"},
+        _TEXTS,
+        _IDS,
+        {"type": "array", "items": {"anyOf": [{"type": "string"}, _IDS]}, "minItems": 1},
+    ],
+}
+_FLAG = {"type": ["boolean", "null"]}
+_PARAMETERS = {"type": ["object", "null"]}
+_DIMENSIONS = {"type": ["integer", "null"], "minimum": 1, "maximum": 65536}
+_DATATYPE = {
+    "type": "string",
+    "enum": [
+        "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
+        "FP16", "FP32", "FP64", "BYTES",
+    ],
+}  # fmt: skip
+
+
+def _object(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    entry: dict[str, Any] = {"type": "object", "properties": properties}
+    if required:
+        entry["required"] = list(required)
+    return entry
+
+
+_SIZES = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 16}
+_SHAPE = {"type": "array", "items": {"type": "integer", "minimum": -1}}
+_TENSOR = _object(
+    ("name", "datatype", "shape"),
+    name={"type": "string", "minLength": 1},
+    datatype=_DATATYPE,
+    shape=_SIZES,
+    parameters=_PARAMETERS,
+    data={"type": "array"},
+)
+_INFER = _object(
+    ("inputs",),
+    id={"type": ["string", "null"]},
+    parameters={
+        **_object(
+            timeout={
+                "type": ["integer", "null"],
+                "minimum": 1,
+                "maximum": 2**63 - 1,
+                "description": "microseconds in which the answer is of use",
+            },
+            priority={"type": ["integer", "null"], "minimum": 0, "maximum": 2**32 - 1},
+            binary_data_output=_FLAG,
+        ),
+        "type": ["object", "null"],
+    },
+    inputs={"type": "array", "items": _TENSOR, "minItems": 1},
+    outputs={
+        "type": ["array", "null"],
+        "items": _object(("name",), name={"type": "string"}, parameters=_PARAMETERS),
+    },
+)
+_INFER["additionalProperties"] = False
+_ANSWER = _object(
+    ("model_name", "outputs"),
+    model_name={"type": "string"},
+    model_version={"type": "string"},
+    id={"type": "string"},
+    outputs={"type": "array", "items": _TENSOR},
+)
+_SPEC = _object(
+    ("name", "datatype", "shape"),
+    name={"type": "string"},
+    datatype=_DATATYPE,
+    shape=_SHAPE,
+)
+_METADATA = _object(
+    ("name", "versions", "platform", "inputs", "outputs"),
+    name={"type": "string"},
+    versions={"type": "array", "items": {"type": "string"}},
+    platform={"type": "string"},
+    inputs={"type": "array", "items": _SPEC},
+    outputs={"type": "array", "items": _SPEC},
+)
+_COMPLETION: dict[str, Any] = {
+    "model": {"type": "string", "minLength": 1},
+    "max_tokens": {"type": ["integer", "null"], "minimum": 1},
+    "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": 100},
+    "top_p": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
+    "seed": {"type": ["integer", "null"], "minimum": 0},
+    "stop": {"anyOf": [{"type": ["string", "null"]}, {**_TEXTS, "minItems": 0, "maxItems": 16}]},
+    "stream": _FLAG,
+}
+_MESSAGE = _object(("role", "content"), role={"type": "string"}, content={"type": "string"})
+_SCORE = _object(("score",), score={"type": "number"}, label={"type": "string"})
+_ANY = {"type": "object"}
+
+
+def make_document(version: str, keys: bool) -> dict[str, Any]:
+    """The document.
+
+    Args:
+        version: of the server.
+        keys: whether requests need a bearer key.
+    """
+    model = "/v2/models/{model}"
+    versioned = model + "/versions/{version}"
+    paths: dict[str, Any] = {
+        "/v2": {"get": _get("The server's name and extensions")},
+        "/v2/health/live": {"get": _get("Fails when a run is stuck", probe=True)},
+        "/v2/health/ready": {"get": _get("Fails until all models are verified", probe=True)},
+        "/health": {"get": _get("As /v2/health/ready", probe=True)},
+        "/metrics": {
+            "get": _get("Counters", media="text/plain", answer={"type": "string"}, probe=True)
+        },
+        "/openapi.json": {"get": _get("This document")},
+        "/v1/models": {"get": _get("The models, as OpenAI lists them")},
+        "/info": {"get": _get("The first model, as text-embeddings-inference tells it")},
+        "/v1/embeddings": {"post": _post("Embeddings as OpenAI's", _EMBEDDINGS, _ANY)},
+        "/embed": {"post": _post("Embeddings of texts", _EMBED, {"type": "array"})},
+        "/rerank": {
+            "post": _post("Texts by how well they go with a query", _RERANK, {"type": "array"})
+        },
+        "/predict": {"post": _post("Classes of texts", _PREDICT, {"type": "array"})},
+        "/v1/completions": {"post": _post("A text that goes on", _PROMPT, _ANY, events=True)},
+        "/v1/chat/completions": {"post": _post("A chat's answer", _CHAT, _ANY, events=True)},
+    }
+    for path in (model, versioned):
+        places = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in ("model", "version")
+            if "{" + name + "}" in path
+        ]
+        infer = _post("Runs a batch", _INFER, _ANSWER)
+        paths[path] = {"parameters": places, "get": _get("Inputs and outputs", answer=_METADATA)}
+        paths[path + "/ready"] = {"parameters": places, "get": _get("Whether it is ready")}
+        paths[path + "/infer"] = {"parameters": places, "post": infer}
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "edgecompile", "version": version},
+        "paths": paths,
+        "components": {
+            "schemas": {
+                "Error": _object(
+                    ("error",),
+                    error={"type": ["string", "object"]},
+                    error_type={"type": "string"},
+                )
+            }
+        },
+    }
+    if keys:
+        scheme = {"type": "http", "scheme": "bearer"}
+        document["components"]["securitySchemes"] = {"key": scheme}
+        document["security"] = [{"key": []}]
+    return document
+
+
+_EMBEDDINGS = _object(
+    ("model", "input"),
+    model={"type": "string", "minLength": 1},
+    input=_ITEMS,
+    encoding_format={"enum": ["float", "base64", None]},
+    dimensions=_DIMENSIONS,
+)
+_EMBED = _object(
+    ("inputs",),
+    inputs=_ITEMS,
+    normalize=_FLAG,
+    truncate=_FLAG,
+    truncation_direction={"enum": ["right", "Right", None]},
+    prompt_name={"type": ["string", "null"]},
+    dimensions=_DIMENSIONS,
+)
+_RERANK = _object(
+    ("query", "texts"),
+    query={"type": "string"},
+    texts=_TEXTS,
+    raw_scores=_FLAG,
+    return_text=_FLAG,
+    truncate=_FLAG,
+)
+_PAIR = {**_TEXTS, "maxItems": 2}
+_PREDICT = _object(
+    ("inputs",),
+    inputs={
+        "description": "a text, a pair of texts, or a list of lists of one or two texts",
+        "anyOf": [{"type": "string"}, _PAIR, {"type": "array", "items": _PAIR, "minItems": 1}],
+    },
+    raw_scores=_FLAG,
+    truncate=_FLAG,
+)
+_PROMPT = _object(("model", "prompt"), prompt={"anyOf": [{"type": "string"}, _IDS]}, **_COMPLETION)
+_CHAT = _object(
+    ("model", "messages"),
+    messages={"type": "array", "items": _MESSAGE, "minItems": 1},
+    **_COMPLETION,
+)
+
+_FAILURES = {
+    400: "the request is wrong",
+    401: "no key, or a wrong one",
+    404: "no such model",
+    405: "the address takes another method",
+    408: "the request came too slowly",
+    413: "the request is too large",
+    415: "the body is compressed",
+    422: "the model can't do that",
+    429: "overloaded; see Retry-After",
+    431: "too many or too large headers",
+    500: "the model failed",
+    503: "not ready, or about to end",
+    504: "the deadline passed",
+}
+
+
+def _answers(codes: tuple[int, ...], media: str, schema: dict[str, Any]) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {
+        "200": {"description": "the answer", "content": {media: {"schema": schema}}},
+        **{str(code): {"description": _FAILURES[code], "content": error} for code in codes},
+    }
+
+
+def _get(
+    summary: str,
+    answer: dict[str, Any] = _ANY,
+    media: str = "application/json",
+    probe: bool = False,
+) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "summary": summary,
+        "responses": _answers((400, 401, 404, 405, 408, 431, 503), media, answer),
+    }
+    if probe:
+        entry["security"] = []
+    return entry
+
+
+def _post(
+    summary: str, body: dict[str, Any], answer: dict[str, Any], events: bool = False
+) -> dict[str, Any]:
+    responses = _answers(tuple(_FAILURES), "application/json", answer)
+    if events:
+        responses["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": responses,
+    }

@@ -1,0 +1,163 @@
+"""The routes of text-embeddings-inference: /embed, /rerank, /predict.
+
+Source: huggingface/text-embeddings-inference, router/src/http/types.rs and server.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgecompile.runtime.text.encoder import Text
+from edgecompile.server.errors import BadRequest, TooLarge, Unprocessable
+from edgecompile.server.protocol.documents import dump, kind, load_object
+from edgecompile.server.protocol.openai import MAX_DIMENSIONS
+from edgecompile.server.protocol.texts import Item, number, read_items
+
+
+@dataclass(frozen=True)
+class EmbedRequest:
+    """``prompt`` is one of the bundle's by name; ``dimensions`` None: the whole vector."""
+
+    items: list[Item]
+    normalize: bool
+    truncate: bool
+    prompt: str | None
+    dimensions: int | None
+
+
+@dataclass(frozen=True)
+class RerankRequest:
+    """A query and the texts to order by it."""
+
+    query: str
+    texts: list[str]
+    raw: bool
+    truncate: bool
+    with_text: bool
+
+
+@dataclass(frozen=True)
+class PredictRequest:
+    """Texts or pairs of them; ``single``: one was given, not a list."""
+
+    texts: list[Text]
+    single: bool
+    raw: bool
+    truncate: bool
+
+
+def read_embed(body: bytes, most: int) -> EmbedRequest:
+    """Reads a body; ``most`` is how many texts at most.
+
+    Raises:
+        BadRequest, TooLarge, Unprocessable: something is wrong with it.
+    """
+    document = load_object(body)
+    items, _ = read_items(document.get("inputs"), "inputs", most)
+    prompt = document.get("prompt_name")
+    if prompt is not None and not isinstance(prompt, str):
+        raise BadRequest(f"prompt_name must be a string, not a {kind(prompt)}")
+    return EmbedRequest(
+        items,
+        _flag(document, "normalize", True),
+        _truncate(document),
+        prompt,
+        number(document, "dimensions", 1, MAX_DIMENSIONS, True),
+    )
+
+
+def read_rerank(body: bytes, most: int) -> RerankRequest:
+    """As ``read_embed``."""
+    document = load_object(body)
+    query, texts = document.get("query"), document.get("texts")
+    if not isinstance(query, str):
+        raise BadRequest(f"query must be a text, not a {kind(query)}")
+    if not isinstance(texts, list) or not texts or any(not isinstance(t, str) for t in texts):
+        raise BadRequest("texts must be a list of at least one text")
+    if len(texts) > most:
+        raise TooLarge(f"texts has {len(texts)} texts, the limit is {most}")
+    return RerankRequest(
+        query,
+        texts,
+        _flag(document, "raw_scores", False),
+        _truncate(document),
+        _flag(document, "return_text", False),
+    )
+
+
+def read_predict(body: bytes, most: int) -> PredictRequest:
+    """As ``read_embed``. A list of two texts is a pair; of lists, each is a text or a pair."""
+    document = load_object(body)
+    value = document.get("inputs")
+    single = isinstance(value, str) or (isinstance(value, list) and _are_texts(value))
+    if single:
+        texts = [_pair(value, "inputs")]
+    elif isinstance(value, list) and value:
+        if len(value) > most:
+            raise TooLarge(f"inputs has {len(value)} texts, the limit is {most}")
+        texts = [_pair(item, f"inputs[{i}]") for i, item in enumerate(value)]
+    else:
+        raise BadRequest("inputs must be a text, a pair of texts, or a list of lists of them")
+    return PredictRequest(texts, single, _flag(document, "raw_scores", False), _truncate(document))
+
+
+def _are_texts(value: list[Any]) -> bool:
+    return bool(value) and all(isinstance(item, str) for item in value)
+
+
+def _pair(value: Any, where: str) -> Text:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and _are_texts(value) and len(value) <= 2:
+        return value[0] if len(value) == 1 else (value[0], value[1])
+    raise BadRequest(f"{where} must be a text or a list of one or two texts")
+
+
+def _flag(document: dict[str, Any], key: str, default: bool) -> bool:
+    value = document.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise BadRequest(f"{key} must be true or false")
+    return value
+
+
+def _truncate(document: dict[str, Any]) -> bool:
+    side = document.get("truncation_direction")
+    if side is not None and str(side).lower() != "right":
+        raise Unprocessable("truncation_direction: texts are cut at their end alone (Right)")
+    return _flag(document, "truncate", True)
+
+
+def format_embed(rows: NDArray[Any]) -> bytes:
+    """Embeddings [texts, size] in float32."""
+    return dump(rows)
+
+
+def format_rerank(request: RerankRequest, scores: Sequence[float]) -> bytes:
+    """The texts by falling score."""
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    return dump(
+        [
+            {
+                "index": index,
+                **({"text": request.texts[index]} if request.with_text else {}),
+                "score": float(scores[index]),
+            }
+            for index in order
+        ]
+    )
+
+
+def format_predict(request: PredictRequest, scores: NDArray[Any], labels: Sequence[str]) -> bytes:
+    """The classes of each text by falling score, from scores [texts, classes]."""
+    found = []
+    for row in scores:
+        order = np.argsort(-row, kind="stable")
+        found.append([{"score": float(row[index]), "label": labels[index]} for index in order])
+    return dump(found[0] if request.single else found)

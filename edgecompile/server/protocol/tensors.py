@@ -1,0 +1,160 @@
+"""Tensors of the Open Inference Protocol: JSON lists and little-endian bytes to arrays and back.
+
+Sources: kserve/open-inference-protocol, specification/protocol/inference_rest.md; Triton's
+docs/protocol/extension_binary_data.md.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgecompile.server.errors import BadRequest, TooLarge
+from edgecompile.server.protocol.datatypes import BYTES, DTYPES
+from edgecompile.server.protocol.documents import kind
+
+_MAX_RANK = 16
+_ALLOWED: dict[str, frozenset[type]] = {
+    "b": frozenset((bool,)),
+    "i": frozenset((int,)),
+    "u": frozenset((int,)),
+    "f": frozenset((int, float)),
+}
+
+
+def read_shape(value: Any, where: str, most: int) -> tuple[int, ...]:
+    """A tensor's shape.
+
+    Raises:
+        BadRequest: it isn't a list of sizes.
+        TooLarge: it means more than ``most`` elements.
+    """
+    if not isinstance(value, list) or len(value) > _MAX_RANK:
+        raise BadRequest(f"{where}: shape must be a list of at most {_MAX_RANK} sizes")
+    if any(type(size) is not int or size < 0 for size in value):
+        raise BadRequest(f"{where}: shape holds {_shown(value)}, must be integers from 0 on")
+    count = math.prod(value)
+    if count > most or max(value, default=0) > most:
+        raise TooLarge(f"{where}: shape {_shown(value)} means over {most} elements, the limit")
+    return tuple(value)
+
+
+def _shown(value: Any) -> str:
+    return f"{value!s:.100}"
+
+
+def from_list(data: Any, datatype: str, shape: Sequence[int], where: str) -> NDArray[Any]:
+    """The array of a JSON list, nested or flat, in row-major order.
+
+    Raises:
+        BadRequest: it doesn't fit the shape or the datatype; nothing is rounded or cut.
+    """
+    if not isinstance(data, list):
+        raise BadRequest(f"{where}: data must be a list, not a {kind(data)}")
+    flat = _flatten(data, shape, where)
+    count = math.prod(shape)
+    if len(flat) != count:
+        raise BadRequest(f"{where}: data has {len(flat)} elements, shape {list(shape)} {count}")
+    if datatype == BYTES:
+        return _texts(flat, shape, where)
+    dtype = DTYPES[datatype]
+    if datatype == "FP16":
+        raise BadRequest(f"{where}: FP16 can't be given as JSON, but as a binary tensor")
+    strange = set(map(type, flat)) - _ALLOWED[dtype.kind]
+    if strange:
+        names = ", ".join(sorted(kind(item()) for item in strange))
+        fraction = float in strange
+        found = "numbers with a fraction" if fraction else f"a {names}"
+        raise BadRequest(f"{where}: data holds {found}, which {datatype} doesn't take")
+    if dtype.kind in "iu" and flat:
+        info = np.iinfo(dtype)
+        if min(flat) < info.min or max(flat) > info.max:
+            raise BadRequest(f"{where}: data holds numbers outside {info.min}..{info.max}")
+    try:
+        with np.errstate(over="raise"):
+            return np.array(flat, dtype).reshape(shape)
+    except (OverflowError, FloatingPointError):  # no float holds it
+        raise BadRequest(f"{where}: data holds a number that {datatype} doesn't hold") from None
+
+
+def _texts(flat: list[Any], shape: Sequence[int], where: str) -> NDArray[Any]:
+    if any(not isinstance(item, str) for item in flat):
+        raise BadRequest(f"{where}: data of BYTES must be strings")
+    array = np.empty(len(flat), object)
+    array[:] = flat
+    return array.reshape(shape)
+
+
+def _flatten(data: list[Any], shape: Sequence[int], where: str) -> list[Any]:
+    level = data
+    for depth in range(len(shape)):
+        if not level or not isinstance(level[0], list):
+            break
+        nested = depth + 1 < len(shape)
+        wanted = shape[depth + 1] if nested else None
+        lists = all(isinstance(item, list) and len(item) == wanted for item in level)
+        if not nested or len(data) != shape[0] or not lists:
+            raise BadRequest(f"{where}: data is nested otherwise than shape {list(shape)}")
+        level = list(chain.from_iterable(level))
+    return level
+
+
+def from_bytes(data: memoryview, datatype: str, shape: Sequence[int], where: str) -> NDArray[Any]:
+    """The array over these very bytes, read-only; copied where they don't lie as numbers have to.
+
+    Raises:
+        BadRequest: there are too few or too many bytes, or they aren't of this datatype.
+    """
+    count = math.prod(shape)
+    if datatype == BYTES:
+        return _read_strings(data, count, where).reshape(shape)
+    dtype = DTYPES[datatype]
+    if len(data) != count * dtype.itemsize:
+        raise BadRequest(
+            f"{where}: {len(data)} bytes, shape {list(shape)} of {datatype} has "
+            f"{count * dtype.itemsize}"
+        )
+    if datatype == "BOOL":
+        raw = np.frombuffer(data, np.uint8)
+        if raw.size and raw.max() > 1:
+            raise BadRequest(f"{where}: a byte of BOOL must be 0 or 1")
+    array = np.frombuffer(data, dtype)
+    if not array.flags.aligned:
+        array = array.copy()
+    return array.reshape(shape)
+
+
+def _read_strings(data: memoryview, count: int, where: str) -> NDArray[Any]:
+    found: list[str] = []
+    at = 0
+    while at < len(data):
+        if at + 4 > len(data):
+            raise BadRequest(f"{where}: a length of BYTES is cut off")
+        (size,) = struct.unpack_from("<I", data, at)
+        at += 4
+        if at + size > len(data):
+            raise BadRequest(f"{where}: an element of BYTES is cut off")
+        try:
+            found.append(str(data[at : at + size], "utf-8"))
+        except UnicodeDecodeError:
+            raise BadRequest(f"{where}: an element of BYTES isn't UTF-8") from None
+        at += size
+    if len(found) != count:
+        raise BadRequest(f"{where}: {len(found)} elements of BYTES, shape has {count}")
+    array = np.empty(count, object)
+    array[:] = found
+    return array
+
+
+def to_bytes(array: NDArray[Any]) -> bytes:
+    """The bytes of a binary tensor."""
+    if array.dtype == object:
+        texts = [str(item).encode() for item in array.ravel()]
+        return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()

@@ -1,0 +1,164 @@
+"""What the text protocols share: lists of texts or token ids, and which output is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgecompile.runtime.format.manifest import Manifest
+from edgecompile.runtime.text.encoder import Text, TokenizedText
+from edgecompile.server.errors import BadRequest, TooLarge, Unprocessable
+from edgecompile.server.protocol.documents import kind
+
+__all__ = [
+    "Item",
+    "embedding_output",
+    "number",
+    "read_items",
+    "scores_output",
+    "shorten_rows",
+    "to_scores",
+]
+
+#: A text, or one of token ids.
+Item = Text | TokenizedText
+_MAX_ID = 1 << 31
+
+
+def read_items(value: Any, key: str, most: int) -> tuple[list[Item], bool]:
+    """Texts, or token ids; and whether it was one of them, not a list.
+
+    Args:
+        value: a text, a list of texts, a list of ids, or a list of lists of ids.
+        key: what it is called.
+        most: how many of them at most.
+
+    Raises:
+        BadRequest: it is something else, or empty.
+        TooLarge: they are too many.
+    """
+    if isinstance(value, str):
+        return [value], True
+    if not isinstance(value, list):
+        raise BadRequest(f"{key} must be a text or a list, not a {kind(value)}")
+    if not value:
+        raise BadRequest(f"{key} is empty")
+    if type(value[0]) is int:
+        return [read_ids(value, key)], True
+    if len(value) > most:
+        raise TooLarge(f"{key} has {len(value)} texts, the limit is {most}")
+    found: list[Item] = []
+    for index, item in enumerate(value):
+        if isinstance(item, str):
+            found.append(item)
+        elif isinstance(item, list):
+            found.append(read_ids(item, f"{key}[{index}]"))
+        else:
+            raise BadRequest(f"{key}[{index}] must be a text or token ids, not a {kind(item)}")
+    return found, False
+
+
+def read_ids(value: list[Any], where: str) -> TokenizedText:
+    """Token ids, special ones included.
+
+    Raises:
+        BadRequest: they aren't, or there are none.
+    """
+    if not value:
+        raise BadRequest(f"{where} has no token ids")
+    if any(type(item) is not int or not 0 <= item < _MAX_ID for item in value):
+        raise BadRequest(f"{where} must be token ids, integers from 0 on")
+    return TokenizedText(tuple(value), (0,) * len(value), ((0, 0),) * len(value), False)
+
+
+def number(document: Mapping[str, Any], key: str, lo: float, hi: float, whole: bool) -> Any:
+    """A number of a request, or None where it isn't given.
+
+    Raises:
+        BadRequest: it is something else, or outside ``lo..hi``.
+    """
+    value = document.get(key)
+    if value is None:
+        return None
+    if (type(value) is not int and (whole or type(value) is not float)) or not lo <= value <= hi:
+        name = "an integer" if whole else "a number"
+        raise BadRequest(f"{key} is {value!s:.50}, must be {name} in {lo}..{hi}")
+    return value
+
+
+def embedding_output(manifest: Manifest) -> str:
+    """The output that is a text's embedding: [batch, size].
+
+    Raises:
+        Unprocessable: there is none, or it can't be told.
+    """
+    found = [
+        item.name
+        for item in manifest.outputs
+        if len(item.shape) == 2
+        and isinstance(item.shape[1], int)
+        and item.name not in manifest.labels
+        and not item.name.endswith(("logits", "scores"))
+    ]
+    named = [name for name in found if "embedding" in name] or found
+    if len(named) != 1:
+        what = "no embedding" if not named else "several embeddings: " + ", ".join(named)
+        raise Unprocessable(
+            f"{manifest.name} gives {what}\nhint: build it with --pooling, or ask /v2/models/…/infer"
+        )
+    return named[0]
+
+
+def scores_output(manifest: Manifest) -> str:
+    """The output that has a score for each class of a text: [batch, classes].
+
+    Raises:
+        Unprocessable: there is none.
+    """
+    for item in manifest.outputs:
+        classes = item.name in manifest.labels or item.name in ("logits", "scores")
+        if classes and len(item.shape) == 2 and isinstance(item.shape[1], int):
+            return item.name
+    raise Unprocessable(f"{manifest.name} gives no scores by text\nhint: it isn't a classifier")
+
+
+def to_scores(name: str, rows: NDArray[Any], raw: bool) -> NDArray[Any]:
+    """Scores [texts, classes] as text-embeddings-inference gives them.
+
+    Logits get a sigmoid where there is one class and a softmax where there are several, unless
+    ``raw``; what the model's own softmax made stays.
+
+    Raises:
+        Unprocessable: raw scores are wanted of a model that has none.
+    """
+    if name.endswith("scores"):
+        if raw:
+            raise Unprocessable("the bundle was built with --softmax and has no raw scores")
+        return rows
+    if raw:
+        return rows
+    wide = rows.astype(np.float64)
+    if rows.shape[1] == 1:
+        return 1 / (1 + np.exp(-wide))
+    wide = np.exp(wide - wide.max(1, keepdims=True))
+    scores: NDArray[Any] = wide / wide.sum(1, keepdims=True)
+    return scores
+
+
+def shorten_rows(rows: NDArray[Any], size: int | None, normalize: bool) -> NDArray[Any]:
+    """Embeddings [texts, size], of their first ``size`` numbers, with a length of 1.
+
+    Raises:
+        BadRequest: they have fewer numbers.
+    """
+    if size is not None:
+        if size > rows.shape[1]:
+            raise BadRequest(f"dimensions is {size}, the embedding has {rows.shape[1]}")
+        rows = rows[:, :size]
+    if normalize:
+        norms = np.linalg.norm(rows, axis=1, keepdims=True)
+        rows = rows / np.maximum(norms, np.finfo(np.float32).tiny)
+    return np.ascontiguousarray(rows, np.float32)

@@ -1,0 +1,274 @@
+"""The Open Inference Protocol, version 2, over REST: requests to arrays, arrays to answers.
+
+Sources: kserve/open-inference-protocol, specification/protocol/inference_rest.md and
+open_inference_rest.yaml; Triton's docs/protocol/extension_binary_data.md and extension_parameters.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgecompile.runtime.format.manifest import Manifest
+from edgecompile.runtime.format.schema import TensorSpec
+from edgecompile.server.errors import BadRequest, TooLarge, Unprocessable
+from edgecompile.server.protocol.datatypes import BYTES, DTYPES, NAMES
+from edgecompile.server.protocol.documents import dump, kind, load_object
+from edgecompile.server.protocol.tensors import from_bytes, from_list, read_shape, to_bytes
+
+__all__ = ["EXTENSIONS", "InferRequest", "describe", "format_answer", "read_request"]
+
+EXTENSIONS = ("binary_tensor_data", "parameters")
+#: 2^63 microseconds.
+_MAX_TIMEOUT = 1 << 63
+_MAX_HEADER = 12  # digits
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """A request, read.
+
+    Attributes:
+        inputs: arrays by name; of BYTES they hold strings.
+        outputs: the outputs that are wanted, None: all.
+        binary: the outputs to give as binary tensors; None: all of them.
+        id: what the answer has to carry, or None.
+        timeout_s: seconds in which the answer is of use, or None.
+        priority: the request's, 0 without.
+    """
+
+    inputs: dict[str, NDArray[Any]]
+    outputs: tuple[str, ...] | None
+    binary: frozenset[str] | None
+    id: str | None
+    timeout_s: float | None
+    priority: int
+
+
+def read_request(body: bytes, header_length: bytes | None, most: int) -> InferRequest:
+    """Reads a body.
+
+    Args:
+        body: JSON, or JSON and binary tensors behind it.
+        header_length: the header Inference-Header-Content-Length, or None.
+        most: elements of all inputs together.
+
+    Raises:
+        BadRequest: something is wrong with it.
+        TooLarge: it has too many elements.
+    """
+    view = memoryview(body)
+    cut = _header_length(header_length, len(body))
+    document = load_object(body if cut is None else view[:cut])
+    rest = view[len(body) if cut is None else cut :]
+    known = {"id", "parameters", "inputs", "outputs"}
+    unknown = document.keys() - known
+    if unknown:
+        raise BadRequest(f"unknown keys: {', '.join(sorted(map(_short, unknown)))}")
+    parameters = _object(document, "parameters")
+    identity = document.get("id")
+    if identity is not None and not isinstance(identity, str):
+        raise BadRequest(f"id must be a string, not a {kind(identity)}")
+    inputs = _read_inputs(document.get("inputs"), rest, most)
+    outputs, binary = _read_outputs(
+        document.get("outputs"), _flag(parameters, "binary_data_output", "parameters")
+    )
+    return InferRequest(
+        inputs, outputs, binary, identity, _timeout(parameters), _priority(parameters)
+    )
+
+
+def _header_length(given: bytes | None, size: int) -> int | None:
+    if given is None:
+        return None
+    name = "Inference-Header-Content-Length"
+    if not given.isdigit() or len(given) > _MAX_HEADER:
+        raise BadRequest(f"{name} must be a number of bytes")
+    length = int(given)
+    if length == 0:
+        raise BadRequest(f"{name} is 0: raw bodies without JSON aren't taken")
+    if length > size:
+        raise BadRequest(f"{name} is {length}, but the body has {size} bytes")
+    return length
+
+
+def _read_inputs(entries: Any, rest: memoryview, most: int) -> dict[str, NDArray[Any]]:
+    if not isinstance(entries, list) or not entries:
+        raise BadRequest("inputs must be a list of at least one tensor")
+    found: dict[str, NDArray[Any]] = {}
+    at = total = 0
+    for index, entry in enumerate(entries):
+        where = f"inputs[{index}]"
+        if not isinstance(entry, dict):
+            raise BadRequest(f"{where} must be an object, not a {kind(entry)}")
+        name, datatype = entry.get("name"), entry.get("datatype")
+        if not isinstance(name, str) or not name:
+            raise BadRequest(f"{where}: name must be a string")
+        if name in found:
+            raise BadRequest(f"{where}: a second input {_short(name)}")
+        if not isinstance(datatype, str) or (datatype not in DTYPES and datatype != BYTES):
+            known = ", ".join((*DTYPES, BYTES))
+            raise BadRequest(f"{where}: datatype {_short(datatype)} must be one of {known}")
+        shape = read_shape(entry.get("shape"), where, most - total)
+        size = _binary_size(entry, where)
+        if size is None:
+            if "data" not in entry:
+                raise BadRequest(f"{where} has neither data nor a binary tensor")
+            found[name] = from_list(entry["data"], datatype, shape, where)
+        else:
+            if "data" in entry:
+                raise BadRequest(f"{where} has both data and a binary tensor")
+            if at + size > len(rest):
+                missing = at + size - len(rest)
+                raise BadRequest(f"{where}: {missing} bytes of its binary tensor are missing")
+            found[name] = from_bytes(rest[at : at + size], datatype, shape, where)
+            at += size
+        total += found[name].size
+    if at != len(rest):
+        raise BadRequest(f"{len(rest) - at} bytes behind the last binary tensor")
+    return found
+
+
+def _binary_size(entry: Mapping[str, Any], where: str) -> int | None:
+    parameters = _object(entry, "parameters", where)
+    size = parameters.get("binary_data_size")
+    if size is None:
+        return None
+    if type(size) is not int or size < 0:
+        raise BadRequest(f"{where}: binary_data_size must be an integer from 0 on")
+    return size
+
+
+def _read_outputs(
+    entries: Any, all_binary: bool | None
+) -> tuple[tuple[str, ...] | None, frozenset[str] | None]:
+    if entries is None:
+        return None, None if all_binary else frozenset()
+    if not isinstance(entries, list):
+        raise BadRequest(f"outputs must be a list, not a {kind(entries)}")
+    names, binary = [], set()
+    for index, entry in enumerate(entries):
+        where = f"outputs[{index}]"
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            raise BadRequest(f"{where} must be an object with a name")
+        names.append(entry["name"])
+        flag = _flag(_object(entry, "parameters", where), "binary_data", where)
+        if all_binary if flag is None else flag:
+            binary.add(entry["name"])
+    if not names:
+        return None, None if all_binary else frozenset()
+    return tuple(names), frozenset(binary)
+
+
+def _object(entry: Mapping[str, Any], key: str, where: str = "") -> dict[str, Any]:
+    value = entry.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        prefix = f"{where}: " if where else ""
+        raise BadRequest(f"{prefix}{key} must be an object, not a {kind(value)}")
+    return value
+
+
+def _flag(parameters: Mapping[str, Any], key: str, where: str) -> bool | None:
+    value = parameters.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise BadRequest(f"{where}: {key} must be true or false")
+    return value
+
+
+def _timeout(parameters: Mapping[str, Any]) -> float | None:
+    value = parameters.get("timeout")
+    if value is None:
+        return None
+    if type(value) is not int or not 0 < value < _MAX_TIMEOUT:
+        raise BadRequest("parameters: timeout must be microseconds, an integer from 1 on")
+    return value / 1e6
+
+
+def _priority(parameters: Mapping[str, Any]) -> int:
+    value = parameters.get("priority", 0)
+    if type(value) is not int or not 0 <= value < 1 << 32:
+        raise BadRequest("parameters: priority must be an integer from 0 on")
+    return value
+
+
+def _short(value: Any) -> str:
+    return f"{value!r:.100}"
+
+
+def format_answer(
+    name: str, version: str, request: InferRequest, outputs: Mapping[str, NDArray[Any]]
+) -> tuple[bytes, int | None]:
+    """The body of an answer, and how many bytes of it are JSON if binary tensors follow.
+
+    Raises:
+        Unprocessable: an output can't be written as JSON.
+    """
+    entries: list[dict[str, Any]] = []
+    tensors: list[bytes] = []
+    for output, array in outputs.items():
+        datatype = BYTES if array.dtype == object else NAMES[array.dtype.name]
+        entry: dict[str, Any] = {
+            "name": output,
+            "datatype": datatype,
+            "shape": list(array.shape),
+        }
+        if request.binary is None or output in request.binary:
+            tensor = to_bytes(array)
+            entry["parameters"] = {"binary_data_size": len(tensor)}
+            tensors.append(tensor)
+        else:
+            if datatype == "FP16":
+                raise Unprocessable(f"{output} is FP16: ask for a binary tensor")
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise Unprocessable(
+                    f"{output} holds NaN or infinities, which JSON lacks: ask for a binary tensor"
+                )
+            entry["data"] = np.ascontiguousarray(array).reshape(-1)
+        entries.append(entry)
+    document: dict[str, Any] = {"model_name": name, "model_version": version}
+    if request.id is not None:
+        document["id"] = request.id
+    document["outputs"] = entries
+    head = dump(document)
+    if not tensors:
+        return head, None
+    return b"".join((head, *tensors)), len(head)
+
+
+def describe(name: str, versions: Sequence[str], manifest: Manifest) -> dict[str, Any]:
+    """A model's metadata."""
+    return {
+        "name": name,
+        "versions": list(versions),
+        "platform": "edgecompile",
+        "inputs": [_describe(item) for item in manifest.inputs],
+        "outputs": [_describe(item) for item in manifest.outputs],
+    }
+
+
+def _describe(item: TensorSpec) -> dict[str, Any]:
+    shape = [dim if isinstance(dim, int) else -1 for dim in item.shape]
+    return {"name": item.name, "datatype": NAMES.get(item.dtype, item.dtype), "shape": shape}
+
+
+def check_texts(inputs: Mapping[str, NDArray[Any]], most: int) -> list[str] | None:
+    """The texts of a request whose one input is of BYTES; None: it has no such input.
+
+    Raises:
+        BadRequest: it has others beside it, or it isn't a list of texts.
+        TooLarge: it has over ``most`` texts.
+    """
+    if not any(array.dtype == object for array in inputs.values()):
+        return None
+    (array, *others) = inputs.values()
+    if others or array.ndim > 2 or (array.ndim == 2 and array.shape[1] != 1) or not array.ndim:
+        raise BadRequest("texts are one input of BYTES with the shape [texts], and no other one")
+    if array.size > most:
+        raise TooLarge(f"{array.size} texts, the limit is {most}")
+    return [str(item) for item in array.ravel()]

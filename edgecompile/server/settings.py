@@ -1,0 +1,61 @@
+"""What a server may be told to do otherwise, with defaults that are safe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a client may ask for at most.
+
+    Attributes:
+        body_bytes: of a request's body, as it arrives.
+        header_bytes: of a request's line and headers.
+        elements: of a request's tensors together.
+        texts: of one request.
+        queue: requests that wait for a model.
+        connections: open at once; further ones get 503.
+        generations: texts that are generated at once; further ones wait.
+        header_s, body_s: seconds for the headers to come whole, and then for the body.
+        idle_s: seconds that a connection may wait between two requests.
+        write_s: seconds in which a client has to take something of an answer.
+    """
+
+    body_bytes: int = 16 << 20
+    header_bytes: int = 32 << 10
+    elements: int = 4 << 20
+    texts: int = 1024
+    queue: int = 1024
+    connections: int = 1024
+    generations: int = 8
+    header_s: float = 10.0
+    body_s: float = 30.0
+    idle_s: float = 75.0
+    write_s: float = 30.0
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A worker's settings beside its bundles.
+
+    Attributes:
+        limits: of what clients ask for.
+        keys: bearer keys, one of which a request has to bring; none: anybody may ask.
+        slo_s: the deadline of requests that name none; None: they wait as long as it takes.
+        stuck_s: seconds after which a run counts as stuck, and with it the worker.
+        drain_delay_s: seconds between the notice that the server ends and the end of its listening.
+        drain_s: seconds in which requests that are in may end then.
+        threads: of one run; None: as many as there are CPUs.
+    """
+
+    limits: Limits = DEFAULT_LIMITS
+    keys: tuple[bytes, ...] = ()
+    slo_s: float | None = None
+    stuck_s: float = 60.0
+    drain_delay_s: float = 0.5
+    drain_s: float = 30.0
+    threads: int | None = None

@@ -1,0 +1,307 @@
+"""What comes over a socket: malformed, slow, oversized, cut off. Each has its answer, the next client too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgecompile.runtime import open_bundle
+from edgecompile.server.http import connections
+from edgecompile.server.http.app import App
+from edgecompile.server.http.connections import Listener
+from edgecompile.server.serving import Repository, ServedModel
+from edgecompile.server.settings import Limits, Settings
+from tests.server.asgi import tensor
+
+LIMITS = Limits(body_bytes=100_000, header_bytes=4096, connections=20)
+BODY = json.dumps(tensor(1, 2, 3)).encode()
+HEAD = b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: x\r\n"
+GOOD = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+class Served:
+    """A listener on a free port of this machine, in a thread."""
+
+    def __init__(self, bundle: Path, http: str) -> None:
+        self._bundle, self._http = bundle, http
+        self.socket = socket.create_server(("127.0.0.1", 0), backlog=100)
+        self.port = self.socket.getsockname()[1]
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=asyncio.run, args=(self._run(),))
+        self._thread.start()
+        self._started.wait()
+
+    async def _run(self) -> None:
+        self.loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        self.model = ServedModel(open_bundle(self._bundle), limits=LIMITS)
+        self.model.ready = True
+        self.app = App(Repository([self.model]), Settings(limits=LIMITS))
+        self.listener = Listener(self.app, self._http)
+        await self.listener.start([self.socket])
+        self._started.set()
+        await self._end.wait()
+        self.whole = await self.listener.close(5)
+        await self.model.close()
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()
+
+    @contextmanager
+    def limited(self, **changes: float) -> Iterator[None]:
+        """With other limits meanwhile; those of time are long, as machines may be slow."""
+        protocol: Any = self.listener._protocol
+        protocol.limits = replace(LIMITS, **changes)
+        yield
+        protocol.limits = LIMITS
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+    def ask(self, data: bytes) -> bytes:
+        """Everything that comes back for ``data`` until the server closes or has answered it."""
+        with self.connect() as client:
+            client.sendall(data)
+            return read_all(client)
+
+    def check(self) -> None:
+        """A good request is answered right."""
+        answer = self.ask(GOOD.replace(b"Host: x", b"Host: x\r\nConnection: close"))
+        assert answer.startswith(b"HTTP/1.1 200 ") and b'"pooler_output"' in answer
+
+
+def read_all(client: socket.socket) -> bytes:
+    """Reads until the other side closes."""
+    found = b""
+    try:
+        while data := client.recv(65536):
+            found += data
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def read_answer(client: socket.socket) -> tuple[int, bytes]:
+    """One answer with a length: its status and body."""
+    found = b""
+    while b"\r\n\r\n" not in found:
+        data = client.recv(65536)
+        assert data, found
+        found += data
+    head, _, body = found.partition(b"\r\n\r\n")
+    length = next(
+        int(line.split(b":")[1])
+        for line in head.lower().split(b"\r\n")
+        if line.startswith(b"content-length")
+    )
+    while len(body) < length:
+        body += client.recv(65536)
+    return int(head.split()[1]), body
+
+
+@pytest.fixture(scope="module", params=["httptools", "h11"])
+def served(request: pytest.FixtureRequest, tiny_bundle: Path) -> Iterator[Served]:
+    if request.param == "httptools":
+        pytest.importorskip("httptools")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(connections, "_SWEEP", 0.05)
+    server = Served(tiny_bundle, request.param)
+    yield server
+    server.close()
+    patch.undo()
+
+
+def with_length(value: bytes, body: bytes = BODY) -> bytes:
+    return HEAD + b"Content-Length: " + value + b"\r\n\r\n" + body
+
+
+BAD: dict[str, bytes] = {
+    "negative length": with_length(b"-1"),
+    "length that is no number": with_length(b"1x"),
+    "length that is huge": with_length(b"9" * 40),
+    "two lengths": HEAD + b"Content-Length: 3\r\nContent-Length: 5\r\n\r\n" + BODY,
+    "length and chunks": HEAD + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "an unknown coding": HEAD + b"Transfer-Encoding: gzip\r\n\r\nabc",
+    "a chunk that is no number": HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "HTTP/0.9": b"GET /v2\r\n\r\n",
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 30 + b"\r\n\r\n",
+    "a space in a header's name": b"GET /v2 HTTP/1.1\r\nHost : x\r\n\r\n",
+    "a zero byte in a header": b"GET /v2 HTTP/1.1\r\nHost: x\x00y\r\n\r\n",
+    "a path with a raw byte": b"GET /v2/\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_malformed_requests_are_refused_and_the_connection_closed(
+    served: Served, name: str
+) -> None:
+    answer = served.ask(BAD[name])
+    assert answer.startswith(
+        (b"HTTP/1.1 400 ", b"HTTP/1.1 431 ", b"HTTP/1.1 413 ", b"HTTP/1.1 501 ")
+    ), answer
+    assert answer.count(b"HTTP/1.1") == 1
+    served.check()
+
+
+def test_headers_may_not_be_endless(served: Served) -> None:
+    for flood in (b"X: " + b"y" * 10_000, b"".join(b"X-%d: y\r\n" % i for i in range(1000))):
+        answer = served.ask(b"GET /v2 HTTP/1.1\r\nHost: x\r\n" + flood + b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 431 ")
+    with served.connect() as client, pytest.raises(OSError):
+        for _ in range(10_000):
+            client.sendall(b"G" * 1000)
+    served.check()
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"GET /v2 HTTP/1.1\r\n"] + [b"X: y\r\n"] * 40,
+        [with_length(b"%d" % len(BODY), b"")] + [b"{"] * 40,
+        [HEAD + b"Transfer-Encoding: chunked\r\n\r\n"] + [b"1\r\n{\r\n"] * 40,
+    ],
+    ids=["headers", "body", "chunks"],
+)
+def test_slow_requests_are_ended(served: Served, pieces: list[bytes]) -> None:
+    with served.limited(header_s=0.4, body_s=0.4), served.connect() as client:
+        try:
+            for piece in pieces:
+                client.sendall(piece)
+                time.sleep(0.05)
+        except OSError:
+            pass
+        answer = read_all(client)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 408 ")
+    assert answer.count(b"HTTP/1.1") <= 1
+    served.check()
+
+
+def test_idle_connections_are_closed(served: Served) -> None:
+    with served.connect() as fresh, served.connect() as used:
+        used.sendall(GOOD)
+        assert read_answer(used)[0] == 200
+        with served.limited(idle_s=0.2):
+            assert read_all(fresh) == read_all(used) == b""
+    served.check()
+
+
+def test_a_large_body_is_told_so_whoever_sends_it_whole(served: Served) -> None:
+    for size in (LIMITS.body_bytes + 1, 20 * LIMITS.body_bytes):
+        answer = served.ask(
+            with_length(b"%d" % size, b" " * size).replace(
+                b"Host: x", b"Host: x\r\nConnection: close"
+            )
+        )
+        assert answer.startswith(b"HTTP/1.1 413 ")
+    served.check()
+
+
+def test_a_client_that_asks_first_sends_no_large_body(served: Served) -> None:
+    size = LIMITS.body_bytes + 1
+    with served.connect() as client:
+        client.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % size)
+        assert read_answer(client)[0] == 413
+    with served.connect() as client:
+        client.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(BODY))
+        assert client.recv(65536).startswith(b"HTTP/1.1 100 ")
+        client.sendall(BODY)
+        assert read_answer(client)[0] == 200
+
+
+def test_pipelined_requests_are_answered_in_order(served: Served) -> None:
+    bodies = [json.dumps({**tensor(1, 2, 3), "id": str(index)}).encode() for index in range(5)]
+    with served.connect() as client:
+        client.sendall(b"".join(with_length(b"%d" % len(body), body) for body in bodies))
+        found, seen = b"", []
+        while len(seen) < 5:
+            data = client.recv(65536)
+            assert data
+            found += data
+            seen = [part.partition(b'"')[0] for part in found.split(b'"id":"')[1:]]
+    assert seen == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_chunked_bodies_are_read(served: Served) -> None:
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY)
+    with served.connect() as client:
+        client.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+        assert read_answer(client)[0] == 200
+
+
+def test_too_many_connections(served: Served) -> None:
+    clients = [served.connect() for _ in range(LIMITS.connections + 5)]
+    try:
+        refused = 0
+        for client in clients[LIMITS.connections :]:
+            answer = read_all(client)
+            assert answer.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in answer
+            refused += 1
+        assert refused == 5
+        clients[0].sendall(GOOD)
+        assert read_answer(clients[0])[0] == 200
+    finally:
+        for client in clients:
+            client.close()
+    wait_until(lambda: not served.app.connections())
+    served.check()
+
+
+def test_a_client_that_goes_away_costs_no_run(served: Served) -> None:
+    gate = threading.Event()
+    model = served.model.model
+    run = model.run
+    ran: list[Any] = []
+
+    def wait(inputs: Any) -> Any:
+        gate.wait()
+        ran.append(inputs)
+        return run(inputs)
+
+    model.run = wait  # type: ignore[method-assign]
+    try:
+        clients = [served.connect() for _ in range(6)]
+        for client in clients:
+            client.sendall(GOOD)
+        wait_until(lambda: served.app.metrics.in_flight == 6)
+        for client in clients[1:]:
+            client.close()
+        # The first one runs, or its client is one of those that went away.
+        wait_until(lambda: served.app.metrics.in_flight <= 1)
+        gate.set()
+        clients[0].close()
+        wait_until(lambda: served.app.metrics.in_flight == 0)
+        wait_until(lambda: served.model.scheduler.running_since is None)
+        assert len(ran) <= 2
+    finally:
+        gate.set()
+        del model.run
+    served.check()
+
+
+def test_a_client_that_reads_nothing_is_cut_off(served: Served) -> None:
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        client.connect(("127.0.0.1", served.port))
+        client.settimeout(30)
+        with served.limited(write_s=0.2), pytest.raises(OSError):
+            while True:
+                client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+    wait_until(lambda: not served.app.connections())
+    served.check()
+
+
+def wait_until(condition: Any) -> None:
+    """Waits for what is about to become true."""
+    while not condition():
+        time.sleep(0.01)

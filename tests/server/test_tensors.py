@@ -1,0 +1,332 @@
+"""JSON lists and binary tensors to arrays and back, and whatever else somebody sends."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from edgecompile.server.errors import BadRequest, ServerError, TooLarge
+from edgecompile.server.protocol.datatypes import DTYPES
+from edgecompile.server.protocol.tensors import from_bytes, from_list, read_shape, to_bytes
+from edgecompile.server.protocol.v2 import format_answer, read_request
+
+MOST = 10_000
+#: A machine may be slow at any time.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> tuple[str, np.ndarray]:
+    datatype = draw(st.sampled_from(sorted(DTYPES)))
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+    finite = {"allow_nan": False, "allow_infinity": False} if DTYPES[datatype].kind == "f" else {}
+    return datatype, draw(
+        hnp.arrays(DTYPES[datatype], shape, elements=hnp.from_dtype(DTYPES[datatype], **finite))
+    )
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> dict[str, tuple[str, np.ndarray, bool]]:
+    """Inputs by name: datatype, array, whether binary."""
+    names = draw(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=3, unique=True))
+    found = {}
+    for name in names:
+        datatype, array = draw(arrays())
+        found[name] = (datatype, array, datatype == "FP16" or draw(st.booleans()))
+    return found
+
+
+def write_request(tensors: dict[str, tuple[str, np.ndarray, bool]]) -> tuple[bytes, int]:
+    """A body as a client writes it, independently of the server's code, and its JSON's length."""
+    entries, binary = [], b""
+    for name, (datatype, array, is_binary) in tensors.items():
+        entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
+        if is_binary:
+            entry["parameters"] = {"binary_data_size": array.nbytes}
+            binary += array.tobytes()
+        else:
+            entry["data"] = array.tolist() if array.ndim else [array.item()]
+        entries.append(entry)
+    head = json.dumps({"inputs": entries}).encode()
+    return head + binary, len(head)
+
+
+@patient
+@given(tensors())
+def test_what_a_client_writes_is_read(given: dict[str, tuple[str, np.ndarray, bool]]) -> None:
+    body, length = write_request(given)
+    request = read_request(body, b"%d" % length, MOST)
+    assert list(request.inputs) == list(given)
+    for name, (datatype, array, _) in given.items():
+        found = request.inputs[name]
+        assert found.dtype == DTYPES[datatype] and found.flags.aligned
+        np.testing.assert_array_equal(found, array)
+
+
+@patient
+@given(arrays(), st.booleans())
+def test_what_is_written_is_read_by_a_client(drawn: tuple[str, np.ndarray], binary: bool) -> None:
+    datatype, array = drawn
+    binary |= datatype == "FP16"
+    flag = json.dumps({"parameters": {"binary_data_output": binary}, "inputs": [ONE]}).encode()
+    body, length = format_answer("m", "1", read_request(flag, None, MOST), {"x": array})
+    document = json.loads(body[:length])
+    (entry,) = document["outputs"]
+    assert (entry["datatype"], entry["shape"]) == (datatype, list(array.shape))
+    if binary:
+        assert entry["parameters"]["binary_data_size"] == array.nbytes == len(body) - (length or 0)
+        found = np.frombuffer(body[length:], DTYPES[datatype]).reshape(array.shape)
+    else:
+        assert length is None
+        found = np.array(entry["data"], DTYPES[datatype]).reshape(array.shape)
+    np.testing.assert_array_equal(found, array)
+
+
+ONE = {"name": "a", "shape": [2], "datatype": "INT64", "data": [1, 2]}
+
+
+@patient
+@given(st.binary(max_size=200), st.one_of(st.none(), st.binary(max_size=4)))
+def test_rubbish_is_refused(body: bytes, length: bytes | None) -> None:
+    with pytest.raises(ServerError) as caught:
+        read_request(body, length, MOST)
+    assert caught.value.status in (400, 413)
+
+
+KEYS = st.sampled_from(["name", "shape", "datatype", "data", "parameters", "inputs"])
+DOCUMENTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@patient
+@given(DOCUMENTS)
+def test_any_json_is_answered(value: Any) -> None:
+    for document in (
+        value,
+        {"inputs": value},
+        {"inputs": [value]},
+        {"inputs": [{**ONE, "data": value}]},
+    ):
+        try:
+            read_request(json.dumps(document).encode(), None, MOST)
+        except ServerError as error:
+            assert error.status in (400, 413)
+
+
+@patient
+@given(st.lists(st.text(max_size=8), max_size=5))
+def test_strings_go_there_and_back(texts: list[str]) -> None:
+    texts = [text.encode(errors="replace").decode() for text in texts]
+    array = np.empty(len(texts), object)
+    array[:] = texts
+    found = from_bytes(memoryview(to_bytes(array)), "BYTES", array.shape, "x")
+    assert found.tolist() == texts
+
+
+@pytest.mark.parametrize(
+    ("shape", "error"),
+    [
+        ([-1], BadRequest),
+        ([2**63], TooLarge),
+        ([2**62, 4], TooLarge),
+        ([0, 2**62], TooLarge),
+        ([1.0], BadRequest),
+        ([True], BadRequest),
+        ([None], BadRequest),
+        (["1"], BadRequest),
+        (None, BadRequest),
+        (3, BadRequest),
+        ([1] * 17, BadRequest),
+        ([MOST + 1], TooLarge),
+    ],
+)
+def test_shapes(shape: Any, error: type[ServerError]) -> None:
+    with pytest.raises(error):
+        read_shape(shape, "x", MOST)
+
+
+@pytest.mark.parametrize(
+    ("data", "datatype", "shape", "message"),
+    [
+        ([1], "INT64", [2], "1 elements, shape"),
+        ([1, 2, 3], "INT64", [2], "3 elements, shape"),
+        ([[1, 2], [3]], "INT64", [2, 2], "nested"),
+        ([[1], [2]], "INT64", [2], "nested"),
+        ([[1, 2]], "INT64", [2, 1], "nested"),
+        ([[1, 2], 3], "INT64", [2, 2], "nested"),
+        ([1, [2]], "INT64", [2], "list"),
+        ([1.5], "INT64", [1], "fraction"),
+        ([1.0], "INT64", [1], "fraction"),
+        ([True], "INT64", [1], "boolean"),
+        ([1, True], "INT64", [2], "boolean"),
+        (["1"], "INT64", [1], "string"),
+        ([None], "FP32", [1], "null"),
+        ([1], "BOOL", [1], "number"),
+        ([256], "UINT8", [1], "outside 0..255"),
+        ([-1], "UINT64", [1], "outside"),
+        ([2**63], "INT64", [1], "outside"),
+        ([1e300], "FP32", [1], "doesn't hold"),
+        ([10**400], "FP64", [1], "doesn't hold"),
+        ([1.0], "FP16", [1], "binary"),
+        ([1], "BYTES", [1], "strings"),
+        ({"0": 1}, "INT64", [1], "must be a list"),
+        ("12", "INT64", [2], "must be a list"),
+    ],
+)
+def test_data_that_does_not_fit(data: Any, datatype: str, shape: list[int], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        from_list(data, datatype, shape, "inputs[0]")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"datatype": "int64"}, "must be one of"),
+        ({"datatype": "INT7"}, "must be one of"),
+        ({"datatype": None}, "must be one of"),
+        ({"datatype": ["INT64"]}, "must be one of"),
+        ({"name": ""}, "name must be"),
+        ({"name": 3}, "name must be"),
+        ({"data": None}, "must be a list"),
+        ({"parameters": 3}, "must be an object"),
+        ({"parameters": {"binary_data_size": 16}}, "both data and"),
+        ({"parameters": {"binary_data_size": 16.0}}, "must be an integer"),
+        ({"parameters": {"binary_data_size": "16"}}, "must be an integer"),
+        ({"parameters": {"binary_data_size": -1}}, "must be an integer"),
+        ({"parameters": {"binary_data_size": True}}, "must be an integer"),
+    ],
+)
+def test_inputs_that_are_wrong(change: dict[str, Any], message: str) -> None:
+    body = json.dumps({"inputs": [{**ONE, **change}]}).encode()
+    with pytest.raises(BadRequest, match=message):
+        read_request(body, None, MOST)
+
+
+def request(**changes: Any) -> bytes:
+    return json.dumps({"inputs": [ONE], **changes}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "isn't JSON"),
+        (b"[]", "JSON object, not a list"),
+        (b"{", "isn't JSON"),
+        (request() + b"x", "isn't JSON"),
+        (b"\xef\xbb\xbf" + request(), "isn't JSON"),
+        (request().decode().encode("utf-16"), "isn't JSON"),
+        (b'{"inputs": NaN}', "isn't JSON"),
+        (b'{"inputs": Infinity}', "isn't JSON"),
+        (b"[" * 100_000, "JSON"),
+        (b'{"a":' * 100_000, "JSON"),
+        (request(inputs=[]), "at least one tensor"),
+        (request(inputs=[ONE, ONE]), "a second input"),
+        (request(inputs=[3]), "must be an object"),
+        (request(extra=1), "unknown keys"),
+        (request(id=3), "id must be"),
+        (request(parameters=[]), "parameters must be"),
+        (request(parameters={"timeout": 0}), "timeout"),
+        (request(parameters={"timeout": -1}), "timeout"),
+        (request(parameters={"timeout": 1.5}), "timeout"),
+        (request(parameters={"timeout": 2**63}), "timeout"),
+        (request(parameters={"priority": -1}), "priority"),
+        (request(parameters={"binary_data_output": 1}), "binary_data_output"),
+        (request(outputs={}), "outputs must be"),
+        (request(outputs=[{}]), "with a name"),
+        (request(outputs=[{"name": "x", "parameters": {"binary_data": 1}}]), "binary_data"),
+    ],
+)
+def test_requests_that_are_wrong(body: bytes, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        read_request(body, None, MOST)
+
+
+def test_parameters_are_read() -> None:
+    body = request(
+        id="7", parameters={"timeout": 2500, "priority": 3}, outputs=[{"name": "a"}, {"name": "b"}]
+    )
+    found = read_request(body, None, MOST)
+    assert (found.id, found.timeout_s, found.priority) == ("7", 0.0025, 3)
+    assert found.outputs == ("a", "b") and found.binary == frozenset()
+    assert read_request(request(), None, MOST).outputs is None
+
+
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [
+        (b"abc", "number of bytes"),
+        (b"-1", "number of bytes"),
+        (b"1.0", "number of bytes"),
+        (b"9" * 30, "number of bytes"),
+        (b"0", "raw bodies"),
+        (b"99999", "the body has"),
+        (b"5", "isn't JSON"),
+    ],
+)
+def test_header_lengths_that_are_wrong(length: bytes, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        read_request(request(), length, MOST)
+
+
+@pytest.mark.parametrize(
+    ("size", "given", "message"),
+    [
+        (16, 15, "1 bytes of its binary tensor are missing"),
+        (16, 17, "1 bytes behind"),
+        (15, 15, "15 bytes, shape"),
+        (24, 24, "24 bytes, shape"),
+        (2**62, 16, "are missing"),
+    ],
+)
+def test_binary_sizes_that_are_wrong(size: int, given: int, message: str) -> None:
+    entry = {
+        "name": "a",
+        "shape": [2],
+        "datatype": "INT64",
+        "parameters": {"binary_data_size": size},
+    }
+    head = json.dumps({"inputs": [entry]}).encode()
+    with pytest.raises(BadRequest, match=message):
+        read_request(head + bytes(given), b"%d" % len(head), MOST)
+
+
+def test_a_byte_of_bool_is_0_or_1() -> None:
+    with pytest.raises(BadRequest, match="0 or 1"):
+        from_bytes(memoryview(b"\x00\x02"), "BOOL", [2], "x")
+
+
+def test_too_many_elements_of_several_inputs() -> None:
+    half = {"name": "b", "shape": [MOST - 1], "datatype": "UINT8", "data": [0] * (MOST - 1)}
+    with pytest.raises(TooLarge):
+        read_request(json.dumps({"inputs": [ONE, half]}).encode(), None, MOST)
+
+
+def test_the_standard_library_reads_and_writes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgecompile.server.protocol import documents
+
+    if documents.orjson is None:
+        pytest.skip("orjson isn't installed")
+    value = {
+        "a": np.array([0.1, 1e-8, 3.0], np.float32),
+        "b": [1, None, True, "ä"],
+        "c": np.array([1, 2]),
+    }
+    fast = documents.dump(value)
+    monkeypatch.setattr(documents, "orjson", None)
+    slow = documents.dump(value)
+    assert json.loads(fast) == json.loads(slow)
+    assert documents.load_object(fast) == json.loads(fast)
+    for body in (b"NaN", b'{"a": NaN}', b"[" * 100_000, b"\xff", b"{", b"\xef\xbb\xbf{}"):
+        with pytest.raises(BadRequest):
+            documents.load_object(body)
+    assert math.isclose(json.loads(slow)["a"][0], 0.1)
