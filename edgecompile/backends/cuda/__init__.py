@@ -1,0 +1,1 @@
+"""GPUs without TensorRT: Inductor's Triton code, generated and compiled on hosts without a GPU."""

@@ -1,0 +1,1 @@
+"""Graph rewrites for GPUs, before Inductor sees a program."""

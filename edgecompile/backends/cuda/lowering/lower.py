@@ -1,0 +1,104 @@
+"""Rewrites an exported graph for a GPU, before Inductor sees it."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch.fx import GraphModule, Node
+
+from edgecompile.backends.cuda.lowering.attention import lower_attention
+from edgecompile.backends.cuda.lowering.narrow import narrow_graph
+from edgecompile.backends.lowering.arithmetic import lower_arithmetic
+from edgecompile.backends.lowering.complex import lower_complex
+from edgecompile.backends.lowering.constants import (
+    drop_unused_constants,
+    make_constants_contiguous,
+    value_of,
+)
+from edgecompile.backends.lowering.equal_nodes import merge_equal_nodes
+from edgecompile.backends.lowering.recurrences import split_recurrences
+from edgecompile.backends.lowering.rewriting import Lowering, LoweringReport
+from edgecompile.targets.gpu import GpuFacts
+
+aten = torch.ops.aten
+
+_NARROW = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+#: Operators that only run a body under another mode of autograd or autocasting.
+_WRAPPERS = {
+    torch.ops.higher_order.wrap_with_set_grad_enabled: 1,
+    torch.ops.higher_order.wrap_with_autocast: 4,
+}
+
+
+def lower_for_gpu(gm: GraphModule, gpu: GpuFacts, precision: str) -> LoweringReport:
+    """Rewrites ``gm`` in place: a float32 program's module, on the CPU, before anything is made fake.
+
+    Args:
+        gm: as :meth:`torch.export.ExportedProgram.module` gives it.
+        gpu: that it is for.
+        precision: ``fp16``, ``bf16`` or ``fp32``: what it computes in. Inputs and outputs keep their
+            dtypes; every output becomes a row-major tensor of its own.
+    """
+    low = Lowering(gm, LoweringReport())
+    _inline_bodies(gm)
+    _drop_dropout(gm)
+    split_recurrences(low)
+    lower_complex(low)
+    lower_arithmetic(low)
+    merge_equal_nodes(low)
+    if precision in _NARROW:
+        narrow_graph(gm, _NARROW[precision])
+    lower_attention(low, gpu)
+    _own_outputs(gm)
+    gm.graph.eliminate_dead_code()
+    drop_unused_constants(gm)
+    make_constants_contiguous(gm)
+    gm.graph.lint()
+    gm.recompile()
+    return low.report
+
+
+def _inline_bodies(gm: GraphModule) -> None:
+    """Puts the bodies of wrapping operators in their places."""
+    for node in list(gm.graph.nodes):
+        if node.target not in _WRAPPERS:
+            continue
+        at = _WRAPPERS[node.target]
+        body = getattr(gm, str(node.args[at].target))
+        _inline_bodies(body)
+        inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
+        mapping = dict(zip(inputs, node.args[at + 1 :], strict=True))
+        with gm.graph.inserting_before(node):
+            results = gm.graph.graph_copy(body.graph, mapping)
+        for taker in list(node.users):
+            assert taker.target is operator.getitem
+            taker.replace_all_uses_with(results[taker.args[1]])  # type: ignore[index]
+            gm.graph.erase_node(taker)
+        gm.graph.erase_node(node)
+
+
+def _drop_dropout(gm: GraphModule) -> None:
+    """Removes dropout nodes of evaluation mode, so that they don't hide patterns."""
+    for node in list(gm.graph.nodes):
+        if node.target is aten.dropout.default and not node.args[2]:
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+
+
+def _own_outputs(gm: GraphModule) -> None:
+    """Makes every output a row-major tensor that nothing else shares."""
+    output = next(iter(reversed(gm.graph.nodes)))
+
+    def own(node: Node) -> Node:
+        if value_of(node) is None:
+            return node
+        with gm.graph.inserting_before(output):
+            copy = gm.graph.call_function(
+                aten.clone.default, (node,), {"memory_format": torch.contiguous_format}
+            )
+        copy.meta = dict(node.meta)
+        return copy
+
+    output.args = torch.fx.map_arg(output.args, own)

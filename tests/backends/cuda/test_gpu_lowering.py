@@ -1,0 +1,171 @@
+"""Programs rewritten for a GPU compute what they did; on the CPU, and with our kernels interpreted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("triton")
+
+from edgecompile.backends.cuda.kernels.launch import interpreted
+from edgecompile.backends.cuda.lowering.lower import lower_for_gpu
+from edgecompile.backends.lowering.rewriting import LoweringReport
+from edgecompile.targets.gpu import GpuFacts
+
+ORIN = GpuFacts(87, 16, 163 << 10, 1536, 4 << 20)
+_BOUNDS = {"fp32": 2e-6, "fp16": 5e-3, "bf16": 4e-2}
+
+
+def lowered(
+    module: nn.Module,
+    example: Mapping[str, Tensor],
+    precision: str,
+    shapes: Mapping[str, Any] | None = None,
+) -> tuple[torch.fx.GraphModule, LoweringReport]:
+    with torch.no_grad():
+        program = torch.export.export(
+            module.eval(), (), dict(example), dynamic_shapes=shapes, strict=False
+        )
+    graph = program.module()
+    report = lower_for_gpu(graph, ORIN, precision)
+    return graph, report
+
+
+def check(
+    module: nn.Module,
+    example: Mapping[str, Tensor],
+    precision: str = "fp16",
+    shapes: Mapping[str, Any] | None = None,
+    *,
+    interpret: bool = True,
+) -> tuple[torch.fx.GraphModule, LoweringReport]:
+    """Compares with eager in float32, and returns what :func:`lowered` does."""
+    graph, report = lowered(module, example, precision, shapes)
+    with torch.no_grad():
+        want = module(**example)
+        results = [graph(**example)]
+        if interpret:
+            with interpreted():
+                results.append(graph(**example))
+    for got in results:
+        for one, other in zip(flat(got), flat(want), strict=True):
+            assert one.dtype == other.dtype
+            assert one.is_contiguous()
+            scale = max(1.0, other.abs().max().item())
+            assert (one - other).abs().max().item() <= _BOUNDS[precision] * scale
+    return graph, report
+
+
+def flat(value: Any) -> list[Tensor]:
+    return [x for x in torch.utils._pytree.tree_leaves(value) if isinstance(x, Tensor)]
+
+
+def targets(graph: torch.fx.GraphModule) -> list[object]:
+    return [n.target for n in graph.graph.nodes if n.op == "call_function"]
+
+
+class Decoder(nn.Module):
+    """Grouped heads, angles made of positions, a norm in float32, a mask of float32's lowest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 32)
+        self.q, self.k, self.v = nn.Linear(32, 32), nn.Linear(32, 16), nn.Linear(32, 16)
+        self.norm = nn.Parameter(torch.rand(32) + 0.5)
+        self.register_buffer("frequency", 1e4 ** (-torch.arange(8) / 8), persistent=False)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        x = self.embed(ids)
+        wide = x.to(torch.float32)
+        y = self.norm * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+        positions = torch.arange(ids.shape[1], device=ids.device) + 5000
+        angles = positions[:, None].to(torch.float32) * self.frequency.float()
+
+        def heads(t: Tensor, n: int) -> Tensor:
+            t = t.view(*t.shape[:2], n, 8).transpose(1, 2)
+            return t * angles.cos().to(t.dtype) + t.flip(-1) * angles.sin().to(t.dtype)
+
+        q, k, v = heads(self.q(y), 4), heads(self.k(y), 2), heads(self.v(y), 2)
+        hidden = (1.0 - mask[:, None, None].to(torch.float32)) * torch.finfo(torch.float32).min
+        a = nn.functional.scaled_dot_product_attention(
+            q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), hidden
+        )
+        scores = torch.softmax(q @ k.repeat_interleave(2, 1).transpose(2, 3) + hidden, -1)
+        return (
+            x + a.transpose(1, 2).reshape(x.shape) + scores.mean((1, 3), keepdim=False)[..., None]
+        )
+
+
+def decoder_inputs() -> dict[str, Tensor]:
+    mask = torch.ones(2, 19, dtype=torch.int64)
+    mask[1, 11:] = 0
+    return {"ids": torch.arange(38).reshape(2, 19), "mask": mask}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_a_decoder(precision: str) -> None:
+    length = torch.export.Dim("length", min=2, max=64)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Decoder()
+    graph, report = check(
+        module, decoder_inputs(), precision, {"ids": {1: length}, "mask": {1: length}}
+    )
+    assert report.counts["attentions"] == 1
+    half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
+    assert {p.dtype for name, p in graph.named_parameters() if name != "norm"} == {half}
+    # Angles of position 5000 in float16 would be off by whole radians.
+    assert graph.get_buffer("frequency").dtype == torch.float32
+
+
+class Tied(nn.Module):
+    """One table to read from and to multiply with, and one that is also read as float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(20, 8))
+        self.scale = nn.Parameter(torch.rand(8))
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        x = nn.functional.embedding(ids, self.table) * self.scale
+        return x @ self.table.t(), self.scale.to(torch.float32) * 3
+
+
+def test_a_constant_that_is_read_in_both_forms() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Tied()
+    graph, _ = check(module, {"ids": torch.arange(6)[None]})
+    names = {name: t.dtype for name, t in [*graph.named_parameters(), *graph.named_buffers()]}
+    assert names["table"] == torch.float16
+    assert names["scale"] == torch.float32
+    assert [dtype for name, dtype in names.items() if name.startswith("ecpack_half_scale")] == [
+        torch.float16
+    ]
+
+
+class ThreeDimensional(nn.Module):
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True)
+
+
+def test_attention_without_heads() -> None:
+    q, k = torch.randn(3, 9, 16), torch.randn(3, 9, 16)
+    graph, _ = check(ThreeDimensional(), {"q": q, "k": k}, "fp32")
+    assert torch.ops.edgecompile.gpu_attention.default in targets(graph)
+
+
+def test_attention_that_the_kernel_cant_compute_is_written_out() -> None:
+    class Broadcast(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(q, k, k)
+
+    graph, report = check(
+        Broadcast(), {"q": torch.randn(2, 4, 9, 16), "k": torch.randn(1, 4, 9, 16)}
+    )
+    assert torch.ops.aten.scaled_dot_product_attention.default not in targets(graph)
+    assert list(report.kept.values()) == ["the batch sizes of query, key and value differ"]
