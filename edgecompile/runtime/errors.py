@@ -174,7 +174,7 @@ class GpuError(NativeError):
 
 
 class GpuUnavailableError(GpuError):
-    """A need of a GPU variant isn't met: libcudart, the tensorrt module, or a GPU."""
+    """A need of a GPU variant isn't met: a driver, a GPU that fits, libcudart, the tensorrt module."""
 
     exit_code = 19
 

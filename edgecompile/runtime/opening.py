@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Union
 
-from .cpu.host import VARIANT_VARIABLE, Host, choose_variant
+from .cpu.host import VARIANT_VARIABLE, Host, choose_variant, missing
 from .cpu.loaders import find_loader
 from .cpu.programs import Programs, open_cpu_variant
 from .errors import (
@@ -19,7 +19,7 @@ from .errors import (
     UnsupportedHostError,
 )
 from .format.folder import BundleFolder
-from .format.manifest import AOTI_CPU, TENSORRT, Variant
+from .format.manifest import AOTI_CPU, GPU_BACKENDS, TENSORRT, TRITON, Manifest, Variant
 from .gpu.engines import MODES, PLANNED
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Request:
         if self.fallback is None or self.variant is not None or self.without:
             return None
         reason = "can't be used here: {}".format(error.message)
-        return dataclasses.replace(self, without={TENSORRT: reason})
+        return dataclasses.replace(self, without=dict.fromkeys(GPU_BACKENDS, reason))
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,19 @@ def open_programs(folder: BundleFolder, host: Host, request: Request) -> Opened:
         UnsupportedHostError: no variant can run on this machine.
         BundleError, NativeError, GpuError, FinishError, SelftestError: it can't be opened.
     """
-    variant, refused = choose_variant(folder.manifest, host, request.variant, request.without)
+    without = {**_judge_gpu(folder.manifest, host, request), **request.without}
+    variant, refused = choose_variant(folder.manifest, host, request.variant, without)
     programs: Union[Programs, GpuPrograms]
-    if variant.backend == TENSORRT:
+    if variant.backend == TRITON:
+        from .triton.variant import open_triton_variant
+
+        try:
+            programs = open_triton_variant(folder, variant, request.mode, request.verify != "fast")
+        except GpuUnavailableError as error:
+            if request.after(error) is None:
+                _add_hint(error, folder, host)
+            raise
+    elif variant.backend == TENSORRT:
         # Here alone: who runs on the CPU doesn't wait for these imports.
         from .gpu.variant import open_gpu_variant
 
@@ -139,6 +149,9 @@ def open_programs(folder: BundleFolder, host: Host, request: Request) -> Opened:
                 finish_bundle(folder.path, Options(variant=variant.name))
                 programs = open_gpu_variant(folder, variant, request.mode)
         except (GpuUnavailableError, UnfinishedBundleError) as error:
+            instead = _serve_meanwhile(folder.manifest, host, request, error, without)
+            if instead is not None:
+                return open_programs(folder, host, instead)
             if request.after(error) is None:
                 _add_hint(error, folder, host)
             raise
@@ -157,10 +170,51 @@ def open_programs(folder: BundleFolder, host: Host, request: Request) -> Opened:
     return Opened(variant, refused, programs)
 
 
+def _judge_gpu(manifest: Manifest, host: Host, request: Request) -> Dict[str, str]:
+    """Why this machine's GPU can't run some variants, by name, where it can run others.
+
+    Where it can't run any, that is left to who opens one: its error says more.
+    """
+    found = [x for x in manifest.variants if x.backend == TRITON and not missing(x, host)]
+    if len(found) < 2 or request.variant is not None or TRITON in request.without:
+        return {}
+    from .triton.variant import find_refusal
+
+    refusals = {variant.name: find_refusal(variant) for variant in found}
+    if all(refusals.values()):
+        return {}
+    return {name: error.message for name, error in refusals.items() if error is not None}
+
+
+def _serve_meanwhile(
+    manifest: Manifest,
+    host: Host,
+    request: Request,
+    error: EdgecompileError,
+    without: Mapping[str, str],
+) -> Optional[Request]:
+    """The variant that needs no finishing, where the GPU can run one; None: raise the error."""
+    if request.variant is not None or TENSORRT in request.without or TRITON in request.without:
+        return None
+    reason = "isn't ready: {}".format(error.message)
+    given = {**without, TENSORRT: reason}
+    try:
+        other, _ = choose_variant(manifest, host, None, given)
+    except UnsupportedHostError:
+        return None
+    if other.backend != TRITON:
+        return None
+    from .triton.variant import find_refusal
+
+    if find_refusal(other) is not None:
+        return None
+    return dataclasses.replace(request, without={**request.without, TENSORRT: reason})
+
+
 def _add_hint(error: EdgecompileError, folder: BundleFolder, host: Host) -> None:
     """Says that the bundle has a variant for the CPU, where it does."""
     try:
-        other, _ = choose_variant(folder.manifest, host, None, {TENSORRT: ""})
+        other, _ = choose_variant(folder.manifest, host, None, dict.fromkeys(GPU_BACKENDS, ""))
     except UnsupportedHostError:
         return
     text = 'or let the CPU run it, with the variant {}: fallback="cpu", or {}=cpu'

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional
 from ..cpu.host import VARIANT_VARIABLE, choose_variant, describe_host, missing
 from ..errors import BundleError, UnsupportedHostError
 from ..format.folder import BundleFolder
-from ..format.manifest import MANIFEST_NAME, TENSORRT, Manifest, Variant
+from ..format.manifest import MANIFEST_NAME, TENSORRT, TRITON, Manifest, Variant
 
 _HERE = ("host", "variants", "chosen", "problem", "device_bytes")
 
@@ -57,6 +57,8 @@ def describe_bundle(
 
 def _gpu_precision(folder: BundleFolder) -> Optional[str]:
     for variant in folder.manifest.variants:
+        if variant.gpu is not None:
+            return variant.gpu.precision
         if variant.backend == TENSORRT:
             from ..format.recipe import read_recipe
 
@@ -97,6 +99,10 @@ def _judge_host(folder: BundleFolder, wanted: Optional[str]) -> Dict[str, Any]:
 
 def _ready(folder: BundleFolder, variant: Variant) -> str:
     """The notes on a variant that this machine's CPU can run."""
+    if variant.backend == TRITON:
+        from ..triton.variant import judge_triton_variant
+
+        return judge_triton_variant(variant)
     if variant.backend != TENSORRT:
         return "runs here"
     from ..gpu.variant import judge_gpu_variant
@@ -119,10 +125,11 @@ def device_bytes(manifest: Manifest, variant: Variant) -> Dict[str, int]:
         result = {"model": size(*model), "python_runtime": size(*python)}
         result["total"] = sum(result.values())
         return result
+    precision = manifest.precision if variant.gpu is None else variant.gpu.precision
     # torch's variants have no runtime library in the bundle: torch is on the device already.
     native = [name for name in (variant.runtime, manifest.probes[variant.arch]) if name]
     result = {
-        "weights": size(manifest.weights[manifest.precision]),
+        "weights": size(manifest.weights[precision]),
         "programs": size(*variant.programs),
         "native_runtime": size(*native),
         "python_runtime": size(*python),

@@ -199,7 +199,7 @@ def choose_variant(
         manifest: the bundle's manifest.
         host: the machine.
         wanted: the name of the variant to take instead.
-        without: backends that can't be used, each with the reason.
+        without: backends, or variants by their names, that can't be used, each with the reason.
 
     Returns:
         The variant, and for each one that can't run here the reasons.
@@ -212,8 +212,8 @@ def choose_variant(
     fitting = []
     for variant in manifest.variants:
         reasons = missing(variant, host)
-        if without is not None and variant.backend in without and not reasons:
-            reasons.append(without[variant.backend])
+        if without is not None and not reasons:
+            reasons += [without[key] for key in (variant.backend, variant.name) if key in without]
         if reasons:
             refused[variant.name] = reasons
         else:

@@ -8,14 +8,14 @@ carries it beside this one.
 from typing import TYPE_CHECKING, Dict, Optional, Protocol
 
 from ..errors import LoaderNeededError, UnsupportedHostError
-from ..format.manifest import AOTI_CPU, TENSORRT, TORCH, Variant
+from ..format.manifest import AOTI_CPU, TENSORRT, TORCH, TRITON, Variant
 
 if TYPE_CHECKING:
     from ..format.folder import BundleFolder
     from .programs import Programs
 
 #: What open_bundle runs without anybody's help.
-OWN_BACKENDS = (AOTI_CPU, TENSORRT)
+OWN_BACKENDS = (AOTI_CPU, TENSORRT, TRITON)
 #: The package whose import registers a loader of the backend.
 PACKAGES = {TORCH: "edgecompile.torch_runtime"}
 _OWN_COMMAND = "edgecompile.runtime"

@@ -13,14 +13,17 @@ from .generation import read_generation
 from .schema import (
     AOTI_CPU,
     FORMAT_VERSION,
+    GPU_BACKENDS,
     MANIFEST_NAME,
     TENSORRT,
     TORCH,
+    TRITON,
     BucketSpec,
     Extent,
     FileEntry,
     GenerationSpec,
     GoldenCase,
+    GpuSpec,
     Manifest,
     TensorSpec,
     Tolerance,
@@ -32,15 +35,18 @@ from .text import read_labels, read_text
 __all__ = [
     "AOTI_CPU",
     "FORMAT_VERSION",
+    "GPU_BACKENDS",
     "MANIFEST_NAME",
     "MAX_MANIFEST_BYTES",
     "TENSORRT",
     "TORCH",
+    "TRITON",
     "BucketSpec",
     "Extent",
     "FileEntry",
     "GenerationSpec",
     "GoldenCase",
+    "GpuSpec",
     "Manifest",
     "TensorSpec",
     "Tolerance",
@@ -52,6 +58,7 @@ __all__ = [
 
 MAX_MANIFEST_BYTES = 4 << 20
 _GLIBC = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
+_CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SEGMENT = re.compile(r"[A-Za-z0-9._+@=,~-]{1,255}")
 
@@ -99,22 +106,26 @@ def parse_manifest(data: bytes, source: str = MANIFEST_NAME) -> Manifest:
     return manifest
 
 
-def read_tolerance(document: Dict[str, Any], reader: Reader, rule: str) -> Optional[Tolerance]:
+def read_tolerance(
+    document: Dict[str, Any], reader: Reader, rule: str, where: str = ""
+) -> Optional[Tolerance]:
     """The ``tolerance`` of a document, a manifest or a recipe; None when a problem was noted.
 
     Args:
         document: the whole document.
         reader: gets the problems.
         rule: the id that a negative number breaks.
+        where: the place of ``document`` in a larger one.
     """
-    entry = reader.mapping(document, "tolerance", "")
+    entry = reader.mapping(document, "tolerance", where)
     if entry is not document.get("tolerance"):
         return None
     values = []
+    place = join(where, "tolerance")
     for key in ("atol", "rtol"):
-        value = reader.number(entry, key, "tolerance")
+        value = reader.number(entry, key, place)
         if value is not None and not value >= 0:
-            reader.problems.add(rule, join("tolerance", key), "{} is negative".format(value))
+            reader.problems.add(rule, join(place, key), "{} is negative".format(value))
         values.append(value)
     if values[0] is None or values[1] is None:
         return None
@@ -143,7 +154,7 @@ class _ManifestReader:
         if precision is not None and precision not in weights:
             text = "no weights for the precision {!r}".format(precision)
             self.add("weights-precision", "weights", text)
-        variants = self._variants(len(signature.buckets), probes)
+        variants = self._variants(len(signature.buckets), probes, weights)
         golden = self._golden(len(signature.buckets))
         tolerance = read_tolerance(top, reader, "tolerance-range")
         plan = reader.mapping(top, "plan", "", optional=True)
@@ -228,7 +239,9 @@ class _ManifestReader:
             result[path] = FileEntry(size or 0, digest or "")
         return result
 
-    def _variants(self, n_buckets: int, probes: Dict[str, str]) -> List[Variant]:
+    def _variants(
+        self, n_buckets: int, probes: Dict[str, str], weights: Dict[str, str]
+    ) -> List[Variant]:
         result: List[Variant] = []
         for where, entry in self.reader.objects(self.document, "variants", "", 1, 64):
             name = self.reader.name(entry, "name", where)
@@ -242,7 +255,7 @@ class _ManifestReader:
             glibc = self._glibc(entry, where)
             rank = self.reader.integer(entry, "rank", where)
             parts: Dict[str, Any] = {}
-            if backend in (AOTI_CPU, TORCH):
+            if backend in (AOTI_CPU, TORCH, TRITON):
                 if arch is not None and arch not in probes:
                     text = "no probe for the architecture {!r}".format(arch)
                     self.add("variant-probe", where, text)
@@ -251,6 +264,8 @@ class _ManifestReader:
                 else:
                     parts["runtime"] = self._path(entry, "runtime", where)
                 parts["programs"] = self._programs(entry, where, n_buckets)
+                if backend == TRITON:
+                    parts["gpu"] = self._gpu(entry, where, weights)
             elif backend == TENSORRT:
                 parts["recipe"] = self._path(entry, "recipe", where)
             result.append(
@@ -265,6 +280,47 @@ class _ManifestReader:
                 )
             )
         return result
+
+    def _gpu(
+        self, variant: Dict[str, Any], where: str, weights: Dict[str, str]
+    ) -> Optional[GpuSpec]:
+        """What a variant needs of a GPU; None when a problem was noted."""
+        reader, entry = self.reader, self.reader.mapping(variant, "gpu", where)
+        if entry is not variant.get("gpu"):
+            return None
+        where = join(where, "gpu")
+        before = reader.problems.count
+        capabilities = reader.strings(entry, "compute_capabilities", where, 0, 32)
+        ptx = None
+        if reader.key(entry, "ptx", where) is not None:
+            ptx = reader.string(entry, "ptx", where)
+        elif not capabilities:
+            self.add("variant-gpu", where, "has neither machine code nor PTX")
+        for item in (*capabilities, ptx):
+            reader.check_form(item, where, _CAPABILITY, "variant-gpu", "must look like 8.7")
+        driver = reader.within(entry, "driver", where, 11000, 99999, "variant-gpu")
+        precision = reader.name(entry, "precision", where)
+        if precision is not None and precision not in weights:
+            text = "no weights for the precision {!r}".format(precision)
+            self.add("weights-precision", join(where, "precision"), text)
+        tolerance = read_tolerance(entry, reader, "tolerance-range", where)
+        cosine = None
+        if entry.get("min_cosine") is not None:
+            cosine = reader.number(entry, "min_cosine", where)
+            if cosine is not None:
+                reader.check_range(cosine, join(where, "min_cosine"), -1, 1, "tolerance-range")
+        padding = reader.boolean(entry, "padding", where)
+        checks: Tuple[str, ...] = ()
+        if "checks" in entry:
+            checks = reader.strings(entry, "checks", where, 0, 16)
+            for item in checks:
+                reader.check_name(item, join(where, "checks"))
+        if reader.problems.count > before:
+            return None
+        assert driver is not None and precision is not None and tolerance is not None
+        return GpuSpec(
+            capabilities, ptx, driver, precision, tolerance, cosine, bool(padding), checks
+        )
 
     def _glibc(self, entry: Dict[str, Any], where: str) -> Optional[str]:
         if self.reader.key(entry, "glibc", where) is None:

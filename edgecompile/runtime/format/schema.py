@@ -17,6 +17,9 @@ MODES = ("exact", "pad")
 AOTI_CPU = "aoti-cpu"
 TENSORRT = "tensorrt"
 TORCH = "torch"
+TRITON = "triton"
+#: Those that run on a GPU.
+GPU_BACKENDS = (TENSORRT, TRITON)
 #: Kinds of generation: of a text alone, and of one that goes on from a source.
 CAUSAL_LM = "causal-lm"
 SEQ2SEQ = "seq2seq"
@@ -139,13 +142,46 @@ class BucketSpec:
 
 
 @dataclass(frozen=True)
+class Tolerance(Record):
+    """Agreement means |got - want| <= atol + rtol * max|want|, per output."""
+
+    atol: float
+    rtol: float
+
+    def limit(self, scale: float) -> float:
+        """The largest allowed difference for an output whose largest magnitude is ``scale``."""
+        return self.atol + self.rtol * scale
+
+
+@dataclass(frozen=True)
+class GpuSpec(Record):
+    """What the programs of a variant of the backend "triton" need of a GPU, and how they compute.
+
+    ``compute_capabilities`` such as "8.7" have machine code; ``ptx`` is the least one for which there
+    is code that the driver compiles, or None. ``driver`` is CUDA's number of the oldest driver, 12060
+    for 12.6. ``precision`` names the weights. ``tolerance`` and ``min_cosine`` judge golden vectors;
+    ``padding`` tells whether padding was verified to change nothing, ``checks`` what else was done.
+    """
+
+    compute_capabilities: Tuple[str, ...]
+    ptx: Optional[str]
+    driver: int
+    precision: str
+    tolerance: Tolerance
+    min_cosine: Optional[float] = None
+    padding: bool = False
+    checks: Tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Variant:
     """One instruction set of one architecture, or one kind of GPU.
 
     For the backend "aoti-cpu" ``programs`` holds one library per bucket; for "tensorrt" ``recipe``
     is the path of what the device builds its engine from; for "torch" there are ``programs``, and
-    ``torch`` is the version that they are for. Those that don't belong to the backend are empty,
-    all of them where it is another one: this runtime can't run it and says so.
+    ``torch`` is the version that they are for; for "triton" ``programs`` and what they need of a GPU.
+    Those that don't belong to the backend are empty, all of them where it is another one: this
+    runtime can't run it and says so.
     """
 
     name: str
@@ -158,6 +194,7 @@ class Variant:
     programs: Tuple[str, ...] = ()
     recipe: str = ""
     torch: str = ""
+    gpu: Optional[GpuSpec] = None
 
     def to_json(self) -> Dict[str, Any]:
         """The manifest's entry."""
@@ -174,6 +211,8 @@ class Variant:
             entry.update(torch=self.torch, programs=list(self.programs))
         else:
             entry.update(runtime=self.runtime, programs=list(self.programs))
+            if self.gpu is not None:
+                entry["gpu"] = self.gpu.to_json()
         entry["rank"] = self.rank
         return entry
 
@@ -185,18 +224,6 @@ class GoldenCase(Record):
     bucket: int
     case: str
     file: str
-
-
-@dataclass(frozen=True)
-class Tolerance(Record):
-    """Agreement means |got - want| <= atol + rtol * max|want|, per output."""
-
-    atol: float
-    rtol: float
-
-    def limit(self, scale: float) -> float:
-        """The largest allowed difference for an output whose largest magnitude is ``scale``."""
-        return self.atol + self.rtol * scale
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..cpu.library import BoundRun
 from ..errors import GenerationError, InputError, UnsupportedHostError
-from ..format.manifest import AOTI_CPU, TENSORRT
+from ..format.manifest import AOTI_CPU, GPU_BACKENDS
 from ..format.schema import GenerationSpec
 from ..lifetime import Unique
 from ..opened import OpenBundle
@@ -32,7 +32,7 @@ def open_session(bundle: OpenBundle) -> "Session":
     if spec is None:
         hint = "build it as a language model: edgecompile build --task causal-lm"
         raise GenerationError("{} generates nothing".format(bundle.path), hint)
-    if variant.backend == TENSORRT:
+    if variant.backend in GPU_BACKENDS:
         text = "the variant {} runs on a GPU, where caches can't be changed in place"
         raise GenerationError(text.format(variant.name), "name a variant for the CPU")
     if variant.backend != AOTI_CPU:

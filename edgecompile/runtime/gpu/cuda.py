@@ -10,7 +10,7 @@ import ctypes
 import os
 import threading
 from dataclasses import dataclass
-from typing import Any, Dict, Tuple
+from typing import Any, Callable, Dict, Iterable, Tuple, TypeVar
 
 from ..errors import GpuError, GpuUnavailableError
 
@@ -85,8 +85,10 @@ class CudaDevice:
 
 
 _lock = threading.Lock()
-_loaded: "Dict[str, Cuda]" = {}
+# By the variable that may name a library, and what it says.
+_loaded: "Dict[Tuple[str, str], Cuda]" = {}
 _forked = False
+_Library = TypeVar("_Library", bound="Cuda")
 
 
 def _after_fork() -> None:
@@ -109,6 +111,18 @@ def check_not_forked() -> None:
         )
 
 
+def load_once(variable: str, find: "Callable[[str], _Library]") -> "_Library":
+    """What ``find`` makes of the variable's value, "" where it isn't set; once per process."""
+    check_not_forked()
+    with _lock:
+        key = (variable, os.environ.get(variable, ""))
+        if key not in _loaded:
+            library = find(key[1])
+            library.check_device()
+            _loaded[key] = library
+        return _loaded[key]  # type: ignore[return-value]
+
+
 class Cuda:
     """libcudart; ``Cuda.load()`` gives it. Every method may be called from any thread.
 
@@ -117,10 +131,17 @@ class Cuda:
 
     def __init__(self, path: str) -> None:
         """Binds the library at ``path``; see ``load``."""
+        self._bind(path, _FUNCTIONS)
+        for name in ("cudaGetErrorName", "cudaGetErrorString"):
+            function = getattr(self._library, name)
+            function.restype = ctypes.c_char_p
+            function.argtypes = [ctypes.c_int]
+
+    def _bind(self, path: str, functions: Iterable[Tuple[str, Tuple[Any, ...]]]) -> None:
         self.path = path
         self._library = ctypes.CDLL(path)
         absent = []
-        for name, arguments in _FUNCTIONS:
+        for name, arguments in functions:
             function = getattr(self._library, name, None)
             if function is None:
                 absent.append(name)
@@ -130,10 +151,6 @@ class Cuda:
         if absent:
             text = "{}: has no {}".format(path, ", ".join(absent))
             raise GpuUnavailableError(text, "CUDA 11.4 or newer is needed")
-        for name in ("cudaGetErrorName", "cudaGetErrorString"):
-            function = getattr(self._library, name)
-            function.restype = ctypes.c_char_p
-            function.argtypes = [ctypes.c_int]
 
     @staticmethod
     def load() -> "Cuda":
@@ -146,16 +163,10 @@ class Cuda:
             GpuUnavailableError: there is no library, or no GPU, or the driver is too old for it.
             GpuError: another failure, or a fork.
         """
-        check_not_forked()
-        with _lock:
-            given = os.environ.get(LIBRARY_VARIABLE, "")
-            if given not in _loaded:
-                cuda = _open(given)
-                cuda._check_device()
-                _loaded[given] = cuda
-            return _loaded[given]
+        return load_once(LIBRARY_VARIABLE, _open)
 
-    def _check_device(self) -> None:
+    def check_device(self) -> None:
+        """Raises GpuUnavailableError unless there is a GPU, GpuError at other failures."""
         count = ctypes.c_int()
         number = self._library.cudaGetDeviceCount(ctypes.byref(count))
         if number != 0:
@@ -176,10 +187,7 @@ class Cuda:
             raise self._error(number, name)
 
     def _error(self, number: int, doing: str) -> GpuError:
-        name = (self._library.cudaGetErrorName(number) or b"").decode("ascii", "replace")
-        text = (self._library.cudaGetErrorString(number) or b"").decode("ascii", "replace")
-        # Else a later call would report this error once more; of a sticky one it takes nothing.
-        self._library.cudaGetLastError()
+        name, text = self._words(number)
         message = "{} failed: {} ({}): {}".format(doing, name or "no name", number, text)
         hint = None
         if number == _NO_MEMORY:
@@ -189,6 +197,14 @@ class Cuda:
         elif number == _OLD_DRIVER:
             hint = "there is no NVIDIA driver here, or it is older than {}".format(self.path)
         return GpuError(message, hint, name, number, number in STICKY)
+
+    def _words(self, number: int) -> Tuple[str, str]:
+        """The name of an error and its text."""
+        name = (self._library.cudaGetErrorName(number) or b"").decode("ascii", "replace")
+        text = (self._library.cudaGetErrorString(number) or b"").decode("ascii", "replace")
+        # Else a later call would report this error once more; of a sticky one it takes nothing.
+        self._library.cudaGetLastError()
+        return name, text
 
     def _integer(self, name: str, *arguments: Any) -> int:
         value = ctypes.c_int()

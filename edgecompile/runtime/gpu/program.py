@@ -103,7 +103,7 @@ class GpuProgram:
         self._lock = threading.Lock()
         self._buffers: Optional[Buffers] = None
         try:
-            largest = {spec.name: _largest(spec, bucket) for spec in manifest.inputs}
+            largest = {spec.name: largest_shape(spec, bucket) for spec in manifest.inputs}
             outputs = self._reshape(largest)
             _check_outputs(self.label, manifest, bucket, outputs)
             dtypes = {
@@ -319,7 +319,8 @@ def attempt(failed: List[EdgecompileError], work: Any) -> None:
         failed.append(error)
 
 
-def _largest(spec: TensorSpec, bucket: BucketSpec) -> Sizes:
+def largest_shape(spec: TensorSpec, bucket: BucketSpec) -> Sizes:
+    """The shape of an input at the upper ends of a bucket."""
     return tuple(
         [bucket.axes[dim].hi if isinstance(dim, str) else int(dim or 0) for dim in spec.shape]
     )

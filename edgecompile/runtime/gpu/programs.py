@@ -96,10 +96,8 @@ class GpuPrograms:
         assert mode in MODES and len(profile_of) == len(manifest.buckets)
         self.manifest = manifest
         self.mode = mode
-        #: Of the engine's file, where it has one: for ``describe``.
-        self.engine_path = self.engine_sha256 = ""
-        #: The version of TensorRT that made it, likewise.
-        self.tensorrt = ""
+        #: What ``describe`` tells of the engine beside what every engine has.
+        self.details: Dict[str, Any] = {}
         #: What the engine computes in, where that is known.
         self.precision = ""
         #: What golden vectors are judged by; a recipe has its own.
@@ -156,8 +154,7 @@ class GpuPrograms:
             "tolerance": self.tolerance.to_json(),
             "min_cosine": self.min_cosine,
             "gpu": self.device.to_json(),
-            "tensorrt": self.tensorrt,
-            "engine": {"path": self.engine_path, "sha256": self.engine_sha256},
+            **self.details,
             "zero_copy": self.zero_copy,
             "scratch_bytes": self.scratch_bytes,
             "buffer_bytes": sum(item.nbytes for item in loaded),

@@ -44,9 +44,10 @@ def open_gpu_variant(
     programs.precision = recipe.precision
     programs.tolerance, programs.min_cosine = recipe.tolerance, recipe.min_cosine
     made_on = engine.stamp.get("device")
-    if isinstance(made_on, dict):
-        programs.tensorrt = str(made_on.get("tensorrt", ""))
-    programs.engine_path, programs.engine_sha256 = engine.path, engine.sha256
+    programs.details = {
+        "tensorrt": str(made_on.get("tensorrt", "")) if isinstance(made_on, dict) else "",
+        "engine": {"path": engine.path, "sha256": engine.sha256},
+    }
     return programs
 
 

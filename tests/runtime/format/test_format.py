@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -27,7 +28,7 @@ from edgecompile.runtime.errors import (
 )
 from edgecompile.runtime.format.folder import BundleFolder
 from edgecompile.runtime.format.golden import read_case
-from edgecompile.runtime.format.manifest import MAX_MANIFEST_BYTES
+from edgecompile.runtime.format.manifest import MAX_MANIFEST_BYTES, parse_manifest
 from edgecompile.runtime.format.recipe import read_recipe
 from edgecompile.runtime.format.weights import map_weights
 from edgecompile.runtime.generation.golden import FILE as GENERATIONS
@@ -197,6 +198,80 @@ HOSTILE_VALUES: list[tuple[str, str, Any, str]] = [
         )
     ],
 ]
+
+
+GPU: dict[str, Any] = {
+    "compute_capabilities": ["8.7", "9.0"],
+    "ptx": "8.0",
+    "driver": 12060,
+    "precision": "fp32",
+    "tolerance": {"atol": 0.001, "rtol": 0.01},
+    "min_cosine": 0.999,
+    "padding": True,
+    "checks": ["graph"],
+}
+HOSTILE_GPUS: list[tuple[str, str, Any, str]] = [
+    ("key-missing", "gpu", DELETE, "variants[1].gpu: is required"),
+    ("key-missing", "gpu.padding", DELETE, "variants[1].gpu.padding: is required"),
+    ("key-missing", "gpu.ptx", DELETE, "variants[1].gpu.ptx: is required"),
+    ("key-type", "gpu", [], "variants[1].gpu: must be an object"),
+    ("key-type", "gpu.ptx", 9.0, "variants[1].gpu.ptx: must be a string"),
+    ("key-type", "gpu.driver", "12.6", "variants[1].gpu.driver"),
+    ("key-type", "gpu.padding", 1, "must be true or false"),
+    ("key-type", "gpu.compute_capabilities.0", 87, "variants[1].gpu.compute_capabilities[0]"),
+    ("key-type", "gpu.checks", "graph", "variants[1].gpu.checks: must be a list"),
+    ("key-type", "gpu.min_cosine", "1", "variants[1].gpu.min_cosine: must be a number"),
+    ("list-size", "gpu.compute_capabilities", ["8.0"] * 33, "has 33 entries"),
+    ("name-form", "gpu.checks", ["a b"], "'a b' isn't a name"),
+    ("variant-gpu", "gpu.compute_capabilities.0", "87", "'87' must look like 8.7"),
+    ("variant-gpu", "gpu.ptx", "sm_87", "'sm_87' must look like 8.7"),
+    ("variant-gpu", "gpu.driver", 12, "12 isn't within 11000..99999"),
+    ("weights-precision", "gpu.precision", "fp16", "no weights for the precision 'fp16'"),
+    ("tolerance-range", "gpu.tolerance.atol", -1, "variants[1].gpu.tolerance.atol: -1 is negative"),
+    ("tolerance-range", "gpu.min_cosine", 2, "2 isn't within -1..1"),
+    ("variant-programs", "programs.1", DELETE, "1 programs for 2 buckets"),
+    ("variant-probe", "arch", "aarch64", "no probe for the architecture 'aarch64'"),
+    ("path-listed", "runtime", "rt.so", "variants[1].runtime"),
+]
+
+
+def add_triton(bundle: DummyBundle) -> dict[str, Any]:
+    """Adds a variant of Triton kernels, with the files of the one for CPUs."""
+    variant = copy.deepcopy(bundle.document["variants"][0])
+    variant.update(name="cuda", backend="triton", rank=60, gpu=copy.deepcopy(GPU))
+    bundle.document["variants"].append(variant)
+    return variant
+
+
+def test_a_variant_for_gpus_is_read_and_written(bundle: DummyBundle) -> None:
+    variant = add_triton(bundle)
+    manifest = parse_manifest(json.dumps(bundle.listed()).encode())
+    assert manifest.to_json()["variants"][1] == variant
+    spec = manifest.variants[1].gpu
+    assert spec is not None and spec.driver == 12060 and spec.tolerance.rtol == 0.01
+    del variant["gpu"]["checks"], variant["gpu"]["min_cosine"]
+    variant["gpu"].update(ptx=None)
+    manifest = parse_manifest(json.dumps(bundle.listed()).encode())
+    assert manifest.to_json()["variants"][1]["gpu"] == {
+        **variant["gpu"], "min_cosine": None, "checks": [],
+    }  # fmt: skip
+
+
+def test_a_variant_for_gpus_has_code(bundle: DummyBundle) -> None:
+    add_triton(bundle)["gpu"].update(compute_capabilities=[], ptx=None)
+    refused(bundle, "variant-gpu", "has neither machine code nor PTX")
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "value", "text"),
+    HOSTILE_GPUS,
+    ids=[f"{item[0]}-{i}" for i, item in enumerate(HOSTILE_GPUS)],
+)
+def test_hostile_gpu(bundle: DummyBundle, rule: str, path: str, value: Any, text: str) -> None:
+    add_triton(bundle)
+    bundle.document = bundle.listed()
+    put(bundle.document, f"variants.1.{path}", value)
+    refused(bundle, rule, text)
 
 
 def refused(bundle: DummyBundle, rule: str, text: str) -> BundleError:
@@ -618,6 +693,7 @@ def test_every_rule_has_a_fixture_and_a_check() -> None:
     written = set(re.findall(r"^- `\[([a-z0-9-]+)\]`", FORMAT, re.MULTILINE))
     tables: list[Any] = [
         HOSTILE_VALUES,
+        HOSTILE_GPUS,
         HOSTILE_RECIPES,
         HOSTILE_ENGINES,
         HOSTILE_TEXTS,

@@ -45,7 +45,8 @@ struct Silence {
 };
 inline constexpr Silence silence;
 
-// Stands for the one expression in use, (cpu|cuda|xpu|mps)(:([0-9]+))?; only CPUs are matched.
+// Stands for the one expression in use, (cpu|cuda|xpu|mps)(:([0-9]+))?; only what a program is for is
+// matched: a CPU, or the first GPU of those that the runtime shows it.
 struct DevicePattern {
   explicit DevicePattern(const char*) {}
 };
@@ -59,8 +60,14 @@ struct DeviceMatch {
   const Part& operator[](int i) const { return parts[i]; }
 };
 inline bool match_device(const std::string& device, DeviceMatch& match, const DevicePattern&) {
+#ifdef USE_CUDA
+  match.parts[1] = {true, "cuda"};
+  match.parts[3] = {true, "0"};
+  return device == "cuda:0";
+#else
   match.parts[1] = {true, "cpu"};
   return device == "cpu";
+#endif
 }
 
 }  // namespace edgecompile_slim

@@ -6,6 +6,11 @@
 #include <cstring>
 
 namespace ec {
+namespace {
+
+constexpr const char* kRunSingleThreaded = "AOTInductorModelContainerRunSingleThreaded";
+
+}  // namespace
 
 template <class Function>
 void ModelLibrary::resolve(Function** function, const char* name, std::string* missing) {
@@ -15,7 +20,7 @@ void ModelLibrary::resolve(Function** function, const char* name, std::string* m
   std::memcpy(function, &address, sizeof address);
 }
 
-ModelLibrary::ModelLibrary(const char* path, int32_t concurrency) {
+ModelLibrary::ModelLibrary(const char* path, int32_t concurrency, const char* device) {
   if (path == nullptr || std::strchr(path, '/') == nullptr) {
     fail("model library '%s' is no path with a slash in it", path == nullptr ? "" : path);
   }
@@ -29,7 +34,9 @@ ModelLibrary::ModelLibrary(const char* path, int32_t concurrency) {
     std::string missing;
     resolve(&create_, "AOTInductorModelContainerCreateWithDevice", &missing);
     resolve(&delete_, "AOTInductorModelContainerDelete", &missing);
-    resolve(&run_, "AOTInductorModelContainerRun", &missing);
+    // The other one puts events into the stream and asks for them, which a captured stream forbids.
+    const bool is_cpu = std::strcmp(device, "cpu") == 0;
+    resolve(&run_, is_cpu ? "AOTInductorModelContainerRun" : kRunSingleThreaded, &missing);
     resolve(&num_inputs_, "AOTInductorModelContainerGetNumInputs", &missing);
     resolve(&num_outputs_, "AOTInductorModelContainerGetNumOutputs", &missing);
     resolve(&output_name_, "AOTInductorModelContainerGetOutputName", &missing);
@@ -44,7 +51,7 @@ ModelLibrary::ModelLibrary(const char* path, int32_t concurrency) {
     if (!missing.empty()) {
       throw Error(std::string("not a model library, it lacks ") + missing + ": " + path);
     }
-    check(create_(&container_, static_cast<size_t>(concurrency), "cpu", nullptr),
+    check(create_(&container_, static_cast<size_t>(concurrency), device, nullptr),
           "creating the model");
     free_ = concurrency;
     size_t count = 0;
@@ -114,7 +121,7 @@ void ModelLibrary::bind_constants(const std::vector<NamedHandle>& pairs) {
         "binding constants");
 }
 
-void ModelLibrary::run(AtenTensorHandle* inputs, AtenTensorHandle* outputs) {
+void ModelLibrary::run(AtenTensorHandle* inputs, AtenTensorHandle* outputs, void* stream) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
     freed_.wait(lock, [this] { return free_ > 0; });
@@ -134,7 +141,7 @@ void ModelLibrary::run(AtenTensorHandle* inputs, AtenTensorHandle* outputs) {
   {
     const Turn turn{this};
     status = run_(container_, inputs, static_cast<size_t>(input_count_), outputs,
-                  output_names_.size(), nullptr, nullptr);
+                  output_names_.size(), stream, nullptr);
   }
   check(status, "running the model");
 }

@@ -24,7 +24,9 @@ struct ConstantInfo {
 // torch/csrc/inductor/aoti_runtime/interface.h.
 class ModelLibrary {
  public:
-  ModelLibrary(const char* path, int32_t concurrency);
+  // `device` as AOTInductor spells it. On a GPU one run goes on at a time, which the caller sees
+  // to.
+  ModelLibrary(const char* path, int32_t concurrency, const char* device = "cpu");
   ~ModelLibrary();
   ModelLibrary(const ModelLibrary&) = delete;
   ModelLibrary& operator=(const ModelLibrary&) = delete;
@@ -45,7 +47,7 @@ class ModelLibrary {
 
   // Waits while as many runs go on as the library was opened for. Inputs that were taken over are
   // null in the array afterwards, also when the run fails.
-  void run(AtenTensorHandle* inputs, AtenTensorHandle* outputs);
+  void run(AtenTensorHandle* inputs, AtenTensorHandle* outputs, void* stream = nullptr);
 
  private:
   template <class Function>

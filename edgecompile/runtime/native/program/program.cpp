@@ -3,12 +3,12 @@
 #include <cstddef>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "base/allocator.h"
 #include "base/edgecompile_abi.h"
 #include "base/profile.h"
+#include "program/binding.h"
 #include "program/model_library.h"
 #include "tensors/copies.h"
 #include "threads/threads.h"
@@ -36,74 +36,12 @@ struct ec_outputs {
 
 namespace {
 
+using ec::borrow;
 using ec::fail;
 using ec::guarded;
+using ec::HandleArray;
 using ec::OwnedTensor;
 using ec::Tensor;
-
-const char* name_of(const ec_tensor& tensor) { return tensor.name == nullptr ? "" : tensor.name; }
-
-// A handle that borrows the described memory.
-Tensor* borrow(const ec_tensor& tensor, const char* what) {
-  try {
-    OwnedTensor borrowed(
-        ec::new_borrowed(tensor.data, tensor.ndim, tensor.sizes, tensor.strides, 0, tensor.dtype));
-    if (borrowed->storage->bytes > tensor.nbytes) {
-      fail("it describes %ld bytes but has %ld", borrowed->storage->bytes, tensor.nbytes);
-    }
-    return borrowed.release();
-  } catch (const ec::Error& error) {
-    throw ec::Error(std::string(what) + " '" + name_of(tensor) + "': " + error.what());
-  }
-}
-
-// Handles of one call; those that nobody took over are freed.
-struct HandleArray {
-  std::vector<AtenTensorHandle> handles;
-
-  explicit HandleArray(int64_t count) : handles(static_cast<size_t>(count), nullptr) {}
-  HandleArray(const HandleArray&) = delete;
-  HandleArray& operator=(const HandleArray&) = delete;
-  ~HandleArray() {
-    for (AtenTensorHandle handle : handles) ec::free_tensor(reinterpret_cast<Tensor*>(handle));
-  }
-};
-
-void bind_constants(ec_program* program, const ec_tensor* constants, int64_t n_constants) {
-  std::unordered_map<std::string, const ec_tensor*> by_name;
-  for (int64_t i = 0; i < n_constants; ++i) by_name.emplace(name_of(constants[i]), &constants[i]);
-
-  const std::vector<ec::ConstantInfo> wanted = program->library->constants();
-  HandleArray handles(static_cast<int64_t>(wanted.size()));
-  std::vector<ec::ModelLibrary::NamedHandle> pairs;
-  std::string missing;
-  std::string wrong;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    const ec::ConstantInfo& info = wanted[i];
-    const auto found = by_name.find(info.fqn);
-    if (found == by_name.end()) {
-      missing += (missing.empty() ? "" : ", ") + info.fqn;
-      continue;
-    }
-    const ec_tensor& given = *found->second;
-    // The generated code rounds sizes up to 64 bytes.
-    if (given.dtype != info.dtype || (given.nbytes + 63) / 64 * 64 != info.bytes) {
-      wrong += (wrong.empty() ? "" : ", ") + info.fqn + " (" + ec::dtype_name(given.dtype) + ", " +
-               std::to_string(given.nbytes) + " bytes, the model wants " +
-               ec::dtype_name(info.dtype) + ", " + std::to_string(info.bytes) + " bytes)";
-      continue;
-    }
-    handles.handles[i] = ec::wrap(borrow(given, "constant"));
-    pairs.push_back({info.name.c_str(), handles.handles[i]});
-  }
-  if (!missing.empty() || !wrong.empty()) {
-    std::string text;
-    if (!missing.empty()) text = "missing constants: " + missing;
-    if (!wrong.empty()) text += (text.empty() ? "" : "; ") + ("misfitting constants: " + wrong);
-    throw ec::Error(text);
-  }
-  program->library->bind_constants(pairs);
-}
 
 std::string text_of(const Tensor& tensor) {
   std::string text;
@@ -120,17 +58,6 @@ void detach_outputs(ec_outputs* outputs) {
     Tensor* own = ec::new_clone(*tensor);
     ec::free_tensor(tensor);
     tensor = own;
-  }
-}
-
-// A model that returns one tensor twice writes the same handle twice; each is to be freed.
-void separate(std::vector<AtenTensorHandle>* handles) {
-  for (size_t i = 1; i < handles->size(); ++i) {
-    const auto end = handles->begin() + static_cast<std::ptrdiff_t>(i);
-    const auto earlier = std::find(handles->begin(), end, *end);
-    if (*end == nullptr || earlier == end) continue;
-    *end = nullptr;  // should there be no memory for the alias
-    *end = ec::wrap(ec::new_alias(*ec::unwrap(*earlier)));
   }
 }
 
@@ -153,7 +80,7 @@ std::unique_ptr<ec_outputs> run(ec_program* program, const ec_tensor* inputs, in
     const ec::WorkTimer timer(ec::Work::kRun, {});
     library.run(input_handles.handles.data(), output_handles.handles.data());
   }
-  separate(&output_handles.handles);
+  ec::separate(&output_handles.handles);
   if (ec::pending_failure() != nullptr) fail("%s", ec::pending_failure());
 
   auto outputs = std::make_unique<ec_outputs>();
@@ -227,7 +154,7 @@ int32_t ec_program_open(const char* library_path, const ec_tensor* constants, in
     program->library = std::make_unique<ec::ModelLibrary>(library_path, concurrency);
     program->output_names =
         std::make_shared<const std::vector<std::string>>(program->library->output_names());
-    bind_constants(program.get(), constants, n_constants);
+    ec::bind_constants(program->library.get(), constants, n_constants);
     *out = program.release();
   });
 }

@@ -39,6 +39,7 @@ Storage* new_borrowed_storage(void* data, int64_t bytes) {
 void drop_storage(Storage* storage) noexcept {
   if (storage == nullptr) return;
   if (storage->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (storage->dropped != nullptr) storage->dropped(storage->tag);
   release(storage, storage->capacity);
 }
 

@@ -20,6 +20,8 @@ struct Storage {
   size_t capacity;  // of the allocator's block, header included
   int64_t bytes;    // that tensors may view
   char* data;
+  void (*dropped)(int64_t tag) = nullptr;  // called, unless null, when nobody views it any more
+  int64_t tag = 0;
 };
 
 // Keeps track of the handles created while it is entered on a thread, so that their creator can

@@ -1,0 +1,57 @@
+/* The C ABI of edgecompile's runtime library for CUDA, as Python's loader uses it.
+ *
+ * Every function that can fail returns 0 for success and leaves a message for ec_last_error and,
+ * where the driver reported it, CUDA's number for ec_cuda_last_error. Nothing throws across this
+ * interface. A program is used by one thread at a time; different ones by several. Addresses are
+ * the GPU's. The caller makes the GPU's primary context current on its thread before
+ * ec_cuda_program_load, _enqueue and _close. */
+#ifndef EDGECOMPILE_CUDA_ABI_H
+#define EDGECOMPILE_CUDA_ABI_H
+
+#include <stdint.h>
+
+#include "base/edgecompile_abi.h"
+
+#define EC_CUDA_ABI_VERSION 1
+
+/* One compiled library for one bucket; opaque. */
+typedef struct ec_cuda_program ec_cuda_program;
+
+/* EC_CUDA_ABI_VERSION of the library: compare before calling anything else. */
+EC_API int32_t ec_cuda_abi_version(void);
+
+/* CUDA's number (CUresult) of what failed last on the calling thread, 0 if it wasn't CUDA. */
+EC_API int32_t ec_cuda_last_error(void);
+
+/* Loads the driver, such as "libcuda.so.1", once per process. */
+EC_API int32_t ec_cuda_load_driver(const char* path);
+
+/* Loads a program's library (a path with a slash in it) and binds its constants as ec_program_open
+ * does, at addresses of the GPU. The GPU isn't used. *out is written on success only. */
+EC_API int32_t ec_cuda_program_open(const char* library_path, const ec_tensor* constants,
+                                    int64_t n_constants, ec_cuda_program** out);
+EC_API int64_t ec_cuda_program_input_count(const ec_cuda_program* program);
+EC_API int64_t ec_cuda_program_output_count(const ec_cuda_program* program);
+
+/* Rehearses a run of inputs of these types and sizes (data is ignored) without the GPU: describes
+ * the outputs (data null, row-major) and tells the bytes of scratch memory and the number of
+ * launches. The next runs are of these sizes. A rehearsal of smaller sizes than those of the first
+ * one takes no more scratch memory, unless the program then asks for memory in another order. */
+EC_API int32_t ec_cuda_program_plan(ec_cuda_program* program, const ec_tensor* inputs,
+                                    int64_t n_inputs, ec_tensor* outputs, int64_t n_outputs,
+                                    int64_t* scratch_bytes, int64_t* launches);
+
+/* Readies every kernel that was met in rehearsals, for a GPU of a compute capability (87 is 8.7).
+ */
+EC_API int32_t ec_cuda_program_load(ec_cuda_program* program, int32_t capability);
+
+/* Queues a run on a stream and doesn't wait; it allocates nothing on the GPU. Inputs and outputs
+ * are addresses, multiples of 256, in the model's order. */
+EC_API int32_t ec_cuda_program_enqueue(ec_cuda_program* program, const uint64_t* inputs,
+                                       int64_t n_inputs, const uint64_t* outputs, int64_t n_outputs,
+                                       uint64_t scratch, int64_t scratch_bytes, void* stream);
+
+/* No run may be under way. Null is allowed. */
+EC_API void ec_cuda_program_close(ec_cuda_program* program);
+
+#endif

@@ -1,0 +1,1 @@
+"""Programs of Triton kernels: on a GPU over CUDA's driver alone."""

@@ -1,0 +1,169 @@
+"""Compiled programs of Triton kernels, as ``gpu.engines`` describes engines: a profile per bucket.
+
+Each run is rehearsed once for its shapes: the program's host code goes through it without the GPU, and
+tells the shapes of its outputs and the memory that it needs. Runs then use that memory and allocate none.
+"""
+
+import ctypes
+from typing import Any, Dict, List, Mapping, Optional
+
+from ..cpu.libraries import pin_library
+from ..errors import BundleError, GpuError
+from ..format.folder import BundleFolder
+from ..format.manifest import Manifest, Variant
+from ..gpu.engines import Sizes
+from ..gpu.program import largest_shape
+from .constants import DeviceConstants, release_constants
+from .library import GpuLibrary, GpuProgramLibrary, Rehearsal
+
+
+class TritonEngine:
+    """The programs of a variant, each loaded when it is first asked for; not from two threads at once."""
+
+    def __init__(
+        self,
+        library: GpuLibrary,
+        folder: BundleFolder,
+        variant: Variant,
+        constants: DeviceConstants,
+        capability: str,
+    ) -> None:
+        """Takes over one use of ``constants``; ``folder`` stays open as long as the engine."""
+        self.label = "{}: the variant {}".format(folder.path, variant.name)
+        self.profiles = len(variant.programs)
+        self._library = library
+        self._folder = folder
+        self._variant = variant
+        self._manifest: Manifest = folder.manifest
+        self._constants: Optional[DeviceConstants] = constants
+        self._capability = int(capability.replace(".", ""))
+        self._programs: Dict[int, GpuProgramLibrary] = {}
+        #: Kernel launches of a run at each loaded bucket's largest shapes.
+        self.launches: Dict[int, int] = {}
+
+    def _program(self, profile: int) -> GpuProgramLibrary:
+        known = self._programs.get(profile)
+        if known is not None:
+            return known
+        assert self._constants is not None
+        pinned = pin_library(self._folder, self._variant.programs[profile])
+        program = self._library.open_program(pinned, self._constants.table)
+        wanted = (len(self._manifest.inputs), len(self._manifest.outputs))
+        counts = (program.n_inputs, program.n_outputs)
+        if counts != wanted:
+            program.close()
+            text = "{}: has {} inputs and {} outputs, the manifest has {} and {}"
+            raise BundleError(
+                text.format(program.label, *(counts + wanted)) + " [program-signature]"
+            )
+        self._programs[profile] = program
+        return program
+
+    def rehearse(self, profile: int, shapes: Mapping[str, Sizes]) -> Rehearsal:
+        """Rehearses a run in a profile, whose outputs have the manifest's dtypes.
+
+        Raises:
+            GpuError: the program refuses the shapes, or is of another model.
+        """
+        program = self._program(profile)
+        rehearsal = program.rehearse(self._manifest.inputs, shapes)
+        wrong = [
+            "{} is {}, the manifest says {}".format(spec.name, dtype, spec.dtype)
+            for spec, dtype in zip(self._manifest.outputs, rehearsal.dtypes)
+            if dtype != spec.dtype
+        ]
+        if wrong:
+            raise GpuError("{}: {}".format(program.label, "; ".join(wrong)))
+        return rehearsal
+
+    def scratch_bytes(self, profile: int) -> int:
+        """See ``gpu.engines``; by a rehearsal at the bucket's largest shapes."""
+        bucket = self._manifest.buckets[profile]
+        shapes = {spec.name: largest_shape(spec, bucket) for spec in self._manifest.inputs}
+        rehearsal = self.rehearse(profile, shapes)
+        self.launches[profile] = rehearsal.launches
+        return rehearsal.scratch_bytes
+
+    def open(self, profile: int, scratch: int, size: int, stream: int) -> "TritonContext":
+        """See ``gpu.engines``. The bucket's kernels are loaded onto the GPU."""
+        program = self._program(profile)
+        program.load(self._capability)
+        return TritonContext(self, program, profile, scratch, size)
+
+    def describe(self) -> Dict[str, Any]:
+        """For ``info``, plain JSON values."""
+        used = self._constants
+        return {
+            "weight_bytes": 0 if used is None else used.nbytes,
+            "launches": {str(key): value for key, value in sorted(self.launches.items())},
+        }
+
+    def close(self) -> None:
+        """See ``gpu.engines``."""
+        programs, self._programs = self._programs, {}
+        for program in programs.values():
+            program.close()
+        constants, self._constants = self._constants, None
+        if constants is not None:
+            release_constants(constants)
+
+    def abandon(self) -> None:
+        """See ``gpu.engines``."""
+        for program in self._programs.values():
+            program.abandon()
+        self._programs, self._constants = {}, None
+
+
+class TritonContext:
+    """A bucket's program made ready to run."""
+
+    #: Inputs and outputs have the manifest's.
+    dtypes: Mapping[str, str] = {}
+
+    def __init__(
+        self,
+        engine: TritonEngine,
+        program: GpuProgramLibrary,
+        profile: int,
+        scratch: int,
+        size: int,
+    ) -> None:
+        self._engine = engine
+        self._program: Optional[GpuProgramLibrary] = program
+        self._profile = profile
+        self._scratch, self._size = scratch, size
+        manifest = engine._manifest
+        self._inputs = [spec.name for spec in manifest.inputs]
+        self._outputs = [spec.name for spec in manifest.outputs]
+
+    def reshape(self, shapes: Mapping[str, Sizes]) -> Dict[str, Sizes]:
+        """See ``gpu.engines``."""
+        rehearsal = self._engine.rehearse(self._profile, shapes)
+        if rehearsal.scratch_bytes > self._size:
+            text = (
+                "{}: takes {} bytes of scratch memory at {}, more than the {} of its largest shapes"
+            )
+            sizes = {name: list(shape) for name, shape in shapes.items()}
+            raise GpuError(
+                text.format(self._engine.label, rehearsal.scratch_bytes, sizes, self._size)
+            )
+        return dict(zip(self._outputs, rehearsal.outputs))
+
+    def bind(self, addresses: Mapping[str, int]) -> None:
+        """See ``gpu.engines``."""
+        self._sources = _pack([addresses[name] for name in self._inputs])
+        self._targets = _pack([addresses[name] for name in self._outputs])
+
+    def enqueue(self, stream: int) -> None:
+        """See ``gpu.engines``."""
+        if self._program is None:
+            raise GpuError("{}: the context is closed".format(self._engine.label))
+        self._program.enqueue(self._sources, self._targets, self._scratch, self._size, stream)
+
+    def close(self) -> None:
+        """See ``gpu.engines``; the engine keeps the program."""
+        self._program = None
+
+
+def _pack(addresses: List[int]) -> Any:
+    return (ctypes.c_uint64 * max(len(addresses), 1))(*addresses)

@@ -1,0 +1,257 @@
+"""Binds the native runtime library for GPUs (native/cuda/edgecompile_cuda_abi.h)."""
+
+import ctypes
+import os
+import threading
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ..cpu.libraries import PinnedLibrary, find_loaded, load_library
+from ..cpu.tensors import NativeTensor, fill_tensor
+from ..errors import GpuError, NativeError
+from ..format.dtypes import BY_CODE, BY_NAME
+from ..format.manifest import TensorSpec
+from ..format.weights import Constant
+from ..gpu.engines import Sizes
+from ..limits import explain_loading, no_memory
+from .driver import Driver
+
+ABI_VERSION = 1
+
+_TENSORS = ctypes.POINTER(NativeTensor)
+_HANDLE = ctypes.c_void_p
+_OUT_INT64 = ctypes.POINTER(ctypes.c_int64)
+_ADDRESSES = ctypes.POINTER(ctypes.c_uint64)
+_INT32, _INT64 = ctypes.c_int32, ctypes.c_int64
+# name, result, arguments
+_FUNCTIONS: Tuple[Tuple[str, Any, Tuple[Any, ...]], ...] = (
+    ("ec_cuda_abi_version", _INT32, ()),
+    ("ec_last_error", ctypes.c_char_p, ()),
+    ("ec_cuda_last_error", _INT32, ()),
+    ("ec_cuda_load_driver", _INT32, (ctypes.c_char_p,)),
+    (
+        "ec_cuda_program_open",
+        _INT32,
+        (ctypes.c_char_p, _TENSORS, _INT64, ctypes.POINTER(_HANDLE)),
+    ),
+    ("ec_cuda_program_input_count", _INT64, (_HANDLE,)),
+    ("ec_cuda_program_output_count", _INT64, (_HANDLE,)),
+    (
+        "ec_cuda_program_plan",
+        _INT32,
+        (_HANDLE, _TENSORS, _INT64, _TENSORS, _INT64, _OUT_INT64, _OUT_INT64),
+    ),
+    ("ec_cuda_program_load", _INT32, (_HANDLE, _INT32)),
+    (
+        "ec_cuda_program_enqueue",
+        _INT32,
+        (_HANDLE, _ADDRESSES, _INT64, _ADDRESSES, _INT64, ctypes.c_uint64, _INT64, _HANDLE),
+    ),
+    ("ec_cuda_program_close", None, (_HANDLE,)),
+    ("ec_live_tensors", _INT64, ()),
+)
+
+# By the dynamic loader's handle, as in ``cpu.library``.
+_loaded: "Dict[int, GpuLibrary]" = {}
+_loaded_lock = threading.Lock()
+
+
+def _begin_anew() -> None:
+    global _loaded_lock
+    _loaded_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+def load_gpu_library(pinned: PinnedLibrary, soname: str, driver: Driver) -> "GpuLibrary":
+    """Loads a runtime library for GPUs, or returns the one of its SONAME that is loaded already.
+
+    Raises:
+        DamagedBundleError: its content changed since it was pinned.
+        NativeError: it can't be loaded, lacks a function, or has another ABI version.
+    """
+    with _loaded_lock:
+        library = find_loaded(soname)
+        if library is None:
+            library = load_library(pinned)
+        if library._handle not in _loaded:
+            _loaded[library._handle] = GpuLibrary(library, pinned.label, driver)
+        return _loaded[library._handle]
+
+
+class Rehearsal(NamedTuple):
+    """What a run of certain inputs will do: its outputs' shapes, memory in bytes, kernel launches."""
+
+    outputs: List[Sizes]
+    dtypes: List[str]
+    scratch_bytes: int
+    launches: int
+
+
+class GpuLibrary:
+    """A loaded runtime library for GPUs; it stays loaded until the process ends."""
+
+    def __init__(self, library: ctypes.CDLL, label: str, driver: Driver) -> None:
+        self.label = label
+        self.driver = driver
+        absent = []
+        for name, result, arguments in _FUNCTIONS:
+            function = getattr(library, name, None)
+            if function is None:
+                absent.append(name)
+                continue
+            function.restype = result
+            function.argtypes = list(arguments)
+        if absent:
+            text = "{}: has no {} [native-functions]"
+            raise NativeError(text.format(label, ", ".join(absent)))
+        version = library.ec_cuda_abi_version()
+        if version != ABI_VERSION:
+            text = "{}: has ABI version {}, this loader knows version {} [native-abi]"
+            raise NativeError(
+                text.format(label, version, ABI_VERSION),
+                "use the runtime that lies in the bundle's own runtime/ folder",
+            )
+        self.native = library
+        self.check(library.ec_cuda_load_driver(driver.path.encode()), "loading the driver")
+
+    def last_error(self) -> str:
+        """The native message of what failed last on this thread."""
+        return (self.native.ec_last_error() or b"").decode("utf-8", "replace")
+
+    def check(self, status: int, doing: str) -> None:
+        """Raises GpuError with the library's own message if ``status`` isn't 0.
+
+        With CUDA's number where it has one; a MemoryLimitError where the CPU's memory is lacking.
+        """
+        if status == 0:
+            return
+        text = self.last_error()
+        message = "{} failed: {}".format(doing, text or "no reason")
+        number = int(self.native.ec_cuda_last_error())
+        if number:
+            raise self.driver.error(number, message)
+        if text.endswith("out of memory"):
+            raise no_memory("{}: {}".format(self.label, doing))
+        raise GpuError(message)
+
+    def open_program(
+        self, pinned: PinnedLibrary, constants: Mapping[str, Tuple[Constant, int]]
+    ) -> "GpuProgramLibrary":
+        """Loads a program and gives it its constants; the GPU isn't used.
+
+        Args:
+            pinned: the program's library.
+            constants: each with its address on the GPU, where it stays as long as the program.
+
+        Raises:
+            DamagedBundleError: its content changed since it was pinned.
+            HostLimitError: the system doesn't let it be loaded.
+            GpuError: it can't be loaded, or constants are missing (all are listed).
+        """
+        table = (NativeTensor * max(len(constants), 1))()
+        for slot, (constant, address) in zip(table, constants.values()):
+            fill_tensor(slot, address, constant.nbytes, constant.type.code, constant.shape)
+            slot.name = constant.name.encode("utf-8")
+        handle = _HANDLE()
+        pinned.check_again()
+        status = self.native.ec_cuda_program_open(
+            pinned.path.encode(), table, len(constants), ctypes.byref(handle)
+        )
+        if status != 0:
+            limit = explain_loading(self.last_error(), pinned.label, pinned.path)
+            if limit is not None:
+                raise limit
+        self.check(status, "opening " + pinned.label)
+        return GpuProgramLibrary(self, handle, pinned.label)
+
+
+class GpuProgramLibrary:
+    """One compiled bucket; not from two threads at once."""
+
+    def __init__(self, library: GpuLibrary, handle: ctypes.c_void_p, label: str) -> None:
+        self._library = library
+        self._native = library.native
+        self._handle: Optional[ctypes.c_void_p] = handle
+        self.label = label
+        self.n_inputs = int(self._native.ec_cuda_program_input_count(handle))
+        self.n_outputs = int(self._native.ec_cuda_program_output_count(handle))
+
+    def rehearse(self, specs: Sequence[TensorSpec], shapes: Mapping[str, Sizes]) -> Rehearsal:
+        """Makes these the shapes of the next runs, and tells what those will do.
+
+        Raises:
+            GpuError: the program refuses them.
+        """
+        table = (NativeTensor * max(self.n_inputs, 1))()
+        for slot, spec in zip(table, specs):
+            element, shape = BY_NAME[spec.dtype], shapes[spec.name]
+            nbytes = element.size
+            for size in shape:
+                nbytes *= size
+            fill_tensor(slot, 0, nbytes, element.code, shape)
+        outputs = (NativeTensor * max(self.n_outputs, 1))()
+        scratch, launches = ctypes.c_int64(), ctypes.c_int64()
+        status = self._native.ec_cuda_program_plan(
+            self._open(),
+            table,
+            self.n_inputs,
+            outputs,
+            self.n_outputs,
+            ctypes.byref(scratch),
+            ctypes.byref(launches),
+        )
+        self._library.check(status, "rehearsing " + self.label)
+        views = outputs[: self.n_outputs]
+        names = [BY_CODE[x.dtype].name if x.dtype in BY_CODE else str(x.dtype) for x in views]
+        return Rehearsal(
+            [tuple(x.sizes[: x.ndim]) for x in views], names, scratch.value, launches.value
+        )
+
+    def load(self, capability: int) -> None:
+        """Loads the kernels that rehearsals met; for a GPU of compute capability 8.7 it is 87.
+
+        Raises:
+            GpuError: none of their images is for it, or the driver refuses one.
+        """
+        self._library.driver.make_current()
+        status = self._native.ec_cuda_program_load(self._open(), capability)
+        self._library.check(status, "loading the kernels of " + self.label)
+
+    def enqueue(
+        self, inputs: Any, outputs: Any, scratch: int, scratch_bytes: int, stream: int
+    ) -> None:
+        """Queues a run; ``inputs`` and ``outputs`` are arrays of addresses (ctypes.c_uint64).
+
+        Raises:
+            GpuError: it can't be queued.
+        """
+        self._library.driver.make_current()
+        status = self._native.ec_cuda_program_enqueue(
+            self._open(),
+            inputs,
+            self.n_inputs,
+            outputs,
+            self.n_outputs,
+            scratch,
+            scratch_bytes,
+            stream,
+        )
+        if status != 0:
+            self._library.check(status, "running " + self.label)
+
+    def _open(self) -> ctypes.c_void_p:
+        if self._handle is None:
+            raise GpuError("{}: the program is closed".format(self.label))
+        return self._handle
+
+    def close(self) -> None:
+        """Gives the program back; runs must be over. A second call does nothing."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._library.driver.make_current()
+            self._native.ec_cuda_program_close(handle)
+
+    def abandon(self) -> None:
+        """In a process after a fork: leaves it as it is."""
+        self._handle = None

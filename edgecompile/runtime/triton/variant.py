@@ -1,0 +1,135 @@
+"""Opens a bundle's variant of Triton kernels, and tells whether this machine's GPU can run it."""
+
+import contextlib
+import os
+import threading
+from typing import Optional, Tuple
+
+from ..cpu.libraries import pin_library
+from ..errors import EdgecompileError, GpuUnavailableError
+from ..format.folder import BundleFolder
+from ..format.manifest import GpuSpec, Variant
+from ..format.weights import map_weights
+from ..gpu.engines import REDUCE_OVERHEAD
+from ..gpu.programs import GpuPrograms, pad_everything
+from .constants import release_constants, share_constants
+from .driver import Driver
+from .engine import TritonEngine
+from .library import load_gpu_library
+
+
+def start_driver() -> None:
+    """Begins to make the GPU ready in another thread, as the first call takes that long.
+
+    ``Driver.load`` waits for it, and tells what failed.
+    """
+    threading.Thread(target=_load_quietly, name="edgecompile-cuda", daemon=True).start()
+
+
+def _load_quietly() -> None:
+    with contextlib.suppress(EdgecompileError):
+        Driver.load()
+
+
+def find_refusal(variant: Variant) -> Optional[GpuUnavailableError]:
+    """Why this machine's GPU can't run a variant, or None; waits until CUDA is ready."""
+    try:
+        driver = Driver.load()
+    except GpuUnavailableError as error:
+        return error
+    assert variant.gpu is not None
+    device = driver.device()
+    found = "{} has {}".format(device.name, device.compute_capability)
+    if not _fits(variant.gpu, device.compute_capability):
+        return GpuUnavailableError(
+            "its kernels are for compute capability {}, {}".format(_spell(variant.gpu), found),
+            "build the bundle for a target that includes this GPU, such as cuda-any",
+        )
+    if driver.driver_number() < variant.gpu.driver:
+        text = "it needs a driver for CUDA {} or newer, that of {} is for {}"
+        needed = "{}.{}".format(variant.gpu.driver // 1000, variant.gpu.driver % 1000 // 10)
+        return GpuUnavailableError(
+            text.format(needed, device.name, device.driver_version), "update NVIDIA's driver"
+        )
+    return None
+
+
+def _fits(spec: GpuSpec, capability: str) -> bool:
+    device = _pair(capability)
+    known = [_pair(item) for item in spec.compute_capabilities]
+    if any(major == device[0] and minor <= device[1] for major, minor in known):
+        return True
+    return spec.ptx is not None and _pair(spec.ptx) <= device
+
+
+def _pair(capability: str) -> Tuple[int, int]:
+    major, minor = capability.split(".")
+    return int(major), int(minor)
+
+
+def _spell(spec: GpuSpec) -> str:
+    names = [*spec.compute_capabilities]
+    if spec.ptx is not None:
+        names.append(spec.ptx + " and later")
+    return ", ".join(names)
+
+
+def judge_triton_variant(variant: Variant) -> str:
+    """The entry of ``info`` for a variant that fits this machine's CPU."""
+    refusal = find_refusal(variant)
+    return (
+        "runs here, on {}".format(Driver.load().device().name) if not refusal else refusal.message
+    )
+
+
+def open_triton_variant(
+    folder: BundleFolder, variant: Variant, mode: str, check_weights: bool
+) -> GpuPrograms:
+    """The programs of a variant of the backend ``triton``; none is on the GPU yet.
+
+    Args:
+        folder: the bundle.
+        variant: of it.
+        mode: one of ``gpu.engines.MODES``.
+        check_weights: compare the weights' hash.
+
+    Raises:
+        GpuUnavailableError: there is no driver, or no GPU that fits.
+        ModeError: the bundle can't be run in this mode.
+        GpuError: CUDA reported a failure, too little memory for example.
+        BundleError: a file differs from its hash, or breaks a rule.
+    """
+    spec = variant.gpu
+    assert spec is not None
+    manifest = folder.manifest
+    if mode == REDUCE_OVERHEAD:
+        manifest = pad_everything(manifest, spec.padding)
+    # What needs no GPU comes first: it is being made ready meanwhile.
+    start_driver()
+    pinned = pin_library(folder, variant.runtime)
+    name = manifest.weights[spec.precision]
+    weights = map_weights(folder, name, check_weights)
+    refusal = find_refusal(variant)
+    if refusal is not None:
+        text = "{}: the variant {} can't run here: {}"
+        raise GpuUnavailableError(
+            text.format(folder.path, variant.name, refusal.message),
+            refusal.hint,
+            refusal.name,
+            refusal.number,
+        )
+    driver = Driver.load()
+    library = load_gpu_library(pinned, os.path.basename(variant.runtime), driver)
+    constants = share_constants(driver, weights, manifest.files[name])
+    try:
+        capability = driver.device().compute_capability
+        engine = TritonEngine(library, folder, variant, constants, capability)
+    except BaseException:
+        release_constants(constants)
+        raise
+    profiles = range(len(manifest.buckets))
+    programs = GpuPrograms(driver, engine, manifest, profiles, mode)
+    programs.precision = spec.precision
+    programs.tolerance, programs.min_cosine = spec.tolerance, spec.min_cosine
+    programs.details = engine.describe()
+    return programs

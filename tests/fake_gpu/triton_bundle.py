@@ -1,0 +1,122 @@
+"""A bundle of the backend triton for the fake of CUDA's driver: real runtime, a hand-written program."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgecompile.runtime.cpu.host import architecture
+from edgecompile.runtime.format.golden import write_case
+from tests.fake_gpu.numpy_engine import embed
+from tests.hostile.toy import build_libraries, find_compiler, make_toy_bundle
+from tests.runtime.bundles import LENGTHS, make_case
+
+HERE = Path(__file__).resolve().parent
+BUILD = HERE.parents[1] / "build" / "tests-triton"
+VARIANT = "cuda-sm90"
+DEVICE = "name=Fake H100;cc=9.0;sm=132;memory=80000000000;integrated=0;driver=12080"
+
+
+def build_fake_driver(folder: Path) -> Path:
+    """The fake of libcuda, compiled into ``folder``."""
+    path = folder / "libfake_cuda.so"
+    flags = ["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-shared", "-fPIC", "-pthread"]
+    subprocess.run([_compiler(), *flags, "-o", str(path), str(HERE / "fake_cuda.c")], check=True)
+    return path
+
+
+@cache
+def build_gpu_runtime() -> Path:
+    """The runtime library for GPUs of this machine's architecture."""
+    native = pytest.importorskip("edgecompile.toolchain.gpu_native")
+    path: Path = native.build_gpu_runtime(architecture(platform.machine()), BUILD).path
+    return path
+
+
+@cache
+def build_program(runtime: Path, *defines: str) -> bytes:
+    """toy_program.c, linked to the runtime library."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    path = BUILD / f"toy-{os.getpid()}.so"
+    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
+    flags += ["-fvisibility=hidden", *(f"-D{item}" for item in defines)]
+    source = str(HERE / "toy_program.c")
+    subprocess.run([_compiler(), *flags, source, str(runtime), "-o", str(path)], check=True)
+    try:
+        return path.read_bytes()
+    finally:
+        path.unlink()
+
+
+def _compiler() -> str:
+    compiler = find_compiler()
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    return compiler
+
+
+class TritonBundle:
+    """A bundle with a variant for the CPU that gives zeros, and one for a GPU that computes.
+
+    Change ``bundle`` or ``variant``, then ``write``.
+    """
+
+    def __init__(self, folder: Path, *defines: str) -> None:
+        self.bundle = make_toy_bundle(folder, build_libraries())
+        runtime = build_gpu_runtime()
+        self.runtime = f"code/{VARIANT}/{runtime.name}"
+        self.programs = [f"code/{VARIANT}/bucket-{i}.so" for i in range(2)]
+        self.variant: dict[str, Any] = {
+            "name": VARIANT,
+            "arch": architecture(platform.machine()),
+            "backend": "triton",
+            "requires": [],
+            "glibc": "2.17",
+            "runtime": self.runtime,
+            "programs": list(self.programs),
+            "rank": 60,
+            "gpu": {
+                "compute_capabilities": ["9.0"],
+                "ptx": None,
+                "driver": 12000,
+                "precision": "fp32",
+                "tolerance": {"atol": 0.0, "rtol": 0.0},
+                "min_cosine": None,
+                "padding": True,
+            },
+        }
+        self.bundle.document["variants"].append(self.variant)
+        program = build_program(runtime, *defines)
+        self.bundle.files[self.runtime] = runtime.read_bytes()
+        for path in self.programs:
+            self.bundle.files[path] = program
+        for bucket, length in LENGTHS.items():
+            inputs = make_case(length)[0]
+            case = write_case(inputs, embed(inputs))
+            self.bundle.files[f"golden/{bucket}-hint.npz"] = case
+
+    @property
+    def gpu(self) -> dict[str, Any]:
+        """What the variant says of GPUs."""
+        spec: dict[str, Any] = self.variant["gpu"]
+        return spec
+
+    def write(self) -> str:
+        """Writes it; its path."""
+        return self.bundle.write()
+
+
+def make_inputs(length: int, batch: int = 1, seed: int = 0) -> dict[str, Any]:
+    """Inputs of a length."""
+    random = np.random.default_rng(seed)
+    return {
+        "input_ids": random.integers(0, 100, (batch, length)),
+        "attention_mask": random.integers(0, 2, (batch, length)),
+    }

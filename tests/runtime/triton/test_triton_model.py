@@ -1,0 +1,436 @@
+"""open_bundle with a variant of Triton kernels: run in every mode, refused, replaced, broken.
+
+The program is written by hand and CUDA's driver is a fake; the runtime library and the loader are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgecompile.runtime import open_bundle
+from edgecompile.runtime.commands.info import describe_bundle
+from edgecompile.runtime.commands.selftest import run_selftest
+from edgecompile.runtime.errors import (
+    BundleError,
+    DamagedBundleError,
+    EdgecompileError,
+    GpuError,
+    GpuUnavailableError,
+    InputError,
+    ModeError,
+    OutsideBucketsError,
+)
+from edgecompile.runtime.measure.bench import run_bench
+from edgecompile.runtime.measure.calibrate import calibrate_bundle
+from tests.fake_gpu.build import FakeCudart
+from tests.fake_gpu.numpy_engine import embed
+from tests.fake_gpu.triton_bundle import TritonBundle, make_inputs
+
+
+def check(model: Any, length: int, batch: int = 1, seed: int = 0) -> None:
+    inputs = make_inputs(length, batch, seed)
+    got = model.run(inputs)
+    for name, want in embed(inputs).items():
+        np.testing.assert_array_equal(got[name], want, err_msg=f"{name} at {length}")
+
+
+@pytest.mark.parametrize("mode", ["planned", "default", "reduce-overhead"])
+@pytest.mark.parametrize("integrated", [0, 1])
+def test_every_length_in_every_mode(
+    fake_driver: FakeCudart,
+    triton_bundle: TritonBundle,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    integrated: int,
+) -> None:
+    monkeypatch.setenv(
+        "FAKE_CUDART_DEVICE", f"name=Orin;cc=9.0;sm=16;memory=8000000;integrated={integrated}"
+    )
+    with open_bundle(triton_bundle.write(), mode=mode) as model:
+        for length in (1, 7, 32, 33, 64, 5, 32):
+            for batch in (1, 2):
+                check(model, length, batch, seed=length)
+        info = model.info
+    assert (info["mode"], info["backend"], info["gpu_precision"]) == (mode, "triton", "fp32")
+    assert info["launches"] == {"0": 4, "1": 4} and info["weight_bytes"] == 136
+    assert info["graphs"] == (2 if mode == "reduce-overhead" else 0)
+    copied = fake_driver.calls("cuMemcpyHtoDAsync_v2") + fake_driver.calls("cuMemcpyDtoHAsync_v2")
+    assert info["zero_copy"] is bool(integrated) and (copied == 0) is bool(integrated)
+
+
+def test_runs_allocate_nothing(fake_driver: FakeCudart, triton_bundle: TritonBundle) -> None:
+    with open_bundle(triton_bundle.write(), mode="default") as model:
+        model.warm_up()
+        calls = ("cuMemAlloc_v2", "cuMemHostAlloc", "cuModuleLoadDataEx", "cuModuleGetFunction")
+        before = [fake_driver.calls(name) for name in calls]
+        launched = fake_driver.library.fake_cuda_launches
+        launched()
+        for length in (3, 64, 32, 1, 40):
+            check(model, length)
+        assert [fake_driver.calls(name) for name in calls] == before
+        assert launched() == 5 * 4
+        # Scratch is one block: the program's early request, and the two intermediates after it.
+        assert model.info["scratch_bytes"] == max(4096 * 4, 2 * 2 * 64 * 4)
+
+
+def test_weights_are_copied_once_for_all_models(
+    fake_driver: FakeCudart, triton_bundle: TritonBundle
+) -> None:
+    path = triton_bundle.write()
+    with open_bundle(path) as first, open_bundle(path) as second:
+        check(first, 3)
+        check(second, 40)
+        assert fake_driver.calls("cuMemcpyHtoD_v2") == 1
+        first.close()
+        check(second, 3)
+    with open_bundle(path) as third:
+        check(third, 3)
+    assert fake_driver.calls("cuMemcpyHtoD_v2") == 2
+
+
+def test_threads_share_a_model(fake_driver: FakeCudart, triton_bundle: TritonBundle) -> None:
+    failures: list[BaseException] = []
+    with open_bundle(triton_bundle.write()) as model:
+
+        def work(seed: int) -> None:
+            try:
+                for length in (seed + 1, 33 + seed):
+                    check(model, length, seed=seed)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+def test_selftest_bench_and_calibration(
+    fake_driver: FakeCudart, triton_bundle: TritonBundle, tmp_path: Path
+) -> None:
+    path = triton_bundle.write()
+    for mode in ("planned", "default", "reduce-overhead"):
+        report = run_selftest(path, mode=mode)
+        assert report["ok"] and report["variant"] == "cuda-sm90"
+        assert report["tolerance"] == {"atol": 0.0, "rtol": 0.0}
+    bench = run_bench(path, lengths={5: 2, 40: 1}, seconds=0.05, cold_runs=1)
+    assert bench["variant"] == "cuda-sm90" and bench["mode"] == "planned"
+    costs = calibrate_bundle(path, str(tmp_path / "c.json"), seconds=0.05, cold_runs=1)
+    assert costs["variant"] == "cuda-sm90"
+
+
+def test_a_wrong_result_fails_the_selftest(
+    fake_driver: FakeCudart, triton_bundle: TritonBundle
+) -> None:
+    files = triton_bundle.bundle.files
+    weights = files["weights.fp32"]
+    one = np.float32(1).tobytes()
+    files["weights.fp32"] = weights.replace(one, np.float32(2).tobytes(), 1)
+    report = run_selftest(triton_bundle.write())
+    assert not report["ok"] and report["failed"] == 2
+
+
+# What the program may do that the loader has to see.
+
+
+@pytest.mark.parametrize("fault", [3])
+def test_an_output_within_other_memory_is_copied(
+    fake_driver: FakeCudart, tmp_path: Path, fault: int
+) -> None:
+    path = TritonBundle(tmp_path / "t.ecb", f"TOY_FAULT={fault}").write()
+    for mode in ("default", "reduce-overhead"):
+        with open_bundle(path, mode=mode) as model:
+            check(model, 7)
+            check(model, 50, 2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (1, "the output states is no row-major tensor"),
+        (2, "states has shape"),
+        (4, "the program asks for other memory than its rehearsal did"),
+        (5, "has 2 inputs and 1 outputs, the manifest has 2 and 2"),
+        (6, r"finding the kernel of missing failed: CUDA_ERROR_OF_THE_FAKE \(500\)"),
+    ],
+)
+def test_programs_that_misbehave(
+    fake_driver: FakeCudart, tmp_path: Path, fault: int, text: str
+) -> None:
+    path = TritonBundle(tmp_path / "t.ecb", f"TOY_FAULT={fault}").write()
+    try:
+        with pytest.raises((GpuError, BundleError), match=text), open_bundle(path) as model:
+            model.run(make_inputs(7))
+    finally:
+        if fault == 6:
+            fake_driver.reset()  # its misuse of the fake was asked for
+
+
+# What the machine may lack.
+
+
+def refused(path: str) -> GpuUnavailableError:
+    with pytest.raises(GpuUnavailableError) as caught:
+        open_bundle(path)
+    return caught.value
+
+
+def test_without_a_driver(
+    triton_bundle: TritonBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGECOMPILE_CUDA_DRIVER", str(tmp_path / "libcuda.so.1"))
+    path = triton_bundle.write()
+    error = refused(path)
+    assert "can't be loaded" in error.message and 'fallback="cpu"' in (error.hint or "")
+    with open_bundle(path, fallback="cpu") as model:
+        assert model.info["variant"] == "toy" and "can't be loaded" in model.info["fallback"]
+    verdicts = {v["name"]: v["verdict"] for v in describe_bundle(path, probe=True)["variants"]}
+    assert "can't be loaded" in verdicts["cuda-sm90"]
+
+
+def test_another_gpu(
+    fake_driver: FakeCudart, triton_bundle: TritonBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = triton_bundle.write()
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=Orin;cc=8.7;driver=12060")
+    error = refused(path)
+    assert "kernels are for compute capability 9.0, Orin has 8.7" in error.message
+    with open_bundle(path, fallback="cpu") as model:
+        assert model.info["variant"] == "toy"
+    # A later minor version of the same major one runs the same code; another major one doesn't.
+    for capability, runs in (("9.1", True), ("10.0", False)):
+        monkeypatch.setenv("FAKE_CUDART_DEVICE", f"name=G;cc={capability};driver=12080")
+        if runs:
+            with open_bundle(path) as model:
+                check(model, 3)
+        else:
+            refused(path)
+
+
+def test_ptx_serves_later_gpus(
+    fake_driver: FakeCudart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = TritonBundle(tmp_path / "t.ecb", "TOY_PTX")
+    bundle.gpu["ptx"] = "9.0"
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=B;cc=10.0;driver=13000")
+    with open_bundle(bundle.write()) as model:
+        check(model, 3)
+
+
+def test_a_manifest_that_promises_more_than_there_is(
+    fake_driver: FakeCudart, triton_bundle: TritonBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton_bundle.gpu["compute_capabilities"] = ["8.7", "9.0"]
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=Orin;cc=8.7;driver=12060")
+    with pytest.raises(GpuError) as caught:
+        open_bundle(triton_bundle.write())
+    assert "are for compute capability 9.0, this GPU has 8.7" in caught.value.message
+    assert caught.value.number == 209
+
+
+def test_an_old_driver(
+    fake_driver: FakeCudart, triton_bundle: TritonBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton_bundle.gpu["driver"] = 12080
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=H;cc=9.0;driver=12020")
+    error = refused(triton_bundle.write())
+    assert "needs a driver for CUDA 12.8 or newer, that of H is for 12.2" in error.message
+    assert "update" in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "visible"),
+    [("cuInit", 100, ""), ("cuInit", 999, None), ("cuDeviceGet", 101, "0")],
+)
+def test_no_gpu_that_may_be_used(
+    fake_driver_path: Path,
+    triton_bundle: TritonBundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    number: int,
+    visible: str | None,
+) -> None:
+    # Under a name of its own, as what was loaded once stays loaded.
+    copy = tmp_path / "libcuda-copy.so"
+    copy.write_bytes(fake_driver_path.read_bytes())
+    monkeypatch.setenv("EDGECOMPILE_CUDA_DRIVER", str(copy))
+    # Asked for once ahead of time, and once more for the error.
+    monkeypatch.setenv("FAKE_CUDART_FAIL", f"{call}:1={number},{call}:2={number}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    error = refused(triton_bundle.write())
+    assert f"{call} failed" in error.message and error.number == number
+    assert ("nvidia-smi" if visible is None else "CUDA_VISIBLE_DEVICES") in (error.hint or "")
+
+
+# What may fail at any moment.
+
+CALLS = (
+    "cuMemAlloc_v2", "cuMemHostAlloc", "cuMemcpyHtoD_v2", "cuStreamCreate", "cuModuleLoadDataEx",
+    "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernel", "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize", "cuStreamBeginCapture_v2", "cuStreamEndCapture",
+    "cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuDeviceGetName", "cuMemGetInfo_v2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_each_call_may_fail(
+    fake_driver: FakeCudart,
+    triton_bundle: TritonBundle,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+) -> None:
+    """Every one of its calls in turn: an error with its name, nothing lost, and the next try works."""
+    path = triton_bundle.write()
+
+    def attempt() -> None:
+        with open_bundle(path, mode="reduce-overhead") as model:
+            check(model, 7)
+            check(model, 50)
+
+    attempt()
+    made = fake_driver.calls(call)
+    assert made
+    for number in range(1, made + 1):
+        fake_driver.reset()
+        monkeypatch.setenv("FAKE_CUDART_FAIL", f"{call}:{number}=2")
+        with pytest.raises(GpuError) as caught:
+            attempt()
+        assert caught.value.number == 2 or caught.value.name, caught.value
+        monkeypatch.delenv("FAKE_CUDART_FAIL")
+        assert fake_driver.live == 0, (call, number)
+        attempt()
+
+
+@pytest.mark.parametrize("call", ["cuStreamSynchronize:2=700", "cuLaunchKernel:3=719"])
+def test_after_a_fault_runs_are_refused(
+    fake_driver: FakeCudart,
+    triton_bundle: TritonBundle,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+) -> None:
+    monkeypatch.setenv("FAKE_CUDART_FAIL", call)
+    path = triton_bundle.write()
+    options: Any = {"mode": "default", "warmup": False}
+    with open_bundle(path, **options) as model, open_bundle(path, **options) as other:
+        with pytest.raises(GpuError) as caught:
+            for _ in range(3):
+                check(model, 7)
+        assert caught.value.sticky and caught.value.number in (700, 719)
+        with pytest.raises(GpuError, match="nothing runs on this GPU in this process any more"):
+            model.run(make_inputs(7))
+        # The other model finds out by itself.
+        with pytest.raises(GpuError) as caught:
+            other.run(make_inputs(7))
+        assert caught.value.sticky
+    fake_driver.reset()  # the GPU took everything with it
+
+
+def test_too_little_memory(
+    fake_driver: FakeCudart, triton_bundle: TritonBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=H;cc=9.0;driver=12080;memory=100")
+    with pytest.raises(GpuError, match=r"136 bytes of weights: .*OUT_OF_MEMORY") as caught:
+        open_bundle(triton_bundle.write())
+    assert "memory" in (caught.value.hint or "")
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", "name=H;cc=9.0;driver=12080;memory=1000")
+    with pytest.raises(GpuError, match="16384 bytes of scratch memory"):
+        open_bundle(triton_bundle.write())
+
+
+def test_inputs_are_checked_first(fake_driver: FakeCudart, triton_bundle: TritonBundle) -> None:
+    with open_bundle(triton_bundle.write(), warmup=False) as model:
+        inputs = make_inputs(7)
+        inputs["input_ids"][0, 3] = 100
+        with pytest.raises(InputError, match="input_ids"):
+            model.run(inputs)
+        with pytest.raises(OutsideBucketsError):
+            model.run(make_inputs(65))
+        with pytest.raises(EdgecompileError):
+            model.session()
+        assert fake_driver.calls("cuLaunchKernel") == 0
+
+
+def test_padding_has_to_be_verified(fake_driver: FakeCudart, triton_bundle: TritonBundle) -> None:
+    triton_bundle.gpu["padding"] = False
+    with pytest.raises(ModeError, match="verify that padding changes nothing"):
+        open_bundle(triton_bundle.write(), mode="reduce-overhead")
+
+
+def test_an_exchanged_library_is_not_loaded(
+    fake_driver: FakeCudart, triton_bundle: TritonBundle
+) -> None:
+    # No process has seen this content before: what was hashed once is kept open.
+    triton_bundle.bundle.files[triton_bundle.programs[1]] += os.urandom(16)
+    path = triton_bundle.write()
+    victim = Path(path) / triton_bundle.programs[1]
+    data = bytearray(victim.read_bytes())
+    data[-1] ^= 1
+    victim.unlink()
+    victim.write_bytes(data)
+    with pytest.raises(DamagedBundleError, match="file-hash"):
+        open_bundle(path)
+
+
+def test_a_fork_is_refused(fake_driver: FakeCudart, triton_bundle: TritonBundle) -> None:
+    with open_bundle(triton_bundle.write()) as model:
+        check(model, 7)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                model.run(make_inputs(7))
+                text = "ran"
+            except GpuError as error:
+                text = error.message
+            os.write(writer, text.encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert b"was forked after CUDA had been loaded" in os.read(reader, 4096)
+        check(model, 7)
+
+
+# Which variant is taken.
+
+
+def test_of_two_variants_the_one_for_this_gpu(
+    fake_driver: FakeCudart, triton_bundle: TritonBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    better = json.loads(json.dumps(triton_bundle.variant))
+    better.update(name="cuda-sm120", rank=70)
+    better["gpu"]["compute_capabilities"] = ["12.0"]
+    triton_bundle.bundle.document["variants"].append(better)
+    path = triton_bundle.write()
+    with open_bundle(path) as model:
+        assert model.info["variant"] == "cuda-sm90"
+        assert "12.0" in model.info["refused_variants"]["cuda-sm120"][0]
+    with pytest.raises(GpuUnavailableError, match=r"Fake H100 has 9\.0"):
+        open_bundle(path, variant="cuda-sm120")
+
+
+def test_it_serves_while_an_engine_is_unfinished(
+    fake_cudart: FakeCudart, fake_driver: FakeCudart, triton_bundle: TritonBundle
+) -> None:
+    """A TensorRT variant ranks higher, and isn't built or can't be here."""
+    bundle = triton_bundle.bundle
+    bundle.add_tensorrt()
+    engine = bundle.document["variants"][-1]
+    engine.update(arch=triton_bundle.variant["arch"], glibc=None, rank=90, requires=[])
+    path = triton_bundle.write()
+    with open_bundle(path) as model:
+        check(model, 7)
+        assert model.info["variant"] == "cuda-sm90"
+        assert "isn't ready" in model.info["refused_variants"][engine["name"]][0]
+    with pytest.raises(EdgecompileError):
+        open_bundle(path, variant=engine["name"])
