@@ -8,11 +8,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.fake_gpu.build import MODULES, FakeCudart, build_fake_cudart
 from tests.needs import in_ci, lack, need, need_aarch64_compiler, need_variable, provide
+
+if TYPE_CHECKING:
+    from tests.fake_gpu.triton_bundle import TritonBundle
 
 FACTORIES = Path(__file__).parent / "factories"
 
@@ -149,6 +153,41 @@ def fake_cudart(fake_cudart_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     fake.reset()
     yield fake
     fake.reset()
+
+
+@pytest.fixture(scope="session")
+def fake_driver_path(shared_folder: Path) -> Path:
+    """A fake of libcuda, which is no GPU; see tests/fake_gpu/fake_cuda.c."""
+    from tests.fake_gpu.triton_bundle import build_fake_driver
+
+    with one_at_a_time(shared_folder / "fake-cuda.lock"):
+        path = shared_folder / "libfake_cuda.so"
+        return path if path.is_file() else build_fake_driver(shared_folder)
+
+
+@pytest.fixture
+def fake_driver(fake_driver_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCudart]:
+    """That fake as EDGECOMPILE_CUDA_DRIVER; the test may leave nothing on it and misuse nothing."""
+    from tests.fake_gpu.triton_bundle import DEVICE
+
+    monkeypatch.setenv("EDGECOMPILE_CUDA_DRIVER", str(fake_driver_path))
+    monkeypatch.setenv("FAKE_CUDART_DEVICE", DEVICE)
+    for name in ("FAKE_CUDART_FAIL", "EDGECOMPILE_MODE", "EDGECOMPILE_FALLBACK"):
+        monkeypatch.delenv(name, raising=False)
+    fake = FakeCudart(fake_driver_path)
+    fake.reset()
+    yield fake
+    live, misuses = fake.live, fake.misuses
+    fake.reset()
+    assert (live, misuses) == (0, 0)
+
+
+@pytest.fixture
+def triton_bundle(tmp_path: Path) -> TritonBundle:
+    """A bundle for that GPU; nothing is written before ``write()``."""
+    from tests.fake_gpu.triton_bundle import TritonBundle
+
+    return TritonBundle(tmp_path / "tiny.ecb")
 
 
 @pytest.fixture

@@ -1,0 +1,308 @@
+"""Times a bundle of Triton kernels on a GPU, beside eager PyTorch and torch.compile, in one run.
+
+    python -m benchmarks.gpu BUNDLE [--torch WIDTH,LAYERS,HEADS] [--lengths 16,...] [--batches 1,8]
+
+Two clocks. "call": numpy arrays in, numpy arrays out, as a program calls it. "device": inputs and outputs
+stay on the GPU, and each run is waited for. All engines take turns, round by round, and each figure is the
+median of all rounds, in microseconds. torch's models are encoders of the given sizes with weights of their
+own; a bundle of that architecture is what they can be compared with. Where a bundle's runs are graphs, each
+is captured for the very sizes. ``--smoke`` runs golden vectors in every mode instead and compares graphs
+with plain runs bit by bit. Needs numpy, and torch with CUDA unless --torch is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgecompile.runtime import open_bundle
+from edgecompile.runtime.call.inputs import InputChecker
+from edgecompile.runtime.call.inputs import make_inputs as make_arrays
+from edgecompile.runtime.commands.selftest import run_selftest
+from edgecompile.runtime.errors import EdgecompileError, GpuError
+from edgecompile.runtime.gpu.engines import DEFAULT, MODES, PLANNED
+from edgecompile.runtime.gpu.program import GpuProgram
+from edgecompile.runtime.model import Model
+
+Call = Callable[[], Any]
+LENGTHS = (16, 32, 64, 128, 256, 512)
+#: Runs of a process before the first one that counts; torch compiles in them.
+WARMUPS = 12
+COLD = """
+import json, sys, time
+started = time.perf_counter()
+from edgecompile.runtime import open_bundle
+from edgecompile.runtime.call.inputs import make_inputs
+imported = time.perf_counter()
+model = open_bundle(sys.argv[1], warmup=False)
+opened = time.perf_counter()
+manifest = model.manifest
+sizes = {axis: extent.lo for axis, extent in manifest.axes.items()}
+model.run(make_inputs(manifest, sizes))
+answered = time.perf_counter()
+maps = {line.split("/")[-1].strip() for line in open("/proc/self/maps") if ".so" in line}
+print(json.dumps({"import_ms": (imported - started) * 1e3, "open_ms": (opened - imported) * 1e3,
+                  "first_run_ms": (answered - opened) * 1e3,
+                  "libraries": sorted(x for x in maps if "cuda" in x or "torch" in x or "nv" in x)}))
+"""
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(prog="benchmarks/run gpu", description="Time a GPU bundle.")
+    add = parser.add_argument
+    add("bundle", help="with a variant for this GPU")
+    add("--lengths", type=_numbers, default=LENGTHS, help="in tokens, with commas between them")
+    add("--batches", type=_numbers, default=(1, 8), help="those that the bundle takes are run")
+    add("--torch", type=_numbers, default=(), metavar="WIDTH,LAYERS,HEADS", help="time torch, too")
+    add("--rounds", type=int, default=60, help="runs of each engine at each size (default 60)")
+    add("--cold", type=int, default=5, help="starts of processes (default 5)")
+    add("--smoke", action="store_true", help="check results, time nothing")
+    add("--json", type=Path, metavar="FILE", help="write every figure here")
+    return parser.parse_args(arguments)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def axis_sizes(model: Model, length: int, batch: int) -> dict[str, int] | None:
+    """Sizes of a run, or None where the bundle doesn't take them."""
+    manifest = model.manifest
+    sizes = {axis: extent.lo for axis, extent in manifest.axes.items()}
+    if manifest.length_axis is not None:
+        sizes[manifest.length_axis] = length
+    others = [axis for axis in manifest.axes if axis != manifest.length_axis]
+    if batch > 1 and not others:
+        return None
+    for axis in others:
+        sizes[axis] = batch
+    fits = any(bucket.contains(sizes) for bucket in manifest.buckets)
+    return sizes if fits else None
+
+
+@contextmanager
+def captured(program: GpuProgram) -> Iterator[int]:
+    """A graph of the program's last run without its copies."""
+    cuda, stream = program._cuda, program._lane.stream
+    cuda.begin_capture(stream)
+    program._context.enqueue(stream)
+    graph = cuda.end_capture(stream)
+    executable = cuda.instantiate(graph)
+    cuda.destroy_graph(graph)
+    try:
+        yield executable
+    finally:
+        cuda.destroy_executable(executable)
+
+
+def smoke(path: str) -> dict[str, Any]:
+    """Golden vectors in every mode, and graphs beside plain runs, at the edges of every bucket."""
+    report: dict[str, Any] = {"modes": {}, "differing": [], "runs": 0}
+    for mode in MODES:
+        try:
+            found = run_selftest(path, mode=mode)
+        except EdgecompileError as error:
+            report["modes"][mode] = {"error": str(error)}
+            continue
+        cases = [
+            {key: case.get(key) for key in ("bucket", "case", "ok", "max_abs_error", "cosine")}
+            for case in found["cases"]
+        ]
+        report["modes"][mode] = {
+            "ok": found["ok"], "tolerance": found["tolerance"], "cases": cases,
+        }  # fmt: skip
+    with open_bundle(path, mode=DEFAULT) as model:
+        report["info"] = model.info
+        checker, programs = InputChecker(model.manifest), model._programs
+        for index, bucket in enumerate(model.manifest.buckets):
+            for end in ("lo", "hi"):
+                sizes = {axis: getattr(extent, end) for axis, extent in bucket.axes.items()}
+                if bucket.mode == "pad":
+                    sizes = {axis: extent.hi for axis, extent in bucket.axes.items()}
+                inputs = make_arrays(model.manifest, sizes, 7)
+                program = programs.get(index)
+                assert isinstance(program, GpuProgram)
+                plain = program.run(checker.check(inputs)[0])
+                with captured(program) as executable:
+                    cuda, stream = program._cuda, program._lane.stream
+                    cuda.launch(executable, stream)
+                    assert program._buffers is not None
+                    program._buffers.fetch(program._fetched, stream)
+                    cuda.synchronize(stream)
+                graph = [np.array(view) for view in program._out]
+                report["runs"] += 1
+                for spec, one, other in zip(model.manifest.outputs, plain, graph, strict=True):
+                    if not np.array_equal(one, other.astype(one.dtype), equal_nan=True):
+                        report["differing"].append([index, end, spec.name])
+                    if not np.isfinite(one).all():
+                        report["differing"].append([index, end, spec.name, "not finite"])
+    report["ok"] = not report["differing"] and all(x.get("ok") for x in report["modes"].values())
+    return report
+
+
+def own_engines(models: dict[str, Model], sizes: dict[str, int]) -> tuple[dict[str, Call], Any]:
+    """The bundle's ways to run at some sizes, and what closes them."""
+    inputs = make_arrays(next(iter(models.values())).manifest, sizes, 7)
+    engines: dict[str, Call] = {
+        f"call: {mode}": lambda model=model: model.run(inputs)  # type: ignore[misc]
+        for mode, model in models.items()
+    }
+    plain = models[DEFAULT]
+    plain.run(inputs)
+    program = plain._programs.get(plain._dispatcher.choose(sizes))
+    assert isinstance(program, GpuProgram)
+    cuda, stream, context = program._cuda, program._lane.stream, program._context
+
+    def run_plain() -> None:
+        context.enqueue(stream)
+        cuda.synchronize(stream)
+
+    held = captured(program)
+    executable = held.__enter__()
+
+    def run_graph() -> None:
+        cuda.launch(executable, stream)
+        cuda.synchronize(stream)
+
+    engines["device: plain"], engines["device: graph"] = run_plain, run_graph
+    engines["host: plain"] = lambda: context.enqueue(stream)
+    engines["host: graph"] = lambda: cuda.launch(executable, stream)
+
+    def close() -> None:
+        cuda.synchronize(stream)
+        held.__exit__(None, None, None)
+
+    return engines, close
+
+
+def torch_engines(shape: Sequence[int]) -> Callable[[int, int], dict[str, Call]]:
+    """Gives torch's ways to run at a length and a batch size."""
+    import torch
+
+    from benchmarks.gpu_encoder import Encoder
+
+    torch.manual_seed(0)
+    eager = Encoder(*shape).to(torch.float16).cuda().eval()
+    dynamic = torch.compile(eager, dynamic=True)
+    graphs = torch.compile(eager, dynamic=False, mode="reduce-overhead")
+    torch._dynamo.config.cache_size_limit = 64
+
+    def engines(length: int, batch: int) -> dict[str, Call]:
+        ids = np.ones((batch, length), np.int64)
+        here = [torch.from_numpy(x).cuda() for x in (ids, np.ones_like(ids))]
+        result: dict[str, Call] = {}
+        for name, model in (("eager", eager), ("compile", dynamic), ("reduce-overhead", graphs)):
+
+            def on_device(model: Any = model) -> None:
+                with torch.no_grad():
+                    model(*here)
+                torch.cuda.synchronize()
+
+            def whole(model: Any = model) -> Any:
+                with torch.no_grad():
+                    given = [torch.from_numpy(x).cuda() for x in (ids, ids)]
+                    return model(*given).cpu().numpy()
+
+            result[f"torch device: {name}"], result[f"torch call: {name}"] = on_device, whole
+        return result
+
+    return engines
+
+
+def take_turns(engines: dict[str, Call], rounds: int, settle: Call) -> dict[str, float]:
+    """The median of each engine, in microseconds; ``settle`` waits for what is only queued."""
+    for call in engines.values():
+        for _ in range(WARMUPS):
+            call()
+        settle()
+    times: dict[str, list[float]] = {name: [] for name in engines}
+    for _ in range(rounds):
+        for name, call in engines.items():
+            call()  # each finds the caches as it left them itself
+            settle()
+            started = time.perf_counter()
+            call()
+            times[name].append((time.perf_counter() - started) * 1e6)
+            settle()
+    return {name: round(statistics.median(taken), 1) for name, taken in times.items()}
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Every figure."""
+    report: dict[str, Any] = {"bundle": os.path.basename(arguments.bundle), "sizes": []}
+    report["cold"] = cold_starts(arguments.bundle, arguments.cold)
+    others = torch_engines(arguments.torch) if arguments.torch else None
+    models = {mode: open_bundle(arguments.bundle, mode=mode) for mode in (DEFAULT, PLANNED)}
+    try:
+        models["reduce-overhead"] = open_bundle(arguments.bundle, mode="reduce-overhead")
+    except EdgecompileError as error:
+        report["reduce-overhead"] = str(error)
+    report["info"] = models[DEFAULT].info
+    lane = models[DEFAULT]._programs._lane  # type: ignore[union-attr]
+    for batch in arguments.batches:
+        for length in arguments.lengths:
+            sizes = axis_sizes(models[DEFAULT], length, batch)
+            if sizes is None:
+                continue
+            engines, close = own_engines(models, sizes)
+            if others is not None:
+                engines.update(others(length, batch))
+            figures = take_turns(
+                engines, arguments.rounds, lambda: lane.cuda.synchronize(lane.stream)
+            )
+            close()
+            report["sizes"].append({"length": length, "batch": batch, "us": figures})
+            print(length, batch, figures, flush=True)
+    for model in models.values():
+        model.close()
+    return report
+
+
+def cold_starts(path: str, count: int) -> dict[str, Any]:
+    """Medians of processes from their start to their first answer, in milliseconds."""
+    rows = []
+    for _ in range(count):
+        started = time.perf_counter()
+        child = subprocess.run(
+            [sys.executable, "-c", COLD, path], capture_output=True, text=True, check=False
+        )
+        whole = (time.perf_counter() - started) * 1e3
+        if child.returncode != 0:
+            raise GpuError(f"a fresh process failed: {child.stderr[-2000:]}")
+        rows.append({"process_ms": whole, **json.loads(child.stdout)})
+    if not rows:
+        return {}
+    figures = {
+        key: round(statistics.median(row[key] for row in rows), 1)
+        for key in rows[0]
+        if key.endswith("_ms")
+    }
+    return {**figures, "libraries": rows[0]["libraries"]}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs it."""
+    options = parse_arguments(arguments)
+    report = smoke(options.bundle) if options.smoke else measure(options)
+    text = json.dumps(report, indent=1, default=str)
+    if options.json is not None:
+        options.json.write_text(text + "\n", encoding="utf-8")
+    if options.smoke or options.json is None:
+        print(text)
+    return 0 if report.get("ok", True) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
