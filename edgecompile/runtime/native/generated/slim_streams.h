@@ -45,8 +45,8 @@ struct Silence {
 };
 inline constexpr Silence silence;
 
-// Stands for the one expression in use, (cpu|cuda|xpu|mps)(:([0-9]+))?; only what a program is for is
-// matched: a CPU, or the first GPU of those that the runtime shows it.
+// Stands for the one expression in use, (cpu|cuda|xpu|mps)(:([0-9]+))?; only what a program is for
+// is matched: a CPU, or the first GPU of those that the runtime shows it.
 struct DevicePattern {
   explicit DevicePattern(const char*) {}
 };
