@@ -33,6 +33,8 @@ extern int ec_cuModuleLoadData(void**, const void*);
 extern int ec_cuModuleUnload(void*);
 extern int ec_cuModuleGetFunction(void**, void*, const char*);
 extern int ec_cuFuncSetAttribute(void*, int, int);
+extern int ec_cuEventCreate(void**, unsigned);
+extern int ec_cuEventRecord(void*, void*);
 extern int ec_cuLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                              unsigned, void*, void**, void**);
 
@@ -147,6 +149,9 @@ API int AOTInductorModelContainerRunSingleThreaded(void* self, handle* inputs, s
   if (launch(model, 0, stream, products) || launch(model, 1, stream, floats) ||
       launch(model, 2, stream, pairs) || launch(model, 3, stream, sums))
     goto end;
+  /* As the container does in its first run. */
+  void* event;
+  if (ec_cuEventCreate(&event, 0) || ec_cuEventRecord(event, stream)) goto end;
   outputs[0] = tensors[5];
   outputs[1] = tensors[4];
   tensors[4] = tensors[5] = NULL;
