@@ -43,8 +43,9 @@ void bind_constants(ModelLibrary* library, const ec_tensor* constants, int64_t n
       continue;
     }
     const ec_tensor& given = *found->second;
-    // The generated code rounds sizes up to 64 bytes.
-    if (given.dtype != info.dtype || (given.nbytes + 63) / 64 * 64 != info.bytes) {
+    // Code for CPUs rounds sizes up to 64 bytes, code for GPUs doesn't.
+    const int64_t rounded = (given.nbytes + 63) / 64 * 64;
+    if (given.dtype != info.dtype || (info.bytes != given.nbytes && info.bytes != rounded)) {
       wrong += (wrong.empty() ? "" : ", ") + info.fqn + " (" + dtype_name(given.dtype) + ", " +
                std::to_string(given.nbytes) + " bytes, the model wants " + dtype_name(info.dtype) +
                ", " + std::to_string(info.bytes) + " bytes)";
