@@ -4,23 +4,54 @@
     python scripts/walk.py edgecompile/cli/build.py:command:lengths
     python scripts/walk.py edgecompile/cli/build.py:command:lengths --way
 
-A room is a file, or a package. The way is the list of functions that get the parameter, or something made from it, in
-the order of the calls, each once. A *stay* is a run of functions in one room; a *return* is a stay in a
-room that the way had left. Types come from annotations alone, so calls through values without a type are
-lost. ``--way`` prints the functions, ``--package=FOLDER`` reads another tree.
+A room is a file, or a package. The way is the list of functions that are given the parameter, an object that holds
+it, or something made from it, in the order of the calls, each once. A *stay* is a run of functions in one room; a
+*return* is a stay in a room that the way had left.
+
+Values are followed by fields: of a request that holds the lengths, ``request.target`` isn't one that is made from
+them. What a function returns counts as made from the parameter if the function's code says so; of functions outside
+the package it does whenever an argument counts. Comparisons end the way. Types come from annotations alone, so calls
+through values without a type are lost. ``--way`` prints the functions, ``--package=FOLDER`` reads another tree.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from layout import PACKAGE, modules
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+#: How much of a value is made from the parameter: none, all, or some of its fields.
+Held: TypeAlias = "bool | Mapping[str, Held]"
+_DEPTH = 4
+
+
+def join(one: Held, other: Held, depth: int = _DEPTH) -> Held:
+    """What is made from the parameter in a value that is one or the other."""
+    if one is True or other is True:
+        return True
+    if not one or not other:
+        return one or other
+    if depth == 0:
+        return True
+    assert isinstance(one, Mapping) and isinstance(other, Mapping)
+    names = sorted({*one, *other})
+    return {name: join(one.get(name, False), other.get(name, False), depth - 1) for name in names}
+
+
+def cut(held: Held, depth: int = _DEPTH) -> Held:
+    """The same without fields that hold nothing, not deeper than ``depth``."""
+    if isinstance(held, bool):
+        return held
+    if depth == 0:
+        return bool(held)
+    kept = {name: part for name, value in held.items() if (part := cut(value, depth - 1))}
+    return kept or False
 
 
 @dataclass
@@ -102,45 +133,71 @@ class Project:
 
     def member(self, owner: str, name: str) -> str | None:
         """A method of a class or of one that it derives from."""
-        definition = self.definitions[owner]
         if f"{owner}.{name}" in self.definitions:
             return f"{owner}.{name}"
-        for base in definition.node.bases if isinstance(definition.node, ast.ClassDef) else ():
-            parent = self.annotated(definition.module, base)
-            if parent and (method := self.member(parent, name)):
-                return method
-        return None
+        return next((m for base in self.bases(owner) if (m := self.member(base, name))), None)
+
+    def bases(self, owner: str) -> Iterator[str]:
+        """The classes of the project that a class derives from."""
+        definition = self.definitions[owner]
+        assert isinstance(definition.node, ast.ClassDef)
+        for base in definition.node.bases:
+            if parent := self.annotated(definition.module, base):
+                yield parent
+
+    def fields(self, owner: str) -> list[str]:
+        """The annotated fields of a class, those of its bases first."""
+        names = [name for base in self.bases(owner) for name in self.fields(base)]
+        for node in self.definitions[owner].node.body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                names.append(node.target.id)
+        return names
 
     def attribute(self, owner: str, name: str) -> str | None:
         """The class of an attribute, from its annotation or the property's."""
-        definition = self.definitions[owner]
         if method := self.member(owner, name):
-            node = self.definitions[method].node
-            return self.annotated(self.definitions[method].module, getattr(node, "returns", None))
-        for node in definition.node.body:
-            if (
-                isinstance(node, ast.AnnAssign)
-                and isinstance(node.target, ast.Name)
-                and node.target.id == name
-            ):
-                return self.annotated(definition.module, node.annotation)
+            definition = self.definitions[method]
+            return self.annotated(definition.module, getattr(definition.node, "returns", None))
+        for parent in (owner, *self.bases(owner)):
+            definition = self.definitions[parent]
+            for node in definition.node.body:
+                if (
+                    isinstance(node, ast.AnnAssign)
+                    and isinstance(node.target, ast.Name)
+                    and node.target.id == name
+                ):
+                    return self.annotated(definition.module, node.annotation)
         return None
 
 
 class Walk:
-    """The way of one parameter."""
+    """The way of one parameter; followed again until no function is given more than before."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
+        self.given: dict[str, dict[str, Held]] = {}
+        self.returned: dict[str, Held] = {}
+        self.attributes: dict[str, Held] = {}
         self.way: list[str] = []
-        self.seen: set[str] = set()
+        self.changed = False
 
-    def enter(self, dotted: str, carried: set[str]) -> None:
-        """Follows the parameters ``carried`` through a function, unless it was followed before."""
+    def follow(self, start: str, parameter: str) -> list[str]:
+        """The functions that a parameter of one passes."""
+        self.changed = True
+        while self.changed:
+            self.changed = False
+            self.way = []
+            self.enter(start, {parameter: True})
+        return self.way
+
+    def enter(self, dotted: str, carried: Mapping[str, Held]) -> None:
+        """Follows what the parameters of a function carry, unless this round did before."""
         definition = self.project.definitions[dotted]
-        if dotted in self.seen or isinstance(definition.node, ast.ClassDef):
+        given = self.given.setdefault(dotted, {})
+        for name, held in carried.items():
+            self._grow(given, name, held)
+        if dotted in self.way:
             return
-        self.seen.add(dotted)
         self.way.append(dotted)
         types: dict[str, str] = {}
         for argument in _arguments(definition.node):
@@ -148,10 +205,27 @@ class Walk:
                 types[argument.arg] = owner
         if definition.owner:
             types["self"] = types["cls"] = definition.owner
-        _Body(self, dotted, definition, carried, types).run()
+        _Body(self, dotted, definition, dict(given), types).run()
+
+    def give_back(self, dotted: str, held: Held) -> None:
+        """Notes what a function returns."""
+        self._grow(self.returned, dotted, held)
+
+    def keep(self, owner: str, name: str, held: Held) -> None:
+        """Notes what a method assigns to an attribute of its object."""
+        before = self.attributes.get(owner, False)
+        self._grow(self.attributes, owner, join(before, {name: held}))
+
+    def _grow(self, table: dict[str, Held], name: str, held: Held) -> None:
+        before = table.get(name, False)
+        after = cut(join(before, cut(held)))
+        if after != before:
+            table[name] = after
+            self.changed = True
 
 
-def _arguments(node: Function) -> list[ast.arg]:
+def _arguments(node: Function | ast.ClassDef) -> list[ast.arg]:
+    assert not isinstance(node, ast.ClassDef)
     named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     return [*named, *(a for a in (node.args.vararg, node.args.kwarg) if a)]
 
@@ -164,7 +238,7 @@ class _Body:
         walk: Walk,
         name: str,
         definition: Definition,
-        carried: set[str],
+        carried: dict[str, Held],
         types: dict[str, str],
     ) -> None:
         self.walk = walk
@@ -172,12 +246,14 @@ class _Body:
         self.name = name
         self.module = definition.module
         self.node = definition.node
+        self.owner = definition.owner
         self.carried = carried
         self.types = types
-        self.inner: dict[str, Function | ast.Lambda] = {}
+        self.inner: dict[str, Function] = {}
         self.running: set[str] = set()
 
     def run(self) -> None:
+        assert not isinstance(self.node, ast.ClassDef)
         self._block(self.node.body)
 
     def _block(self, body: list[ast.stmt]) -> None:
@@ -188,26 +264,29 @@ class _Body:
         if isinstance(node, Function):
             self.inner[node.name] = node
             return
+        if isinstance(node, ast.Return):
+            if node.value is not None:
+                self.walk.give_back(self.name, self._value(node.value))
+            return
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
-            holds = self._expression(node.value)
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in targets:
-                self._bind(target, holds, node.value)
-                if isinstance(node, ast.AnnAssign) and isinstance(target, ast.Name):
-                    owner = self.project.annotated(self.module, node.annotation)
-                    if owner:
-                        self.types[target.id] = owner
+            held = self._value(node.value)
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                self._bind(target, held, node.value)
+                declared = node.annotation if isinstance(node, ast.AnnAssign) else None
+                owner = self.project.annotated(self.module, declared)
+                if owner and isinstance(target, ast.Name):
+                    self.types[target.id] = owner
             return
         for name in ("test", "iter", "value", "exc", "subject", "msg"):
             part = getattr(node, name, None)
             if isinstance(part, ast.expr):
-                holds = self._expression(part)
+                held = self._value(part)
                 if name == "iter" and isinstance(node, ast.For):
-                    self._bind(node.target, holds, None)
+                    self._bind(node.target, _item(held), None)
         for item in getattr(node, "items", []):
-            holds = self._expression(item.context_expr)
+            held = self._value(item.context_expr)
             if item.optional_vars is not None:
-                self._bind(item.optional_vars, holds, item.context_expr)
+                self._bind(item.optional_vars, held, item.context_expr)
         for name in ("body", "handlers", "orelse", "finalbody", "cases"):
             for part in getattr(node, name, []):
                 if isinstance(part, ast.stmt):
@@ -215,15 +294,19 @@ class _Body:
                 else:
                     self._block(part.body)
 
-    def _bind(self, target: ast.expr, holds: bool, value: ast.expr | None) -> None:
+    def _bind(self, target: ast.expr, held: Held, value: ast.expr | None) -> None:
         if isinstance(target, ast.Tuple | ast.List):
-            for part in target.elts:
-                self._bind(part, holds, None)
+            for number, part in enumerate(target.elts):
+                self._bind(part, _field(held, str(number)), None)
         elif isinstance(target, ast.Name):
-            if holds:
-                self.carried.add(target.id)
+            self.carried[target.id] = join(self.carried.get(target.id, False), held)
             if value is not None and (owner := self._type(value)):
                 self.types[target.id] = owner
+        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+            if target.value.id == "self" and self.owner:
+                self.walk.keep(self.owner, target.attr, held)
+        elif isinstance(target, ast.Subscript | ast.Starred) and held:
+            self._bind(target.value, True, None)
 
     def _type(self, node: ast.expr) -> str | None:
         """The class of an expression's value, as far as annotations say."""
@@ -232,7 +315,11 @@ class _Body:
         if isinstance(node, ast.Attribute):
             owner = self._type(node.value)
             return self.project.attribute(owner, node.attr) if owner else None
+        if isinstance(node, ast.IfExp):
+            return self._type(node.body) or self._type(node.orelse)
         if isinstance(node, ast.Call):
+            if self._replaces(node):
+                return self._type(node.args[0])
             callee = self._callee(node.func)
             if callee is None:
                 return None
@@ -242,8 +329,14 @@ class _Body:
             return self.project.annotated(definition.module, definition.node.returns)
         return None
 
+    def _replaces(self, node: ast.Call) -> bool:
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        return bool(node.args) and self.module.names.get(name) == "dataclasses.replace"
+
     def _callee(self, function: ast.expr) -> str | None:
         if isinstance(function, ast.Name):
+            if function.id == "cls" and self.owner:
+                return self.owner
             dotted = self.module.names.get(function.id)
             return self.project.resolve(dotted) if dotted else None
         if isinstance(function, ast.Attribute):
@@ -257,68 +350,153 @@ class _Body:
             return self.project.member(owner, function.attr) if owner else None
         return None
 
-    def _expression(self, node: ast.expr) -> bool:
-        """Follows the calls of an expression; whether its value is made from the parameter."""
+    def _value(self, node: ast.expr) -> Held:
+        """Follows the calls of an expression; how much of its value is made from the parameter."""
         if isinstance(node, ast.Name):
-            return node.id in self.carried
+            return self.carried.get(node.id, False)
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node)
         if isinstance(node, ast.Call):
             return self._call(node)
         if isinstance(node, ast.Lambda):
-            return self._expression(node.body)
+            return self._value(node.body)
+        if isinstance(node, ast.Tuple):
+            return {str(number): self._value(part) for number, part in enumerate(node.elts)}
+        if isinstance(node, ast.IfExp):
+            self._value(node.test)
+            return join(self._value(node.body), self._value(node.orelse))
+        if isinstance(node, ast.NamedExpr):
+            named = self._value(node.value)
+            self._bind(node.target, named, node.value)
+            return named
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            if node.value is not None:
+                self.walk.give_back(self.name, self._value(node.value))
+            return False
         if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
             for generator in node.generators:
-                self._bind(generator.target, self._expression(generator.iter), None)
-        holds = False
+                self._bind(generator.target, _item(self._value(generator.iter)), None)
+                for test in generator.ifs:
+                    self._value(test)
+            parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+            return any([cut(self._value(part)) for part in parts])
+        held: Held = False
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
-                holds |= self._expression(child)
-        return holds
+                held = join(held, self._value(child))
+        if isinstance(node, ast.Compare) or (
+            isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+        ):
+            return False
+        return held if isinstance(node, ast.BoolOp | ast.Starred) else bool(cut(held))
 
-    def _call(self, node: ast.Call) -> bool:
-        receiver = isinstance(node.func, ast.Attribute) and self._expression(node.func.value)
-        given: list[tuple[str | int, bool]] = []
+    def _attribute(self, node: ast.Attribute) -> Held:
+        held = self._value(node.value)
+        owner = self._type(node.value)
+        if owner and (method := self.project.member(owner, node.attr)):
+            return self._run(method, {"self": held}) if cut(held) else False
+        mine = self.walk.attributes.get(owner, False) if owner else False
+        return join(_field(held, node.attr), _field(mine, node.attr))
+
+    def _call(self, node: ast.Call) -> Held:
+        receiver: Held = False
+        if isinstance(node.func, ast.Attribute):
+            receiver = self._value(node.func.value)
+        else:  # a name may be a parameter that holds a function
+            receiver = self._value(node.func)
+        given: list[tuple[str | int, Held]] = []
         for number, argument in enumerate(node.args):
             inside = argument.value if isinstance(argument, ast.Starred) else argument
             if isinstance(inside, ast.Name) and inside.id in self.inner:
                 self._local(inside.id)
-            given.append((number, self._expression(inside)))
-        given += [(word.arg or "**", self._expression(word.value)) for word in node.keywords]
-        holds = receiver or any(carries for _, carries in given)
+            given.append((number, self._value(inside)))
+        given += [(word.arg or "**", self._value(word.value)) for word in node.keywords]
+        if self._replaces(node):
+            changes = {str(name): held for name, held in given if not isinstance(name, int)}
+            first = given[0][1]
+            if first is True or not isinstance(first, Mapping):
+                return join(first, changes)
+            return {**first, **changes}
+        holds = bool(cut(receiver)) or any([cut(held) for _, held in given])
         if isinstance(node.func, ast.Name) and node.func.id in self.inner:
             self._local(node.func.id)
             return holds
         callee = self._callee(node.func)
         if callee is None or not holds:
             return holds
-        definition = self.project.definitions[callee]
-        if isinstance(definition.node, ast.ClassDef):
-            initial = self.project.member(callee, "__post_init__")
-            if initial:
-                self.walk.enter(initial, {"self"})
+        if isinstance(self.project.definitions[callee].node, ast.ClassDef):
+            return self._construct(callee, given)
+        return self._run(callee, self._parameters(callee, receiver, given))
+
+    def _construct(self, owner: str, given: list[tuple[str | int, Held]]) -> Held:
+        if initial := self.project.member(owner, "__init__"):
+            self._run(initial, self._parameters(initial, False, given, bound=True))
+            return self.walk.attributes.get(owner, False)
+        names = self.project.fields(owner)
+        if not names:
             return True
+        made: dict[str, Held] = {}
+        for place, held in given:
+            if isinstance(place, int) and place < len(names):
+                made[names[place]] = held
+            elif isinstance(place, str) and place in names:
+                made[place] = held
+            elif cut(held):  # by a star
+                made |= {name: join(made.get(name, False), bool(cut(held))) for name in names}
+        if initial := self.project.member(owner, "__post_init__"):
+            self._run(initial, {"self": made})
+        return made
+
+    def _parameters(
+        self,
+        callee: str,
+        receiver: Held,
+        given: list[tuple[str | int, Held]],
+        bound: bool = False,
+    ) -> dict[str, Held]:
+        """What each parameter of a function is given."""
+        definition = self.project.definitions[callee]
+        arguments = definition.node.args  # type: ignore[union-attr]
         names = [argument.arg for argument in _arguments(definition.node)]
-        bound = definition.owner is not None and names[:1] in (["self"], ["cls"])
-        carried = {"self"} if bound and receiver else set()
-        for position, carries in given:
-            if not carries:
+        bound = bound or (definition.owner is not None and names[:1] in (["self"], ["cls"]))
+        carried: dict[str, Held] = {names[0]: receiver} if bound and cut(receiver) else {}
+        positional = [*arguments.posonlyargs, *arguments.args]
+        for place, held in given:
+            if not cut(held):
                 continue
-            if isinstance(position, int):
-                carried |= set(names[position + bound : position + bound + 1])
-            elif position == "**":
-                carried |= set(names[bound:])
-            elif position in names:
-                carried.add(position)
-            elif definition.node.args.kwarg:
-                carried.add(definition.node.args.kwarg.arg)
-        if carried:
-            self.walk.enter(callee, carried)
-        return True
+            if isinstance(place, int):
+                if place + bound < len(positional):
+                    carried[names[place + bound]] = held
+                elif arguments.vararg:
+                    carried[arguments.vararg.arg] = True
+            elif place in names:
+                carried[place] = held
+            elif place == "**":
+                named = {item for item, _ in given} | set(names[: bound + len(given)])
+                carried |= dict.fromkeys([n for n in names[bound:] if n not in named], True)
+            elif arguments.kwarg:
+                carried[arguments.kwarg.arg] = True
+        return carried
+
+    def _run(self, callee: str, carried: dict[str, Held]) -> Held:
+        if not any([cut(held) for held in carried.values()]):
+            return False
+        self.walk.enter(callee, carried)
+        return self.walk.returned.get(callee, False)
 
     def _local(self, name: str) -> None:
-        node = self.inner[name]
-        if name not in self.running and isinstance(node, Function):
+        if name not in self.running:
             self.running.add(name)
-            self._block(node.body)
+            self._block(self.inner[name].body)
+
+
+def _field(held: Held, name: str) -> Held:
+    return held if isinstance(held, bool) else held.get(name, False)
+
+
+def _item(held: Held) -> Held:
+    """Of what is iterated, an item."""
+    return bool(cut(held))
 
 
 def figures(way: list[str], project: Project) -> Iterator[str]:
@@ -335,9 +513,8 @@ def figures(way: list[str], project: Project) -> Iterator[str]:
 def follow(start: str, project: Project) -> list[str]:
     """The functions that ``FILE.py:FUNCTION:PARAMETER`` passes."""
     path, function, parameter = start.split(":")
-    walk = Walk(project)
-    walk.enter(".".join((*Path(path).with_suffix("").parts, function)), {parameter})
-    return walk.way
+    dotted = ".".join((*Path(path).with_suffix("").parts, function))
+    return Walk(project).follow(dotted, parameter)
 
 
 def main(arguments: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -81,6 +82,25 @@ def test_the_picture_of_packages_is_that_of_the_imports() -> None:
     assert drawn == layout.picture(layout.graph(layout.modules())), (
         "run scripts/layout.py --picture"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parameter", ["lengths", "model"])
+def test_the_way_of_a_build_in_the_docs_is_that_of_the_calls(parameter: str) -> None:
+    """Every function of the table is met, the packages once each, functions of a package in order."""
+    page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition(f"**The way of `{parameter}`:**")[2].split("\n\n")[1]
+    rows = [row.split("|")[1:3] for row in table.splitlines()[2:]]
+    packages = [package.strip(" `") for package, _ in rows]
+    command = [sys.executable, "scripts/walk.py", "--way"]
+    command.append(f"edgecompile/api/build.py:build:{parameter}")
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    way = done.stdout.splitlines()
+    assert len(packages) >= 6 and len(set(packages)) == len(packages)
+    for package, (_, cell) in zip(packages, rows, strict=True):
+        names = re.findall(r"`([\w.]+)`", cell)
+        met = [way.index(f"edgecompile.{package}.{name}") for name in names]
+        assert met and met == sorted(met), package
 
 
 def test_folders_and_files_are_small() -> None:

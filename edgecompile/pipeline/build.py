@@ -7,7 +7,6 @@ since the last build there, no framework is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,23 +46,19 @@ def build(request: BuildRequest, progress: Progress = NULL_PROGRESS) -> BuildRes
     with begin_build(run) as staging:
         model = load(run)
         with work_folder(work, model.source) as folder:
-            result = _stages_for(run, model)(run, model, staging, folder)
+            if profile.gpu is None and model.encoder is None:
+                result = _build_for_cpu(run, model, staging, folder)
+            elif profile.gpu is None:
+                from edgecompile.pipeline.seq2seq import build_seq2seq
+
+                result = build_seq2seq(run, model, staging, folder)
+            else:
+                from edgecompile.pipeline.gpu import build_for_gpu
+
+                result = build_for_gpu(run, model, staging, folder)
     if work is not None and key is not None:
         write_stamp(work, key, result)
     return result
-
-
-def _stages_for(run: Run, model: LoadedModel) -> Callable[..., BuildResult]:
-    """The list of stages for a target and a model."""
-    if run.profile.gpu is not None:
-        from edgecompile.pipeline.gpu import build_for_gpu
-
-        return build_for_gpu
-    if model.encoder is not None:
-        from edgecompile.pipeline.seq2seq import build_seq2seq
-
-        return build_seq2seq
-    return _build_for_cpu
 
 
 def _build_for_cpu(run: Run, model: LoadedModel, staging: Staging, work: Path) -> BuildResult:
